@@ -1,0 +1,1 @@
+"""Draft kinds behind one interface."""

@@ -1,0 +1,1 @@
+"""Request in, token stream out."""

@@ -1,0 +1,1 @@
+"""What the services share. Imports no service."""

@@ -1,0 +1,137 @@
+"""Settings of every process: frozen, validated, documented.
+
+Precedence is flag > environment > file > default. The environment variable of a field is its service's
+prefix and its name, such as `OUTRIDER_VERIFY_MAX_SESSIONS`; a file is TOML with one table per service.
+`outrider.cli.settings` reads them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+Positive = Annotated[int, Field(gt=0)]
+
+
+class Settings(BaseModel):
+    """Base: no unknown names, no changes after validation."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ServiceConfig(Settings):
+    """What every service has."""
+
+    host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for all.")
+    port: Port = Field(0, description="gRPC port; 0 picks a free one.")
+    metrics_port: int = Field(
+        -1, ge=-1, le=65535, description="Port of the Prometheus page; 0 picks a free one, -1 serves none."
+    )
+    name: str = Field(
+        "", description="Name of this replica in logs, metrics and handles; empty: host and port."
+    )
+    grace_seconds: float = Field(30.0, ge=0, description="Longest wait for running work after SIGTERM.")
+    max_message_mb: Positive = Field(64, description="Largest gRPC message, in MiB.")
+    reflection: bool = Field(True, description="Serve gRPC reflection.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severe log line."
+    )
+    log_format: Literal["auto", "json", "console"] = Field(
+        "auto", description="Log lines; auto is console on a terminal and JSON elsewhere."
+    )
+    tls_cert: str = Field("", description="PEM certificate chain of this server; empty: plaintext.")
+    tls_key: str = Field("", description="PEM private key of tls_cert.")
+    tls_ca: str = Field(
+        "", description="PEM authorities: on a server, clients must present a certificate of theirs."
+    )
+
+
+class EngineConfig(ServiceConfig):
+    """What services that run a model have."""
+
+    model: str = Field("", description="Folder or hub id of the model.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Arithmetic of the weights; auto is the checkpoint's own."
+    )
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
+    threads: Positive = Field(1, description="Torch threads on the CPU.")
+    cpus: str = Field("", description="CPU list to pin this process to, such as 0 or 0-3; empty: not pinned.")
+    max_sessions: Positive = Field(64, description="Most sessions at once.")
+    kv_tokens: Positive = Field(65536, description="Tokens that the KV memory holds.")
+    context_length: int = Field(0, ge=0, description="Most tokens of a sequence; 0: the model's own limit.")
+    trust_remote_code: bool = Field(False, description="Run code that comes with the model.")
+
+
+class VerifyConfig(EngineConfig):
+    """The verify service."""
+
+    max_sessions: Positive = Field(64, description="Most sessions at once.")
+    page_size: Positive = Field(16, description="Tokens per KV page.")
+    max_step_tokens: Positive = Field(512, description="Most tokens of one forward, prefill chunks included.")
+    max_nodes: Positive = Field(32, description="Most candidates verified for one session in one step.")
+    max_tree_nodes: Positive = Field(512, description="Most live candidates held for one session.")
+    lookup: bool = Field(True, description="Propose candidates by prompt lookup in the verify service too.")
+    lease_seconds: float = Field(60.0, gt=0, description="How long kept keys and values live without use.")
+    max_pending_verdicts: Positive = Field(
+        64, description="Verdicts a slow reader may leave unread before its session pauses."
+    )
+    max_patience_ms: float = Field(50.0, ge=0, description="Longest wait for candidates when waiting pays.")
+    served_name: str = Field("", description="Model name on the wire; empty: the last part of `model`.")
+
+
+class DraftConfig(EngineConfig):
+    """The draft service."""
+
+    kind: Literal["model", "lookup"] = Field(
+        "model", description="A draft model, or prompt lookup without a model."
+    )
+    tokenizer: str = Field(
+        "", description="Folder or hub id of the tokenizer, for kind=lookup; empty: accept any target."
+    )
+    expansions: Positive = Field(8, description="Most nodes expanded in one draft forward.")
+    children: Positive = Field(4, description="Most children proposed below one node.")
+    max_nodes: Positive = Field(128, description="Most live nodes of one session's tree.")
+    max_depth: Positive = Field(24, description="Deepest node below the last committed token.")
+    max_pending_blocks: Positive = Field(
+        64, description="Blocks a slow reader may leave unread before its session pauses."
+    )
+
+
+class OrchestratorConfig(ServiceConfig):
+    """The orchestrator."""
+
+    port: Port = Field(7700, description="gRPC port; 0 picks a free one.")
+    verify: tuple[str, ...] = Field(
+        (), description="Verify replicas: host:port, or dns:name:port which is polled."
+    )
+    draft: tuple[str, ...] = Field(
+        (), description="Draft replicas: host:port, or dns:name:port; none: lookup only."
+    )
+    replicas_file: str = Field(
+        "", description="File with lines 'verify host:port' or 'draft host:port', read again when it changes."
+    )
+    discovery_seconds: float = Field(2.0, gt=0, description="Period of DNS polls and of replica checks.")
+    max_running: Positive = Field(64, description="Most requests that run at once.")
+    max_queued: int = Field(256, ge=0, description="Most requests that wait; more are refused.")
+    default_max_tokens: int = Field(
+        0, ge=0, description="max_tokens of requests that set none; 0: up to the context length."
+    )
+    default_deadline_seconds: float = Field(600.0, gt=0, description="Deadline of requests that bring none.")
+    draft_open_timeout_ms: float = Field(
+        2000.0, gt=0, description="A draft that does not open within this is given up."
+    )
+    recovery_seconds: float = Field(
+        30.0, ge=0, description="How long a request waits for another verify replica when its own is lost."
+    )
+    breaker_failures: Positive = Field(
+        3, description="Failures in a row that open a replica's circuit breaker."
+    )
+    breaker_seconds: float = Field(5.0, gt=0, description="How long an open breaker keeps a replica out.")
+    auth_tokens_file: str = Field(
+        "", description="File with one bearer token per line; empty: no authentication."
+    )
+    tls_client_cert: str = Field("", description="PEM certificate shown to draft and verify replicas.")
+    tls_client_key: str = Field("", description="PEM private key of tls_client_cert.")
+    tls_client_ca: str = Field("", description="PEM authorities of the replicas; empty: plaintext to them.")

@@ -1,0 +1,1 @@
+"""Runs any decoder-only transformers model over paged keys and values."""

@@ -1,0 +1,1 @@
+"""Shared-noise sampling: the target's token at a position, from its logits alone."""

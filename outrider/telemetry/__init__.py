@@ -1,0 +1,1 @@
+"""Spans and metrics; every name in one place."""

@@ -1,0 +1,208 @@
+from outrider.v1 import tokens_pb2 as _tokens_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MODE_UNSPECIFIED: _ClassVar[Mode]
+    MODE_AUTO: _ClassVar[Mode]
+    MODE_SEQUENTIAL: _ClassVar[Mode]
+    MODE_OFF: _ClassVar[Mode]
+MODE_UNSPECIFIED: Mode
+MODE_AUTO: Mode
+MODE_SEQUENTIAL: Mode
+MODE_OFF: Mode
+
+class ChatMessage(_message.Message):
+    __slots__ = ("role", "content")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    content: str
+    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ...) -> None: ...
+
+class Chat(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
+    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ...) -> None: ...
+
+class SpeculationParams(_message.Message):
+    __slots__ = ("mode", "max_nodes", "max_depth")
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    MAX_NODES_FIELD_NUMBER: _ClassVar[int]
+    MAX_DEPTH_FIELD_NUMBER: _ClassVar[int]
+    mode: Mode
+    max_nodes: int
+    max_depth: int
+    def __init__(self, mode: _Optional[_Union[Mode, str]] = ..., max_nodes: _Optional[int] = ..., max_depth: _Optional[int] = ...) -> None: ...
+
+class GenerateRequest(_message.Message):
+    __slots__ = ("model", "text", "token_ids", "chat", "sampling", "speculation", "task", "resume_token_ids", "session", "keep_session", "record_timeline", "priority")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    CHAT_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    RESUME_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    KEEP_SESSION_FIELD_NUMBER: _ClassVar[int]
+    RECORD_TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    text: str
+    token_ids: _tokens_pb2.TokenIds
+    chat: Chat
+    sampling: _tokens_pb2.SamplingParams
+    speculation: SpeculationParams
+    task: str
+    resume_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    session: bytes
+    keep_session: bool
+    record_timeline: bool
+    priority: int
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[_tokens_pb2.TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[_tokens_pb2.SamplingParams, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationParams, _Mapping]] = ..., task: _Optional[str] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., session: _Optional[bytes] = ..., keep_session: _Optional[bool] = ..., record_timeline: _Optional[bool] = ..., priority: _Optional[int] = ...) -> None: ...
+
+class Chunk(_message.Message):
+    __slots__ = ("index", "text", "token_ids", "logprobs")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    text: str
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    logprobs: _containers.RepeatedCompositeFieldContainer[_tokens_pb2.TokenLogprob]
+    def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_tokens_pb2.TokenLogprob, _Mapping]]] = ...) -> None: ...
+
+class Usage(_message.Message):
+    __slots__ = ("prompt_tokens", "completion_tokens", "cached_tokens")
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+
+class SpeculationStats(_message.Message):
+    __slots__ = ("steps", "drafted", "verified", "accepted", "hits", "acceptance_length", "draft_losses", "verify_losses", "first_token_micros", "total_micros", "forward_micros", "sample_micros", "queue_micros", "idle_micros", "draft_micros", "admission_micros")
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    VERIFIED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    HITS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTANCE_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_LOSSES_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_LOSSES_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_MICROS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_MICROS_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_MICROS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_MICROS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_MICROS_FIELD_NUMBER: _ClassVar[int]
+    IDLE_MICROS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_MICROS_FIELD_NUMBER: _ClassVar[int]
+    ADMISSION_MICROS_FIELD_NUMBER: _ClassVar[int]
+    steps: int
+    drafted: int
+    verified: int
+    accepted: int
+    hits: int
+    acceptance_length: float
+    draft_losses: int
+    verify_losses: int
+    first_token_micros: int
+    total_micros: int
+    forward_micros: int
+    sample_micros: int
+    queue_micros: int
+    idle_micros: int
+    draft_micros: int
+    admission_micros: int
+    def __init__(self, steps: _Optional[int] = ..., drafted: _Optional[int] = ..., verified: _Optional[int] = ..., accepted: _Optional[int] = ..., hits: _Optional[int] = ..., acceptance_length: _Optional[float] = ..., draft_losses: _Optional[int] = ..., verify_losses: _Optional[int] = ..., first_token_micros: _Optional[int] = ..., total_micros: _Optional[int] = ..., forward_micros: _Optional[int] = ..., sample_micros: _Optional[int] = ..., queue_micros: _Optional[int] = ..., idle_micros: _Optional[int] = ..., draft_micros: _Optional[int] = ..., admission_micros: _Optional[int] = ...) -> None: ...
+
+class TimelineEvent(_message.Message):
+    __slots__ = ("lane", "start_unix_nano", "duration_micros", "name", "step", "nodes", "accepted")
+    class Lane(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        LANE_UNSPECIFIED: _ClassVar[TimelineEvent.Lane]
+        LANE_DRAFT: _ClassVar[TimelineEvent.Lane]
+        LANE_WIRE: _ClassVar[TimelineEvent.Lane]
+        LANE_VERIFY: _ClassVar[TimelineEvent.Lane]
+    LANE_UNSPECIFIED: TimelineEvent.Lane
+    LANE_DRAFT: TimelineEvent.Lane
+    LANE_WIRE: TimelineEvent.Lane
+    LANE_VERIFY: TimelineEvent.Lane
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    START_UNIX_NANO_FIELD_NUMBER: _ClassVar[int]
+    DURATION_MICROS_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    lane: TimelineEvent.Lane
+    start_unix_nano: int
+    duration_micros: int
+    name: str
+    step: int
+    nodes: int
+    accepted: int
+    def __init__(self, lane: _Optional[_Union[TimelineEvent.Lane, str]] = ..., start_unix_nano: _Optional[int] = ..., duration_micros: _Optional[int] = ..., name: _Optional[str] = ..., step: _Optional[int] = ..., nodes: _Optional[int] = ..., accepted: _Optional[int] = ...) -> None: ...
+
+class Complete(_message.Message):
+    __slots__ = ("index", "finish_reason", "stop", "usage", "speculation", "session", "seed", "model", "request_id", "timeline")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    finish_reason: _tokens_pb2.FinishReason
+    stop: str
+    usage: Usage
+    speculation: SpeculationStats
+    session: bytes
+    seed: int
+    model: str
+    request_id: str
+    timeline: _containers.RepeatedCompositeFieldContainer[TimelineEvent]
+    def __init__(self, index: _Optional[int] = ..., finish_reason: _Optional[_Union[_tokens_pb2.FinishReason, str]] = ..., stop: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationStats, _Mapping]] = ..., session: _Optional[bytes] = ..., seed: _Optional[int] = ..., model: _Optional[str] = ..., request_id: _Optional[str] = ..., timeline: _Optional[_Iterable[_Union[TimelineEvent, _Mapping]]] = ...) -> None: ...
+
+class GenerateResponse(_message.Message):
+    __slots__ = ("chunk", "complete")
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    chunk: Chunk
+    complete: Complete
+    def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ...) -> None: ...
+
+class GetModelInfoRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetModelInfoResponse(_message.Message):
+    __slots__ = ("target", "verify_replicas", "draft_replicas", "text_prompts", "chat_prompts")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_PROMPTS_FIELD_NUMBER: _ClassVar[int]
+    CHAT_PROMPTS_FIELD_NUMBER: _ClassVar[int]
+    target: _tokens_pb2.ModelInfo
+    verify_replicas: int
+    draft_replicas: int
+    text_prompts: bool
+    chat_prompts: bool
+    def __init__(self, target: _Optional[_Union[_tokens_pb2.ModelInfo, _Mapping]] = ..., verify_replicas: _Optional[int] = ..., draft_replicas: _Optional[int] = ..., text_prompts: _Optional[bool] = ..., chat_prompts: _Optional[bool] = ...) -> None: ...

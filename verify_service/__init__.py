@@ -1,0 +1,1 @@
+"""Runs the target: verifies candidates and commits tokens."""
