@@ -160,10 +160,12 @@ class CandidateTree:
             return True
         node = where if isinstance(where, Node) else None
         siblings = self.children if node is None else node.children
+        acceptance = min(max(acceptance, 0.0), 1.0)
         if token in siblings:
             self._alias(id, siblings[token])
+            _raise_acceptance(siblings[token], acceptance)
             return True
-        return self.add_child(id, node, token, min(max(acceptance, 0.0), 1.0)) or False
+        return self.add_child(id, node, token, acceptance) or False
 
     def _resolve(self, parent: int) -> int | Node | None:
         """A committed length, a live node, or nothing."""
@@ -199,6 +201,16 @@ class CandidateTree:
             for node in _subtree(child):
                 node.depth -= shift
                 node.reach *= scale
+
+
+def _raise_acceptance(node: Node, acceptance: float) -> None:
+    """A node proposed twice is as likely as its better estimate says."""
+    if acceptance <= node.acceptance:
+        return
+    node.acceptance = acceptance
+    for below in _subtree(node):
+        above = below.parent.reach if below.parent is not None else 1.0
+        below.reach = above * below.acceptance
 
 
 def _reach(node: Node) -> float:

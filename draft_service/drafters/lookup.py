@@ -1,0 +1,90 @@
+"""Drafts without a model: what followed the longest earlier occurrences of the sequence's end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from draft_service.drafters.base import NOTHING, Candidate, Expansion, Pages, Proposal, Source
+from outrider.acceptance import lookup_bucket
+from outrider.candidate_tree import Rerooted
+from outrider.lookup import Lookup, Proposed
+from outrider.messages import OpenDraft
+
+MAX_VOCABULARY = 2**31
+"""Token ids are below this when no tokenizer says otherwise."""
+PIECE = 4096
+"""Tokens indexed at a time, a few milliseconds of work."""
+
+
+class Recall:
+    """The lookup of one sequence, indexed in pieces: a long prompt must not hold up other sequences."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._lookup = Lookup()
+        self._waiting = list(tokens)
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Add committed tokens."""
+        self._waiting.extend(tokens)
+
+    def index(self) -> bool:
+        """Index one piece of what waits; returns True when nothing waits any more."""
+        self._lookup.append(self._waiting[:PIECE])
+        del self._waiting[:PIECE]
+        return not self._waiting
+
+    def propose(self, max_nodes: int, max_depth: int, shortest: int = 0) -> Proposal:
+        """What followed earlier; nothing when the best match is below `shortest`, or while tokens wait."""
+        proposed = self._lookup.propose(max_nodes, max_depth) if self.index() else []
+        if not proposed or proposed[0].match_length < shortest:
+            return NOTHING
+        return Proposal([_candidate(place) for place in proposed])
+
+
+class LookupDrafter:
+    """Proposes by prompt lookup; there is nothing to expand."""
+
+    kind = "lookup"
+    expands = False
+    context_length = MAX_VOCABULARY
+
+    def __init__(self, max_nodes: int, max_depth: int) -> None:
+        self._max_nodes = max_nodes
+        self._max_depth = max_depth
+        self._recalls: dict[int, Recall] = {}
+
+    def open(self, key: int, request: OpenDraft) -> int:
+        """See Drafter; no token needs computing."""
+        self._recalls[key] = Recall(request.token_ids)
+        return len(request.token_ids)
+
+    def recall(self, key: int) -> Proposal:
+        """See Drafter."""
+        return self._recalls[key].propose(self._max_nodes, self._max_depth)
+
+    def expand(self, expansions: Sequence[Expansion]) -> list[Proposal | None]:
+        """See Drafter; nothing follows from a forward here."""
+        return [NOTHING for _ in expansions]
+
+    def commit(self, key: int, tokens: Sequence[int], rerooted: Rerooted) -> None:
+        """See Drafter."""
+        self._recalls[key].append(tokens)
+
+    def fits(self, key: int) -> bool:
+        """See Drafter; there is no memory to run out of."""
+        return True
+
+    def reset(self, key: int) -> None:
+        """See Drafter; there is nothing to give back."""
+
+    def close(self, key: int) -> None:
+        """See Drafter."""
+        del self._recalls[key]
+
+    def pages(self) -> Pages:
+        """See Drafter."""
+        return Pages()
+
+
+def _candidate(place: Proposed) -> Candidate:
+    return Candidate(place.token, Source.LOOKUP, lookup_bucket(place.match_length), place.rank, place.parent)

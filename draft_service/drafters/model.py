@@ -1,0 +1,235 @@
+"""Drafts with a model: a forward over the chosen nodes of all sequences, ranked with the shared noise.
+
+Keys and values of one sequence (see `outrider.engine.sequence`):
+
+    [0, length)                   committed and computed
+    [length, length + scratch)    expanded nodes, parents first; `offsets` says where each one is
+    tokens[length:]               committed but not computed yet: the tail. While there is one, no node is
+                                  expanded; it is fed as a chain when the root is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from draft_service.drafters.base import Candidate, Expansion, Pages, Proposal, Source
+from draft_service.drafters.lookup import Recall
+from outrider.candidate_tree import Node, Rerooted
+from outrider.engine.pages import SequenceKv
+from outrider.engine.runner import ModelRunner, Segment
+from outrider.errors import Overloaded
+from outrider.messages import OpenDraft, SamplingParams
+from outrider.sampling.chooser import Ranking, Row, rank
+from outrider.sampling.history import History, Path
+
+PREFILL_CHUNK = 256
+"""Most uncomputed tokens of all sequences in one forward: other sessions wait no longer than that."""
+LOOKUP_NODES = 16
+LOOKUP_DEPTH = 16
+SHORTEST_MATCH = 6
+"""Below this a model's own guess is better than a lookup's."""
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """One sequence; `kv` is None when it holds no memory."""
+
+    params: SamplingParams
+    prompt_length: int
+    tokens: list[int]
+    history: History
+    recall: Recall
+    kv: SequenceKv | None = None
+    offsets: dict[int, int] = field(default_factory=dict)
+    """Scratch offset of each expanded node, by node id, ascending."""
+
+
+@dataclass(slots=True)
+class _Feed:
+    """What one forward computes for one sequence: a piece of the tail, then nodes."""
+
+    sequence: _Sequence
+    kv: SequenceKv
+    tail: list[int]
+    complete: bool
+    """The tail ends here, so that nodes may follow."""
+    wanted: list[tuple[int, int]] = field(default_factory=list)
+    """Index of a token whose logits are wanted, and of the expansion that they answer."""
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    placed: dict[int, int] = field(default_factory=dict)
+    """Scratch offset by id of the nodes that are computed here."""
+
+
+class ModelDrafter:
+    """A smaller model of the target's vocabulary."""
+
+    kind = "model"
+    expands = True
+
+    def __init__(self, runner: ModelRunner, *, children: int, max_nodes: int) -> None:
+        self.context_length = runner.loaded.context_length
+        self._runner = runner
+        self._children = children
+        self._max_nodes = max_nodes
+        self._eos_token_ids = runner.loaded.eos_token_ids
+        self._sequences: dict[int, _Sequence] = {}
+
+    def open(self, key: int, request: OpenDraft) -> int:
+        """See Drafter; attaches what is cached of the sequence's beginning.
+
+        Raises:
+            Overloaded: there is no memory for it.
+        """
+        tokens = list(request.token_ids)
+        prompt, output = tokens[: request.prompt_length], tokens[request.prompt_length :]
+        sequence = _Sequence(
+            request.sampling, request.prompt_length, tokens, History(prompt, output), Recall(tokens)
+        )
+        kv = self._kv(sequence)
+        if len(tokens) <= self.context_length and not self._has_room(len(tokens) - kv.length):
+            kv.release()
+            raise Overloaded(f"no KV memory is left for {len(tokens)} tokens; retry later or raise kv_tokens")
+        self._sequences[key] = sequence
+        return kv.length
+
+    def recall(self, key: int) -> Proposal:
+        """See Drafter: lookup proposes where the match is long."""
+        return self._sequences[key].recall.propose(LOOKUP_NODES, LOOKUP_DEPTH, SHORTEST_MATCH)
+
+    def expand(self, expansions: Sequence[Expansion]) -> list[Proposal | None]:
+        """See Drafter: one forward over a tail piece and nodes of each sequence."""
+        feeds = self._plan(expansions)
+        logits = self._runner.forward([_segment(feed) for feed in feeds])  # [answered, V]
+        for feed in feeds:
+            self._settle(feed)
+        answered = [(feed.sequence, index) for feed in feeds for _, index in feed.wanted]
+        rankings = rank(
+            logits,
+            [_row(sequence, expansions[index].node) for sequence, index in answered],
+            self._children,
+            [expansions[index].sharpness for _, index in answered],
+            self._eos_token_ids,
+        )
+        proposals: list[Proposal | None] = [None] * len(expansions)
+        for (_, index), ranking in zip(answered, rankings, strict=True):
+            proposals[index] = _proposal(ranking)
+        return proposals
+
+    def commit(self, key: int, tokens: Sequence[int], rerooted: Rerooted) -> None:
+        """See Drafter."""
+        sequence = self._sequences[key]
+        sequence.tokens.extend(tokens)
+        sequence.history.append(tokens)
+        sequence.recall.append(tokens)
+        if sequence.kv is None or not sequence.offsets:
+            return
+        offsets = sequence.offsets
+        keep = [offsets.pop(node.id) for node in rerooted.walked if node.id in offsets]
+        for node in rerooted.dropped:
+            offsets.pop(node.id, None)
+        assert len(keep) == len(tokens) or not offsets, "a node survives whose root is not computed"
+        self._runner.commit(sequence.kv, keep, tokens[: len(keep)], list(offsets.values()))
+        sequence.offsets = {node_id: offset for offset, node_id in enumerate(offsets)}
+
+    def fits(self, key: int) -> bool:
+        """See Drafter."""
+        return self._has_room(len(self._sequences[key].tokens))
+
+    def reset(self, key: int) -> None:
+        """See Drafter."""
+        sequence = self._sequences[key]
+        if sequence.kv is not None:
+            sequence.kv.release()
+        sequence.kv = None
+        sequence.offsets = {}
+
+    def close(self, key: int) -> None:
+        """See Drafter."""
+        self.reset(key)
+        del self._sequences[key]
+
+    def pages(self) -> Pages:
+        """See Drafter."""
+        statistics = self._runner.pool.statistics()
+        return Pages(statistics.total, statistics.used, statistics.cached)
+
+    def _has_room(self, tokens: int) -> bool:
+        """True when so many tokens and a tree below them can be stored."""
+        pool = self._runner.pool
+        return tokens + self._max_nodes <= pool.available * pool.page_size
+
+    def _kv(self, sequence: _Sequence) -> SequenceKv:
+        if sequence.kv is None:
+            sequence.kv = SequenceKv.open(self._runner.pool, sequence.tokens)
+        return sequence.kv
+
+    def _plan(self, expansions: Sequence[Expansion]) -> list[_Feed]:
+        """What to feed for each sequence, tails within the prefill budget."""
+        feeds: dict[int, _Feed] = {}
+        budget = PREFILL_CHUNK
+        for index, expansion in enumerate(expansions):
+            feed = feeds.get(expansion.key)
+            if feed is None:
+                feed = feeds[expansion.key] = self._feed(self._sequences[expansion.key], budget)
+                budget -= len(feed.tail)
+            if feed.complete:
+                _place(feed, index, expansion.node)
+        return [feed for feed in feeds.values() if feed.tokens]
+
+    def _feed(self, sequence: _Sequence, budget: int) -> _Feed:
+        kv = self._kv(sequence)
+        tail = sequence.tokens[kv.length : kv.length + max(budget, 0)]
+        complete = kv.length + len(tail) == len(sequence.tokens)
+        return _Feed(sequence, kv, tail, complete, tokens=list(tail), parents=list(range(-1, len(tail) - 1)))
+
+    def _settle(self, feed: _Feed) -> None:
+        """Make the fed tail committed and remember where the nodes are."""
+        done = len(feed.tail)
+        if done:
+            nodes = range(done, len(feed.tokens))
+            self._runner.commit(feed.kv, range(done), feed.tail, nodes)
+            feed.sequence.recall.index()
+        for node_id, offset in feed.placed.items():
+            feed.sequence.offsets[node_id] = offset - done
+
+
+def _place(feed: _Feed, index: int, node: Node | None) -> None:
+    """Add an expansion to a feed; the root is answered by the last token of the tail."""
+    if node is None:
+        feed.wanted.append((len(feed.tail) - 1, index))
+        return
+    feed.wanted.append((len(feed.tokens), index))
+    feed.parents.append(_offset(feed, node.parent))
+    feed.placed[node.id] = feed.kv.scratch + len(feed.tokens)
+    feed.tokens.append(node.token)
+
+
+def _offset(feed: _Feed, node: Node | None) -> int:
+    """Scratch offset of an expanded node, also of one that is expanded by this feed."""
+    if node is None:
+        return len(feed.tail) - 1
+    placed = feed.placed.get(node.id)
+    return feed.sequence.offsets[node.id] if placed is None else placed
+
+
+def _segment(feed: _Feed) -> Segment:
+    return Segment(feed.kv, feed.tokens, feed.parents, [place for place, _ in feed.wanted])
+
+
+def _row(sequence: _Sequence, node: Node | None) -> Row:
+    """What the choice of a child of `node` depends on."""
+    position = len(sequence.tokens) + (node.depth if node is not None else 0)
+    history: History | Path = sequence.history
+    if node is not None and sequence.params.penalised:
+        history = sequence.history.extended([step.token for step in node.path()])
+    return Row(sequence.params, position, position - sequence.prompt_length, history)
+
+
+def _proposal(ranking: Ranking) -> Proposal:
+    candidates = [
+        Candidate(token, Source.MODEL, bucket, place)
+        for place, (token, bucket) in enumerate(zip(ranking.tokens, ranking.buckets, strict=True))
+    ]
+    return Proposal(candidates, ranking.winners)

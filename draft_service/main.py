@@ -1,0 +1,151 @@
+"""Starts a draft replica: load the drafter, start its engine, serve."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+
+from draft_service.drafters.base import Drafter, Expansion
+from draft_service.drafters.lookup import MAX_VOCABULARY, LookupDrafter
+from draft_service.engine import DraftEngine
+from draft_service.servicer import DraftServicer
+from outrider.config import DraftConfig
+from outrider.errors import ConfigError
+from outrider.logs import get_logger
+from outrider.messages import ModelInfo, OpenDraft, SamplingParams
+from outrider.process import in_thread, pin_cpus, run_service
+from outrider.serving import GrpcServer
+from outrider.telemetry.instruments import DraftInstruments
+from outrider.v1 import draft_pb2, draft_pb2_grpc
+
+logger = get_logger(__name__)
+SERVICE = draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name
+PAGE_SIZE = 16
+"""Tokens per KV page."""
+WARM_UP_KEY = -1
+WARM_UP_FORWARDS = 3
+
+
+async def run(config: DraftConfig) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Raises:
+        ConfigError: a setting is wrong or the model cannot be loaded.
+    """
+    pin_cpus(config.cpus)
+    await run_service("draft", config, [SERVICE], lambda server: _build(config, server))
+
+
+class DraftService:
+    """A running replica."""
+
+    def __init__(self, engine: DraftEngine) -> None:
+        self._engine = engine
+
+    def running(self) -> int:
+        """Open sessions."""
+        return self._engine.sessions
+
+    async def close(self) -> None:
+        """Stop the engine; every page is free afterwards."""
+        await in_thread(self._engine.stop)
+
+
+async def _build(config: DraftConfig, server: GrpcServer) -> DraftService:
+    drafter, info = await in_thread(lambda: load_drafter(config, config.name or server.endpoint))
+    engine = DraftEngine(
+        drafter, config, DraftInstruments(), eos_token_ids=info.eos_token_ids, on_failure=_end_process
+    )
+    servicer = DraftServicer(engine, info, config.max_pending_blocks)
+    draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server.server)  # type: ignore[no-untyped-call]
+    engine.start()
+    return DraftService(engine)
+
+
+def load_drafter(config: DraftConfig, replica: str) -> tuple[Drafter, ModelInfo]:
+    """The drafter that the settings ask for, and what it serves.
+
+    Raises:
+        ConfigError: a setting is wrong or the model cannot be loaded.
+    """
+    incarnation = secrets.token_hex(8)
+    if config.kind == "lookup":
+        return _load_lookup(config, replica, incarnation)
+    return _load_model(config, replica, incarnation)
+
+
+def _load_lookup(config: DraftConfig, replica: str, incarnation: str) -> tuple[Drafter, ModelInfo]:
+    info = ModelInfo(
+        model="lookup",
+        vocabulary_hash=_tokenizer_hash(config.tokenizer) if config.tokenizer else "",
+        vocabulary_size=MAX_VOCABULARY,
+        context_length=config.context_length or MAX_VOCABULARY,
+        replica=replica,
+        incarnation=incarnation,
+        max_sessions=config.max_sessions,
+        kind="lookup",
+    )
+    return LookupDrafter(config.max_nodes, config.max_depth), info
+
+
+def _tokenizer_hash(tokenizer: str) -> str:
+    from outrider.engine.tokenizer_files import load_tokenizer, vocabulary_hash
+
+    files = load_tokenizer(tokenizer)
+    if files is None:
+        raise ConfigError(
+            f"tokenizer: {tokenizer!r} has no tokenizer.json; leave it empty to accept any target"
+        )
+    return vocabulary_hash(files.tokenizer_json, 0)
+
+
+def _load_model(config: DraftConfig, replica: str, incarnation: str) -> tuple[Drafter, ModelInfo]:
+    # Imports torch, which a lookup drafter does without.
+    from draft_service.drafters.model import ModelDrafter
+    from outrider.engine.loader import load_model, load_tokenizer, vocabulary_hash
+    from outrider.engine.runner import ModelRunner
+
+    loaded = load_model(
+        config.model,
+        dtype=config.dtype,
+        device=config.device,
+        threads=config.threads,
+        context_length=config.context_length,
+        trust_remote_code=config.trust_remote_code,
+        progress=logger.info,
+    )
+    files = load_tokenizer(config.model)
+    runner = ModelRunner(loaded, -(-config.kv_tokens // PAGE_SIZE), PAGE_SIZE)
+    info = ModelInfo(
+        model=loaded.name,
+        vocabulary_hash=vocabulary_hash(files.tokenizer_json if files else None, loaded.vocabulary_size),
+        vocabulary_size=loaded.vocabulary_size,
+        context_length=loaded.context_length,
+        eos_token_ids=loaded.eos_token_ids,
+        bos_token_id=loaded.bos_token_id,
+        replica=replica,
+        incarnation=incarnation,
+        max_sessions=config.max_sessions,
+        kind="model",
+        dtype=loaded.dtype_name,
+        device=str(loaded.device),
+    )
+    drafter = ModelDrafter(runner, children=config.children, max_nodes=config.max_nodes)
+    _warm_up(drafter)
+    return drafter, info
+
+
+def _warm_up(drafter: Drafter) -> None:
+    """Run a few forwards: the first ones are slow, and no request should wait for them."""
+    sampling = SamplingParams(temperature=1.0)
+    drafter.open(WARM_UP_KEY, OpenDraft(request_id="", token_ids=(0,), prompt_length=1, sampling=sampling))
+    for _ in range(WARM_UP_FORWARDS):
+        drafter.expand([Expansion(WARM_UP_KEY, None)])
+        drafter.reset(WARM_UP_KEY)
+    drafter.close(WARM_UP_KEY)
+
+
+def _end_process() -> None:
+    """A replica without an engine is of no use: let whoever started it start another."""
+    os.kill(os.getpid(), signal.SIGTERM)

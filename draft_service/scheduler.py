@@ -1,0 +1,69 @@
+"""Which nodes of which sessions to expand next, and when a block is `ready`. Decides; does nothing."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from draft_service.session import DraftSession
+from outrider.candidate_tree import Node
+
+URGENT = 8.0
+"""How much more an expansion is worth while the verify side has nothing to verify."""
+UNKNOWN_ROUND_STEPS = 20.0
+"""Draft steps that one committed token is taken to last before a session's pace is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One node to expand; None is the last committed token."""
+
+    session: DraftSession
+    node: Node | None
+
+
+def choose(sessions: Sequence[DraftSession], count: int) -> list[Choice]:
+    """Take the `count` most valuable unexpanded nodes over all sessions, parents before children."""
+    heads = [(-_weight(session), index) for index, session in enumerate(sessions) if session.worth > 0.0]
+    heapq.heapify(heads)
+    chosen: list[Choice] = []
+    while heads and len(chosen) < count:
+        index = heads[0][1]
+        session = sessions[index]
+        chosen.append(Choice(session, session.take()))
+        if session.worth > 0.0:
+            heapq.heapreplace(heads, (-_weight(session), index))
+        else:
+            heapq.heappop(heads)
+    return chosen
+
+
+def is_ready(session: DraftSession, share: int, step_seconds: float) -> bool:
+    """True when one more draft step would cost the session more tokens than it brings.
+
+    A step that expands the session's `share` best nodes brings the sum of their worth. While it runs,
+    the target could have committed `step_seconds` times the session's rate.
+    """
+    if session.worth == 0.0:
+        return True
+    if session.root_pending and not session.pipelined:
+        return False  # a session that stops here would never get past its prompt
+    rate = session.pace.rate
+    cost = step_seconds * rate if rate is not None else 1.0 / UNKNOWN_ROUND_STEPS
+    return session.gain(share) < cost
+
+
+def share_of(sessions: Iterable[DraftSession], count: int) -> int:
+    """Expansions of one step that each growing session can count on."""
+    growing = sum(1 for session in sessions if session.worth > 0.0)
+    return max(1, count // max(1, growing))
+
+
+def to_suspend(holders: Iterable[DraftSession]) -> DraftSession:
+    """The session whose memory is given up first: one that needs no more drafts, else the newest."""
+    return max(holders, key=lambda session: (session.finished, session.key))
+
+
+def _weight(session: DraftSession) -> float:
+    return session.worth * URGENT if session.urgent else session.worth

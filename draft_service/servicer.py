@@ -1,0 +1,158 @@
+"""Wire <-> domain of the draft service: one stream per session, everything checked at the door."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import grpc
+
+from draft_service.engine import DraftEngine
+from draft_service.outbox import Outbox
+from outrider import wire
+from outrider.errors import InvalidRequest, MismatchedPair
+from outrider.messages import ModelInfo, OpenDraft, Opened, Verdict
+from outrider.v1 import draft_pb2, draft_pb2_grpc
+
+MAX_NODE_ID = 2**62
+"""Ids from here on belong to the verify side's own lookup."""
+
+Requests = AsyncIterator[draft_pb2.DraftRequest]
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
+    """Serves one engine; `info` tells what it serves, apart from what changes."""
+
+    def __init__(self, engine: DraftEngine, info: ModelInfo, max_pending_blocks: int) -> None:
+        self._engine = engine
+        self._info = info
+        self._max_pending_blocks = max_pending_blocks
+
+    async def Draft(self, request_iterator: Requests, context: Context) -> None:  # noqa: N802
+        """One session, from `open` to `close`, the end of the requests, or cancellation."""
+        request = await _opening(request_iterator)
+        check_open(request, self._info)
+        outbox = Outbox(self._max_pending_blocks, asyncio.get_running_loop(), self._engine.wake)
+        key = self._engine.open(request, outbox)
+        reading = self._read(request_iterator, key, VerdictCheck(request, self._info))
+        reader = asyncio.create_task(reading)
+        reader.add_done_callback(lambda task: outbox.close(None if task.cancelled() else task.exception()))
+        try:
+            await self._send(outbox, context)
+        finally:
+            reader.cancel()
+            self._engine.close(key)
+
+    async def GetModelInfo(  # noqa: N802
+        self, request: draft_pb2.DraftServiceGetModelInfoRequest, context: Context
+    ) -> draft_pb2.DraftServiceGetModelInfoResponse:
+        """What this replica serves, and how much of it is in use."""
+        pages = self._engine.pages
+        info = replace(
+            self._info,
+            sessions=self._engine.sessions,
+            pages=pages.total,
+            pages_free=pages.total - pages.used,
+        )
+        return draft_pb2.DraftServiceGetModelInfoResponse(info=wire.model_info_to_pb(info))
+
+    async def _send(self, outbox: Outbox, context: Context) -> None:
+        """Pass on what the engine has for this session, until it is over."""
+        cached = await outbox.opened()
+        if cached is None:
+            return
+        opened = Opened(self._info.replica, self._info.incarnation, cached)
+        await context.write(draft_pb2.DraftResponse(opened=wire.opened_draft_to_pb(opened)))
+        while (block := await outbox.get()) is not None:
+            await context.write(draft_pb2.DraftResponse(block=wire.block_to_pb(block)))
+
+    async def _read(self, requests: Requests, key: int, check: VerdictCheck) -> None:
+        """Pass verdicts on until the session is closed."""
+        async for message in requests:
+            match message.WhichOneof("message"):
+                case "verdict":
+                    verdict = wire.verdict_from_pb(message.verdict)
+                    check.accept(verdict)
+                    self._engine.verdict(key, verdict)
+                case "close":
+                    return
+                case "open":
+                    raise InvalidRequest("open", "the session is already open")
+                case _:
+                    raise InvalidRequest("message", "must be a verdict or close")
+
+
+class VerdictCheck:
+    """Follows a session's committed length, so that no verdict with a gap reaches the engine."""
+
+    def __init__(self, request: OpenDraft, info: ModelInfo) -> None:
+        self._length = len(request.token_ids)
+        self._step = request.first_step
+        self._vocabulary_size = info.vocabulary_size
+
+    def accept(self, verdict: Verdict) -> None:
+        """Take a verdict into account.
+
+        Raises:
+            InvalidRequest: it does not continue what is committed; open a new session with all tokens.
+        """
+        if verdict.base_length != self._length:
+            problem = f"is {verdict.base_length}, but {self._length} tokens are committed here"
+            raise InvalidRequest("verdict.base_length", f"{problem}; open a new session")
+        if verdict.step <= self._step:
+            raise InvalidRequest("verdict.step", f"must be above {self._step}, not {verdict.step}")
+        check_tokens("verdict.tokens", verdict.tokens, self._vocabulary_size)
+        self._length += len(verdict.tokens)
+        self._step = verdict.step
+
+
+def check_open(request: OpenDraft, info: ModelInfo) -> None:
+    """Check the first message of a session against what is served.
+
+    Raises:
+        InvalidRequest: a field is out of its range.
+        MismatchedPair: the target has another vocabulary.
+    """
+    if info.vocabulary_hash and request.vocabulary_hash != info.vocabulary_hash:
+        raise MismatchedPair(
+            f"vocabulary_hash: the target's is {request.vocabulary_hash!r} and that of draft model "
+            f"{info.model!r} is {info.vocabulary_hash!r}; use a draft with the target's tokenizer"
+        )
+    check_tokens("open.token_ids", request.token_ids, info.vocabulary_size)
+    length = len(request.token_ids)
+    if not 1 <= request.prompt_length <= length:
+        raise InvalidRequest("open.prompt_length", f"must be 1 to {length}, not {request.prompt_length}")
+    if request.first_node_id >= MAX_NODE_ID:
+        raise InvalidRequest("open.first_node_id", f"must be below 2**62, not {request.first_node_id}")
+    for token in request.sampling.logit_bias:
+        if token >= info.vocabulary_size:
+            raise InvalidRequest(f"sampling.logit_bias[{token}]", _outside(token, info.vocabulary_size))
+
+
+def check_tokens(field: str, tokens: Sequence[int], vocabulary_size: int) -> None:
+    """Check that there are tokens and that all are of the vocabulary.
+
+    Raises:
+        InvalidRequest: names the first that is not.
+    """
+    if not tokens:
+        raise InvalidRequest(field, "must not be empty")
+    if max(tokens) >= vocabulary_size:
+        index = next(i for i, token in enumerate(tokens) if token >= vocabulary_size)
+        raise InvalidRequest(f"{field}[{index}]", _outside(tokens[index], vocabulary_size))
+
+
+def _outside(token: int, vocabulary_size: int) -> str:
+    return f"token {token} is outside the vocabulary of {vocabulary_size}"
+
+
+async def _opening(requests: Requests) -> OpenDraft:
+    """The session's first message."""
+    async for message in requests:
+        if message.WhichOneof("message") != "open":
+            raise InvalidRequest("open", "must be the first message")
+        return wire.open_draft_from_pb(message.open)
+    raise InvalidRequest("open", "must be sent before the stream ends")

@@ -1,0 +1,285 @@
+"""One session of the draft service: its candidate tree, what was sent, what it waits for.
+
+Pure: no clock, no I/O, no model. A node is *expanded* when its children have been proposed; the
+*frontier* holds the unexpanded nodes whose parent is expanded. All candidates that were ever proposed
+below a live node are remembered with their rank, sent or not: they are what calibration learns from,
+and those that were too unlikely to send become nodes when a commit brings them nearer.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from draft_service.calibration import TaskCalibration
+from draft_service.drafters.base import Candidate, Proposal
+from draft_service.pace import Pace
+from outrider.candidate_tree import CandidateTree, Node, Rerooted
+from outrider.messages import FinishReason, OpenDraft, TokenBlock, Verdict
+
+MIN_REACH = 0.015
+"""Nodes that the target's walk reaches less likely than this are neither sent nor expanded."""
+ROOT = -1
+"""Stands for the last committed token where node ids are keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one session."""
+
+    max_nodes: int
+    max_depth: int
+    context_length: int
+    """Positions that the drafter can compute are below this."""
+    end_tokens: frozenset[int]
+    """Nothing follows these: verifying them brings no token that their parent does not bring."""
+    expands: bool = True
+    """False when the drafter has nothing to compute."""
+
+
+@dataclass(slots=True)
+class _Below:
+    """What was proposed below one position."""
+
+    expanded: bool = False
+    ranked: list[Candidate] = field(default_factory=list)
+    winners: tuple[int, ...] = ()
+
+
+class DraftSession:
+    """What the engine knows of one session.
+
+    Invariants: the parent of an expanded node is expanded; every frontier node is live, unexpanded and
+    has an expanded parent; ids of unsent nodes are consecutive.
+    """
+
+    def __init__(self, key: int, request: OpenDraft, limits: Limits, calibration: TaskCalibration) -> None:
+        self.key = key
+        self.request = request
+        self.pipelined = request.pipelined
+        self.step = request.first_step
+        self.tree = CandidateTree(list(request.token_ids), limits.max_nodes)
+        self.pace = Pace()
+        self.calibration = calibration
+        self.ready_sent = False
+        """A ready block went out since the last verdict."""
+        self.starved = True
+        """The last commit left the verify side without candidates."""
+        self.finished = False
+        self.suspended = False
+        """Out of memory: not expanded until it fits again."""
+        self.root_pending = limits.expands
+        """The children of the last committed token have not been computed."""
+        self._limits = limits
+        self._end = _end_of(request)
+        self._below: dict[int, _Below] = {ROOT: _Below()}
+        self._frontier: list[tuple[float, int, Node]] = []
+        self._next_id = request.first_node_id
+        self._unsent: list[Node] = []
+        self._unsent_parents: list[int] = []
+
+    @property
+    def urgent(self) -> bool:
+        """True while the verify side has nothing to verify but what this session still has to send."""
+        return self.starved and not self.ready_sent
+
+    @property
+    def growing(self) -> bool:
+        """False when nothing may be expanded before the next verdict."""
+        return not (self.finished or self.suspended or (self.ready_sent and not self.pipelined))
+
+    @property
+    def worth(self) -> float:
+        """Expected tokens that expanding the best unexpanded node brings; 0 when there is none."""
+        if not self.growing or len(self.tree) >= self._limits.max_nodes:
+            return 0.0
+        if self.root_pending:
+            return self.calibration.coverage if self._computable(0) else 0.0
+        return -self._frontier[0][0] * self.calibration.coverage if self._frontier else 0.0
+
+    def gain(self, count: int) -> float:
+        """Expected tokens that expanding the `count` best nodes brings."""
+        if self.root_pending or count == 1:
+            return self.worth
+        return -sum(entry[0] for entry in heapq.nsmallest(count, self._frontier)) * self.calibration.coverage
+
+    def take(self) -> Node | None:
+        """Remove and return the best unexpanded node, None for the root; it counts as expanded."""
+        if self.root_pending:
+            self.root_pending = False
+            self._mark_expanded(None)
+            return None
+        node = heapq.heappop(self._frontier)[2]
+        self._mark_expanded(node)
+        return node
+
+    def put_back(self, node: Node | None) -> None:
+        """Undo `take`: the node was not expanded after all, nor anything below it."""
+        self._at(node).expanded = False
+        self._rebuild_frontier()
+
+    def grow(self, node: Node | None, proposal: Proposal) -> None:
+        """Add the worthwhile candidates below `node` (None: the root)."""
+        self._at(node).winners = proposal.winners or self._at(node).winners
+        places: list[Node | None] = []
+        for candidate in proposal.candidates:
+            nested = candidate.parent >= 0
+            parent = places[candidate.parent] if nested else node
+            lost = nested and parent is None
+            places.append(None if lost else self._propose(parent, candidate))
+
+    def commit(self, verdict: Verdict, now: float) -> Rerooted:
+        """Re-root below the committed tokens and learn from them."""
+        self.pace.observe(len(verdict.tokens), verdict.times.forward_us * 1e-6, now)
+        self.step = verdict.step
+        self._learn(verdict.tokens)
+        rerooted = self.tree.commit(list(verdict.tokens))
+        self._rekey(rerooted, len(verdict.tokens))
+        self._rebuild_frontier()
+        self._discard_unsent(rerooted)
+        self.starved = not self._any_sent()
+        self.ready_sent = False
+        self.finished = verdict.finish_reason is not FinishReason.NONE
+        self._revive()
+        return rerooted
+
+    def forget_expansions(self) -> None:
+        """What was computed is gone: every node counts as unexpanded."""
+        for below in self._below.values():
+            below.expanded = False
+        self._rebuild_frontier()
+
+    @property
+    def has_unsent(self) -> bool:
+        """True when nodes wait to be sent."""
+        return bool(self._unsent)
+
+    def next_block(self, ready: bool) -> TokenBlock:
+        """The unsent nodes as a block; possibly none, to say ready."""
+        nodes, parents = self._unsent, self._unsent_parents
+        self._unsent, self._unsent_parents = [], []
+        self.ready_sent = self.ready_sent or ready
+        return TokenBlock(
+            first_id=nodes[0].id if nodes else self._next_id,
+            parents=tuple(parents),
+            tokens=tuple(node.token for node in nodes),
+            acceptances=tuple(node.acceptance for node in nodes),
+            ready=ready,
+            base_length=self.tree.committed_length,
+        )
+
+    def _propose(self, parent: Node | None, candidate: Candidate) -> Node | None:
+        self._at(parent).ranked.append(candidate)
+        return self._admit(parent, candidate)
+
+    def _admit(self, parent: Node | None, candidate: Candidate) -> Node | None:
+        """The node of a candidate, new when there is none yet; None when it is not worth one."""
+        siblings = self.tree.children if parent is None else parent.children
+        known = siblings.get(candidate.token)
+        if known is not None:
+            return known
+        acceptance = self.calibration.estimate(candidate)
+        reach, depth = (parent.reach, parent.depth) if parent is not None else (1.0, 0)
+        if acceptance * reach < MIN_REACH or not self._allowed(depth + 1):
+            return None
+        if candidate.token in self._limits.end_tokens:
+            return None
+        node = self.tree.add_child(self._next_id, parent, candidate.token, acceptance)
+        if node is None:
+            return None
+        self._next_id += 1
+        self._unsent.append(node)
+        self._unsent_parents.append(parent.id if parent is not None else -self.tree.committed_length)
+        self._open(node)
+        return node
+
+    def _allowed(self, depth: int) -> bool:
+        """True when a node of this depth could bring a token after it."""
+        return depth <= self._limits.max_depth and self.tree.committed_length + depth < self._end
+
+    def _computable(self, depth: int) -> bool:
+        """True when a node of this depth can be expanded and its children would be allowed."""
+        position = self.tree.committed_length + depth - 1
+        return position < self._limits.context_length and self._allowed(depth + 1)
+
+    def _open(self, node: Node) -> None:
+        """Put a node on the frontier if it can be expanded."""
+        if (
+            self._limits.expands
+            and node.reach >= MIN_REACH
+            and self._is_expanded(_key(node.parent))
+            and not self._is_expanded(node.id)
+            and self._computable(node.depth)
+        ):
+            heapq.heappush(self._frontier, (-node.reach, node.id, node))
+
+    def _at(self, node: Node | None) -> _Below:
+        key = _key(node)
+        below = self._below.get(key)
+        if below is None:
+            below = self._below[key] = _Below()
+        return below
+
+    def _is_expanded(self, key: int) -> bool:
+        below = self._below.get(key)
+        return below is not None and below.expanded
+
+    def _mark_expanded(self, node: Node | None) -> None:
+        self._at(node).expanded = True
+        for child in (self.tree.children if node is None else node.children).values():
+            self._open(child)
+
+    def _rebuild_frontier(self) -> None:
+        self.root_pending = self._limits.expands and not self._is_expanded(ROOT)
+        self._frontier = []
+        for node in self.tree.nodes():
+            self._open(node)
+
+    def _learn(self, tokens: Sequence[int]) -> None:
+        """Observe, along the committed tokens, which of the ranked candidates was taken."""
+        key, level = ROOT, self.tree.children
+        for token in tokens:
+            below = self._below.get(key)
+            if below is not None:
+                self.calibration.observe(below.ranked, token)
+                self.calibration.observe_winners(below.winners, token)
+            node = level.get(token)
+            if node is None:
+                return
+            key, level = node.id, node.children
+
+    def _rekey(self, rerooted: Rerooted, count: int) -> None:
+        """Give the new root what was proposed below the node that it was, and forget what is gone."""
+        walked = rerooted.walked
+        below = self._below.get(walked[-1].id) if len(walked) == count else None
+        for node in (*walked, *rerooted.dropped):
+            self._below.pop(node.id, None)
+        self._below[ROOT] = below or _Below()
+
+    def _discard_unsent(self, rerooted: Rerooted) -> None:
+        """Nodes that died before they were sent need not be sent, if they all did."""
+        dropped = {node.id for node in rerooted.dropped}
+        if all(node.id in dropped for node in self._unsent):
+            self._unsent, self._unsent_parents = [], []
+
+    def _any_sent(self) -> bool:
+        first_unsent = self._unsent[0].id if self._unsent else self._next_id
+        return any(node.id < first_unsent for node in self.tree.nodes())
+
+    def _revive(self) -> None:
+        """Make nodes of remembered candidates that have come near enough."""
+        for node in (None, *list(self.tree.nodes())):
+            below = self._below.get(_key(node))
+            for candidate in below.ranked if below is not None else ():
+                self._admit(node, candidate)
+
+
+def _key(node: Node | None) -> int:
+    return ROOT if node is None else node.id
+
+
+def _end_of(request: OpenDraft) -> float:
+    """Number of tokens after which the generation is over."""
+    limit = request.sampling.max_tokens
+    return float("inf") if limit is None else request.prompt_length + limit

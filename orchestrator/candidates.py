@@ -1,0 +1,83 @@
+"""Blocks as the orchestrator sees them: is what a draft sent sound, and what of it is still alive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from outrider.candidate_tree import CandidateTree, Node
+from outrider.messages import TokenBlock
+
+MAX_LIVE_NODES = 1024
+
+
+@dataclass(slots=True)
+class CheckedIds:
+    """The node ids of one draft stream: [next_id, end_id), growing; those of several drafts never meet."""
+
+    BITS: ClassVar[int] = 40
+    next_id: int
+    end_id: int
+    vocabulary_size: int
+
+    def problem_of(self, block: TokenBlock, committed_length: int) -> str:
+        """Why a block cannot come from a sound draft, or empty; its ids are then used up."""
+        if not self.next_id <= block.first_id <= self.end_id - len(block):
+            return f"node ids from {block.first_id} are not in [{self.next_id}, {self.end_id})"
+        if block.base_length > committed_length:
+            return f"block for length {block.base_length} where {committed_length} tokens are committed"
+        self.next_id = block.first_id + len(block)
+        return self._problem_of_nodes(block, committed_length) if block.tokens else ""
+
+    def _problem_of_nodes(self, block: TokenBlock, committed_length: int) -> str:
+        if max(block.tokens) >= self.vocabulary_size:
+            return f"token {max(block.tokens)} outside the vocabulary"
+        if min(block.parents) < -committed_length:
+            return f"parent {min(block.parents)} where {committed_length} tokens are committed"
+        if any(parent >= id for id, parent in enumerate(block.parents, block.first_id)):
+            return "a parent that is not an earlier node"
+        if min(block.acceptances) < 0.0 or max(block.acceptances) > 1.0:
+            return "an acceptance that is no probability"
+        return ""
+
+
+def live_blocks(committed: list[int], recent: Iterable[TokenBlock], ready: bool) -> list[TokenBlock]:
+    """What of `recent` hangs below the last committed token, as blocks that keep the nodes' ids.
+
+    The last block is marked ready when `ready` is set; it has no nodes when none are alive.
+    """
+    tree = CandidateTree(committed, MAX_LIVE_NODES)
+    latest = None
+    for latest in recent:
+        tree.add(latest)
+    nodes = sorted(tree.nodes(), key=lambda node: node.id)
+    blocks = [_block(run, len(committed)) for run in _runs(nodes)]
+    if latest is not None and blocks:
+        blocks[-1] = replace(blocks[-1], traceparent=latest.traceparent)
+    if ready and not blocks:
+        blocks = [_block([], len(committed))]
+    if ready:
+        blocks[-1] = replace(blocks[-1], ready=True)
+    return blocks
+
+
+def _runs(nodes: list[Node]) -> list[list[Node]]:
+    """Nodes grouped by consecutive ids."""
+    runs: list[list[Node]] = []
+    for node in nodes:
+        if runs and runs[-1][-1].id + 1 == node.id:
+            runs[-1].append(node)
+        else:
+            runs.append([node])
+    return runs
+
+
+def _block(nodes: list[Node], committed_length: int) -> TokenBlock:
+    return TokenBlock(
+        nodes[0].id if nodes else 0,
+        tuple(-committed_length if node.parent is None else node.parent.id for node in nodes),
+        tuple(node.token for node in nodes),
+        tuple(node.acceptance for node in nodes),
+        base_length=committed_length,
+    )

@@ -1,0 +1,144 @@
+"""What happens to a session, and what it wants done about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider.errors import OutriderError
+from outrider.messages import FinishReason, OpenDraft, Opened, OpenVerify, TokenBlock, Verdict
+
+
+@dataclass(slots=True)
+class VerifyOpened:
+    """A verify replica admitted the session."""
+
+    stream: int
+    opened: Opened
+    endpoint: str
+
+
+@dataclass(slots=True)
+class VerdictArrived:
+    """A verify step committed tokens."""
+
+    stream: int
+    verdict: Verdict
+
+
+@dataclass(slots=True)
+class VerifyFailed:
+    """A verify stream ended or could not be opened; `endpoint` is empty when no replica was found."""
+
+    stream: int
+    error: OutriderError
+    endpoint: str
+
+
+@dataclass(slots=True)
+class DraftOpened:
+    """A draft replica admitted the session."""
+
+    stream: int
+    opened: Opened
+    endpoint: str
+    may_be_silent: bool = False
+    """The replica proposes only where it finds something, as a lookup does."""
+
+
+@dataclass(slots=True)
+class BlockArrived:
+    """A draft sent nodes."""
+
+    stream: int
+    block: TokenBlock
+
+
+@dataclass(slots=True)
+class DraftFailed:
+    """A draft stream ended or could not be opened; `endpoint` is empty when no replica was found."""
+
+    stream: int
+    error: OutriderError
+    endpoint: str
+
+
+Event = VerifyOpened | VerdictArrived | VerifyFailed | DraftOpened | BlockArrived | DraftFailed
+
+
+@dataclass(slots=True)
+class ConnectVerify:
+    """Open a stream to a verify replica, waiting for one from `not_before` until `give_up_at`."""
+
+    stream: int
+    opening: OpenVerify
+    avoid: str = ""
+    """Endpoint to use only when there is no other."""
+    prefer: str = ""
+    """Endpoint to use when it can be."""
+    not_before: float = 0.0
+    give_up_at: float = 0.0
+
+
+@dataclass(slots=True)
+class ConnectDraft:
+    """Open a stream to a draft replica; without one at hand, the stream fails with `NoReplica`."""
+
+    stream: int
+    opening: OpenDraft
+    avoid: str = ""
+
+
+@dataclass(slots=True)
+class DropVerify:
+    """Cancel the verify stream and hold `error` against its replica."""
+
+    stream: int
+    error: OutriderError
+
+
+@dataclass(slots=True)
+class DropDraft:
+    """Cancel the draft stream and hold `error` against its replica."""
+
+    stream: int
+    error: OutriderError
+
+
+@dataclass(slots=True)
+class SendBlock:
+    """Give nodes to the verify replica."""
+
+    block: TokenBlock
+
+
+@dataclass(slots=True)
+class SendVerdict:
+    """Tell the draft what was committed."""
+
+    verdict: Verdict
+
+
+@dataclass(slots=True)
+class Emit:
+    """Give the verdict's tokens to the client."""
+
+    verdict: Verdict
+
+
+@dataclass(slots=True)
+class Finish:
+    """The continuation is complete."""
+
+    reason: FinishReason
+
+
+@dataclass(slots=True)
+class Fail:
+    """The request ends with this error."""
+
+    error: OutriderError
+
+
+Action = (
+    ConnectVerify | ConnectDraft | DropVerify | DropDraft | SendBlock | SendVerdict | Emit | Finish | Fail
+)

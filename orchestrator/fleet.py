@@ -1,0 +1,284 @@
+"""The replicas of both kinds as a running process sees them: endpoints come and go, each is probed for as
+long as it is known, sessions lease them and wait for them.
+
+What is served is what the first verify replica said; a verify replica with another model is kept out until
+none with the old one is left. Drafts are compared with it at every probe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import grpc
+
+from orchestrator.discovery import Discovery
+from orchestrator.probe import Probe, fetch_tokenizer, probe
+from orchestrator.replicas import Lease, Replica, Replicas, State
+from orchestrator.tokenizer import TextTokenizer
+from outrider.channels import open_channel
+from outrider.config import OrchestratorConfig
+from outrider.errors import NoReplica, OutriderError
+from outrider.logs import get_logger
+from outrider.messages import ModelInfo
+from outrider.telemetry.instruments import OrchestratorInstruments
+
+logger = get_logger(__name__)
+DOWN_PROBE_SECONDS = 0.25
+"""Period of probes of a replica that cannot be used; it may be back at any moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The model that requests are checked against."""
+
+    info: ModelInfo
+    tokenizer: TextTokenizer | None
+
+
+@dataclass(slots=True)
+class _Known:
+    """A replica that is probed."""
+
+    kind: str
+    channel: grpc.aio.Channel
+    poke: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set to probe it now."""
+    task: asyncio.Task[None] | None = None
+    warned: str = ""
+    """The last complaint about it, so that each is logged once."""
+
+
+class Fleet:
+    """All replicas; `run` keeps it up to date."""
+
+    def __init__(
+        self,
+        config: OrchestratorConfig,
+        instruments: OrchestratorInstruments,
+        on_serving: Callable[[bool], None] = lambda serving: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.served: Served | None = None
+        self.pools = {
+            kind: Replicas(config.breaker_failures, config.breaker_seconds) for kind in ("verify", "draft")
+        }
+        self._config = config
+        self._instruments = instruments
+        self._on_serving = on_serving
+        self._serving = False
+        self._clock = clock
+        addresses = {"verify": config.verify, "draft": config.draft}
+        self._discoveries = [
+            Discovery.configure(kind, static, config.replicas_file) for kind, static in addresses.items()
+        ]
+        self._known: dict[tuple[str, str], _Known] = {}
+        self._retired: list[tuple[Replica, grpc.aio.Channel]] = []
+        """Channels of replicas that discovery no longer lists, while sessions still use them."""
+        self._change = asyncio.Event()
+        self._adopting = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Discover and probe until cancelled."""
+        try:
+            while True:
+                for discovery in self._discoveries:
+                    await self._take_up(discovery.kind, await discovery.endpoints())
+                await self._close_retired()
+                self._report()
+                await asyncio.sleep(self._config.discovery_seconds)
+        finally:
+            await self._close()
+
+    async def ready(self) -> None:
+        """Wait until the first verify replica is known."""
+        while self.served is None:
+            await self._change.wait()
+
+    def channel(self, kind: str, lease: Lease) -> grpc.aio.Channel:
+        """The channel to a leased replica."""
+        known = self._known.get((kind, lease.replica.endpoint))
+        if known is None:
+            raise NoReplica(f"{lease.replica.endpoint} was taken out of service")
+        return known.channel
+
+    def lease_draft(
+        self, tokens: Sequence[int], on_lost: Callable[[OutriderError], None], avoid: str
+    ) -> Lease | None:
+        """A draft replica, or None when none can be used now."""
+        return self.pools["draft"].lease(self._clock(), on_lost, tokens=tokens, avoid=avoid)
+
+    async def lease_verify(
+        self,
+        tokens: Sequence[int],
+        on_lost: Callable[[OutriderError], None],
+        *,
+        avoid: str,
+        prefer: str,
+        give_up_at: float,
+    ) -> Lease:
+        """A verify replica, waiting for one until `give_up_at`.
+
+        Raises:
+            NoReplica: there was none in time.
+        """
+        pool = self.pools["verify"]
+        while True:
+            change = self._change
+            now = self._clock()
+            lease = pool.lease(now, on_lost, tokens=tokens, avoid=avoid, prefer=prefer)
+            if lease is not None:
+                return lease
+            if now >= give_up_at:
+                raise NoReplica("no verify replica can be used; all are down, draining or kept out")
+            wake_at = min(give_up_at, pool.next_change(now) or give_up_at)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(change.wait(), wake_at - now)
+
+    def failed(self, kind: str, lease: Lease, error: OutriderError) -> None:
+        """A session lost a replica: hold it against it, and look at it at once."""
+        self.pools[kind].failed(lease, error, self._clock())
+        known = self._known.get((kind, lease.replica.endpoint))
+        if known is not None:
+            self._complain(known, lease.replica)
+            known.poke.set()
+
+    async def _take_up(self, kind: str, endpoints: Sequence[str]) -> None:
+        for replica in self.pools[kind].set_endpoints(endpoints):
+            known = self._known.pop((kind, replica.endpoint))
+            await _cancel(known.task)
+            self._retired.append((replica, known.channel))
+            logger.info("replica gone", kind=kind, endpoint=replica.endpoint)
+        for endpoint in endpoints:
+            if (kind, endpoint) not in self._known:
+                known = self._known[kind, endpoint] = _Known(kind, self._open_channel(endpoint))
+                known.task = asyncio.create_task(self._watch(endpoint, known))
+
+    async def _watch(self, endpoint: str, known: _Known) -> None:
+        """Probe one replica for as long as it is known."""
+        while True:
+            usable = await self._look_at(endpoint, known)
+            period = self._config.discovery_seconds
+            with suppress(TimeoutError):
+                await asyncio.wait_for(
+                    known.poke.wait(), period if usable else min(period, DOWN_PROBE_SECONDS)
+                )
+            known.poke.clear()
+
+    async def _look_at(self, endpoint: str, known: _Known) -> bool:
+        """One probe and what follows from it; whether the replica can be used."""
+        pool = self.pools[known.kind]
+        try:
+            answer = await probe(known.kind, known.channel)
+            if known.kind == "verify":
+                await self._adopt(answer, known.channel)
+            pool.seen(endpoint, answer.info, answer.serving, self._mismatch(known.kind, answer.info))
+        except OutriderError as error:
+            pool.missed(endpoint, error)
+        replica = pool.find(endpoint)
+        if replica is None:
+            return False
+        self._complain(known, replica)
+        self._changed()
+        return pool.state(replica, self._clock()) is State.USABLE
+
+    async def _adopt(self, answer: Probe, channel: grpc.aio.Channel) -> None:
+        """Serve what this verify replica has, if nothing is served or nobody has that any more."""
+        async with self._adopting:
+            if answer.serving and not self._is_served(answer.info):
+                await self._serve(answer.info, channel)
+
+    def _is_served(self, info: ModelInfo) -> bool:
+        """Whether this model is served, or another one still is."""
+        if self.served is None:
+            return False
+        return self._agrees(info) or self._verify_replicas_left()
+
+    async def _serve(self, info: ModelInfo, channel: grpc.aio.Channel) -> None:
+        """From now on requests are for this model; every replica is judged by it."""
+        self.served = Served(info, await fetch_tokenizer(channel, info))
+        logger.info("serving model", model=info.model, vocabulary_size=info.vocabulary_size)
+        for kind, pool in self.pools.items():
+            for replica in pool:
+                if replica.info is not None:
+                    replica.mismatch = self._mismatch(kind, replica.info)
+
+    def _verify_replicas_left(self) -> bool:
+        """Whether some verify replica answered its last probe with the model that is served."""
+        return self.served is not None and any(
+            replica.info is not None
+            and replica.serving
+            and replica.missed_probes == 0
+            and self._agrees(replica.info)
+            for replica in self.pools["verify"]
+        )
+
+    def _agrees(self, info: ModelInfo) -> bool:
+        """Whether a verify replica has the model that is served."""
+        assert self.served is not None
+        served = self.served.info
+        return (info.model, info.vocabulary_hash) == (served.model, served.vocabulary_hash)
+
+    def _mismatch(self, kind: str, info: ModelInfo) -> str:
+        """Why the replica cannot be used with the model that is served; empty when it can."""
+        if self.served is None:
+            return "" if kind == "draft" else "not serving yet"
+        if kind == "verify":
+            return "" if self._agrees(info) else f"serves {info.model!r}, not {self.served.info.model!r}"
+        if info.vocabulary_hash in ("", self.served.info.vocabulary_hash):
+            return ""
+        return f"the vocabulary of {info.model!r} is not that of {self.served.info.model!r}"
+
+    def _complain(self, known: _Known, replica: Replica) -> None:
+        """Log once why a replica cannot be paired."""
+        if replica.mismatch and replica.mismatch != known.warned and self.served is not None:
+            logger.warning(
+                "replica cannot be used", kind=known.kind, endpoint=replica.endpoint, reason=replica.mismatch
+            )
+            known.warned = replica.mismatch
+
+    def _changed(self) -> None:
+        """Wake who waits for a replica; say whether there is a verify replica at all."""
+        self._change.set()
+        self._change = asyncio.Event()
+        serving = self._verify_replicas_left()
+        if serving is not self._serving:
+            self._serving = serving
+            self._on_serving(serving)
+
+    def _report(self) -> None:
+        for kind, pool in self.pools.items():
+            for state in State:
+                self._instruments.replicas(kind, state, pool.count(state, self._clock()))
+
+    def _open_channel(self, endpoint: str) -> grpc.aio.Channel:
+        config = self._config
+        return open_channel(
+            endpoint,
+            max_message_mb=config.max_message_mb,
+            tls_ca=config.tls_client_ca,
+            tls_cert=config.tls_client_cert,
+            tls_key=config.tls_client_key,
+        )
+
+    async def _close_retired(self) -> None:
+        idle = [(replica, channel) for replica, channel in self._retired if not replica.leases]
+        self._retired = [entry for entry in self._retired if entry not in idle]
+        for _, channel in idle:
+            await channel.close()
+
+    async def _close(self) -> None:
+        for known in self._known.values():
+            await _cancel(known.task)
+            await known.channel.close()
+        for _, channel in self._retired:
+            await channel.close()
+
+
+async def _cancel(task: asyncio.Task[None] | None) -> None:
+    if task is not None:
+        task.cancel()
+        await asyncio.wait({task})

@@ -1,0 +1,154 @@
+"""One admitted request: its continuations run side by side, one queue carries their chunks to the client."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from orchestrator.fleet import Fleet
+from orchestrator.output import Chunk, Completion, Output
+from orchestrator.pipeline import Pipeline, first_error
+from orchestrator.request import Request
+from orchestrator.session import Limits, Session
+from orchestrator.text import TextStream
+from orchestrator.ticket import Ticket
+from orchestrator.timeline import StepRecorder
+from orchestrator.tokenizer import TextTokenizer
+from orchestrator.tracing import RequestTrace
+from outrider.config import OrchestratorConfig
+from outrider.messages import FinishReason, KvHandle
+from outrider.telemetry.instruments import OrchestratorInstruments
+
+CLIENT_BUFFER = 64
+"""Chunks that may wait for a slow client; then the continuations wait, and the replicas with them."""
+
+Write = Callable[[Chunk | Completion], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class Generation:
+    """Runs `request`, which waited `admission_seconds` to be admitted."""
+
+    request: Request
+    fleet: Fleet
+    config: OrchestratorConfig
+    tokenizer: TextTokenizer | None
+    instruments: OrchestratorInstruments
+    trace: RequestTrace
+    admission_seconds: float
+    clock: Callable[[], float] = time.monotonic
+    completions: list[Completion] = field(default_factory=list)
+    """Those that have ended, for the metrics and the root span."""
+    _began: float = 0.0
+
+    async def run(self, write: Write) -> None:
+        """Write chunks as they come and one completion per continuation.
+
+        Raises:
+            OutriderError: a continuation cannot be completed; the others are given up with it.
+        """
+        self._began = self.clock()
+        items: asyncio.Queue[Chunk | Completion] = asyncio.Queue(CLIENT_BUFFER)
+        with first_error():
+            async with asyncio.TaskGroup() as group:
+                for index in range(self.request.sampling.n):
+                    group.create_task(self._continue(index, items.put))
+                while len(self.completions) < self.request.sampling.n:
+                    item = await items.get()
+                    await write(item)
+                    if isinstance(item, Completion):
+                        self.completions.append(item)
+
+    async def _continue(self, index: int, emit: Write) -> None:
+        """One continuation, from opening its streams to closing them."""
+        start_ns = time.time_ns()
+        traceparent = self.trace.continuation(index)
+        session = self._session(index, traceparent)
+        output = Output(index, self._text())
+        recorded = bool(traceparent) or self.request.record_timeline
+        recorder = StepRecorder(start_ns) if recorded else None
+        pipeline = Pipeline(
+            session,
+            output,
+            self.fleet,
+            emit,
+            self.instruments,
+            self.config.draft_open_timeout_ms / 1000,
+            recorder,
+            self.clock,
+        )
+
+        async def end(kept: KvHandle | None) -> None:
+            await emit(self._completion(index, pipeline, output, recorder, kept))
+
+        try:
+            await pipeline.run(end)
+        finally:
+            self.trace.record_continuation(traceparent, index, start_ns, time.time_ns())
+
+    def _session(self, index: int, traceparent: str) -> Session:
+        ticket = self._usable_ticket() if index == 0 else None
+        config = self.config
+        return Session(
+            self.request,
+            self.request.seed_of(index),
+            Limits(
+                recovery_seconds=config.recovery_seconds, stall_seconds=config.draft_open_timeout_ms / 1000
+            ),
+            handle=ticket.handle if ticket else None,
+            handle_endpoint=ticket.endpoint if ticket else "",
+            traceparent=traceparent,
+        )
+
+    def _usable_ticket(self) -> Ticket | None:
+        """The caller's session, if the prompt continues it and its replica still lives."""
+        ticket = self.request.ticket
+        if ticket is None or self.request.resumed or not ticket.covers(self.request.prompt):
+            return None
+        owner = self.fleet.pools["verify"].find(ticket.endpoint)
+        if owner is None or owner.info is None or owner.info.incarnation != ticket.handle.incarnation:
+            return None
+        return ticket
+
+    def _text(self) -> TextStream:
+        request, tokenizer = self.request, self.tokenizer
+        if tokenizer is None:
+            return TextStream(None)
+        sampling = request.sampling
+        return TextStream(
+            tokenizer.decode, tokenizer.byte_tokens, sampling.stop, sampling.min_tokens, request.resumed
+        )
+
+    def _completion(
+        self,
+        index: int,
+        pipeline: Pipeline,
+        output: Output,
+        recorder: StepRecorder | None,
+        kept: KvHandle | None,
+    ) -> Completion:
+        request, session = self.request, pipeline.session
+        statistics = session.statistics
+        assert pipeline.reason is not FinishReason.NONE
+        first_at = statistics.first_token_at or self._began
+        session_bytes = b""
+        if kept is not None and kept.length <= len(session.committed):
+            session_bytes = Ticket.issue(pipeline.endpoint, kept, session.committed).serialize()
+        return Completion(
+            index=index,
+            reason=pipeline.reason,
+            stop=output.stop,
+            prompt_tokens=len(request.prompt),
+            completion_tokens=len(request.resumed) + output.consumed,
+            statistics=statistics,
+            admission_seconds=self.admission_seconds,
+            first_token_seconds=first_at - self._began,
+            total_seconds=self.clock() - self._began,
+            session=session_bytes,
+            seed=session.seed,
+            model=request.served.model,
+            request_id=request.request_id,
+            timeline=tuple(recorder.events) if recorder is not None and request.record_timeline else (),
+        )

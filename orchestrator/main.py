@@ -1,0 +1,92 @@
+"""The orchestrator process."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from orchestrator.auth import BearerAuth, read_tokens
+from orchestrator.fleet import Fleet
+from orchestrator.servicer import GenerationServicer
+from outrider.config import OrchestratorConfig
+from outrider.errors import ConfigError
+from outrider.process import run_service
+from outrider.serving import GrpcServer
+from outrider.telemetry.instruments import OrchestratorInstruments
+from outrider.telemetry.spans import configure_tracing
+from outrider.v1 import generation_pb2_grpc
+
+SERVICE = "outrider.v1.GenerationService"
+
+
+class Orchestrator:
+    """What the process runs: the public servicer and the fleet behind it."""
+
+    def __init__(self, config: OrchestratorConfig, instruments: OrchestratorInstruments) -> None:
+        """Raises ConfigError when an address does not parse or a file cannot be read."""
+        if not config.verify and not config.replicas_file:
+            raise ConfigError("verify: name at least one verify replica, or a replicas_file")
+        self.fleet = Fleet(config, instruments, self._on_serving)
+        self.servicer = GenerationServicer(config, self.fleet, instruments)
+        self._server: GrpcServer | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._changing: set[asyncio.Task[None]] = set()
+
+    async def start(self, server: GrpcServer) -> Orchestrator:
+        """Register the servicer, find the replicas, and return when one can verify."""
+        generation_pb2_grpc.add_GenerationServiceServicer_to_server(  # type: ignore[no-untyped-call]
+            self.servicer, server.server
+        )
+        self._watching = asyncio.create_task(self.fleet.run())
+        try:
+            await self._ready(self._watching)
+        except BaseException:
+            await self.close()
+            raise
+        self._server = server
+        return self
+
+    def running(self) -> int:
+        """Requests that a drain waits for."""
+        statistics = self.servicer.admission.statistics()
+        return statistics.running + statistics.queued
+
+    async def close(self) -> None:
+        """Stop watching the replicas."""
+        self._server = None
+        if self._watching is not None:
+            self._watching.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._watching
+
+    async def _ready(self, watching: asyncio.Task[None]) -> None:
+        """Wait for the first verify replica; a watch that fails ends the process."""
+        ready = asyncio.create_task(self.fleet.ready())
+        try:
+            await asyncio.wait({ready, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if watching.done():
+                watching.result()
+        finally:
+            ready.cancel()
+
+    def _on_serving(self, serving: bool) -> None:
+        """Verify replicas came or went: health says so."""
+        if self._server is not None:
+            task = asyncio.create_task(self._server.set_serving(serving))
+            self._changing.add(task)
+            task.add_done_callback(self._changing.discard)
+
+
+async def run(config: OrchestratorConfig) -> None:
+    """Serve until a signal ends the process.
+
+    Raises:
+        ConfigError: a setting is wrong.
+    """
+    instruments = OrchestratorInstruments()
+    orchestrator = Orchestrator(config, instruments)
+    interceptors = (
+        [BearerAuth(SERVICE, read_tokens(config.auth_tokens_file))] if config.auth_tokens_file else []
+    )
+    configure_tracing("orchestrator", config.name or f"{config.host}:{config.port}")
+    await run_service("orchestrator", config, [SERVICE], orchestrator.start, interceptors)

@@ -1,0 +1,84 @@
+"""What the client gets of one continuation: chunks, then the end."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from orchestrator.statistics import Statistics
+from orchestrator.text import Piece, TextStream
+from orchestrator.timeline import TimelineEvent
+from outrider.messages import FinishReason, TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Part of a continuation: whole tokens and their text.
+
+    In the last chunk before a stop string, the text ends where the stop string begins; the tokens are those
+    that begin before it.
+    """
+
+    index: int
+    text: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """The end of a continuation. Times are seconds."""
+
+    index: int
+    reason: FinishReason
+    stop: str
+    prompt_tokens: int
+    completion_tokens: int
+    """Resumed ones and those of a stop string included."""
+    statistics: Statistics
+    admission_seconds: float
+    first_token_seconds: float
+    total_seconds: float
+    session: bytes
+    seed: int
+    model: str
+    request_id: str
+    timeline: tuple[TimelineEvent, ...]
+
+
+class Output:
+    """Turns committed tokens into chunks; holds tokens back until their text is certain."""
+
+    def __init__(self, index: int, text: TextStream) -> None:
+        self._index = index
+        self._text = text
+        self._tokens: deque[int] = deque()
+        self._logprobs: deque[TokenLogprob] = deque()
+        self.stop = ""
+        """The stop string that was reached; nothing follows it."""
+
+    @property
+    def consumed(self) -> int:
+        """Tokens that belong to the continuation."""
+        return self._text.consumed
+
+    def push(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob]) -> Chunk | None:
+        """Add committed tokens; what can be given to the client now, if anything."""
+        self._tokens.extend(tokens)
+        self._logprobs.extend(logprobs)
+        return self._chunk(self._text.push(tokens))
+
+    def flush(self) -> Chunk | None:
+        """The rest, at the end."""
+        return self._chunk(self._text.flush())
+
+    def _chunk(self, pieces: Sequence[Piece]) -> Chunk | None:
+        if not pieces:
+            return None
+        self.stop = pieces[-1].stop
+        count = sum(piece.tokens for piece in pieces)
+        tokens = tuple([self._tokens.popleft() for _ in range(count)])
+        logprobs = tuple([self._logprobs.popleft() for _ in range(count if self._logprobs else 0)])
+        text = "".join([piece.text for piece in pieces])
+        return Chunk(self._index, text, tokens, logprobs) if tokens or text else None

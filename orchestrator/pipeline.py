@@ -1,0 +1,321 @@
+"""Carries out what a session wants: the one place where drafting and verification overlap.
+
+One queue of events feeds the session, one reader per stream fills the queue, and every action is a message
+queued or a chunk handed on. What arrives first is handled first, so that in MODE_AUTO the draft works while
+the target verifies. The sequential loop and the plain one are this loop: in MODE_SEQUENTIAL the session lets
+blocks go only when it is the target's turn, in MODE_OFF it opens no draft.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from orchestrator.draft_client import DraftClient
+from orchestrator.events import (
+    Action,
+    BlockArrived,
+    ConnectDraft,
+    ConnectVerify,
+    DraftFailed,
+    DropDraft,
+    DropVerify,
+    Emit,
+    Event,
+    Fail,
+    Finish,
+    SendBlock,
+    SendVerdict,
+    VerifyFailed,
+)
+from orchestrator.fleet import Fleet
+from orchestrator.output import Chunk, Output
+from orchestrator.replicas import Lease
+from orchestrator.session import Session
+from orchestrator.timeline import StepRecorder
+from orchestrator.tracing import record_prefill, record_step
+from orchestrator.verify_client import VerifyClient
+from outrider.errors import NoReplica, OutriderError, Unavailable
+from outrider.logs import get_logger
+from outrider.messages import FinishReason, KvHandle, Verdict
+from outrider.telemetry.instruments import OrchestratorInstruments
+
+logger = get_logger(__name__)
+MAX_EVENTS = 64
+"""Events that may wait while the client is slow; then the readers wait, and gRPC makes the replicas wait."""
+CLOSE_SECONDS = 0.5
+"""For a replica to end its stream after ours has ended; then the call is cancelled."""
+
+Client = TypeVar("Client", VerifyClient, DraftClient)
+
+
+@dataclass(slots=True)
+class _Link(Generic[Client]):
+    """A stream, the task that holds it, and the lease on its replica once there is one."""
+
+    client: Client
+    task: asyncio.Task[None] | None = None
+    lease: Lease | None = None
+    proven: bool = False
+    """The replica has done something useful for this session."""
+
+
+class Pipeline:
+    """Runs one session to its end; chunks go to `emit`, which may wait for a slow client."""
+
+    def __init__(
+        self,
+        session: Session,
+        output: Output,
+        fleet: Fleet,
+        emit: Callable[[Chunk], Awaitable[None]],
+        instruments: OrchestratorInstruments,
+        draft_open_seconds: float,
+        recorder: StepRecorder | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.session = session
+        self.reason = FinishReason.NONE
+        self.endpoint = ""
+        """Of the verify replica that the session ended on."""
+        self._output = output
+        self._fleet = fleet
+        self._emit_chunk = emit
+        self._instruments = instruments
+        self._draft_open_seconds = draft_open_seconds
+        self._recorder = recorder
+        self._clock = clock
+        self._events: asyncio.Queue[Event] = asyncio.Queue(MAX_EVENTS)
+        self._streams = asyncio.TaskGroup()
+        self._verify: _Link[VerifyClient] | None = None
+        self._draft: _Link[DraftClient] | None = None
+        self._opened_ns = 0
+        """When the verify session began that has not brought a verdict yet; else 0."""
+        self._closing = False
+
+    async def run(self, on_end: Callable[[KvHandle | None], Awaitable[None]]) -> None:
+        """Generate to the end, call `on_end` with the kept keys and values, and close the streams.
+
+        However it ends, no task, no call and no lease is left.
+
+        Raises:
+            OutriderError: the request cannot be completed.
+        """
+        try:
+            with first_error():
+                async with self._streams:
+                    await self._generate()
+                    await on_end(await self._close())
+                    await self._end_streams()
+        finally:
+            self._release()
+
+    async def _generate(self) -> None:
+        await self._carry_out(self.session.start(self._clock()))
+        while self.reason is FinishReason.NONE:
+            event = await self._events.get()
+            await self._carry_out(self.session.handle_event(event, self._clock()))
+            if type(event) is BlockArrived:
+                self._note_block(event)
+        rest = self._output.flush()
+        if self._output.stop:
+            self.reason = FinishReason.STOP
+        if rest is not None:
+            await self._emit_chunk(rest)
+
+    async def _carry_out(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            waiting = _CARRY_OUT[type(action)](self, action)
+            if waiting is not None:
+                await waiting
+
+    def _send_block(self, action: SendBlock) -> None:
+        assert self._verify is not None
+        self._verify.client.propose(action.block)
+
+    async def _send_verdict(self, action: SendVerdict) -> None:
+        assert self._draft is not None
+        self._draft.client.commit(action.verdict)
+        await asyncio.sleep(0)  # let it leave before the text is made
+
+    async def _emit(self, action: Emit) -> None:
+        verdict = action.verdict
+        self._note_verdict(verdict)
+        chunk = self._output.push(verdict.tokens, verdict.logprobs)
+        if chunk is not None:
+            await self._emit_chunk(chunk)
+        if self._output.stop:
+            await self._carry_out(self.session.stop())
+
+    def _finish(self, action: Finish) -> None:
+        if self.reason is FinishReason.NONE:  # a stop string in the last verdict comes before its own reason
+            self.reason = action.reason
+
+    def _fail(self, action: Fail) -> None:
+        raise action.error
+
+    def _connect_verify(self, action: ConnectVerify) -> None:
+        client = VerifyClient(action.stream, action.opening, self._arrived)
+        link = self._verify = _Link(client)
+        self._opened_ns = time.time_ns()
+        if self._recorder is not None:
+            self._recorder.reopened(self._opened_ns)
+        link.task = self._streams.create_task(self._hold_verify(link, action))
+
+    def _connect_draft(self, action: ConnectDraft) -> Awaitable[None] | None:
+        client = DraftClient(action.stream, action.opening, self._arrived)
+        link = self._draft = _Link(client)
+        link.lease = self._fleet.lease_draft(self.session.request.prompt, client.abort, action.avoid)
+        if link.lease is None:
+            failed = DraftFailed(action.stream, NoReplica("no draft replica can be used"), "")
+            return self._carry_out(self.session.handle_event(failed, self._clock()))
+        link.task = self._streams.create_task(self._hold_draft(link, link.lease))
+        return None
+
+    def _drop_verify(self, action: DropVerify) -> None:
+        link, self._verify = self._verify, None
+        assert link is not None
+        self._drop("verify", link, action.error)
+
+    def _drop_draft(self, action: DropDraft) -> None:
+        link, self._draft = self._draft, None
+        assert link is not None
+        self._drop("draft", link, action.error)
+
+    def _drop(self, kind: str, link: _Link[Client], error: OutriderError) -> None:
+        if link.task is not None:
+            link.task.cancel()
+        if link.lease is None:
+            return
+        endpoint = link.lease.replica.endpoint
+        logger.warning("replica lost", kind=kind, endpoint=endpoint, error=str(error))
+        self._instruments.fallback(kind)
+        self._fleet.failed(kind, link.lease, error)
+        self._fleet.pools[kind].release(link.lease)
+
+    async def _hold_verify(self, link: _Link[VerifyClient], action: ConnectVerify) -> None:
+        """Find a replica and hold the stream to it; the session hears how it ended."""
+        error: OutriderError = Unavailable("the verify replica ended the stream")
+        try:
+            await asyncio.sleep(max(0.0, action.not_before - self._clock()))
+            link.lease = await self._fleet.lease_verify(
+                self.session.request.prompt,
+                link.client.abort,
+                avoid=action.avoid,
+                prefer=action.prefer,
+                give_up_at=action.give_up_at,
+            )
+            channel = self._fleet.channel("verify", link.lease)
+            await link.client.run(link.lease.replica.endpoint, channel)
+        except OutriderError as failure:
+            error = failure
+        await self._arrived(VerifyFailed(action.stream, error, _endpoint(link)))
+
+    async def _hold_draft(self, link: _Link[DraftClient], lease: Lease) -> None:
+        """Hold the stream to a draft replica; the session hears how it ended."""
+        error: OutriderError = Unavailable("the draft replica ended the stream")
+        may_be_silent = lease.replica.info is not None and lease.replica.info.kind == "lookup"
+        try:
+            channel = self._fleet.channel("draft", lease)
+            endpoint = lease.replica.endpoint
+            await link.client.run(endpoint, channel, self._draft_open_seconds, may_be_silent)
+        except OutriderError as failure:
+            error = failure
+        await self._arrived(DraftFailed(link.client.stream, error, _endpoint(link)))
+
+    async def _arrived(self, event: Event) -> None:
+        """What the streams' readers call; waits while the session is behind."""
+        if not self._closing:
+            await self._events.put(event)
+
+    def _note_block(self, event: BlockArrived) -> None:
+        """A block that did not cost the draft its stream was a good one."""
+        link = self._draft
+        if link is None or link.client.stream != event.stream:
+            return
+        if not link.proven and link.lease is not None:
+            self._fleet.pools["draft"].succeeded(link.lease)
+            link.proven = True
+        if self._recorder is not None:
+            self._recorder.add_block(event.block, time.time_ns())
+
+    def _note_verdict(self, verdict: Verdict) -> None:
+        self._instruments.step(verdict)
+        link = self._verify
+        assert link is not None
+        if not link.proven and link.lease is not None:
+            self._fleet.pools["verify"].succeeded(link.lease)
+            link.proven = True
+        if self._recorder is not None:
+            self._record(self._recorder, verdict)
+
+    def _record(self, recorder: StepRecorder, verdict: Verdict) -> None:
+        now_ns, traceparent = time.time_ns(), self.session.traceparent
+        if self._opened_ns:
+            cached = self.session.statistics.cached
+            record_prefill(traceparent, self._opened_ns, now_ns, verdict.base_length, cached)
+            self._opened_ns = 0
+        record_step(traceparent, recorder.add_verdict(verdict, now_ns))
+
+    async def _close(self) -> KvHandle | None:
+        """Ask both replicas to end their sessions; wait for the kept keys and values if they are wanted."""
+        self._closing = True
+        while not self._events.empty():  # a reader that waits for room would not see the end of its stream
+            self._events.get_nowait()
+        if self._draft is not None:
+            self._draft.client.close()
+        if self._verify is None:
+            return None
+        self.endpoint = _endpoint(self._verify)
+        self._verify.client.close(keep=self.session.request.keep_session)
+        if self.session.request.keep_session and self._verify.task is not None:
+            await asyncio.wait({self._verify.task}, timeout=CLOSE_SECONDS)
+        return self._verify.client.kept
+
+    async def _end_streams(self) -> None:
+        """Let the streams end by themselves; cancel what has not after a moment."""
+        tasks = {
+            link.task for link in (self._verify, self._draft) if link is not None and link.task is not None
+        }
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=CLOSE_SECONDS)
+            for task in late:
+                task.cancel()
+
+    def _release(self) -> None:
+        for kind, link in (("verify", self._verify), ("draft", self._draft)):
+            if link is not None and link.lease is not None:
+                self._fleet.pools[kind].release(link.lease)
+
+
+def _endpoint(link: _Link[Client]) -> str:
+    return link.lease.replica.endpoint if link.lease is not None else ""
+
+
+@contextmanager
+def first_error() -> Iterator[None]:
+    """Around a task group: raises the first error itself instead of a group with it."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error from error.__cause__
+
+
+_CARRY_OUT: dict[type[Any], Callable[[Pipeline, Any], Awaitable[None] | None]] = {
+    SendBlock: Pipeline._send_block,
+    SendVerdict: Pipeline._send_verdict,
+    Emit: Pipeline._emit,
+    ConnectVerify: Pipeline._connect_verify,
+    ConnectDraft: Pipeline._connect_draft,
+    DropVerify: Pipeline._drop_verify,
+    DropDraft: Pipeline._drop_draft,
+    Finish: Pipeline._finish,
+    Fail: Pipeline._fail,
+}

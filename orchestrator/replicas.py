@@ -1,0 +1,245 @@
+"""Which replicas of one kind there are, which can be used, and which one to use next.
+
+Pure decisions: `orchestrator.watch` probes replicas and reports what it sees, sessions report how their
+streams ended, and time is passed in. A replica is usable when the last probe found it serving the right
+vocabulary and its circuit breaker lets it be tried:
+
+    closed      used freely; `failures` in a row open it
+    open        kept out until `breaker_seconds` have passed
+    half open   one session tries it; its outcome closes or opens the breaker
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from outrider.errors import (
+    InvalidRequest,
+    MismatchedPair,
+    OutriderError,
+    Overloaded,
+    StaleHandle,
+    Unavailable,
+)
+from outrider.messages import ModelInfo
+
+PREFIX_TOKENS = 64
+"""Prompts that agree in this many tokens are likely to share KV pages."""
+MAX_PREFIXES = 4096
+LOST_PROBES = 3
+"""Probes in a row without an answer after which running sessions are moved."""
+AFFINITY_SLACK = 2
+"""How many sessions more than the least loaded one a replica may have and still be chosen for its pages."""
+
+
+class State(StrEnum):
+    """What a replica can be used for, and if not, why."""
+
+    USABLE = "usable"
+    UNKNOWN = "unknown"
+    """Not probed yet."""
+    DOWN = "down"
+    DRAINING = "draining"
+    MISMATCHED = "mismatched"
+    BROKEN = "broken"
+    """Its circuit breaker is open."""
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """One replica as its probes and its sessions show it."""
+
+    endpoint: str
+    info: ModelInfo | None = None
+    serving: bool = False
+    reachable: bool = False
+    missed_probes: int = 0
+    """In a row."""
+    mismatch: str = ""
+    """Why it cannot be paired with the target; empty when it can."""
+    failures: int = 0
+    """Failures in a row, as sessions see them."""
+    open_until: float = 0.0
+    trial: Lease | None = None
+    """The session that tries the replica while its breaker is half open."""
+    busy_until: float = 0.0
+    """It refused a session for lack of room."""
+    leases: set[Lease] = field(default_factory=set)
+
+    @property
+    def load(self) -> float:
+        """Share of its sessions in use, ours and, as of the last probe, everybody's."""
+        sessions = len(self.leases)
+        if self.info is None:
+            return sessions
+        return max(sessions, self.info.sessions) / max(1, self.info.max_sessions)
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """One session's use of a replica. `on_lost` is called when a probe finds the replica gone."""
+
+    replica: Replica
+    on_lost: Callable[[OutriderError], None]
+
+
+class Replicas:
+    """The replicas of one kind."""
+
+    def __init__(
+        self, breaker_failures: int, breaker_seconds: float, affinity_slack: int = AFFINITY_SLACK
+    ) -> None:
+        self._breaker_failures = breaker_failures
+        self._breaker_seconds = breaker_seconds
+        self._affinity_slack = affinity_slack
+        self._replicas: dict[str, Replica] = {}
+        self._prefixes: OrderedDict[int, str] = OrderedDict()
+        """Hash of the first tokens of a prompt -> endpoint that saw it last."""
+
+    def __iter__(self) -> Iterator[Replica]:
+        return iter(self._replicas.values())
+
+    def find(self, endpoint: str) -> Replica | None:
+        """The replica at an endpoint, if it is known."""
+        return self._replicas.get(endpoint)
+
+    def state(self, replica: Replica, now: float) -> State:
+        """What the replica can be used for now."""
+        if replica.info is None and replica.missed_probes == 0:
+            return State.UNKNOWN
+        if not replica.reachable:
+            return State.DOWN
+        if replica.mismatch:
+            return State.MISMATCHED
+        if not replica.serving:
+            return State.DRAINING
+        return State.BROKEN if self._kept_out(replica, now) else State.USABLE
+
+    def count(self, state: State, now: float) -> int:
+        """Replicas in a state."""
+        return sum(self.state(replica, now) is state for replica in self)
+
+    def usable(self, now: float) -> list[Replica]:
+        """Replicas that a session may open now."""
+        return [replica for replica in self if self.state(replica, now) is State.USABLE]
+
+    def set_endpoints(self, endpoints: Collection[str]) -> list[Replica]:
+        """Take up new endpoints and let go of missing ones; returns the latter. Their sessions go on."""
+        gone = [replica for endpoint, replica in self._replicas.items() if endpoint not in endpoints]
+        for replica in gone:
+            del self._replicas[replica.endpoint]
+        for endpoint in endpoints:
+            self._replicas.setdefault(endpoint, Replica(endpoint))
+        return gone
+
+    def seen(self, endpoint: str, info: ModelInfo, serving: bool, mismatch: str = "") -> None:
+        """A probe was answered. A new incarnation is judged afresh; sessions on the old one are lost."""
+        replica = self._replicas.get(endpoint)
+        if replica is None:
+            return
+        restarted = replica.info is not None and replica.info.incarnation != info.incarnation
+        replica.info, replica.serving, replica.reachable = info, serving, True
+        replica.missed_probes = 0
+        replica.mismatch = mismatch
+        if restarted:
+            replica.failures, replica.open_until, replica.trial = 0, 0.0, None
+            _lose(replica, Unavailable(f"{endpoint} was restarted"))
+
+    def missed(self, endpoint: str, error: OutriderError) -> None:
+        """A probe failed: no new sessions, and after `LOST_PROBES` in a row the running ones are lost."""
+        replica = self._replicas.get(endpoint)
+        if replica is None:
+            return
+        replica.reachable = False
+        replica.missed_probes += 1
+        if replica.missed_probes == LOST_PROBES:
+            _lose(replica, error)
+
+    def lease(
+        self,
+        now: float,
+        on_lost: Callable[[OutriderError], None],
+        *,
+        tokens: Sequence[int] = (),
+        avoid: str = "",
+        prefer: str = "",
+    ) -> Lease | None:
+        """The best usable replica for a session that begins with `tokens`; None when there is none.
+
+        `prefer` wins when it can be used. `avoid` is used only when nothing else can be.
+        """
+        candidates = self.usable(now)
+        others = [replica for replica in candidates if replica.endpoint != avoid]
+        candidates = others or candidates
+        if not candidates:
+            return None
+        prefix = hash(tuple(tokens[:PREFIX_TOKENS]))
+        replica = self._pick(candidates, prefix, prefer, now)
+        self._remember(prefix, replica.endpoint)
+        lease = Lease(replica, on_lost)
+        if replica.failures >= self._breaker_failures:
+            replica.trial = lease
+        replica.leases.add(lease)
+        return lease
+
+    def release(self, lease: Lease) -> None:
+        """The session is over; idempotent."""
+        lease.replica.leases.discard(lease)
+        if lease.replica.trial is lease:
+            lease.replica.trial = None
+
+    def succeeded(self, lease: Lease) -> None:
+        """The session got what it needs from the replica: its breaker closes."""
+        lease.replica.failures = 0
+        lease.replica.open_until = 0.0
+
+    def failed(self, lease: Lease, error: OutriderError, now: float) -> None:
+        """The session lost the replica. What is not the replica's fault does not count against it."""
+        replica = lease.replica
+        if isinstance(error, Overloaded):
+            replica.busy_until = now + (error.retry_after or 0.0)
+            return
+        if isinstance(error, MismatchedPair):
+            replica.mismatch = str(error)  # until the next probe
+        if isinstance(error, InvalidRequest | StaleHandle):
+            return
+        if isinstance(error, Unavailable):
+            replica.reachable = False  # until the next probe
+        replica.failures += 1
+        if replica.failures >= self._breaker_failures:
+            replica.open_until = now + self._breaker_seconds
+
+    def next_change(self, now: float) -> float | None:
+        """When the passing of time alone may next make a replica usable; None: it will not."""
+        times = [replica.open_until for replica in self if replica.reachable and replica.open_until > now]
+        return min(times, default=None)
+
+    def _kept_out(self, replica: Replica, now: float) -> bool:
+        tripped = replica.failures >= self._breaker_failures
+        return tripped and (now < replica.open_until or replica.trial is not None)
+
+    def _pick(self, candidates: Sequence[Replica], prefix: int, prefer: str, now: float) -> Replica:
+        for replica in candidates:
+            if replica.endpoint == prefer:
+                return replica
+        roomy = [replica for replica in candidates if replica.busy_until <= now] or list(candidates)
+        best = min(roomy, key=lambda replica: (replica.load, len(replica.leases), replica.endpoint))
+        for replica in roomy:
+            known = self._prefixes.get(prefix) == replica.endpoint
+            if known and len(replica.leases) <= len(best.leases) + self._affinity_slack:
+                return replica
+        return best
+
+    def _remember(self, prefix: int, endpoint: str) -> None:
+        self._prefixes[prefix] = endpoint
+        self._prefixes.move_to_end(prefix)
+        if len(self._prefixes) > MAX_PREFIXES:
+            self._prefixes.popitem(last=False)
+
+
+def _lose(replica: Replica, error: OutriderError) -> None:
+    for lease in list(replica.leases):
+        lease.on_lost(error)

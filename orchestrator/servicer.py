@@ -1,0 +1,182 @@
+"""Request in, token stream out."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from typing import Any
+
+import grpc
+
+from orchestrator.admission import Admission
+from orchestrator.fleet import Fleet, Served
+from orchestrator.generation import Generation
+from orchestrator.output import Chunk, Completion
+from orchestrator.replicas import State
+from orchestrator.request import Request, Resolver
+from orchestrator.tracing import RequestTrace
+from orchestrator.wire import asked_from_pb, response_to_pb
+from outrider.config import OrchestratorConfig
+from outrider.errors import DeadlineExceeded, NoReplica, OutriderError
+from outrider.logs import get_logger, request_context
+from outrider.telemetry.instruments import OrchestratorInstruments
+from outrider.v1 import generation_pb2, generation_pb2_grpc
+from outrider.wire import model_info_to_pb
+
+logger = get_logger(__name__)
+LONG_TEXT = 16_384
+"""Prompts of more characters are tokenized in a thread, so that other streams go on meanwhile."""
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
+    """The public service: validate, admit, run, count."""
+
+    def __init__(
+        self,
+        config: OrchestratorConfig,
+        fleet: Fleet,
+        instruments: OrchestratorInstruments,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.admission = Admission(config.max_running, config.max_queued, clock)
+        self._config = config
+        self._fleet = fleet
+        self._instruments = instruments
+        self._clock = clock
+
+    async def Generate(  # noqa: N802 - the name on the wire
+        self, request: generation_pb2.GenerateRequest, context: Context
+    ) -> None:
+        """Stream the continuations of a prompt."""
+        remaining = context.time_remaining()
+        deadline = self._clock() + (self._config.default_deadline_seconds if remaining is None else remaining)
+        try:
+            async with AsyncExitStack() as stack:
+                with self._counting_rejections():
+                    served = self._served()
+                    resolved = await self._resolve(request, served)
+                    slot = self.admission.slot(deadline)
+                    self._instruments.queued(self.admission.statistics().queued + 1)
+                    waited = await stack.enter_async_context(slot)
+                self._instruments.admitted()
+                self._report_load()
+                await self._run(resolved, served, waited, deadline, context)
+        finally:
+            self._report_load()
+
+    async def GetModelInfo(  # noqa: N802 - the name on the wire
+        self, request: generation_pb2.GetModelInfoRequest, context: Context
+    ) -> generation_pb2.GetModelInfoResponse:
+        """What is served, and by how many replicas."""
+        served, now = self._served(), self._clock()
+        pools = self._fleet.pools
+        tokenizer = served.tokenizer
+        return generation_pb2.GetModelInfoResponse(
+            target=model_info_to_pb(served.info),
+            verify_replicas=pools["verify"].count(State.USABLE, now),
+            draft_replicas=pools["draft"].count(State.USABLE, now),
+            text_prompts=tokenizer is not None,
+            chat_prompts=tokenizer is not None and tokenizer.has_chat_template,
+        )
+
+    def _served(self) -> Served:
+        if self._fleet.served is None:
+            raise NoReplica("no verify replica is known yet")
+        return self._fleet.served
+
+    async def _resolve(self, pb: generation_pb2.GenerateRequest, served: Served) -> Request:
+        resolver = Resolver(
+            served=served.info,
+            tokenizer=served.tokenizer,
+            default_max_tokens=self._config.default_max_tokens,
+            draw_seed=_draw_seed,
+        )
+        asked, request_id = asked_from_pb(pb), secrets.token_hex(8)
+        characters = len(asked.text or "") + sum(len(message.content) for message in asked.chat or ())
+        if characters > LONG_TEXT:
+            return await asyncio.to_thread(resolver.resolve, asked, request_id)
+        return resolver.resolve(asked, request_id)
+
+    async def _run(
+        self, request: Request, served: Served, waited: float, deadline: float, context: Context
+    ) -> None:
+        """Generate, and count and record how it ended."""
+        trace = RequestTrace.start(request, _traceparent(context), time.time_ns() - round(waited * 1e9))
+        began = self._clock()
+        generation = Generation(
+            request,
+            self._fleet,
+            self._config,
+            served.tokenizer,
+            self._instruments,
+            trace,
+            waited,
+            self._clock,
+        )
+
+        async def write(item: Chunk | Completion) -> None:
+            await context.write(response_to_pb(item))
+
+        with request_context(request.request_id, trace.traceparent):
+            problem = "CANCELLED"
+            try:
+                await self._until(deadline, generation, write)
+                problem = ""
+            except OutriderError as error:
+                problem = error.reason
+                raise
+            finally:
+                self._count(generation, problem, self._clock() - began)
+                trace.finish(request, generation.completions, time.time_ns(), problem)
+
+    async def _until(self, deadline: float, generation: Generation, write: Any) -> None:
+        try:
+            async with asyncio.timeout(deadline - self._clock()):
+                await generation.run(write)
+        except TimeoutError:
+            raise DeadlineExceeded("the deadline passed before the end of the text") from None
+
+    def _count(self, generation: Generation, problem: str, seconds: float) -> None:
+        trace_id = generation.trace.traceparent[3:35]
+        if problem:
+            self._instruments.finished(problem.lower(), 0, seconds, None, None, trace_id)
+        for completion in generation.completions:
+            generated = completion.completion_tokens - len(generation.request.resumed)
+            streaming = completion.total_seconds - completion.first_token_seconds
+            self._instruments.finished(
+                completion.reason.name.lower(),
+                generated,
+                completion.total_seconds,
+                completion.first_token_seconds if generated else None,
+                streaming / (generated - 1) if generated > 1 else None,
+                trace_id,
+            )
+
+    @contextmanager
+    def _counting_rejections(self) -> Iterator[None]:
+        try:
+            yield
+        except OutriderError as error:
+            self._instruments.rejected(error.reason)
+            raise
+
+    def _report_load(self) -> None:
+        statistics = self.admission.statistics()
+        self._instruments.running(statistics.running)
+        self._instruments.queued(statistics.queued)
+
+
+def _draw_seed() -> int:
+    return secrets.randbits(64)
+
+
+def _traceparent(context: Context) -> str:
+    for key, value in context.invocation_metadata() or ():
+        if key == "traceparent" and isinstance(value, str):
+            return value
+    return ""

@@ -1,0 +1,407 @@
+"""The state machine of one continuation: events in, actions out. No I/O, no clock, no waiting.
+
+    committed   prompt and generated tokens; only a verdict adds to it, nothing takes back
+    verify      the stream to a verify replica; lost, another is opened with the committed tokens
+    draft       the stream to a draft replica, or none: the target goes on by itself meanwhile
+    recent      blocks that drafts sent lately; what of them still hangs below the last committed token
+                is given to every verify replica that opens, so drafts need not know that one was lost
+
+Streams are numbered; events of a stream that was given up are ignored. `orchestrator.pipeline` carries
+the actions out in the order given.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from orchestrator.candidates import CheckedIds, live_blocks
+from orchestrator.events import (
+    Action,
+    BlockArrived,
+    ConnectDraft,
+    ConnectVerify,
+    DraftFailed,
+    DraftOpened,
+    DropDraft,
+    DropVerify,
+    Emit,
+    Event,
+    Fail,
+    Finish,
+    SendBlock,
+    SendVerdict,
+    VerdictArrived,
+    VerifyFailed,
+    VerifyOpened,
+)
+from orchestrator.request import Request
+from orchestrator.statistics import Statistics
+from outrider.errors import (
+    InternalError,
+    InvalidRequest,
+    NoReplica,
+    OutriderError,
+    Overloaded,
+    StaleHandle,
+    Unavailable,
+)
+from outrider.messages import (
+    FinishReason,
+    KvHandle,
+    Mode,
+    OpenDraft,
+    OpenVerify,
+    TokenBlock,
+    Verdict,
+    VerifyPolicy,
+)
+
+RECENT_BLOCKS = 256
+NO_DRAFT_RETRY_SECONDS = 0.5
+"""How often a request without a draft looks for one."""
+DRAFT_RETRY_SECONDS = (0.0, 0.25, 0.5, 1.0, 2.0, 5.0)
+"""Wait after the first, second, ... draft lost in a row without a block; the last one repeats."""
+VERIFY_RETRY_SECONDS = (0.0, 0.05, 0.1, 0.25, 0.5, 1.0)
+"""Wait after the first, second, ... verify replica lost in a row without a verdict."""
+MAX_INTERNAL_ERRORS = 3
+"""Verify replicas that may fail on one request in a row before the request is held at fault."""
+STALL_VERDICTS = 8
+"""A draft that stays silent over this many verdicts and `Limits.stall_seconds` is given up."""
+POLICIES = {
+    Mode.AUTO: VerifyPolicy.PIPELINED,
+    Mode.SEQUENTIAL: VerifyPolicy.SEQUENTIAL,
+    Mode.OFF: VerifyPolicy.OFF,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How patient a session is."""
+
+    recovery_seconds: float
+    """Longest time without a verify replica."""
+    stall_seconds: float
+    """Longest silence of a draft while verdicts keep coming."""
+
+
+@dataclass(slots=True)
+class _Draft:
+    """The draft stream at hand; it may not be open yet."""
+
+    stream: int
+    ids: CheckedIds
+    opened: bool = False
+    may_be_silent: bool = False
+    last_block_at: float = 0.0
+    verdicts_since_block: int = 0
+
+
+@dataclass(slots=True)
+class _Verify:
+    """The verify stream at hand; it may not be open yet."""
+
+    stream: int
+    opened: bool = False
+    endpoint: str = ""
+
+
+@dataclass(slots=True)
+class _Losses:
+    """Replicas of one kind that were lost in a row."""
+
+    count: int = 0
+    internal: int = 0
+    since: float = 0.0
+    retry_at: float = 0.0
+
+    def add(self, error: OutriderError, now: float, waits: Sequence[float]) -> None:
+        if self.count == 0:
+            self.since = now
+        self.internal += isinstance(error, InternalError)
+        least = (error.retry_after or 0.0) if isinstance(error, Overloaded) and self.count else 0.0
+        self.retry_at = now + max(waits[min(self.count, len(waits) - 1)], least)
+        self.count += 1
+
+
+@dataclass(slots=True)
+class Session:
+    """One continuation of `request`; `seed` is this continuation's own."""
+
+    request: Request
+    seed: int
+    limits: Limits
+    handle: KvHandle | None = None
+    """Keys and values of an earlier turn; dropped when they turn out to be stale."""
+    handle_endpoint: str = ""
+    traceparent: str = ""
+    committed: list[int] = field(init=False)
+    statistics: Statistics = field(default_factory=Statistics)
+    finished: bool = False
+    step: int = 0
+    """Steps verified."""
+    _verify: _Verify | None = None
+    _draft: _Draft | None = None
+    _streams: int = 0
+    _drafts: int = 0
+    _verify_losses: _Losses = field(default_factory=_Losses)
+    _draft_losses: _Losses = field(default_factory=_Losses)
+    _last_draft_endpoint: str = ""
+    _drafting: bool = True
+    _held: list[TokenBlock] = field(default_factory=list)
+    """Sequential mode: blocks that wait for the one marked ready."""
+    _recent: deque[TokenBlock] = field(default_factory=lambda: deque(maxlen=RECENT_BLOCKS))
+    _ready: bool = False
+    """The draft has marked a block ready since the last verdict."""
+
+    def __post_init__(self) -> None:
+        self.committed = [*self.request.prompt, *self.request.resumed]
+        self._drafting = self.request.mode is not Mode.OFF
+
+    @property
+    def generated(self) -> list[int]:
+        """Committed tokens after the prompt."""
+        return self.committed[len(self.request.prompt) :]
+
+    def start(self, now: float) -> list[Action]:
+        """Open both streams at the same time, or end at once when the resumed tokens are all there is."""
+        reason = self.request.finished_by(self.request.resumed)
+        if reason is not FinishReason.NONE:
+            return self._finish(reason)
+        return [*self._connect_verify(now), *self._connect_draft(now)]
+
+    def handle_event(self, event: Event, now: float) -> list[Action]:
+        """What to do about one event."""
+        if self.finished:
+            return []
+        return _HANDLERS[type(event)](self, event, now)
+
+    def stop(self) -> list[Action]:
+        """The text has reached a stop string."""
+        return self._finish(FinishReason.STOP)
+
+    def _on_verify_opened(self, event: VerifyOpened, now: float) -> list[Action]:
+        verify = self._verify
+        if verify is None or event.stream != verify.stream:
+            return []
+        verify.opened = True
+        verify.endpoint = event.endpoint
+        if self.step == 0:
+            self.statistics.cached = min(event.opened.cached_length, len(self.request.prompt))
+        self._held.clear()  # part of what is replayed
+        blocks = live_blocks(self.committed, self._recent, self._ready)
+        return [*map(SendBlock, blocks), *self._nudge()]
+
+    def _on_verdict(self, event: VerdictArrived, now: float) -> list[Action]:
+        verify, verdict = self._verify, event.verdict
+        if verify is None or event.stream != verify.stream:
+            return []
+        problem = self._problem_of(verdict)
+        if problem:
+            return self._lose_verify(InternalError(f"verify replica: {problem}"), verify.endpoint, now)
+        self.committed.extend(verdict.tokens)
+        self.step = verdict.step
+        self._ready = False
+        self._verify_losses.count = self._verify_losses.internal = 0
+        self.statistics.add_verdict(verdict, now)
+        actions: list[Action] = [SendVerdict(verdict)] if self._draft is not None else []
+        actions.append(Emit(verdict))
+        if verdict.finish_reason is not FinishReason.NONE:
+            return actions + self._finish(verdict.finish_reason)
+        return actions + self._nudge() + self._look_after_draft(now)
+
+    def _on_verify_failed(self, event: VerifyFailed, now: float) -> list[Action]:
+        if self._verify is None or event.stream != self._verify.stream:
+            return []
+        return self._lose_verify(event.error, event.endpoint, now)
+
+    def _on_draft_opened(self, event: DraftOpened, now: float) -> list[Action]:
+        draft = self._draft
+        if draft is not None and event.stream == draft.stream:
+            draft.opened = True
+            draft.may_be_silent = event.may_be_silent
+            draft.last_block_at = now
+            self._last_draft_endpoint = event.endpoint
+        return []
+
+    def _on_block(self, event: BlockArrived, now: float) -> list[Action]:
+        draft, block = self._draft, event.block
+        if draft is None or event.stream != draft.stream:
+            return []
+        problem = draft.ids.problem_of(block, len(self.committed))
+        if problem:
+            return self._lose_draft(
+                InternalError(f"draft replica: {problem}"), self._last_draft_endpoint, now
+            )
+        draft.last_block_at = now
+        draft.verdicts_since_block = 0
+        self._draft_losses.count = 0
+        self._ready = self._ready or block.ready
+        self._recent.append(block)
+        self.statistics.add_block(block)
+        return self._forward(block)
+
+    def _on_draft_failed(self, event: DraftFailed, now: float) -> list[Action]:
+        if self._draft is None or event.stream != self._draft.stream:
+            return []
+        return self._lose_draft(event.error, event.endpoint, now)
+
+    def _forward(self, block: TokenBlock) -> list[Action]:
+        """To the verify replica: at once, or in sequential mode once the draft has had its turn."""
+        if self._verify is None or not self._verify.opened:
+            return []
+        if self.request.mode is not Mode.SEQUENTIAL:
+            return [SendBlock(block)]
+        self._held.append(block)
+        if not block.ready:
+            return []
+        blocks, self._held = self._held, []
+        return [SendBlock(held) for held in blocks]
+
+    def _nudge(self) -> list[Action]:
+        """Sequential mode without a draft: an empty ready block, so that the target takes its turn."""
+        alone = self._draft is None or not self._draft.opened
+        open_ = self._verify is not None and self._verify.opened
+        if self.request.mode is not Mode.SEQUENTIAL or not alone or not open_:
+            return []
+        return [SendBlock(TokenBlock(0, (), (), (), ready=True, base_length=len(self.committed)))]
+
+    def _look_after_draft(self, now: float) -> list[Action]:
+        """After a verdict: give up a draft that has fallen silent, or look for one."""
+        draft = self._draft
+        if draft is None:
+            return self._connect_draft(now) if now >= self._draft_losses.retry_at else []
+        draft.verdicts_since_block += 1
+        silent = now - draft.last_block_at > self.limits.stall_seconds
+        if not draft.opened or draft.may_be_silent or not silent:
+            return []
+        if draft.verdicts_since_block < STALL_VERDICTS:
+            return []
+        error = Unavailable(f"draft replica sent nothing during {draft.verdicts_since_block} verdicts")
+        return self._lose_draft(error, self._last_draft_endpoint, now)
+
+    def _lose_draft(self, error: OutriderError, endpoint: str, now: float) -> list[Action]:
+        """Go on without; look for another one now or at a later verdict."""
+        assert self._draft is not None
+        stream = self._draft.stream
+        self._draft = None
+        self._held.clear()
+        if isinstance(error, NoReplica):
+            self._draft_losses.retry_at = now + NO_DRAFT_RETRY_SECONDS
+            return [DropDraft(stream, error), *self._nudge()]
+        self.statistics.draft_losses += 1
+        self._draft_losses.add(error, now, DRAFT_RETRY_SECONDS)
+        self._drafting = not isinstance(error, InvalidRequest)  # the request itself does not suit drafts
+        again = self._connect_draft(now, endpoint) if now >= self._draft_losses.retry_at else []
+        return [DropDraft(stream, error), *self._nudge(), *again]
+
+    def _lose_verify(self, error: OutriderError, endpoint: str, now: float) -> list[Action]:
+        """Open another verify replica with the committed tokens, unless the request itself is at fault."""
+        assert self._verify is not None
+        dropped = DropVerify(self._verify.stream, error)
+        opened = self._verify.opened
+        self._verify = None
+        if isinstance(error, StaleHandle) and self.handle is not None:
+            self.handle = None
+            return [dropped, *self._connect_verify(now, prefer=endpoint)]
+        self.statistics.verify_losses += opened
+        losses = self._verify_losses
+        losses.add(error, now, VERIFY_RETRY_SECONDS)
+        hopeless = isinstance(error, InvalidRequest | NoReplica) or losses.internal >= MAX_INTERNAL_ERRORS
+        if hopeless or losses.retry_at >= losses.since + self.limits.recovery_seconds:
+            self.finished = True
+            return [dropped, Fail(error)]
+        self.handle = None  # keys and values are where the replica was
+        return [dropped, *self._connect_verify(now, avoid=endpoint)]
+
+    def _connect_verify(self, now: float, avoid: str = "", prefer: str = "") -> list[Action]:
+        losses = self._verify_losses
+        self._verify = _Verify(self._next_stream())
+        return [
+            ConnectVerify(
+                self._verify.stream,
+                self._open_verify(),
+                avoid=avoid,
+                prefer=prefer or (self.handle_endpoint if self.handle else ""),
+                not_before=losses.retry_at,
+                give_up_at=(losses.since if losses.count else now) + self.limits.recovery_seconds,
+            )
+        ]
+
+    def _connect_draft(self, now: float, avoid: str = "") -> list[Action]:
+        if not self._drafting:
+            return []
+        first_id, end_id = self._drafts << CheckedIds.BITS, (self._drafts + 1) << CheckedIds.BITS
+        ids = CheckedIds(first_id, end_id, self.request.served.vocabulary_size)
+        self._draft = _Draft(self._next_stream(), ids, last_block_at=now)
+        self._drafts += 1
+        return [ConnectDraft(self._draft.stream, self._open_draft(first_id), avoid)]
+
+    def _open_verify(self) -> OpenVerify:
+        request = self.request
+        covered = self.handle.length if self.handle is not None else 0
+        return OpenVerify(
+            request_id=request.request_id,
+            model=request.served.model,
+            token_ids=tuple(self.committed[covered:]),
+            kv_handle=self.handle,
+            prompt_length=len(request.prompt),
+            sampling=request.sampling_with(self.seed),
+            policy=POLICIES[request.mode],
+            max_nodes=request.max_nodes,
+            vocabulary_hash=request.served.vocabulary_hash,
+            first_step=self.step,
+            traceparent=self.traceparent,
+            task=request.task,
+            priority=request.priority,
+            lookup=request.mode is Mode.AUTO,
+        )
+
+    def _open_draft(self, first_node_id: int) -> OpenDraft:
+        request = self.request
+        return OpenDraft(
+            request_id=request.request_id,
+            token_ids=tuple(self.committed),
+            prompt_length=len(request.prompt),
+            sampling=request.sampling_with(self.seed),
+            pipelined=request.mode is Mode.AUTO,
+            max_nodes=request.max_nodes,
+            max_depth=request.max_depth,
+            vocabulary_hash=request.served.vocabulary_hash,
+            first_node_id=first_node_id,
+            first_step=self.step,
+            traceparent=self.traceparent,
+            task=request.task,
+        )
+
+    def _problem_of(self, verdict: Verdict) -> str:
+        """Why a verdict cannot be right; empty when it can."""
+        if verdict.base_length != len(self.committed):
+            return (
+                f"verdict for length {verdict.base_length} where {len(self.committed)} tokens are committed"
+            )
+        if not verdict.tokens and verdict.finish_reason is FinishReason.NONE:
+            return "verdict without tokens"
+        if verdict.tokens and max(verdict.tokens) >= self.request.served.vocabulary_size:
+            return f"verdict with token {max(verdict.tokens)} outside the vocabulary"
+        return ""
+
+    def _finish(self, reason: FinishReason) -> list[Action]:
+        self.finished = True
+        return [Finish(reason)]
+
+    def _next_stream(self) -> int:
+        self._streams += 1
+        return self._streams
+
+
+_HANDLERS: dict[type[Any], Callable[[Session, Any, float], list[Action]]] = {
+    VerifyOpened: Session._on_verify_opened,
+    VerdictArrived: Session._on_verdict,
+    VerifyFailed: Session._on_verify_failed,
+    DraftOpened: Session._on_draft_opened,
+    BlockArrived: Session._on_block,
+    DraftFailed: Session._on_draft_failed,
+}

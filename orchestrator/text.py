@@ -1,0 +1,195 @@
+"""From token ids to text, a few tokens at a time: whole characters only, stop strings cut.
+
+    Detokenizer    tokens -> text that later tokens cannot change
+    StopStrings    holds back text that may be the beginning of a stop string
+    TextStream     both, in whole tokens: `Piece.text` is exactly the text of the piece's tokens
+
+Every text that is given out is the text of whole tokens, so that a client that resumes with the tokens it
+has seen gets each character once. The pieces together are `tokenizer.decode(all tokens)`, cut before the
+stop string if there was one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+REPLACEMENT = "\ufffd"
+Decode = Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The next `tokens` tokens and their text; `stop` is the stop string that ended the text, if one did."""
+
+    tokens: int
+    text: str
+    stop: str = ""
+
+
+class Detokenizer:
+    """Decodes a growing list of tokens through a window that begins at a token already given out.
+
+        [0, window)         forgotten
+        [window, given)     given out; kept, because decoders treat the first token differently
+        [given, end)        held back: their text may still change
+
+    Two things may change text: a character whose bytes are spread over tokens (its unfinished bytes decode
+    to U+FFFD), and byte tokens of a byte-fallback vocabulary, which decode together as one run.
+    """
+
+    def __init__(self, decode: Decode, byte_tokens: Collection[int] = ()) -> None:
+        self._decode = decode
+        self._byte_tokens = byte_tokens
+        self._tokens: list[int] = []
+        self._given = 0
+        self._given_text = ""
+        """The decoded text of [window, given); `_tokens` begins at the window."""
+
+    @property
+    def held(self) -> int:
+        """Tokens held back."""
+        return len(self._tokens) - self._given
+
+    def push(self, tokens: Sequence[int]) -> Piece:
+        """Add tokens; the piece has those whose text is now certain."""
+        self._tokens.extend(tokens)
+        end = len(self._tokens)
+        while end > self._given and self._tokens[end - 1] in self._byte_tokens:
+            end -= 1
+        return self._give_certain(end)
+
+    def flush(self) -> Piece:
+        """Everything held back; unfinished characters become U+FFFD."""
+        return self._give(len(self._tokens), self._decode(self._tokens))
+
+    def _give_certain(self, end: int) -> Piece:
+        """Give out the longest run of tokens up to `end` whose text is a beginning of what cannot change."""
+        if end == self._given:
+            return Piece(0, "")
+        text = self._decode(self._tokens[:end])
+        certain = text[:-1] if text.endswith(REPLACEMENT) else text
+        while not certain.startswith(text):
+            end -= 1
+            if end == self._given:
+                return Piece(0, "")
+            text = self._decode(self._tokens[:end])
+        return self._give(end, text)
+
+    def _give(self, end: int, text: str) -> Piece:
+        piece = Piece(end - self._given, text[len(self._given_text) :])
+        if piece.text:
+            del self._tokens[: self._given]
+            self._given = piece.tokens
+            self._given_text = self._decode(self._tokens[: self._given])
+        else:  # tokens without text cannot begin a window: the next one would be decoded as a first token
+            self._given = end
+        return piece
+
+
+@dataclass(slots=True)
+class StopStrings:
+    """Looks for stop strings in the text of successive pieces."""
+
+    stops: Sequence[str]
+    _pending: list[Piece] = field(default_factory=list)
+
+    def push(self, piece: Piece) -> Piece:
+        """Add a piece; the result has what can be given out, and the stop string when one is complete."""
+        self._pending.append(piece)
+        text = "".join(pending.text for pending in self._pending)
+        matches = [(at, stop) for stop in self.stops if (at := text.find(stop)) >= 0]
+        if matches:
+            at, stop = min(matches)
+            return Piece(self._release(at, begun=True), text[:at], stop)
+        certain = len(text) - self._longest_beginning(text)
+        tokens = self._release(certain, begun=False)
+        kept = sum(len(pending.text) for pending in self._pending)
+        return Piece(tokens, text[: len(text) - kept])
+
+    def flush(self) -> Piece:
+        """Everything held back: no stop string will follow."""
+        pieces, self._pending = self._pending, []
+        return Piece(sum(piece.tokens for piece in pieces), "".join(piece.text for piece in pieces))
+
+    def _release(self, length: int, begun: bool) -> int:
+        """Take off the pieces whose text ends within `length` (`begun`: begins before it); their tokens."""
+        position = tokens = 0
+        while self._pending:
+            piece = self._pending[0]
+            if position + len(piece.text) > length and not (begun and position < length):
+                break
+            position += len(piece.text)
+            tokens += piece.tokens
+            del self._pending[0]
+        return tokens
+
+    def _longest_beginning(self, text: str) -> int:
+        """Length of the longest end of `text` with which a stop string begins."""
+        longest = min(len(text), max(map(len, self.stops)) - 1)
+        lengths = range(longest, 0, -1)
+        return next((n for n in lengths if any(stop.startswith(text[-n:]) for stop in self.stops)), 0)
+
+
+class TextStream:
+    """The text of one continuation; without a tokenizer, tokens pass and their text is empty."""
+
+    def __init__(
+        self,
+        decode: Decode | None,
+        byte_tokens: Collection[int] = (),
+        stops: Sequence[str] = (),
+        min_tokens: int = 0,
+        resumed: Sequence[int] = (),
+    ) -> None:
+        """`resumed` tokens and their text were given out before; their count is part of `min_tokens`."""
+        self._detokenizer = Detokenizer(decode, byte_tokens) if decode is not None else None
+        self._stops = StopStrings(stops) if stops else None
+        self.consumed = 0
+        """Tokens taken in; those after a stop string are not."""
+        self._exempt = max(0, min_tokens - len(resumed))
+        """Tokens whose text is not searched for stop strings."""
+        self._already_given = 0
+        """Held back tokens that the caller has, because it resumed in the middle of a character."""
+        if self._detokenizer is not None and resumed:
+            self._detokenizer.push(resumed)
+            self._already_given = self._detokenizer.held
+
+    def push(self, tokens: Sequence[int]) -> list[Piece]:
+        """Add tokens; the pieces that can be given out. After a piece with `stop`, nothing follows."""
+        if self._detokenizer is None or self._stops is None:
+            self.consumed += len(tokens)
+            if self._detokenizer is None:
+                return [Piece(len(tokens), "")]
+            return self._given(self._detokenizer.push(tokens))
+        pieces: list[Piece] = []
+        for token in tokens:  # one by one: a stop string ends at a token
+            self.consumed += 1
+            pieces += self._search(self._detokenizer.push((token,)))
+            if pieces and pieces[-1].stop:
+                break
+        return pieces
+
+    def flush(self) -> list[Piece]:
+        """The rest, at the end; it may still complete a stop string."""
+        if self._detokenizer is None:
+            return []
+        last = self._detokenizer.flush()
+        if self._stops is None:
+            return self._given(last)
+        pieces = self._search(last)
+        return pieces if pieces and pieces[-1].stop else pieces + self._given(self._stops.flush())
+
+    def _search(self, piece: Piece) -> list[Piece]:
+        assert self._stops is not None
+        if self._exempt > 0:
+            self._exempt -= piece.tokens
+            return self._given(piece)
+        return self._given(self._stops.push(piece))
+
+    def _given(self, piece: Piece) -> list[Piece]:
+        known = min(self._already_given, piece.tokens)
+        self._already_given -= known
+        if piece.tokens == 0 and not piece.stop:
+            return []
+        return [Piece(piece.tokens - known, piece.text, piece.stop)]

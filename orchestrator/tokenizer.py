@@ -1,0 +1,123 @@
+"""The target's tokenizer and chat template, from files that a verify replica hands over.
+
+`tokenizers` and `jinja2` are imported at first use: the orchestrator starts without them, and serves models
+without a tokenizer without them.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from outrider.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+    from tokenizers import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One message of a conversation."""
+
+    role: str
+    content: str
+
+
+class TextTokenizer:
+    """Text and conversations to token ids, token ids to text."""
+
+    def __init__(
+        self,
+        tokenizer_json: bytes,
+        chat_template: str = "",
+        special_tokens: Mapping[str, str] | None = None,
+        bos_token_id: int | None = None,
+    ) -> None:
+        """`bos_token_id` is put before plain text unless the tokenizer does so itself; None: nothing is."""
+        from tokenizers import Tokenizer
+
+        self._tokenizer: Tokenizer = Tokenizer.from_str(tokenizer_json.decode())
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._special_tokens = dict(special_tokens or {})
+        self._bos_token_id = bos_token_id
+        self._template = _compile(chat_template) if chat_template else None
+        self.byte_tokens = _byte_tokens(self._tokenizer)
+        """Ids of the byte tokens of a byte-fallback vocabulary, such as `<0x0A>`."""
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether conversations can be rendered."""
+        return self._template is not None
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids of plain text."""
+        tokens: list[int] = self._tokenizer.encode(text).ids
+        if self._bos_token_id is not None and tokens[:1] != [self._bos_token_id]:
+            tokens = [self._bos_token_id, *tokens]
+        return tuple(tokens)
+
+    def encode_chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
+        """Token ids of a conversation in the model's chat template, up to where the answer begins.
+
+        Raises:
+            InvalidRequest: there is no template, no message, or the template refuses the messages.
+        """
+        from jinja2 import TemplateError
+
+        if self._template is None:
+            raise InvalidRequest("chat", "the model came without a chat template; send text or token_ids")
+        if not messages:
+            raise InvalidRequest("chat.messages", "must not be empty")
+        for index, message in enumerate(messages):
+            if not message.role:
+                raise InvalidRequest(f"chat.messages[{index}].role", "must not be empty")
+        plain = [{"role": message.role, "content": message.content} for message in messages]
+        try:
+            text = self._template.render(messages=plain, add_generation_prompt=True, **self._special_tokens)
+        except TemplateError as error:
+            raise InvalidRequest(
+                "chat.messages", f"the model's chat template refuses them: {error}"
+            ) from None
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of token ids; special tokens have none."""
+        return self._tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+def _byte_tokens(tokenizer: Tokenizer) -> frozenset[int]:
+    ids = (tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
+    return frozenset(id for id in ids if id is not None)
+
+
+def _compile(chat_template: str) -> Template:
+    """The template in a sandbox, with what chat templates expect to find (as Hugging Face documents it)."""
+    from jinja2.ext import loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment.from_string(chat_template)
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    from jinja2 import TemplateError
+
+    raise TemplateError(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.datetime.now().strftime(format)

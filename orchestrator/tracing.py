@@ -1,0 +1,141 @@
+"""The spans of one request: `generate` -> `prefill` and one `speculation.step` per verdict.
+
+Nothing here runs for a request that is not sampled. Attributes of the root span are those of the
+OpenTelemetry conventions for generative AI.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from orchestrator.output import Completion
+from orchestrator.request import Request
+from orchestrator.timeline import Step
+from outrider.messages import FinishReason
+from outrider.telemetry.spans import (
+    Attributes,
+    is_sampled,
+    record_request,
+    record_span,
+    start_request,
+    step_span_id,
+)
+
+
+@dataclass(slots=True)
+class RequestTrace:
+    """The root span of a request; `traceparent` is empty when it is not sampled."""
+
+    name: str
+    incoming: str
+    start_ns: int
+    traceparent: str
+
+    @classmethod
+    def start(cls, request: Request, incoming: str, start_ns: int) -> RequestTrace:
+        """Decide whether the request is sampled. `incoming` is the caller's traceparent, or empty."""
+        name = f"text_completion {request.served.model}"
+        traceparent = start_request(name, incoming, {"gen_ai.operation.name": "text_completion"})
+        return cls(name, incoming, start_ns, traceparent)
+
+    def continuation(self, index: int) -> str:
+        """The traceparent below which the spans of one continuation go: the first one's is the root span."""
+        if index == 0 or not self.traceparent:
+            return self.traceparent
+        return f"{self.traceparent[:36]}{random.getrandbits(64) or 1:016x}{self.traceparent[52:]}"
+
+    def record_continuation(self, traceparent: str, index: int, start_ns: int, end_ns: int) -> None:
+        """The span of a continuation after the first."""
+        if index and traceparent:
+            span_id = int(traceparent[36:52], 16)
+            attributes = {"outrider.index": index}
+            record_span(
+                "continuation",
+                parent=self.traceparent,
+                start_ns=start_ns,
+                end_ns=end_ns,
+                attributes=attributes,
+                span_id=span_id,
+            )
+
+    def finish(self, request: Request, completions: list[Completion], end_ns: int, error: str) -> None:
+        """Record the root span."""
+        if self.traceparent:
+            record_request(
+                self.traceparent,
+                self.name,
+                incoming=self.incoming,
+                start_ns=self.start_ns,
+                end_ns=end_ns,
+                attributes=_attributes(request, completions),
+                error=error,
+            )
+
+
+def record_prefill(traceparent: str, start_ns: int, end_ns: int, tokens: int, cached: int) -> None:
+    """The time from opening a verify session to its first verdict."""
+    attributes = {"outrider.prefill.tokens": tokens, "outrider.prefill.cached_tokens": cached}
+    record_span("prefill", parent=traceparent, start_ns=start_ns, end_ns=end_ns, attributes=attributes)
+
+
+def record_step(traceparent: str, step: Step) -> None:
+    """One step, under the id that the other services derive for it too."""
+    if not is_sampled(traceparent):
+        return
+    verdict, times = step.verdict, step.verdict.times
+    record_span(
+        "speculation.step",
+        parent=traceparent,
+        start_ns=step.start_ns,
+        end_ns=step.end_ns,
+        span_id=step_span_id(traceparent, verdict.step),
+        links=step.links,
+        attributes={
+            "outrider.step.number": verdict.step,
+            "outrider.step.nodes_drafted": step.drafted,
+            "outrider.step.verified": verdict.verified,
+            "outrider.step.accepted": verdict.accepted,
+            "outrider.step.acceptance_length": len(verdict.tokens),
+            "outrider.step.depth": verdict.depth,
+            "outrider.step.hit": verdict.hit,
+            "outrider.step.batch_size": verdict.batch_size,
+            "outrider.step.draft_us": step.draft_us,
+            "outrider.step.wire_us": step.wire_us,
+            "outrider.step.queue_us": times.queue_us,
+            "outrider.step.forward_us": times.forward_us,
+            "outrider.step.sample_us": times.sample_us,
+            "outrider.step.idle_us": times.idle_us,
+        },
+    )
+
+
+def _attributes(request: Request, completions: list[Completion]) -> Attributes:
+    sampling = request.sampling
+    assert sampling.max_tokens is not None
+    return {
+        "gen_ai.operation.name": "text_completion",
+        "gen_ai.provider.name": "outrider",
+        "gen_ai.request.model": request.served.model,
+        "gen_ai.response.model": request.served.model,
+        "gen_ai.response.id": request.request_id,
+        "gen_ai.request.max_tokens": sampling.max_tokens,
+        "gen_ai.request.temperature": sampling.temperature,
+        "gen_ai.request.top_p": sampling.top_p,
+        "gen_ai.request.top_k": sampling.top_k,
+        "gen_ai.request.seed": sampling.seed,
+        "gen_ai.request.choice.count": sampling.n,
+        "gen_ai.usage.input_tokens": len(request.prompt),
+        "gen_ai.usage.output_tokens": sum(completion.completion_tokens for completion in completions),
+        "gen_ai.response.finish_reasons": [_reason(completion.reason) for completion in completions],
+        "outrider.mode": request.mode.name.lower(),
+        "outrider.task": request.task,
+        "outrider.steps": sum(completion.statistics.steps for completion in completions),
+        "outrider.accepted": sum(completion.statistics.accepted for completion in completions),
+        "outrider.draft_losses": sum(completion.statistics.draft_losses for completion in completions),
+        "outrider.verify_losses": sum(completion.statistics.verify_losses for completion in completions),
+    }
+
+
+def _reason(reason: FinishReason) -> str:
+    return "length" if reason is FinishReason.LENGTH else "stop"

@@ -1,0 +1,116 @@
+"""Messages of the public service <-> what the orchestrator works with."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from orchestrator.output import Chunk, Completion
+from orchestrator.request import Asked
+from orchestrator.timeline import TimelineEvent
+from orchestrator.tokenizer import ChatMessage
+from outrider.v1 import generation_pb2, tokens_pb2
+from outrider.wire import logprob_to_pb, mode_from_pb, sampling_from_pb
+
+MAX_UINT32 = 2**32 - 1
+
+
+def asked_from_pb(pb: generation_pb2.GenerateRequest) -> Asked:
+    """A request as it came.
+
+    Raises:
+        InvalidRequest: a sampling parameter is out of its range, or the mode is unknown.
+    """
+    speculation, prompt = pb.speculation, pb.WhichOneof("prompt")
+    messages = [ChatMessage(message.role, message.content) for message in pb.chat.messages]
+    return Asked(
+        model=pb.model,
+        text=pb.text if prompt == "text" else None,
+        token_ids=tuple(pb.token_ids.ids) if prompt == "token_ids" else None,
+        chat=tuple(messages) if prompt == "chat" else None,
+        sampling=sampling_from_pb(pb.sampling),
+        seed=pb.sampling.seed if pb.sampling.HasField("seed") else None,
+        mode=mode_from_pb(speculation.mode),
+        max_nodes=speculation.max_nodes if speculation.HasField("max_nodes") else None,
+        max_depth=speculation.max_depth if speculation.HasField("max_depth") else None,
+        task=pb.task,
+        resume_token_ids=tuple(pb.resume_token_ids),
+        session=pb.session,
+        keep_session=pb.keep_session,
+        record_timeline=pb.record_timeline,
+        priority=pb.priority,
+    )
+
+
+def response_to_pb(item: Chunk | Completion) -> generation_pb2.GenerateResponse:
+    """One message of the response stream."""
+    if isinstance(item, Chunk):
+        chunk = generation_pb2.Chunk(
+            index=item.index,
+            text=item.text,
+            token_ids=item.tokens,
+            logprobs=[logprob_to_pb(logprob) for logprob in item.logprobs],
+        )
+        return generation_pb2.GenerateResponse(chunk=chunk)
+    return generation_pb2.GenerateResponse(complete=_complete(item))
+
+
+def _complete(item: Completion) -> generation_pb2.Complete:
+    return generation_pb2.Complete(
+        index=item.index,
+        finish_reason=cast(tokens_pb2.FinishReason, item.reason),
+        stop=item.stop,
+        usage=generation_pb2.Usage(
+            prompt_tokens=item.prompt_tokens,
+            completion_tokens=item.completion_tokens,
+            cached_tokens=item.statistics.cached,
+        ),
+        speculation=_speculation(item),
+        session=item.session,
+        seed=item.seed,
+        model=item.model,
+        request_id=item.request_id,
+        timeline=[_timeline_event(event) for event in item.timeline],
+    )
+
+
+def _speculation(item: Completion) -> generation_pb2.SpeculationStats:
+    statistics = item.statistics
+    return generation_pb2.SpeculationStats(
+        steps=statistics.steps,
+        drafted=statistics.drafted,
+        verified=statistics.verified,
+        accepted=statistics.accepted,
+        hits=statistics.hits,
+        acceptance_length=statistics.acceptance_length,
+        draft_losses=statistics.draft_losses,
+        verify_losses=statistics.verify_losses,
+        first_token_micros=_micros(item.first_token_seconds),
+        total_micros=_micros(item.total_seconds),
+        forward_micros=_uint32(statistics.forward_us),
+        sample_micros=_uint32(statistics.sample_us),
+        queue_micros=_uint32(statistics.queue_us),
+        idle_micros=_uint32(statistics.idle_us),
+        draft_micros=_uint32(statistics.draft_us),
+        admission_micros=_micros(item.admission_seconds),
+    )
+
+
+def _timeline_event(event: TimelineEvent) -> generation_pb2.TimelineEvent:
+    return generation_pb2.TimelineEvent(
+        lane=cast(generation_pb2.TimelineEvent.Lane, event.lane),
+        start_unix_nano=event.start_ns,
+        duration_micros=_uint32(event.duration_us),
+        name=event.name,
+        step=event.step,
+        nodes=event.nodes,
+        accepted=event.accepted,
+    )
+
+
+def _micros(seconds: float) -> int:
+    return _uint32(round(seconds * 1e6))
+
+
+def _uint32(value: int) -> int:
+    """Sums of microseconds fit for 71 minutes; longer ones stay at the limit."""
+    return min(max(value, 0), MAX_UINT32)

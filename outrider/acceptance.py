@@ -1,0 +1,141 @@
+"""Learns online how often the target chooses a proposed child, and how sharply the draft should rank.
+
+Nothing here touches which tokens are committed: estimates only decide what is drafted and verified first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import exp, log
+
+BUCKETS = 40
+"""Buckets of a draft model's confidence: the first half for greedy rows, the second for sampled ones."""
+LOOKUP_BUCKETS = 12
+"""Buckets of a match length."""
+SHARPNESS_GRID = (0.5, 0.7, 0.85, 1.0, 1.2, 1.45, 1.75, 2.2, 3.0, 5.0)
+"""Factors of the draft's log probability against the noise that `SharpnessFit` compares."""
+
+_RANKS = 8
+_HALF = BUCKETS // 2
+_WIDEST_ODDS = 5.0
+_DECAY = 0.999
+_PRIOR_WEIGHT = 8.0
+_SHARED_WEIGHT = 32.0
+_MAX_TASKS = 64
+_SHARPNESS_DECAY = 0.9995
+_HEAD_START = 2.0
+
+
+def bucket(confidence: float, greedy: bool) -> int:
+    """Bucket of a confidence in [0, 1]: 20 equal steps of log odds from -5 to 5."""
+    odds = log(max(confidence, 1e-9) / max(1.0 - confidence, 1e-9))
+    step = int((odds + _WIDEST_ODDS) * (_HALF / (2.0 * _WIDEST_ODDS)))
+    place = min(max(step, 0), _HALF - 1)
+    return place if greedy else place + _HALF
+
+
+def confidence_priors() -> list[float]:
+    """Acceptance by bucket of confidence before anything is learned: the confidence itself."""
+    width = 2.0 * _WIDEST_ODDS / _HALF
+    middles = [1.0 / (1.0 + exp(_WIDEST_ODDS - (place + 0.5) * width)) for place in range(_HALF)]
+    return middles * 2
+
+
+def lookup_bucket(match_length: int) -> int:
+    """Bucket of a match length: each length up to 8, then doublings."""
+    if match_length <= 8:
+        return max(match_length, 1) - 1
+    return min((match_length - 1).bit_length() + 4, LOOKUP_BUCKETS - 1)
+
+
+def lookup_priors() -> list[float]:
+    """Acceptance by bucket of match length before anything is learned."""
+    return [0.2, 0.3, 0.42, 0.52, 0.6, 0.66, 0.7, 0.74, 0.8, 0.88, 0.93, 0.95]
+
+
+class AcceptanceModel:
+    """Conditional acceptance of a child by (bucket, rank), from counts that decay.
+
+    A task's estimate leans on the estimate over all tasks, and that on a prior per bucket, the less has
+    been seen the more. Of more than 64 tasks the oldest is forgotten.
+    """
+
+    def __init__(self, priors: Sequence[float]) -> None:
+        self._priors = list(priors)
+        self._shared = _Counts(len(priors) * _RANKS)
+        self._tasks: dict[str, _Counts] = {}
+
+    def estimate(self, bucket: int, rank: int, task: str = "") -> float:
+        """Probability that the target chooses this child, given that its walk reaches the parent."""
+        cell = bucket * _RANKS + (rank if rank < _RANKS else _RANKS - 1)
+        shared = self._shared
+        overall = (shared.taken[cell] + _PRIOR_WEIGHT * self._priors[bucket]) / (
+            shared.seen[cell] + _PRIOR_WEIGHT
+        )
+        counts = self._tasks.get(task)
+        if counts is None:
+            return overall
+        return (counts.taken[cell] + _SHARED_WEIGHT * overall) / (counts.seen[cell] + _SHARED_WEIGHT)
+
+    def observe(self, bucket: int, rank: int, taken: bool, task: str = "") -> None:
+        """The walk reached the parent, and the target chose this child or another token."""
+        cell = bucket * _RANKS + min(rank, _RANKS - 1)
+        self._shared.add(cell, taken)
+        if task:
+            self._counts(task).add(cell, taken)
+
+    def _counts(self, task: str) -> _Counts:
+        counts = self._tasks.get(task)
+        if counts is None:
+            if len(self._tasks) >= _MAX_TASKS:
+                del self._tasks[next(iter(self._tasks))]
+            counts = self._tasks[task] = _Counts(len(self._priors) * _RANKS)
+        return counts
+
+
+class _Counts:
+    """Decayed counts per cell."""
+
+    __slots__ = ("seen", "taken")
+
+    def __init__(self, cells: int) -> None:
+        self.seen = [0.0] * cells
+        self.taken = [0.0] * cells
+
+    def add(self, cell: int, taken: bool) -> None:
+        self.seen[cell] = self.seen[cell] * _DECAY + 1.0
+        self.taken[cell] = self.taken[cell] * _DECAY + taken
+
+
+class SharpnessFit:
+    """The sharpness of SHARPNESS_GRID that puts the target's choice first most often.
+
+    Every observed row is a trial of all of them, because its ranking says which token each would have put
+    first. Counts decay over some 2000 rows and are smoothed over neighbours; 1.0 has a small head start.
+    """
+
+    def __init__(self) -> None:
+        self._hits = [_HEAD_START if sharpness == 1.0 else 0.0 for sharpness in SHARPNESS_GRID]
+        self._value = 1.0
+
+    @property
+    def value(self) -> float:
+        """The sharpness to rank with now."""
+        return self._value
+
+    def observe(self, winners: Sequence[int], chosen: int) -> None:
+        """The target chose `chosen` where each sharpness of the grid would have put its winner first.
+
+        `winners` are those of `outrider.sampling.chooser.Ranking`; none (a greedy row) teach nothing.
+        """
+        if not winners:
+            return
+        hits = [
+            old * _SHARPNESS_DECAY + (new == chosen) for old, new in zip(self._hits, winners, strict=True)
+        ]
+        smooth = [
+            left + 2.0 * here + right
+            for left, here, right in zip(hits[:1] + hits[:-1], hits, hits[1:] + hits[-1:], strict=True)
+        ]
+        self._hits = hits
+        self._value = SHARPNESS_GRID[smooth.index(max(smooth))]

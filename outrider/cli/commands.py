@@ -1,0 +1,148 @@
+"""The subcommands: their flags, and what each runs. Heavy imports wait until a command needs them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+from importlib import import_module
+from typing import Any
+
+from outrider import __version__
+from outrider.cli.request import add_connection_flags, add_request_flags
+from outrider.cli.settings import add_flags, resolve
+from outrider.cli.up_plan import UpConfig
+from outrider.config import DraftConfig, OrchestratorConfig, ServiceConfig, VerifyConfig
+
+Subcommands = Any  # argparse._SubParsersAction has no public name
+
+SERVICES: dict[str, tuple[type[ServiceConfig], str, str]] = {
+    "orchestrator": (OrchestratorConfig, "orchestrator.main", "the public service: requests in, text out"),
+    "draft": (DraftConfig, "draft_service.main", "a draft replica: proposes tokens"),
+    "verify": (VerifyConfig, "verify_service.main", "a verify replica: runs the target model"),
+}
+
+
+def add_up(subcommands: Subcommands) -> None:
+    """`outrider up`."""
+    parser = subcommands.add_parser(
+        "up",
+        allow_abbrev=False,
+        help="run all services on this machine",
+        description="Run the orchestrator and its replicas on this machine, each as its own process, until "
+        "Ctrl-C. A replica that crashes is restarted. Other settings of the services come from the "
+        "environment or the file's tables [orchestrator], [draft] and [verify].",
+    )
+    add_flags(parser, UpConfig, "up")
+    parser.set_defaults(run=_up)
+
+
+def add_serve(subcommands: Subcommands) -> None:
+    """`outrider serve orchestrator|draft|verify`."""
+    parser = subcommands.add_parser("serve", help="run one service", description="Run one service.")
+    services = parser.add_subparsers(title="services", metavar="SERVICE", required=True)
+    for service, (config, _, text) in SERVICES.items():
+        one = services.add_parser(service, help=text, description=f"Run {text}.", allow_abbrev=False)
+        add_flags(one, config, service)
+        one.add_argument("--parent-pid", type=int, default=0, help=argparse.SUPPRESS)
+        one.set_defaults(run=_serve, service=service)
+
+
+def add_generate(subcommands: Subcommands) -> None:
+    """`outrider generate`."""
+    parser = subcommands.add_parser(
+        "generate",
+        allow_abbrev=False,
+        help="continue a prompt",
+        description="Continue a prompt and stream the text to standard output.",
+    )
+    add_request_flags(parser)
+    add_connection_flags(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    parser.add_argument(
+        "--stats",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="print a summary to standard error (default: when it is a terminal)",
+    )
+    parser.add_argument(
+        "--timeline", metavar="FILE", help="write a picture of the steps: .html, .svg or .json"
+    )
+    parser.set_defaults(run=_generate)
+
+
+def add_timeline(subcommands: Subcommands) -> None:
+    """`outrider timeline`."""
+    parser = subcommands.add_parser(
+        "timeline",
+        allow_abbrev=False,
+        help="draw the steps of one request",
+        description="Run one request, or read a saved one, and draw what draft, wire and target did when.",
+    )
+    add_request_flags(parser)
+    add_connection_flags(parser)
+    parser.add_argument(
+        "--output",
+        metavar="FILE",
+        required=True,
+        help=".html (self-contained page), .svg, or .json (Chrome trace: ui.perfetto.dev or chrome://tracing)",
+    )
+    parser.add_argument("--from-json", metavar="FILE", help="draw a saved .json instead of running a request")
+    parser.set_defaults(run=_timeline)
+
+
+def add_version(subcommands: Subcommands) -> None:
+    """`outrider version`."""
+    parser = subcommands.add_parser("version", help="print versions", description="Print versions.")
+    parser.set_defaults(run=_version)
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    config_type, module, _ = SERVICES[arguments.service]
+    resolved = resolve(arguments.service, config_type, arguments, os.environ)
+    if arguments.print_config:
+        print(resolved.render())
+        return 0
+    from outrider import process
+    from outrider.logs import configure_logging
+
+    config = resolved.config
+    process.end_with_parent(arguments.parent_pid)
+    configure_logging(arguments.service, config.log_level, config.log_format)
+    process.run_event_loop(import_module(module).run(config))
+    return 0
+
+
+def _up(arguments: argparse.Namespace) -> int:
+    resolved = resolve("up", UpConfig, arguments, os.environ)
+    if arguments.print_config:
+        print(resolved.render())
+        return 0
+    from outrider.cli.up import up
+
+    return up(resolved, arguments.config)
+
+
+def _generate(arguments: argparse.Namespace) -> int:
+    from outrider.cli.generate import generate
+
+    return generate(arguments)
+
+
+def _timeline(arguments: argparse.Namespace) -> int:
+    from outrider.cli.generate import timeline
+
+    return timeline(arguments)
+
+
+def _version(_arguments: argparse.Namespace) -> int:
+    from importlib.metadata import PackageNotFoundError, version
+
+    print(f"outrider {__version__}")
+    print(f"python {platform.python_version()}")
+    for package in ("grpcio", "protobuf", "torch", "transformers"):
+        try:
+            print(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            print(f"{package} not installed")
+    return 0

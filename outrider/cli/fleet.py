@@ -1,0 +1,207 @@
+"""The processes of `outrider up`: carries out what the supervisor decides.
+
+A child's ready line means that its health says SERVING; the orchestrator's, that it can verify.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from outrider.cli.children import ERROR, Child
+from outrider.cli.supervisor import GiveUp, Restart, Supervisor
+from outrider.cli.up_plan import ChildSpec
+
+KILL_SECONDS = 5.0
+"""Beyond the grace period, before a child is killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    child: Child
+
+
+@dataclass(frozen=True, slots=True)
+class _Exited:
+    child: Child
+    status: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    pass
+
+
+class Fleet:
+    """Replicas first, then the orchestrator, which reads their endpoints from `replicas_file`."""
+
+    def __init__(
+        self,
+        replicas: Sequence[ChildSpec],
+        orchestrator: ChildSpec,
+        replicas_file: Path,
+        config_file: str | None,
+        grace_seconds: float,
+        start_child: Callable[[ChildSpec, str | None, Callable[[str], None]], Awaitable[Child]] = Child.start,
+    ) -> None:
+        self.specs = {spec.name: spec for spec in (*replicas, orchestrator)}
+        self.orchestrator = orchestrator.name
+        self.replicas_file = replicas_file
+        self.config_file = config_file
+        self.grace_seconds = grace_seconds
+        self.start_child = start_child
+        self.supervisor = Supervisor(tuple(self.specs))
+        self.children: dict[str, Child] = {}
+        self.endpoints: dict[str, str] = {}
+        self._events: asyncio.Queue[_Ready | _Exited | _Stop] = asyncio.Queue()  # a few per child's life
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> int:
+        """Start, watch, and stop everything; 0 when asked to stop, 1 when a child did not start."""
+        self._stop_on_signals()
+        try:
+            for name in self.specs:
+                if name != self.orchestrator:
+                    await self._launch(name)
+            return await self._watch()
+        finally:
+            await self._stop_all()
+
+    async def _watch(self) -> int:
+        while True:
+            match await self._events.get():
+                case _Stop():
+                    return 0
+                case _Ready(child):
+                    await self._on_ready(child)
+                case _Exited(child, status):
+                    if not self._on_exit(child, status):
+                        return 1
+
+    async def _on_ready(self, child: Child) -> None:
+        name, first = child.spec.name, not self.supervisor.up
+        if self.children[name] is not child:  # it crashed and was replaced meanwhile
+            return
+        ready = child.ready.result()
+        self.supervisor.ready(name, time.monotonic())
+        self.endpoints[name] = ready["endpoint"]
+        self._say(name, "ready at " + " ".join(filter(None, (ready["endpoint"], ready["metrics"]))))
+        self._write_replicas()
+        if name == self.orchestrator:
+            self._keep_port(ready["endpoint"])
+            if first:
+                _announce(ready)
+        elif self.orchestrator not in self.children and len(self.endpoints) == len(self.specs) - 1:
+            await self._launch(self.orchestrator)
+
+    def _on_exit(self, child: Child, status: int) -> bool:
+        """False when there is no going on."""
+        name = child.spec.name
+        decision = self.supervisor.exited(name, time.monotonic())
+        if isinstance(decision, GiveUp):
+            print(f"outrider: {name} did not start: {_sentence(child.problem, status)}", file=sys.stderr)
+            return False
+        if isinstance(decision, Restart):
+            self._say(name, f"exited with status {status}; restarting in {decision.pause_seconds:g} s")
+            self.endpoints.pop(name, None)
+            self._write_replicas()
+            self._spawn(self._relaunch(name, decision.pause_seconds))
+        return True
+
+    async def _launch(self, name: str) -> None:
+        spec = self.specs[name]
+        child = await self.start_child(spec, self.config_file, lambda line: self._say(name, line))
+        self.children[name] = child
+        self._spawn(self._await_ready(child))
+        self._spawn(self._await_exit(child))
+
+    async def _relaunch(self, name: str, pause_seconds: float) -> None:
+        await asyncio.sleep(pause_seconds)
+        if not self.supervisor.stopping:
+            await self._launch(name)
+
+    async def _await_ready(self, child: Child) -> None:
+        await child.ready
+        self._events.put_nowait(_Ready(child))
+
+    async def _await_exit(self, child: Child) -> None:
+        self._events.put_nowait(_Exited(child, await child.wait()))
+
+    async def _stop_all(self) -> None:
+        """The orchestrator first: its requests end on replicas that still run."""
+        self.supervisor.stop()
+        running = dict(self.children)
+        orchestrator = running.pop(self.orchestrator, None)
+        if orchestrator is not None:
+            await self._stop([orchestrator])
+        await self._stop(list(running.values()))
+        for task in self._tasks:
+            task.cancel()
+
+    async def _stop(self, children: Sequence[Child]) -> None:
+        for child in children:
+            child.send(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(self.grace_seconds + KILL_SECONDS):
+                await asyncio.gather(*(child.wait() for child in children))
+        except TimeoutError:
+            for child in children:
+                child.send(signal.SIGKILL)
+            await asyncio.gather(*(child.wait() for child in children))
+
+    def _stop_on_signals(self) -> None:
+        """The first signal stops in order, the second one kills."""
+
+        def receive() -> None:
+            if self.supervisor.stopping:
+                for child in self.children.values():
+                    child.send(signal.SIGKILL)
+            self._events.put_nowait(_Stop())
+
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, receive)
+
+    def _keep_port(self, endpoint: str) -> None:
+        """A restarted orchestrator listens where its clients know it."""
+        spec = self.specs[self.orchestrator]
+        port = endpoint.rpartition(":")[2]
+        self.specs[self.orchestrator] = replace(spec, arguments=(*spec.arguments, "--port", port))
+
+    def _write_replicas(self) -> None:
+        """Replaced as a whole, so that a reader never sees half of it."""
+        replicas = [(self.specs[name].service, self.endpoints[name]) for name in self.endpoints]
+        lines = [f"{service} {endpoint}\n" for service, endpoint in replicas if service != "orchestrator"]
+        new = self.replicas_file.with_suffix(".new")
+        new.write_text("".join(lines))
+        os.replace(new, self.replicas_file)
+
+    def _say(self, name: str, line: str) -> None:
+        width = max(map(len, self.specs))
+        print(f"{name:<{width}} | {line}", file=sys.stderr, flush=True)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _announce(ready: dict[str, Any]) -> None:
+    """The ready line: for a person on a terminal, for a program elsewhere."""
+    if not sys.stdout.isatty():
+        print(json.dumps({**ready, "service": "up"}), flush=True)
+        return
+    print(f"\nready at {ready['endpoint']}    Ctrl-C stops")
+    print(f"try: outrider generate --target-endpoint {ready['endpoint']} 'def fibonacci(n):'\n", flush=True)
+
+
+def _sentence(problem: str, status: int) -> str:
+    return problem.removeprefix(ERROR) or f"it ended with status {status}"

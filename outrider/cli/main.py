@@ -1,0 +1,64 @@
+"""The `outrider` command: parses arguments, runs a subcommand, turns errors into one sentence."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+# gRPC's core writes its own lines to standard error unless told otherwise before it is imported.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+from outrider import __version__
+from outrider.cli import commands
+from outrider.errors import ConfigError, InvalidRequest, OutriderError
+
+DESCRIPTION = """\
+Serve a large language model faster than it can run by itself: a small draft model proposes tokens on
+its own processor, the target model verifies them on another, and the output is exactly the target's.
+"""
+EXAMPLES = """\
+examples:
+  outrider up --target models/target --draft models/draft     start everything on this machine
+  outrider generate "def fibonacci(n):" --max-tokens 64       stream a completion
+  outrider timeline "def fibonacci(n):" --output steps.html   picture of its steps
+  outrider serve verify --model models/target --print-config  every setting and its source
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status: 0, 1 (failed), 2 (wrong setting or request), 130."""
+    parsed = _parser().parse_args(arguments)
+    try:
+        status: int = parsed.run(parsed)
+    except OutriderError as error:
+        print(f"outrider: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError | InvalidRequest) else 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone, as in `outrider generate ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="outrider",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"outrider {__version__}")
+    subcommands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands.add_up(subcommands)
+    commands.add_serve(subcommands)
+    commands.add_generate(subcommands)
+    commands.add_timeline(subcommands)
+    commands.add_version(subcommands)
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,154 @@
+"""Flags of a generation request, and the request that they make."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from outrider.errors import InvalidRequest
+
+Number = int | float
+
+SAMPLING: tuple[tuple[str, type[Number], str], ...] = (
+    ("max_tokens", int, "most tokens to generate (default: up to the context length)"),
+    ("temperature", float, "0 is greedy and the default"),
+    ("top_p", float, "keep the smallest set of tokens with this probability"),
+    ("top_k", int, "keep this many of the most likely tokens"),
+    ("min_p", float, "keep tokens with this share of the best one's probability"),
+    ("repetition_penalty", float, "divides the logits of tokens seen before"),
+    ("presence_penalty", float, "subtracted from the logits of tokens generated before"),
+    ("frequency_penalty", float, "subtracted for every time a token was generated"),
+    ("seed", int, "seed of the sampling noise: the same request with it gives the same tokens"),
+    ("min_tokens", int, "no stop token before this many tokens"),
+    ("logprobs", int, "report log probabilities of each token and of this many alternatives"),
+)
+
+
+def add_request_flags(parser: argparse.ArgumentParser) -> None:
+    """What to generate."""
+    prompt = parser.add_argument_group("prompt")
+    prompt.add_argument("prompt", nargs="?", help="text; - or nothing reads standard input")
+    prompt.add_argument("--file", metavar="FILE", help="read the prompt from a file")
+    prompt.add_argument("--token-ids", metavar="IDS", help="token ids, such as 1,15,27, instead of text")
+    prompt.add_argument("--chat", action="store_true", help="the prompt is a user's message to a chat model")
+    prompt.add_argument("--system", metavar="TEXT", help="system message, with --chat")
+    sampling = parser.add_argument_group("sampling")
+    for name, kind, text in SAMPLING:
+        metavar = "N" if kind is int else "X"
+        sampling.add_argument(_flag(name), type=kind, metavar=metavar, help=text)
+    sampling.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop before this text")
+    sampling.add_argument("--stop-token-ids", metavar="IDS", default="", help="stop at one of these tokens")
+    sampling.add_argument(
+        "--logit-bias", action="append", default=[], metavar="ID=X", help="add to the logit of a token"
+    )
+    sampling.add_argument("--ignore-eos", action="store_true", help="do not stop at the model's end tokens")
+    speculation = parser.add_argument_group("speculation (never changes the tokens)")
+    speculation.add_argument(
+        "--mode",
+        choices=("auto", "sequential", "off"),
+        default="auto",
+        help="auto drafts while the target verifies, sequential takes turns, off is the target alone",
+    )
+    speculation.add_argument("--max-nodes", type=int, metavar="N", help="most nodes of the candidate tree")
+    speculation.add_argument("--max-depth", type=int, metavar="N", help="deepest candidate")
+    request = parser.add_argument_group("request")
+    request.add_argument("--model", default="", metavar="NAME", help="model name; empty: the one served")
+    request.add_argument("--task", default="", metavar="LABEL", help="traffic label for statistics")
+    request.add_argument(
+        "--priority", type=int, default=0, metavar="N", help="kept longer when memory runs out"
+    )
+
+
+def add_connection_flags(parser: argparse.ArgumentParser) -> None:
+    """Where to send it."""
+    group = parser.add_argument_group("connection")
+    group.add_argument(
+        "--target-endpoint",
+        metavar="HOST:PORT",
+        default=os.environ.get("OUTRIDER_ENDPOINT", "127.0.0.1:7700"),
+        help="the orchestrator (environment OUTRIDER_ENDPOINT; default 127.0.0.1:7700)",
+    )
+    group.add_argument(
+        "--token",
+        metavar="TOKEN",
+        default=os.environ.get("OUTRIDER_TOKEN", ""),
+        help="bearer token (better: environment OUTRIDER_TOKEN)",
+    )
+    group.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS", help="default 600")
+    group.add_argument(
+        "--tls-ca", default="", metavar="FILE", help="PEM authorities, or system; turns TLS on"
+    )
+    group.add_argument("--tls-cert", default="", metavar="FILE", help="PEM client certificate")
+    group.add_argument("--tls-key", default="", metavar="FILE", help="PEM private key of --tls-cert")
+
+
+def request_fields(arguments: argparse.Namespace, record_timeline: bool) -> dict[str, Any]:
+    """Keyword arguments of a `GenerateRequest`.
+
+    Raises:
+        InvalidRequest: a flag does not parse, or there is no prompt.
+    """
+    given = vars(arguments)
+    sampling = {name: given[name] for name, _, _ in SAMPLING if given[name] is not None}
+    sampling["stop"] = arguments.stop
+    sampling["stop_token_ids"] = _ids("--stop-token-ids", arguments.stop_token_ids)
+    sampling["logit_bias"] = dict(_bias(item) for item in arguments.logit_bias)
+    if arguments.ignore_eos:
+        sampling["ignore_eos"] = True
+    limits = ("max_nodes", "max_depth")
+    speculation = {name: given[name] for name in limits if given[name] is not None}
+    speculation["mode"] = f"MODE_{arguments.mode.upper()}"
+    return {
+        **_prompt(arguments),
+        "sampling": sampling,
+        "speculation": speculation,
+        "model": arguments.model,
+        "task": arguments.task,
+        "priority": arguments.priority,
+        "record_timeline": record_timeline,
+    }
+
+
+def _prompt(arguments: argparse.Namespace) -> dict[str, Any]:
+    if arguments.token_ids is not None:
+        return {"token_ids": {"ids": _ids("--token-ids", arguments.token_ids)}}
+    text = _text(arguments)
+    if not arguments.chat:
+        return {"text": text}
+    system = [{"role": "system", "content": arguments.system}] if arguments.system else []
+    return {"chat": {"messages": [*system, {"role": "user", "content": text}]}}
+
+
+def _text(arguments: argparse.Namespace) -> str:
+    if arguments.file:
+        try:
+            return Path(arguments.file).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidRequest("--file", f"cannot read {arguments.file!r} ({error})") from error
+    if arguments.prompt not in (None, "-"):
+        return str(arguments.prompt)
+    if arguments.prompt is None and sys.stdin.isatty():
+        raise InvalidRequest("prompt", "give a text, --file, --token-ids, or pipe it in")
+    return sys.stdin.read()
+
+
+def _ids(flag: str, text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.replace(",", " ").split()]
+    except ValueError:
+        raise InvalidRequest(flag, f"must be numbers such as 1,15,27, not {text!r}") from None
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token, _, bias = text.partition("=")
+    try:
+        return int(token), float(bias)
+    except ValueError:
+        raise InvalidRequest("--logit-bias", f"must be ID=X such as 42=-1.5, not {text!r}") from None
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,80 @@
+"""What to do when a child process is ready or exits. Pure: the clock is an argument.
+
+A child that exits before everything was up once is a mistake in the settings: stop all and say why. After
+that a crash is a fault to live with: restart, with growing pauses while it keeps crashing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+FIRST_PAUSE_SECONDS = 0.5
+LONGEST_PAUSE_SECONDS = 30.0
+STEADY_SECONDS = 60.0
+"""A child that was ready for this long has proven itself: its next crash counts as the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """Start the child again after a pause."""
+
+    name: str
+    pause_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Stop all children and exit with an error."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """The exit was expected."""
+
+
+Decision = Restart | GiveUp | Nothing
+
+
+@dataclass(slots=True)
+class _Child:
+    crashes: int = 0
+    ready_at: float | None = None
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """Decides about the children of one `outrider up`."""
+
+    names: tuple[str, ...]
+    stopping: bool = False
+    up: bool = False
+    """Every child was ready at once at some time."""
+    _children: dict[str, _Child] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._children = {name: _Child() for name in self.names}
+
+    def ready(self, name: str, now: float) -> None:
+        """A child said that it is ready."""
+        self._children[name].ready_at = now
+        self.up = self.up or all(child.ready_at is not None for child in self._children.values())
+
+    def exited(self, name: str, now: float) -> Decision:
+        """A child's process has ended; what to do."""
+        child = self._children[name]
+        ready_at, child.ready_at = child.ready_at, None
+        if self.stopping:
+            return Nothing()
+        if not self.up:
+            return GiveUp(name)
+        if ready_at is not None and now - ready_at >= STEADY_SECONDS:
+            child.crashes = 0
+        child.crashes += 1
+        pause = FIRST_PAUSE_SECONDS * 2.0 ** min(child.crashes - 1, 10)
+        return Restart(name, min(pause, LONGEST_PAUSE_SECONDS))
+
+    def stop(self) -> None:
+        """Exits are expected from now on."""
+        self.stopping = True

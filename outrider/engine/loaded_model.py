@@ -1,0 +1,67 @@
+"""A model that is loaded and known to run on this engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """The shape of a model's keys and values, the same in every layer."""
+
+    num_layers: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+
+    @property
+    def queries_per_kv(self) -> int:
+        """Query heads that share one kv head."""
+        return self.query_heads // self.kv_heads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A decoder-only model in evaluation mode, and what callers need to know of it."""
+
+    model: nn.Module
+    name: str
+    """The last part of the folder or hub id."""
+    vocabulary_size: int
+    """Columns of the logits, padding included."""
+    context_length: int
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+    dtype: torch.dtype
+    device: torch.device
+    geometry: Geometry
+
+    @property
+    def num_layers(self) -> int:
+        """Layers with keys and values."""
+        return self.geometry.num_layers
+
+    @property
+    def kv_heads(self) -> int:
+        """Key and value heads of a layer."""
+        return self.geometry.kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a key head."""
+        return self.geometry.head_dim
+
+    @property
+    def dtype_name(self) -> str:
+        """The dtype as settings spell it, such as bfloat16."""
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of KV memory that one token takes."""
+        shape = self.geometry
+        return shape.num_layers * shape.kv_heads * (shape.head_dim + shape.value_dim) * self.dtype.itemsize

@@ -1,0 +1,190 @@
+"""Loads a decoder-only model and makes sure that this engine computes what the model computes.
+
+`load_model` goes: settings -> support -> weights -> packing -> self check. Whatever is wrong ends in a
+ModelError with one sentence, before a port is opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from outrider.engine.check import TOLERANCE, check_paged, run_plain
+from outrider.engine.loaded_model import Geometry, LoadedModel
+from outrider.engine.packed_linear import pack_linears
+from outrider.engine.tokenizer_files import TokenizerFiles, load_tokenizer, vocabulary_hash
+from outrider.errors import ModelError
+
+__all__ = ["Geometry", "LoadedModel", "TokenizerFiles", "load_model", "load_tokenizer", "vocabulary_hash"]
+
+_factory: Any = AutoModelForCausalLM  # its annotations leave out what the arguments below change
+_LOAD_ERRORS = (OSError, ValueError, ImportError, RuntimeError, KeyError, TypeError, SafetensorError)
+"""What transformers raises for files that are missing, unreadable, too large or not a known model."""
+
+
+def load_model(
+    model: str,
+    *,
+    dtype: str,
+    device: str,
+    threads: int,
+    context_length: int = 0,
+    trust_remote_code: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> LoadedModel:
+    """Load a model from a folder or hub id.
+
+    `dtype` and `device` may be auto; `context_length` 0 is the model's own limit.
+
+    Raises:
+        ModelError: it cannot be loaded, is of a kind that cannot run here, or fails the self check.
+    """
+    say = progress or (lambda _: None)
+    if not model:
+        raise ModelError("model: not set; give a folder with config.json and weights, or a hub id")
+    torch.set_num_threads(threads)
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    place = _device(device)
+    config = _read_config(model, trust_remote_code)
+    _refuse_unsupported(model, config, trust_remote_code)
+    limit = _context_length(config, context_length, say)
+    say(f"loading the weights of {model}")
+    network = _read_weights(model, dtype, place, trust_remote_code)
+    say("checking the model against this engine")
+    plain = run_plain(network, limit)
+    if place.type == "cpu":
+        say(f"packed {pack_linears(network)} linear layers")
+    loaded = LoadedModel(
+        model=network,
+        name=Path(model).name,
+        vocabulary_size=plain.logits.shape[-1],
+        context_length=limit,
+        eos_token_ids=_eos_token_ids(network),
+        bos_token_id=_generation_setting(network, "bos_token_id"),
+        dtype=network.dtype,
+        device=place,
+        geometry=plain.geometry,
+    )
+    check_paged(loaded, plain)
+    return loaded
+
+
+def _device(device: str) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        place = torch.device(device)
+    except RuntimeError as error:
+        raise ModelError(f"device: {device!r} is unknown; use auto, cpu, cuda or cuda:N") from error
+    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+        found = torch.cuda.device_count()
+        raise ModelError(f"device: {device!r} asked for and {found} CUDA devices found; use cpu or auto")
+    return place
+
+
+def _read_config(model: str, trust_remote_code: bool) -> PretrainedConfig:
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
+    except _LOAD_ERRORS as error:
+        raise _cannot_load(model, error) from error
+    return config
+
+
+def _refuse_unsupported(model: str, config: PretrainedConfig, trust_remote_code: bool) -> None:
+    """Refuse what cannot run here, seen from a model without weights."""
+    if config.is_encoder_decoder:
+        raise ModelError(f"model: {model!r} is an encoder-decoder; use a decoder-only model")
+    try:
+        with torch.device("meta"):
+            skeleton = _factory.from_config(config, trust_remote_code=trust_remote_code)
+    except _LOAD_ERRORS as error:
+        raise _cannot_load(model, error) from error
+    kind = type(skeleton).__name__
+    other_layers = set(getattr(config.get_text_config(), "layer_types", None) or ()) - {
+        "full_attention",
+        "sliding_attention",
+    }
+    if getattr(skeleton, "_is_stateful", False) or other_layers:
+        raise ModelError(
+            f"model: {kind} has layers ({', '.join(sorted(other_layers)) or 'recurrent'}) whose state cannot "
+            "be rolled back; use a model with attention in every layer"
+        )
+    if not getattr(skeleton, "_supports_attention_backend", False):
+        raise ModelError(
+            f"model: {kind} does not let its attention be replaced (transformers' attention interface); "
+            "use another architecture"
+        )
+
+
+def _read_weights(model: str, dtype: str, place: torch.device, trust_remote_code: bool) -> PreTrainedModel:
+    kind: Any = dtype if dtype == "auto" else getattr(torch, dtype)
+    try:
+        network, info = _factory.from_pretrained(
+            model, dtype=kind, trust_remote_code=trust_remote_code, output_loading_info=True
+        )
+        network.to(place)
+    except _LOAD_ERRORS as error:
+        raise _cannot_load(model, error) from error
+    missing = sorted({*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])})
+    if missing:
+        raise ModelError(
+            f"model: {model!r} lacks {len(missing)} weights of {type(network).__name__}, such as "
+            f"{missing[0]}; use a checkpoint with a language-model head"
+        )
+    if network.dtype not in TOLERANCE:
+        raise ModelError(f"dtype: weights of {network.dtype} cannot run here; set float32 or bfloat16")
+    network.requires_grad_(False)
+    evaluated: PreTrainedModel = network.eval()
+    return evaluated
+
+
+def _context_length(config: PretrainedConfig, asked: int, say: Callable[[str], None]) -> int:
+    """The most tokens of a sequence: the model's limit, less where its rotation changes with the length."""
+    text = config.get_text_config()
+    limit = getattr(text, "max_position_embeddings", None)
+    if limit is None:
+        if not asked:
+            raise ModelError("context_length: config.json of the model names none; set one")
+        return asked
+    for rope in _rope_settings(text):
+        original = rope.get("original_max_position_embeddings")
+        if rope.get("rope_type") == "longrope" and original is not None and original < limit:
+            say(f"context cut from {limit} to {original} tokens: this rope changes all positions beyond it")
+            limit = original
+    if asked > limit:
+        raise ModelError(f"context_length: {asked} is more than the {limit} of the model; lower it")
+    return int(asked or limit)
+
+
+def _rope_settings(config: PretrainedConfig) -> list[dict[str, Any]]:
+    """Rotary settings: one set, or one per kind of layer."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    return [rope] if "rope_type" in rope else [value for value in rope.values() if isinstance(value, dict)]
+
+
+def _eos_token_ids(network: PreTrainedModel) -> tuple[int, ...]:
+    ids = _generation_setting(network, "eos_token_id")
+    if ids is None:
+        return ()
+    return (ids,) if isinstance(ids, int) else tuple(ids)
+
+
+def _generation_setting(network: PreTrainedModel, name: str) -> Any:
+    """A token id from generation_config.json, else from config.json."""
+    generation: GenerationConfig | None = network.generation_config
+    value = getattr(generation, name, None)
+    return value if value is not None else getattr(network.config.get_text_config(), name, None)
+
+
+def _cannot_load(model: str, error: Exception) -> ModelError:
+    reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
+    return ModelError(
+        f"model: {model!r} cannot be loaded ({reason}); "
+        "give a folder with config.json and weights, or a hub id"
+    )

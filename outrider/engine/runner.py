@@ -1,0 +1,87 @@
+"""Runs the model over many sequences at once, with keys and values in pages.
+
+    forward(segments)   one packed forward; the tokens become scratch entries; logits of the wanted ones
+    commit(kv, ...)     keeps the accepted path and compacts it to the front of the scratch
+    fork(kv)            a second sequence with the same beginning
+
+Belongs to one thread. Shapes: N packed tokens, W wanted rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from outrider.engine.attention import PagedAttention
+from outrider.engine.loaded_model import LoadedModel
+from outrider.engine.pages import PagePool, SequenceKv
+from outrider.engine.step import Segment, Step, plan_step
+
+__all__ = ["ModelRunner", "Segment"]
+
+
+class ModelRunner:
+    """A loaded model with its KV memory of `num_pages` pages of `page_size` tokens.
+
+    The model's attention works on this runner's memory from now on: a model has one runner at a time.
+    """
+
+    def __init__(self, loaded: LoadedModel, num_pages: int, page_size: int) -> None:
+        self.loaded = loaded
+        self.pool = PagePool(num_pages, page_size)
+        self.attention = PagedAttention(loaded.geometry, num_pages * page_size, loaded.dtype, loaded.device)
+        network: Any = loaded.model
+        network.set_attn_implementation(self.attention.name)
+        self._network = network
+        self._selects_rows = "logits_to_keep" in inspect.signature(network.forward).parameters
+
+    def forward(self, segments: Sequence[Segment]) -> torch.Tensor:
+        """Run the segments' tokens as one packed batch; they become scratch entries of their sequences.
+
+        Returns float32 logits [W, V]: the wanted tokens in the order of the segments. A sequence may
+        occur once.
+
+        Raises:
+            OutOfPages: a sequence cannot grow; none has, though some may have more room reserved.
+        """
+        for segment in segments:
+            segment.kv.reserve(len(segment.tokens))
+        for segment in segments:
+            segment.kv.append(segment.tokens, segment.parents)
+        step = plan_step(
+            segments,
+            queries_per_kv=self.loaded.geometry.queries_per_kv,
+            dtype=self.loaded.dtype,
+            device=self.loaded.device,
+        )
+        wanted = sum(len(segment.wanted) for segment in segments)
+        # A copy outside of inference mode: callers may write into it.
+        return self._run(step)[:wanted].to(torch.float32, copy=True)
+
+    def commit(
+        self, kv: SequenceKv, keep: Sequence[int], tokens: Sequence[int], survivors: Sequence[int] = ()
+    ) -> None:
+        """Commit a path of scratch entries and make it dense; see `SequenceKv.commit`."""
+        self.attention.move(kv.commit(keep, tokens, survivors))
+
+    def fork(self, kv: SequenceKv) -> SequenceKv:
+        """Another sequence with the same committed tokens, sharing all full pages.
+
+        Raises:
+            OutOfPages: no page is left for the copy of the partial one.
+        """
+        copy, moves = kv.fork()
+        self.attention.move(moves)
+        return copy
+
+    def _run(self, step: Step) -> torch.Tensor:
+        """Logits [W with padding, V] of a planned step."""
+        selection = {"logits_to_keep": step.wanted} if self._selects_rows else {}
+        with torch.inference_mode(), self.attention.during(step):
+            logits: torch.Tensor = self._network(
+                input_ids=step.tokens, position_ids=step.positions, use_cache=False, **selection
+            ).logits[0]
+            return logits if self._selects_rows else logits.index_select(0, step.wanted)

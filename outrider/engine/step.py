@@ -1,0 +1,228 @@
+"""Plans one packed forward: the order of the tokens, where they are stored, and what each may see.
+
+Everything here is worked out once per step with numpy and used by every layer. Segments of similar size
+form a *group* that one attention call serves, padded to its longest member. What a group's tokens see
+depends on the layer's sliding window; each window met in the step gets one *view*, made when the first
+layer asks for it.
+
+Shapes: N packed tokens, B sequences of a group, n queries of each, L keys of each, G query heads per
+kv head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from outrider.engine.pages import SequenceKv
+
+MIN_ROWS = 4
+"""Query rows of one attention problem; with fewer, kernels are slower or add up in another order."""
+FOLD_LIMIT = 64
+"""Up to this many queries, the query heads of one kv head become rows of one attention problem."""
+CALL_COST = 4096
+"""Query-key pairs whose computation costs as much as one more attention call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Tokens of one sequence to run now.
+
+    They become the next scratch entries. `parents` has for each the scratch offset of its parent (one of
+    this call too) or -1 for the last committed token; None is one chain that continues the scratch.
+    `wanted` are the indices of the tokens whose logits are returned.
+    """
+
+    kv: SequenceKv
+    tokens: Sequence[int]
+    parents: Sequence[int] | None
+    wanted: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What the queries of a group see through one window."""
+
+    slots: torch.Tensor
+    """[B * L] int64, where their keys and values are; padded with a slot of the same sequence."""
+    mask: torch.Tensor | None
+    """Added to the scores; [B, 1, G * n, L] when folded, else [B, 1, n, L]. None: nothing is hidden, or
+    `causal` says what is."""
+    causal: bool
+    folded: bool
+
+
+@dataclass(slots=True)
+class Group:
+    """Sequences that one attention call serves."""
+
+    members: list[SequenceKv]
+    counts: list[int]
+    """New tokens of each member, its last scratch entries."""
+    start: int
+    """Packed position of the first member's first token; the others follow."""
+    width: int
+    """n, the queries of a member with padding."""
+    rows: torch.Tensor | None
+    """[B * n] packed position of every query, padding included; None when they simply follow `start`."""
+    valid: torch.Tensor | None
+    """Which of the B * n results are of real queries; None when all are."""
+    views: dict[tuple[int | None, bool], View] = field(default_factory=dict)
+
+    @property
+    def stop(self) -> int:
+        """Packed position behind the last member's last token."""
+        return self.start + sum(self.counts)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One planned forward."""
+
+    tokens: torch.Tensor
+    """[1, N] int64, padding at the end."""
+    positions: torch.Tensor
+    """[1, N] int64."""
+    wanted: torch.Tensor
+    """[W] int64, packed positions whose logits are wanted, padding at the end."""
+    slots: torch.Tensor
+    """[N - padding] int64, where the keys and values of the tokens go."""
+    groups: list[Group]
+    queries_per_kv: int
+    dtype: torch.dtype
+    """Of the attention's arithmetic."""
+
+    def view(self, group: Group, window: int | None, fold: bool) -> View:
+        """What `group` sees in a layer with this sliding window; `fold` forces folding."""
+        folded = fold or group.width <= FOLD_LIMIT
+        view = group.views.get((window, folded))
+        if view is None:
+            view = _make_view(group, window, folded, self)
+            group.views[window, folded] = view
+        return view
+
+
+def plan_step(
+    segments: Sequence[Segment], *, queries_per_kv: int, dtype: torch.dtype, device: torch.device
+) -> Step:
+    """Plan one forward over segments whose tokens are appended to their sequences already."""
+    groups: list[Group] = []
+    order: list[int] = []
+    start = 0
+    for members in _group_alike(segments):
+        groups.append(_make_group([segments[i] for i in members], start, queries_per_kv, device))
+        order.extend(members)
+        start = groups[-1].stop
+    rows = np.zeros((3, padded_size(start, dtype)), dtype=np.int64)
+    first_row = [0] * len(segments)
+    stop = 0
+    for i in order:
+        kv, count = segments[i].kv, len(segments[i].tokens)
+        first_row[i], stop = stop, stop + count
+        rows[0, first_row[i] : stop] = segments[i].tokens
+        rows[1, first_row[i] : stop] = kv.positions(kv.scratch - count)
+        rows[2, first_row[i] : stop] = kv.slots[kv.length + kv.scratch - count : kv.length + kv.scratch]
+    wanted = [first_row[i] + index for i, segment in enumerate(segments) for index in segment.wanted]
+    wanted += [0] * (padded_size(len(wanted), dtype) - len(wanted))
+    packed = torch.from_numpy(rows).to(device)
+    return Step(
+        tokens=packed[0:1],
+        positions=packed[1:2],
+        wanted=torch.tensor(wanted, dtype=torch.int64, device=device),
+        slots=packed[2, :start],
+        groups=groups,
+        queries_per_kv=queries_per_kv,
+        dtype=torch.float32 if device.type == "cpu" else dtype,
+    )
+
+
+def padded_size(count: int, dtype: torch.dtype) -> int:
+    """How many rows `count` rows are padded to.
+
+    Sizes are few because the first product of each size builds its kernel, which takes as long as a small
+    step. Float32 has no single row: that takes a kernel with another order of additions, and what a
+    token computes shall not depend on what else is in the batch.
+    """
+    least = max(count, 2 if dtype == torch.float32 else 1)
+    multiple = 1 if least <= 16 else 4 if least <= 64 else 16
+    return -(-least // multiple) * multiple
+
+
+def _group_alike(segments: Sequence[Segment]) -> list[list[int]]:
+    """Indices of the segments, grouped where padding costs less than one more attention call."""
+    sizes = [(len(s.tokens), s.kv.length + s.kv.scratch) for s in segments]
+    groups: list[list[int]] = []
+    real = keys = 0
+    for i in sorted((i for i in range(len(sizes)) if sizes[i][0]), key=sizes.__getitem__):
+        queries, length = sizes[i]
+        padded = (len(groups[-1]) + 1) * queries * max(keys, length) if groups else 0
+        if groups and queries <= FOLD_LIMIT and padded - real - queries * length <= CALL_COST:
+            groups[-1].append(i)
+            real, keys = real + queries * length, max(keys, length)
+        else:
+            groups.append([i])
+            real, keys = queries * length, length
+    return groups
+
+
+def _make_group(segments: list[Segment], start: int, queries_per_kv: int, device: torch.device) -> Group:
+    counts = [len(segment.tokens) for segment in segments]
+    width = max(*counts, -(-MIN_ROWS // queries_per_kv))
+    rows = valid = None
+    if min(counts) < width:
+        first = np.cumsum([start, *counts[:-1]])
+        offsets = np.arange(width)
+        real = offsets < np.array(counts)[:, None]
+        rows = torch.from_numpy((first[:, None] + offsets * real).ravel()).to(device)
+        valid = torch.from_numpy(np.flatnonzero(real)).to(device)
+    return Group([segment.kv for segment in segments], counts, start, width, rows, valid)
+
+
+def _make_view(group: Group, window: int | None, folded: bool, step: Step) -> View:
+    starts = [kv.scratch - count for kv, count in zip(group.members, group.counts, strict=True)]
+    firsts = [_first_visible(kv, start, window) for kv, start in zip(group.members, starts, strict=True)]
+    ends = [kv.length + kv.scratch for kv in group.members]
+    width = max(end - first for end, first in zip(ends, firsts, strict=True))
+    slots = np.empty((len(ends), width), dtype=np.int64)
+    seen = np.zeros((len(ends), group.width, width), dtype=np.bool_)
+    seen[:, :, 0] = True  # padding rows see something, so that no softmax is over nothing
+    for row, (kv, start, first, end) in enumerate(zip(group.members, starts, firsts, ends, strict=True)):
+        slots[row, : end - first] = kv.slots[first:end]
+        slots[row, end - first :] = kv.slots[first]
+        seen[row, : kv.scratch - start, : end - first] = _visible(kv, start, first, window)
+    device = step.tokens.device
+    causal = not folded and _is_plain_prefill(group, ends, window)
+    mask = None
+    if not causal and not seen.all():
+        copies = step.queries_per_kv if folded else 1
+        hidden = np.where(seen, np.float32(0), np.float32("-inf"))
+        hidden = np.tile(hidden, (1, copies, 1))[:, None]
+        mask = torch.from_numpy(hidden).to(device, step.dtype)
+    return View(torch.from_numpy(slots.ravel()).to(device), mask, causal, folded)
+
+
+def _is_plain_prefill(group: Group, ends: list[int], window: int | None) -> bool:
+    """Whether the group is one chain from the very first position that no window cuts."""
+    chain = len(ends) == 1 and ends == group.counts and group.members[0].is_chain
+    return chain and (window is None or window >= ends[0])
+
+
+def _first_visible(kv: SequenceKv, start: int, window: int | None) -> int:
+    """The first entry that any of the scratch entries from `start` on sees."""
+    if window is None:
+        return 0
+    return min(max(int(kv.positions(start).min()) - window + 1, 0), kv.length)
+
+
+def _visible(kv: SequenceKv, start: int, first: int, window: int | None) -> npt.NDArray[np.bool_]:
+    """[new, entries from `first` on] what the scratch entries from `start` on see."""
+    seen = np.ones((kv.scratch - start, kv.length + kv.scratch - first), dtype=np.bool_)
+    seen[:, kv.length - first :] = kv.ancestors(start)
+    if window is not None:
+        columns = np.concatenate([np.arange(first, kv.length), kv.positions(0)])
+        seen &= kv.positions(start)[:, None] - columns < window
+    return seen

@@ -1,0 +1,141 @@
+"""Server interceptor: the state of the service at the door, our errors as statuses at the exit.
+
+`grpc.aio` knows two handler styles for each of its four method kinds with streamed responses: an async
+generator, and a coroutine that calls `context.write`. Both are wrapped as what they are.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, TypeAlias
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from outrider.errors import InternalError, InvalidRequest, OutriderError
+from outrider.logs import get_logger
+from outrider.rpc_errors import DETAILS_KEY, code_of, details_of
+
+logger = get_logger(__name__)
+NEUTRAL = "internal error; the service's log has the details"
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # not subscriptable at run time
+
+
+class ServiceInterceptor(grpc.aio.ServerInterceptor):
+    """Turns what a handler raises into its status, and refuses calls while `refusal` is set.
+
+    Only methods of `service_names` are refused: health and reflection always answer.
+    """
+
+    def __init__(self, service_names: Collection[str], refusal: OutriderError | None) -> None:
+        self.service_names = frozenset(service_names)
+        self.refusal = refusal
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        """See `grpc.aio.ServerInterceptor`."""
+        method: str = handler_call_details.method
+        if self.refusal is not None and method.split("/")[1] in self.service_names:
+            return _refuse(self.refusal)
+        handler = await continuation(handler_call_details)
+        return handler if handler is None else _wrap(handler, method)
+
+
+def _refuse(error: OutriderError) -> Handler:
+    """A handler that answers a call of any kind with `error`, without reading its messages."""
+
+    async def refuse(_requests: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        await _abort(context, error)
+
+    return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+def _wrap(handler: Handler, method: str) -> Handler:
+    parse = _parser(handler.request_deserializer)
+    # A streamed request is parsed inside the handler, where errors are seen; a single one before it.
+    late = None if handler.request_streaming else parse
+    early = parse if handler.request_streaming else None
+    behaviour, factory = _behaviour(handler)
+    if inspect.isasyncgenfunction(behaviour):
+        wrapped: Callable[..., Any] = _wrap_generator(behaviour, late, method)
+    elif inspect.iscoroutinefunction(behaviour):
+        wrapped = _wrap_coroutine(behaviour, late, method)
+    else:
+        return handler
+    made: Handler = factory(
+        wrapped, request_deserializer=early, response_serializer=handler.response_serializer
+    )
+    return made
+
+
+def _behaviour(handler: Handler) -> tuple[Any, Any]:
+    """The handler's function and what makes a handler of its kind."""
+    if handler.request_streaming and handler.response_streaming:
+        return handler.stream_stream, grpc.stream_stream_rpc_method_handler
+    if handler.request_streaming:
+        return handler.stream_unary, grpc.stream_unary_rpc_method_handler
+    if handler.response_streaming:
+        return handler.unary_stream, grpc.unary_stream_rpc_method_handler
+    return handler.unary_unary, grpc.unary_unary_rpc_method_handler
+
+
+def _parser(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
+    def parse(data: bytes) -> Any:
+        if deserialize is None:
+            return data
+        try:
+            return deserialize(data)
+        except DecodeError:
+            raise InvalidRequest("message", "does not parse as this method's request") from None
+
+    return parse
+
+
+def _wrap_coroutine(
+    behaviour: Callable[..., Awaitable[Any]], parse: Callable[[bytes], Any] | None, method: str
+) -> Callable[..., Awaitable[Any]]:
+    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        async with _statuses(context, method):
+            return await behaviour(parse(request) if parse else request, context)
+
+    return call
+
+
+def _wrap_generator(
+    behaviour: Callable[..., Any], parse: Callable[[bytes], Any] | None, method: str
+) -> Callable[..., AsyncIterator[Any]]:
+    async def stream(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+        async with (
+            _statuses(context, method),
+            aclosing(behaviour(parse(request) if parse else request, context)) as responses,
+        ):
+            async for response in responses:
+                yield response
+
+    return stream
+
+
+@asynccontextmanager
+async def _statuses(context: grpc.aio.ServicerContext[Any, Any], method: str) -> AsyncIterator[None]:
+    """Ends the call with the status of what the body raises; cancellation and aborts pass."""
+    try:
+        yield
+    except grpc.aio.AbortError:
+        raise
+    except OutriderError as error:
+        if isinstance(error, InternalError):
+            logger.exception("internal error", method=method)
+        await _abort(context, error)
+    except Exception:  # the last line of defence: the caller gets no innards, the log gets them all
+        logger.exception("unexpected error", method=method)
+        await _abort(context, InternalError(NEUTRAL))
+
+
+async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: OutriderError) -> None:
+    await context.abort(code_of(error), str(error), ((DETAILS_KEY, details_of(error)),))

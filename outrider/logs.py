@@ -1,0 +1,105 @@
+"""Logging: one line per event, JSON or for a terminal, on standard error.
+
+Prompts, generated text and credentials are never logged; a processor blanks fields of such names in case.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from contextlib import AbstractContextManager
+from typing import Any, Literal, cast
+
+import structlog
+from structlog.types import EventDict, Processor, WrappedLogger
+
+SECRET = frozenset({"authorization", "bearer", "chat", "messages", "prompt", "session", "text", "token_ids"})
+QUIET = {
+    "asyncio": logging.WARNING,
+    "filelock": logging.WARNING,
+    "grpc": logging.ERROR,
+    "httpx": logging.WARNING,
+    "huggingface_hub": logging.ERROR,
+    "opentelemetry": logging.WARNING,
+    "torch": logging.ERROR,
+    "transformers": logging.ERROR,
+    "urllib3": logging.WARNING,
+}
+"""Least severe lines of others' loggers that are worth a line of ours."""
+
+Format = Literal["auto", "json", "console"]
+
+
+def configure_logging(service: str, level: str = "info", format: Format = "auto") -> None:
+    """Set up our loggers and those of libraries. `auto` is console on a terminal, JSON elsewhere."""
+    number = getattr(logging, level.upper())
+    console = format == "console" or (format == "auto" and sys.stderr.isatty())
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _Service(service),
+        _blank_secrets,
+    ]
+    structlog.configure(
+        processors=[*shared, *_rendering(console)],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    _adopt_others(number, shared, console)
+
+
+def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:
+    """A logger whose lines carry `logger=name`; use keyword arguments for fields."""
+    return cast(structlog.typing.FilteringBoundLogger, structlog.get_logger(logger_name=name))
+
+
+def request_context(request_id: str, traceparent: str = "") -> AbstractContextManager[Any]:
+    """Within it, every line of this task carries the request's id and, when sampled, its trace ids."""
+    fields = {"request_id": request_id}
+    if traceparent:
+        _, fields["trace_id"], fields["span_id"], _ = traceparent.split("-")
+    return structlog.contextvars.bound_contextvars(**fields)
+
+
+def _rendering(console: bool) -> list[Processor]:
+    if console:
+        plain = structlog.dev.plain_traceback  # the default one shows the values of local variables
+        return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
+    return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]
+
+
+def _adopt_others(level: int, shared: list[Processor], console: bool) -> None:
+    """Render the lines of libraries that use the standard logging module like ours, and quieten them."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[structlog.stdlib.add_logger_name, *shared],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_rendering(console)],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(level)
+    for name, least in QUIET.items():
+        logging.getLogger(name).setLevel(max(level, least))
+
+
+class _Service:
+    """Puts the service's and the logger's name on every line."""
+
+    def __init__(self, service: str) -> None:
+        self.service = service
+
+    def __call__(self, _logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+        event["service"] = self.service
+        if "logger_name" in event:
+            event["logger"] = event.pop("logger_name")
+        return event
+
+
+def _blank_secrets(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    for name in SECRET.intersection(event):
+        event[name] = "[not logged]"
+    return event

@@ -1,0 +1,177 @@
+"""What every service process does around its work: event loop, signals, cores, ready line, drain, exit."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Protocol, TypeVar
+
+import uvloop
+
+from outrider.config import ServiceConfig
+from outrider.errors import ConfigError
+from outrider.logs import get_logger
+from outrider.serving import GrpcServer
+from outrider.telemetry.instruments import start_metrics
+from outrider.telemetry.spans import configure_tracing, shutdown_tracing
+
+logger = get_logger(__name__)
+_T = TypeVar("_T")
+PR_SET_PDEATHSIG = 1
+"""From <linux/prctl.h>."""
+
+
+class Service(Protocol):
+    """What a process runs once it is loaded."""
+
+    def running(self) -> int:
+        """Sessions that a drain waits for."""
+
+    async def close(self) -> None:
+        """Free everything; called once, after the server has stopped."""
+
+
+def run_event_loop(main: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine to its end on a uvloop event loop."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main)
+
+
+async def run_service(
+    service: str,
+    config: ServiceConfig,
+    service_names: Sequence[str],
+    build: Callable[[GrpcServer], Awaitable[Service]],
+    interceptors: Sequence[Any] = (),
+) -> None:
+    """The life of a service process: listen, load, serve, drain, and return.
+
+    `build` loads what is needed (blocking parts with `in_thread`: health answers meanwhile), registers
+    servicers on `server.server` and returns the running service. SIGTERM or SIGINT starts the drain, or
+    ends a load at once; a second one ends the process.
+
+    Raises:
+        ConfigError: the address or the metrics port cannot be bound, or `build` says so.
+    """
+    stop = _stop_on_signals()
+    server = GrpcServer(config, service_names, interceptors)
+    try:
+        await server.start()
+        configure_tracing(service, server.replica)
+        logger.info("listening", endpoint=server.endpoint)
+        running = await _unless(stop, build(server))
+        if running is not None:
+            await _serve(service, server, running, stop)
+    finally:
+        await server.stop()
+        shutdown_tracing()
+    logger.info("stopped")
+
+
+async def in_thread(function: Callable[[], _T]) -> _T:
+    """Run a blocking function in a daemon thread: unlike a pool's, it does not hold up the process's exit."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[_T] = loop.create_future()
+
+    def settle(set_outcome: Callable[[Any], None], outcome: object) -> None:
+        if not future.done():
+            set_outcome(outcome)
+
+    def work() -> None:
+        try:
+            result = function()
+        except Exception as error:  # carried over to the waiter, whatever it is
+            loop.call_soon_threadsafe(settle, future.set_exception, error)
+        else:
+            loop.call_soon_threadsafe(settle, future.set_result, result)
+
+    threading.Thread(target=work, name="loader", daemon=True).start()
+    return await future
+
+
+def pin_cpus(cpus: str) -> None:
+    """Keep this process on a list of cores such as `0`, `0-3` or `0,2`; nothing when empty.
+
+    Raises:
+        ConfigError: the list does not parse, names a core that is not there, or this is not Linux.
+    """
+    if not cpus:
+        return
+    if sys.platform != "linux":
+        raise ConfigError("cpus: pinning needs Linux; leave it empty")
+    try:
+        cores = {core for part in cpus.split(",") for core in _core_range(part)}
+        os.sched_setaffinity(0, cores)
+    except (ValueError, OSError) as error:
+        raise ConfigError(
+            f"cpus: {cpus!r} is not a list of cores of this machine such as 0 or 0-3"
+        ) from error
+
+
+def end_with_parent(parent_pid: int) -> None:
+    """Have the kernel send SIGTERM when the parent process dies (on Linux); nothing when 0 is given."""
+    if parent_pid == 0 or sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent_pid:  # it died before the kernel knew
+        raise SystemExit(1)
+
+
+def _core_range(part: str) -> range:
+    first, dash, last = part.partition("-")
+    return range(int(first), int(last if dash else first) + 1)
+
+
+async def _serve(service: str, server: GrpcServer, running: Service, stop: asyncio.Event) -> None:
+    try:
+        metrics = _start_metrics(server.config)
+        await server.set_serving(True)
+        logger.info("serving", endpoint=server.endpoint, metrics=metrics)
+        ready = {"event": "ready", "service": service, "endpoint": server.endpoint, "metrics": metrics}
+        print(json.dumps(ready), flush=True)
+        await stop.wait()
+        logger.info("draining", running=running.running(), grace_seconds=server.config.grace_seconds)
+        await server.drain(running.running)
+    finally:
+        await running.close()
+
+
+def _start_metrics(config: ServiceConfig) -> str:
+    if config.metrics_port < 0:
+        return ""
+    return f"http://{config.host}:{start_metrics(config.metrics_port, config.host)}/metrics"
+
+
+def _stop_on_signals() -> asyncio.Event:
+    """An event that the first SIGTERM or SIGINT sets; the second one ends the process."""
+    stop = asyncio.Event()
+
+    def receive(number: int) -> None:
+        if stop.is_set():
+            sys.stderr.flush()
+            os._exit(128 + number)
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, receive, number)
+    return stop
+
+
+async def _unless(stop: asyncio.Event, work: Awaitable[_T]) -> _T | None:
+    """The result of `work`, or None when `stop` was set first."""
+    task = asyncio.ensure_future(work)
+    stopped = asyncio.ensure_future(stop.wait())
+    await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if task.done():
+        return task.result()
+    task.cancel()
+    await asyncio.wait({task})
+    return None

@@ -1,0 +1,133 @@
+"""What changes logits before temperature: penalties, biases and masks, in that order.
+
+    repetition   tokens of prompt and output: logit / penalty when positive, x penalty when negative
+                 (Keskar et al. 2019, as in transformers)
+    frequency    - penalty x count in the output (OpenAI)
+    presence     - penalty when in the output (OpenAI)
+    bias         + bias of the token
+    min_tokens   end and stop tokens cannot be chosen before so many are generated
+
+Shapes: N rows, V vocabulary, E (row, token) pairs that a penalty changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from outrider.messages import SamplingParams
+from outrider.sampling.history import History, Path
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What the choice at one row of logits depends on besides the logits."""
+
+    params: SamplingParams
+    position: int
+    """Absolute position of the token being chosen; 0 is the first prompt token."""
+    generated: int
+    """Tokens generated before it on this path."""
+    history: History | Path
+
+
+def processed(logits: Tensor, rows: Sequence[Row], eos_token_ids: Collection[int]) -> Tensor:
+    """Logits [N, V] after penalties, biases and masks; the same tensor when no row has any.
+
+    Token ids beyond V are skipped: the output layers of draft and target may be padded differently.
+    """
+    penalised = [index for index, row in enumerate(rows) if row.params.penalised]
+    biased = [index for index, row in enumerate(rows) if row.params.logit_bias]
+    masked = [index for index, row in enumerate(rows) if row.generated < row.params.min_tokens]
+    if not (penalised or biased or masked):
+        return logits
+    logits = logits.clone()
+    if penalised:
+        _penalise(logits, rows, penalised)
+    if biased:
+        _add_biases(logits, rows, biased)
+    if masked:
+        _mask_ends(logits, rows, masked, eos_token_ids)
+    return logits
+
+
+class _Entries(NamedTuple):
+    """Tokens of some rows with their count in the output; all [E]."""
+
+    rows: Tensor
+    tokens: Tensor
+    counts: Tensor
+
+
+def _penalise(logits: Tensor, rows: Sequence[Row], penalised: list[int]) -> None:
+    # A path's tokens may be in its base too: both are computed from the untouched logits, and the
+    # path's result is written last.
+    both = [
+        _within(entries, logits)
+        for entries in (_history_entries(rows, penalised), _path_entries(rows, penalised))
+    ]
+    values = [_penalised_values(logits, entries, rows) for entries in both]
+    for entries, value in zip(both, values, strict=True):
+        logits[entries.rows, entries.tokens] = value
+
+
+def _penalised_values(logits: Tensor, entries: _Entries, rows: Sequence[Row]) -> Tensor:
+    """New logits [E] of the entries."""
+
+    def parameter(name: str) -> Tensor:
+        values = torch.tensor([getattr(row.params, name) for row in rows], device=logits.device)
+        return values.index_select(0, entries.rows)
+
+    values = logits[entries.rows, entries.tokens]
+    repetition = parameter("repetition_penalty")
+    values = torch.where(values < 0, values * repetition, values / repetition)
+    values -= parameter("frequency_penalty") * entries.counts
+    return values.sub_(parameter("presence_penalty") * (entries.counts > 0))
+
+
+def _history_entries(rows: Sequence[Row], penalised: list[int]) -> _Entries:
+    counted = [rows[index].history.counts() for index in penalised]
+    lengths = torch.tensor([len(tokens) for tokens, _ in counted])
+    return _Entries(
+        torch.tensor(penalised).repeat_interleave(lengths),
+        torch.cat([tokens for tokens, _ in counted]),
+        torch.cat([counts for _, counts in counted]),
+    )
+
+
+def _path_entries(rows: Sequence[Row], penalised: list[int]) -> _Entries:
+    entries = [
+        (index, token, count) for index in penalised for token, count in rows[index].history.changes().items()
+    ]
+    table = torch.tensor(entries, dtype=torch.float64).view(-1, 3)
+    return _Entries(table[:, 0].long(), table[:, 1].long(), table[:, 2].float())
+
+
+def _within(entries: _Entries, logits: Tensor) -> _Entries:
+    """The entries that the vocabulary has, on the logits' device."""
+    inside = entries.tokens < logits.shape[1]
+    if not inside.all():
+        entries = _Entries(*(column[inside] for column in entries))
+    return _Entries(*(column.to(logits.device) for column in entries))
+
+
+def _add_biases(logits: Tensor, rows: Sequence[Row], biased: list[int]) -> None:
+    pairs = [(index, token) for index in biased for token in rows[index].params.logit_bias]
+    biases = [bias for index in biased for bias in rows[index].params.logit_bias.values()]
+    counts = torch.tensor(biases, dtype=torch.float32)
+    where = torch.tensor(pairs, dtype=torch.int64)
+    entries = _within(_Entries(where[:, 0], where[:, 1], counts), logits)
+    logits[entries.rows, entries.tokens] += entries.counts
+
+
+def _mask_ends(
+    logits: Tensor, rows: Sequence[Row], masked: list[int], eos_token_ids: Collection[int]
+) -> None:
+    size = logits.shape[1]
+    for index in masked:
+        ends = [token for token in (*eos_token_ids, *rows[index].params.stop_token_ids) if token < size]
+        logits[index, ends] = -torch.inf

@@ -1,0 +1,134 @@
+"""top-k, top-p and min-p, in that order, as a short list of the tokens that stay.
+
+Tokens are ordered by logit, and equal logits by token id, highest first: one order for every batch
+shape. Ties follow transformers: all tokens equal to the k-th stay; among equal tokens at the edge of the
+nucleus, low ids go first. Probabilities are summed as integers, so that no sum depends on its order.
+
+Shapes: N rows, V vocabulary, C listed candidates of a row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from outrider.messages import SamplingParams
+
+_FIRST_LISTED = 128
+_GROWTH = 8
+_WEIGHT = 2.0**40
+
+
+class Kept(NamedTuple):
+    """What truncation leaves of some rows, best first."""
+
+    rows: Tensor
+    """[n] int64, which rows"""
+    tokens: Tensor
+    """[n, C] int64"""
+    logits: Tensor
+    """[n, C] float32; -inf where dropped."""
+
+    def spread(self, size: int) -> Tensor:
+        """The logits at their places in a vocabulary: [n, size], -inf elsewhere."""
+        return self.logits.new_full((len(self.rows), size), -torch.inf).scatter_(1, self.tokens, self.logits)
+
+
+def truncates(params: SamplingParams) -> bool:
+    """True when the parameters can drop tokens."""
+    return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
+
+
+class _Limits(NamedTuple):
+    """The parameters as columns; all [N, 1], with values that drop nothing where a limit is off."""
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    log_min_p: Tensor
+    whole: Tensor
+    """Weight of the whole row for top-p; 0 where top-k comes first and the listed tokens are the whole."""
+
+
+def kept(logits: Tensor, params: Sequence[SamplingParams]) -> Iterator[Kept]:
+    """Truncate each row by its own parameters (temperature above 0): logits [N, V] float32.
+
+    Rows come in parts, those with short lists first.
+    """
+    rows = torch.arange(len(logits), device=logits.device)
+    return _list(rows, logits, _limits(logits, params), _FIRST_LISTED)
+
+
+def _limits(logits: Tensor, params: Sequence[SamplingParams]) -> _Limits:
+    size = logits.shape[1]
+
+    def column(values: list[float], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=logits.device)[:, None]
+
+    limits = _Limits(
+        column([p.temperature for p in params], torch.float32),
+        column([p.top_k if 0 < p.top_k < size else size for p in params], torch.int64),
+        column([p.top_p if p.top_p < 1.0 else math.inf for p in params], torch.float64),
+        column([math.log(p.min_p) if p.min_p else -math.inf for p in params], torch.float64),
+        logits.new_zeros(()),
+    )
+    if any(p.top_p < 1.0 and not 0 < p.top_k < size for p in params):
+        weights = _weights(logits, logits.amax(-1, keepdim=True), limits.temperature)
+        whole = weights.sum(-1, keepdim=True)
+        return limits._replace(whole=whole.masked_fill_(limits.top_k < size, 0))
+    return limits._replace(whole=torch.zeros_like(limits.top_k))
+
+
+def _list(rows: Tensor, logits: Tensor, limits: _Limits, listed: int) -> Iterator[Kept]:
+    """List the highest tokens of each row; rows where more could stay are listed again, longer."""
+    listed = min(listed, logits.shape[1])
+    tokens = _in_order(logits.topk(listed))
+    values = logits.gather(1, tokens)
+    stays = _stays(values, limits)
+    complete = torch.ones_like(rows, dtype=torch.bool)
+    if listed < logits.shape[1]:
+        # Unlisted tokens may equal the last listed one, so none of its equals may be needed.
+        complete = ~(stays & (values == values[:, -1:])).any(-1)
+        complete &= (limits.top_k[:, 0] == logits.shape[1]) | (values[:, -1] < _lowest(values, limits)[:, 0])
+    if complete.any():
+        stays = stays[complete]
+        width = int(stays.sum(-1).max())
+        left = values[complete].masked_fill(~stays, -torch.inf)
+        yield Kept(rows[complete], tokens[complete][:, :width], left[:, :width])
+    if not complete.all():
+        longer = ~complete
+        part = _Limits(*(column[longer] for column in limits))
+        yield from _list(rows[longer], logits[longer], part, listed * _GROWTH)
+
+
+def _stays(values: Tensor, limits: _Limits) -> Tensor:
+    """Which listed tokens stay: values [N, C] are the row's highest logits in order."""
+    in_top_k = (values >= _lowest(values, limits)) & (values > -torch.inf)
+    weights = _weights(values, values[:, :1], limits.temperature).masked_fill_(~in_top_k, 0)
+    above = weights.cumsum(-1) - weights
+    total = torch.where(limits.whole > 0, limits.whole, weights.sum(-1, keepdim=True))
+    in_nucleus = above < limits.top_p * total
+    likely = (values - values[:, :1]).double() / limits.temperature >= limits.log_min_p
+    return in_top_k & in_nucleus & likely
+
+
+def _lowest(values: Tensor, limits: _Limits) -> Tensor:
+    """The k-th highest logit of each row [N, 1], or the lowest listed when k is beyond the list."""
+    return values.gather(1, (limits.top_k - 1).clamp(max=values.shape[1] - 1))
+
+
+def _weights(logits: Tensor, highest: Tensor, temperature: Tensor) -> Tensor:
+    """Unnormalised probabilities as integers, 2^40 for the most likely token."""
+    return (((logits - highest) / temperature).exp() * _WEIGHT).long()
+
+
+def _in_order(top: torch.return_types.topk) -> Tensor:
+    """Token ids [N, C] by logit, equal logits by id, highest first."""
+    bits = (top.values + 0.0).view(torch.int32)  # + 0.0: both zeros become one
+    ascending = bits ^ ((bits >> 31) & 2**31 - 1)
+    keys = (ascending.long() << 32) | top.indices
+    return keys.sort(descending=True).values & 2**32 - 1

@@ -1,0 +1,128 @@
+"""The gRPC server of every service: options, TLS, health, reflection, drain."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
+
+from outrider.config import ServiceConfig
+from outrider.errors import ConfigError, Draining, Unavailable
+from outrider.interceptors import ServiceInterceptor
+from outrider.tls import server_credentials
+
+MAX_CONCURRENT_STREAMS = 1024
+"""Open calls on one connection; admission has its own, lower bounds."""
+DRAIN_POLL_SECONDS = 0.02
+STOP_GRACE_SECONDS = 0.25
+"""For final statuses to leave after the last session ended; health watches never end by themselves."""
+
+
+class GrpcServer:
+    """A server that answers health truthfully from its first moment.
+
+    Lifecycle: `start` (loading: calls are refused with `Unavailable`), register servicers on `server`,
+    `set_serving(True)`, `drain`. Health names: "" (overall), each service, "readiness", and "liveness",
+    which is SERVING as soon as the server is up.
+    """
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        service_names: Sequence[str],
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    ) -> None:
+        self.config = config
+        self.service_names = tuple(service_names)
+        self.port = 0
+        self._door = ServiceInterceptor(service_names, Unavailable("this replica is still loading"))
+        self._credentials = server_credentials(config.tls_cert, config.tls_key, config.tls_ca)
+        self.server = grpc.aio.server(
+            interceptors=[self._door, *interceptors], options=_options(config.max_message_mb)
+        )
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
+        if config.reflection:
+            names = (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, self.server)
+
+    @property
+    def endpoint(self) -> str:
+        """`host:port` that the server is bound to."""
+        return _endpoint(self.config.host, self.port)
+
+    @property
+    def replica(self) -> str:
+        """The configured name of this replica, or its endpoint."""
+        return self.config.name or self.endpoint
+
+    async def start(self) -> int:
+        """Bind and answer health; returns the port.
+
+        Raises:
+            ConfigError: the address cannot be bound.
+        """
+        address = _endpoint(self.config.host, self.config.port)
+        try:
+            if self._credentials is None:
+                self.port = self.server.add_insecure_port(address)
+            else:
+                self.port = self.server.add_secure_port(address, self._credentials)
+        except RuntimeError:
+            self.port = 0
+        if self.port == 0:
+            raise ConfigError(
+                f"port: cannot listen on {address}; it is in use or not an address of this machine"
+            )
+        await self._set_health(False)
+        await self._health.set("liveness", health_pb2.HealthCheckResponse.SERVING)
+        await self.server.start()
+        return self.port
+
+    async def set_serving(self, serving: bool) -> None:
+        """Open or close the door, and say so in health."""
+        self._door.refusal = None if serving else Unavailable("this replica is not serving")
+        await self._set_health(serving)
+
+    async def drain(self, running: Callable[[], int]) -> None:
+        """Take no new calls, wait until `running()` is 0 or the grace period has passed, and stop."""
+        self._door.refusal = Draining("this replica is shutting down; try another")
+        await self._set_health(False)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.config.grace_seconds):
+                while running() > 0:  # noqa: ASYNC110 - sessions end in other tasks, this only watches
+                    await asyncio.sleep(DRAIN_POLL_SECONDS)
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Stop at once; calls that still run are cancelled."""
+        await self.server.stop(STOP_GRACE_SECONDS)
+
+    async def _set_health(self, serving: bool) -> None:
+        kinds = health_pb2.HealthCheckResponse
+        status = kinds.SERVING if serving else kinds.NOT_SERVING
+        for name in ("", "readiness", *self.service_names):
+            await self._health.set(name, status)
+
+
+def _endpoint(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
+def _options(max_message_mb: int) -> list[tuple[str, int]]:
+    max_bytes = max_message_mb << 20
+    return [
+        ("grpc.so_reuseport", 0),  # a taken port is an error, not a second listener
+        ("grpc.max_send_message_length", max_bytes),
+        ("grpc.max_receive_message_length", max_bytes),
+        ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS),
+        ("grpc.max_metadata_size", 16 << 10),
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ]

@@ -1,0 +1,172 @@
+"""The demo: three services, a streamed completion, a comparison, and the proof that the tokens are equal.
+
+    make demo
+
+Runs the demo pair in float32, where arithmetic leaves no room for excuses. The trained target is so small
+that a step of it is overhead; its MLP is therefore widened to 216 M parameters first. That changes no
+output, but a step has to read the weights of a larger model, as speculation is meant for.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from outrider.v1 import generation_pb2, generation_pb2_grpc, tokens_pb2
+from scripts.local_services import ROOT, services, widened_target
+
+TIMELINE = ROOT / "out/timeline.html"
+MODES = {"no speculation": "MODE_OFF", "sequential": "MODE_SEQUENTIAL", "pipelined": "MODE_AUTO"}
+TOKENS = 48
+ROUNDS = 2
+STORY = 'class Stack:\n    """A last-in, first-out container."""\n\n    def __init__(self):\n'
+PROMPTS = (
+    STORY,
+    "import argparse\n\n\ndef main():\n    parser = argparse.ArgumentParser(",
+    "def test_read_empty_file(self):\n    with open(path, 'rb') as f:\n",
+)
+SAMPLED = {"temperature": 0.7, "seed": 7}
+SETTINGS: dict[str, dict[str, float]] = {"greedy": {}, "sampled": SAMPLED}
+
+Stub = generation_pb2_grpc.GenerationServiceStub
+
+
+@dataclass
+class Tally:
+    """What one mode did over all its requests."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+    steps: int = 0
+    hits: int = 0
+    outputs: dict[tuple[str, str], list[int]] = field(default_factory=dict)
+    """By setting and prompt."""
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second, prefill included."""
+        return self.tokens / self.seconds
+
+
+def generate(stub: Stub, prompt: str, mode: str, setting: str) -> Iterator[generation_pb2.GenerateResponse]:
+    """Stream one continuation."""
+    message = generation_pb2.GenerateRequest(
+        text=prompt,
+        sampling=tokens_pb2.SamplingParams(max_tokens=TOKENS, ignore_eos=True, **SETTINGS[setting]),
+        speculation=generation_pb2.SpeculationParams(mode=mode),
+    )
+    return iter(stub.Generate(message))
+
+
+def measure(stub: Stub, tally: Tally, prompt: str, mode: str, setting: str) -> None:
+    """Run one request and add it to the tally of its mode."""
+    tokens: list[int] = []
+    started = time.monotonic()
+    for response in generate(stub, prompt, mode, setting):
+        tokens += response.chunk.token_ids
+        tally.steps += response.complete.speculation.steps
+        tally.hits += response.complete.speculation.hits
+    tally.seconds += time.monotonic() - started
+    tally.tokens += len(tokens)
+    tally.outputs[setting, prompt] = tokens
+
+
+def compare(stub: Stub) -> dict[str, Tally]:
+    """All modes on the same prompts, in turn, so that a noisy machine is noisy for all of them."""
+    tallies = {name: Tally() for name in MODES}
+    for _ in range(ROUNDS):
+        for setting in SETTINGS:
+            for prompt in PROMPTS:
+                for name, mode in MODES.items():
+                    measure(stub, tallies[name], prompt, mode, setting)
+    return tallies
+
+
+def print_story(stub: Stub) -> None:
+    """Print a completion as it comes."""
+    print(f"\n\033[2m{STORY}\033[0m", end="")
+    for response in generate(stub, STORY, "MODE_AUTO", "sampled"):
+        print(response.chunk.text, end="", flush=True)
+    print("\n")
+
+
+def print_table(tallies: dict[str, Tally]) -> None:
+    """Speed and acceptance of every mode."""
+    base = tallies["no speculation"].rate
+    print(f"{'':16}{'tokens/s':>10}{'ratio':>8}{'acceptance length':>20}{'hit rate':>10}")
+    for name, tally in tallies.items():
+        length, hits = tally.tokens / tally.steps, tally.hits / tally.steps
+        print(f"{name:16}{tally.rate:10.1f}{tally.rate / base:8.2f}{length:20.2f}{hits:10.0%}")
+
+
+def transformers_greedy(target: Path, prompts: Sequence[str]) -> list[list[int]]:
+    """What plain `transformers` generates."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
+    found = []
+    for prompt in prompts:
+        inputs = tokenizer(prompt, return_tensors="pt")
+        output = model.generate(
+            **inputs, do_sample=False, max_new_tokens=TOKENS, eos_token_id=None, pad_token_id=0
+        )
+        found.append(output[0, inputs["input_ids"].shape[1] :].tolist())
+    return found
+
+
+def equal(tallies: dict[str, Tally], target: Path) -> bool:
+    """Print and return whether all modes gave the same tokens, and those of `transformers`."""
+    alone = tallies["no speculation"].outputs
+    modes_agree = all(tally.outputs == alone for tally in tallies.values())
+    greedy = transformers_greedy(target, PROMPTS)
+    reference_agrees = greedy == [alone["greedy", prompt] for prompt in PROMPTS]
+    count = sum(map(len, alone.values()))
+    print(f"\n{count} tokens, greedy and at T = 0.7: all modes {'EQUAL' if modes_agree else 'DIFFER'}")
+    print(f"greedy against transformers' generate(): {'EQUAL' if reference_agrees else 'DIFFER'}")
+    return modes_agree and reference_agrees
+
+
+def draw_timeline(endpoint: str) -> None:
+    """Write the picture of one request's steps."""
+    command = [
+        sys.executable,
+        "-m",
+        "outrider",
+        "timeline",
+        "--target-endpoint",
+        endpoint,
+        "--max-tokens",
+        str(TOKENS),
+    ]
+    subprocess.run([*command, "--output", str(TIMELINE), STORY], check=True)
+
+
+def main() -> int:
+    """Run the demo; 0 when all tokens are equal."""
+    TIMELINE.parent.mkdir(exist_ok=True)
+    target = widened_target()
+    print("Starting orchestrator, draft and verify service ...", flush=True)
+    with (
+        services(target, "float32", TIMELINE.with_name("services.log")) as endpoint,
+        grpc.insecure_channel(endpoint) as channel,
+    ):
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        print_story(stub)
+        tallies = compare(stub)
+        draw_timeline(endpoint)
+    print_table(tallies)
+    same = equal(tallies, target)
+    print(f"timeline: {TIMELINE.relative_to(ROOT)}")
+    return 0 if same else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

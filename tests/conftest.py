@@ -1,0 +1,71 @@
+"""Shared by all tests: quiet libraries, the demo pair as services, and what `transformers` says.
+
+The fixtures import what they need themselves, so that unit tests load neither torch nor grpc for them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+@pytest.fixture(scope="session")
+def reference():
+    """The demo target run by plain `transformers`."""
+    from tests.integration.cluster import DEMO_TARGET
+    from tests.integration.reference import Reference
+
+    return Reference(DEMO_TARGET)
+
+
+@pytest.fixture(scope="session")
+def prompts() -> Callable[[int], list[list[int]]]:
+    """Token ids of so many different pieces of Python source."""
+    from tests.integration.prompts import code_prompts
+
+    return code_prompts
+
+
+@pytest.fixture(scope="session")
+def collector():
+    """The OTLP receiver that all service processes export to."""
+    from tests.integration.collector import Collector
+
+    receiver = Collector()
+    yield receiver
+    receiver.stop()
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory, collector):
+    """Processes that live as long as the test run."""
+    from tests.integration.cluster import Cluster
+    from tests.integration.collector import environment
+
+    processes = Cluster(tmp_path_factory.mktemp("cluster"), environment(collector.endpoint))
+    yield processes
+    processes.stop()
+
+
+@pytest.fixture
+def own_cluster(tmp_path, collector):
+    """Processes of one test, to be broken freely."""
+    from tests.integration.cluster import Cluster
+    from tests.integration.collector import environment
+
+    processes = Cluster(tmp_path, environment(collector.endpoint))
+    yield processes
+    processes.stop()
+
+
+@pytest.fixture(scope="session")
+def demo(cluster, tmp_path_factory):
+    """The demo pair as services; what a test does not ask for is not started."""
+    from tests.integration.stack import DemoStack
+
+    return DemoStack(cluster, tmp_path_factory.mktemp("models"))

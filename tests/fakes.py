@@ -1,0 +1,387 @@
+"""Scripted verify and draft replicas on real gRPC servers, for tests of what talks to them.
+
+The "target" is a function of all tokens so far and the seed, so every test knows the right continuation.
+Replicas do as their public fields say at the time, and count what they see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from typing import Any
+
+import grpc
+
+from outrider import wire
+from outrider.candidate_tree import CandidateTree
+from outrider.config import ServiceConfig
+from outrider.errors import InvalidRequest, OutriderError, StaleHandle, Unavailable
+from outrider.messages import (
+    FinishReason,
+    KvHandle,
+    ModelInfo,
+    OpenDraft,
+    Opened,
+    OpenVerify,
+    StepTimes,
+    TokenBlock,
+    TokenLogprob,
+    Verdict,
+    VerifyPolicy,
+)
+from outrider.serving import GrpcServer
+from outrider.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
+
+VOCABULARY = 256
+EOS = 255
+INFO = ModelInfo(
+    model="fake",
+    vocabulary_hash="fake-vocabulary",
+    vocabulary_size=VOCABULARY,
+    context_length=512,
+    eos_token_ids=(EOS,),
+    max_sessions=64,
+)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+def next_token(tokens: Sequence[int], seed: int = 0) -> int:
+    """What the fake target says after `tokens`; never EOS, most often printable ASCII."""
+    data = bytes(token % 256 for token in tokens[-8:]) + len(tokens).to_bytes(4, "little")
+    digest = blake2b(data + seed.to_bytes(8, "little"), digest_size=2).digest()
+    return 32 + int.from_bytes(digest, "little") % 95
+
+
+def continuation(prompt: Sequence[int], count: int, seed: int = 0) -> list[int]:
+    """The first `count` tokens that the fake target generates."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(next_token(tokens, seed))
+    return tokens[len(prompt) :]
+
+
+class FakeReplica:
+    """A server with one scripted service."""
+
+    def __init__(self, service: str, info: ModelInfo) -> None:
+        self.service = service
+        self.info = info
+        self.sessions = 0
+        self.most_sessions = 0
+        self.refuse: OutriderError | None = None
+        """Raised at every open."""
+        self.server: GrpcServer | None = None
+        self.endpoint = ""
+        self._stopping = False
+
+    async def start(self, port: int = 0) -> str:
+        """Serve; returns the endpoint."""
+        config = ServiceConfig(host="127.0.0.1", port=port, reflection=False)
+        self.server = GrpcServer(config, [self.service])
+        self.register(self.server.server)
+        await self.server.start()
+        await self.server.set_serving(True)
+        self._stopping = False
+        self.endpoint = self.server.endpoint
+        return self.endpoint
+
+    async def kill(self) -> None:
+        """Die at once: connections break."""
+        if self.server is not None:
+            await self.server.server.stop(0)
+            self.server = None
+
+    async def restart(self) -> None:
+        """Come back at the same address as another incarnation."""
+        self.info = replace(self.info, incarnation=f"{self.info.incarnation}+")
+        await self.start(int(self.endpoint.rpartition(":")[2]))
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Add the servicer."""
+        raise AssertionError("a fake replica has a service")
+
+    def enter(self) -> None:
+        """A session was admitted."""
+        if self.refuse is not None:
+            raise self.refuse
+        self.sessions += 1
+        self.most_sessions = max(self.most_sessions, self.sessions)
+
+
+@dataclass(slots=True)
+class _VerifySession:
+    opening: OpenVerify
+    tree: CandidateTree
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
+    keep: bool = False
+
+
+class FakeVerify(FakeReplica, verify_pb2_grpc.VerifyServiceServicer):
+    """A verify replica; the target is `next_token`, walked over the candidates that have come."""
+
+    def __init__(self, info: ModelInfo = INFO, patience: float = 0.02, **files: Any) -> None:
+        super().__init__("outrider.v1.VerifyService", replace(info, replica="verify", incarnation="1"))
+        self.files = files
+        """Fields of GetTokenizerResponse."""
+        self.patience = patience
+        """Longest wait for a ready block, in every policy but OFF."""
+        self.openings: list[OpenVerify] = []
+        self.blocks: list[TokenBlock] = []
+        self.verdicts = 0
+        self.verified = 0
+        self.accepted = 0
+        self.die_at_verdict: int | None = None
+        """The stream breaks, once, instead of sending this verdict (counted over all sessions, from 0)."""
+        self.end_at_verdict: int | None = None
+        """The stream ends without a word there."""
+        self.skew_at_verdict: int | None = None
+        """A verdict with a wrong base length is sent there."""
+        self.hold = asyncio.Event()
+        """Cleared, no step runs."""
+        self.hold.set()
+        self.stepped = asyncio.Event()
+        self.handles: dict[str, list[int]] = {}
+        self.cached = 0
+        self.ballast = 0
+        """Alternatives in each log probability, to make messages large."""
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Add the servicer."""
+        verify_pb2_grpc.add_VerifyServiceServicer_to_server(self, server)
+
+    async def GetModelInfo(self, request: object, context: Context) -> Any:  # noqa: N802
+        """See the proto."""
+        info = replace(self.info, sessions=self.sessions)
+        return verify_pb2.VerifyServiceGetModelInfoResponse(info=wire.model_info_to_pb(info))
+
+    async def GetTokenizer(self, request: object, context: Context) -> Any:  # noqa: N802
+        """See the proto."""
+        return verify_pb2.GetTokenizerResponse(**self.files)
+
+    async def Verify(self, requests: AsyncIterator[Any], context: Context) -> None:  # noqa: N802
+        """See the proto."""
+        opening = wire.open_verify_from_pb((await anext(aiter(requests))).open)
+        self.openings.append(opening)
+        tokens = [*self._handle_tokens(opening), *opening.token_ids]
+        self.enter()
+        session = _VerifySession(opening, CandidateTree(tokens, 1024))
+        reader = asyncio.create_task(self._read(requests, session))
+        try:
+            opened = Opened("verify", self.info.incarnation, self.cached)
+            await context.write(verify_pb2.VerifyResponse(opened=wire.opened_verify_to_pb(opened)))
+            await self._steps(session, context)
+            await session.closed.wait()
+            await context.write(verify_pb2.VerifyResponse(closed=self._closed(session)))
+        finally:
+            self.sessions -= 1
+            reader.cancel()
+
+    def _handle_tokens(self, opening: OpenVerify) -> list[int]:
+        if opening.kv_handle is None:
+            return []
+        if opening.kv_handle.id not in self.handles:
+            raise StaleHandle("the lease has ended")
+        return self.handles[opening.kv_handle.id]
+
+    def _closed(self, session: _VerifySession) -> verify_pb2.VerifyClosed:
+        if not session.keep:
+            return verify_pb2.VerifyClosed()
+        tokens = session.tree.committed[:-1]
+        id_ = f"kv-{len(self.handles)}"
+        self.handles[id_] = tokens
+        handle = KvHandle("verify", self.info.incarnation, id_, len(tokens), b"digest", 2**50)
+        return verify_pb2.VerifyClosed(kv_handle=wire.kv_handle_to_pb(handle))
+
+    async def _read(self, requests: AsyncIterator[Any], session: _VerifySession) -> None:
+        async for message in requests:
+            if message.WhichOneof("message") == "close":
+                session.keep = message.close.keep
+                break
+            block = wire.block_from_pb(message.propose)
+            self.blocks.append(block)
+            session.tree.add(block)
+            if block.ready:
+                session.ready.set()
+        session.closed.set()
+
+    async def _steps(self, session: _VerifySession, context: Context) -> None:
+        step, finish = session.opening.first_step, FinishReason.NONE
+        while finish is FinishReason.NONE and not session.closed.is_set():
+            await self.hold.wait()
+            if session.opening.policy is not VerifyPolicy.OFF and step > session.opening.first_step:
+                await self._wait_ready(session)
+            step += 1
+            verdict = self._step(session, step)
+            finish = verdict.finish_reason
+            if self.verdicts == self.end_at_verdict:
+                self.end_at_verdict = None
+                session.closed.set()
+                return
+            if self.verdicts == self.die_at_verdict:
+                self.die_at_verdict = None
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "socket closed")
+            if self.verdicts == self.skew_at_verdict:
+                self.skew_at_verdict = None
+                verdict = replace(verdict, base_length=verdict.base_length + 1)
+            self.verdicts += 1
+            await context.write(verify_pb2.VerifyResponse(verdict=wire.verdict_to_pb(verdict)))
+            self.stepped.set()
+
+    async def _wait_ready(self, session: _VerifySession) -> None:
+        try:
+            await asyncio.wait_for(session.ready.wait(), self.patience)
+        except TimeoutError:
+            pass
+        session.ready.clear()
+
+    def _step(self, session: _VerifySession, step: int) -> Verdict:
+        """Walk the tree with the target's own tokens; one more is the bonus."""
+        tree, params = session.tree, session.opening.sampling
+        base, level, tokens, accepted = tree.committed_length, tree.children, list(tree.committed), 0
+        generated = base - session.opening.prompt_length
+        verified, finish = len(tree), FinishReason.NONE
+        while True:
+            token = next_token(tokens, params.seed)
+            tokens.append(token)
+            generated += 1
+            if token in params.stop_token_ids and generated > params.min_tokens:
+                finish = FinishReason.STOP
+            elif params.max_tokens is not None and generated >= params.max_tokens:
+                finish = FinishReason.LENGTH
+            if finish is not FinishReason.NONE or token not in level:
+                break
+            level = level[token].children
+            accepted += 1
+        new = tokens[base:]
+        tree.commit(new)
+        self.verified += verified
+        self.accepted += accepted
+        top = ((0, -1.0),) * self.ballast
+        wanted = new if params.logprobs is not None else []
+        logprobs = tuple(TokenLogprob(token, -float(token), top) for token in wanted)
+        times = StepTimes(forward_start_ns=1_000_000_000 * step, queue_us=10, forward_us=100, sample_us=5)
+        return Verdict(
+            step, base, tuple(new), verified, accepted, accepted, accepted > 0, 0, 1, logprobs, times, finish
+        )
+
+
+@dataclass(slots=True)
+class _Chain:
+    """The draft's guess: committed tokens, then a chain of nodes up to `tip_id`."""
+
+    tokens: list[int]
+    committed: int
+    tip_id: int | None
+    next_id: int
+
+
+class FakeDraft(FakeReplica, draft_pb2_grpc.DraftServiceServicer):
+    """A draft replica; it knows the target and proposes right, wrong or malformed nodes as told."""
+
+    def __init__(self, info: ModelInfo = INFO, depth: int = 4) -> None:
+        super().__init__(
+            "outrider.v1.DraftService", replace(info, kind="model", replica="draft", incarnation="1")
+        )
+        self.depth = depth
+        self.behaviour = "right"
+        """right, wrong, garbage (ids outside the vocabulary), columns (of unequal length), orphans (parents
+        that are later nodes), repeated (node ids), silent, deaf (never reads), or unopened."""
+        self.openings: list[OpenDraft] = []
+        self.verdicts: list[Verdict] = []
+        self.blocks = 0
+        self.die_at_block: int | None = None
+        """The stream breaks, once, instead of sending this block (counted over all sessions, from 0)."""
+        self.opened = asyncio.Event()
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Add the servicer."""
+        draft_pb2_grpc.add_DraftServiceServicer_to_server(self, server)
+
+    async def GetModelInfo(self, request: object, context: Context) -> Any:  # noqa: N802
+        """See the proto."""
+        info = replace(self.info, sessions=self.sessions)
+        return draft_pb2.DraftServiceGetModelInfoResponse(info=wire.model_info_to_pb(info))
+
+    async def Draft(self, requests: AsyncIterator[Any], context: Context) -> None:  # noqa: N802
+        """See the proto."""
+        stream = aiter(requests)
+        opening = wire.open_draft_from_pb((await anext(stream)).open)
+        self.openings.append(opening)
+        if opening.vocabulary_hash != INFO.vocabulary_hash:
+            raise InvalidRequest("vocabulary_hash", "the test is wrong")
+        self.enter()
+        try:
+            if self.behaviour == "unopened":
+                await asyncio.Event().wait()
+            opened = Opened("draft", self.info.incarnation, 0)
+            await context.write(draft_pb2.DraftResponse(opened=wire.opened_draft_to_pb(opened)))
+            self.opened.set()
+            await self._converse(stream, opening, context)
+        finally:
+            self.sessions -= 1
+
+    async def _converse(self, stream: AsyncIterator[Any], opening: OpenDraft, context: Context) -> None:
+        tokens = list(opening.token_ids)
+        chain = _Chain(tokens, len(tokens), None, opening.first_node_id)
+        await self._propose(chain, opening, context)
+        async for message in stream:
+            if message.WhichOneof("message") == "close":
+                return
+            verdict = wire.verdict_from_pb(message.verdict)
+            self.verdicts.append(verdict)
+            self._commit(chain, verdict)
+            await self._propose(chain, opening, context)
+
+    def _commit(self, chain: _Chain, verdict: Verdict) -> None:
+        assert verdict.base_length == chain.committed, "verdicts reach the draft without gaps"
+        committed = [*chain.tokens[: chain.committed], *verdict.tokens]
+        if chain.tokens[: len(committed)] != committed:
+            chain.tokens, chain.tip_id = committed, None
+        chain.committed = len(committed)
+
+    async def _propose(self, chain: _Chain, opening: OpenDraft, context: Context) -> None:
+        block = self._block(chain, opening.sampling.seed)
+        if self.blocks == self.die_at_block:
+            self.die_at_block = None
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "socket closed")
+        self.blocks += 1
+        if self.behaviour == "silent":
+            return
+        pb = wire.block_to_pb(block)
+        if self.behaviour == "columns":
+            del pb.parents[:]
+        await context.write(draft_pb2.DraftResponse(block=pb))
+
+    def _block(self, chain: _Chain, seed: int) -> TokenBlock:
+        """The chain's next nodes, so that it reaches `depth` below the committed tokens."""
+        first_id, parents, tokens = chain.next_id, [], []
+        while len(chain.tokens) < chain.committed + self.depth:
+            token = next_token(chain.tokens, seed) + (1 if self.behaviour == "wrong" else 0)
+            parents.append(-len(chain.tokens) if chain.tip_id is None else chain.tip_id)
+            tokens.append(token + VOCABULARY if self.behaviour == "garbage" else token)
+            chain.tokens.append(token)
+            chain.tip_id = chain.next_id
+            chain.next_id += 1
+        if self.behaviour == "orphans":
+            parents = [parent + 1000 for parent in parents]
+        if self.behaviour == "repeated":
+            chain.next_id = first_id
+        return TokenBlock(
+            first_id,
+            tuple(parents),
+            tuple(tokens),
+            (0.9,) * len(tokens),
+            ready=True,
+            base_length=chain.committed,
+            expand_start_ns=5,
+            expand_us=7,
+        )
+
+
+def unavailable() -> Unavailable:
+    """What a replica that goes away says."""
+    return Unavailable("going away")

@@ -1,0 +1,142 @@
+"""Replicas die, hang and come back in the middle of a sentence; the tokens stay the target's."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.integration.client import AUTO, Client, Generation, collect, eventually, request, verify_info
+from tests.integration.cluster import DEMO_DRAFT, DEMO_TARGET, Cluster, Process
+from tests.integration.collector import environment
+from tests.integration.reference import assert_same
+
+TOKENS = 200
+SAMPLERS: list[dict[str, Any]] = [{}, {"temperature": 1.0}]
+
+
+@dataclass
+class Pair:
+    """Two verify replicas, a draft and an orchestrator that may be broken."""
+
+    cluster: Cluster
+    verify: list[Process]
+    draft: Process
+    client: Client
+
+    def serving(self) -> Process:
+        """The verify replica that runs a session now."""
+        return next(one for one in self.verify if verify_info(one.endpoint).sessions)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory, collector) -> Iterator[Pair]:
+    """Processes of this module."""
+    cluster = Cluster(tmp_path_factory.mktemp("faults"), environment(collector.endpoint))
+    target = {"model": DEMO_TARGET, "dtype": "float32"}
+    started = [
+        cluster.serve("verify", name="verify-a", **target),
+        cluster.serve("verify", name="verify-b", **target),
+        cluster.serve("draft", name="draft-a", model=DEMO_DRAFT, dtype="float32"),
+    ]
+    verify_a, verify_b, draft = (process.wait_ready() for process in started)
+    orchestrator = cluster.serve(
+        "orchestrator",
+        verify=(verify_a.endpoint, verify_b.endpoint),
+        draft=draft.endpoint,
+        breaker_seconds=0.5,
+        discovery_seconds=0.2,
+    ).wait_ready()
+    yield Pair(cluster, [verify_a, verify_b], draft, Client(orchestrator.endpoint))
+    cluster.stop()
+
+
+def broken_after(client: Client, prompt, break_it, chunks: int = 3, **options: Any) -> Generation:
+    """Generate, and break something once some chunks have come."""
+    call = client.stream(request(prompt, mode=AUTO, max_tokens=TOKENS, **options))
+    responses = []
+    for response in call:
+        responses.append(response)
+        if len(responses) == chunks:
+            break_it()
+    return collect(responses)[0]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=["greedy", "T=1"])
+def test_a_draft_killed_mid_sentence_costs_no_token(pair, reference, prompts, sampler):
+    """The request goes on without its draft; a restarted draft serves the next one."""
+    prompt = prompts(5)[4]
+    expected = pair.client.generate(prompt, max_tokens=TOKENS, **sampler).tokens
+    generation = broken_after(pair.client, prompt, pair.draft.kill, **sampler)
+    assert_same(reference, prompt, expected, generation.tokens)
+    assert generation.statistics.draft_losses == 1
+    pair.draft = pair.cluster.restart(pair.draft)
+
+    def drafted_again() -> bool:
+        return pair.client.generate(prompt, max_tokens=24).statistics.draft_micros > 0
+
+    eventually(drafted_again, "the restarted draft is used")
+
+
+def test_a_hanging_draft_costs_no_token(pair, reference, prompts):
+    """A draft that stops answering is gone on without; when it wakes up it is used again."""
+    prompt = prompts(3)[2]
+    expected = pair.client.generate(prompt, max_tokens=TOKENS).tokens
+    try:
+        generation = broken_after(pair.client, prompt, lambda: pair.draft.signal(signal.SIGSTOP))
+        assert_same(reference, prompt, expected, generation.tokens)
+        while_it_hangs = pair.client.generate(prompt, max_tokens=TOKENS)
+        assert_same(reference, prompt, expected, while_it_hangs.tokens)
+    finally:
+        pair.draft.signal(signal.SIGCONT)
+    eventually(
+        lambda: pair.client.generate(prompt, max_tokens=24).statistics.draft_micros > 0, "the draft is back"
+    )
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=["greedy", "T=1"])
+def test_a_verify_replica_killed_mid_sentence_costs_no_token(pair, reference, prompts, sampler):
+    """The request moves to the other replica, which says what the first would have said."""
+    prompt = prompts(6)[5]
+    expected = pair.client.generate(prompt, max_tokens=TOKENS, **sampler).tokens
+    lost: list[Process] = []
+
+    def kill() -> None:
+        lost.append(pair.serving())
+        lost[0].kill()
+
+    generation = broken_after(pair.client, prompt, kill, **sampler)
+    assert_same(reference, prompt, expected, generation.tokens)
+    assert generation.statistics.verify_losses == 1
+    pair.verify[pair.verify.index(lost[0])] = pair.cluster.restart(lost[0])
+    eventually(lambda: pair.client.info().verify_replicas == 2, "the restarted replica is back")
+
+
+def test_a_session_of_a_lost_replica_is_refilled(pair, reference, prompts):
+    """The next turn after its replica restarted gives the same tokens, without the cache."""
+    prompt = prompts(7)[6]
+    first = pair.client.generate(prompt, max_tokens=8, fields={"keep_session": True})
+    for process in list(pair.verify):
+        process.kill()
+        pair.verify[pair.verify.index(process)] = pair.cluster.restart(process)
+    eventually(lambda: pair.client.info().verify_replicas == 2, "both replicas are back")
+    turn = [*prompt, *first.tokens, 5, 6]
+    second = pair.client.generate(turn, max_tokens=8, fields={"session": first.complete.session})
+    assert_same(reference, turn, reference.greedy(turn, 8), second.tokens)
+
+
+def test_a_draft_that_was_never_there_costs_no_token(own_cluster, demo, reference, prompts):
+    """An orchestrator whose only draft address is dead serves at once, without drafts."""
+    with socket.socket() as placeholder:
+        placeholder.bind(("127.0.0.1", 0))
+        nobody = f"127.0.0.1:{placeholder.getsockname()[1]}"
+        orchestrator = own_cluster.serve(
+            "orchestrator", verify=demo.verify.endpoint, draft=nobody
+        ).wait_ready()
+        prompt = prompts(2)[1]
+        generation = Client(orchestrator.endpoint).generate(prompt, max_tokens=16)
+    assert_same(reference, prompt, reference.greedy(prompt, 16), generation.tokens)

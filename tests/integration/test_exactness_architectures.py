@@ -1,0 +1,68 @@
+"""The tokens are the target's own for every supported architecture, through all three services."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+import pytest
+
+from tests.integration import fake_drafts
+from tests.integration.client import AUTO, OFF, SAMPLERS, SEQUENTIAL, Client, verify_info
+from tests.integration.cluster import Cluster
+from tests.integration.oracle_draft import OracleDraft
+from tests.integration.reference import Reference, assert_same
+from tests.models import ARCHITECTURES, build_model
+
+TOKENS = 24
+VOCABULARY = 300
+QUICK, ALL = 4, 30
+
+
+@dataclass
+class Stack:
+    """A random target with a draft that is right three times out of four."""
+
+    client: Client
+    reference: Reference
+    oracle: OracleDraft
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def stack(request, tmp_path_factory):
+    """Verify service and orchestrator for one architecture; gone when the next one comes."""
+    folder = build_model(request.param, tmp_path_factory.mktemp(request.param), vocab_size=VOCABULARY)
+    cluster = Cluster(tmp_path_factory.mktemp("logs"))
+    verify = cluster.serve("verify", model=folder, dtype="float32", kv_tokens=8192).wait_ready()
+    oracle = OracleDraft(verify_info(verify.endpoint))
+    server, endpoint = fake_drafts.serve(oracle)
+    orchestrator = cluster.serve("orchestrator", verify=verify.endpoint, draft=endpoint).wait_ready()
+    yield Stack(Client(orchestrator.endpoint), Reference(folder), oracle)
+    cluster.stop()
+    server.stop(None)
+
+
+def random_prompts(count: int) -> list[list[int]]:
+    """Prompts of 1 to 60 random tokens: shorter and longer than the sliding windows."""
+    random = Random(1)
+    return [[random.randrange(2, VOCABULARY) for _ in range(random.randint(1, 60))] for _ in range(count)]
+
+
+@pytest.mark.parametrize("count", [QUICK, pytest.param(ALL, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_all_modes_say_what_the_target_says(stack, sampler, count):
+    """Greedy equals `transformers`; speculation equals no speculation, greedy and sampled."""
+    prompts = random_prompts(count)
+    alone = stack.client.generate_all(prompts, 4, mode=OFF, max_tokens=TOKENS, **SAMPLERS[sampler])
+    expected = [generation.tokens for generation in alone]
+    if sampler == "greedy":
+        for prompt, tokens in zip(prompts, expected, strict=True):
+            assert_same(stack.reference, prompt, stack.reference.greedy(prompt, TOKENS), tokens)
+    stack.oracle.learn(prompts, expected)
+    for mode in (SEQUENTIAL, AUTO):
+        together = stack.client.generate_all(prompts, 4, mode=mode, max_tokens=TOKENS, **SAMPLERS[sampler])
+        for prompt, tokens, generation in zip(prompts, expected, together, strict=True):
+            assert_same(stack.reference, prompt, tokens, generation.tokens)
+        accepted = sum(generation.statistics.accepted for generation in together)
+        if mode == SEQUENTIAL:  # a pipelined step of these tiny targets does not wait for an oracle in Python
+            assert accepted > count, "the oracle's right tokens have to be accepted"

@@ -1,0 +1,150 @@
+"""One trace per request over all three services, received by a real OTLP endpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from tests.integration.client import AUTO, OFF, Generation, eventually
+from tests.integration.collector import Collector, Span, new_traceparent
+
+STEP_ATTRIBUTES = (
+    "drafted",
+    "verified",
+    "accepted",
+    "hit",
+    "batch_size",
+    "queue",
+    "forward",
+    "sample",
+    "idle",
+)
+"""Each must be part of the name of an attribute of a step span."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A traced request: what the client got and what the collector got."""
+
+    generation: Generation
+    caller_span_id: str
+    spans: list[Span]
+
+    def named(self, name: str) -> list[Span]:
+        """The spans of a name, oldest first."""
+        return sorted((span for span in self.spans if span.name == name), key=lambda span: span.start_ns)
+
+    @property
+    def root(self) -> Span:
+        """The request's own span."""
+        [root] = self.named("generate")
+        return root
+
+
+def complete_trace(collector: Collector, trace_id: str, steps: int) -> list[Span]:
+    """Wait for the root and all steps with their forwards."""
+
+    def names() -> list[str]:
+        return [span.name for span in collector.trace(trace_id)]
+
+    eventually(
+        lambda: (
+            "generate" in names()
+            and min(names().count("speculation.step"), names().count("verify.forward")) >= steps
+        ),
+        f"a whole trace of {steps} steps",
+    )
+    eventually(lambda: names().count("draft.expand") > 0 or steps == 0, "draft.expand spans")
+    return collector.trace(trace_id)
+
+
+@pytest.fixture(scope="module")
+def traced(demo, prompts, collector) -> Trace:
+    """One pipelined request with the demo pair, sampled by its caller."""
+    traceparent, trace_id = new_traceparent()
+    generation = demo.client("real").generate(
+        prompts(8)[7], mode=AUTO, max_tokens=48, traceparent=traceparent
+    )
+    spans = complete_trace(collector, trace_id, generation.statistics.steps)
+    return Trace(generation, traceparent.split("-")[2], spans)
+
+
+def test_the_root_continues_the_callers_trace(traced):
+    """`generate` is a child of the caller's span and is recorded by the orchestrator."""
+    assert traced.root.parent_id == traced.caller_span_id
+    assert traced.root.service == "outrider-orchestrator"
+    assert any(name.startswith("gen_ai.") for name in traced.root.attributes)
+
+
+def test_all_three_services_take_part(traced):
+    """One trace holds spans of the orchestrator, the draft and the verify service."""
+    services = {span.service for span in traced.spans}
+    assert services == {"outrider-orchestrator", "outrider-draft", "outrider-verify"}
+
+
+def test_every_step_is_a_child_of_the_request(traced):
+    """There is one `speculation.step` per verify step, directly below `generate`, and a `prefill` beside."""
+    steps = traced.named("speculation.step")
+    assert len(steps) == traced.generation.statistics.steps
+    assert {span.parent_id for span in steps} == {traced.root.span_id}
+    assert {span.parent_id for span in traced.named("prefill")} == {traced.root.span_id}
+
+
+def test_forwards_and_expansions_are_children_of_steps(traced):
+    """`verify.forward` and `draft.expand` hang below the step they belong to, in their own services."""
+    steps = {span.span_id for span in traced.named("speculation.step")}
+    forwards, expansions = traced.named("verify.forward"), traced.named("draft.expand")
+    assert {span.parent_id for span in forwards} == steps
+    assert {span.service for span in forwards} == {"outrider-verify"}
+    assert {span.service for span in expansions} == {"outrider-draft"}
+    below_steps = [span for span in expansions if span.parent_id in steps]
+    assert len(below_steps) >= len(expansions) - 2, "only work for a step that never came may lack its parent"
+
+
+def test_steps_link_to_the_blocks_they_used(traced):
+    """A step that verified drafted nodes links to `draft.expand` spans of this trace."""
+    expansions = {span.span_id for span in traced.named("draft.expand")}
+    linked = {link for span in traced.named("speculation.step") for link in span.links}
+    assert linked
+    assert linked <= expansions
+
+
+def test_steps_carry_their_counts_and_times(traced):
+    """A step says what was drafted, verified and accepted, and where its time went."""
+    for span in traced.named("speculation.step"):
+        for part in STEP_ATTRIBUTES:
+            assert any(part in name for name in span.attributes), (
+                f"{part} is missing in {sorted(span.attributes)}"
+            )
+    accepted = sum(span.attributes["outrider.accepted"] for span in traced.named("speculation.step"))
+    assert accepted == traced.generation.statistics.accepted
+
+
+def test_spans_lie_inside_their_parents_on_one_machine(traced):
+    """No span ends before it starts, and steps lie within the request."""
+    for span in traced.spans:
+        assert span.start_ns <= span.end_ns
+    for span in traced.named("speculation.step"):
+        assert traced.root.start_ns <= span.start_ns
+        assert span.end_ns <= traced.root.end_ns
+
+
+def test_the_target_alone_has_no_draft_spans(demo, prompts, collector):
+    """MODE_OFF traces its steps too, without any drafting."""
+    traceparent, trace_id = new_traceparent()
+    generation = demo.client("real").generate(prompts(1)[0], mode=OFF, max_tokens=6, traceparent=traceparent)
+    steps = generation.statistics.steps
+    eventually(lambda: len(collector.trace(trace_id)) >= 1 + 2 * steps, "the spans of MODE_OFF")
+    assert not [span for span in collector.trace(trace_id) if span.name == "draft.expand"]
+
+
+def test_unsampled_requests_leave_nothing(demo, prompts, collector):
+    """A caller that does not sample gets no span anywhere."""
+    unsampled, trace_id = new_traceparent(sampled=False)
+    sampled, later_trace_id = new_traceparent()
+    client = demo.client("real")
+    client.generate(prompts(1)[0], max_tokens=8, traceparent=unsampled)
+    client.generate(prompts(1)[0], max_tokens=8, traceparent=sampled)
+    eventually(lambda: len(collector.trace(later_trace_id)) > 10, "the sampled request's spans")
+    assert collector.trace(trace_id) == []

@@ -1,0 +1,132 @@
+"""Tiny random models of every supported architecture, with a tiny tokenizer, saved to a folder.
+
+The weights are drawn wide enough that the logits of different tokens are far apart: greedy choices do not
+hang on rounding. Sliding windows are shorter than the sequences of the tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
+from tokenizers.models import BPE
+from transformers import PretrainedConfig, PreTrainedModel
+
+BOS, EOS = "<|bos|>", "<|eos|>"
+BOS_ID, EOS_ID = 0, 1
+WINDOW = 12
+
+_TEXT = (
+    "The quick brown fox jumps over the lazy dog. A scout rides ahead and reports what it sees; "
+    "the riders behind follow where the scout was right, and choose their own way where it was not. "
+)
+
+_SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.25,
+}
+_ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
+
+ARCHITECTURES: dict[str, Callable[..., PretrainedConfig]] = {
+    "llama": lambda **common: transformers.LlamaConfig(**_SIZES, **common),
+    "qwen2": lambda **common: transformers.Qwen2Config(**_SIZES, **common),
+    "qwen3": lambda **common: transformers.Qwen3Config(**_SIZES, head_dim=16, **common),
+    "mistral": lambda **common: transformers.MistralConfig(**_SIZES, sliding_window=WINDOW, **common),
+    "gemma2": lambda **common: transformers.Gemma2Config(
+        **_SIZES,
+        head_dim=16,
+        query_pre_attn_scalar=16,
+        sliding_window=WINDOW,
+        layer_types=_ALTERNATING,
+        attn_logit_softcapping=5.0,
+        tie_word_embeddings=False,
+        **common,
+    ),
+    "gemma3": lambda **common: transformers.Gemma3TextConfig(
+        **_SIZES,
+        head_dim=16,
+        query_pre_attn_scalar=16,
+        sliding_window=WINDOW,
+        layer_types=_ALTERNATING,
+        tie_word_embeddings=False,
+        **common,
+    ),
+    "phi3": lambda **common: transformers.Phi3Config(**_SIZES, **common),
+    "gpt_neox": lambda **common: transformers.GPTNeoXConfig(
+        **{name: size for name, size in _SIZES.items() if name != "num_key_value_heads"}, **common
+    ),
+    "gpt2": lambda **common: transformers.GPT2Config(
+        n_embd=64, n_layer=3, n_head=4, n_positions=512, initializer_range=0.25, **common
+    ),
+    "gpt_oss": lambda **common: transformers.GptOssConfig(
+        **_SIZES,
+        head_dim=16,
+        sliding_window=WINDOW,
+        layer_types=_ALTERNATING,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        **common,
+    ),
+}
+"""Configurations by short name; tokens and vocabulary are added by `build_model`."""
+
+UNSUPPORTED: dict[str, Callable[..., PretrainedConfig]] = {
+    "t5": lambda **common: transformers.T5Config(
+        d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, **common
+    ),
+    "mamba": lambda **common: transformers.MambaConfig(
+        hidden_size=32, state_size=4, num_hidden_layers=2, **common
+    ),
+    "bloom": lambda **common: transformers.BloomConfig(hidden_size=32, n_layer=2, n_head=4, **common),
+}
+"""Configurations of models that cannot run here."""
+
+
+def build_model(
+    architecture: str, folder: Path, *, seed: int = 0, vocab_size: int = 300, **changes: Any
+) -> Path:
+    """Save a random float32 model of `ARCHITECTURES` or `UNSUPPORTED` and its tokenizer into `folder`.
+
+    `changes` are set on the configuration. Returns `folder`.
+    """
+    configure = ARCHITECTURES.get(architecture) or UNSUPPORTED[architecture]
+    config = configure(vocab_size=vocab_size, bos_token_id=BOS_ID, eos_token_id=EOS_ID, pad_token_id=EOS_ID)
+    for name, value in changes.items():
+        setattr(config, name, value)
+    torch.manual_seed(seed)
+    kind = (
+        transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
+    )
+    model: PreTrainedModel = kind.from_config(config)
+    model.save_pretrained(folder)
+    build_tokenizer(folder, vocab_size=vocab_size)
+    return folder
+
+
+def build_tokenizer(folder: Path, *, vocab_size: int = 300) -> None:
+    """Save a byte-level BPE tokenizer of exactly `vocab_size` tokens into `folder`."""
+    tokenizer = Tokenizer(BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[BOS, EOS],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([_TEXT], trainer)
+    assert tokenizer.get_vocab_size() == vocab_size, "the training text is too short for this vocabulary"
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(
+        f'{{"bos_token": "{BOS}", "eos_token": "{EOS}", "add_bos_token": false}}\n'
+    )

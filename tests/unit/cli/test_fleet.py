@@ -1,0 +1,156 @@
+"""`outrider up` with fake children: order of starting and stopping, restarts, failures, the replicas file."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.cli.fleet import Fleet
+from outrider.cli.up_plan import ChildSpec
+
+REPLICAS = [ChildSpec("verify-0", "verify", ()), ChildSpec("draft-0", "draft", ())]
+ORCHESTRATOR = ChildSpec("orchestrator", "orchestrator", ("--port", "0"))
+
+
+class FakeChild:
+    """Is ready and ends when the test says so; SIGTERM and SIGKILL end it."""
+
+    def __init__(self, spec: ChildSpec, log: list[str]) -> None:
+        self.spec = spec
+        self.log = log
+        self.problem = ""
+        self.ready: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def become_ready(self, endpoint: str) -> None:
+        """Print the ready line."""
+        self.ready.set_result({"event": "ready", "endpoint": endpoint, "metrics": ""})
+
+    def end(self, status: int, problem: str = "") -> None:
+        """Exit."""
+        self.problem = problem
+        self._ended.set_result(status)
+
+    async def wait(self) -> int:
+        """See `Child`."""
+        return await asyncio.shield(self._ended)
+
+    def send(self, number: signal.Signals) -> None:
+        """See `Child`."""
+        if not self._ended.done():
+            self.log.append(f"{number.name} {self.spec.name}")
+            self.end(0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the fleet work until something holds; the test's own time limit ends it otherwise."""
+    while not condition():  # noqa: ASYNC110 - the fleet has no event for it
+        await asyncio.sleep(0.01)
+
+
+class World:
+    """A fleet whose children are fakes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log: list[str] = []
+        self.started: asyncio.Queue[FakeChild] = asyncio.Queue()
+        self.file = folder / "replicas"
+        self.fleet = Fleet(REPLICAS, ORCHESTRATOR, self.file, None, 1.0, self._start)
+
+    async def _start(self, spec: ChildSpec, _file: str | None, _show: Callable[[str], None]) -> FakeChild:
+        child = FakeChild(spec, self.log)
+        self.log.append(f"start {spec.name}")
+        self.started.put_nowait(child)
+        return child
+
+    async def up(self) -> list[FakeChild]:
+        """Bring everything up; returns verify, draft and orchestrator."""
+        children = [await self.started.get(), await self.started.get()]
+        children[0].become_ready("127.0.0.1:1001")
+        children[1].become_ready("127.0.0.1:1002")
+        children.append(await self.started.get())
+        children[2].become_ready("127.0.0.1:7700")
+        await until(lambda: self.fleet.supervisor.up)
+        return children
+
+
+def _run(folder: Path, scenario: Callable[[World], Awaitable[None]]) -> tuple[int, list[str]]:
+    """The fleet's exit status and what was started and stopped, in order."""
+
+    async def both() -> tuple[int, list[str]]:
+        world = World(folder)
+        fleet = asyncio.create_task(world.fleet.run())
+        await scenario(world)
+        return await fleet, world.log
+
+    return asyncio.run(asyncio.wait_for(both(), 20))
+
+
+def test_replicas_first_orchestrator_last_and_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The orchestrator starts when all replicas are ready, and stops before them: its requests need them."""
+
+    async def scenario(world: World) -> None:
+        await world.up()
+        assert world.file.read_text() == "verify 127.0.0.1:1001\ndraft 127.0.0.1:1002\n"
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    status, log = _run(tmp_path, scenario)
+    assert status == 0
+    assert log[:3] == ["start verify-0", "start draft-0", "start orchestrator"]
+    assert log[3:] == ["SIGTERM orchestrator", "SIGTERM verify-0", "SIGTERM draft-0"]
+    ready = json.loads(capsys.readouterr().out)
+    assert (ready["event"], ready["service"]) == ("ready", "up")
+
+
+def test_a_crashed_replica_comes_back_under_its_new_address(tmp_path: Path) -> None:
+    """While it is away the file does not name it; afterwards it names the new port."""
+
+    async def scenario(world: World) -> None:
+        _, draft, _ = await world.up()
+        draft.end(-9)
+        again = await world.started.get()
+        assert again.spec.name == "draft-0"
+        assert world.file.read_text() == "verify 127.0.0.1:1001\n"
+        again.become_ready("127.0.0.1:2002")
+        await until(lambda: "draft 127.0.0.1:2002\n" in world.file.read_text())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    status, log = _run(tmp_path, scenario)
+    assert status == 0
+    assert log.count("start draft-0") == 2
+
+
+def test_a_restarted_orchestrator_keeps_its_port(tmp_path: Path) -> None:
+    """Clients know one address; a port that was picked freely is asked for again."""
+
+    async def scenario(world: World) -> None:
+        *_, orchestrator = await world.up()
+        orchestrator.end(1)
+        again = await world.started.get()
+        assert again.spec.arguments[-2:] == ("--port", "7700")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    assert _run(tmp_path, scenario)[0] == 0
+
+
+def test_a_child_that_does_not_start_stops_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its own sentence is shown, everything else is stopped, and the exit status says so."""
+
+    async def scenario(world: World) -> None:
+        verify, draft = await world.started.get(), await world.started.get()
+        verify.become_ready("127.0.0.1:1001")
+        draft.end(2, "outrider: model: 'x' has no weights")
+
+    status, log = _run(tmp_path, scenario)
+    assert status == 1
+    assert log[-1] == "SIGTERM verify-0"
+    assert "outrider: draft-0 did not start: model: 'x' has no weights" in capsys.readouterr().err

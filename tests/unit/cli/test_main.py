@@ -1,0 +1,68 @@
+"""The command line as a whole: help, versions, exit statuses, and what it does not import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from outrider import __version__
+from outrider.cli.main import main
+
+COMMANDS = (
+    (),
+    ("up",),
+    ("serve",),
+    ("serve", "orchestrator"),
+    ("serve", "draft"),
+    ("serve", "verify"),
+    ("generate",),
+    ("timeline",),
+    ("version",),
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_has_help(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    """--help explains each command and exits with 0."""
+    with pytest.raises(SystemExit) as end:
+        main([*command, "--help"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out.startswith("usage: outrider")
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """The version is printed with those of what it runs on."""
+    assert main(["version"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"outrider {__version__}"
+    assert any(line.startswith("grpcio ") for line in lines)
+
+
+def test_print_config_starts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """Settings can be looked at without a model."""
+    assert main(["serve", "verify", "--model", "x", "--print-config"]) == 0
+    assert 'model = "x"' in capsys.readouterr().out
+    assert main(["up", "--target", "x", "--print-config"]) == 0
+    assert 'target = "x"' in capsys.readouterr().out
+
+
+def test_a_wrong_setting_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    """Status 2 and no traceback."""
+    assert main(["serve", "verify", "--max-sessions", "0"]) == 2
+    assert capsys.readouterr().err == "outrider: --max-sessions: must be greater than 0, not '0'\n"
+
+
+def test_abbreviated_flags_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """A script that says --max-sess would break when another flag begins alike."""
+    with pytest.raises(SystemExit) as end:
+        main(["serve", "verify", "--max-sess", "3"])
+    assert end.value.code == 2
+
+
+def test_the_command_line_starts_without_torch() -> None:
+    """Everything but a model service starts in a moment."""
+    check = "import sys, outrider.cli.main, outrider.cli.generate, outrider.cli.up, outrider.process\n"
+    check += "sys.exit(sum(name in sys.modules for name in ('torch', 'transformers', 'numpy')))"
+    assert subprocess.run([sys.executable, "-c", check], timeout=60).returncode == 0

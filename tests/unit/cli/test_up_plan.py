@@ -1,0 +1,102 @@
+"""Which processes `outrider up` starts, with which flags, on which cores."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import pytest
+
+from outrider.cli.settings import Resolved, add_flags, resolve
+from outrider.cli.up_plan import UpConfig, plan_orchestrator, plan_replicas, share_cores
+from outrider.config import DraftConfig, Settings, VerifyConfig
+from outrider.errors import ConfigError
+
+
+def _resolved(*flags: str) -> Resolved[UpConfig]:
+    parser = argparse.ArgumentParser()
+    add_flags(parser, UpConfig, "up")
+    return resolve("up", UpConfig, parser.parse_args(flags), {})
+
+
+def _settings(service: str, arguments: tuple[str, ...]) -> Any:
+    """The child's own reading of its flags."""
+    kind: type[Settings] = {"verify": VerifyConfig, "draft": DraftConfig}[service]
+    parser = argparse.ArgumentParser()
+    add_flags(parser, kind, service)
+    return resolve(service, kind, parser.parse_args(arguments), {}).config
+
+
+def _plan(*flags: str, cores: int = 2, gpu: bool = False) -> dict[str, Any]:
+    specs = plan_replicas(_resolved(*flags), list(range(cores)), gpu)
+    return {spec.name: _settings(spec.service, spec.arguments) for spec in specs}
+
+
+def test_a_pair_on_two_cores() -> None:
+    """Draft and target run at once, so each gets a core of its own."""
+    plan = _plan("--target", "big", "--draft", "small", "--dtype", "float32")
+    assert list(plan) == ["verify-0", "draft-0"]
+    assert (plan["verify-0"].model, plan["draft-0"].model) == ("big", "small")
+    assert (plan["verify-0"].cpus, plan["draft-0"].cpus) == ("0", "1")
+    assert plan["verify-0"].dtype == plan["draft-0"].dtype == "float32"
+    assert plan["verify-0"].name == "verify-0"
+
+
+def test_lookup_and_no_drafts() -> None:
+    """`lookup` needs no model but the target's tokenizer; `none` starts no draft at all."""
+    plan = _plan("--target", "big", "--draft", "lookup")
+    assert (plan["draft-0"].kind, plan["draft-0"].tokenizer) == ("lookup", "big")
+    assert list(_plan("--target", "big", "--draft", "none", "--drafts", "3")) == ["verify-0"]
+
+
+def test_several_replicas() -> None:
+    """Draft and target scale separately."""
+    plan = _plan("--target", "big", "--draft", "small", "--verifies", "2", "--drafts", "3", cores=8)
+    assert list(plan) == ["verify-0", "verify-1", "draft-0", "draft-1", "draft-2"]
+    assert len({config.cpus for config in plan.values()}) == 5
+
+
+@pytest.mark.parametrize(
+    ("flags", "cores", "gpu"),
+    [
+        (("--cpus", "off"), 2, False),
+        (("--device", "cuda"), 2, True),
+        ((), 2, True),
+        ((), 1, False),
+        (("--threads", "2"), 3, False),
+    ],
+)
+def test_pinned_only_where_it_helps(flags: tuple[str, ...], cores: int, gpu: bool) -> None:
+    """Not when told not to, not on a GPU, and not with too few cores to go round."""
+    plan = _plan("--target", "big", "--draft", "small", *flags, cores=cores, gpu=gpu)
+    assert {config.cpus for config in plan.values()} == {""}
+
+
+def test_threads_get_cores_of_their_own() -> None:
+    """Two threads are two cores."""
+    assert share_cores([0, 1, 2, 3], 2, 2) == ["0,1", "2,3"]
+
+
+def test_the_draft_may_have_its_own_device() -> None:
+    """Two GPUs: one each."""
+    plan = _plan("--target", "b", "--draft", "s", "--device", "cuda:0", "--draft-device", "cuda:1", gpu=True)
+    assert (plan["verify-0"].device, plan["draft-0"].device) == ("cuda:0", "cuda:1")
+
+
+def test_only_what_was_asked_for_is_passed_on() -> None:
+    """Defaults of `up` do not hide what the file's tables say."""
+    specs = plan_replicas(_resolved("--target", "big"), [0, 1], gpu=False)
+    for flag in ("--dtype", "--threads", "--grace-seconds", "--log-level", "--device"):
+        assert flag not in specs[0].arguments
+
+
+def test_the_orchestrator_reads_the_replicas_from_a_file() -> None:
+    """A restarted replica has another port; the file says which."""
+    spec = plan_orchestrator(_resolved("--target", "big", "--port", "7801"), "/run/replicas")
+    assert spec.arguments[:6] == ("--host", "127.0.0.1", "--port", "7801", "--replicas-file", "/run/replicas")
+
+
+def test_a_target_is_needed() -> None:
+    """There is nothing to serve without one."""
+    with pytest.raises(ConfigError, match="--target"):
+        _plan("--draft", "small")

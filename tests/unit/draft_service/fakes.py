@@ -1,0 +1,165 @@
+"""Stand-ins for what the draft service works with."""
+
+from __future__ import annotations
+
+from draft_service.drafters.base import Candidate, Pages, Proposal, Source
+from draft_service.session import DraftSession, Limits
+from outrider.errors import OutOfPages
+from outrider.messages import OpenDraft, SamplingParams, StepTimes, TokenBlock, Verdict
+
+
+def request(tokens=(1, 2, 3), **changes) -> OpenDraft:
+    """An opening with sensible defaults."""
+    fields = {"prompt_length": len(tokens), "sampling": SamplingParams(), "request_id": "r"} | changes
+    return OpenDraft(token_ids=tuple(tokens), **fields)
+
+
+def limits(**changes) -> Limits:
+    """Limits that do not bind."""
+    fields = {"max_nodes": 64, "max_depth": 16, "context_length": 1000, "end_tokens": frozenset()} | changes
+    return Limits(**fields)
+
+
+class FixedCalibration:
+    """A candidate's bucket is its acceptance in percent."""
+
+    coverage = 0.5
+    sharpness = 1.0
+
+    def __init__(self):
+        self.observed = []
+        self.winners = []
+
+    def estimate(self, candidate):
+        """The bucket, in percent."""
+        return candidate.bucket / 100
+
+    def observe(self, candidates, chosen):
+        """Remember it."""
+        self.observed.append(([candidate.token for candidate in candidates], chosen))
+
+    def observe_winners(self, winners, chosen):
+        """Remember it."""
+        self.winners.append((winners, chosen))
+
+
+def session(key=0, *, calibration=None, opening=None, **changes) -> DraftSession:
+    """A session whose acceptances are what its proposals say."""
+    opening = opening or request(pipelined=changes.pop("pipelined", True))
+    return DraftSession(key, opening, limits(**changes), calibration or FixedCalibration())
+
+
+def proposal(*percent_by_token, winners=()) -> Proposal:
+    """Children as (token, acceptance in percent)."""
+    return Proposal(
+        [
+            Candidate(token, Source.MODEL, percent, rank)
+            for rank, (token, percent) in enumerate(percent_by_token)
+        ],
+        winners,
+    )
+
+
+def verdict(base, *tokens, step=1, **changes) -> Verdict:
+    """A verdict that took a target forward of 10 ms."""
+    return Verdict(step, base, tokens, times=StepTimes(forward_us=10_000), **changes)
+
+
+class TableDrafter:
+    """Proposes from a function of the whole path: (tokens so far) -> ((token, percent), ...).
+
+    `room` is how many sequences hold memory at once; `slow` sequences need that many turns to prefill.
+    """
+
+    kind = "model"
+    expands = True
+    context_length = 1000
+
+    def __init__(self, children, *, room=1000, prefill_turns=1):
+        self.children = children
+        self.room = room
+        self.prefill_turns = prefill_turns
+        self.tokens = {}
+        self.holding = {}
+        self.batches = []
+        self.recalls = {}
+
+    def open(self, key, opening):
+        """Start a sequence."""
+        self.tokens[key] = list(opening.token_ids)
+        return 0
+
+    def recall(self, key):
+        """What the test put there."""
+        return self.recalls.get(key, Proposal(()))
+
+    def expand(self, expansions):
+        """Look the children up."""
+        wanted = {expansion.key for expansion in expansions}
+        if len(wanted | set(self.holding)) > self.room:
+            raise OutOfPages("no pages")
+        self.batches.append([(e.key, e.node.token if e.node else None) for e in expansions])
+        return [self._proposal(expansion) for expansion in expansions]
+
+    def _proposal(self, expansion):
+        if expansion.node is None:
+            self.holding[expansion.key] = self.holding.get(expansion.key, 0) + 1
+            if self.holding[expansion.key] < self.prefill_turns:
+                return None
+        path = [node.token for node in expansion.node.path()] if expansion.node else []
+        return proposal(*self.children((*self.tokens[expansion.key], *path)))
+
+    def commit(self, key, tokens, rerooted):
+        """Append tokens."""
+        self.tokens[key].extend(tokens)
+
+    def fits(self, key):
+        """Whether one more sequence may hold memory."""
+        return len(self.holding) < self.room
+
+    def reset(self, key):
+        """Give memory back."""
+        self.holding.pop(key, None)
+
+    def close(self, key):
+        """End a sequence."""
+        self.reset(key)
+        del self.tokens[key]
+
+    def pages(self):
+        """One page per sequence."""
+        return Pages(self.room, len(self.holding), 0)
+
+
+class ListOutbox:
+    """An outbox that is read by the test itself."""
+
+    def __init__(self, bound=1000):
+        self.bound = bound
+        self.blocks: list[TokenBlock] = []
+        self.cached_length = None
+        self.closed = False
+        self.error = None
+
+    @property
+    def full(self):
+        """True at the bound."""
+        return len(self.blocks) >= self.bound
+
+    def admit(self, cached_length):
+        """Remember it."""
+        self.cached_length = cached_length
+
+    def put(self, block):
+        """Append a block."""
+        self.blocks.append(block)
+
+    def close(self, error=None):
+        """Remember the first error."""
+        self.closed = True
+        self.error = self.error or error
+
+    def read(self):
+        """Blocks since the last read."""
+        blocks, self.blocks = self.blocks, []
+        return blocks

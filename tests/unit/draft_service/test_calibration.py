@@ -1,0 +1,77 @@
+"""Acceptance estimates learned from verdicts."""
+
+from __future__ import annotations
+
+from draft_service.calibration import ENOUGH, MAX_TASKS, Calibration
+from draft_service.drafters.base import Candidate, Source
+from outrider.acceptance import SHARPNESS_GRID
+
+
+def _ranked(source=Source.MODEL, bucket=5):
+    return [Candidate(10, source, bucket, 0), Candidate(11, source, bucket, 1)]
+
+
+def test_estimates_follow_what_the_target_took():
+    """A candidate that is always taken becomes likely, its sibling unlikely."""
+    task = Calibration().task("chat")
+    for _ in range(300):
+        task.observe(_ranked(), 10)
+    first, second = (task.estimate(candidate) for candidate in _ranked())
+    assert first > 0.9 > 0.1 > second
+
+
+def test_sources_are_calibrated_apart():
+    """What a model's candidates do says nothing about a lookup's."""
+    task = Calibration().task("")
+    before = task.estimate(_ranked(Source.LOOKUP)[0])
+    for _ in range(50):
+        task.observe(_ranked(Source.MODEL), 99)
+    assert task.estimate(_ranked(Source.LOOKUP)[0]) == before
+
+
+def test_tasks_have_their_own_estimates():
+    """Code that the draft knows does not make chat look better than it is, where both have been seen."""
+    calibration = Calibration()
+    code, chat = calibration.task("code"), calibration.task("chat")
+    for _ in range(500):
+        code.observe(_ranked(), 10)
+        chat.observe(_ranked(), 99)
+    assert code.estimate(_ranked()[0]) > chat.estimate(_ranked()[0]) + 0.3
+
+
+def test_coverage_is_how_often_a_models_children_contain_the_choice():
+    """Positions without a model's children do not count."""
+    task = Calibration().task("")
+    start = task.coverage
+    task.observe([], 10)
+    task.observe(_ranked(Source.LOOKUP), 99)
+    assert task.coverage == start
+    for _ in range(500):
+        task.observe(_ranked(), 11)
+    assert task.coverage > 0.99
+
+
+def test_sharpness_is_fitted_per_task_once_there_is_enough():
+    """Before that, all traffic together decides."""
+    calibration = Calibration()
+    winners = tuple(range(len(SHARPNESS_GRID)))
+    seen, fresh = calibration.task("seen"), calibration.task("fresh")
+    for _ in range(int(ENOUGH) * 4):
+        seen.observe_winners(winners, 7)
+    assert seen.sharpness == fresh.sharpness == SHARPNESS_GRID[7]
+    for _ in range(int(ENOUGH) * 4):
+        fresh.observe_winners(winners, 1)
+    assert fresh.sharpness == SHARPNESS_GRID[1]
+    assert seen.sharpness == SHARPNESS_GRID[7]
+
+
+def test_the_number_of_tasks_is_bounded():
+    """Labels come from callers; the least recently used is forgotten."""
+    calibration = Calibration()
+    first = calibration.task("0")
+    for label in range(1, MAX_TASKS):
+        calibration.task(str(label))
+    assert calibration.task("0") is first
+    calibration.task("one more")
+    assert calibration.task("0") is first
+    assert calibration.task("1") is not None

@@ -1,0 +1,56 @@
+"""Drafting without a model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from draft_service.drafters.lookup import MAX_VOCABULARY, LookupDrafter
+from draft_service.main import load_drafter
+from draft_service.servicer import check_open
+from outrider.candidate_tree import Rerooted
+from outrider.config import DraftConfig
+from outrider.errors import InvalidRequest
+from tests.unit.draft_service.fakes import request
+
+NOTHING_MOVED = Rerooted([], [])
+
+
+def test_what_followed_before_is_proposed_again():
+    """Also after tokens were committed."""
+    drafter = LookupDrafter(max_nodes=8, max_depth=4)
+    assert drafter.open(0, request((1, 2, 3, 4, 5, 6, 1, 2))) == 8
+    first = drafter.recall(0).candidates
+    assert [candidate.token for candidate in first] == [3, 4, 5, 6]
+    assert [candidate.parent for candidate in first] == [-1, 0, 1, 2]
+    drafter.commit(0, (3, 4, 5), NOTHING_MOVED)
+    assert drafter.recall(0).candidates[0].token == 6
+
+
+def test_nothing_is_proposed_where_nothing_repeats():
+    """A closed sequence is gone."""
+    drafter = LookupDrafter(max_nodes=8, max_depth=4)
+    drafter.open(0, request((1, 2, 3)))
+    assert not drafter.recall(0).candidates
+    drafter.close(0)
+    with pytest.raises(KeyError):
+        drafter.recall(0)
+
+
+def test_any_vocabulary_is_accepted_without_a_tokenizer():
+    """Token ids stay below 2**31."""
+    _, info = load_drafter(DraftConfig(kind="lookup"), "d0")
+    check_open(request((1, 2), vocabulary_hash="whatever"), info)
+    with pytest.raises(InvalidRequest, match="token_ids"):
+        check_open(request((1, MAX_VOCABULARY), vocabulary_hash="whatever"), info)
+
+
+def test_torch_is_not_imported():
+    """A lookup replica starts at once and fits anywhere."""
+    code = (
+        "import sys; from draft_service.main import load_drafter; from outrider.config import DraftConfig;"
+        "load_drafter(DraftConfig(kind='lookup'), 'd'); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,166 @@
+"""Drafting with a model: the incremental tree is worth what a fresh forward is, and nothing leaks."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from outrider.engine.loader import load_model
+from outrider.errors import Overloaded
+from outrider.messages import SamplingParams
+from tests.models import build_model
+from tests.unit.draft_service.fakes import FixedCalibration, request, verdict
+from tests.unit.draft_service.model_rig import Rig
+
+PROMPT = (5, 9, 30, 31, 77, 5, 9, 120)
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    """A random Llama of 300 tokens."""
+    folder = build_model("llama", tmp_path_factory.mktemp("llama"))
+    return load_model(str(folder), dtype="float32", device="cpu", threads=1)
+
+
+class _Hopeful(FixedCalibration):
+    """Expects enough of every child that trees get deep and wide."""
+
+    def task(self, label):
+        return self
+
+    def estimate(self, candidate):
+        return 0.6 if candidate.rank == 0 else 0.25
+
+
+def _walk(tree, chance):
+    """Some tokens that a target might commit: down the tree for a while, then a bonus."""
+    tokens, level = [], tree.children
+    while level and chance.random() < 0.5:
+        nodes = sorted(level.values(), key=lambda node: -node.reach)
+        node = nodes[0] if chance.random() < 0.6 else chance.choice(nodes)
+        tokens.append(node.token)
+        level = node.children
+    if not tokens or chance.random() < 0.3:
+        tokens.append(chance.randrange(2, 300))  # mostly a token that is no node
+    return tokens
+
+
+def test_every_forward_over_the_tree_equals_a_fresh_one(loaded):
+    """Hits, misses, partial walks and survivors leave keys and values where the next forward needs them."""
+    chance = random.Random(7)
+    rig = Rig(loaded, num_pages=256)
+    rig.engine.calibration = _Hopeful()
+    openings = [
+        request(PROMPT[: 5 + i], sampling=SamplingParams(temperature=0.7 * i, seed=i)) for i in range(3)
+    ]
+    keys = [rig.open(opening)[0] for opening in openings]
+    rig.run(2)
+    for step in range(1, 15):
+        for key in keys:
+            tree = rig.tree(key)
+            tokens = _walk(tree, chance)
+            rig.engine.verdict(key, verdict(tree.committed_length, *tokens, step=step))
+        rig.engine.step()
+        rig.check_pages()
+        rig.run(chance.randrange(2, 8))
+    assert rig.runner.checked > 100
+    assert rig.runner.sessions == 3
+    assert rig.runner.survivors > 30
+    for key in keys:
+        rig.engine.close(key)
+    rig.engine.step()
+    assert rig.runner.pool.statistics().used == 0
+
+
+def test_a_long_prompt_is_computed_in_pieces(loaded, monkeypatch):
+    """No forward takes more than the budget, and the root is answered at the end."""
+    monkeypatch.setattr("draft_service.drafters.model.PREFILL_CHUNK", 4)
+    rig = Rig(loaded)
+    key, _ = rig.open(request(PROMPT))
+    rig.engine.step()
+    assert not len(rig.tree(key))
+    rig.engine.step()
+    assert len(rig.tree(key))
+
+
+def test_a_shared_beginning_is_not_computed_again(loaded):
+    """The second session finds the pages of the first by their content."""
+    rig = Rig(loaded)
+    first, _ = rig.open(request(PROMPT))
+    rig.run(2)
+    rig.engine.close(first)
+    _, outbox = rig.open(request(PROMPT))
+    rig.run(2)
+    assert outbox.cached_length == 4
+
+
+def test_out_of_pages_suspends_a_session_and_it_comes_back(loaded):
+    """What was computed is computed again when there is room, and is right again."""
+    rig = Rig(loaded, num_pages=9, max_nodes=12)
+    old, _ = rig.open(request(PROMPT))
+    new, _ = rig.open(request(PROMPT[::-1]))
+    rig.run(60)
+    session = rig.engine._entries[new].session
+    assert session.suspended
+    rig.check_pages()
+    rig.engine.close(old)
+    before = rig.runner.checked
+    rig.engine.verdict(new, verdict(8, 7))
+    rig.run(3)
+    assert not session.suspended
+    assert rig.runner.checked > before
+
+
+def test_a_sequence_that_does_not_fit_is_refused(loaded):
+    """Another replica may have room."""
+    rig = Rig(loaded, num_pages=4, max_nodes=8)
+    _, outbox = rig.open(request(tuple(range(2, 12))))
+    rig.engine.step()
+    assert isinstance(outbox.error, Overloaded)
+
+
+def test_a_prompt_longer_than_the_context_opens_and_says_ready(loaded):
+    """The session goes on without this draft instead of failing."""
+    chance = random.Random(3)
+    rig = Rig(loaded)
+    _, outbox = rig.open(request([chance.randrange(2, 300) for _ in range(600)]))
+    rig.run()
+    assert outbox.cached_length is not None
+    assert [(len(block), block.ready) for block in outbox.blocks] == [(0, True)]
+
+
+def test_long_matches_of_a_lookup_join_the_tree(loaded):
+    """A repeated passage is proposed as it stood before, besides what the model thinks."""
+    rig = Rig(loaded, num_pages=256)
+    passage = tuple(range(40, 60))
+    key, _ = rig.open(request((*passage, 3, *passage[:10])))
+    rig.run(3)
+    level = rig.tree(key).children
+    for token in passage[10:14]:
+        assert token in level
+        level = level[token].children
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_that_is_the_target_is_nearly_always_right(loaded, temperature):
+    """Positions and noise line up: what the draft ranks first is what the target samples."""
+    opening = request(PROMPT, sampling=SamplingParams(temperature=temperature, seed=11))
+    rig = Rig(loaded, num_pages=256)
+    key, _ = rig.open(opening)
+    accepted = rejected = 0
+    for step in range(1, 9):
+        rig.run(6)
+        tree = rig.tree(key)
+        base, level, tokens = tree.committed_length, tree.children, []
+        while level:
+            token = rig.target_token(opening, [*tree.committed, *tokens])
+            tokens.append(token)
+            node = level.get(token)
+            accepted += node is not None
+            rejected += node is None
+            level = node.children if node else {}
+        tokens = tokens or [rig.target_token(opening, tree.committed)]
+        rig.engine.verdict(key, verdict(base, *tokens, step=step))
+    assert accepted > 20
+    assert accepted / (accepted + rejected) > 0.97

@@ -1,0 +1,77 @@
+"""What to expand next, and when to say ready."""
+
+from __future__ import annotations
+
+from draft_service.scheduler import choose, is_ready, share_of, to_suspend
+from outrider.messages import FinishReason
+from tests.unit.draft_service.fakes import proposal, session, verdict
+
+
+def grown(key, *children, **changes):
+    """A session with an expanded root that has told the verify side so."""
+    held = session(key, **changes)
+    held.grow(held.take(), proposal(*children))
+    held.next_block(ready=False)
+    held.starved = False
+    return held
+
+
+def test_the_best_nodes_over_all_sessions_are_chosen():
+    """Reach decides, not the session."""
+    one, two = grown(1, (10, 60), (11, 30)), grown(2, (20, 50), (21, 40))
+    assert [choice.node.token for choice in choose([one, two], 3)] == [10, 20, 21]
+
+
+def test_a_session_without_candidates_at_the_verify_side_goes_first():
+    """After a miss the root of that session beats better nodes elsewhere."""
+    rich, poor = grown(1, (10, 99), (11, 90)), session(2)
+    poor.commit(verdict(3, 7), now=0.0)
+    first = choose([rich, poor], 1)[0]
+    assert (first.session, first.node) == (poor, None)
+
+
+def test_sessions_with_nothing_to_expand_are_left_out():
+    """Choosing more than there is gives what there is."""
+    held = grown(1, (10, 60))
+    assert len(choose([held, session(2, max_depth=0)], 8)) == 1
+    assert choose([held], 8) == []
+
+
+def test_a_tree_that_cannot_grow_is_ready():
+    """Nobody may wait for what does not come."""
+    assert is_ready(session(max_depth=0), 8, step_seconds=0.001)
+
+
+def test_ready_when_a_draft_step_costs_more_tokens_than_it_brings():
+    """The marginal tokens of one more step are weighed against the session's own pace."""
+    held = session()
+    held.commit(verdict(3, 7, step=1), now=0.0)
+    held.commit(verdict(4, 8, step=2), now=0.010)  # 1 token in 10 ms: 100 tokens per second
+    held.grow(held.take(), proposal((10, 40)))  # its expansion is worth 0.4 * 0.5 = 0.2 tokens
+    assert not is_ready(held, 8, step_seconds=0.001)
+    assert is_ready(held, 8, step_seconds=0.003)
+
+
+def test_a_sequential_session_is_never_ready_before_its_prompt_is_drafted():
+    """It would stop there, and start no draft ever after."""
+    slow = session(pipelined=False)
+    slow.pace.observe(1, 0.001, 0.0)
+    assert not is_ready(slow, 8, step_seconds=1.0)
+    pipelined = session()
+    pipelined.pace.observe(1, 0.001, 0.0)
+    assert is_ready(pipelined, 8, step_seconds=1.0)
+
+
+def test_growing_sessions_share_a_step():
+    """What one session can expect of a step gets less with every other that grows."""
+    assert share_of([], 8) == 8
+    assert share_of([session(1), session(2), session(3, max_depth=0)], 8) == 4
+    assert share_of([session(i) for i in range(20)], 8) == 1
+
+
+def test_memory_is_taken_from_finished_sessions_then_from_the_newest():
+    """Older work goes on."""
+    old, new, done = session(1), session(3), session(2)
+    assert to_suspend([old, new]) is new
+    done.commit(verdict(3, 9, finish_reason=FinishReason.LENGTH), now=0.0)
+    assert to_suspend([old, new, done]) is done

@@ -1,0 +1,155 @@
+"""A whole orchestrator in this process, between scripted replicas and a real client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from prometheus_client import CollectorRegistry
+
+from orchestrator.main import SERVICE, Orchestrator
+from outrider.channels import error_of, open_channel
+from outrider.config import OrchestratorConfig
+from outrider.serving import GrpcServer
+from outrider.telemetry.instruments import OrchestratorInstruments
+from outrider.v1 import generation_pb2, generation_pb2_grpc, tokens_pb2
+from tests.fakes import FakeDraft, FakeReplica, FakeVerify
+
+AUTO, SEQUENTIAL, OFF = generation_pb2.MODE_AUTO, generation_pb2.MODE_SEQUENTIAL, generation_pb2.MODE_OFF
+PROMPT = (10, 20, 30)
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a client received."""
+
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    text: dict[int, str] = field(default_factory=dict)
+    logprobs: list[tokens_pb2.TokenLogprob] = field(default_factory=list)
+    completes: dict[int, generation_pb2.Complete] = field(default_factory=dict)
+
+    def add(self, response: generation_pb2.GenerateResponse) -> None:
+        """One message of the stream."""
+        if response.HasField("complete"):
+            self.completes[response.complete.index] = response.complete
+            return
+        chunk = response.chunk
+        assert chunk.index not in self.completes, "no chunk follows the completion"
+        self.tokens.setdefault(chunk.index, []).extend(chunk.token_ids)
+        self.text[chunk.index] = self.text.get(chunk.index, "") + chunk.text
+        self.logprobs.extend(chunk.logprobs)
+
+
+class Rig:
+    """Replicas, orchestrator and client; `async with` starts and stops them and checks that nothing is left."""
+
+    def __init__(self, *replicas: FakeReplica, **settings: Any) -> None:
+        self.replicas = replicas
+        self.settings = {
+            "draft_open_timeout_ms": 300,
+            "discovery_seconds": 0.1,
+            "breaker_seconds": 60,
+            "recovery_seconds": 5,
+        } | settings
+        self.registry = CollectorRegistry()
+
+    async def __aenter__(self) -> Rig:
+        for replica in self.replicas:
+            await replica.start()
+        self.config = OrchestratorConfig(
+            host="127.0.0.1",
+            port=0,
+            reflection=False,
+            **{
+                "verify": tuple(r.endpoint for r in self.replicas if isinstance(r, FakeVerify)),
+                "draft": tuple(r.endpoint for r in self.replicas if isinstance(r, FakeDraft)),
+            }
+            | self.settings,
+        )
+        self.server = GrpcServer(self.config, [SERVICE])
+        await self.server.start()
+        self.orchestrator = Orchestrator(self.config, OrchestratorInstruments(self.registry))
+        await self.orchestrator.start(self.server)
+        await self.server.set_serving(True)
+        self.fleet = self.orchestrator.fleet
+        self.channel = open_channel(self.server.endpoint)
+        self.stub = generation_pb2_grpc.GenerationServiceStub(self.channel)
+        await self.until(
+            lambda: all(r.info is not None or r.missed_probes for r in self.fleet.pools["draft"])
+        )
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is None:
+            await self.quiet()
+        await self.channel.close()
+        await self.orchestrator.close()
+        await self.server.stop()
+        for replica in self.replicas:
+            await replica.kill()
+
+    async def quiet(self) -> None:
+        """Nothing is left of any request: no sessions, leases, running slots or stream tasks."""
+        await self.until(lambda: self.leftovers() == [])
+
+    def leftovers(self) -> list[str]:
+        """What still runs."""
+        left = [f"{replica.sessions} sessions" for replica in self.replicas if replica.sessions]
+        left += [f"lease on {r.endpoint}" for pool in self.fleet.pools.values() for r in pool if r.leases]
+        left += ["running"] * self.orchestrator.running()
+        names = ("Pipeline.", "Generation.", "ReplicaStream.", "GenerationServicer.")
+        tasks = (getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks())
+        return left + [name for name in tasks if name.startswith(names)]
+
+    async def until(self, condition: Callable[[], bool], seconds: float = 10.0) -> None:
+        """Let the event loop turn until the condition holds."""
+        async with asyncio.timeout(seconds):
+            while not condition():
+                await asyncio.sleep(0.002)
+
+    async def generate(
+        self, prompt: Sequence[int] = PROMPT, timeout: float | None = 20.0, **fields: Any
+    ) -> Answer:
+        """Run one request to its end; raises the OutriderError that the status stands for."""
+        answer = Answer()
+        try:
+            async for response in self.stub.Generate(request(prompt, **fields), timeout=timeout):
+                answer.add(response)
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error) from None
+        return answer
+
+    def metric(self, name: str, **labels: str) -> float:
+        """A sample of the orchestrator's metrics."""
+        return self.registry.get_sample_value(f"outrider_orchestrator_{name}", labels) or 0.0
+
+
+def request(
+    prompt: Sequence[int] = PROMPT, mode: int = AUTO, **fields: Any
+) -> generation_pb2.GenerateRequest:
+    """A request; fields that are not of GenerateRequest are sampling parameters."""
+    own = {
+        name: fields.pop(name)
+        for name in list(fields)
+        if name in generation_pb2.GenerateRequest.DESCRIPTOR.fields_by_name
+    }
+    if "text" not in own and "chat" not in own:
+        own["token_ids"] = tokens_pb2.TokenIds(ids=prompt)
+    return generation_pb2.GenerateRequest(
+        speculation=generation_pb2.SpeculationParams(mode=mode),
+        sampling=tokens_pb2.SamplingParams(**{"max_tokens": 40} | fields),
+        **own,
+    )
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    """Run an async test to its end, bounded in time."""
+
+    async def bounded() -> None:
+        async with asyncio.timeout(30):
+            await scenario()
+
+    asyncio.run(bounded())

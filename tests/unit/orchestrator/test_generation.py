@@ -1,0 +1,221 @@
+"""Whole requests between scripted replicas: the tokens are the target's, whatever happens."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider.v1 import tokens_pb2
+from tests.fakes import FakeDraft, FakeVerify, continuation
+from tests.unit.orchestrator.rig import AUTO, OFF, PROMPT, SEQUENTIAL, Rig, run
+
+
+@pytest.mark.parametrize("mode", [AUTO, SEQUENTIAL, OFF])
+@pytest.mark.parametrize(
+    "behaviour", ["right", "wrong", "garbage", "columns", "orphans", "repeated", "silent", "unopened"]
+)
+def test_tokens_do_not_depend_on_mode_or_draft(mode: int, behaviour: str) -> None:
+    """Every mode gives the target's tokens with any draft, sound or not."""
+
+    async def scenario() -> None:
+        draft = FakeDraft()
+        draft.behaviour = behaviour
+        async with Rig(FakeVerify(), draft) as rig:
+            answer = await rig.generate(mode=mode)
+            assert answer.tokens[0] == continuation(PROMPT, 40)
+            assert answer.completes[0].finish_reason == tokens_pb2.FINISH_REASON_LENGTH
+            assert answer.completes[0].usage.completion_tokens == 40
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("mode", [AUTO, SEQUENTIAL])
+def test_right_drafts_are_accepted(mode: int) -> None:
+    """A draft that knows the target saves most of the steps, and the statistics say so."""
+
+    async def scenario() -> None:
+        verify, draft = FakeVerify(patience=1.0), FakeDraft()
+        async with Rig(verify, draft) as rig:
+            answer = await rig.generate(mode=mode)
+            statistics = answer.completes[0].speculation
+            assert statistics.steps < 20
+            assert statistics.accepted == verify.accepted >= 25
+            assert statistics.verified == verify.verified
+            assert statistics.drafted >= statistics.accepted
+            assert statistics.acceptance_length == pytest.approx(40 / statistics.steps)
+            assert statistics.draft_losses == statistics.verify_losses == 0
+            assert statistics.forward_micros == 100 * statistics.steps
+            assert [verdict.step for verdict in draft.verdicts] == list(range(1, statistics.steps + 1))
+
+    run(scenario)
+
+
+def test_mode_off_asks_no_draft() -> None:
+    """MODE_OFF opens no draft session and lets the verify replica propose nothing."""
+
+    async def scenario() -> None:
+        verify, draft = FakeVerify(), FakeDraft()
+        async with Rig(verify, draft) as rig:
+            await rig.generate(mode=OFF)
+            assert draft.openings == []
+            assert verify.blocks == []
+            assert not verify.openings[0].lookup
+
+    run(scenario)
+
+
+def test_sequential_mode_without_drafts_does_not_wait() -> None:
+    """In MODE_SEQUENTIAL without a draft the target is told to take every step."""
+
+    async def scenario() -> None:
+        verify = FakeVerify(patience=60.0)
+        async with Rig(verify) as rig:
+            answer = await rig.generate(mode=SEQUENTIAL)
+            assert answer.tokens[0] == continuation(PROMPT, 40)
+
+    run(scenario)
+
+
+def test_sampled_requests_report_their_seed() -> None:
+    """A sampled request without a seed gets one, reports it, and gives the same tokens again with it."""
+
+    async def scenario() -> None:
+        async with Rig(FakeVerify(), FakeDraft()) as rig:
+            first = await rig.generate(temperature=1.0)
+            seed = first.completes[0].seed
+            again = await rig.generate(temperature=1.0, seed=seed)
+            greedy = await rig.generate(seed=7)
+            assert first.tokens[0] == again.tokens[0] == continuation(PROMPT, 40, seed)
+            assert greedy.completes[0].seed == 0
+
+    run(scenario)
+
+
+def test_continuations_use_successive_seeds() -> None:
+    """n = 3 gives three continuations, each with its own index, seed and completion."""
+
+    async def scenario() -> None:
+        async with Rig(FakeVerify(), FakeDraft()) as rig:
+            answer = await rig.generate(temperature=1.0, seed=2**64 - 1, n=3)
+            for index, seed in enumerate([2**64 - 1, 0, 1]):
+                assert answer.tokens[index] == continuation(PROMPT, 40, seed)
+                assert answer.completes[index].seed == seed
+            assert rig.metric("requests_admitted_total") == 1
+            assert rig.metric("tokens_total") == 120
+
+    run(scenario)
+
+
+def test_logprobs_come_with_their_tokens() -> None:
+    """With logprobs, every token of every chunk has its entry."""
+
+    async def scenario() -> None:
+        async with Rig(FakeVerify(), FakeDraft()) as rig:
+            answer = await rig.generate(logprobs=0)
+            assert [logprob.token for logprob in answer.logprobs] == answer.tokens[0]
+
+    run(scenario)
+
+
+def test_stop_tokens_end_the_text() -> None:
+    """A stop token ends the generation with reason STOP and is part of the tokens."""
+
+    async def scenario() -> None:
+        async with Rig(FakeVerify(), FakeDraft()) as rig:
+            expected = continuation(PROMPT, 40)
+            stop = next(token for token in expected if expected.index(token) >= 12)
+            answer = await rig.generate(stop_token_ids=[stop])
+            assert answer.tokens[0] == expected[: expected.index(stop) + 1]
+            assert answer.completes[0].finish_reason == tokens_pb2.FINISH_REASON_STOP
+
+    run(scenario)
+
+
+def test_resume_continues_a_cut_stream() -> None:
+    """With the tokens received so far, the rest follows and is counted from the prompt."""
+
+    async def scenario() -> None:
+        async with Rig(verify := FakeVerify(), FakeDraft()) as rig:
+            expected = continuation(PROMPT, 40, seed=5)
+            answer = await rig.generate(temperature=1.0, seed=5, resume_token_ids=expected[:17])
+            assert answer.tokens[0] == expected[17:]
+            assert answer.completes[0].usage.completion_tokens == 40
+            assert answer.completes[0].usage.prompt_tokens == 3
+            assert verify.openings[0].prompt_length == 3
+
+    run(scenario)
+
+
+def test_resume_of_a_finished_stream_ends_at_once() -> None:
+    """When the received tokens are all there is, only the completion follows and no replica is asked."""
+
+    async def scenario() -> None:
+        async with Rig(verify := FakeVerify(), FakeDraft()) as rig:
+            answer = await rig.generate(resume_token_ids=continuation(PROMPT, 40))
+            assert answer.tokens == {}
+            assert answer.completes[0].finish_reason == tokens_pb2.FINISH_REASON_LENGTH
+            assert verify.openings == []
+
+    run(scenario)
+
+
+def test_kept_sessions_are_continued() -> None:
+    """The next turn sends only what is new when its prompt continues the kept session."""
+
+    async def scenario() -> None:
+        async with Rig(verify := FakeVerify(), FakeDraft()) as rig:
+            first = await rig.generate(keep_session=True)
+            prompt = [*PROMPT, *first.tokens[0], 1, 2]
+            second = await rig.generate(prompt, session=first.completes[0].session)
+            assert second.tokens[0] == continuation(prompt, 40)
+            assert verify.openings[1].kv_handle is not None
+            assert list(verify.openings[1].token_ids) == prompt[42:]
+
+    run(scenario)
+
+
+def test_stale_sessions_are_prefilled_again() -> None:
+    """A session whose lease has ended costs a prefill, not an error."""
+
+    async def scenario() -> None:
+        async with Rig(verify := FakeVerify(), FakeDraft()) as rig:
+            first = await rig.generate(keep_session=True)
+            verify.handles.clear()
+            prompt = [*PROMPT, *first.tokens[0], 1, 2]
+            second = await rig.generate(prompt, session=first.completes[0].session)
+            assert second.tokens[0] == continuation(prompt, 40)
+            assert [opening.kv_handle is None for opening in verify.openings] == [True, False, True]
+            assert second.completes[0].speculation.verify_losses == 0
+
+    run(scenario)
+
+
+def test_sessions_of_another_text_are_not_used() -> None:
+    """A prompt that does not begin with the session's tokens is prefilled without asking for them."""
+
+    async def scenario() -> None:
+        async with Rig(verify := FakeVerify(), FakeDraft()) as rig:
+            first = await rig.generate(keep_session=True)
+            prompt = [*PROMPT, *first.tokens[0], 1, 2]
+            prompt[5] ^= 1
+            second = await rig.generate(prompt, session=first.completes[0].session)
+            assert second.tokens[0] == continuation(prompt, 40)
+            assert verify.openings[1].kv_handle is None
+
+    run(scenario)
+
+
+def test_timeline_has_bars_of_all_lanes() -> None:
+    """record_timeline returns draft, wire and verify bars with the replicas' own times."""
+
+    async def scenario() -> None:
+        async with Rig(FakeVerify(patience=1.0), FakeDraft()) as rig:
+            complete = (await rig.generate(record_timeline=True)).completes[0]
+            lanes = [(event.lane, event.name) for event in complete.timeline]
+            assert {(1, "block"), (2, "block"), (3, "verify"), (2, "verdict")} == set(lanes)
+            verify = [event for event in complete.timeline if event.lane == 3]
+            assert [event.step for event in verify] == list(range(1, complete.speculation.steps + 1))
+            assert verify[0].start_unix_nano == 1_000_000_000
+            assert verify[0].duration_micros == 105
+            assert (await rig.generate()).completes[0].timeline == []
+
+    run(scenario)

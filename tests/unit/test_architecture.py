@@ -1,0 +1,121 @@
+"""The walls of the project: who may import whom, and the shape of the files."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SERVICES = ("orchestrator", "draft_service", "verify_service")
+LONGEST_FILE = 500
+KNOWS_GENERATED_CODE = (
+    "outrider/wire.py", "outrider/serving.py", "outrider/cli/", "outrider/v1/",
+    "orchestrator/servicer.py", "orchestrator/draft_client.py", "orchestrator/verify_client.py",
+    "draft_service/servicer.py", "verify_service/servicer.py",
+)  # fmt: skip
+
+
+def sources(*folders: str) -> list[Path]:
+    """Our own Python files below folders; generated code left out."""
+    found = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+    return [path for path in found if path.parent != ROOT / "outrider" / "v1"]
+
+
+def name(path: Path) -> str:
+    """The path from the root, with slashes."""
+    return path.relative_to(ROOT).as_posix()
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    """The parsed file."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Modules that a file imports anywhere; `from a import b` counts as a.b."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name(path)}: imports are absolute"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def offenders(paths: list[Path], *forbidden: str) -> list[str]:
+    """Imports of forbidden packages, as `file imports module`."""
+    return [
+        f"{name(path)} imports {module}"
+        for path in paths
+        for module in imports(path)
+        if any(module == package or module.startswith(package + ".") for package in forbidden)
+    ]
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_services_never_import_each_other(service):
+    """A service knows `outrider` and itself."""
+    assert not offenders(sources(service), *(other for other in SERVICES if other != service))
+
+
+def test_the_shared_package_imports_no_service():
+    """`outrider` can be used without any service; only the command line starts them."""
+    shared = [path for path in sources("outrider") if not name(path).startswith("outrider/cli/")]
+    assert not offenders(shared, *SERVICES)
+
+
+def test_generated_code_is_touched_in_few_places():
+    """Protobuf messages stay in servicers, clients, `wire.py`, `serving.py` and the command line."""
+    others = [
+        path for path in sources("outrider", *SERVICES) if not name(path).startswith(KNOWS_GENERATED_CODE)
+    ]
+    assert not offenders(others, "outrider.v1")
+
+
+def test_domain_code_knows_no_transport():
+    """State machines and domain types import neither grpc nor asyncio."""
+    sessions = [f"{service}/session.py" for service in SERVICES]
+    schedulers = ["verify_service/scheduler.py", "draft_service/scheduler.py"]
+    shared = [
+        f"outrider/{part}.py" for part in ("messages", "errors", "candidate_tree", "lookup", "acceptance")
+    ]
+    pure = [*shared, *sessions, *schedulers]
+    assert not offenders([ROOT / path for path in pure], "grpc", "asyncio", "time", "threading")
+
+
+def test_the_orchestrator_starts_without_torch():
+    """Importing the orchestrator loads neither torch nor transformers."""
+    program = (
+        "import sys, orchestrator.main\n"
+        "sys.exit(', '.join(m for m in ('torch', 'transformers', 'numpy') if m in sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("folder", ["outrider", *SERVICES, "tests", "scripts", "benchmarks"])
+def test_files_are_short(folder):
+    """A file that needs more than 500 lines has more than one reason to change."""
+    lengths = {name(path): len(path.read_text(encoding="utf-8").splitlines()) for path in sources(folder)}
+    assert not {path: length for path, length in lengths.items() if length > LONGEST_FILE}
+
+
+def test_every_test_says_what_it_shows():
+    """Each test has a docstring: the behaviour, as a sentence."""
+    silent = [
+        f"{name(path)}:{node.lineno} {node.name}"
+        for path in sources("tests")
+        for node in ast.walk(tree(path))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        and node.name.startswith("test_")
+        and not ast.get_docstring(node)
+    ]
+    assert not silent

@@ -1,0 +1,122 @@
+"""The life of a service process: ready line, signals, drain, clean ends of loads that fail or are stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import threading
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from outrider.config import VerifyConfig
+from outrider.errors import ConfigError, ModelError
+from outrider.process import end_with_parent, in_thread, pin_cpus, run_event_loop, run_service
+from outrider.serving import GrpcServer
+
+NAME = "outrider.v1.VerifyService"
+
+
+class FakeService:
+    """Has one session less each time it is asked; notes its end."""
+
+    def __init__(self) -> None:
+        self.sessions = 3
+        self.closed = False
+
+    def running(self) -> int:
+        """See `Service`."""
+        self.sessions = max(0, self.sessions - 1)
+        return self.sessions
+
+    async def close(self) -> None:
+        """See `Service`."""
+        self.closed = True
+
+
+def _run(build: Callable[[GrpcServer], Awaitable[FakeService]], config: VerifyConfig | None = None) -> None:
+    service = run_service("verify", config or VerifyConfig(), [NAME], build)
+    run_event_loop(asyncio.wait_for(service, 20))
+
+
+def test_ready_line_then_drain_on_sigterm(capsys: pytest.CaptureFixture[str]) -> None:
+    """A supervisor reads one JSON line; SIGTERM ends the process in order once its sessions have ended."""
+    service = FakeService()
+
+    async def build(server: GrpcServer) -> FakeService:
+        asyncio.get_running_loop().call_later(0.05, os.kill, os.getpid(), signal.SIGTERM)
+        return service
+
+    _run(build, VerifyConfig(metrics_port=0))
+    ready = json.loads(next(line for line in capsys.readouterr().out.splitlines() if line[0] == "{"))
+    assert (ready["event"], ready["service"]) == ("ready", "verify")
+    assert ready["endpoint"].startswith("127.0.0.1:")
+    assert ready["metrics"].endswith("/metrics")
+    assert service.closed
+    assert service.sessions == 0
+
+
+def test_a_load_that_is_stopped_ends_at_once() -> None:
+    """SIGTERM during a load of minutes does not wait for it."""
+    cancelled = []
+
+    async def build(server: GrpcServer) -> FakeService:
+        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            await in_thread(threading.Event().wait)
+        except asyncio.CancelledError:
+            cancelled.append(True)
+            raise
+        return FakeService()
+
+    _run(build)
+    assert cancelled
+
+
+def test_a_load_that_fails_says_why() -> None:
+    """The error of the loader's thread is the error of the process."""
+
+    def load() -> FakeService:
+        raise ModelError("no weights in 'x'; give another folder")
+
+    with pytest.raises(ModelError, match="no weights"):
+        _run(lambda server: in_thread(load))
+
+
+def test_the_event_loop_runs_during_a_load() -> None:
+    """A thread loads while health can answer."""
+
+    async def scenario() -> str:
+        go = threading.Event()
+        asyncio.get_running_loop().call_soon(go.set)
+        return await in_thread(lambda: "loaded" if go.wait(10) else "blocked")
+
+    assert asyncio.run(scenario()) == "loaded"
+
+
+@pytest.mark.parametrize("cpus", ["x", "1-", "-1", "5-2", "100000"])
+def test_wrong_core_lists_are_refused(cpus: str) -> None:
+    """A core that is not there is a setting to change, not a process that runs anywhere."""
+    with pytest.raises(ConfigError, match="cpus"):
+        pin_cpus(cpus)
+
+
+def test_pinning() -> None:
+    """A process stays on the cores it was given; an empty list changes nothing."""
+    before = os.sched_getaffinity(0)
+    core = min(before)
+    try:
+        pin_cpus(f"{core}-{core}")
+        assert os.sched_getaffinity(0) == {core}
+        pin_cpus("")
+        assert os.sched_getaffinity(0) == {core}
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def test_an_orphan_ends_before_it_begins() -> None:
+    """A child whose supervisor is gone already does not start to serve."""
+    with pytest.raises(SystemExit):
+        end_with_parent(1 if os.getppid() != 1 else 2)

@@ -1,0 +1,66 @@
+"""What the project's scripts make: the settings page, widened checkpoints, demo figures."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from scripts import document_settings
+from scripts.widen import widen
+from tests.models import build_model
+
+
+def test_the_settings_page_is_current():
+    """docs/configuration.md is what `make docs` would write now."""
+    assert document_settings.PAGE.read_text(encoding="utf-8") == document_settings.page(), "run `make docs`"
+
+
+@pytest.fixture
+def widened(tmp_path):
+    """A tiny Llama and its widened copy, as folders."""
+    source = build_model("llama", tmp_path / "source")
+    widen(source, tmp_path / "wide", 500)
+    return source, tmp_path / "wide"
+
+
+def test_widening_keeps_every_logit(widened):
+    """The widened model computes what the original does, up to the rounding of longer sums."""
+    tokens = torch.arange(2, 42)[None]
+    source, wide = (AutoModelForCausalLM.from_pretrained(folder).eval() for folder in widened)
+    with torch.no_grad():
+        difference = (source(tokens).logits - wide(tokens).logits).abs().max()
+    assert difference < 1e-4
+
+
+def test_widening_adds_weight_traffic(widened):
+    """The widened model has as many more parameters as asked for, and they are not zero."""
+    source, wide = (AutoModelForCausalLM.from_pretrained(folder) for folder in widened)
+    layers, hidden, added = 3, 64, 500 - 96
+    assert wide.num_parameters() - source.num_parameters() == layers * 3 * hidden * added
+    assert wide.model.layers[0].mlp.gate_proj.weight[-1].abs().sum() > 0
+
+
+def test_widening_keeps_the_tokenizer(widened):
+    """Source and widened copy are a pair: same tokenizer, same configuration but for the width."""
+    source, wide = widened
+    assert (source / "tokenizer.json").read_bytes() == (wide / "tokenizer.json").read_bytes()
+    before, after = (json.loads((folder / "config.json").read_text()) for folder in widened)
+    assert {key for key in after if before.get(key) != after[key]} == {"intermediate_size"}
+
+
+@pytest.mark.parametrize("size", [10, 96])
+def test_narrowing_is_refused(tmp_path, size):
+    """A width that is not larger is refused with the reason."""
+    source = build_model("llama", tmp_path / "source")
+    with pytest.raises(ValueError, match=f"intermediate_size below {size}"):
+        widen(source, tmp_path / "wide", size)
+
+
+def test_other_architectures_are_refused(tmp_path):
+    """A checkpoint without a Llama-style MLP is refused with the reason."""
+    source = build_model("gpt_neox", tmp_path / "source")
+    with pytest.raises(ValueError, match="no Llama-style MLP"):
+        widen(source, tmp_path / "wide", 500)

@@ -1,0 +1,295 @@
+"""The server: health that tells the truth, the door, both handler styles, drain, TLS, malformed bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from structlog.testing import capture_logs
+
+from outrider.channels import error_of, open_channel
+from outrider.config import VerifyConfig
+from outrider.errors import ConfigError, Draining, InvalidRequest, OutriderError, Unavailable
+from outrider.serving import GrpcServer
+from outrider.v1 import verify_pb2, verify_pb2_grpc
+
+NAME = "outrider.v1.VerifyService"
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+INFO = verify_pb2.VerifyServiceGetModelInfoRequest
+
+
+class Servicer(verify_pb2_grpc.VerifyServiceServicer):
+    """Refuses what it reads; notes how its streams end."""
+
+    def __init__(self) -> None:
+        self.entered = asyncio.Event()
+        self.ended = asyncio.Event()
+
+    async def GetModelInfo(self, request: object, context: object) -> object:  # noqa: N802
+        """See the proto."""
+        return verify_pb2.VerifyServiceGetModelInfoResponse()
+
+    async def Verify(self, requests: Any, context: object) -> AsyncIterator[object]:  # noqa: N802
+        """See the proto."""
+        self.entered.set()
+        try:
+            async for _ in requests:
+                yield verify_pb2.VerifyResponse()
+        finally:
+            self.ended.set()
+
+
+class WritingServicer(Servicer):
+    """The other style: a coroutine that reads and writes."""
+
+    async def Verify(self, requests: object, context: Any) -> None:  # noqa: N802
+        """See the proto."""
+        self.entered.set()
+        while await context.read() is not grpc.aio.EOF:
+            await context.write(verify_pb2.VerifyResponse())
+        raise InvalidRequest("propose.tokens", "enough")
+
+
+@asynccontextmanager
+async def serving(
+    servicer: Servicer | None = None, **settings: Any
+) -> AsyncIterator[tuple[GrpcServer, grpc.aio.Channel]]:
+    """A started server and a channel to it; the door is still closed."""
+    server = GrpcServer(VerifyConfig(**settings), [NAME])
+    verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer or Servicer(), server.server)
+    await server.start()
+    async with open_channel(server.endpoint) as channel:
+        yield server, channel
+    await server.stop()
+
+
+async def health(channel: grpc.aio.Channel, name: str = "") -> int:
+    """What health says about a name."""
+    answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=name))
+    return int(answer.status)
+
+
+async def failure(call: Awaitable[object]) -> OutriderError:
+    """The error that a call ends with."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return error_of(caught.value)
+
+
+async def read_to_end(stream: Any) -> None:
+    """Read and forget."""
+    while await stream.read() is not grpc.aio.EOF:
+        pass
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    """Run a scenario with a bound on its time."""
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+
+
+def test_health_follows_the_lifecycle() -> None:
+    """Loading and draining are NOT_SERVING under every name but liveness, which is up from the start."""
+
+    async def scenario() -> None:
+        async with serving() as (server, channel):
+            names = ("", NAME, "readiness")
+            assert [await health(channel, name) for name in names] == [NOT_SERVING] * 3
+            assert await health(channel, "liveness") == SERVING
+            await server.set_serving(True)
+            assert [await health(channel, name) for name in names] == [SERVING] * 3
+
+    run(scenario)
+
+
+def test_calls_are_refused_until_loaded() -> None:
+    """Before a model is there, calls of every kind end with Unavailable and a time to come back."""
+
+    async def scenario() -> None:
+        async with serving() as (_, channel):
+            stub = verify_pb2_grpc.VerifyServiceStub(channel)
+            for call in (stub.GetModelInfo(INFO()), stub.Verify().read()):
+                error = await failure(call)
+                assert type(error) is Unavailable
+                assert error.retry_after == 1.0
+
+    run(scenario)
+
+
+def test_drain_finishes_running_sessions_and_refuses_new_ones() -> None:
+    """An open stream goes on and its watcher sees NOT_SERVING, while a new call is told to go elsewhere."""
+
+    async def scenario() -> None:
+        running = 1
+        async with serving(grace_seconds=10) as (server, channel):
+            await server.set_serving(True)
+            stub = verify_pb2_grpc.VerifyServiceStub(channel)
+            watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+            assert (await watch.read()).status == SERVING
+            stream = stub.Verify()
+            await stream.write(verify_pb2.VerifyRequest())
+            await stream.read()
+            drained = asyncio.create_task(server.drain(lambda: running))
+            assert (await watch.read()).status == NOT_SERVING
+            assert type(await failure(stub.GetModelInfo(INFO()))) is Draining
+            await stream.write(verify_pb2.VerifyRequest())
+            assert await stream.read() == verify_pb2.VerifyResponse()
+            await stream.done_writing()
+            assert await stream.read() is grpc.aio.EOF
+            running = 0
+            await drained
+
+    run(scenario)
+
+
+def test_drain_gives_up_after_the_grace_period() -> None:
+    """A session that never ends is cancelled, and what it held is released."""
+
+    async def scenario() -> None:
+        servicer = Servicer()
+        async with serving(servicer, grace_seconds=0.05) as (server, channel):
+            await server.set_serving(True)
+            stream = verify_pb2_grpc.VerifyServiceStub(channel).Verify()
+            await stream.write(verify_pb2.VerifyRequest())
+            await servicer.entered.wait()
+            await server.drain(lambda: 1)
+            await servicer.ended.wait()
+            assert isinstance(await failure(read_to_end(stream)), Unavailable)
+
+    run(scenario)
+
+
+def test_cancelled_calls_release_what_they_hold() -> None:
+    """A client that goes away ends the handler, which is no error to report."""
+
+    async def scenario() -> None:
+        servicer = Servicer()
+        async with serving(servicer) as (server, channel):
+            await server.set_serving(True)
+            stream = verify_pb2_grpc.VerifyServiceStub(channel).Verify()
+            await stream.write(verify_pb2.VerifyRequest())
+            await servicer.entered.wait()
+            with capture_logs() as lines:
+                stream.cancel()
+                await servicer.ended.wait()
+                await health(channel)
+        assert lines == []
+
+    run(scenario)
+
+
+def test_handlers_that_read_and_write_get_statuses_too() -> None:
+    """The coroutine style of a stream works behind the interceptor and ends with its own error."""
+
+    async def scenario() -> None:
+        async with serving(WritingServicer()) as (server, channel):
+            await server.set_serving(True)
+            stream = verify_pb2_grpc.VerifyServiceStub(channel).Verify()
+            await stream.write(verify_pb2.VerifyRequest())
+            assert await stream.read() == verify_pb2.VerifyResponse()
+            await stream.done_writing()
+            error = await failure(stream.read())
+            assert isinstance(error, InvalidRequest)
+            assert error.field == "propose.tokens"
+
+    run(scenario)
+
+
+def test_bytes_that_are_no_message_are_the_callers_mistake() -> None:
+    """Garbage ends its own call with INVALID_ARGUMENT; the service goes on."""
+
+    async def scenario() -> None:
+        async with serving() as (server, channel):
+            await server.set_serving(True)
+            unary = channel.unary_unary(f"/{NAME}/GetModelInfo")
+            stream = channel.stream_stream(f"/{NAME}/Verify")()
+            await stream.write(b"\xff\xff")
+            for error in (await failure(unary(b"\xff\xff")), await failure(stream.read())):
+                assert isinstance(error, InvalidRequest)
+            await verify_pb2_grpc.VerifyServiceStub(channel).GetModelInfo(INFO())
+
+    run(scenario)
+
+
+def test_reflection_lists_the_service() -> None:
+    """Generic clients can find out what is served."""
+
+    async def scenario() -> None:
+        async with serving() as (_, channel):
+            stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+            call = stub.ServerReflectionInfo()
+            await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+            listed = (await call.read()).list_services_response.service
+            call.cancel()
+            assert {service.name for service in listed} >= {NAME, "grpc.health.v1.Health"}
+
+    run(scenario)
+
+
+def test_a_taken_port_is_a_setting_to_change() -> None:
+    """Two servers never share a port by accident."""
+
+    async def scenario() -> None:
+        async with serving() as (server, _):
+            second = GrpcServer(VerifyConfig(port=server.port), [NAME])
+            with pytest.raises(ConfigError, match=f"port: cannot listen on 127.0.0.1:{server.port}"):
+                await second.start()
+            await second.stop()
+
+    run(scenario)
+
+
+def _certificates(folder: Path) -> dict[str, str]:
+    """A self-signed certificate for 127.0.0.1 that is its own authority."""
+    key, cert = folder / "key.pem", folder / "cert.pem"
+    command = (
+        f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout {key} -out {cert}"
+    )
+    subject = ["-subj", "/CN=outrider", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "1"]
+    subprocess.run([*command.split(), *subject], check=True, capture_output=True)
+    return {"cert": str(cert), "key": str(key)}
+
+
+def test_mutual_tls_lets_in_only_who_has_a_certificate(tmp_path: Path) -> None:
+    """With an authority set, a client with its certificate is served; one without is not, nor plaintext."""
+    pair = _certificates(tmp_path)
+
+    async def scenario() -> None:
+        files = {"tls_cert": pair["cert"], "tls_key": pair["key"], "tls_ca": pair["cert"]}
+        async with serving(**files) as (server, plaintext):
+            async with open_channel(
+                server.endpoint, tls_ca=pair["cert"], tls_cert=pair["cert"], tls_key=pair["key"]
+            ) as known:
+                assert await health(known, "liveness") == SERVING
+            async with open_channel(server.endpoint, tls_ca=pair["cert"]) as unknown:
+                assert type(await failure(health(unknown))) is Unavailable
+            assert type(await failure(health(plaintext))) is Unavailable
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"tls_cert": "cert.pem"}, "tls_key: must be set"),
+        ({"tls_key": "key.pem"}, "tls_cert: must be set"),
+        ({"tls_ca": "ca.pem"}, "tls_ca: needs"),
+        ({"tls_cert": "no.pem", "tls_key": "no.pem"}, "tls_key: cannot read 'no.pem'"),
+    ],
+)
+def test_wrong_tls_settings_stop_the_process_at_start(settings: dict[str, str], named: str) -> None:
+    """A half-configured server never falls back to plaintext."""
+
+    async def scenario() -> None:
+        with pytest.raises(ConfigError, match=named):
+            GrpcServer(VerifyConfig(**settings), [NAME])
+
+    run(scenario)

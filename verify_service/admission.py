@@ -1,0 +1,53 @@
+"""What a session must be before it is opened. Pure checks of the first message against what is served."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from outrider.errors import ContextTooLong, InvalidRequest, MismatchedPair, UnknownModel
+from outrider.messages import ModelInfo, OpenVerify
+from verify_service.session import end_length
+
+
+def check_open(opening: OpenVerify, info: ModelInfo) -> None:
+    """Check the first message of a session.
+
+    Raises:
+        UnknownModel: another model is asked for.
+        MismatchedPair: the caller works with another vocabulary.
+        ContextTooLong: there is no room for a token after these.
+        InvalidRequest: a field is out of its range.
+    """
+    if opening.model not in ("", info.model):
+        raise UnknownModel(opening.model, info.model)
+    if opening.vocabulary_hash not in ("", info.vocabulary_hash):
+        raise MismatchedPair(
+            f"vocabulary_hash: {opening.vocabulary_hash!r} is not that of {info.model!r}, which is "
+            f"{info.vocabulary_hash!r}; use a tokenizer and a draft of the same vocabulary"
+        )
+    _check_tokens("token_ids", opening.token_ids, info.vocabulary_size)
+    _check_tokens("sampling.stop_token_ids", opening.sampling.stop_token_ids, info.vocabulary_size)
+    _check_tokens("sampling.logit_bias", opening.sampling.logit_bias, info.vocabulary_size)
+    _check_lengths(opening, info.context_length)
+
+
+def _check_tokens(field: str, tokens: Iterable[int], vocabulary_size: int) -> None:
+    for index, token in enumerate(tokens):
+        if token >= vocabulary_size:
+            raise InvalidRequest(
+                f"{field}[{index}]", f"token {token} is outside the vocabulary of {vocabulary_size}"
+            )
+
+
+def _check_lengths(opening: OpenVerify, context_length: int) -> None:
+    if not opening.token_ids:
+        raise InvalidRequest("token_ids", "must not be empty; one token must follow those of kv_handle")
+    held = opening.kv_handle.length if opening.kv_handle is not None else 0
+    length = held + len(opening.token_ids)
+    if not 1 <= opening.prompt_length <= length:
+        raise InvalidRequest("prompt_length", f"must be 1 to {length}, not {opening.prompt_length}")
+    if length >= context_length:
+        raise ContextTooLong("token_ids", f"{length} tokens leave no room in a context of {context_length}")
+    if length >= end_length(opening, context_length):
+        generated = length - opening.prompt_length
+        raise InvalidRequest("sampling.max_tokens", f"{generated} tokens are generated already")

@@ -1,0 +1,233 @@
+"""The engine's work without its thread: one turn absorbs messages, plans, runs a step and publishes it.
+
+Synchronous; the clock is injected. Everything that leaves goes through `deliver`, which carries it to
+the event loop.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from outrider.acceptance import AcceptanceModel, lookup_priors
+from outrider.engine.handles import HandleTable
+from outrider.engine.pages import PoolStatistics, SequenceKv
+from outrider.errors import OutOfPages, OutriderError, StaleHandle
+from outrider.messages import KvHandle, Opened, OpenVerify
+from outrider.telemetry.instruments import VerifyInstruments
+from verify_service.cost_model import CostModel
+from verify_service.lookup_candidates import LookupCandidates
+from verify_service.mailbox import Close, Closed, Delivery, ForkKv, Message, Open, Propose, ReleaseKv, Reply
+from verify_service.memory import Memory, seniority
+from verify_service.report import IdleMeter, record_forward, verdict_of
+from verify_service.scheduler import plan_step
+from verify_service.session import Limits, Session
+from verify_service.verifier import Runner, StepResult, Verifier
+
+SWEEP_SECONDS = 1.0
+"""How often ended leases are looked for while nothing else happens."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoreSettings:
+    """What the engine is told once."""
+
+    replica: str
+    incarnation: str
+    limits: Limits
+    max_step_tokens: int
+    lease_seconds: float
+    lookup: bool
+
+
+class EngineCore:
+    """All sessions of one replica. Belongs to the engine thread."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        cost: CostModel,
+        settings: CoreSettings,
+        instruments: VerifyInstruments,
+        deliver: Callable[[Sequence[Delivery]], None],
+        clock: Callable[[], float] = time.perf_counter,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.sessions: dict[int, Session] = {}
+        self.handles = HandleTable(
+            runner.pool, settings.replica, settings.incarnation, settings.lease_seconds, wall_clock
+        )
+        self._runner = runner
+        self._cost = cost
+        self._settings = settings
+        self._instruments = instruments
+        self._deliver = deliver
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._verifier = Verifier(
+            runner, settings.limits.eos_token_ids, clock, lambda: int(wall_clock() * 1e9)
+        )
+        self._memory = Memory(runner.pool, self.handles.release_oldest)
+        self._idle = IdleMeter(clock())
+        self._lookup_acceptance = AcceptanceModel(lookup_priors())
+        self._checked = True
+        """Nothing has happened since the last integrity check."""
+
+    @property
+    def statistics(self) -> PoolStatistics:
+        """KV pages by state."""
+        return self._runner.pool.statistics()
+
+    def turn(self, messages: Iterable[Message]) -> float | None:
+        """Absorb, plan, run, publish; returns how long to sleep without messages (None: until one comes)."""
+        for message in messages:
+            self._absorb(message)
+        sessions = sorted(self.sessions.values(), key=seniority)
+        self._memory.resume(sessions)
+        now = self._clock()
+        plan = plan_step(sessions, now, self._cost, self._settings.max_step_tokens)
+        works, paused = self._memory.reserve(plan.works, sessions)
+        for session in paused:
+            self._preempted(session)
+        if works:
+            for work in works:
+                work.session.started(now)
+            self._publish(self._verifier.run(works))
+        if plan.works:
+            return 0.0
+        return self._rest() if plan.until is None else max(plan.until - now, 0.0)
+
+    def end_all(self, error: OutriderError) -> None:
+        """Tell every session that the engine has ended."""
+        self._deliver([session.outbox.announce(error) for session in self.sessions.values()])
+        self.sessions.clear()
+
+    def _absorb(self, message: Message) -> None:
+        self._checked = False
+        match message:
+            case Open():
+                self._open(message)
+            case Propose():
+                self._propose(message)
+            case Close():
+                self._close(message)
+            case ReleaseKv(handle, reply):
+                self._answer(reply, lambda: self.handles.release(handle))
+            case ForkKv(handle, reply):
+                self._answer(reply, lambda: self.handles.fork(handle, self._runner.fork))
+
+    def _open(self, message: Open) -> None:
+        stream, opening = message.stream, message.opening
+        try:
+            kv = self._redeem(opening)
+            committed = [*(kv.tokens if kv is not None else ()), *opening.token_ids]
+            self._memory.check_fits(len(committed))
+        except OutriderError as error:
+            self._deliver([stream.outbox.announce(error)])
+            return
+        now = self._clock()
+        if not self.sessions:
+            self._idle.restart(now)
+        session = Session(stream.id, opening, committed, self._settings.limits, stream.outbox, now)
+        session.idle_before = self._idle.until(now)
+        session.kv = kv
+        if opening.lookup and self._settings.lookup:
+            session.lookup = LookupCandidates(committed, self._lookup_acceptance, opening.task)
+        self.sessions[session.id] = session
+        self._memory.resume(sorted(self.sessions.values(), key=seniority))
+        cached = session.kv.length if session.kv is not None else 0
+        opened = Opened(self._settings.replica, self._settings.incarnation, cached)
+        self._deliver([stream.outbox.announce(opened)])
+        self._count()
+
+    def _redeem(self, opening: OpenVerify) -> SequenceKv | None:
+        if opening.kv_handle is None:
+            return None
+        try:
+            return self.handles.take(opening.kv_handle)
+        except StaleHandle:
+            self._instruments.stale_handle(self._why_stale(opening.kv_handle))
+            raise
+
+    def _why_stale(self, handle: KvHandle) -> str:
+        if handle.owner != self._settings.replica:
+            return "replica"
+        return "incarnation" if handle.incarnation != self._settings.incarnation else "lease"
+
+    def _propose(self, message: Propose) -> None:
+        message.stream.absorbed += 1
+        session = self.sessions.get(message.stream.id)
+        if session is not None:
+            dropped = session.propose(message.block, message.arrived)
+            if dropped:
+                self._instruments.nodes_dropped(dropped)
+
+    def _close(self, message: Close) -> None:
+        session = self.sessions.pop(message.stream.id, None)
+        if session is None:
+            return
+        handle: KvHandle | None = None
+        if message.keep and session.kv is not None:
+            handle = self.handles.keep(session.kv)
+        else:
+            session.pause()
+        self._deliver([message.stream.outbox.announce(Closed(handle))])
+        self._count()
+
+    def _answer(self, reply: Reply, work: Callable[[], object]) -> None:
+        try:
+            result = work()
+        except OutriderError as error:
+            result = error
+        self._deliver([reply.answer(result)])
+
+    def _preempted(self, session: Session) -> None:
+        """Tell of a paused session, and end it if it will never fit again."""
+        self._instruments.preempted()
+        try:
+            self._memory.check_fits(session.tree.committed_length)
+        except OutOfPages as error:
+            self._fail(session, error)
+
+    def _fail(self, session: Session, error: OutriderError) -> None:
+        del self.sessions[session.id]
+        session.pause()
+        self._deliver([session.outbox.announce(error)])
+
+    def _publish(self, result: StepResult) -> None:
+        """Send the verdicts first, then learn from the step."""
+        self._checked = False
+        times = result.timings
+        idle = self._idle.step(times.start, times.end)
+        verdicts = [verdict_of(outcome, result, self._idle.total) for outcome in result.outcomes]
+        self._deliver(
+            [o.session.outbox.announce(verdict) for o, verdict in zip(result.outcomes, verdicts, strict=True)]
+        )
+        for outcome, verdict in zip(result.outcomes, verdicts, strict=True):
+            outcome.session.published(len(verdict.tokens), times.end, self._idle.total)
+            self._instruments.verdict(verdict, outcome.session.opening.task)
+            record_forward(outcome, verdict, result.tokens)
+        self._cost.observe(result.tokens, times.end - times.start)
+        self._instruments.step(result.tokens, result.sessions, times.end - times.start)
+        self._instruments.idle(idle)
+        self._count()
+
+    def _rest(self) -> float | None:
+        """Nothing to do: sweep leases and check the page accounts, once."""
+        self.handles.expire(self._wall_clock())
+        if not self._checked and not self.sessions:
+            self._runner.pool.check_integrity(self._owners())
+            self._checked = True
+            self._count()
+        return SWEEP_SECONDS if len(self.handles) else None
+
+    def _owners(self) -> Iterator[SequenceKv]:
+        yield from self.handles.sequences()
+        yield from (session.kv for session in self.sessions.values() if session.kv is not None)
+
+    def _count(self) -> None:
+        pages = self.statistics
+        self._instruments.sessions(len(self.sessions))
+        self._instruments.queued(sum(session.kv is None for session in self.sessions.values()))
+        self._instruments.pages(pages.total, pages.used, pages.cached)

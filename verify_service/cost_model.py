@@ -1,0 +1,81 @@
+"""T(n): the time of one target step with n tokens, measured at start-up and kept current.
+
+T is measured at some points and interpolated between them. It never falls: pooling adjacent violators
+makes the noisy points monotone, and where the machine computes n tokens as fast as m > n, T is flat and
+the scheduler takes them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+OWN_WEIGHT = 0.1
+"""How far one observation moves the estimate of the points around it."""
+OTHERS_WEIGHT = 0.05
+"""How far it moves all others: a machine that slows down slows every step."""
+LARGEST_RATIO = 2.0
+"""One observation counts at most as this many times its estimate: a pause is no trend."""
+
+
+class CostModel:
+    """Seconds of a step by its number of tokens, for 1 to `max_tokens` tokens.
+
+    `points` are token counts in rising order and `seconds` their measured times.
+    """
+
+    def __init__(self, points: Sequence[int], seconds: Sequence[float], max_tokens: int) -> None:
+        self._points = list(points)
+        self._measured = list(seconds)
+        self._monotone = _monotone(self._measured)
+        # By token count: the point at or below it, and how far it lies towards the next one.
+        self._places = [self._place(tokens) for tokens in range(max_tokens + 1)]
+
+    def seconds(self, tokens: int) -> float:
+        """T(tokens); counts above `max_tokens` cost as much as `max_tokens`."""
+        index, share = self._places[min(tokens, len(self._places) - 1)]
+        low = self._monotone[index]
+        return low + share * (self._monotone[index + 1] - low) if share else low
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """Learn from a step that ran `tokens` tokens in `seconds`."""
+        ratio = seconds / self.seconds(tokens)
+        ratio = min(max(ratio, 1.0 / LARGEST_RATIO), LARGEST_RATIO)
+        index, share = self._places[min(tokens, len(self._places) - 1)]
+        own = {index} if share == 0.0 else {index, index + 1}
+        for point in range(len(self._measured)):
+            weight = OWN_WEIGHT if point in own else OTHERS_WEIGHT
+            self._measured[point] *= 1.0 + weight * (ratio - 1.0)
+        self._monotone = _monotone(self._measured)
+
+    def _place(self, tokens: int) -> tuple[int, float]:
+        index = bisect_left(self._points, tokens)
+        if index == len(self._points):
+            return index - 1, 0.0
+        if index == 0 or self._points[index] == tokens:
+            return index, 0.0
+        low, high = self._points[index - 1], self._points[index]
+        return index - 1, (tokens - low) / (high - low)
+
+
+def measuring_points(max_tokens: int) -> list[int]:
+    """Which token counts to measure: powers of two and their halfway points."""
+    counts = {1, max_tokens}
+    power = 2
+    while power < max_tokens:
+        counts.update((power, min(power + power // 2, max_tokens)))
+        power *= 2
+    return sorted(counts)
+
+
+def _monotone(values: Sequence[float]) -> list[float]:
+    """The closest rising sequence (pool adjacent violators)."""
+    pools: list[tuple[float, int]] = []
+    for value in values:
+        mean, count = value, 1
+        while pools and pools[-1][0] > mean:
+            before, weight = pools.pop()
+            mean = (mean * count + before * weight) / (count + weight)
+            count += weight
+        pools.append((mean, count))
+    return [mean for mean, count in pools for _ in range(count)]

@@ -1,0 +1,69 @@
+"""Candidates that the verify service finds by itself: what followed earlier occurrences of the text.
+
+They are at hand without a round trip, so that a miss, or a draft that has gone, does not leave the next
+step empty. How likely a match is to be right is learned from the committed tokens, verified or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.acceptance import AcceptanceModel, lookup_bucket
+from outrider.candidate_tree import CandidateTree, Node
+from outrider.lookup import Lookup
+
+FIRST_LOOKUP_ID = 2**62
+"""Node ids from here on are the verify service's own."""
+MAX_LOOKUP_NODES = 16
+
+
+class LookupCandidates:
+    """One session's lookup; the acceptance model is shared by all sessions."""
+
+    def __init__(self, tokens: Sequence[int], acceptance: AcceptanceModel, task: str) -> None:
+        self._lookup = Lookup(tokens)
+        self._acceptance = acceptance
+        self._task = task
+        self._next_id = FIRST_LOOKUP_ID
+        self._features: dict[int, tuple[int, int]] = {}
+        """(bucket, rank) of this round's nodes by id."""
+
+    def propose(self, tree: CandidateTree) -> None:
+        """Add what the lookup finds below the last committed token."""
+        self._features.clear()
+        nodes: list[Node | None] = []
+        for found in self._lookup.propose(MAX_LOOKUP_NODES):
+            parent = nodes[found.parent] if found.parent >= 0 else None
+            missing = found.parent >= 0 and parent is None
+            bucket = lookup_bucket(found.match_length)
+            nodes.append(None if missing else self._add(tree, parent, found.token, bucket, found.rank))
+
+    def learn(self, tree: CandidateTree, tokens: Sequence[int]) -> None:
+        """See which nodes the walk reached and took; before `tokens` are committed to the tree."""
+        children = tree.children
+        for token in tokens:
+            for child in children.values():
+                if child.id in self._features:
+                    bucket, rank = self._features[child.id]
+                    self._acceptance.observe(bucket, rank, child.token == token, self._task)
+            if token not in children:
+                return
+            children = children[token].children
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append committed tokens to the text."""
+        self._lookup.append(tokens)
+
+    def _add(
+        self, tree: CandidateTree, parent: Node | None, token: int, bucket: int, rank: int
+    ) -> Node | None:
+        """The node of a found token, new or known; None when the tree is full."""
+        siblings = tree.children if parent is None else parent.children
+        node = siblings.get(token)
+        if node is None:
+            estimate = self._acceptance.estimate(bucket, rank, self._task)
+            node = tree.add_child(self._next_id, parent, token, estimate)
+            self._next_id += 1
+        if node is not None:
+            self._features[node.id] = (bucket, rank)
+        return node

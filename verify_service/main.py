@@ -1,0 +1,153 @@
+"""Starts a verify replica: load the target, measure it, start its engine, serve."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+from dataclasses import dataclass
+
+from outrider.config import VerifyConfig
+from outrider.engine.loader import LoadedModel, TokenizerFiles, load_model, load_tokenizer, vocabulary_hash
+from outrider.engine.runner import ModelRunner
+from outrider.logs import get_logger
+from outrider.messages import ModelInfo
+from outrider.process import in_thread, pin_cpus, run_service
+from outrider.serving import GrpcServer
+from outrider.telemetry.instruments import VerifyInstruments
+from outrider.v1 import verify_pb2, verify_pb2_grpc
+from verify_service.core import CoreSettings, EngineCore
+from verify_service.cost_model import CostModel
+from verify_service.engine import VerifyEngine
+from verify_service.measure import measure_costs
+from verify_service.servicer import VerifyServicer
+from verify_service.session import Limits
+
+logger = get_logger(__name__)
+SERVICE = verify_pb2.DESCRIPTOR.services_by_name["VerifyService"].full_name
+
+
+async def run(config: VerifyConfig) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Raises:
+        ConfigError: a setting is wrong or the model cannot be loaded.
+    """
+    pin_cpus(config.cpus)
+    await run_service("verify", config, [SERVICE], lambda server: _build(config, server))
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReplica:
+    """A running replica."""
+
+    engine: VerifyEngine
+
+    def running(self) -> int:
+        """Open sessions."""
+        return self.engine.sessions
+
+    async def close(self) -> None:
+        """Stop the engine."""
+        await self.engine.stop()
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The target, ready to run."""
+
+    runner: ModelRunner
+    tokenizer: TokenizerFiles | None
+    cost: CostModel
+    max_step_tokens: int
+
+
+def load_target(config: VerifyConfig) -> Target:
+    """Load the model and measure its step time; blocks.
+
+    Raises:
+        ConfigError: a setting is wrong or the model cannot be loaded.
+    """
+    loaded = load_model(
+        config.model,
+        dtype=config.dtype,
+        device=config.device,
+        threads=config.threads,
+        context_length=config.context_length,
+        trust_remote_code=config.trust_remote_code,
+        progress=logger.info,
+    )
+    num_pages = -(-config.kv_tokens // config.page_size)
+    runner = ModelRunner(loaded, num_pages, config.page_size)
+    max_step_tokens = min(config.max_step_tokens, num_pages * config.page_size, loaded.context_length)
+    cost = measure_costs(runner, max_step_tokens)
+    logger.info(
+        "measured",
+        step_ms=round(cost.seconds(1) * 1e3, 3),
+        largest_step_ms=round(cost.seconds(max_step_tokens) * 1e3, 3),
+    )
+    return Target(runner, load_tokenizer(config.model), cost, max_step_tokens)
+
+
+async def _build(config: VerifyConfig, server: GrpcServer) -> VerifyReplica:
+    target = await in_thread(lambda: load_target(config))
+    info = describe(config, target, config.name or server.endpoint)
+    engine = make_engine(config, target, info)
+    servicer = VerifyServicer(engine, info, target.tokenizer)
+    verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server.server)  # type: ignore[no-untyped-call]
+    engine.start()
+    return VerifyReplica(engine)
+
+
+def describe(config: VerifyConfig, target: Target, replica: str) -> ModelInfo:
+    """What the replica serves."""
+    loaded, files = target.runner.loaded, target.tokenizer
+    return ModelInfo(
+        model=config.served_name or loaded.name,
+        vocabulary_hash=vocabulary_hash(files.tokenizer_json if files else None, loaded.vocabulary_size),
+        vocabulary_size=loaded.vocabulary_size,
+        context_length=loaded.context_length,
+        eos_token_ids=loaded.eos_token_ids,
+        bos_token_id=loaded.bos_token_id,
+        replica=replica,
+        incarnation=secrets.token_hex(8),
+        max_sessions=config.max_sessions,
+        kind="target",
+        dtype=loaded.dtype_name,
+        device=str(loaded.device),
+    )
+
+
+def make_engine(config: VerifyConfig, target: Target, info: ModelInfo) -> VerifyEngine:
+    """An engine that is not started yet."""
+    settings = CoreSettings(
+        replica=info.replica,
+        incarnation=info.incarnation,
+        limits=_limits(config, target.runner.loaded),
+        max_step_tokens=target.max_step_tokens,
+        lease_seconds=config.lease_seconds,
+        lookup=config.lookup,
+    )
+    instruments = VerifyInstruments()
+    return VerifyEngine(
+        lambda deliver: EngineCore(target.runner, target.cost, settings, instruments, deliver),
+        max_sessions=config.max_sessions,
+        max_pending_verdicts=config.max_pending_verdicts,
+        on_failure=_end_process,
+    )
+
+
+def _limits(config: VerifyConfig, loaded: LoadedModel) -> Limits:
+    return Limits(
+        max_nodes=config.max_nodes,
+        max_tree_nodes=config.max_tree_nodes,
+        context_length=loaded.context_length,
+        vocabulary_size=loaded.vocabulary_size,
+        eos_token_ids=frozenset(loaded.eos_token_ids),
+        max_patience=config.max_patience_ms / 1000.0,
+    )
+
+
+def _end_process() -> None:
+    """A replica without an engine is of no use: let whoever started it start another."""
+    os.kill(os.getpid(), signal.SIGTERM)

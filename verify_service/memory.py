@@ -1,0 +1,102 @@
+"""Who gets KV pages when there are not enough for all.
+
+Seniority is priority first, then age. A step's works take their pages in that order. When pages run out,
+what no running session needs goes first: kept sequences of earlier turns, then finished sessions that
+nobody has closed. Next go the nodes of the work itself, and then the most junior session is *paused*:
+its pages are released, its tokens kept, and it is computed anew once it fits. The most senior session
+therefore always goes on. One that does not fit the whole pool is ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from outrider.engine.pages import PagePool, SequenceKv
+from outrider.errors import OutOfPages
+from verify_service.scheduler import Work
+from verify_service.session import Session
+
+
+def seniority(session: Session) -> tuple[int, int]:
+    """Sorting key: the most senior first."""
+    return -session.opening.priority, session.id
+
+
+class Memory:
+    """Gives pages to sessions; `release_kept` gives up one kept sequence, False when there is none."""
+
+    def __init__(self, pool: PagePool, release_kept: Callable[[], bool]) -> None:
+        self.pool = pool
+        self._release_kept = release_kept
+
+    def check_fits(self, tokens: int) -> None:
+        """Refuse a sequence that the whole pool could not hold.
+
+        Raises:
+            OutOfPages: it never fits.
+        """
+        needed = self._pages(tokens)
+        if needed > self.pool.num_pages:
+            raise OutOfPages(
+                f"the sequence needs {needed} KV pages of {self.pool.page_size} tokens and there are "
+                f"{self.pool.num_pages} in all; shorten it or raise kv_tokens"
+            )
+
+    def resume(self, sessions: Sequence[Session]) -> None:
+        """Open the paused sessions that fit, the most senior first and none before its turn."""
+        paused = [session for session in sessions if session.kv is None and not session.finished]
+        for session in sorted(paused, key=seniority):
+            needed = min(self._wanted(session), self.pool.num_pages) + self._promised(sessions)
+            while needed > self.pool.available and self._release_spare(sessions):
+                pass
+            if needed > self.pool.available:
+                return
+            session.kv = SequenceKv.open(self.pool, session.tree.committed)
+
+    def reserve(self, works: Sequence[Work], sessions: Sequence[Session]) -> tuple[list[Work], list[Session]]:
+        """Reserve pages for a step; returns the works that have theirs and the sessions it paused."""
+        holders = sorted((s for s in sessions if s.kv is not None and not s.finished), key=seniority)
+        paused: list[Session] = []
+        for work in sorted(works, key=lambda work: seniority(work.session)):
+            while work.session.kv is not None and not self._try_reserve(work, sessions):
+                paused.append(holders.pop())
+                paused[-1].pause()
+        return [work for work in works if work.session.kv is not None], paused
+
+    def _try_reserve(self, work: Work, sessions: Sequence[Session]) -> bool:
+        kv = work.session.kv
+        assert kv is not None
+        while True:
+            try:
+                kv.reserve(work.tokens)
+            except OutOfPages:
+                if self._release_spare(sessions):
+                    continue
+                if not work.nodes:
+                    return False
+                work.nodes.clear()
+            else:
+                return True
+
+    def _release_spare(self, sessions: Sequence[Session]) -> bool:
+        """Give up one sequence that no running session needs; False when there is none."""
+        if self._release_kept():
+            return True
+        spare = next((s for s in sessions if s.finished and s.kv is not None), None)
+        if spare is not None:
+            spare.pause()
+        return spare is not None
+
+    def _promised(self, sessions: Sequence[Session]) -> int:
+        """Pages that open sessions still need for the tokens they have, such as the rest of a prompt."""
+        return sum(
+            max(self._wanted(session) - len(session.kv.pages), 0)
+            for session in sessions
+            if session.kv is not None and not session.finished
+        )
+
+    def _wanted(self, session: Session) -> int:
+        return self._pages(session.tree.committed_length + session.max_nodes)
+
+    def _pages(self, tokens: int) -> int:
+        return -(-tokens // self.pool.page_size)

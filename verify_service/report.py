@@ -1,0 +1,85 @@
+"""What is told of a step: verdicts with their times, and spans."""
+
+from __future__ import annotations
+
+from outrider.messages import StepTimes, Verdict
+from outrider.telemetry.spans import is_sampled, record_span, step_traceparent
+from verify_service.lookup_candidates import FIRST_LOOKUP_ID
+from verify_service.verifier import Outcome, StepResult
+
+
+class IdleMeter:
+    """Seconds in which sessions were open and the engine ran no step; times come from the engine's clock."""
+
+    def __init__(self, now: float) -> None:
+        self.total = 0.0
+        self._last_end = now
+
+    def restart(self, now: float) -> None:
+        """A session was opened when there was none: the time before does not count."""
+        self._last_end = now
+
+    def until(self, now: float) -> float:
+        """The total by `now`, between two steps."""
+        return self.total + now - self._last_end
+
+    def step(self, start: float, end: float) -> float:
+        """A step ran from `start` to `end`; returns the idle time right before it."""
+        idle = start - self._last_end
+        self.total += idle
+        self._last_end = end
+        return idle
+
+
+def verdict_of(outcome: Outcome, result: StepResult, idle_total: float) -> Verdict:
+    """The verdict of one session's part of a step, of which it is the next; `idle_total` at its start."""
+    session, times = outcome.session, result.timings
+    return Verdict(
+        step=session.step + 1,
+        base_length=outcome.base_length,
+        tokens=tuple(outcome.tokens),
+        verified=len(outcome.nodes),
+        accepted=outcome.accepted,
+        depth=outcome.depth,
+        hit=outcome.hit,
+        lookup_verified=sum(node.id >= FIRST_LOOKUP_ID for node in outcome.nodes),
+        batch_size=result.sessions,
+        logprobs=outcome.logprobs,
+        times=StepTimes(
+            forward_start_ns=times.start_ns,
+            queue_us=_micros(times.start - session.last_verdict),
+            forward_us=_micros(times.forwarded - times.start),
+            sample_us=_micros(times.end - times.forwarded),
+            idle_us=_micros(idle_total - session.idle_before),
+        ),
+        finish_reason=outcome.finish,
+    )
+
+
+def record_forward(outcome: Outcome, verdict: Verdict, step_tokens: int) -> None:
+    """Record the `verify.forward` span of a session's step when its request is sampled."""
+    traceparent = outcome.session.opening.traceparent
+    if not is_sampled(traceparent):
+        return
+    times = verdict.times
+    record_span(
+        "verify.forward",
+        parent=step_traceparent(traceparent, verdict.step),
+        start_ns=times.forward_start_ns,
+        end_ns=times.forward_start_ns + (times.forward_us + times.sample_us) * 1000,
+        attributes={
+            "outrider.step": verdict.step,
+            "outrider.verified": verdict.verified,
+            "outrider.accepted": verdict.accepted,
+            "outrider.hit": verdict.hit,
+            "outrider.batch_size": verdict.batch_size,
+            "outrider.step_tokens": step_tokens,
+            "outrider.queue_us": times.queue_us,
+            "outrider.idle_us": times.idle_us,
+            "outrider.sample_us": times.sample_us,
+        },
+    )
+
+
+def _micros(seconds: float) -> int:
+    return max(round(seconds * 1e6), 0)

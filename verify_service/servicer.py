@@ -1,0 +1,135 @@
+"""Wire <-> domain of the verify service: one stream per session, everything checked at the door."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import grpc
+
+from outrider import wire
+from outrider.engine.loader import TokenizerFiles
+from outrider.errors import InvalidRequest
+from outrider.messages import ModelInfo, Opened, OpenVerify, Verdict
+from outrider.v1 import verify_pb2, verify_pb2_grpc
+from verify_service.admission import check_open
+from verify_service.engine import VerifyEngine
+from verify_service.mailbox import Closed, Stream
+
+Requests = AsyncIterator[verify_pb2.VerifyRequest]
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
+    """Serves one engine; `info` is what it serves, apart from what changes."""
+
+    def __init__(self, engine: VerifyEngine, info: ModelInfo, tokenizer: TokenizerFiles | None) -> None:
+        self._engine = engine
+        self._info = info
+        self._tokenizer = tokenizer
+
+    async def Verify(self, request_iterator: Requests, context: Context) -> None:  # noqa: N802
+        """One session, until it is closed, the requests end, or the call is cancelled."""
+        opening = await _opening(request_iterator)
+        check_open(opening, self._info)
+        stream = self._engine.open(opening)
+        reader = asyncio.create_task(self._read(request_iterator, stream))
+        reader.add_done_callback(lambda task: self._stop_if_failed(stream, task))
+        try:
+            await _write(stream, context)
+        finally:
+            reader.cancel()
+            self._engine.close(stream)
+
+    async def GetModelInfo(  # noqa: N802
+        self, request: verify_pb2.VerifyServiceGetModelInfoRequest, context: Context
+    ) -> verify_pb2.VerifyServiceGetModelInfoResponse:
+        """What this replica serves, and how much of it is in use."""
+        pages = self._engine.statistics
+        info = replace(
+            self._info,
+            sessions=self._engine.sessions,
+            pages=pages.total,
+            pages_free=pages.free + pages.cached,
+        )
+        return verify_pb2.VerifyServiceGetModelInfoResponse(info=wire.model_info_to_pb(info))
+
+    async def GetTokenizer(  # noqa: N802
+        self, request: verify_pb2.GetTokenizerRequest, context: Context
+    ) -> verify_pb2.GetTokenizerResponse:
+        """The target's tokenizer; empty when the model came without one."""
+        if self._tokenizer is None:
+            return verify_pb2.GetTokenizerResponse()
+        return verify_pb2.GetTokenizerResponse(
+            tokenizer_json=self._tokenizer.tokenizer_json,
+            chat_template=self._tokenizer.chat_template,
+            special_tokens=self._tokenizer.special_tokens,
+            add_bos_token=self._tokenizer.add_bos_token,
+        )
+
+    async def ReleaseKv(  # noqa: N802
+        self, request: verify_pb2.ReleaseKvRequest, context: Context
+    ) -> verify_pb2.ReleaseKvResponse:
+        """End a handle's lease."""
+        await self._engine.release(wire.kv_handle_from_pb(request.kv_handle))
+        return verify_pb2.ReleaseKvResponse()
+
+    async def ForkKv(  # noqa: N802
+        self, request: verify_pb2.ForkKvRequest, context: Context
+    ) -> verify_pb2.ForkKvResponse:
+        """Make a second handle."""
+        forked = await self._engine.fork(wire.kv_handle_from_pb(request.kv_handle))
+        return verify_pb2.ForkKvResponse(kv_handle=wire.kv_handle_to_pb(forked))
+
+    async def _read(self, requests: Requests, stream: Stream) -> None:
+        """Pass messages on; the end of the requests ends the session as a close does."""
+        keep = False
+        async for message in requests:
+            match message.WhichOneof("message"):
+                case "propose":
+                    self._engine.propose(stream, wire.block_from_pb(message.propose))
+                case "close":
+                    keep = message.close.keep
+                    break
+                case "open":
+                    raise InvalidRequest("open", "the session is open already")
+                case _:
+                    raise InvalidRequest("message", "must be propose or close")
+        self._engine.finish(stream, keep)
+
+    def _stop_if_failed(self, stream: Stream, reader: asyncio.Task[None]) -> None:
+        """End a session whose messages are wrong; the writer raises the error, between two writes."""
+        if not reader.cancelled() and (error := reader.exception()) is not None:
+            stream.outbox.fail(error)
+            self._engine.finish(stream, keep=False)
+
+
+async def _opening(requests: Requests) -> OpenVerify:
+    """The first message of a session."""
+    async for message in requests:
+        if message.WhichOneof("message") != "open":
+            raise InvalidRequest("open", "must be the first message")
+        return wire.open_verify_from_pb(message.open)
+    raise InvalidRequest("open", "must be sent before the requests end")
+
+
+async def _write(stream: Stream, context: Context) -> None:
+    """Send the session's events until it is closed."""
+    while True:
+        event = await stream.outbox.take()
+        await context.write(_response(event))
+        if isinstance(event, Closed):
+            return
+
+
+def _response(event: Opened | Verdict | Closed) -> verify_pb2.VerifyResponse:
+    match event:
+        case Verdict():
+            return verify_pb2.VerifyResponse(verdict=wire.verdict_to_pb(event))
+        case Opened():
+            return verify_pb2.VerifyResponse(opened=wire.opened_verify_to_pb(event))
+        case Closed(handle):
+            kept = None if handle is None else wire.kv_handle_to_pb(handle)
+            return verify_pb2.VerifyResponse(closed=verify_pb2.VerifyClosed(kv_handle=kept))

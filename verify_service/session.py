@@ -1,0 +1,245 @@
+"""One session of the verify service: what is committed, what is proposed, when it may step.
+
+Pure: no clock, no I/O, no model. Of the committed tokens, [0, kv.length) are computed and
+[kv.length, committed_length) are not: the whole prompt at first, later the last token alone, whose
+logits choose the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
+from itertools import islice
+
+from outrider.candidate_tree import CandidateTree, Node
+from outrider.engine.pages import SequenceKv
+from outrider.messages import FinishReason, OpenVerify, TokenBlock, VerifyPolicy
+from outrider.sampling.chooser import Row
+from outrider.sampling.history import History
+from verify_service.lookup_candidates import LookupCandidates
+from verify_service.mailbox import Outbox
+from verify_service.patience import Patience
+
+LEAST_REACH = 1e-3
+"""Nodes that the walk reaches less likely than this are not verified."""
+MAX_UNANSWERED = 16
+"""Verdicts whose answer by the draft is still timed; older ones are forgotten."""
+NOWHERE = -(2**62)
+"""A parent that resolves to nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds that the replica sets for every session."""
+
+    max_nodes: int
+    max_tree_nodes: int
+    context_length: int
+    vocabulary_size: int
+    eos_token_ids: frozenset[int]
+    max_patience: float
+    """Seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What one step committed."""
+
+    tokens: list[int]
+    finish: FinishReason
+    hit: bool
+
+
+class Session:
+    """What the engine knows of one session.
+
+    `committed` are all tokens so far, of which `opening.prompt_length` are prompt. `kv` is None while the
+    session is paused for want of pages.
+    """
+
+    def __init__(
+        self,
+        id: int,
+        opening: OpenVerify,
+        committed: Sequence[int],
+        limits: Limits,
+        outbox: Outbox,
+        now: float,
+    ) -> None:
+        self.id = id
+        self.opening = opening
+        self.outbox = outbox
+        self.limits = limits
+        self.tree = CandidateTree(list(committed), limits.max_tree_nodes)
+        self.kv: SequenceKv | None = None
+        self.step = opening.first_step
+        self.finished = False
+        self.max_nodes = min(opening.max_nodes or limits.max_nodes, limits.max_nodes)
+        self.end_length = end_length(opening, limits.context_length)
+        self.history = History(committed[: opening.prompt_length], committed[opening.prompt_length :])
+        self.lookup: LookupCandidates | None = None
+        self.patience = Patience(limits.max_patience)
+        self.last_verdict = now
+        """When the last verdict was published; at first, when the session was opened."""
+        self.idle_before = 0.0
+        """The engine's idle seconds up to the last verdict."""
+        self.deadline = now
+        """Waits for a ready block until then."""
+        self.due = now
+        """When a ready block is there as a rule."""
+        self.gain = 0.0
+        """Tokens that a complete tree would bring beyond those at hand."""
+        self.ready = False
+        """A ready block has come that knows of the last verdict."""
+        self._unanswered: dict[int, float] = {}
+        """When the verdict that reached a committed length was published, for those not yet answered."""
+        stops = opening.sampling.stop_token_ids
+        self._stops = frozenset(stops) if opening.sampling.ignore_eos else limits.eos_token_ids.union(stops)
+
+    @property
+    def policy(self) -> VerifyPolicy:
+        """When the target may run ahead of the draft."""
+        return self.opening.policy
+
+    @property
+    def uncomputed(self) -> int:
+        """Committed tokens without keys and values; the last committed token is always one of them."""
+        return self.tree.committed_length - (self.kv.length if self.kv is not None else 0)
+
+    @property
+    def runnable(self) -> bool:
+        """False while nothing may be computed: finished, paused, or too many verdicts unread."""
+        return not (self.finished or self.kv is None or self.outbox.full)
+
+    def may_start(self, now: float) -> bool:
+        """True when waiting for candidates no longer pays; prefill never waits."""
+        return self.ready or now >= self.deadline or self.uncomputed > 1
+
+    def eligible_nodes(self) -> Iterator[Node]:
+        """The nodes worth verifying, most likely first, parents before children, at most `max_nodes`."""
+        if self.policy is VerifyPolicy.OFF:
+            return iter(())
+        # The node that commits the last token of all is not verified: its parent's row chooses it.
+        max_depth = self.end_length - self.tree.committed_length - 1
+        return islice(_best_first(self.tree.children, max_depth), self.max_nodes)
+
+    def expected_tokens(self) -> float:
+        """Tokens that a step with the nodes at hand should commit."""
+        return 1.0 + sum(node.reach for node in self.eligible_nodes())
+
+    def propose(self, block: TokenBlock, arrived: float) -> int:
+        """Add a block's nodes; returns how many had no place."""
+        if self.finished or self.policy is VerifyPolicy.OFF:
+            return len(block)
+        added = self.tree.add(_inside(block, self.limits.vocabulary_size))
+        current = block.base_length >= self.tree.committed_length
+        expected = self.expected_tokens()
+        if added.nodes or (block.ready and current):
+            self._answered(block.base_length, arrived)
+        if block.ready and (added.nodes or added.known or current):
+            self.patience.completed(expected)
+        self.ready = self.ready or (block.ready and current)
+        self._set_deadline(expected)
+        return added.stale
+
+    def row(self, path: Sequence[int]) -> Row:
+        """What choosing the token after the committed ones and `path` needs."""
+        position = self.tree.committed_length + len(path)
+        return Row(
+            params=self.opening.sampling,
+            position=position,
+            generated=position - self.opening.prompt_length,
+            history=self.history.extended(path) if path else self.history,
+        )
+
+    def commit(self, tokens: Sequence[int]) -> Committed:
+        """Append what a step chose, cut where the generation ends."""
+        kept, finish = self._cut(tokens)
+        if self.lookup is not None:
+            self.lookup.learn(self.tree, kept)
+        walked = self.tree.commit(kept).walked
+        self.history.append(kept)
+        if self.lookup is not None:
+            self.lookup.extend(kept)
+        self.finished = finish is not FinishReason.NONE
+        return Committed(kept, finish, hit=len(kept) == len(tokens) == len(walked))
+
+    def published(self, tokens: int, now: float, idle: float) -> None:
+        """The verdict of a step left at `now`; `idle` are the engine's idle seconds so far."""
+        if self.step > self.opening.first_step:  # the first verdict's time is prefill
+            self.patience.stepped(tokens, now - self.last_verdict)
+        self.step += 1
+        self.last_verdict, self.idle_before = now, idle
+        self.ready = False
+        self._unanswered[self.tree.committed_length] = now
+        if len(self._unanswered) > MAX_UNANSWERED:
+            del self._unanswered[next(iter(self._unanswered))]
+        if self.lookup is not None and not self.finished:
+            self.lookup.propose(self.tree)
+        self._set_deadline(self.expected_tokens())
+
+    def started(self, now: float) -> None:
+        """A step with this session begins."""
+        if not self.ready and self.last_verdict < self.deadline <= now:
+            self.patience.ran_out()
+
+    def pause(self) -> None:
+        """Give all pages back; tokens and candidates stay."""
+        if self.kv is not None:
+            self.kv.release()
+        self.kv = None
+
+    def _answered(self, base_length: int, arrived: float) -> None:
+        """Learn how long the draft took to answer the verdict that reached `base_length`."""
+        published = self._unanswered.pop(base_length, None)
+        if published is not None:
+            self.patience.answered(arrived - published)
+
+    def _set_deadline(self, expected_now: float) -> None:
+        wait = 0.0 if self.ready else self.patience.wait(self.policy, expected_now)
+        self.deadline = self.last_verdict + wait
+        self.due = self.last_verdict + self.patience.usual
+        self.gain = self.patience.gain(expected_now)
+
+    def _cut(self, tokens: Sequence[int]) -> tuple[list[int], FinishReason]:
+        """The tokens up to the one that ends the generation, and why it ends."""
+        room = self.end_length - self.tree.committed_length
+        generated = self.tree.committed_length - self.opening.prompt_length
+        first_stop = max(self.opening.sampling.min_tokens - generated, 0)
+        for index, token in enumerate(tokens[:room]):
+            if index >= first_stop and token in self._stops:
+                return list(tokens[: index + 1]), FinishReason.STOP
+        finish = FinishReason.LENGTH if len(tokens) >= room else FinishReason.NONE
+        return list(tokens[:room]), finish
+
+
+def end_length(opening: OpenVerify, context_length: int) -> int:
+    """Committed length at which a generation is over."""
+    most = opening.sampling.max_tokens
+    return context_length if most is None else min(context_length, opening.prompt_length + most)
+
+
+def _inside(block: TokenBlock, vocabulary_size: int) -> TokenBlock:
+    """The block with tokens outside the vocabulary hung nowhere, so that they and all below are dropped."""
+    if max(block.tokens, default=0) < vocabulary_size:
+        return block
+    parents = tuple(
+        parent if token < vocabulary_size else NOWHERE
+        for parent, token in zip(block.parents, block.tokens, strict=True)
+    )
+    return replace(block, parents=parents)
+
+
+def _best_first(children: dict[int, Node], max_depth: int) -> Iterator[Node]:
+    """Nodes in falling order of reach down to LEAST_REACH; a child's is never above its parent's."""
+    frontier = [(-node.reach, node.id, node) for node in children.values() if max_depth > 0]
+    heapify(frontier)
+    while frontier:
+        _, _, node = heappop(frontier)
+        if node.reach < LEAST_REACH:
+            return
+        yield node
+        if node.depth < max_depth:
+            for child in node.children.values():
+                heappush(frontier, (-child.reach, child.id, child))

@@ -1,0 +1,213 @@
+"""One step of the target: a packed forward, choose, walk, commit.
+
+A session's part of the forward, as scratch offsets behind its computed tokens:
+
+    [0, chain)           uncomputed committed tokens; the last one's logits choose the next token
+    [chain, chain + n)   candidate nodes, the most likely path first, so that what is kept often lies
+                         where it belongs already
+
+Shapes: W wanted rows over all sessions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from outrider.candidate_tree import Node
+from outrider.engine.pages import PagePool, SequenceKv
+from outrider.engine.runner import Segment
+from outrider.messages import FinishReason, TokenLogprob
+from outrider.sampling.chooser import Row, choose, logprobs
+from verify_service.scheduler import Work
+from verify_service.session import Session
+
+
+class Runner(Protocol):
+    """What the service needs of `outrider.engine.runner.ModelRunner`."""
+
+    pool: PagePool
+
+    def forward(self, segments: Sequence[Segment]) -> torch.Tensor:
+        """Logits [W, V] of the wanted tokens; the tokens become scratch entries."""
+
+    def commit(self, kv: SequenceKv, keep: Sequence[int], tokens: Sequence[int]) -> None:
+        """Keep a path of scratch entries and forget the others."""
+
+    def fork(self, kv: SequenceKv) -> SequenceKv:
+        """A second sequence with the same tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a step did for one session."""
+
+    session: Session
+    base_length: int
+    tokens: list[int]
+    nodes: list[Node]
+    """Verified nodes."""
+    depth: int
+    """Of the deepest verified node."""
+    accepted: int
+    hit: bool
+    finish: FinishReason
+    logprobs: tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimings:
+    """Seconds of the engine's clock, and the wall clock where others must understand it."""
+
+    start: float
+    start_ns: int
+    forwarded: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """A finished step; sessions in the middle of their prompt have no outcome."""
+
+    outcomes: list[Outcome]
+    timings: StepTimings
+    sessions: int
+    tokens: int
+
+
+class Verifier:
+    """Runs steps on the engine thread."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        eos_token_ids: Collection[int],
+        clock: Callable[[], float] = time.perf_counter,
+        wall_clock_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._runner = runner
+        self._eos_token_ids = eos_token_ids
+        self._clock = clock
+        self._wall_clock_ns = wall_clock_ns
+
+    def run(self, works: Sequence[Work]) -> StepResult:
+        """Compute the works, whose pages are reserved, and commit what the target chose."""
+        start, start_ns = self._clock(), self._wall_clock_ns()
+        for work in works:
+            work.nodes = most_likely_path_first(work.nodes)
+        logits = self._runner.forward([_segment(work) for work in works])
+        forwarded = self._clock()
+        rows = [row for work in works for row in _rows(work)]
+        chosen = choose(logits, rows, self._eos_token_ids) if rows else []
+        outcomes: list[Outcome] = []
+        first = 0
+        for work in works:
+            if work.completes:
+                stop = first + 1 + len(work.nodes)
+                outcomes.append(self._commit(work, chosen[first:stop], logits[first:stop]))
+                first = stop
+            else:
+                self._keep_chain(work)
+        timings = StepTimings(start, start_ns, forwarded, self._clock())
+        return StepResult(outcomes, timings, len(works), sum(work.tokens for work in works))
+
+    def _commit(self, work: Work, chosen: Sequence[int], logits: torch.Tensor) -> Outcome:
+        """Walk and commit one session; `chosen` [1 + n] and `logits` [1 + n, V] are its rows'."""
+        session = work.session
+        assert session.kv is not None
+        base_length = session.tree.committed_length
+        path = walk(session.tree.children, work.nodes, chosen)
+        depth = max((node.depth for node in work.nodes), default=0)
+        committed = session.commit([chosen[row] for row in path])
+        accepted = path[1 : len(committed.tokens) + 1]
+        keep = [*range(work.chain), *(work.chain + row - 1 for row in accepted)]
+        computed = session.tree.committed[session.kv.length :]
+        self._runner.commit(session.kv, keep, computed[: len(keep)])
+        return Outcome(
+            session,
+            base_length,
+            committed.tokens,
+            work.nodes,
+            depth,
+            len(accepted),
+            committed.hit,
+            committed.finish,
+            _logprobs(session, logits, path, committed.tokens),
+        )
+
+    def _keep_chain(self, work: Work) -> None:
+        kv = work.session.kv
+        assert kv is not None
+        tokens = work.session.tree.committed[kv.length : kv.length + work.chain]
+        self._runner.commit(kv, range(work.chain), tokens)
+
+
+def most_likely_path_first(nodes: Sequence[Node]) -> list[Node]:
+    """The same nodes depth first; `nodes` come with falling reach and parents before children."""
+    below: dict[int | None, list[Node]] = {}
+    for node in nodes:
+        below.setdefault(node.parent.id if node.parent is not None else None, []).append(node)
+    ordered: list[Node] = []
+    stack = below.get(None, [])[::-1]
+    while stack:
+        ordered.append(stack.pop())
+        stack.extend(reversed(below.get(ordered[-1].id, ())))
+    return ordered
+
+
+def walk(children: dict[int, Node], nodes: Sequence[Node], chosen: Sequence[int]) -> list[int]:
+    """Rows on the accepted path: 0 for the last committed token, 1 + i for `nodes[i]`.
+
+    Follows the target's own choices, `chosen` [1 + n] by row, down to the first that was not verified.
+    """
+    row_of = {node.id: row for row, node in enumerate(nodes, 1)}
+    path = [0]
+    while (node := children.get(chosen[path[-1]])) is not None and node.id in row_of:
+        path.append(row_of[node.id])
+        children = node.children
+    return path
+
+
+def _segment(work: Work) -> Segment:
+    kv, committed = work.session.kv, work.session.tree.committed
+    assert kv is not None
+    assert kv.scratch == 0, "a step begins without scratch"
+    tokens = committed[kv.length : kv.length + work.chain]
+    tokens.extend(node.token for node in work.nodes)
+    wanted = range(work.chain - 1, len(tokens)) if work.completes else range(0)
+    return Segment(kv, tokens, _parents(work), wanted)
+
+
+def _parents(work: Work) -> list[int] | None:
+    """Scratch offset of every token's parent; None when all is one chain."""
+    offset_of = {node.id: offset for offset, node in enumerate(work.nodes, work.chain)}
+    root = work.chain - 1
+    parents = [offset_of[node.parent.id] if node.parent is not None else root for node in work.nodes]
+    if parents == list(range(root, root + len(parents))):
+        return None
+    return [*range(-1, root), *parents]
+
+
+def _rows(work: Work) -> Iterator[Row]:
+    if not work.completes:
+        return
+    yield work.session.row(())
+    paths: dict[int, tuple[int, ...]] = {}
+    for node in work.nodes:
+        above = paths[node.parent.id] if node.parent is not None else ()
+        paths[node.id] = (*above, node.token)
+        yield work.session.row(paths[node.id])
+
+
+def _logprobs(
+    session: Session, logits: torch.Tensor, path: Sequence[int], tokens: Sequence[int]
+) -> tuple[TokenLogprob, ...]:
+    """Log probabilities of the committed tokens when they were asked for; `logits` [1 + n, V]."""
+    count = session.opening.sampling.logprobs
+    if count is None:
+        return ()
+    return tuple(logprobs(logits[list(path[: len(tokens)])], tokens, count))
