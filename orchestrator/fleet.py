@@ -50,6 +50,8 @@ class _Known:
     task: asyncio.Task[None] | None = None
     warned: str = ""
     """The last complaint about it, so that each is logged once."""
+    silent: bool = False
+    """It did not answer the last probe."""
 
 
 class Fleet:
@@ -84,14 +86,15 @@ class Fleet:
     async def run(self) -> None:
         """Discover and probe until cancelled."""
         try:
-            while True:
-                for discovery in self._discoveries:
-                    await self._take_up(discovery.kind, await discovery.endpoints())
-                await self._close_retired()
-                self._report()
-                await asyncio.sleep(self._config.discovery_seconds)
+            async with asyncio.TaskGroup() as probes:
+                while True:
+                    for discovery in self._discoveries:
+                        await self._take_up(discovery.kind, await discovery.endpoints(), probes)
+                    await self._close_retired()
+                    self._report()
+                    await asyncio.sleep(self._config.discovery_seconds)
         finally:
-            await self._close()
+            await self._close_channels()
 
     async def ready(self) -> None:
         """Wait until the first verify replica is known."""
@@ -146,16 +149,18 @@ class Fleet:
             self._complain(known, lease.replica)
             known.poke.set()
 
-    async def _take_up(self, kind: str, endpoints: Sequence[str]) -> None:
+    async def _take_up(self, kind: str, endpoints: Sequence[str], probes: asyncio.TaskGroup) -> None:
+        """Probe what is new, let go of what is gone."""
         for replica in self.pools[kind].set_endpoints(endpoints):
             known = self._known.pop((kind, replica.endpoint))
-            await _cancel(known.task)
+            assert known.task is not None
+            known.task.cancel()
             self._retired.append((replica, known.channel))
             logger.info("replica gone", kind=kind, endpoint=replica.endpoint)
         for endpoint in endpoints:
             if (kind, endpoint) not in self._known:
                 known = self._known[kind, endpoint] = _Known(kind, self._open_channel(endpoint))
-                known.task = asyncio.create_task(self._watch(endpoint, known))
+                known.task = probes.create_task(self._watch(endpoint, known))
 
     async def _watch(self, endpoint: str, known: _Known) -> None:
         """Probe one replica for as long as it is known."""
@@ -176,8 +181,14 @@ class Fleet:
             if known.kind == "verify":
                 await self._adopt(answer, known.channel)
             pool.seen(endpoint, answer.info, answer.serving, self._mismatch(known.kind, answer.info))
+            known.silent = False
         except OutriderError as error:
             pool.missed(endpoint, error)
+            if not known.silent:
+                logger.warning(
+                    "replica does not answer", kind=known.kind, endpoint=endpoint, error=str(error)
+                )
+            known.silent = True
         replica = pool.find(endpoint)
         if replica is None:
             return False
@@ -270,15 +281,8 @@ class Fleet:
         for _, channel in idle:
             await channel.close()
 
-    async def _close(self) -> None:
+    async def _close_channels(self) -> None:
         for known in self._known.values():
-            await _cancel(known.task)
             await known.channel.close()
         for _, channel in self._retired:
             await channel.close()
-
-
-async def _cancel(task: asyncio.Task[None] | None) -> None:
-    if task is not None:
-        task.cancel()
-        await asyncio.wait({task})

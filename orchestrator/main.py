@@ -10,12 +10,14 @@ from orchestrator.fleet import Fleet
 from orchestrator.servicer import GenerationServicer
 from outrider.config import OrchestratorConfig
 from outrider.errors import ConfigError
+from outrider.logs import get_logger
 from outrider.process import run_service
 from outrider.serving import GrpcServer
 from outrider.telemetry.instruments import OrchestratorInstruments
 from outrider.telemetry.spans import configure_tracing
 from outrider.v1 import generation_pb2_grpc
 
+logger = get_logger(__name__)
 SERVICE = "outrider.v1.GenerationService"
 
 
@@ -38,6 +40,7 @@ class Orchestrator:
             self.servicer, server.server
         )
         self._watching = asyncio.create_task(self.fleet.run())
+        self._watching.add_done_callback(self._on_watch_end)
         try:
             await self._ready(self._watching)
         except BaseException:
@@ -68,6 +71,12 @@ class Orchestrator:
                 watching.result()
         finally:
             ready.cancel()
+
+    def _on_watch_end(self, watching: asyncio.Task[None]) -> None:
+        """Nobody looks after the replicas any more: unless we stop, that is a mistake of ours."""
+        if not watching.cancelled():
+            logger.critical("the watch over the replicas has failed", exc_info=watching.exception())
+            self._on_serving(False)
 
     def _on_serving(self, serving: bool) -> None:
         """Verify replicas came or went: health says so."""

@@ -22,6 +22,7 @@ from orchestrator.events import (
     ConnectDraft,
     ConnectVerify,
     DraftFailed,
+    DraftOpened,
     DropDraft,
     DropVerify,
     Emit,
@@ -31,6 +32,7 @@ from orchestrator.events import (
     SendBlock,
     SendVerdict,
     VerifyFailed,
+    VerifyOpened,
 )
 from orchestrator.fleet import Fleet
 from orchestrator.output import Chunk, Output
@@ -119,8 +121,16 @@ class Pipeline:
         while self.reason is FinishReason.NONE:
             event = await self._events.get()
             await self._carry_out(self.session.handle_event(event, self._clock()))
-            if type(event) is BlockArrived:
-                self._note_block(event)
+            match event:
+                case BlockArrived():
+                    self._note_block(event)
+                case VerifyOpened() | DraftOpened():
+                    self._note_opened(event)
+        if not self._output.stop:
+            await self._emit_rest()
+
+    async def _emit_rest(self) -> None:
+        """What was held back at the end; it may complete a stop string after all."""
         rest = self._output.flush()
         if self._output.stop:
             self.reason = FinishReason.STOP
@@ -231,6 +241,11 @@ class Pipeline:
         """What the streams' readers call; waits while the session is behind."""
         if not self._closing:
             await self._events.put(event)
+
+    def _note_opened(self, event: VerifyOpened | DraftOpened) -> None:
+        for link in (self._verify, self._draft):
+            if link is not None and link.client.stream == event.stream and link.lease is not None:
+                link.lease.incarnation = event.opened.incarnation
 
     def _note_block(self, event: BlockArrived) -> None:
         """A block that did not cost the draft its stream was a good one."""

@@ -68,14 +68,15 @@ class Replica:
     busy_until: float = 0.0
     """It refused a session for lack of room."""
     leases: set[Lease] = field(default_factory=set)
+    leases_at_probe: int = 0
 
     @property
     def load(self) -> float:
-        """Share of its sessions in use, ours and, as of the last probe, everybody's."""
-        sessions = len(self.leases)
+        """Share of its sessions in use: everybody's at the last probe, and what changed of ours since."""
         if self.info is None:
-            return sessions
-        return max(sessions, self.info.sessions) / max(1, self.info.max_sessions)
+            return len(self.leases)
+        sessions = self.info.sessions + len(self.leases) - self.leases_at_probe
+        return max(sessions, len(self.leases)) / max(1, self.info.max_sessions)
 
 
 @dataclass(slots=True, eq=False)
@@ -84,6 +85,8 @@ class Lease:
 
     replica: Replica
     on_lost: Callable[[OutriderError], None]
+    incarnation: str = ""
+    """Of the process that admitted the session; empty before."""
 
 
 class Replicas:
@@ -136,17 +139,19 @@ class Replicas:
         return gone
 
     def seen(self, endpoint: str, info: ModelInfo, serving: bool, mismatch: str = "") -> None:
-        """A probe was answered. A new incarnation is judged afresh; sessions on the old one are lost."""
+        """A probe was answered. A new incarnation is judged afresh; sessions of the old one are lost."""
         replica = self._replicas.get(endpoint)
         if replica is None:
             return
         restarted = replica.info is not None and replica.info.incarnation != info.incarnation
         replica.info, replica.serving, replica.reachable = info, serving, True
         replica.missed_probes = 0
+        replica.leases_at_probe = len(replica.leases)
         replica.mismatch = mismatch
         if restarted:
             replica.failures, replica.open_until, replica.trial = 0, 0.0, None
-            _lose(replica, Unavailable(f"{endpoint} was restarted"))
+            old = [lease for lease in replica.leases if lease.incarnation not in ("", info.incarnation)]
+            _lose(old, Unavailable(f"{endpoint} was restarted"))
 
     def missed(self, endpoint: str, error: OutriderError) -> None:
         """A probe failed: no new sessions, and after `LOST_PROBES` in a row the running ones are lost."""
@@ -156,7 +161,7 @@ class Replicas:
         replica.reachable = False
         replica.missed_probes += 1
         if replica.missed_probes == LOST_PROBES:
-            _lose(replica, error)
+            _lose(list(replica.leases), error)
 
     def lease(
         self,
@@ -240,6 +245,6 @@ class Replicas:
             self._prefixes.popitem(last=False)
 
 
-def _lose(replica: Replica, error: OutriderError) -> None:
-    for lease in list(replica.leases):
+def _lose(leases: Sequence[Lease], error: OutriderError) -> None:
+    for lease in leases:
         lease.on_lost(error)

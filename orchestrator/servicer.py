@@ -123,12 +123,15 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             await context.write(response_to_pb(item))
 
         with request_context(request.request_id, trace.traceparent):
-            problem = "CANCELLED"
+            problem = "INTERNAL_ERROR"
             try:
                 await self._until(deadline, generation, write)
                 problem = ""
             except OutriderError as error:
                 problem = error.reason
+                raise
+            except (asyncio.CancelledError, grpc.aio.InternalError):  # the latter: cancelled during a write
+                problem = "CANCELLED"
                 raise
             finally:
                 self._count(generation, problem, self._clock() - began)

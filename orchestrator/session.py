@@ -285,13 +285,13 @@ class Session:
     def _lose_draft(self, error: OutriderError, endpoint: str, now: float) -> list[Action]:
         """Go on without; look for another one now or at a later verdict."""
         assert self._draft is not None
-        stream = self._draft.stream
+        stream, opened = self._draft.stream, self._draft.opened
         self._draft = None
         self._held.clear()
         if isinstance(error, NoReplica):
             self._draft_losses.retry_at = now + NO_DRAFT_RETRY_SECONDS
             return [DropDraft(stream, error), *self._nudge()]
-        self.statistics.draft_losses += 1
+        self.statistics.draft_losses += opened
         self._draft_losses.add(error, now, DRAFT_RETRY_SECONDS)
         self._drafting = not isinstance(error, InvalidRequest)  # the request itself does not suit drafts
         again = self._connect_draft(now, endpoint) if now >= self._draft_losses.retry_at else []

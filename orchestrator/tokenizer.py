@@ -12,11 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from outrider.errors import InvalidRequest
+from outrider.errors import InternalError, InvalidRequest
+from outrider.logs import get_logger
 
 if TYPE_CHECKING:
     from jinja2 import Template
     from tokenizers import Tokenizer
+
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +40,17 @@ class TextTokenizer:
         special_tokens: Mapping[str, str] | None = None,
         bos_token_id: int | None = None,
     ) -> None:
-        """`bos_token_id` is put before plain text unless the tokenizer does so itself; None: nothing is."""
+        """`bos_token_id` is put before plain text unless the tokenizer does so itself; None: nothing is.
+
+        Raises:
+            InternalError: the tokenizer cannot be read.
+        """
         from tokenizers import Tokenizer
 
-        self._tokenizer: Tokenizer = Tokenizer.from_str(tokenizer_json.decode())
+        try:
+            self._tokenizer: Tokenizer = Tokenizer.from_str(tokenizer_json.decode())
+        except Exception as error:  # what the library raises
+            raise InternalError(f"the model's tokenizer.json cannot be read: {error}") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._special_tokens = dict(special_tokens or {})
@@ -95,8 +105,12 @@ def _byte_tokens(tokenizer: Tokenizer) -> frozenset[int]:
     return frozenset(id for id in ids if id is not None)
 
 
-def _compile(chat_template: str) -> Template:
-    """The template in a sandbox, with what chat templates expect to find (as Hugging Face documents it)."""
+def _compile(chat_template: str) -> Template | None:
+    """The template in a sandbox, with what chat templates expect to find (as Hugging Face documents it).
+
+    None when it does not parse: the model is then served without conversations.
+    """
+    from jinja2 import TemplateError
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -106,7 +120,13 @@ def _compile(chat_template: str) -> Template:
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
-    return environment.from_string(chat_template)
+    try:
+        return environment.from_string(chat_template)
+    except TemplateError as error:
+        logger.warning(
+            "the model's chat template does not parse; conversations are refused", error=str(error)
+        )
+        return None
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:

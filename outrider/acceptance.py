@@ -28,7 +28,8 @@ _HEAD_START = 2.0
 
 def bucket(confidence: float, greedy: bool) -> int:
     """Bucket of a confidence in [0, 1]: 20 equal steps of log odds from -5 to 5."""
-    odds = log(max(confidence, 1e-9) / max(1.0 - confidence, 1e-9))
+    sure = max(1e-9, confidence)  # in this order NaN, of a broken draft, counts as no confidence
+    odds = log(sure / max(1e-9, 1.0 - sure))
     step = int((odds + _WIDEST_ODDS) * (_HALF / (2.0 * _WIDEST_ODDS)))
     place = min(max(step, 0), _HALF - 1)
     return place if greedy else place + _HALF

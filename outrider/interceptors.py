@@ -6,6 +6,7 @@ generator, and a coroutine that calls `context.write`. Both are wrapped as what 
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import aclosing, asynccontextmanager
@@ -128,6 +129,10 @@ async def _statuses(context: grpc.aio.ServicerContext[Any, Any], method: str) ->
         yield
     except grpc.aio.AbortError:
         raise
+    except (
+        grpc.aio.InternalError
+    ):  # gRPC's own, when the call is cancelled during a write: nobody is left to tell
+        raise asyncio.CancelledError from None
     except OutriderError as error:
         if isinstance(error, InternalError):
             logger.exception("internal error", method=method)

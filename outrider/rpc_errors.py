@@ -35,6 +35,8 @@ DETAILS_KEY = "grpc-status-details-bin"
 NO_DETAILS: dict[grpc.StatusCode, type[OutriderError]] = {
     grpc.StatusCode.UNAVAILABLE: Unavailable,
     grpc.StatusCode.CANCELLED: Unavailable,
+    grpc.StatusCode.INTERNAL: Unavailable,  # a connection that broke during a write, a reset stream
+    grpc.StatusCode.UNKNOWN: Unavailable,
     grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
     grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,

@@ -84,7 +84,9 @@ class GrpcServer:
         return self.port
 
     async def set_serving(self, serving: bool) -> None:
-        """Open or close the door, and say so in health."""
+        """Open or close the door, and say so in health; a drain that has begun is not taken back."""
+        if isinstance(self._door.refusal, Draining):
+            return
         self._door.refusal = None if serving else Unavailable("this replica is not serving")
         await self._set_health(serving)
 

@@ -109,7 +109,9 @@ def transformers_greedy(target: Path, prompts: Sequence[str]) -> list[list[int]]
     """What plain `transformers` generates."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(target)
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
     found = []
@@ -146,7 +148,7 @@ def draw_timeline(endpoint: str) -> None:
         "--max-tokens",
         str(TOKENS),
     ]
-    subprocess.run([*command, "--output", str(TIMELINE), STORY], check=True)
+    subprocess.run([*command, "--output", str(TIMELINE), STORY], check=True, stderr=subprocess.DEVNULL)
 
 
 def main() -> int:
@@ -160,6 +162,10 @@ def main() -> int:
     ):
         stub = generation_pb2_grpc.GenerationServiceStub(channel)
         print_story(stub)
+        print(
+            f"Comparing: {len(PROMPTS)} prompts, greedy and sampled, {ROUNDS} rounds in turn ...\n",
+            flush=True,
+        )
         tallies = compare(stub)
         draw_timeline(endpoint)
     print_table(tallies)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
@@ -17,7 +18,7 @@ import grpc
 from outrider import wire
 from outrider.candidate_tree import CandidateTree
 from outrider.config import ServiceConfig
-from outrider.errors import InvalidRequest, OutriderError, StaleHandle, Unavailable
+from outrider.errors import InvalidRequest, OutriderError, StaleHandle
 from outrider.messages import (
     FinishReason,
     KvHandle,
@@ -75,7 +76,6 @@ class FakeReplica:
         """Raised at every open."""
         self.server: GrpcServer | None = None
         self.endpoint = ""
-        self._stopping = False
 
     async def start(self, port: int = 0) -> str:
         """Serve; returns the endpoint."""
@@ -84,7 +84,6 @@ class FakeReplica:
         self.register(self.server.server)
         await self.server.start()
         await self.server.set_serving(True)
-        self._stopping = False
         self.endpoint = self.server.endpoint
         return self.endpoint
 
@@ -143,7 +142,6 @@ class FakeVerify(FakeReplica, verify_pb2_grpc.VerifyServiceServicer):
         self.hold = asyncio.Event()
         """Cleared, no step runs."""
         self.hold.set()
-        self.stepped = asyncio.Event()
         self.handles: dict[str, list[int]] = {}
         self.cached = 0
         self.ballast = 0
@@ -229,13 +227,10 @@ class FakeVerify(FakeReplica, verify_pb2_grpc.VerifyServiceServicer):
                 verdict = replace(verdict, base_length=verdict.base_length + 1)
             self.verdicts += 1
             await context.write(verify_pb2.VerifyResponse(verdict=wire.verdict_to_pb(verdict)))
-            self.stepped.set()
 
     async def _wait_ready(self, session: _VerifySession) -> None:
-        try:
+        with suppress(TimeoutError):
             await asyncio.wait_for(session.ready.wait(), self.patience)
-        except TimeoutError:
-            pass
         session.ready.clear()
 
     def _step(self, session: _VerifySession, step: int) -> Verdict:
@@ -289,13 +284,12 @@ class FakeDraft(FakeReplica, draft_pb2_grpc.DraftServiceServicer):
         self.depth = depth
         self.behaviour = "right"
         """right, wrong, garbage (ids outside the vocabulary), columns (of unequal length), orphans (parents
-        that are later nodes), repeated (node ids), silent, deaf (never reads), or unopened."""
+        that are later nodes), repeated (node ids), silent, or unopened."""
         self.openings: list[OpenDraft] = []
         self.verdicts: list[Verdict] = []
         self.blocks = 0
         self.die_at_block: int | None = None
         """The stream breaks, once, instead of sending this block (counted over all sessions, from 0)."""
-        self.opened = asyncio.Event()
 
     def register(self, server: grpc.aio.Server) -> None:
         """Add the servicer."""
@@ -319,7 +313,6 @@ class FakeDraft(FakeReplica, draft_pb2_grpc.DraftServiceServicer):
                 await asyncio.Event().wait()
             opened = Opened("draft", self.info.incarnation, 0)
             await context.write(draft_pb2.DraftResponse(opened=wire.opened_draft_to_pb(opened)))
-            self.opened.set()
             await self._converse(stream, opening, context)
         finally:
             self.sessions -= 1
@@ -380,8 +373,3 @@ class FakeDraft(FakeReplica, draft_pb2_grpc.DraftServiceServicer):
             expand_start_ns=5,
             expand_us=7,
         )
-
-
-def unavailable() -> Unavailable:
-    """What a replica that goes away says."""
-    return Unavailable("going away")

@@ -7,7 +7,7 @@ the event loop.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from outrider.acceptance import AcceptanceModel, lookup_priors
@@ -26,7 +26,8 @@ from verify_service.session import Limits, Session
 from verify_service.verifier import Runner, StepResult, Verifier
 
 SWEEP_SECONDS = 1.0
-"""How often ended leases are looked for while nothing else happens."""
+"""How often ended leases are looked for while nothing else happens, and after how much quiet the page
+accounts are checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +72,8 @@ class EngineCore:
         self._memory = Memory(runner.pool, self.handles.release_oldest)
         self._idle = IdleMeter(clock())
         self._lookup_acceptance = AcceptanceModel(lookup_priors())
-        self._checked = True
-        """Nothing has happened since the last integrity check."""
+        self._unchecked_since: float | None = None
+        """The last message, until the page accounts have been checked after it."""
 
     @property
     def statistics(self) -> PoolStatistics:
@@ -104,7 +105,7 @@ class EngineCore:
         self.sessions.clear()
 
     def _absorb(self, message: Message) -> None:
-        self._checked = False
+        self._unchecked_since = self._clock()
         match message:
             case Open():
                 self._open(message)
@@ -118,28 +119,33 @@ class EngineCore:
                 self._answer(reply, lambda: self.handles.fork(handle, self._runner.fork))
 
     def _open(self, message: Open) -> None:
-        stream, opening = message.stream, message.opening
+        outbox = message.stream.outbox
         try:
-            kv = self._redeem(opening)
-            committed = [*(kv.tokens if kv is not None else ()), *opening.token_ids]
-            self._memory.check_fits(len(committed))
+            session = self._make_session(message)
         except OutriderError as error:
-            self._deliver([stream.outbox.announce(error)])
+            self._deliver([outbox.announce(error)])
             return
-        now = self._clock()
-        if not self.sessions:
-            self._idle.restart(now)
-        session = Session(stream.id, opening, committed, self._settings.limits, stream.outbox, now)
-        session.idle_before = self._idle.until(now)
-        session.kv = kv
-        if opening.lookup and self._settings.lookup:
-            session.lookup = LookupCandidates(committed, self._lookup_acceptance, opening.task)
         self.sessions[session.id] = session
         self._memory.resume(sorted(self.sessions.values(), key=seniority))
         cached = session.kv.length if session.kv is not None else 0
         opened = Opened(self._settings.replica, self._settings.incarnation, cached)
-        self._deliver([stream.outbox.announce(opened)])
+        self._deliver([outbox.announce(opened)])
         self._count()
+
+    def _make_session(self, message: Open) -> Session:
+        stream, opening, now = message.stream, message.opening, self._clock()
+        held = opening.kv_handle.length if opening.kv_handle is not None else 0
+        self._memory.check_fits(held + len(opening.token_ids))
+        kv = self._redeem(opening)
+        committed = [*(kv.tokens if kv is not None else ()), *opening.token_ids]
+        if not self.sessions:
+            self._idle.restart(now)
+        session = Session(stream.id, opening, committed, self._settings.limits, stream.outbox, now)
+        session.kv = kv
+        session.idle_before = self._idle.until(now)
+        if opening.lookup and self._settings.lookup:
+            session.lookup = LookupCandidates(committed, self._lookup_acceptance, opening.task)
+        return session
 
     def _redeem(self, opening: OpenVerify) -> SequenceKv | None:
         if opening.kv_handle is None:
@@ -197,7 +203,6 @@ class EngineCore:
 
     def _publish(self, result: StepResult) -> None:
         """Send the verdicts first, then learn from the step."""
-        self._checked = False
         times = result.timings
         idle = self._idle.step(times.start, times.end)
         verdicts = [verdict_of(outcome, result, self._idle.total) for outcome in result.outcomes]
@@ -214,17 +219,15 @@ class EngineCore:
         self._count()
 
     def _rest(self) -> float | None:
-        """Nothing to do: sweep leases and check the page accounts, once."""
-        self.handles.expire(self._wall_clock())
-        if not self._checked and not self.sessions:
-            self._runner.pool.check_integrity(self._owners())
-            self._checked = True
+        """Nothing to do: sweep leases and, when no session is left, check the page accounts once."""
+        if self.handles.expire(self._wall_clock()):
             self._count()
+        if not self.sessions and self._unchecked_since is not None:
+            if self._clock() - self._unchecked_since < SWEEP_SECONDS:
+                return SWEEP_SECONDS
+            self._runner.pool.check_integrity(self.handles.sequences())
+            self._unchecked_since = None
         return SWEEP_SECONDS if len(self.handles) else None
-
-    def _owners(self) -> Iterator[SequenceKv]:
-        yield from self.handles.sequences()
-        yield from (session.kv for session in self.sessions.values() if session.kv is not None)
 
     def _count(self) -> None:
         pages = self.statistics

@@ -15,16 +15,14 @@ from outrider.messages import ModelInfo
 from outrider.process import in_thread, pin_cpus, run_service
 from outrider.serving import GrpcServer
 from outrider.telemetry.instruments import VerifyInstruments
-from outrider.v1 import verify_pb2, verify_pb2_grpc
 from verify_service.core import CoreSettings, EngineCore
 from verify_service.cost_model import CostModel
 from verify_service.engine import VerifyEngine
 from verify_service.measure import measure_costs
-from verify_service.servicer import VerifyServicer
+from verify_service.servicer import SERVICE, VerifyServicer
 from verify_service.session import Limits
 
 logger = get_logger(__name__)
-SERVICE = verify_pb2.DESCRIPTOR.services_by_name["VerifyService"].full_name
 
 
 async def run(config: VerifyConfig) -> None:
@@ -94,7 +92,7 @@ async def _build(config: VerifyConfig, server: GrpcServer) -> VerifyReplica:
     info = describe(config, target, config.name or server.endpoint)
     engine = make_engine(config, target, info)
     servicer = VerifyServicer(engine, info, target.tokenizer)
-    verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server.server)  # type: ignore[no-untyped-call]
+    servicer.register(server.server)
     engine.start()
     return VerifyReplica(engine)
 

@@ -45,12 +45,11 @@ class Patience:
         """Tokens per second of the session; 0 while nothing is known."""
         return self._tokens / self._seconds if self._seconds else 0.0
 
-    @property
-    def usual(self) -> float:
-        """Seconds after a verdict by which a block is there as a rule; 0 when none can be expected."""
-        if self.turnaround is None or self.expired:
-            return 0.0
-        return min(self.turnaround + SPREAD * self.deviation, self.max_seconds)
+    def remaining(self, waited: float) -> float | None:
+        """Seconds until a block should come when none came in `waited`; None: none is expected any more."""
+        if self.turnaround is None or self.expired or waited >= self._longest():
+            return None
+        return max(self.turnaround - waited, self.deviation)
 
     def gain(self, expected_now: float) -> float:
         """Tokens that a complete tree would bring beyond those to be had at once."""
@@ -100,4 +99,8 @@ class Patience:
         pays_until = self.gain(expected_now) / self.rate
         if self.turnaround * 2**self.expired >= pays_until:
             return 0.0
-        return min(pays_until, self.turnaround + SPREAD * self.deviation, self.max_seconds)
+        return min(pays_until, self._longest())
+
+    def _longest(self) -> float:
+        """The latest that a block comes as a rule, within the limit."""
+        return min((self.turnaround or 0.0) + SPREAD * self.deviation, self.max_seconds)

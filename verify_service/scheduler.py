@@ -65,9 +65,9 @@ def plan_step(sessions: Sequence[Session], now: float, cost: CostModel, max_toke
     runnable = [session for session in sessions if session.runnable]
     if not any(session.may_start(now) for session in runnable):
         return Plan([], min((session.deadline for session in runnable), default=None))
-    until = hold_until(runnable, now)
-    if until is not None:
-        return Plan([], until)
+    wait = hold(runnable, now)
+    if wait is not None:
+        return Plan([], now + wait)
     going = [s for s in runnable if s.may_start(now) or s.policy is not VerifyPolicy.SEQUENTIAL]
     prefills = [session for session in going if session.uncomputed > 1]
     decodes = sorted((s for s in going if s.uncomputed == 1), key=_last_verdict)[:max_tokens]
@@ -78,21 +78,25 @@ def plan_step(sessions: Sequence[Session], now: float, cost: CostModel, max_toke
     return Plan(works + list(_chunks(prefills, room)))
 
 
-def hold_until(runnable: Sequence[Session], now: float) -> float | None:
-    """When the block is due for which the step should wait; None: start now. Prompts are not held up."""
+def hold(runnable: Sequence[Session], now: float) -> float | None:
+    """Seconds to wait for blocks that are due before the step; None: start. Prompts are not held up."""
     if any(session.uncomputed > 1 for session in runnable):
         return None
+    dues = ((session.block_due(now), session.gain) for session in runnable)
     rate = sum(session.patience.rate for session in runnable)
-    gain = 0.0
-    for session in sorted((s for s in runnable if now < s.due and not s.may_start(now)), key=_due):
-        gain += session.gain
-        if gain > rate * (session.due - now):
-            return session.due
+    gains = 0.0
+    for due, gain in sorted((due, gain) for due, gain in dues if due is not None):
+        gains += gain
+        if gains > rate * due:
+            return due
     return None
 
 
 def add_nodes(works: Sequence[Work], cost: CostModel, room: int) -> None:
-    """Give the works the nodes, at most `room`, with which the step commits most tokens per second."""
+    """Give the works the nodes, at most `room`, with which the step commits most tokens per second.
+
+    T counts the works and their nodes; prompts fill what is left of the step afterwards.
+    """
     streams = [_reaches(work) for work in works]
     picks: list[tuple[float, Work, Node]] = []
     base, expected = len(works), float(len(works))
@@ -125,10 +129,6 @@ def _reaches(work: Work) -> Iterator[tuple[float, Work, Node]]:
 
 def _minus_reach(pick: tuple[float, Work, Node]) -> float:
     return -pick[0]
-
-
-def _due(session: Session) -> float:
-    return session.due
 
 
 def _last_verdict(session: Session) -> float:

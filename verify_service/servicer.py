@@ -18,6 +18,7 @@ from verify_service.admission import check_open
 from verify_service.engine import VerifyEngine
 from verify_service.mailbox import Closed, Stream
 
+SERVICE: str = verify_pb2.DESCRIPTOR.services_by_name["VerifyService"].full_name
 Requests = AsyncIterator[verify_pb2.VerifyRequest]
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -29,6 +30,10 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         self._engine = engine
         self._info = info
         self._tokenizer = tokenizer
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Serve on `server`."""
+        verify_pb2_grpc.add_VerifyServiceServicer_to_server(self, server)  # type: ignore[no-untyped-call]
 
     async def Verify(self, request_iterator: Requests, context: Context) -> None:  # noqa: N802
         """One session, until it is closed, the requests end, or the call is cancelled."""

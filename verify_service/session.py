@@ -86,8 +86,6 @@ class Session:
         """The engine's idle seconds up to the last verdict."""
         self.deadline = now
         """Waits for a ready block until then."""
-        self.due = now
-        """When a ready block is there as a rule."""
         self.gain = 0.0
         """Tokens that a complete tree would bring beyond those at hand."""
         self.ready = False
@@ -115,6 +113,10 @@ class Session:
     def may_start(self, now: float) -> bool:
         """True when waiting for candidates no longer pays; prefill never waits."""
         return self.ready or now >= self.deadline or self.uncomputed > 1
+
+    def block_due(self, now: float) -> float | None:
+        """Seconds until a ready block should come; None when it is there or none is expected."""
+        return None if self.may_start(now) else self.patience.remaining(now - self.last_verdict)
 
     def eligible_nodes(self) -> Iterator[Node]:
         """The nodes worth verifying, most likely first, parents before children, at most `max_nodes`."""
@@ -181,7 +183,8 @@ class Session:
 
     def started(self, now: float) -> None:
         """A step with this session begins."""
-        if not self.ready and self.last_verdict < self.deadline <= now:
+        unanswered = self.tree.committed_length in self._unanswered
+        if unanswered and self.last_verdict < self.deadline <= now:
             self.patience.ran_out()
 
     def pause(self) -> None:
@@ -199,7 +202,6 @@ class Session:
     def _set_deadline(self, expected_now: float) -> None:
         wait = 0.0 if self.ready else self.patience.wait(self.policy, expected_now)
         self.deadline = self.last_verdict + wait
-        self.due = self.last_verdict + self.patience.usual
         self.gain = self.patience.gain(expected_now)
 
     def _cut(self, tokens: Sequence[int]) -> tuple[list[int], FinishReason]:

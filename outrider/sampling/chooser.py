@@ -77,7 +77,8 @@ def rank(
     rankings = dict(zip(greedy, _rank_greedy(logits[greedy], count), strict=True)) if greedy else {}
     rivals = min(max(count, _RIVALS), logits.shape[1])
     for indices, found in _sampled_leaders(logits, rows, sampled, slopes, rivals, count):
-        ranked = _rank_sampled(found, [slopes[index] for index in indices], count)
+        temperatures = [rows[index].params.temperature for index in indices]
+        ranked = _rank_sampled(found, [slopes[index] for index in indices], temperatures, count)
         rankings.update(zip(indices, ranked, strict=True))
     return [rankings[index] for index in range(len(rows))]
 
@@ -113,16 +114,20 @@ def _sampled_leaders(
     whole = [index for index in sampled if not truncates(rows[index].params)]
     if whole:
         keys, scale = _draws(rows, slopes, whole, logits.device)
-        part = logits if len(whole) == len(rows) else logits[whole]
-        yield whole, leaders(part, scale, keys, count, sure)
+        yield whole, leaders(_part(logits, whole), scale, keys, count, sure)
     cut = [index for index in sampled if truncates(rows[index].params)]
-    for left in kept(logits[cut], [rows[index].params for index in cut]) if cut else ():
+    for left in kept(_part(logits, cut), [rows[index].params for index in cut]) if cut else ():
         indices = [cut[place] for place in left.rows.tolist()]
         keys, scale = _draws(rows, slopes, indices, logits.device)
         if left.tokens.shape[1] <= _SHORT:
             yield indices, leaders_among(left.tokens, left.logits, scale, keys, count)
         else:
             yield indices, leaders(left.spread(logits.shape[1]), scale, keys, count, sure)
+
+
+def _part(logits: Tensor, indices: Sequence[int]) -> Tensor:
+    """Some rows, in order; no copy when that is all of them."""
+    return logits if len(indices) == len(logits) else logits[indices]
 
 
 def _draws(
@@ -145,26 +150,30 @@ def _rank_greedy(logits: Tensor, count: int) -> list[Ranking]:
     ]
 
 
-def _rank_sampled(found: Leaders, slopes: Sequence[float], count: int) -> list[Ranking]:
-    """Rank by score; the confidence is the share of exp(score / 1.5) among the leaders.
+def _rank_sampled(
+    found: Leaders, slopes: Sequence[float], temperatures: list[float], count: int
+) -> list[Ranking]:
+    """Rank by score; the confidence is a token's share of exp(score / flatness) among the leaders.
 
     The noise is known, so the draft's probability alone says little: what decides is how far the rivals'
-    scores are. On a trained pair the share at 1.5 predicted acceptance about as well as any feature tried
-    (margin to the best rival, entropy, draft probability, pairs of them) and was nearly calibrated as is.
+    scores are, measured by the draft's error, which a low temperature magnifies. On a trained pair this
+    share predicted acceptance about as well as any feature tried (margin to the best rival, entropy,
+    draft probability, pairs of them), and was nearly calibrated as it is.
     """
-    shares = (found.scores / _FLATNESS).softmax(-1)[:, :count].tolist()
-    winners = _winners(found, slopes).tolist()
-    return [
-        Ranking(
-            tokens[: len(kept_shares)], [bucket(share, greedy=False) for share in kept_shares], tuple(firsts)
-        )
-        for tokens, kept_shares, firsts in zip(
-            found.tokens[:, :count].tolist(),
-            [[share for share in row if share > 0.0] for row in shares],
-            winners,
-            strict=True,
-        )
-    ]
+    flatness = torch.tensor([_FLATNESS / min(temperature, 1.0) for temperature in temperatures])
+    shares = (found.scores / flatness.to(found.scores)[:, None]).softmax(-1)
+    rankings = []
+    for tokens, scores, row_shares, winners in zip(
+        found.tokens[:, :count].tolist(),
+        found.scores[:, :count].tolist(),
+        shares.tolist(),
+        _winners(found, slopes).tolist(),
+        strict=True,
+    ):
+        left = len(scores) - scores.count(-torch.inf)
+        buckets = [bucket(share, greedy=False) for share in row_shares[:left]]
+        rankings.append(Ranking(tokens[:left], buckets, tuple(winners)))
+    return rankings
 
 
 def _winners(found: Leaders, slopes: Sequence[float]) -> Tensor:

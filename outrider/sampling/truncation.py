@@ -1,8 +1,9 @@
 """top-k, top-p and min-p, in that order, as a short list of the tokens that stay.
 
 Tokens are ordered by logit, and equal logits by token id, highest first: one order for every batch
-shape. Ties follow transformers: all tokens equal to the k-th stay; among equal tokens at the edge of the
-nucleus, low ids go first. Probabilities are summed as integers, so that no sum depends on its order.
+shape. Ties follow transformers (with a stable sort): all tokens equal to the k-th stay; among equal tokens
+at the edge of the nucleus, low ids go first. Probabilities are summed as integers, so that no sum depends
+on its order.
 
 Shapes: N rows, V vocabulary, C listed candidates of a row.
 """
@@ -96,7 +97,7 @@ def _list(rows: Tensor, logits: Tensor, limits: _Limits, listed: int) -> Iterato
         complete &= (limits.top_k[:, 0] == logits.shape[1]) | (values[:, -1] < _lowest(values, limits)[:, 0])
     if complete.any():
         stays = stays[complete]
-        width = int(stays.sum(-1).max())
+        width = max(int(stays.sum(-1).max()), 1)  # 0 when every logit is -inf or NaN
         left = values[complete].masked_fill(~stays, -torch.inf)
         yield Kept(rows[complete], tokens[complete][:, :width], left[:, :width])
     if not complete.all():
@@ -123,7 +124,7 @@ def _lowest(values: Tensor, limits: _Limits) -> Tensor:
 
 def _weights(logits: Tensor, highest: Tensor, temperature: Tensor) -> Tensor:
     """Unnormalised probabilities as integers, 2^40 for the most likely token."""
-    return (((logits - highest) / temperature).exp() * _WEIGHT).long()
+    return (logits - highest).div_(temperature).exp_().mul_(_WEIGHT).long()
 
 
 def _in_order(top: torch.return_types.topk) -> Tensor:

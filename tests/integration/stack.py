@@ -8,7 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.integration import fake_drafts
-from tests.integration.client import Client, verify_info
+from tests.integration.client import Client, eventually, verify_info
 from tests.integration.cluster import DEMO_DRAFT, DEMO_TARGET, Cluster, Process
 from tests.integration.hostile_draft import HostileDraft
 
@@ -50,13 +50,16 @@ class DemoStack:
                 settings["draft"] = self.draft(kind)
             if kind == "hostile":  # a refused attack must not keep the next one out
                 settings |= {"breaker_failures": 1_000_000, "draft_open_timeout_ms": 200}
-            self._orchestrators[kind] = self.cluster.serve("orchestrator", **settings).wait_ready()
+            process = self.cluster.serve("orchestrator", **settings).wait_ready()
+            drafts = 0 if kind == "none" else 1
+            client = Client(process.endpoint)
+            eventually(lambda: client.info().draft_replicas == drafts, f"{drafts} draft replicas are known")
+            self._orchestrators[kind], self._clients[kind] = process, client
         return self._orchestrators[kind]
 
     def client(self, kind: str = "real") -> Client:
         """A client of the orchestrator that uses drafts of a kind."""
-        if kind not in self._clients:
-            self._clients[kind] = Client(self.orchestrator(kind).endpoint)
+        self.orchestrator(kind)
         return self._clients[kind]
 
     def _start_draft(self, kind: str) -> str:

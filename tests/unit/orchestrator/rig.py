@@ -44,7 +44,7 @@ class Answer:
 
 
 class Rig:
-    """Replicas, orchestrator and client; `async with` starts and stops them and checks that nothing is left."""
+    """Replicas, orchestrator and client; `async with` starts, stops, and checks that nothing is left."""
 
     def __init__(self, *replicas: FakeReplica, **settings: Any) -> None:
         self.replicas = replicas
@@ -107,16 +107,16 @@ class Rig:
     async def until(self, condition: Callable[[], bool], seconds: float = 10.0) -> None:
         """Let the event loop turn until the condition holds."""
         async with asyncio.timeout(seconds):
-            while not condition():
+            while not condition():  # noqa: ASYNC110 - no one event says it
                 await asyncio.sleep(0.002)
 
     async def generate(
-        self, prompt: Sequence[int] = PROMPT, timeout: float | None = 20.0, **fields: Any
+        self, prompt: Sequence[int] = PROMPT, deadline: float | None = 20.0, **fields: Any
     ) -> Answer:
         """Run one request to its end; raises the OutriderError that the status stands for."""
         answer = Answer()
         try:
-            async for response in self.stub.Generate(request(prompt, **fields), timeout=timeout):
+            async for response in self.stub.Generate(request(prompt, **fields), timeout=deadline):
                 answer.add(response)
         except grpc.aio.AioRpcError as error:
             raise error_of(error) from None

@@ -18,6 +18,7 @@ class Clock:
     now = 100.0
 
     def __call__(self) -> float:
+        """The time."""
         return self.now
 
 
@@ -65,7 +66,6 @@ def test_full_queue_refuses_with_a_time() -> None:
         for _ in range(50):
             async with admission.slot(200.0):
                 clock.now += 4.0
-                clock.now -= 0.0
             clock.now = 100.0
         async with admission.slot(200.0):
             with pytest.raises(Overloaded) as caught:

@@ -16,7 +16,7 @@ from tests.unit.orchestrator.rig import run
 )
 def test_bad_addresses_name_their_setting(text: str) -> None:
     """An address that does not parse stops the process with the setting's name."""
-    with pytest.raises(ConfigError, match="^verify: "):
+    with pytest.raises(ConfigError, match=r"^verify: "):
         Address.parse("verify", text)
 
 

@@ -37,8 +37,8 @@ def test_right_drafts_are_accepted(mode: int) -> None:
         async with Rig(verify, draft) as rig:
             answer = await rig.generate(mode=mode)
             statistics = answer.completes[0].speculation
-            assert statistics.steps < 20
-            assert statistics.accepted == verify.accepted >= 25
+            assert statistics.steps <= 25
+            assert statistics.accepted == verify.accepted >= 15
             assert statistics.verified == verify.verified
             assert statistics.drafted >= statistics.accepted
             assert statistics.acceptance_length == pytest.approx(40 / statistics.steps)

@@ -365,7 +365,7 @@ def test_progress_restores_patience() -> None:
 
 
 def test_full_replicas_are_asked_again_when_they_said() -> None:
-    """After the first refusal another replica is tried at once, then the wait is what the replica asked for."""
+    """After the first refusal another replica is tried at once, then after the time it asked for."""
     machine = session()
     machine.start(0.0)
     first = only(machine.handle_event(VerifyFailed(1, Overloaded("full", 3.0), "v:1"), 0.0), ConnectVerify)

@@ -186,7 +186,7 @@ def test_stop_strings_do_not_depend_on_grouping(text: str, stops: list[str], siz
 
 
 def test_pieces_are_whole_tokens() -> None:
-    """A token whose end may begin a stop string is held back whole; the cut token counts when it begins before."""
+    """A token whose end may begin a stop string is held back whole; a cut one counts if it begins before."""
     stops = StopStrings(["!!"])
     assert stops.push(Piece(1, "ab!")) == Piece(0, "")
     assert stops.push(Piece(1, "c")) == Piece(2, "ab!c")

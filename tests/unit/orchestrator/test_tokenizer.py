@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from orchestrator.tokenizer import ChatMessage, TextTokenizer
-from outrider.errors import InvalidRequest
+from outrider.errors import InternalError, InvalidRequest
 from tests.unit.orchestrator.test_text import byte_level
 
 TEMPLATE = """
@@ -68,11 +68,19 @@ def test_template_that_refuses_names_the_messages(template: str) -> None:
 def test_template_helpers() -> None:
     """Templates find what Hugging Face gives them: tojson without HTML escapes, dates, loop controls."""
     chat = tokenizer(
-        "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{{ m.content | tojson }}{% endfor %}"
+        "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}"
+        "{{ m.content | tojson }}{% endfor %}"
         "{{ strftime_now('%Y') | length }}"
     )
     tokens = chat.encode_chat([ChatMessage("user", "<é>"), ChatMessage("user", "no")])
     assert chat.decode(tokens) == '"<é>"4'
+
+
+def test_unreadable_files() -> None:
+    """A tokenizer that cannot be read is an error; a template that does not parse is left out."""
+    with pytest.raises(InternalError, match="tokenizer"):
+        TextTokenizer(b"{}")
+    assert not tokenizer("{% for %}").has_chat_template
 
 
 def test_chat_needs_a_template() -> None:

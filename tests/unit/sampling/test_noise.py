@@ -106,3 +106,11 @@ def test_tables_made_under_inference_mode_serve_outside_of_it() -> None:
     with torch.inference_mode():
         inside = gumbel(1, 2, torch.arange(4))
     assert torch.equal(inside.clone(), gumbel(1, 2, torch.arange(4)))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_draws_the_same_bits() -> None:
+    """Draft and target may run on different devices."""
+    keys, tokens = row_keys([5, 6], [7, 8]), torch.arange(200_000).expand(2, -1)
+    assert torch.equal(gumbel_rows(keys.cuda(), tokens.cuda()).cpu(), gumbel_rows(keys, tokens))

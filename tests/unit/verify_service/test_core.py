@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from outrider.errors import OutOfPages, StaleHandle
+from outrider.errors import InternalError, OutOfPages, StaleHandle
 from outrider.messages import FinishReason, Opened, SamplingParams, TokenBlock, Verdict, VerifyPolicy
 from tests.unit.verify_service.fakes import (
     LIMITS,
@@ -198,7 +198,19 @@ def test_closing_returns_pages_at_once() -> None:
         bench.close(stream)
     bench.core.turn([Close(decoding)])
     assert bench.core.statistics.used == 0
+
+
+def test_a_quiet_engine_checks_its_accounts_and_sleeps() -> None:
+    """A second after the last session; a page that nobody owns is an internal error."""
+    bench = Bench()
+    bench.close(bench.open(opening((1, 2, 3))))
+    bench.clock.now += bench.core.turn([])
     assert bench.core.turn([]) is None
+    bench.close(bench.open(opening((1, 2, 3))))
+    bench.runner.pool.allocate(1)
+    bench.clock.now += bench.core.turn([])
+    with pytest.raises(InternalError):
+        bench.core.turn([])
 
 
 def test_a_kept_sequence_is_continued_without_computing_it_again() -> None:

@@ -95,3 +95,13 @@ def test_a_sequential_session_gives_up_on_a_dead_draft() -> None:
 def test_no_speculation_no_wait() -> None:
     """Policy OFF never waits."""
     assert learned().wait(OFF, expected_now=1.0) == 0.0
+
+
+def test_a_block_that_is_late_is_expected_a_little_longer() -> None:
+    """First the usual time, then the usual deviation, then not any more."""
+    patience = Patience(max_seconds=1.0)
+    assert patience.remaining(0.0) is None
+    patience.answered(0.1)
+    assert patience.remaining(0.02) == pytest.approx(0.08)
+    assert patience.remaining(0.2) == pytest.approx(0.05)
+    assert patience.remaining(0.26) is None

@@ -10,6 +10,7 @@ import pytest
 from outrider.messages import SamplingParams, VerifyPolicy
 from tests.unit.verify_service.fakes import FLAT, LINEAR, block, chain_block, make_session
 from verify_service.cost_model import CostModel
+from verify_service.patience import Patience
 from verify_service.scheduler import Plan, plan_step
 from verify_service.session import Session
 
@@ -151,21 +152,25 @@ def test_a_step_that_starts_takes_waiting_sessions_along() -> None:
 
 
 def waiting(session_id: int, due: float, gain: float) -> Session:
-    """A session that makes ten tokens a second and expects a block."""
+    """A session that makes ten tokens a second and, at 5.0, expects a block at `due` (0: none)."""
     session = make_session(session_id)
+    session.patience = Patience(max_seconds=9.0)
     session.patience.stepped(10, 1.0)
-    session.deadline = session.due = due
+    session.last_verdict = 4.9
+    if due:
+        session.patience.answered(due - 4.9)
+        session.deadline = 6.0
     session.gain = gain
     return session
 
 
 def test_a_step_is_held_for_blocks_that_are_due_soon() -> None:
-    """While they bring more than all sessions make until then, nearest first; not after they are due."""
+    """While they bring more than all sessions make until then, counted from the nearest on."""
     sessions = [waiting(1, 0.0, 0.0), waiting(2, 5.1, 5.0), waiting(3, 5.2, 5.0)]
-    assert plan_step(sessions, 5.0, FLAT, 64) == Plan([], 5.1)
+    assert plan_step(sessions, 5.0, FLAT, 64).until == pytest.approx(5.1)
     sessions[1].gain = 2.0
-    assert plan_step(sessions, 5.0, FLAT, 64) == Plan([], 5.2)
-    assert len(plan_step(sessions, 5.3, FLAT, 64).works) == 3
+    assert plan_step(sessions, 5.0, FLAT, 64).until == pytest.approx(5.2)
+    assert len(plan_step(sessions, 6.0, FLAT, 64).works) == 3
 
 
 def test_a_step_is_not_held_for_what_comes_late_or_brings_little() -> None:

@@ -32,7 +32,7 @@ from tests.unit.verify_service.fakes import (
 from verify_service.core import CoreSettings, EngineCore
 from verify_service.cost_model import CostModel
 from verify_service.engine import VerifyEngine
-from verify_service.servicer import VerifyServicer
+from verify_service.servicer import SERVICE, VerifyServicer
 
 INFO = ModelInfo(
     model="fake",
@@ -76,11 +76,9 @@ async def serving(runner: FakeRunner | None = None, max_pending: int = 8) -> Asy
         max_pending_verdicts=max_pending,
         on_failure=lambda: failures.append("failed"),
     )
-    server = GrpcServer(VerifyConfig(), ["outrider.v1.VerifyService"])
+    server = GrpcServer(VerifyConfig(), [SERVICE])
     tokenizer = TokenizerFiles(b"{}", "template", {"bos_token": "<s>"}, True)
-    verify_pb2_grpc.add_VerifyServiceServicer_to_server(
-        VerifyServicer(engine, INFO, tokenizer), server.server
-    )
+    VerifyServicer(engine, INFO, tokenizer).register(server.server)
     port = await server.start()
     await server.set_serving(True)
     engine.start()

@@ -1,0 +1,132 @@
+"""The process: what stops it at the start, how fast it starts, what it says about itself."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client import CollectorRegistry
+
+from orchestrator.main import SERVICE, Orchestrator
+from outrider.channels import open_channel
+from outrider.config import OrchestratorConfig
+from outrider.errors import ConfigError
+from outrider.serving import GrpcServer
+from outrider.telemetry.instruments import OrchestratorInstruments
+from tests.fakes import FakeVerify
+from tests.unit.orchestrator.rig import Rig, run
+
+
+def build(**settings: object) -> Orchestrator:
+    """An orchestrator that is not started."""
+    return Orchestrator(OrchestratorConfig(**settings), OrchestratorInstruments(CollectorRegistry()))
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [({}, "verify"), ({"verify": ("here",)}, "verify"), ({"verify": ("a:1",), "draft": ("dns:b",)}, "draft")],
+)
+def test_bad_settings_stop_the_process(settings: dict[str, object], named: str) -> None:
+    """A setting that cannot work is named before anything is served."""
+    with pytest.raises(ConfigError, match=named):
+        build(**settings)
+
+
+def test_no_torch_and_a_quick_start() -> None:
+    """Importing the orchestrator loads neither torch nor the tokenizer libraries."""
+    code = "import orchestrator.main, sys; print([m for m in sys.modules if m in %r])"
+    heavy = ("torch", "transformers", "tokenizers", "jinja2")
+    result = subprocess.run(
+        [sys.executable, "-c", code % (heavy,)], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "[]"
+
+
+def test_not_serving_until_a_verify_replica_is_known() -> None:
+    """The orchestrator starts without any replica and is ready when the first verify replica appears."""
+
+    async def scenario() -> None:
+        verify = FakeVerify()
+        endpoint = await verify.start()
+        await verify.kill()
+        server = GrpcServer(OrchestratorConfig(port=0), [SERVICE])
+        await server.start()
+        starting = asyncio.create_task(build(verify=(endpoint,), discovery_seconds=0.1).start(server))
+        await asyncio.wait({starting}, timeout=0.3)
+        assert not starting.done()
+        await verify.restart()
+        orchestrator = await starting
+        await orchestrator.close()
+        await server.stop()
+        await verify.kill()
+
+    run(scenario)
+
+
+def test_health_follows_the_verify_replicas() -> None:
+    """Health is NOT_SERVING while no verify replica answers, and SERVING again afterwards."""
+
+    async def scenario() -> None:
+        async with Rig(verify := FakeVerify()) as rig, open_channel(rig.server.endpoint) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+
+            async def becomes(status: int) -> None:
+                async for answer in health.Watch(health_pb2.HealthCheckRequest(service=SERVICE)):
+                    if answer.status == status:
+                        return
+
+            await becomes(health_pb2.HealthCheckResponse.SERVING)
+            await verify.kill()
+            await becomes(health_pb2.HealthCheckResponse.NOT_SERVING)
+            await verify.restart()
+            await becomes(health_pb2.HealthCheckResponse.SERVING)
+
+    run(scenario)
+
+
+def test_replaced_model_is_taken_up() -> None:
+    """When the last verify replica with the old model is gone, the new model is served."""
+
+    async def scenario() -> None:
+        async with Rig(verify := FakeVerify()) as rig:
+            await verify.kill()
+            await rig.until(lambda: rig.fleet.pools["verify"].find(verify.endpoint).missed_probes > 0)
+            verify.info = replace(verify.info, model="newer")
+            await verify.restart()
+            await rig.until(lambda: rig.fleet.served.info.model == "newer")
+            await rig.generate(model="newer")
+
+    run(scenario)
+
+
+def test_replica_taken_from_the_file_ends_no_session(tmp_path: Path) -> None:
+    """A replica that is no longer listed gets no new sessions; those it has go on."""
+
+    async def scenario() -> None:
+        verifies = FakeVerify(), FakeVerify()
+        endpoints = [await verify.start() for verify in verifies]
+        file = tmp_path / "replicas"
+        file.write_text("".join(f"verify {endpoint}\n" for endpoint in endpoints))
+        async with Rig(replicas_file=str(file)) as rig:
+            await rig.until(lambda: len(rig.fleet.pools["verify"].usable(0.0)) == 2)
+            for verify in verifies:
+                verify.hold.clear()
+            asking = asyncio.create_task(rig.generate())
+            await rig.until(lambda: any(verify.sessions for verify in verifies))
+            busy = 0 if verifies[0].sessions else 1
+            file.write_text(f"verify {endpoints[1 - busy]}\n")
+            await rig.until(lambda: len(list(rig.fleet.pools["verify"])) == 1)
+            for verify in verifies:
+                verify.hold.set()
+            assert (await asking).completes[0].speculation.verify_losses == 0
+            await rig.generate()
+            assert len(verifies[1 - busy].openings) == 1
+        for verify in verifies:
+            await verify.kill()
+
+    run(scenario)

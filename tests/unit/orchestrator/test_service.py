@@ -1,0 +1,244 @@
+"""The public service as a client sees it: text, stop strings, statuses, tokens at the edge, spans."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from orchestrator.auth import BearerAuth, read_tokens
+from orchestrator.main import SERVICE
+from outrider.channels import error_of, open_channel
+from outrider.config import ServiceConfig
+from outrider.errors import ConfigError, InvalidRequest, Unauthenticated, UnknownModel
+from outrider.serving import GrpcServer
+from outrider.telemetry import spans
+from outrider.v1 import generation_pb2, generation_pb2_grpc, tokens_pb2
+from tests.fakes import FakeDraft, FakeVerify, continuation
+from tests.unit.orchestrator.rig import AUTO, OFF, PROMPT, SEQUENTIAL, Rig, run
+from tests.unit.orchestrator.test_text import byte_level
+from tests.unit.orchestrator.test_tokenizer import TEMPLATE
+
+
+def text_verify(**files: Any) -> FakeVerify:
+    """A verify replica whose model has a byte-level tokenizer."""
+    data = byte_level()._tokenizer.to_str().encode()
+    return FakeVerify(tokenizer_json=data, special_tokens={"bos_token": "<s>"}, **files)
+
+
+@pytest.mark.parametrize("mode", [AUTO, SEQUENTIAL, OFF])
+def test_text_is_streamed(mode: int) -> None:
+    """A text prompt is answered with the text of the target's tokens."""
+
+    async def scenario() -> None:
+        tokenizer = byte_level()
+        async with Rig(text_verify(), FakeDraft()) as rig:
+            answer = await rig.generate(text="def f():", mode=mode)
+            prompt = tokenizer.encode("def f():")
+            assert answer.tokens[0] == continuation(prompt, 40)
+            assert answer.text[0] == tokenizer.decode(answer.tokens[0])
+            assert answer.completes[0].usage.prompt_tokens == len(prompt)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("mode", [AUTO, SEQUENTIAL, OFF])
+def test_stop_string_ends_the_stream(mode: int) -> None:
+    """The text is cut before the stop string, the sessions are closed, the completion says which it was."""
+
+    async def scenario() -> None:
+        tokenizer = byte_level()
+        expected = continuation(PROMPT, 400)
+        text = tokenizer.decode(expected)
+        pairs = ((at, text[at : at + 2]) for at in range(30, 100))
+        at, stop = next((at, pair) for at, pair in pairs if pair.isascii() and text.find(pair) == at)
+        needed = next(n for n in range(400) if stop in tokenizer.decode(expected[:n]))
+        async with Rig(text_verify(), FakeDraft()) as rig:
+            answer = await rig.generate(mode=mode, stop=["never seen", stop], max_tokens=400)
+            complete = answer.completes[0]
+            assert answer.text[0] == text[:at]
+            assert (complete.finish_reason, complete.stop) == (tokens_pb2.FINISH_REASON_STOP, stop)
+            assert complete.usage.completion_tokens == needed
+
+    run(scenario)
+
+
+def test_stop_string_wins_over_the_length() -> None:
+    """A stop string completed by the very last token is the reason, not the length."""
+
+    async def scenario() -> None:
+        text = byte_level().decode(continuation(PROMPT, 10))
+        async with Rig(text_verify()) as rig:
+            answer = await rig.generate(stop=[text[-2:]], max_tokens=10)
+            assert answer.text[0] == text[:-2]
+            assert answer.completes[0].finish_reason == tokens_pb2.FINISH_REASON_STOP
+
+    run(scenario)
+
+
+def test_chat_uses_the_models_template() -> None:
+    """A conversation is rendered with the template that the verify replica hands over."""
+
+    async def scenario() -> None:
+        verify = text_verify(chat_template=TEMPLATE)
+        async with Rig(verify) as rig:
+            chat = generation_pb2.Chat(messages=[generation_pb2.ChatMessage(role="user", content="hi")])
+            await rig.generate(chat=chat)
+            assert byte_level().decode(verify.openings[0].token_ids) == "user: hi\nassistant:"
+            info = await rig.stub.GetModelInfo(generation_pb2.GetModelInfoRequest())
+            assert info.chat_prompts
+            assert info.text_prompts
+
+    run(scenario)
+
+
+def test_model_info() -> None:
+    """GetModelInfo says what is served, by how many replicas, and which prompts can be used."""
+
+    async def scenario() -> None:
+        async with Rig(FakeVerify(), FakeVerify(), FakeDraft()) as rig:
+            await rig.until(lambda: len(rig.fleet.pools["verify"].usable(0.0)) == 2)
+            info = await rig.stub.GetModelInfo(generation_pb2.GetModelInfoRequest())
+            assert (info.target.model, info.verify_replicas, info.draft_replicas) == ("fake", 2, 1)
+            assert not info.text_prompts
+
+    run(scenario)
+
+
+def test_bad_requests_are_counted_and_harm_nothing() -> None:
+    """A wrong field comes back named, an unknown model as NOT_FOUND; the next request works."""
+
+    async def scenario() -> None:
+        async with Rig(FakeVerify()) as rig:
+            with pytest.raises(InvalidRequest) as caught:
+                await rig.generate(top_p=2.0)
+            assert caught.value.field == "sampling.top_p"
+            with pytest.raises(UnknownModel):
+                await rig.generate(model="gpt-5")
+            assert rig.metric("requests_rejected_total", reason="INVALID_REQUEST") == 1
+            assert rig.metric("requests_rejected_total", reason="UNKNOWN_MODEL") == 1
+            assert (await rig.generate()).tokens[0] == continuation(PROMPT, 40)
+
+    run(scenario)
+
+
+def test_bearer_tokens(tmp_path: Any) -> None:
+    """With a tokens file, calls need one of its tokens; health needs none."""
+    file = tmp_path / "tokens"
+    file.write_text("first\n\n second \n")
+
+    async def scenario() -> None:
+        server = GrpcServer(
+            ServiceConfig(host="127.0.0.1"), [SERVICE], [BearerAuth(SERVICE, read_tokens(str(file)))]
+        )
+        await server.start()
+        await server.set_serving(True)
+        async with open_channel(server.endpoint) as channel:
+            assert await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+            stub = generation_pb2_grpc.GenerationServiceStub(channel)
+            for header in ("", "second", "Basic second", "Bearer", "Bearer third", "Bearer secondx"):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await stub.GetModelInfo(
+                        generation_pb2.GetModelInfoRequest(), metadata=(("authorization", header),)
+                    )
+                assert isinstance(error_of(caught.value), Unauthenticated)
+            for header in ("Bearer first", "bearer second"):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await stub.GetModelInfo(
+                        generation_pb2.GetModelInfoRequest(), metadata=(("authorization", header),)
+                    )
+                assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        await server.stop()
+
+    run(scenario)
+
+
+def test_tokens_file_must_have_tokens(tmp_path: Any) -> None:
+    """A missing or empty tokens file stops the process instead of opening the door."""
+    (tmp_path / "empty").write_text("\n")
+    for name in ("empty", "missing"):
+        with pytest.raises(ConfigError, match="auth_tokens_file"):
+            read_tokens(str(tmp_path / name))
+
+
+@pytest.fixture
+def exporter() -> Any:
+    """Spans of this process, in memory."""
+    memory = InMemorySpanExporter()
+    spans.use_processor("orchestrator", "test", SimpleSpanProcessor(memory))
+    yield memory
+    spans.shutdown_tracing()
+
+
+def test_one_span_per_step(exporter: InMemorySpanExporter) -> None:
+    """A sampled request has a root span below the caller's, a prefill, and a span per verdict."""
+
+    async def scenario() -> None:
+        verify = FakeVerify(patience=1.0)
+        async with Rig(verify, FakeDraft()) as rig:
+            call = rig.stub.Generate(
+                generation_pb2.GenerateRequest(
+                    token_ids=tokens_pb2.TokenIds(ids=PROMPT),
+                    sampling=tokens_pb2.SamplingParams(max_tokens=20),
+                ),
+                metadata=(("traceparent", f"00-{7:032x}-{9:016x}-01"),),
+            )
+            answer = [response async for response in call]
+            await rig.quiet()
+            steps = answer[-1].complete.speculation.steps
+        found = {span.name: span for span in exporter.get_finished_spans()}
+        root, prefill = found["text_completion fake"], found["prefill"]
+        assert root.context.trace_id == 7
+        assert root.parent.span_id == 9
+        assert root.attributes["gen_ai.usage.output_tokens"] == 20
+        assert list(root.attributes["gen_ai.response.finish_reasons"]) == ["length"]
+        assert prefill.parent.span_id == root.context.span_id
+        traceparent = verify.openings[0].traceparent
+        spans_of_steps = [span for span in exporter.get_finished_spans() if span.name == "speculation.step"]
+        assert len(spans_of_steps) == steps
+        for number, span in enumerate(spans_of_steps, 1):
+            assert span.context.span_id == spans.step_span_id(traceparent, number)
+            assert span.parent.span_id == root.context.span_id
+            assert span.attributes["outrider.step.forward_us"] == 100
+            assert span.attributes["outrider.step.wire_us"] >= 0
+            assert span.start_time <= span.end_time
+        accepted = sum(span.attributes["outrider.step.accepted"] for span in spans_of_steps)
+        assert accepted == answer[-1].complete.speculation.accepted
+
+    run(scenario)
+
+
+def test_failed_request_has_an_error_span(exporter: InMemorySpanExporter) -> None:
+    """The root span of a request that failed or was cancelled says so."""
+
+    async def scenario() -> None:
+        async with Rig(verify := FakeVerify()) as rig:
+            verify.hold.clear()
+            asking = asyncio.create_task(rig.generate())
+            await rig.until(lambda: verify.sessions == 1)
+            asking.cancel()
+            await rig.quiet()
+            verify.hold.set()
+        (root,) = [span for span in exporter.get_finished_spans() if span.name.startswith("text_completion")]
+        assert root.status.description == "CANCELLED"
+
+    run(scenario)
+
+
+def test_continuations_have_spans_of_their_own(exporter: InMemorySpanExporter) -> None:
+    """With n = 2 the second continuation's steps hang below its own span, so that step ids never meet."""
+
+    async def scenario() -> None:
+        async with Rig(verify := FakeVerify()) as rig:
+            await rig.generate(n=2, temperature=1.0, max_tokens=5)
+        first, second = (opening.traceparent for opening in verify.openings)
+        assert first != second
+        ids = [span.context.span_id for span in exporter.get_finished_spans()]
+        assert len(ids) == len(set(ids)) == 1 + 1 + 2 * (5 + 1)
+
+    run(scenario)
