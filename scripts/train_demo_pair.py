@@ -1,6 +1,7 @@
 """Train a demo pair: a small Llama-style target, and a draft distilled from it.
 
-    python scripts/train_demo_pair.py --out out/pair --minutes 55 --draft-minutes 9 --threads 2
+    python scripts/train_demo_pair.py --out out/pair --minutes 55 --draft-minutes 60 --threads 2
+    python scripts/train_demo_pair.py --out out/pair --from-target models/demo/target --draft-minutes 60
 
 The data is the source of the Python standard library that runs this, with 40 files held out. One
 byte-level BPE tokenizer serves both models. Muon trains the matrices of the layers, AdamW the rest.
@@ -43,7 +44,7 @@ class Shape:
 
 SHAPES = {
     "small": Shape(hidden=256, layers=6, mlp=704, heads=4, kv_heads=2),
-    "draft": Shape(hidden=128, layers=2, mlp=352, heads=2, kv_heads=1),
+    "draft": Shape(hidden=192, layers=2, mlp=512, heads=3, kv_heads=1),
     "tiny": Shape(hidden=64, layers=1, mlp=128, heads=1, kv_heads=1),
 }
 
@@ -93,10 +94,13 @@ class Data:
     held_out: torch.Tensor
 
 
-def read_data(files: int, vocabulary_size: int) -> Data:
-    """Read the sources, train the tokenizer on them and encode them."""
+def read_data(files: int, vocabulary_size: int, from_target: Path | None) -> Data:
+    """Read the sources, take the target's tokenizer or train one on them, and encode them."""
     training_texts, held_out_texts = read_sources(files)
-    tokenizer = train_tokenizer(training_texts, vocabulary_size)
+    if from_target is not None:
+        tokenizer = Tokenizer.from_file(str(from_target / "tokenizer.json"))
+    else:
+        tokenizer = train_tokenizer(training_texts, vocabulary_size)
     data = Data(tokenizer, encode(tokenizer, training_texts), encode(tokenizer, held_out_texts))
     files_read = f"{len(training_texts)} files and {len(held_out_texts)} held out"
     print(f"{files_read}, {len(data.training) / 1e6:.1f} M tokens")
@@ -245,7 +249,8 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, required=True, help="folder for target/ and draft/")
     parser.add_argument("--minutes", type=float, default=55.0, help="training time of the target")
-    parser.add_argument("--draft-minutes", type=float, default=9.0, help="training time of the draft")
+    parser.add_argument("--draft-minutes", type=float, default=60.0, help="training time of the draft")
+    parser.add_argument("--from-target", type=Path, help="folder of a target to distil from, not to train")
     parser.add_argument("--target", choices=SHAPES, default="small", help="shape of the target")
     parser.add_argument("--draft", choices=SHAPES, default="draft", help="shape of the draft")
     parser.add_argument("--vocabulary", type=int, default=4096, help="entries of the tokenizer")
@@ -267,6 +272,17 @@ def train_and_judge(
     print(f"{name}: held-out loss {loss:.3f}, perplexity {math.exp(loss):.1f}, top-1 {top_1:.3f}")
 
 
+def make_target(data: Data, flags: argparse.Namespace) -> LlamaForCausalLM:
+    """The target: loaded when there is one, else trained."""
+    if flags.from_target is not None:
+        return (
+            LlamaForCausalLM.from_pretrained(flags.from_target, dtype=torch.float32).to(flags.device).eval()
+        )
+    target = build(SHAPES[flags.target], data.tokenizer.get_vocab_size(), flags.device)
+    train_and_judge("target", target, language_loss, flags.minutes, data, flags)
+    return target
+
+
 def print_acceptance(target: LlamaForCausalLM, draft: LlamaForCausalLM, data: Data, device: str) -> None:
     """Print how often the draft's choice is the target's, at three temperatures."""
     starts = [index * len(data.held_out) // ACCEPTANCE_PROMPTS for index in range(ACCEPTANCE_PROMPTS)]
@@ -280,10 +296,9 @@ def main() -> None:
     flags = parse()
     torch.set_num_threads(flags.threads)
     torch.manual_seed(0)
-    data = read_data(flags.files, flags.vocabulary)
-    target = build(SHAPES[flags.target], data.tokenizer.get_vocab_size(), flags.device)
+    data = read_data(flags.files, flags.vocabulary, flags.from_target)
+    target = make_target(data, flags)
     draft = build(SHAPES[flags.draft], data.tokenizer.get_vocab_size(), flags.device)
-    train_and_judge("target", target, language_loss, flags.minutes, data, flags)
     train_and_judge("draft", draft, distillation_loss(target), flags.draft_minutes, data, flags)
     print_acceptance(target, draft, data, flags.device)
     save(target, data.tokenizer, flags.out / "target")

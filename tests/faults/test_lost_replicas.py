@@ -10,12 +10,21 @@ from typing import Any
 
 import pytest
 
-from tests.integration.client import AUTO, Client, Generation, collect, eventually, request, verify_info
+from tests.integration.client import (
+    AUTO,
+    Client,
+    Generation,
+    collect,
+    draft_info,
+    eventually,
+    request,
+    verify_info,
+)
 from tests.integration.cluster import DEMO_DRAFT, DEMO_TARGET, Cluster, Process
 from tests.integration.collector import environment
 from tests.integration.reference import assert_same
 
-TOKENS = 200
+TOKENS = 300
 SAMPLERS: list[dict[str, Any]] = [{}, {"temperature": 1.0}]
 
 
@@ -27,6 +36,11 @@ class Pair:
     verify: list[Process]
     draft: Process
     client: Client
+
+    def kill_draft(self) -> None:
+        """Kill the draft once it has opened the running session."""
+        eventually(lambda: draft_info(self.draft.endpoint).sessions == 1, "the draft takes part")
+        self.draft.kill()
 
     def serving(self) -> Process:
         """The verify replica that runs a session now."""
@@ -71,10 +85,10 @@ def test_a_draft_killed_mid_sentence_costs_no_token(pair, reference, prompts, sa
     """The request goes on without its draft; a restarted draft serves the next one."""
     prompt = prompts(5)[4]
     expected = pair.client.generate(prompt, max_tokens=TOKENS, **sampler).tokens
-    generation = broken_after(pair.client, prompt, pair.draft.kill, **sampler)
+    generation = broken_after(pair.client, prompt, pair.kill_draft, **sampler)
+    pair.draft = pair.cluster.restart(pair.draft)
     assert_same(reference, prompt, expected, generation.tokens)
     assert generation.statistics.draft_losses == 1
-    pair.draft = pair.cluster.restart(pair.draft)
 
     def drafted_again() -> bool:
         return pair.client.generate(prompt, max_tokens=24).statistics.draft_micros > 0
@@ -110,9 +124,9 @@ def test_a_verify_replica_killed_mid_sentence_costs_no_token(pair, reference, pr
         lost[0].kill()
 
     generation = broken_after(pair.client, prompt, kill, **sampler)
+    pair.verify[pair.verify.index(lost[0])] = pair.cluster.restart(lost[0])
     assert_same(reference, prompt, expected, generation.tokens)
     assert generation.statistics.verify_losses == 1
-    pair.verify[pair.verify.index(lost[0])] = pair.cluster.restart(lost[0])
     eventually(lambda: pair.client.info().verify_replicas == 2, "the restarted replica is back")
 
 

@@ -142,12 +142,16 @@ def draft_stub(endpoint: str) -> draft_pb2_grpc.DraftServiceStub:
 
 def verify_info(endpoint: str) -> tokens_pb2.ModelInfo:
     """What a verify replica serves now."""
-    return verify_stub(endpoint).GetModelInfo(verify_pb2.VerifyServiceGetModelInfoRequest(), timeout=10).info
+    with grpc.insecure_channel(endpoint) as channel:
+        stub = verify_pb2_grpc.VerifyServiceStub(channel)
+        return stub.GetModelInfo(verify_pb2.VerifyServiceGetModelInfoRequest(), timeout=10).info
 
 
 def draft_info(endpoint: str) -> tokens_pb2.ModelInfo:
     """What a draft replica serves now."""
-    return draft_stub(endpoint).GetModelInfo(draft_pb2.DraftServiceGetModelInfoRequest(), timeout=10).info
+    with grpc.insecure_channel(endpoint) as channel:
+        stub = draft_pb2_grpc.DraftServiceStub(channel)
+        return stub.GetModelInfo(draft_pb2.DraftServiceGetModelInfoRequest(), timeout=10).info
 
 
 def details(error: grpc.RpcError) -> dict[str, Any]:

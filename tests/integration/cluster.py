@@ -125,7 +125,8 @@ class Cluster:
 
         A setting becomes a flag; a tuple repeats it, True and False become --flag and --no-flag.
         """
-        settings = {"port": 0, "metrics_port": 0, "log_format": "json", **settings}
+        always = {"port": 0, "metrics_port": 0, "log_format": "json", "parent_pid": os.getpid()}
+        settings = {**always, **settings}
         return self.launch("serve", service, *flags(settings))
 
     def restart(self, process: Process) -> Process:

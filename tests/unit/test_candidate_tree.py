@@ -1,4 +1,4 @@
-"""The candidate tree: where late blocks land, what a commit keeps, and that nothing is ever lost or doubled."""
+"""The candidate tree: where late blocks land, what a commit keeps, and that nothing is lost or doubled."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from outrider.messages import TokenBlock
 
 
 def block(first_id: int, *nodes: tuple[int, int, float]) -> TokenBlock:
+    """A block of (parent, token, acceptance) nodes."""
     parents, tokens, acceptances = zip(*nodes, strict=True)
     return TokenBlock(first_id, parents, tokens, acceptances)
 
