@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from draft_service.calibration import TaskCalibration
-from draft_service.drafters.base import Candidate, Proposal
+from draft_service.drafters.base import Candidate, Proposal, Source
 from draft_service.pace import Pace
 from outrider.candidate_tree import CandidateTree, Node, Rerooted
 from outrider.messages import FinishReason, OpenDraft, TokenBlock, Verdict
 
-MIN_REACH = 0.015
+MIN_REACH = 0.004
 """Nodes that the target's walk reaches less likely than this are neither sent nor expanded."""
 ROOT = -1
 """Stands for the last committed token where node ids are keys."""
@@ -146,8 +146,7 @@ class DraftSession:
 
     def forget_expansions(self) -> None:
         """What was computed is gone: every node counts as unexpanded."""
-        for below in self._below.values():
-            below.expanded = False
+        self._below = {ROOT: _Below()}
         self._rebuild_frontier()
 
     @property
@@ -170,7 +169,9 @@ class DraftSession:
         )
 
     def _propose(self, parent: Node | None, candidate: Candidate) -> Node | None:
-        self._at(parent).ranked.append(candidate)
+        ranked = self._at(parent).ranked
+        if candidate.source is Source.MODEL or not _recalled(candidate.token, ranked):
+            ranked.append(candidate)
         return self._admit(parent, candidate)
 
     def _admit(self, parent: Node | None, candidate: Candidate) -> Node | None:
@@ -273,6 +274,11 @@ class DraftSession:
             below = self._below.get(_key(node))
             for candidate in below.ranked if below is not None else ():
                 self._admit(node, candidate)
+
+
+def _recalled(token: int, ranked: Sequence[Candidate]) -> bool:
+    """True when a lookup has proposed the token here before: it repeats itself at every commit."""
+    return any(candidate.token == token and candidate.source is Source.LOOKUP for candidate in ranked)
 
 
 def _key(node: Node | None) -> int:

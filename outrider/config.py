@@ -91,8 +91,8 @@ class DraftConfig(EngineConfig):
         "", description="Folder or hub id of the tokenizer, for kind=lookup; empty: accept any target."
     )
     expansions: Positive = Field(8, description="Most nodes expanded in one draft forward.")
-    children: Positive = Field(4, description="Most children proposed below one node.")
-    max_nodes: Positive = Field(128, description="Most live nodes of one session's tree.")
+    children: Positive = Field(8, description="Most children proposed below one node.")
+    max_nodes: Positive = Field(256, description="Most live nodes of one session's tree.")
     max_depth: Positive = Field(24, description="Deepest node below the last committed token.")
     max_pending_blocks: Positive = Field(
         64, description="Blocks a slow reader may leave unread before its session pauses."

@@ -95,21 +95,21 @@ def test_a_shared_beginning_is_not_computed_again(loaded):
     assert outbox.cached_length == 4
 
 
-def test_out_of_pages_suspends_a_session_and_it_comes_back(loaded):
-    """What was computed is computed again when there is room, and is right again."""
-    rig = Rig(loaded, num_pages=9, max_nodes=12)
+def test_out_of_pages_suspends_the_newest_session_and_it_comes_back(loaded):
+    """The older one goes on; when it is gone, the other is computed anew."""
+    rig = Rig(loaded, num_pages=6, max_nodes=8)
+    rig.runner.checking = False
     old, _ = rig.open(request(PROMPT))
-    new, _ = rig.open(request(PROMPT[::-1]))
+    new, _ = rig.open(request((*PROMPT[::-1], 40, 41, 42, 43)))
     rig.run(60)
-    session = rig.engine._entries[new].session
-    assert session.suspended
+    older, newer = (rig.engine._entries[key].session for key in (old, new))
+    assert (older.suspended, newer.suspended) == (False, True)
     rig.check_pages()
     rig.engine.close(old)
-    before = rig.runner.checked
-    rig.engine.verdict(new, verdict(8, 7))
+    rig.engine.verdict(new, verdict(12, 7))
     rig.run(3)
-    assert not session.suspended
-    assert rig.runner.checked > before
+    assert not newer.suspended
+    assert len(newer.tree)
 
 
 def test_a_sequence_that_does_not_fit_is_refused(loaded):

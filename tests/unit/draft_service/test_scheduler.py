@@ -47,7 +47,7 @@ def test_ready_when_a_draft_step_costs_more_tokens_than_it_brings():
     held = session()
     held.commit(verdict(3, 7, step=1), now=0.0)
     held.commit(verdict(4, 8, step=2), now=0.010)  # 1 token in 10 ms: 100 tokens per second
-    held.grow(held.take(), proposal((10, 40)))  # its expansion is worth 0.4 * 0.5 = 0.2 tokens
+    held.grow(held.take(), proposal((10, 80)))  # worth 0.8 * 0.5 = 0.4 tokens, half of it now
     assert not is_ready(held, 8, step_seconds=0.001)
     assert is_ready(held, 8, step_seconds=0.003)
 

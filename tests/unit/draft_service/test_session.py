@@ -39,9 +39,9 @@ def test_nodes_are_expanded_by_reach():
 def test_unlikely_candidates_are_not_sent_until_a_commit_brings_them_nearer():
     """A child that was too unlikely becomes a node, without another expansion, when its parent is chosen."""
     held = session()
-    expand(held, (10, 60), (11, 2))
+    expand(held, (10, 60), (11, 1))
     expand(held, token=10)
-    expand(held, (20, 50), token=11)  # reach 0.01
+    expand(held, (20, 30), token=11)  # reach 0.003
     assert held.next_block(False).tokens == (10, 11)
     held.commit(verdict(3, 11), now=0.0)
     assert held.next_block(False).tokens == (20,)
@@ -164,6 +164,17 @@ def test_forgotten_expansions_start_at_the_root_again():
     expand(held, (10, 60))
     expand(held, (20, 90), token=10)
     assert not held.has_unsent
+
+
+def test_a_lookup_that_repeats_itself_is_learned_from_once():
+    """It proposes the rest of the same passage at every commit."""
+    calibration = FixedCalibration()
+    held = session(calibration=calibration)
+    held.grow(None, Proposal([Candidate(10, Source.LOOKUP, 80, 0), Candidate(11, Source.LOOKUP, 80, 0, 0)]))
+    held.commit(verdict(3, 10), now=0.0)
+    held.grow(None, Proposal([Candidate(11, Source.LOOKUP, 80, 0)]))
+    held.commit(verdict(4, 11, step=2), now=0.1)
+    assert calibration.observed[-1] == ([11], 11)
 
 
 def test_a_finished_session_grows_no_more():
