@@ -97,7 +97,7 @@ def test_a_shared_beginning_is_not_computed_again(loaded):
 
 def test_out_of_pages_suspends_the_newest_session_and_it_comes_back(loaded):
     """The older one goes on; when it is gone, the other is computed anew."""
-    rig = Rig(loaded, num_pages=6, max_nodes=8)
+    rig = Rig(loaded, num_pages=6, max_nodes=8, children=4)
     rig.runner.checking = False
     old, _ = rig.open(request(PROMPT))
     new, _ = rig.open(request((*PROMPT[::-1], 40, 41, 42, 43)))
