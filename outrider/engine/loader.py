@@ -18,7 +18,7 @@ from transformers.utils import logging as transformers_logging
 from outrider.engine.check import TOLERANCE, check_paged, run_plain
 from outrider.engine.loaded_model import Geometry, LoadedModel
 from outrider.engine.packed_linear import pack_linears
-from outrider.engine.tokenizer_files import TokenizerFiles, load_tokenizer, vocabulary_hash
+from outrider.engine.tokenizer_files import TokenizerFiles, check_place, load_tokenizer, vocabulary_hash
 from outrider.errors import ModelError
 
 __all__ = ["Geometry", "LoadedModel", "TokenizerFiles", "load_model", "load_tokenizer", "vocabulary_hash"]
@@ -48,6 +48,7 @@ def load_model(
     say = progress or (lambda _: None)
     if not model:
         raise ModelError("model: not set; give a folder with config.json and weights, or a hub id")
+    check_place(model)
     torch.set_num_threads(threads)
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     place = _device(device)

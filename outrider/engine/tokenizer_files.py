@@ -12,6 +12,9 @@ from tokenizers import Tokenizer
 
 from outrider.errors import ModelError
 
+OLDER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+"""Any of these means a tokenizer from before `tokenizer.json`."""
+
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
@@ -27,12 +30,13 @@ class TokenizerFiles:
 
 
 def load_tokenizer(model: str) -> TokenizerFiles | None:
-    """The tokenizer of a model folder or hub id; None when it has no `tokenizer.json`.
+    """The tokenizer of a model folder or hub id, converted from an older format if need be; None without one.
 
     Raises:
         ModelError: a file is there and cannot be read.
     """
-    tokenizer_json = _file(model, "tokenizer.json")
+    check_place(model)
+    tokenizer_json = _file(model, "tokenizer.json") or _converted(model)
     if tokenizer_json is None:
         return None
     settings = _json_file(model, "tokenizer_config.json")
@@ -50,6 +54,16 @@ def load_tokenizer(model: str) -> TokenizerFiles | None:
     )
 
 
+def check_place(model: str) -> None:
+    """Refuse a path that is no folder, before anything takes it for a hub id.
+
+    Raises:
+        ModelError: `model` is written as a path, and there is no such folder.
+    """
+    if model.startswith(("/", "./", "../", "~")) and not Path(model).is_dir():
+        raise ModelError(f"model: there is no folder {model!r}; give a folder with config.json and weights")
+
+
 def vocabulary_hash(tokenizer_json: bytes | None, vocabulary_size: int) -> str:
     """What draft and target must agree on: the text of every token id.
 
@@ -61,6 +75,22 @@ def vocabulary_hash(tokenizer_json: bytes | None, vocabulary_size: int) -> str:
     vocabulary = Tokenizer.from_str(tokenizer_json.decode()).get_vocab(with_added_tokens=True)
     listing = json.dumps(sorted(vocabulary.items()), ensure_ascii=True, separators=(",", ":"))
     return "tokens:" + hashlib.sha256(listing.encode()).hexdigest()[:32]
+
+
+def _converted(model: str) -> bytes | None:
+    """A tokenizer.json made from the files that came before it; None when there are none."""
+    if not any(_file(model, name) is not None for name in OLDER_FILES):
+        return None
+    from transformers import AutoTokenizer  # slow to import, and needed for old formats alone
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model)
+    except (OSError, ValueError, ImportError) as error:
+        raise ModelError(
+            f"model: the tokenizer of {model!r} cannot be read ({_first_line(error)})"
+        ) from error
+    backend: Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
+    return backend.to_str().encode() if backend is not None else None
 
 
 def _file(model: str, name: str) -> bytes | None:

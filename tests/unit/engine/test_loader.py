@@ -101,7 +101,11 @@ def test_other_kinds_of_model_are_refused(folder_of: Folders, kind: str, reason:
 
 @pytest.mark.parametrize(
     ("model", "reason"),
-    [("", "not set"), ("/nowhere/at-all", "cannot be loaded .* give a folder")],
+    [
+        ("", "not set"),
+        ("/nowhere/at-all", "no folder .* give a folder"),
+        ("no such id", "cannot be loaded .* give a folder"),
+    ],
 )
 def test_a_missing_model_is_refused(model: str, reason: str) -> None:
     """No folder and no hub id is one sentence, not a traceback."""

@@ -82,3 +82,25 @@ def test_another_token_is_another_vocabulary(folder: Path) -> None:
 def test_without_tokenizer_only_the_size_counts() -> None:
     """It is all there is to compare."""
     assert vocabulary_hash(None, 300) == "size:300"
+
+
+def test_an_older_format_is_converted(folder: Path, tmp_path: Path) -> None:
+    """vocab.json and merges.txt, as GPT-2 came with, give the same ids as the tokenizer.json made of them."""
+    older = tmp_path / "older"
+    older.mkdir()
+    Tokenizer.from_file(str(folder / "tokenizer.json")).model.save(str(older))
+    (older / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer"}))
+    files = load_tokenizer(str(older))
+    assert files is not None
+    text = "a scout rides ahead"
+    newer = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text, add_special_tokens=False).ids
+    assert (
+        Tokenizer.from_str(files.tokenizer_json.decode()).encode(text, add_special_tokens=False).ids == newer
+    )
+
+
+@pytest.mark.parametrize("place", ["/nowhere", "./nowhere", "../nowhere", "~nobody/model"])
+def test_a_path_to_nothing_is_not_taken_for_a_hub_id(place: str) -> None:
+    """The sentence names the folder that is missing."""
+    with pytest.raises(ModelError, match="there is no folder"):
+        load_tokenizer(place)
