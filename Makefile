@@ -2,7 +2,7 @@
 # make test: lint, unit and integration tests. Both need Python 3.11 or newer and what pip brings.
 
 PYTHON ?= python3
-PYTEST := .venv/bin/python -m pytest
+PYTEST := PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/python -m pytest
 INSTALLED := .venv/.installed
 
 .PHONY: help demo test test-slow install lint format protos docs clean
