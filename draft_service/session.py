@@ -18,7 +18,7 @@ from draft_service.pace import Pace
 from outrider.candidate_tree import CandidateTree, Node, Rerooted
 from outrider.messages import FinishReason, OpenDraft, TokenBlock, Verdict
 
-MIN_REACH = 0.004
+MIN_REACH = 0.01
 """Nodes that the target's walk reaches less likely than this are neither sent nor expanded."""
 ROOT = -1
 """Stands for the last committed token where node ids are keys."""

@@ -14,7 +14,6 @@ from outrider.logs import get_logger
 from outrider.process import run_service
 from outrider.serving import GrpcServer
 from outrider.telemetry.instruments import OrchestratorInstruments
-from outrider.telemetry.spans import configure_tracing
 from outrider.v1 import generation_pb2_grpc
 
 logger = get_logger(__name__)
@@ -97,5 +96,4 @@ async def run(config: OrchestratorConfig) -> None:
     interceptors = (
         [BearerAuth(SERVICE, read_tokens(config.auth_tokens_file))] if config.auth_tokens_file else []
     )
-    configure_tracing("orchestrator", config.name or f"{config.host}:{config.port}")
     await run_service("orchestrator", config, [SERVICE], orchestrator.start, interceptors)
