@@ -121,12 +121,12 @@ def check_open(request: OpenDraft, info: ModelInfo) -> None:
             f"vocabulary_hash: the target's is {request.vocabulary_hash!r} and that of draft model "
             f"{info.model!r} is {info.vocabulary_hash!r}; use a draft with the target's tokenizer"
         )
-    check_tokens("open.token_ids", request.token_ids, info.vocabulary_size)
+    check_tokens("token_ids", request.token_ids, info.vocabulary_size)
     length = len(request.token_ids)
     if not 1 <= request.prompt_length <= length:
-        raise InvalidRequest("open.prompt_length", f"must be 1 to {length}, not {request.prompt_length}")
+        raise InvalidRequest("prompt_length", f"must be 1 to {length}, not {request.prompt_length}")
     if request.first_node_id >= MAX_NODE_ID:
-        raise InvalidRequest("open.first_node_id", f"must be below 2**62, not {request.first_node_id}")
+        raise InvalidRequest("first_node_id", f"must be below 2**62, not {request.first_node_id}")
     for token in request.sampling.logit_bias:
         if token >= info.vocabulary_size:
             raise InvalidRequest(f"sampling.logit_bias[{token}]", _outside(token, info.vocabulary_size))

@@ -97,8 +97,9 @@ class Fleet:
             await self._close_channels()
 
     async def ready(self) -> None:
-        """Wait until the first verify replica is known."""
-        while self.served is None:
+        """Wait until a verify replica is known and every replica listed so far has been probed once, so that
+        the first request already finds its draft."""
+        while self.served is None or any(pool.count(State.UNKNOWN, 0.0) for pool in self.pools.values()):
             await self._change.wait()
 
     def channel(self, kind: str, lease: Lease) -> grpc.aio.Channel:

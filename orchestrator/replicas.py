@@ -1,6 +1,6 @@
 """Which replicas of one kind there are, which can be used, and which one to use next.
 
-Pure decisions: `orchestrator.watch` probes replicas and reports what it sees, sessions report how their
+Pure decisions: `orchestrator.fleet` probes replicas and reports what it sees, sessions report how their
 streams ended, and time is passed in. A replica is usable when the last probe found it serving the right
 vocabulary and its circuit breaker lets it be tried:
 

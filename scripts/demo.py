@@ -143,7 +143,7 @@ def draw_timeline(endpoint: str) -> None:
         "-m",
         "outrider",
         "timeline",
-        "--target-endpoint",
+        "--endpoint",
         endpoint,
         "--max-tokens",
         str(TOKENS),

@@ -51,7 +51,7 @@ async def run_request(
     started = time.perf_counter()
     answer = Answer()
     async with open_channel(
-        arguments.target_endpoint,
+        arguments.endpoint,
         tls_ca=arguments.tls_ca,
         tls_cert=arguments.tls_cert,
         tls_key=arguments.tls_key,
@@ -62,7 +62,7 @@ async def run_request(
             async for response in call:
                 _take(answer, response, show)
         except grpc.aio.AioRpcError as error:
-            raise _explained(error, arguments.target_endpoint) from error
+            raise _explained(error, arguments.endpoint) from error
         finally:
             call.cancel()
     answer.seconds = time.perf_counter() - started

@@ -200,7 +200,7 @@ def _announce(ready: dict[str, Any]) -> None:
         print(json.dumps({**ready, "service": "up"}), flush=True)
         return
     print(f"\nready at {ready['endpoint']}    Ctrl-C stops")
-    print(f"try: outrider generate --target-endpoint {ready['endpoint']} 'def fibonacci(n):'\n", flush=True)
+    print(f"try: outrider generate --endpoint {ready['endpoint']} 'def fibonacci(n):'\n", flush=True)
 
 
 def _sentence(problem: str, status: int) -> str:

@@ -66,7 +66,7 @@ def add_connection_flags(parser: argparse.ArgumentParser) -> None:
     """Where to send it."""
     group = parser.add_argument_group("connection")
     group.add_argument(
-        "--target-endpoint",
+        "--endpoint",
         metavar="HOST:PORT",
         default=os.environ.get("OUTRIDER_ENDPOINT", "127.0.0.1:7700"),
         help="the orchestrator (environment OUTRIDER_ENDPOINT; default 127.0.0.1:7700)",

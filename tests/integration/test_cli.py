@@ -59,11 +59,11 @@ def test_up_serves_the_pair(up, reference, prompts):
 
 def test_generate_streams_text(up):
     """`outrider generate` prints the text of the continuation, and with --json its statistics."""
-    plain = outrider("generate", "--target-endpoint", up.endpoint, "--max-tokens", "16", "def main():\n")
+    plain = outrider("generate", "--endpoint", up.endpoint, "--max-tokens", "16", "def main():\n")
     assert plain.returncode == 0, plain.stderr
     assert plain.stdout.strip()
     detailed = outrider(
-        "generate", "--target-endpoint", up.endpoint, "--max-tokens", "16", "--json", "def main():\n"
+        "generate", "--endpoint", up.endpoint, "--max-tokens", "16", "--json", "def main():\n"
     )
     assert detailed.returncode == 0, detailed.stderr
     record = json.loads(detailed.stdout.strip().splitlines()[-1])
@@ -76,7 +76,7 @@ def test_timeline_draws_the_steps(up, tmp_path):
     for output in (picture, trace):
         done = outrider(
             "timeline",
-            "--target-endpoint",
+            "--endpoint",
             up.endpoint,
             "--max-tokens",
             "16",
@@ -122,7 +122,7 @@ def test_an_interrupt_stops_everything(own_cluster):
 
 def test_an_unreachable_endpoint_is_explained():
     """`outrider generate` against nothing fails with one sentence."""
-    done = outrider("generate", "--target-endpoint", "127.0.0.1:1", "hello")
+    done = outrider("generate", "--endpoint", "127.0.0.1:1", "hello")
     assert done.returncode != 0
     assert "127.0.0.1:1" in done.stderr
     assert "Traceback" not in done.stderr

@@ -178,7 +178,7 @@ def test_wrong_flags_are_one_sentence(
 
 def test_nobody_there_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     """A missing orchestrator is the most common mistake of a first try."""
-    assert main(["generate", "x", "--target-endpoint", "127.0.0.1:1"]) == 1
+    assert main(["generate", "x", "--endpoint", "127.0.0.1:1"]) == 1
     assert "cannot reach 127.0.0.1:1" in capsys.readouterr().err
 
 

@@ -130,11 +130,11 @@ def test_a_stream_that_goes_away_frees_its_session(leave):
 
 
 BAD_OPENINGS = {
-    "no tokens": (_opening(()), "open.token_ids"),
-    "a token outside": (_opening((1, 2, VOCABULARY)), "open.token_ids[2]"),
-    "no prompt": (_opening(prompt_length=0), "open.prompt_length"),
-    "prompt beyond the tokens": (_opening(prompt_length=4), "open.prompt_length"),
-    "node ids of the verify side": (_opening(first_node_id=2**62), "open.first_node_id"),
+    "no tokens": (_opening(()), "token_ids"),
+    "a token outside": (_opening((1, 2, VOCABULARY)), "token_ids[2]"),
+    "no prompt": (_opening(prompt_length=0), "prompt_length"),
+    "prompt beyond the tokens": (_opening(prompt_length=4), "prompt_length"),
+    "node ids of the verify side": (_opening(first_node_id=2**62), "first_node_id"),
     "a verdict first": (_verdict(3, 4), "open"),
     "nothing": (draft_pb2.DraftRequest(), "open"),
     "temperature": (

@@ -77,9 +77,6 @@ class Rig:
         self.fleet = self.orchestrator.fleet
         self.channel = open_channel(self.server.endpoint)
         self.stub = generation_pb2_grpc.GenerationServiceStub(self.channel)
-        await self.until(
-            lambda: all(r.info is not None or r.missed_probes for r in self.fleet.pools["draft"])
-        )
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:

@@ -18,7 +18,7 @@ from outrider.config import OrchestratorConfig
 from outrider.errors import ConfigError
 from outrider.serving import GrpcServer
 from outrider.telemetry.instruments import OrchestratorInstruments
-from tests.fakes import FakeVerify
+from tests.fakes import FakeDraft, FakeVerify
 from tests.unit.orchestrator.rig import Rig, run
 
 
@@ -45,6 +45,22 @@ def test_no_torch_and_a_quick_start() -> None:
         [sys.executable, "-c", code % (heavy,)], capture_output=True, text=True, check=True
     )
     assert result.stdout.strip() == "[]"
+
+
+def test_the_first_request_finds_its_draft() -> None:
+    """Ready means that every listed replica has been looked at, drafts too; a dead one holds nothing up."""
+
+    async def scenario() -> None:
+        dead = FakeDraft()
+        dead_endpoint = await dead.start()
+        await dead.kill()
+        draft = FakeDraft()
+        drafts = (await draft.start(), dead_endpoint)
+        async with Rig(FakeVerify(), draft=drafts) as rig:
+            assert [r.info is not None for r in rig.fleet.pools["draft"]] == [True, False]
+        await draft.kill()
+
+    run(scenario())
 
 
 def test_not_serving_until_a_verify_replica_is_known() -> None:
