@@ -51,16 +51,14 @@ def test_the_first_request_finds_its_draft() -> None:
     """Ready means that every listed replica has been looked at, drafts too; a dead one holds nothing up."""
 
     async def scenario() -> None:
-        dead = FakeDraft()
-        dead_endpoint = await dead.start()
+        draft, dead = FakeDraft(), FakeDraft()
+        drafts = (await draft.start(), await dead.start())
         await dead.kill()
-        draft = FakeDraft()
-        drafts = (await draft.start(), dead_endpoint)
         async with Rig(FakeVerify(), draft=drafts) as rig:
             assert [r.info is not None for r in rig.fleet.pools["draft"]] == [True, False]
         await draft.kill()
 
-    run(scenario())
+    run(scenario)
 
 
 def test_not_serving_until_a_verify_replica_is_known() -> None:
