@@ -24,8 +24,9 @@ from tests.integration.cluster import DEMO_DRAFT, DEMO_TARGET, Cluster, Process
 from tests.integration.collector import environment
 from tests.integration.reference import assert_same
 
-TOKENS = 300
-SAMPLERS: list[dict[str, Any]] = [{}, {"temperature": 1.0}]
+TOKENS = 1500
+"""Greedy text repeats itself and is committed six tokens a step: long enough to be broken in the middle."""
+SAMPLERS: list[dict[str, Any]] = [{"max_tokens": TOKENS}, {"max_tokens": 300, "temperature": 1.0}]
 
 
 @dataclass
@@ -71,7 +72,7 @@ def pair(tmp_path_factory, collector) -> Iterator[Pair]:
 
 def broken_after(client: Client, prompt, break_it, chunks: int = 3, **options: Any) -> Generation:
     """Generate, and break something once some chunks have come."""
-    call = client.stream(request(prompt, mode=AUTO, max_tokens=TOKENS, **options))
+    call = client.stream(request(prompt, mode=AUTO, **{"max_tokens": TOKENS, **options}))
     responses = []
     for response in call:
         responses.append(response)
@@ -84,7 +85,7 @@ def broken_after(client: Client, prompt, break_it, chunks: int = 3, **options: A
 def test_a_draft_killed_mid_sentence_costs_no_token(pair, reference, prompts, sampler):
     """The request goes on without its draft; a restarted draft serves the next one."""
     prompt = prompts(5)[4]
-    expected = pair.client.generate(prompt, max_tokens=TOKENS, **sampler).tokens
+    expected = pair.client.generate(prompt, **sampler).tokens
     generation = broken_after(pair.client, prompt, pair.kill_draft, **sampler)
     pair.draft = pair.cluster.restart(pair.draft)
     assert_same(reference, prompt, expected, generation.tokens)
@@ -116,7 +117,7 @@ def test_a_hanging_draft_costs_no_token(pair, reference, prompts):
 def test_a_verify_replica_killed_mid_sentence_costs_no_token(pair, reference, prompts, sampler):
     """The request moves to the other replica, which says what the first would have said."""
     prompt = prompts(6)[5]
-    expected = pair.client.generate(prompt, max_tokens=TOKENS, **sampler).tokens
+    expected = pair.client.generate(prompt, **sampler).tokens
     lost: list[Process] = []
 
     def kill() -> None:
