@@ -50,11 +50,16 @@ def children(pid: int) -> dict[str, int]:
 
 
 def test_up_serves_the_pair(up, reference, prompts):
-    """Once it is ready, the endpoint generates the target's tokens with drafts."""
+    """Once it is ready, the endpoint generates the target's tokens, and soon with drafts that are accepted."""
     prompt = prompts(2)[1]
-    generation = Client(up.endpoint).generate(prompt, max_tokens=24)
-    assert_same(reference, prompt, reference.greedy(prompt, 24), generation.tokens)
-    assert generation.statistics.accepted > 0
+    expected = reference.greedy(prompt, 24)
+
+    def accepted() -> bool:
+        generation = Client(up.endpoint).generate(prompt, max_tokens=24)
+        assert_same(reference, prompt, expected, generation.tokens)
+        return generation.statistics.accepted > 0
+
+    eventually(accepted, "a drafted token is accepted")
 
 
 def test_generate_streams_text(up):
