@@ -50,7 +50,7 @@ def children(pid: int) -> dict[str, int]:
 
 
 def test_up_serves_the_pair(up, reference, prompts):
-    """Once it is ready, the endpoint generates the target's tokens, and soon with drafts that are accepted."""
+    """Once it is ready, the endpoint generates the target's tokens, soon with drafts that are accepted."""
     prompt = prompts(2)[1]
     expected = reference.greedy(prompt, 24)
 
