@@ -14,6 +14,9 @@ OWN_WEIGHT = 0.1
 """How far one observation moves the estimate of the points around it."""
 OTHERS_WEIGHT = 0.05
 """How far it moves all others: a machine that slows down slows every step."""
+RETRY = 0.003
+"""How far, per step, the next larger point sinks towards the one that was run: one measured too slow at the
+start is tried again after some hundred steps, and one that is slow for good costs a dear step that often."""
 LARGEST_RATIO = 2.0
 """One observation counts at most as this many times its estimate: a pause is no trend."""
 
@@ -46,7 +49,14 @@ class CostModel:
         for point in range(len(self._measured)):
             weight = OWN_WEIGHT if point in own else OTHERS_WEIGHT
             self._measured[point] *= 1.0 + weight * (ratio - 1.0)
+        self._sink(max(own))
         self._monotone = _monotone(self._measured)
+
+    def _sink(self, run: int) -> None:
+        """Let the point above `run` look a little better than it was measured."""
+        above = run + 1
+        if above < len(self._measured):
+            self._measured[above] -= RETRY * max(self._measured[above] - self._measured[run], 0.0)
 
     def _place(self, tokens: int) -> tuple[int, float]:
         index = bisect_left(self._points, tokens)

@@ -37,7 +37,19 @@ def test_follows_a_machine_that_slows_down() -> None:
     for _ in range(100):
         cost.observe(8, 3.0)
     assert cost.seconds(8) == pytest.approx(3.0, rel=0.01)
-    assert cost.seconds(64) > 5.0
+    assert cost.seconds(64) > 4.5
+
+
+def test_a_size_measured_too_slow_is_tried_again() -> None:
+    """The next larger size sinks towards the one that runs, and one step of its own lifts it again."""
+    cost = CostModel([1, 4, 8], [1.0, 3.0, 4.0], 8)
+    for _ in range(500):
+        cost.observe(1, 1.0)
+    sunk = cost.seconds(4)
+    cost.observe(4, 3.0)
+    assert sunk < 1.5
+    assert cost.seconds(8) == pytest.approx(4.0, rel=0.1)
+    assert cost.seconds(4) > sunk
 
 
 def test_one_pause_hardly_counts() -> None:
