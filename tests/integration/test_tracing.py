@@ -42,13 +42,20 @@ class Trace:
         return root
 
 
-def complete_trace(collector: Collector, trace_id: str, steps: int) -> list[Span]:
-    """Wait for the root, all steps and their forwards, and some drafting."""
+def complete_trace(collector: Collector, trace_id: str, caller_span_id: str, steps: int) -> list[Span]:
+    """Wait for the root, all steps and their forwards, and the drafting that they link to.
+
+    Every service exports in batches of its own, in no order.
+    """
     wanted = {"prefill": 1, "speculation.step": steps, "verify.forward": steps, "draft.expand": 1}
 
     def complete() -> bool:
-        names = [span.name for span in collector.trace(trace_id)]
-        return all(names.count(name) >= count for name, count in wanted.items())
+        spans = collector.trace(trace_id)
+        names = [span.name for span in spans]
+        rooted = any(span.parent_id == caller_span_id for span in spans)
+        linked = {link for span in spans for link in span.links}
+        counted = all(names.count(name) >= count for name, count in wanted.items())
+        return rooted and counted and linked <= {span.span_id for span in spans}
 
     eventually(complete, f"a whole trace of {steps} steps")
     return collector.trace(trace_id)
@@ -61,8 +68,9 @@ def traced(demo, prompts, collector) -> Trace:
     generation = demo.client("real").generate(
         prompts(8)[7], mode=AUTO, max_tokens=48, traceparent=traceparent
     )
-    spans = complete_trace(collector, trace_id, generation.statistics.steps)
-    return Trace(generation, traceparent.split("-")[2], spans)
+    caller_span_id = traceparent.split("-")[2]
+    spans = complete_trace(collector, trace_id, caller_span_id, generation.statistics.steps)
+    return Trace(generation, caller_span_id, spans)
 
 
 def test_the_root_continues_the_callers_trace(traced):
