@@ -18,8 +18,14 @@ from draft_service.pace import Pace
 from outrider.candidate_tree import CandidateTree, Node, Rerooted
 from outrider.messages import FinishReason, OpenDraft, TokenBlock, Verdict
 
-MIN_REACH = 0.01
-"""Nodes that the target's walk reaches less likely than this are neither sent nor expanded."""
+FIRST_REACH = 0.01
+"""Nodes that the target's walk reaches less likely than this are neither sent nor expanded, until a verdict
+has told the price of a node."""
+LOOKAHEAD = 1 / 16
+"""Share of that price that is enough afterwards: the tree is for the rounds to come too, and what is
+unlikely now may be near then. Measured at a price of 0.2, see docs/performance.md."""
+LEAST_REACH = 0.005
+"""Not even where nodes cost the target nothing."""
 ROOT = -1
 """Stands for the last committed token where node ids are keys."""
 
@@ -72,6 +78,7 @@ class DraftSession:
         self.root_pending = limits.expands
         """The children of the last committed token have not been computed."""
         self._limits = limits
+        self._least_reach = FIRST_REACH
         self._end = _end_of(request)
         self._below: dict[int, _Below] = {ROOT: _Below()}
         self._frontier: list[tuple[float, int, Node]] = []
@@ -133,6 +140,7 @@ class DraftSession:
         """Re-root below the committed tokens and learn from them."""
         self.pace.observe(len(verdict.tokens), verdict.times.forward_us * 1e-6, now)
         self.step = verdict.step
+        self._least_reach = max(verdict.node_price * LOOKAHEAD, LEAST_REACH)
         self._learn(verdict.tokens)
         rerooted = self.tree.commit(list(verdict.tokens))
         self._rekey(rerooted, len(verdict.tokens))
@@ -153,6 +161,11 @@ class DraftSession:
     def has_unsent(self) -> bool:
         """True when nodes wait to be sent."""
         return bool(self._unsent)
+
+    @property
+    def unsent_depths(self) -> list[int]:
+        """Depths of the nodes that wait to be sent."""
+        return [node.depth for node in self._unsent]
 
     def next_block(self, ready: bool) -> TokenBlock:
         """The unsent nodes as a block; possibly none, to say ready."""
@@ -182,7 +195,7 @@ class DraftSession:
             return known
         acceptance = self.calibration.estimate(candidate)
         reach, depth = (parent.reach, parent.depth) if parent is not None else (1.0, 0)
-        if acceptance * reach < MIN_REACH or not self._allowed(depth + 1):
+        if acceptance * reach < self._least_reach or not self._allowed(depth + 1):
             return None
         if candidate.token in self._limits.end_tokens:
             return None
@@ -208,7 +221,7 @@ class DraftSession:
         """Put a node on the frontier if it can be expanded."""
         if (
             self._limits.expands
-            and node.reach >= MIN_REACH
+            and node.reach >= self._least_reach
             and self._is_expanded(_key(node.parent))
             and not self._is_expanded(node.id)
             and self._computable(node.depth)

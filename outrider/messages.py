@@ -157,6 +157,8 @@ class Verdict:
     logprobs: tuple[TokenLogprob, ...] = ()
     times: StepTimes = StepTimes()
     finish_reason: FinishReason = FinishReason.NONE
+    node_price: float = 0.0
+    """Expected tokens that a node has to bring to be worth verifying at present."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,6 +102,7 @@ def verdict_to_pb(verdict: Verdict) -> tokens_pb2.Verdict:
             idle_micros=times.idle_us,
         ),
         finish_reason=cast(tokens_pb2.FinishReason, verdict.finish_reason),
+        node_price=verdict.node_price,
     )
 
 
@@ -133,6 +134,7 @@ def verdict_from_pb(pb: tokens_pb2.Verdict) -> Verdict:
             times.idle_micros,
         ),
         _enum("verdict.finish_reason", FinishReason, pb.finish_reason),
+        _finite("verdict.node_price", pb.node_price),
     )
 
 
@@ -383,6 +385,12 @@ def opened_draft_from_pb(pb: draft_pb2.DraftOpened) -> Opened:
 def _same_length(field: str, column: Sequence[object], length: int) -> None:
     if len(column) != length:
         raise InvalidRequest(field, f"must have one entry per token: {length}, not {len(column)}")
+
+
+def _finite(field: str, value: float) -> float:
+    if not math.isfinite(value):
+        raise InvalidRequest(field, f"must be a finite number, not {value}")
+    return value
 
 
 def _enum(field: str, kind: type[_Enum], value: int) -> _Enum:

@@ -14,13 +14,14 @@ from outrider.acceptance import AcceptanceModel, lookup_priors
 from outrider.engine.handles import HandleTable
 from outrider.engine.pages import PoolStatistics, SequenceKv
 from outrider.errors import OutOfPages, OutriderError, StaleHandle
-from outrider.messages import KvHandle, Opened, OpenVerify
+from outrider.messages import KvHandle, Opened, OpenVerify, VerifyPolicy
 from outrider.telemetry.instruments import VerifyInstruments
 from verify_service.cost_model import CostModel
 from verify_service.lookup_candidates import LookupCandidates
 from verify_service.mailbox import Close, Closed, Delivery, ForkKv, Message, Open, Propose, ReleaseKv, Reply
 from verify_service.memory import Memory, seniority
-from verify_service.report import IdleMeter, record_forward, verdict_of
+from verify_service.patience import Patience
+from verify_service.report import IdleMeter, count_verdict, record_forward, verdict_of
 from verify_service.scheduler import plan_step
 from verify_service.session import Limits, Session
 from verify_service.verifier import Runner, StepResult, Verifier
@@ -72,6 +73,8 @@ class EngineCore:
         self._memory = Memory(runner.pool, self.handles.release_oldest)
         self._idle = IdleMeter(clock())
         self._lookup_acceptance = AcceptanceModel(lookup_priors())
+        self._habit = Patience(settings.limits.max_patience)
+        """What the session that got a verdict last knows of its draft: where a new one begins."""
         self._unchecked_since: float | None = None
         """The last message, until the page accounts have been checked after it."""
 
@@ -94,7 +97,7 @@ class EngineCore:
         if works:
             for work in works:
                 work.session.started(now)
-            self._publish(self._verifier.run(works))
+            self._publish(self._verifier.run(works), plan.price)
         if plan.works:
             return 0.0
         return self._rest() if plan.until is None else max(plan.until - now, 0.0)
@@ -140,7 +143,8 @@ class EngineCore:
         committed = [*(kv.tokens if kv is not None else ()), *opening.token_ids]
         if not self.sessions:
             self._idle.restart(now)
-        session = Session(stream.id, opening, committed, self._settings.limits, stream.outbox, now)
+        patience = self._habit.successor()
+        session = Session(stream.id, opening, committed, self._settings.limits, stream.outbox, now, patience)
         session.kv = kv
         session.idle_before = self._idle.until(now)
         if opening.lookup and self._settings.lookup:
@@ -201,17 +205,19 @@ class EngineCore:
         session.pause()
         self._deliver([session.outbox.announce(error)])
 
-    def _publish(self, result: StepResult) -> None:
+    def _publish(self, result: StepResult, price: float) -> None:
         """Send the verdicts first, then learn from the step."""
         times = result.timings
         idle = self._idle.step(times.start, times.end)
-        verdicts = [verdict_of(outcome, result, self._idle.total) for outcome in result.outcomes]
+        verdicts = [verdict_of(outcome, result, self._idle.total, price) for outcome in result.outcomes]
         self._deliver(
             [o.session.outbox.announce(verdict) for o, verdict in zip(result.outcomes, verdicts, strict=True)]
         )
         for outcome, verdict in zip(result.outcomes, verdicts, strict=True):
-            outcome.session.published(len(verdict.tokens), times.end, self._idle.total)
-            self._instruments.verdict(verdict, outcome.session.opening.task)
+            outcome.session.published(times.end, self._idle.total)
+            if outcome.session.policy is VerifyPolicy.PIPELINED:
+                self._habit = outcome.session.patience
+            count_verdict(self._instruments, outcome, verdict)
             record_forward(outcome, verdict, result.tokens)
         self._cost.observe(result.tokens, times.end - times.start)
         self._instruments.step(result.tokens, result.sessions, times.end - times.start)

@@ -40,6 +40,10 @@ class CostModel:
         low = self._monotone[index]
         return low + share * (self._monotone[index + 1] - low) if share else low
 
+    def slope(self, tokens: int, stretch: int) -> float:
+        """Mean seconds that each of `stretch` more tokens adds to a step of `tokens`."""
+        return (self.seconds(tokens + stretch) - self.seconds(tokens)) / stretch
+
     def observe(self, tokens: int, seconds: float) -> None:
         """Learn from a step that ran `tokens` tokens in `seconds`."""
         ratio = seconds / self.seconds(tokens)

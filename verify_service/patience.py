@@ -1,16 +1,14 @@
-"""How long a session waits for candidates before it steps with those at hand.
+"""What a session knows of its draft's answers: when they come, and what a complete tree would be worth.
 
-One rule for hits and misses. With `expected_now` tokens to be had from a step at once and
-`ready_tokens` from one with a complete tree, waiting brings the difference and takes the measured time
-from a verdict to the draft's answer. It pays while that is more tokens per second than the session
-makes anyway. All times are passed in.
+Whether the next step waits for an answer is decided over all sessions (`scheduler.hold`); only a
+sequential session waits for its own sake. All times are passed in.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from outrider.messages import VerifyPolicy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
 
 DECAY = 0.8
 """What is left of an estimate's weight after one more observation."""
@@ -20,12 +18,16 @@ SEQUENTIAL_TURNAROUNDS = 10.0
 """A sequential session waits this many times the measured time, within those bounds."""
 SPREAD = 3.0
 """How many mean deviations later than usual a block may still come."""
+LEAST_DUE = 1e-4
+"""A block that should be there counts as due in this many seconds."""
 MAX_EXPIRED = 16
+MAX_WORTHS = 16
+"""How many of a tree's best nodes are remembered."""
 
 
 @dataclass(slots=True)
 class Patience:
-    """What one session has learned about its draft, and what follows from it."""
+    """What one session has learned about its draft; a new session starts with what another has learned."""
 
     max_seconds: float
     """Longest wait of a pipelined session."""
@@ -33,27 +35,29 @@ class Patience:
     """Decayed mean seconds from a verdict to the first useful block that knows of it; None: none came yet."""
     deviation: float = 0.0
     """Decayed mean distance of that time from its mean."""
-    ready_tokens: float = 0.0
-    """Decayed mean of the expected tokens of a step when a complete tree was at hand."""
+    ready_worths: list[float] = field(default_factory=list)
+    """Decayed mean worths of a complete tree's best nodes, falling."""
     expired: int = 0
-    """Waits in a row that ended without a useful block."""
-    _tokens: float = 0.0
-    _seconds: float = 0.0
+    """Steps in a row that began without the block that was due."""
 
-    @property
-    def rate(self) -> float:
-        """Tokens per second of the session; 0 while nothing is known."""
-        return self._tokens / self._seconds if self._seconds else 0.0
+    def successor(self) -> Patience:
+        """What a new session starts with: the same knowledge, and one wait to be disappointed."""
+        return Patience(self.max_seconds, self.turnaround, self.deviation, list(self.ready_worths))
 
-    def remaining(self, waited: float) -> float | None:
+    def due(self, waited: float) -> float | None:
         """Seconds until a block should come when none came in `waited`; None: none is expected any more."""
-        if self.turnaround is None or self.expired or waited >= self._longest():
+        if self.turnaround is None or self.expired or self.overdue(waited):
             return None
-        return max(self.turnaround - waited, self.deviation)
+        return max(self.turnaround - waited, self.deviation, LEAST_DUE)
 
-    def gain(self, expected_now: float) -> float:
-        """Tokens that a complete tree would bring beyond those to be had at once."""
-        return max(self.ready_tokens - expected_now, 0.0)
+    def overdue(self, waited: float) -> bool:
+        """True when a block should have come by now, or none is known to come at all."""
+        longest = (self.turnaround or 0.0) + SPREAD * self.deviation
+        return waited >= min(longest, self.max_seconds)
+
+    def gain(self, worths: Sequence[float], price: float) -> float:
+        """Tokens that a complete tree brings beyond the nodes at hand, each less the price of a node."""
+        return max(_profit(self.ready_worths, price) - _profit(worths, price), 0.0)
 
     def answered(self, seconds: float) -> None:
         """A useful block came `seconds` after the verdict that it answers."""
@@ -64,43 +68,22 @@ class Patience:
         self.deviation = DECAY * self.deviation + (1 - DECAY) * abs(seconds - self.turnaround)
         self.turnaround = DECAY * self.turnaround + (1 - DECAY) * seconds
 
-    def completed(self, expected: float) -> None:
-        """A ready block came; a step with the tree as it is now should commit `expected` tokens."""
-        before = self.ready_tokens or expected
-        self.ready_tokens = DECAY * before + (1 - DECAY) * expected
+    def completed(self, worths: Sequence[float]) -> None:
+        """A ready block came; the nodes at hand are now worth `worths`, falling."""
+        now = worths[:MAX_WORTHS]
+        pairs = zip_longest(self.ready_worths or now, now, fillvalue=0.0)
+        self.ready_worths = [DECAY * old + (1 - DECAY) * new for old, new in pairs]
 
     def ran_out(self) -> None:
-        """The deadline passed without a useful block; the next wait is half as long."""
+        """A step begins without the block that was due."""
         self.expired = min(self.expired + 1, MAX_EXPIRED)
 
-    def stepped(self, tokens: int, seconds: float) -> None:
-        """A verdict committed `tokens`, `seconds` after the verdict before it."""
-        self._tokens = DECAY * self._tokens + tokens
-        self._seconds = DECAY * self._seconds + seconds
-
-    def wait(self, policy: VerifyPolicy, expected_now: float) -> float:
-        """Seconds after the last verdict until which to wait for a ready block; 0: do not wait."""
-        if policy is VerifyPolicy.OFF:
-            return 0.0
-        if policy is VerifyPolicy.SEQUENTIAL:
-            return self._sequential() * 0.5**self.expired
-        return self._pipelined(expected_now)
-
-    def _sequential(self) -> float:
+    def sequential_wait(self) -> float:
+        """Seconds after the last verdict that a sequential session waits; each in vain halves the next."""
         shortest, longest = SEQUENTIAL_PATIENCE
-        if self.turnaround is None:
-            return longest
-        return min(max(SEQUENTIAL_TURNAROUNDS * self.turnaround, shortest), longest)
+        usual = longest if self.turnaround is None else SEQUENTIAL_TURNAROUNDS * self.turnaround
+        return min(max(usual, shortest), longest) * 0.5**self.expired
 
-    def _pipelined(self, expected_now: float) -> float:
-        """Zero unless the gain pays for the usual wait; then until it no longer would, or no block is due."""
-        if self.turnaround is None or not self.rate:
-            return 0.0
-        pays_until = self.gain(expected_now) / self.rate
-        if self.turnaround * 2**self.expired >= pays_until:
-            return 0.0
-        return min(pays_until, self._longest())
 
-    def _longest(self) -> float:
-        """The latest that a block comes as a rule, within the limit."""
-        return min((self.turnaround or 0.0) + SPREAD * self.deviation, self.max_seconds)
+def _profit(worths: Sequence[float], price: float) -> float:
+    return sum(worth - price for worth in worths if worth > price)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from outrider.messages import StepTimes, Verdict
+from collections.abc import Iterator
+
+from outrider.messages import FinishReason, StepTimes, Verdict
+from outrider.telemetry.instruments import VerifyInstruments
 from outrider.telemetry.spans import is_sampled, record_span, step_traceparent
 from verify_service.lookup_candidates import FIRST_LOOKUP_ID
 from verify_service.verifier import Outcome, StepResult
@@ -31,8 +34,11 @@ class IdleMeter:
         return idle
 
 
-def verdict_of(outcome: Outcome, result: StepResult, idle_total: float) -> Verdict:
-    """The verdict of one session's part of a step, of which it is the next; `idle_total` at its start."""
+def verdict_of(outcome: Outcome, result: StepResult, idle_total: float, price: float) -> Verdict:
+    """The verdict of one session's part of a step, of which it is the next.
+
+    `idle_total` are the engine's idle seconds at its start, `price` what a node has to be worth.
+    """
     session, times = outcome.session, result.timings
     return Verdict(
         step=session.step + 1,
@@ -53,7 +59,30 @@ def verdict_of(outcome: Outcome, result: StepResult, idle_total: float) -> Verdi
             idle_us=_micros(idle_total - session.idle_before),
         ),
         finish_reason=outcome.finish,
+        node_price=price,
     )
+
+
+def count_verdict(instruments: VerifyInstruments, outcome: Outcome, verdict: Verdict) -> None:
+    """Count a session's part of a step."""
+    opening = outcome.session.opening
+    instruments.verdict(verdict, opening.task, first=verdict.step == opening.first_step + 1)
+    if outcome.finish is FinishReason.NONE:  # the end of a text cuts the walk short
+        instruments.estimates(_judged(outcome))
+
+
+def _judged(outcome: Outcome) -> Iterator[tuple[float, bool]]:
+    """(estimated reach, whether the walk arrived) of every verified node; parents come before children."""
+    walked: set[int] = set()
+    for node in outcome.nodes:
+        arrived = (
+            node.depth <= outcome.accepted
+            and node.token == outcome.tokens[node.depth - 1]
+            and (node.parent is None or node.parent.id in walked)
+        )
+        if arrived:
+            walked.add(node.id)
+        yield node.reach, arrived
 
 
 def record_forward(outcome: Outcome, verdict: Verdict, step_tokens: int) -> None:

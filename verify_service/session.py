@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from itertools import islice
 
 from outrider.candidate_tree import CandidateTree, Node
@@ -17,11 +17,12 @@ from outrider.engine.pages import SequenceKv
 from outrider.messages import FinishReason, OpenVerify, TokenBlock, VerifyPolicy
 from outrider.sampling.chooser import Row
 from outrider.sampling.history import History
-from verify_service.lookup_candidates import LookupCandidates
+from verify_service.lookup_candidates import FIRST_LOOKUP_ID, LookupCandidates
 from verify_service.mailbox import Outbox
 from verify_service.patience import Patience
+from verify_service.trust import Trust
 
-LEAST_REACH = 1e-3
+LEAST_WORTH = 1e-3
 """Nodes that the walk reaches less likely than this are not verified."""
 MAX_UNANSWERED = 16
 """Verdicts whose answer by the draft is still timed; older ones are forgotten."""
@@ -40,6 +41,14 @@ class Limits:
     eos_token_ids: frozenset[int]
     max_patience: float
     """Seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Eligible:
+    """A node that may be verified, and the expected tokens that it brings."""
+
+    worth: float
+    node: Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +75,7 @@ class Session:
         limits: Limits,
         outbox: Outbox,
         now: float,
+        patience: Patience,
     ) -> None:
         self.id = id
         self.opening = opening
@@ -79,17 +89,18 @@ class Session:
         self.end_length = end_length(opening, limits.context_length)
         self.history = History(committed[: opening.prompt_length], committed[opening.prompt_length :])
         self.lookup: LookupCandidates | None = None
-        self.patience = Patience(limits.max_patience)
+        self.patience = patience
         self.last_verdict = now
         """When the last verdict was published; at first, when the session was opened."""
         self.idle_before = 0.0
         """The engine's idle seconds up to the last verdict."""
         self.deadline = now
-        """Waits for a ready block until then."""
-        self.gain = 0.0
-        """Tokens that a complete tree would bring beyond those at hand."""
+        """A sequential session waits for a ready block until then."""
         self.ready = False
         """A ready block has come that knows of the last verdict."""
+        self._trust = Trust()
+        self._eligible: list[Eligible] | None = None
+        """What `eligible` found, until candidates or committed tokens change."""
         self._unanswered: dict[int, float] = {}
         """When the verdict that reached a committed length was published, for those not yet answered."""
         stops = opening.sampling.stop_token_ids
@@ -111,38 +122,41 @@ class Session:
         return not (self.finished or self.kv is None or self.outbox.full)
 
     def may_start(self, now: float) -> bool:
-        """True when waiting for candidates no longer pays; prefill never waits."""
-        return self.ready or now >= self.deadline or self.uncomputed > 1
+        """False while a sequential session waits for its block; prefill never waits."""
+        waits = self.policy is VerifyPolicy.SEQUENTIAL and not self.ready and now < self.deadline
+        return not waits or self.uncomputed > 1
 
     def block_due(self, now: float) -> float | None:
         """Seconds until a ready block should come; None when it is there or none is expected."""
-        return None if self.may_start(now) else self.patience.remaining(now - self.last_verdict)
+        if self.ready or self.policy is not VerifyPolicy.PIPELINED:
+            return None
+        return self.patience.due(now - self.last_verdict)
 
-    def eligible_nodes(self) -> Iterator[Node]:
+    def gain(self, price: float) -> float:
+        """Tokens, less the price of the nodes, that a complete tree would bring beyond those at hand."""
+        return self.patience.gain([each.worth for each in self.eligible()], price)
+
+    def eligible(self) -> list[Eligible]:
         """The nodes worth verifying, most likely first, parents before children, at most `max_nodes`."""
-        if self.policy is VerifyPolicy.OFF:
-            return iter(())
-        # The node that commits the last token of all is not verified: its parent's row chooses it.
-        max_depth = self.end_length - self.tree.committed_length - 1
-        return islice(_best_first(self.tree.children, max_depth), self.max_nodes)
-
-    def expected_tokens(self) -> float:
-        """Tokens that a step with the nodes at hand should commit."""
-        return 1.0 + sum(node.reach for node in self.eligible_nodes())
+        if self._eligible is None:
+            # The node that commits the last token of all is not verified: its parent's row chooses it.
+            max_depth = self.end_length - self.tree.committed_length - 1
+            found = _best_first(self.tree.children, max_depth, self._trust.factor)
+            self._eligible = list(islice(found, self.max_nodes))
+        return self._eligible
 
     def propose(self, block: TokenBlock, arrived: float) -> int:
         """Add a block's nodes; returns how many had no place."""
         if self.finished or self.policy is VerifyPolicy.OFF:
             return len(block)
         added = self.tree.add(_inside(block, self.limits.vocabulary_size))
+        self._eligible = None
         current = block.base_length >= self.tree.committed_length
-        expected = self.expected_tokens()
         if added.nodes or (block.ready and current):
             self._answered(block.base_length, arrived)
         if block.ready and (added.nodes or added.known or current):
-            self.patience.completed(expected)
+            self.patience.completed([each.worth for each in self.eligible()])
         self.ready = self.ready or (block.ready and current)
-        self._set_deadline(expected)
         return added.stale
 
     def row(self, path: Sequence[int]) -> Row:
@@ -158,6 +172,8 @@ class Session:
     def commit(self, tokens: Sequence[int]) -> Committed:
         """Append what a step chose, cut where the generation ends."""
         kept, finish = self._cut(tokens)
+        self._eligible = None
+        self._check_estimates(kept[0])
         if self.lookup is not None:
             self.lookup.learn(self.tree, kept)
         walked = self.tree.commit(kept).walked
@@ -167,10 +183,8 @@ class Session:
         self.finished = finish is not FinishReason.NONE
         return Committed(kept, finish, hit=len(kept) == len(tokens) == len(walked))
 
-    def published(self, tokens: int, now: float, idle: float) -> None:
+    def published(self, now: float, idle: float) -> None:
         """The verdict of a step left at `now`; `idle` are the engine's idle seconds so far."""
-        if self.step > self.opening.first_step:  # the first verdict's time is prefill
-            self.patience.stepped(tokens, now - self.last_verdict)
         self.step += 1
         self.last_verdict, self.idle_before = now, idle
         self.ready = False
@@ -179,12 +193,15 @@ class Session:
             del self._unanswered[next(iter(self._unanswered))]
         if self.lookup is not None and not self.finished:
             self.lookup.propose(self.tree)
-        self._set_deadline(self.expected_tokens())
+        if self.policy is VerifyPolicy.SEQUENTIAL:
+            self.deadline = now + self.patience.sequential_wait()
 
     def started(self, now: float) -> None:
         """A step with this session begins."""
-        unanswered = self.tree.committed_length in self._unanswered
-        if unanswered and self.last_verdict < self.deadline <= now:
+        if self.tree.committed_length not in self._unanswered:
+            return
+        sequential = self.policy is VerifyPolicy.SEQUENTIAL
+        if now >= self.deadline if sequential else self.patience.overdue(now - self.last_verdict):
             self.patience.ran_out()
 
     def pause(self) -> None:
@@ -199,10 +216,12 @@ class Session:
         if published is not None:
             self.patience.answered(arrived - published)
 
-    def _set_deadline(self, expected_now: float) -> None:
-        wait = 0.0 if self.ready else self.patience.wait(self.policy, expected_now)
-        self.deadline = self.last_verdict + wait
-        self.gain = self.patience.gain(expected_now)
+    def _check_estimates(self, token: int) -> None:
+        """Hold the draft's proposals for the next position against the token that the target chose."""
+        drafted = [node for node in self.tree.children.values() if node.id < FIRST_LOOKUP_ID]
+        if drafted:
+            right = any(node.token == token for node in drafted)
+            self._trust.observe(sum(node.acceptance for node in drafted), right)
 
     def _cut(self, tokens: Sequence[int]) -> tuple[list[int], FinishReason]:
         """The tokens up to the one that ends the generation, and why it ends."""
@@ -233,15 +252,20 @@ def _inside(block: TokenBlock, vocabulary_size: int) -> TokenBlock:
     return replace(block, parents=parents)
 
 
-def _best_first(children: dict[int, Node], max_depth: int) -> Iterator[Node]:
-    """Nodes in falling order of reach down to LEAST_REACH; a child's is never above its parent's."""
-    frontier = [(-node.reach, node.id, node) for node in children.values() if max_depth > 0]
-    heapify(frontier)
+def _best_first(children: dict[int, Node], max_depth: int, trust: float) -> Iterator[Eligible]:
+    """Nodes in falling order of worth down to LEAST_WORTH; a child's is never above its parent's."""
+    frontier: list[tuple[float, int, Node]] = []
+
+    def open_below(nodes: dict[int, Node], worth: float) -> None:
+        for node in nodes.values():
+            believed = node.acceptance if node.id >= FIRST_LOOKUP_ID else node.acceptance * trust
+            if worth * believed >= LEAST_WORTH:
+                heappush(frontier, (-worth * believed, node.id, node))
+
+    if max_depth > 0:
+        open_below(children, 1.0)
     while frontier:
-        _, _, node = heappop(frontier)
-        if node.reach < LEAST_REACH:
-            return
-        yield node
+        worth, _, node = heappop(frontier)
+        yield Eligible(-worth, node)
         if node.depth < max_depth:
-            for child in node.children.values():
-                heappush(frontier, (-child.reach, child.id, child))
+            open_below(node.children, -worth)

@@ -120,7 +120,7 @@ class StepTimes(_message.Message):
     def __init__(self, forward_start_unix_nano: _Optional[int] = ..., queue_micros: _Optional[int] = ..., forward_micros: _Optional[int] = ..., sample_micros: _Optional[int] = ..., idle_micros: _Optional[int] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("step", "base_length", "tokens", "verified", "accepted", "depth", "hit", "lookup_verified", "batch_size", "logprobs", "times", "finish_reason")
+    __slots__ = ("step", "base_length", "tokens", "verified", "accepted", "depth", "hit", "lookup_verified", "batch_size", "logprobs", "times", "finish_reason", "node_price")
     STEP_FIELD_NUMBER: _ClassVar[int]
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -133,6 +133,7 @@ class Verdict(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TIMES_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    NODE_PRICE_FIELD_NUMBER: _ClassVar[int]
     step: int
     base_length: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -145,7 +146,8 @@ class Verdict(_message.Message):
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
     times: StepTimes
     finish_reason: FinishReason
-    def __init__(self, step: _Optional[int] = ..., base_length: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., verified: _Optional[int] = ..., accepted: _Optional[int] = ..., depth: _Optional[int] = ..., hit: _Optional[bool] = ..., lookup_verified: _Optional[int] = ..., batch_size: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., times: _Optional[_Union[StepTimes, _Mapping]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ...) -> None: ...
+    node_price: float
+    def __init__(self, step: _Optional[int] = ..., base_length: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., verified: _Optional[int] = ..., accepted: _Optional[int] = ..., depth: _Optional[int] = ..., hit: _Optional[bool] = ..., lookup_verified: _Optional[int] = ..., batch_size: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., times: _Optional[_Union[StepTimes, _Mapping]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., node_price: _Optional[float] = ...) -> None: ...
 
 class KvHandle(_message.Message):
     __slots__ = ("owner", "incarnation", "id", "length", "digest", "expires_unix_ms")

@@ -18,6 +18,7 @@ from outrider.telemetry.instruments import VerifyInstruments
 from verify_service.core import CoreSettings, EngineCore
 from verify_service.cost_model import CostModel
 from verify_service.mailbox import Close, Delivery, Event, Open, Outbox, Propose, Stream, deliver
+from verify_service.patience import Patience
 from verify_service.session import Limits, Session
 from verify_service.verifier import Runner
 
@@ -143,7 +144,8 @@ def make_session(
 ) -> Session:
     """A session that has computed all of its tokens but the last, or the first `computed`."""
     request = opening(tokens, **changes)
-    session = Session(session_id, request, tokens, LIMITS, Outbox(4, lambda: None), now=0.0)
+    patience = Patience(LIMITS.max_patience)
+    session = Session(session_id, request, tokens, LIMITS, Outbox(4, lambda: None), 0.0, patience)
     kv = SequenceKv.open(PagePool(64, 4), tokens, reuse=False)
     done = len(tokens) - 1 if computed is None else computed
     kv.reserve(done)

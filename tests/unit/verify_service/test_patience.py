@@ -1,107 +1,88 @@
-"""Waiting for candidates: only while it pays."""
+"""What is known of a draft's answers."""
 
 from __future__ import annotations
 
 import pytest
 
-from outrider.messages import VerifyPolicy
 from verify_service.patience import Patience
 
-PIPELINED, SEQUENTIAL, OFF = VerifyPolicy.PIPELINED, VerifyPolicy.SEQUENTIAL, VerifyPolicy.OFF
 
-
-def learned(
-    turnaround: float = 0.01, ready_tokens: float = 5.0, tokens: int = 4, seconds: float = 0.04
-) -> Patience:
-    """A session whose draft answers in `turnaround` and that makes tokens / seconds."""
+def learned(turnaround: float = 0.01, worths: tuple[float, ...] = (0.9, 0.8, 0.7)) -> Patience:
+    """A session whose draft answers in `turnaround` with a complete tree of these worths."""
     patience = Patience(max_seconds=0.05)
-    for _ in range(30):
+    for _ in range(60):
         patience.answered(turnaround)
-        patience.completed(ready_tokens)
-        patience.stepped(tokens, seconds)
+        patience.completed(worths)
     return patience
 
 
-def test_waits_for_nothing_it_does_not_know() -> None:
-    """Before the first block has come there is no wait."""
-    patience = Patience(max_seconds=0.05)
-    patience.stepped(1, 0.01)
-    assert patience.wait(PIPELINED, expected_now=1.0) == 0.0
+def test_expects_nothing_that_never_came() -> None:
+    """Before the first block has come none is due."""
+    assert Patience(max_seconds=0.05).due(0.0) is None
 
 
-def test_waits_after_a_miss_when_the_draft_is_quick() -> None:
-    """Four more tokens within 10 ms beat 100 tokens per second; the wait ends soon after a block is due."""
-    wait = learned().wait(PIPELINED, expected_now=1.0)
-    assert 0.01 <= wait <= 0.02
+def test_a_block_is_due_after_the_usual_time() -> None:
+    """Counted from the verdict that it answers."""
+    assert learned().due(waited=0.004) == pytest.approx(0.006, rel=0.01)
 
 
-def test_starts_at_once_with_good_candidates_at_hand() -> None:
-    """Waiting brings nothing when the tree is as good as a complete one."""
-    assert learned().wait(PIPELINED, expected_now=5.0) == 0.0
+def test_an_irregular_draft_may_come_later_than_usual() -> None:
+    """A block that is late is due in about one mean deviation, until it is later than three of them."""
+    patience = Patience(max_seconds=1.0)
+    for seconds in (0.008, 0.012) * 40:
+        patience.answered(seconds)
+    assert patience.due(waited=0.011) == pytest.approx(patience.deviation)
+    assert patience.due(waited=0.017) is None
 
 
-def test_does_not_wait_when_the_gain_is_smaller_than_the_usual_rate() -> None:
-    """Half a token in 10 ms is less than the 100 tokens per second it makes anyway."""
-    assert learned().wait(PIPELINED, expected_now=4.5) == 0.0
+def test_a_wait_has_a_limit() -> None:
+    """However slow the draft, the setting bounds the wait."""
+    patience = learned(turnaround=1.0)
+    assert patience.due(waited=0.02) is not None
+    assert patience.due(waited=0.05) is None
 
 
-def test_does_not_wait_for_a_slow_draft() -> None:
-    """Four more tokens after 50 ms are less than what the session makes meanwhile."""
-    assert learned(turnaround=0.05).wait(PIPELINED, expected_now=1.0) == 0.0
-
-
-def test_never_longer_than_the_limit() -> None:
-    """However much a wait would bring, it is bounded by the setting."""
-    assert learned(turnaround=1.0, tokens=1, seconds=10.0).wait(PIPELINED, expected_now=1.0) == 0.05
-
-
-def test_a_draft_that_went_silent_is_not_waited_for_long() -> None:
-    """Each wait in vain makes the next less likely; after a few there is none."""
+def test_a_draft_that_went_silent_is_not_expected_until_it_answers() -> None:
+    """One step without the block that was due ends the expectation, one useful block restores it."""
     patience = learned()
-    waits = 0
-    while patience.wait(PIPELINED, expected_now=1.0) > 0.0:
-        patience.ran_out()
-        waits += 1
-    assert waits <= 3
-
-
-def test_a_draft_that_comes_back_is_waited_for_again() -> None:
-    """One useful block undoes the waits in vain."""
-    patience = learned()
-    for _ in range(10):
-        patience.ran_out()
+    patience.ran_out()
+    assert patience.due(waited=0.0) is None
     patience.answered(0.01)
-    assert patience.wait(PIPELINED, expected_now=1.0) > 0.0
+    assert patience.due(waited=0.0) is not None
+
+
+def test_gain_is_what_a_complete_tree_brings_beyond_the_nodes_at_hand() -> None:
+    """Each node less its price; nodes below the price count for nothing."""
+    assert learned().gain([], price=0.0) == pytest.approx(2.4)
+    assert learned().gain([0.9], price=0.0) == pytest.approx(1.5)
+    assert learned().gain([], price=0.75) == pytest.approx(0.15 + 0.05)
+    assert learned().gain([0.9, 0.8, 0.7, 0.6], price=0.0) == 0.0
+
+
+def test_shorter_trees_lower_the_expected_worths() -> None:
+    """A tree that lacks a node counts as one whose node is worth nothing."""
+    patience = learned()
+    for _ in range(60):
+        patience.completed([0.5])
+    assert patience.ready_worths == pytest.approx([0.5, 0.0, 0.0], abs=1e-3)
+
+
+def test_a_new_session_starts_with_what_another_learned() -> None:
+    """Its own lessons do not reach back, and a wait in vain is not inherited."""
+    first = learned()
+    first.ran_out()
+    second = first.successor()
+    assert second.due(0.0) == pytest.approx(0.01, rel=0.01)
+    second.answered(0.05)
+    second.completed([0.1])
+    assert first.turnaround == pytest.approx(0.01)
+    assert first.ready_worths[0] == pytest.approx(0.9)
 
 
 def test_a_sequential_session_waits_generously() -> None:
-    """Ten times the usual answer, within a quarter of a second and two; whatever is at hand."""
-    assert Patience(0.05).wait(SEQUENTIAL, expected_now=9.0) == 2.0
-    assert learned(turnaround=0.01).wait(SEQUENTIAL, expected_now=9.0) == 0.25
-    assert learned(turnaround=0.1).wait(SEQUENTIAL, expected_now=9.0) == pytest.approx(1.0)
-    assert learned(turnaround=5.0).wait(SEQUENTIAL, expected_now=9.0) == 2.0
-
-
-def test_a_sequential_session_gives_up_on_a_dead_draft() -> None:
-    """Its wait halves with every one in vain."""
-    patience = Patience(0.05)
-    waits = []
-    for _ in range(40):
-        waits.append(patience.wait(SEQUENTIAL, 1.0))
-        patience.ran_out()
-    assert sum(waits) <= 4.01
-
-
-def test_no_speculation_no_wait() -> None:
-    """Policy OFF never waits."""
-    assert learned().wait(OFF, expected_now=1.0) == 0.0
-
-
-def test_a_block_that_is_late_is_expected_a_little_longer() -> None:
-    """First the usual time, then the usual deviation, then not any more."""
-    patience = Patience(max_seconds=1.0)
-    assert patience.remaining(0.0) is None
-    patience.answered(0.1)
-    assert patience.remaining(0.02) == pytest.approx(0.08)
-    assert patience.remaining(0.2) == pytest.approx(0.05)
-    assert patience.remaining(0.26) is None
+    """Ten times the usual answer, within a quarter of a second and two; each wait in vain halves the next."""
+    assert Patience(0.05).sequential_wait() == 2.0
+    patience = learned(turnaround=0.01)
+    assert patience.sequential_wait() == 0.25
+    patience.ran_out()
+    assert patience.sequential_wait() == 0.125

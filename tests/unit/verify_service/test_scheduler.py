@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
 
 from outrider.messages import SamplingParams, VerifyPolicy
-from tests.unit.verify_service.fakes import FLAT, LINEAR, block, chain_block, make_session
+from tests.unit.verify_service.fakes import FLAT, LINEAR, block, chain_block, make_session, step
 from verify_service.cost_model import CostModel
 from verify_service.patience import Patience
 from verify_service.scheduler import Plan, plan_step
 from verify_service.session import Session
 
+TENTH = CostModel([1, 64], [0.1, 0.1], 64)
 MEMORY_BOUND = CostModel([1, 16, 512], [1.0, 1.1, 32.0], 512)
 
 
@@ -70,7 +72,7 @@ def test_rate_is_at_its_best() -> None:
     draw = random.Random(5)
     sessions = [with_chain(i, 8, draw.uniform(0.1, 0.99)) for i in range(6)]
     plan = plan_step(sessions, 0.0, MEMORY_BOUND, 512)
-    reaches = sorted((n.reach for s in sessions for n in s.eligible_nodes()), reverse=True)
+    reaches = sorted((each.worth for s in sessions for each in s.eligible()), reverse=True)
     rates = [(6 + sum(reaches[:k])) / MEMORY_BOUND.seconds(6 + k) for k in range(len(reaches) + 1)]
     assert rates[sum(node_counts(plan))] == max(rates)
 
@@ -133,56 +135,94 @@ def test_more_sessions_than_tokens_take_turns() -> None:
     assert [work.session.id for work in plan.works] == [4, 3, 2]
 
 
-def test_nobody_ready_means_waiting_for_the_nearest_deadline() -> None:
+def test_only_sequential_sessions_means_waiting_for_the_nearest_deadline() -> None:
     """Without a reason to start there is no work, and the plan says when there will be."""
-    sessions = [make_session(1), make_session(2)]
+    sessions = [make_session(i, policy=VerifyPolicy.SEQUENTIAL) for i in (1, 2)]
     sessions[0].deadline, sessions[1].deadline = 7.0, 5.0
     plan = plan_step(sessions, 4.0, FLAT, 64)
     assert (plan.works, plan.until) == ([], 5.0)
     assert plan_step([], 4.0, FLAT, 64).until is None
 
 
-def test_a_step_that_starts_takes_waiting_sessions_along() -> None:
-    """While the target is busy nobody can start anyway; only sequential sessions stay out."""
-    ready, waiting = make_session(1), make_session(2)
+def test_a_step_takes_every_session_along_but_waiting_sequential_ones() -> None:
+    """While the target is busy nobody else can start anyway."""
     sequential = make_session(3, policy=VerifyPolicy.SEQUENTIAL)
-    waiting.deadline = sequential.deadline = 9.0
-    plan = plan_step([ready, waiting, sequential], 1.0, FLAT, 64)
+    sequential.deadline = 9.0
+    plan = plan_step([make_session(1), make_session(2), sequential], 1.0, FLAT, 64)
     assert [work.session.id for work in plan.works] == [1, 2]
 
 
-def waiting(session_id: int, due: float, gain: float) -> Session:
-    """A session that makes ten tokens a second and, at 5.0, expects a block at `due` (0: none)."""
+def waiting(session_id: int, due: float, worths: Sequence[float] = ()) -> Session:
+    """A session without candidates that expects a tree of these worths, at 5.0, in `due` seconds."""
     session = make_session(session_id)
-    session.patience = Patience(max_seconds=9.0)
-    session.patience.stepped(10, 1.0)
+    session.patience = Patience(max_seconds=9.0, turnaround=0.1 + due, ready_worths=list(worths))
+    session.patience.deviation = 0.001
     session.last_verdict = 4.9
-    if due:
-        session.patience.answered(due - 4.9)
-        session.deadline = 6.0
-    session.gain = gain
     return session
 
 
-def test_a_step_is_held_for_blocks_that_are_due_soon() -> None:
-    """While they bring more than all sessions make until then, counted from the nearest on."""
-    sessions = [waiting(1, 0.0, 0.0), waiting(2, 5.1, 5.0), waiting(3, 5.2, 5.0)]
-    assert plan_step(sessions, 5.0, FLAT, 64).until == pytest.approx(5.1)
-    sessions[1].gain = 2.0
-    assert plan_step(sessions, 5.0, FLAT, 64).until == pytest.approx(5.2)
-    assert len(plan_step(sessions, 6.0, FLAT, 64).works) == 3
+def test_a_step_is_held_for_a_block_that_brings_more_than_a_step_at_once() -> None:
+    """One session makes ten tokens a second: a tenth of a second for two tokens is worth it."""
+    plan = plan_step([waiting(1, 0.1, [1.0, 1.0])], 5.0, TENTH, 64)
+    assert (plan.works, plan.until) == ([], pytest.approx(5.1))
+    assert len(plan_step([waiting(1, 0.3, [1.0, 1.0])], 5.0, TENTH, 64).works) == 1
 
 
-def test_a_step_is_not_held_for_what_comes_late_or_brings_little() -> None:
-    """Thirty tokens a second are not given up for five tokens in half a second."""
-    sessions = [waiting(1, 0.0, 0.0), waiting(2, 5.5, 5.0), waiting(3, 5.6, 1.0)]
-    assert len(plan_step(sessions, 5.0, FLAT, 64).works) == 3
+def test_blocks_are_counted_from_the_nearest_on() -> None:
+    """Three sessions make thirty tokens a second; the first block alone does not pay, both do."""
+    sessions = [make_session(1), waiting(2, 0.1, [1.0, 1.0]), waiting(3, 0.15, [0.9, 0.9, 0.9])]
+    assert plan_step(sessions, 5.0, TENTH, 64).until == pytest.approx(5.15)
+    sessions[2] = waiting(3, 0.5, [0.9, 0.9, 0.9])
+    assert len(plan_step(sessions, 5.0, TENTH, 64).works) == 3
+
+
+def test_a_full_batch_does_not_wait() -> None:
+    """Where a node costs what it brings, nothing is gained by waiting for it."""
+    sessions = [waiting(i, 0.001, [0.8]) for i in range(50)]
+    assert len(plan_step(sessions, 5.0, MEMORY_BOUND, 512).works) == 50
+
+
+def test_a_ready_session_is_not_waited_for() -> None:
+    """Its block has come; what it holds is all there is."""
+    session = waiting(1, 0.1, [1.0, 1.0])
+    session.ready = True
+    assert len(plan_step([session], 5.0, TENTH, 64).works) == 1
+
+
+def test_a_block_that_does_not_come_is_not_waited_for_longer() -> None:
+    """Past its usual time the step starts without it."""
+    session = waiting(1, 0.1, [1.0, 1.0])
+    assert len(plan_step([session], 5.11, TENTH, 64).works) == 1
 
 
 def test_prompts_are_not_held_up() -> None:
     """The first token of a session does not wait for the candidates of another."""
     prompt = make_session(2, tokens=[1] * 10, computed=0)
-    assert len(plan_step([waiting(1, 5.1, 9.0), prompt], 5.0, FLAT, 64).works) == 2
+    assert len(plan_step([waiting(1, 0.1, [1.0] * 9), prompt], 5.0, TENTH, 64).works) == 2
+
+
+def test_the_price_of_a_node_rises_with_the_load() -> None:
+    """Free tokens cost nothing; a full batch asks for more than a lone session."""
+    assert plan_step([make_session(1)], 0.0, FLAT, 64).price == 0.0
+    prices = [
+        plan_step([make_session(i) for i in range(count)], 0.0, MEMORY_BOUND, 512).price
+        for count in (1, 8, 32, 128)
+    ]
+    assert prices == sorted(prices)
+    assert prices[0] < 0.01 < 0.9 < prices[-1]
+
+
+def test_a_disbelieved_draft_gets_no_nodes() -> None:
+    """Proposals that claim to be sure and are never right are soon not worth a quarter of a step."""
+    cost = CostModel([1, 65], [1.0, 17.0], 64)
+    session = make_session(1, sampling=SamplingParams(max_tokens=100))
+    for first_id in range(0, 200, 8):
+        session.propose(chain_block(first_id, session.tree.committed_length, [6] * 4, 0.99), arrived=0.0)
+        step(session, [5])
+        session.published(0.0, 0.0)
+    session.propose(chain_block(900, session.tree.committed_length, [6] * 4, 0.99), arrived=0.0)
+    assert node_counts(plan_step([session], 0.0, cost, 64)) == [0]
+    assert node_counts(plan_step([with_chain(2, 4, 0.99)], 0.0, cost, 64)) == [4]
 
 
 @pytest.mark.parametrize("why", ["finished", "paused", "unread"])

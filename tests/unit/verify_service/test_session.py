@@ -108,40 +108,41 @@ def learn_turnaround(session, rounds: int = 10) -> float:
     for _ in range(rounds):
         step(session, [5, 5, 5])
         now += 0.04
-        session.published(3, now, 0.0)
+        session.published(now, 0.0)
         base = session.tree.committed_length
         session.propose(chain_block(first_id, base, [5, 5, 5]), arrived=now + 0.01)
         first_id += 3
     return now
 
 
-def test_after_a_miss_it_waits_for_a_quick_draft_and_no_longer() -> None:
-    """It may start when the ready block comes or when none came in the usual time."""
+def test_after_a_miss_a_block_is_due_until_it_comes_or_is_late() -> None:
+    """After the usual time, counted from the verdict; a ready block ends it."""
     session = make_session()
     now = learn_turnaround(session) + 0.04
     step(session, [7])
-    session.published(1, now, 0.0)
-    assert not session.may_start(now + 0.009)
-    assert session.may_start(now + 0.03)
+    session.published(now, 0.0)
+    assert session.block_due(now) == pytest.approx(0.01, rel=0.1)
+    assert session.gain(price=0.0) > 2.0
+    assert session.block_due(now + 0.03) is None
     session.propose(chain_block(1000, session.tree.committed_length, [5]), arrived=now + 0.009)
-    assert session.may_start(now + 0.009)
+    assert session.block_due(now + 0.009) is None
 
 
-def test_after_a_hit_it_starts_at_once() -> None:
+def test_after_a_hit_little_is_to_be_gained() -> None:
     """What is left of the tree is as good as what would come."""
     session = make_session()
     now = learn_turnaround(session) + 0.04
     session.propose(chain_block(900, session.tree.committed_length, [5] * 8, 0.99), arrived=now)
     step(session, [5, 5])
-    session.published(2, now, 0.0)
-    assert session.may_start(now)
+    session.published(now, 0.0)
+    assert session.gain(price=0.0) == 0.0
 
 
 def test_a_late_block_does_not_count_as_ready() -> None:
     """A ready block that does not know of the last verdict, and whose nodes are all gone."""
     session = make_session(policy=VerifyPolicy.SEQUENTIAL)
     step(session, [5])
-    session.published(1, 1.0, 0.0)
+    session.published(1.0, 0.0)
     session.propose(chain_block(0, 3, [6]), arrived=1.0)
     assert not session.may_start(1.1)
     session.propose(block(7, [], ready=True, base=4), arrived=1.1)
@@ -149,16 +150,28 @@ def test_a_late_block_does_not_count_as_ready() -> None:
 
 
 def test_waits_in_vain_are_remembered() -> None:
-    """A draft that has gone silent costs a few waits, then none."""
+    """After one step without the block that was due, none is expected until one comes."""
     session = make_session()
-    now = learn_turnaround(session)
-    waited = 0.0
-    for _ in range(20):
-        now += 0.04
+    now = learn_turnaround(session) + 0.04
+    step(session, [7])
+    session.published(now, 0.0)
+    session.started(now + 0.03)
+    step(session, [7])
+    session.published(now + 0.04, 0.0)
+    assert session.block_due(now + 0.04) is None
+    session.propose(chain_block(1000, session.tree.committed_length, [5]), arrived=now + 0.05)
+    session.ready = False
+    assert session.block_due(now + 0.05) is not None
+
+
+def test_sequential_waits_in_vain_halve() -> None:
+    """A draft that has gone silent costs a sequential session a few waits."""
+    session = make_session(policy=VerifyPolicy.SEQUENTIAL)
+    now, waits = 0.0, []
+    for _ in range(4):
         step(session, [7])
-        session.published(1, now, 0.0)
-        waited += session.deadline - now
+        session.published(now, 0.0)
+        waits.append(session.deadline - now)
         now = session.deadline
         session.started(now)
-    assert waited < 0.1
-    assert session.deadline == session.last_verdict
+    assert waits == pytest.approx([2.0, 1.0, 0.5, 0.25])
