@@ -62,6 +62,8 @@ class Discovery:
     file: Path | None
     _resolved: dict[str, list[str]] = field(default_factory=dict)
     """Last answer of each DNS name: one that cannot be asked now keeps its replicas."""
+    _unresolved: set[str] = field(default_factory=set)
+    """DNS names that could not be asked last time; each is warned of once."""
     _listed: list[Address] = field(default_factory=list)
 
     @classmethod
@@ -87,6 +89,14 @@ class Discovery:
             found.update(dict.fromkeys(await self._resolve(address)))
         return list(found)
 
+    def tls_name(self, endpoint: str) -> str:
+        """The DNS name that an endpoint was found under: its certificate is for this name, not for the
+        address of one pod. Empty when it was given as it is."""
+        for text, endpoints in self._resolved.items():
+            if endpoint in endpoints:
+                return Address.parse(self.kind, text).host
+        return ""
+
     def _read(self) -> list[Address]:
         if self.file is None:
             return []
@@ -103,8 +113,11 @@ class Discovery:
         try:
             answers = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
         except OSError as error:
-            logger.warning("DNS name does not resolve", name=address.host, error=str(error))
+            if address.text not in self._unresolved:
+                logger.warning("DNS name does not resolve", name=address.host, error=str(error))
+            self._unresolved.add(address.text)
             return self._resolved.get(address.text, [])
+        self._unresolved.discard(address.text)
         hosts = sorted({str(answer[4][0]) for answer in answers})
         self._resolved[address.text] = [_endpoint(host, address.port) for host in hosts]
         return self._resolved[address.text]

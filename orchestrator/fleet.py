@@ -89,7 +89,7 @@ class Fleet:
             async with asyncio.TaskGroup() as probes:
                 while True:
                     for discovery in self._discoveries:
-                        await self._take_up(discovery.kind, await discovery.endpoints(), probes)
+                        await self._take_up(discovery, await discovery.endpoints(), probes)
                     await self._close_retired()
                     self._report()
                     await asyncio.sleep(self._config.discovery_seconds)
@@ -150,8 +150,11 @@ class Fleet:
             self._complain(known, lease.replica)
             known.poke.set()
 
-    async def _take_up(self, kind: str, endpoints: Sequence[str], probes: asyncio.TaskGroup) -> None:
+    async def _take_up(
+        self, discovery: Discovery, endpoints: Sequence[str], probes: asyncio.TaskGroup
+    ) -> None:
         """Probe what is new, let go of what is gone."""
+        kind = discovery.kind
         for replica in self.pools[kind].set_endpoints(endpoints):
             known = self._known.pop((kind, replica.endpoint))
             assert known.task is not None
@@ -160,7 +163,8 @@ class Fleet:
             logger.info("replica gone", kind=kind, endpoint=replica.endpoint)
         for endpoint in endpoints:
             if (kind, endpoint) not in self._known:
-                known = self._known[kind, endpoint] = _Known(kind, self._open_channel(endpoint))
+                channel = self._open_channel(endpoint, discovery.tls_name(endpoint))
+                known = self._known[kind, endpoint] = _Known(kind, channel)
                 known.task = probes.create_task(self._watch(endpoint, known))
 
     async def _watch(self, endpoint: str, known: _Known) -> None:
@@ -265,8 +269,11 @@ class Fleet:
         for kind, pool in self.pools.items():
             for state in State:
                 self._instruments.replicas(kind, state, pool.count(state, self._clock()))
+        drafts = self.pools["draft"].usable(self._clock())
+        slots = sum(replica.info.max_sessions for replica in drafts if replica.info is not None)
+        self._instruments.draft_pool.slots.set(slots)
 
-    def _open_channel(self, endpoint: str) -> grpc.aio.Channel:
+    def _open_channel(self, endpoint: str, tls_name: str) -> grpc.aio.Channel:
         config = self._config
         return open_channel(
             endpoint,
@@ -274,6 +281,7 @@ class Fleet:
             tls_ca=config.tls_client_ca,
             tls_cert=config.tls_client_cert,
             tls_key=config.tls_client_key,
+            tls_name=tls_name,
         )
 
     async def _close_retired(self) -> None:

@@ -22,11 +22,13 @@ def open_channel(
     tls_ca: str = "",
     tls_cert: str = "",
     tls_key: str = "",
+    tls_name: str = "",
     interceptors: Sequence[grpc.aio.ClientInterceptor] = (),
 ) -> grpc.aio.Channel:
     """A channel to `host:port` that connects at its first call and reconnects by itself.
 
-    gRPC's own retries are off: a session that was cut is continued by who knows its tokens.
+    gRPC's own retries are off: a session that was cut is continued by who knows its tokens. `tls_name` is
+    what the server's certificate must be for, where that is not the endpoint's host.
 
     Raises:
         ConfigError: a TLS file cannot be read.
@@ -35,10 +37,12 @@ def open_channel(
     credentials = channel_credentials(tls_ca, tls_cert, tls_key)
     if credentials is None:
         return grpc.aio.insecure_channel(endpoint, options=options, interceptors=list(interceptors))
+    if tls_name:
+        options.append(("grpc.ssl_target_name_override", tls_name))
     return grpc.aio.secure_channel(endpoint, credentials, options=options, interceptors=list(interceptors))
 
 
-def _options(max_message_mb: int) -> list[tuple[str, int]]:
+def _options(max_message_mb: int) -> list[tuple[str, int | str]]:
     max_bytes = max_message_mb << 20
     return [
         ("grpc.max_send_message_length", max_bytes),

@@ -27,7 +27,8 @@ class GrpcServer:
 
     Lifecycle: `start` (loading: calls are refused with `Unavailable`), register servicers on `server`,
     `set_serving(True)`, `drain`. Health names: "" (overall), each service, "readiness", and "liveness",
-    which is SERVING as soon as the server is up.
+    which is SERVING as soon as the server is up. With `health_port`, the same health is answered there in
+    plaintext, by a server that has nothing else: a kubelet's probes cannot do TLS.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class GrpcServer:
         self.config = config
         self.service_names = tuple(service_names)
         self.port = 0
+        self.health_port = 0
         self._door = ServiceInterceptor(service_names, Unavailable("this replica is still loading"))
         self._credentials = server_credentials(config.tls_cert, config.tls_key, config.tls_ca)
         self.server = grpc.aio.server(
@@ -46,6 +48,10 @@ class GrpcServer:
         )
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
+        self._servers = [self.server]
+        if config.health_port >= 0:
+            self._servers.append(grpc.aio.server(options=_options(config.max_message_mb)))
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, self._servers[-1])
         if config.reflection:
             names = (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, self.server)
@@ -64,23 +70,15 @@ class GrpcServer:
         """Bind and answer health; returns the port.
 
         Raises:
-            ConfigError: the address cannot be bound.
+            ConfigError: an address cannot be bound.
         """
-        address = _endpoint(self.config.host, self.config.port)
-        try:
-            if self._credentials is None:
-                self.port = self.server.add_insecure_port(address)
-            else:
-                self.port = self.server.add_secure_port(address, self._credentials)
-        except RuntimeError:
-            self.port = 0
-        if self.port == 0:
-            raise ConfigError(
-                f"port: cannot listen on {address}; it is in use or not an address of this machine"
-            )
+        self.port = self._bind("port", self.server, self.config.port, self._credentials)
+        for probes in self._servers[1:]:
+            self.health_port = self._bind("health_port", probes, self.config.health_port, None)
         await self._set_health(False)
         await self._health.set("liveness", health_pb2.HealthCheckResponse.SERVING)
-        await self.server.start()
+        for server in self._servers:
+            await server.start()
         return self.port
 
     async def set_serving(self, serving: bool) -> None:
@@ -102,7 +100,24 @@ class GrpcServer:
 
     async def stop(self) -> None:
         """Stop at once; calls that still run are cancelled."""
-        await self.server.stop(STOP_GRACE_SECONDS)
+        await asyncio.gather(*(server.stop(STOP_GRACE_SECONDS) for server in self._servers))
+
+    def _bind(
+        self, setting: str, server: grpc.aio.Server, port: int, credentials: grpc.ServerCredentials | None
+    ) -> int:
+        """The port that the server now has."""
+        address = _endpoint(self.config.host, port)
+        bound = 0
+        with suppress(RuntimeError):
+            if credentials is None:
+                bound = server.add_insecure_port(address)
+            else:
+                bound = server.add_secure_port(address, credentials)
+        if bound == 0:
+            raise ConfigError(
+                f"{setting}: cannot listen on {address}; it is in use or not an address of this machine"
+            )
+        return bound
 
     async def _set_health(self, serving: bool) -> None:
         kinds = health_pb2.HealthCheckResponse

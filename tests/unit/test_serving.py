@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from outrider.config import VerifyConfig
 from outrider.errors import ConfigError, Draining, InvalidRequest, OutriderError, Unavailable
 from outrider.serving import GrpcServer
 from outrider.v1 import verify_pb2, verify_pb2_grpc
+from tests.certificates import self_signed
 
 NAME = "outrider.v1.VerifyService"
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -108,6 +108,34 @@ def test_health_follows_the_lifecycle() -> None:
             assert [await health(channel, name) for name in names] == [SERVING] * 3
 
     run(scenario)
+
+
+def test_probes_need_no_certificate(tmp_path: Path) -> None:
+    """The health port answers in plaintext what the TLS port would, before, while and after serving, and
+    nothing else."""
+    pair = self_signed(tmp_path)
+
+    async def scenario() -> None:
+        files = {"tls_cert": pair["cert"], "tls_key": pair["key"], "tls_ca": pair["cert"]}
+        async with serving(**files, health_port=0) as (server, _), _probe(server) as probe:
+            assert await health(probe, "liveness") == SERVING
+            assert await health(probe, "readiness") == NOT_SERVING
+            await server.set_serving(True)
+            assert await health(probe, "readiness") == SERVING
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await verify_pb2_grpc.VerifyServiceStub(probe).GetModelInfo(INFO())
+            assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+            draining = asyncio.create_task(server.drain(lambda: 1))
+            await asyncio.sleep(0)
+            assert await health(probe, "readiness") == NOT_SERVING
+            draining.cancel()
+
+    run(scenario)
+
+
+def _probe(server: GrpcServer) -> grpc.aio.Channel:
+    """A plaintext channel to the health port."""
+    return open_channel(f"127.0.0.1:{server.health_port}")
 
 
 def test_calls_are_refused_until_loaded() -> None:
@@ -234,33 +262,24 @@ def test_reflection_lists_the_service() -> None:
     run(scenario)
 
 
-def test_a_taken_port_is_a_setting_to_change() -> None:
+@pytest.mark.parametrize("setting", ["port", "health_port"])
+def test_a_taken_port_is_a_setting_to_change(setting: str) -> None:
     """Two servers never share a port by accident."""
 
     async def scenario() -> None:
         async with serving() as (server, _):
-            second = GrpcServer(VerifyConfig(port=server.port), [NAME])
-            with pytest.raises(ConfigError, match=f"port: cannot listen on 127.0.0.1:{server.port}"):
+            second = GrpcServer(VerifyConfig(**{setting: server.port}), [NAME])
+            with pytest.raises(ConfigError, match=f"^{setting}: cannot listen on 127.0.0.1:{server.port}"):
                 await second.start()
             await second.stop()
 
     run(scenario)
 
 
-def _certificates(folder: Path) -> dict[str, str]:
-    """A self-signed certificate for 127.0.0.1 that is its own authority."""
-    key, cert = folder / "key.pem", folder / "cert.pem"
-    command = (
-        f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout {key} -out {cert}"
-    )
-    subject = ["-subj", "/CN=outrider", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "1"]
-    subprocess.run([*command.split(), *subject], check=True, capture_output=True)
-    return {"cert": str(cert), "key": str(key)}
-
-
 def test_mutual_tls_lets_in_only_who_has_a_certificate(tmp_path: Path) -> None:
-    """With an authority set, a client with its certificate is served; one without is not, nor plaintext."""
-    pair = _certificates(tmp_path)
+    """With an authority set, a client with its certificate is served; one without is not, nor plaintext, and
+    the client turns away from a server whose certificate is for another name."""
+    pair = self_signed(tmp_path)
 
     async def scenario() -> None:
         files = {"tls_cert": pair["cert"], "tls_key": pair["key"], "tls_ca": pair["cert"]}
@@ -269,6 +288,14 @@ def test_mutual_tls_lets_in_only_who_has_a_certificate(tmp_path: Path) -> None:
                 server.endpoint, tls_ca=pair["cert"], tls_cert=pair["cert"], tls_key=pair["key"]
             ) as known:
                 assert await health(known, "liveness") == SERVING
+            async with open_channel(
+                server.endpoint,
+                tls_ca=pair["cert"],
+                tls_cert=pair["cert"],
+                tls_key=pair["key"],
+                tls_name="another",
+            ) as elsewhere:
+                assert type(await failure(health(elsewhere, "liveness"))) is Unavailable
             async with open_channel(server.endpoint, tls_ca=pair["cert"]) as unknown:
                 assert type(await failure(health(unknown))) is Unavailable
             assert type(await failure(health(plaintext))) is Unavailable

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from orchestrator.discovery import Address, Discovery, parse_replicas_file
+from orchestrator.fleet import Fleet
+from orchestrator.replicas import State
+from outrider.config import OrchestratorConfig
 from outrider.errors import ConfigError
+from outrider.telemetry.instruments import OrchestratorInstruments
+from tests.certificates import self_signed
+from tests.fakes import FakeVerify
 from tests.unit.orchestrator.rig import run
 
 
@@ -65,16 +74,52 @@ def test_missing_file_stops_the_start(tmp_path: Path) -> None:
 
 
 def test_dns_names_are_polled() -> None:
-    """Every address of a name is an endpoint; a name that does not resolve now keeps its last answer."""
+    """Every address of a name is an endpoint with a certificate for that name; a name that does not resolve
+    now keeps its last answer, and is warned of once."""
 
     async def scenario() -> None:
         discovery = Discovery.configure("draft", ["dns:localhost:80"], "")
         found = await discovery.endpoints()
         assert set(found) <= {"127.0.0.1:80", "[::1]:80"}
         assert found
+        assert {discovery.tls_name(endpoint) for endpoint in found} == {"localhost"}
+        assert discovery.tls_name("10.0.0.9:80") == ""
         unknown = Discovery.configure("draft", ["dns:name.invalid:80"], "")
-        assert await unknown.endpoints() == []
-        unknown._resolved["dns:name.invalid:80"] = ["10.0.0.1:80"]
-        assert await unknown.endpoints() == ["10.0.0.1:80"]
+        with capture_logs() as lines:
+            assert await unknown.endpoints() == []
+            unknown._resolved["dns:name.invalid:80"] = ["10.0.0.1:80"]
+            assert await unknown.endpoints() == ["10.0.0.1:80"]
+        assert [line["name"] for line in lines] == ["name.invalid"]
 
     run(scenario)
+
+
+@pytest.mark.parametrize(("name", "state"), [("DNS:localhost", State.USABLE), ("DNS:another", State.DOWN)])
+def test_a_certificate_is_for_the_name_that_was_resolved(tmp_path: Path, name: str, state: State) -> None:
+    """A replica found under a DNS name is connected to by address and trusted by that name alone."""
+    pair = self_signed(tmp_path, name)
+
+    async def scenario() -> None:
+        verify = FakeVerify()
+        verify.settings = {"tls_cert": pair["cert"], "tls_key": pair["key"], "tls_ca": pair["cert"]}
+        endpoint = await verify.start()
+        address = endpoint.replace("127.0.0.1", "dns:localhost")
+        client = {"tls_client_cert": pair["cert"], "tls_client_key": pair["key"]}
+        config = OrchestratorConfig(verify=(address,), tls_client_ca=pair["cert"], **client)
+        fleet = Fleet(config, OrchestratorInstruments(CollectorRegistry()))
+        watching = asyncio.create_task(fleet.run())
+        while (seen := _state(fleet, endpoint)) in (None, State.UNKNOWN):  # noqa: ASYNC110 - probes run by themselves
+            await asyncio.sleep(0.002)
+        watching.cancel()
+        await asyncio.wait({watching})
+        await verify.kill()
+        assert seen is state
+
+    run(scenario)
+
+
+def _state(fleet: Fleet, endpoint: str) -> State | None:
+    """What a verify replica can be used for; None before it was discovered."""
+    pool = fleet.pools["verify"]
+    replica = pool.find(endpoint)
+    return None if replica is None else pool.state(replica, 0.0)

@@ -1,0 +1,40 @@
+"""When the nodes of a session go out. Pure: times are passed in.
+
+A block costs the verify side time that its forwards lose, so nodes wait for company: those drafted ahead
+while a step is in flight go out shortly before it ends, because the next one begins at once. Only the
+answer to a verdict, the block that says ready, does not wait.
+"""
+
+from __future__ import annotations
+
+FIRST = 0.6
+"""Share of a round after which the first nodes drafted ahead go out."""
+GAP = 0.15
+"""Share of a round between blocks after that."""
+GAP_PER_SESSION = 1e-3
+"""Seconds between blocks for each session that shares the step: many sessions send one block each."""
+
+
+class Posting:
+    """The next time at which one session's nodes should go out."""
+
+    def __init__(self) -> None:
+        self.blocks = 0
+        """Sent since the last verdict."""
+        self._due = 0.0
+        self._gap = 0.0
+
+    def verdict(self, now: float, period: float | None, batch_size: int) -> None:
+        """A round of about `period` seconds with `batch_size` sessions begins."""
+        self.blocks = 0
+        self._gap = max(GAP * (period or 0.0), GAP_PER_SESSION * batch_size)
+        self._due = now + FIRST * (period or 0.0)
+
+    def sent(self, now: float) -> None:
+        """A block went out."""
+        self.blocks += 1
+        self._due = max(self._due, now + self._gap)
+
+    def due(self, now: float) -> bool:
+        """True when nodes that are not needed at once should go out."""
+        return now >= self._due
