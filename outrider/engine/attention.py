@@ -5,7 +5,8 @@ attention. We store the new keys and values in their slots, gather what each gro
 return the mixed values. Which tokens those are stands in the step that is current during the forward.
 
 On the CPU the arithmetic is float32 whatever the model's is. It takes no longer, and the order of
-additions, which depends on the batch and on a tree's shape, then hardly ever shows in a 16-bit result.
+additions, which depends on the batch and on a tree's shape, then hardly ever shows in a 16-bit result. With
+an `Arithmetic` it never does: `outrider.engine.ordered_attention` takes over.
 
 Shapes: N packed tokens, Q query heads, H kv heads, G = Q / H, D head width, S slots; B, n, L as in
 `outrider.engine.step`. Query rows are folded as [B, H, G * n, D]: one problem per kv head instead of one
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,7 +25,9 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from outrider.engine.arithmetic import Arithmetic
 from outrider.engine.loaded_model import Geometry
+from outrider.engine.ordered_attention import Batch, mix, plan_batches, plan_runs
 from outrider.engine.pages import Move
 from outrider.engine.step import Group, Step, View
 from outrider.errors import ModelError
@@ -43,7 +46,14 @@ class PagedAttention:
         ModelError: the device has no memory for so many slots.
     """
 
-    def __init__(self, geometry: Geometry, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        geometry: Geometry,
+        num_slots: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        arithmetic: Arithmetic | None = None,
+    ) -> None:
         shape = (geometry.num_layers, num_slots, geometry.kv_heads)
         try:
             self.keys = torch.zeros((*shape, geometry.head_dim), dtype=dtype, device=device)
@@ -55,7 +65,10 @@ class PagedAttention:
         self.unknown: set[str] = set()
         """Arguments that a layer passed and that we know nothing of."""
         self.name = f"outrider_{next(_names)}"
+        self._arithmetic = arithmetic
         self._step: Step | None = None
+        self._batches: dict[int | None, list[Batch]] = {}
+        """By sliding window, for the current step."""
         _register(self)
 
     @contextmanager
@@ -66,6 +79,7 @@ class PagedAttention:
             yield
         finally:
             self._step = None
+            self._batches.clear()
 
     def move(self, moves: Sequence[Move]) -> None:
         """Copy entries between slots in all layers; all reads come before all writes."""
@@ -96,13 +110,16 @@ class PagedAttention:
         step = self._step
         assert step is not None, "attention outside of a step"
         layer: int = module.layer_idx  # type: ignore[assignment]
-        if layer not in self.windows:
-            self.windows[layer] = sliding_window
-            self.unknown.update({name for name, given in others.items() if given is not None} - _NEUTRAL)
+        self.note(layer, sliding_window, others)
         keys, values = self.keys[layer], self.values[layer]
         stored = step.slots.shape[0]
         keys.index_copy_(0, step.slots, key[0, :, :stored].transpose(0, 1))
         values.index_copy_(0, step.slots, value[0, :, :stored].transpose(0, 1))
+        if self._arithmetic is not None:
+            batches, blocks = self._ordered(step, sliding_window, s_aux), self._arithmetic.attention
+            scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+            packed = mix(batches, query[0], keys, values, blocks, scale, softcap)
+            return packed.to(query.dtype).unsqueeze(0), None
         explicit = softcap is not None or s_aux is not None
         mixed: list[torch.Tensor] = []
         for group in step.groups:
@@ -120,6 +137,20 @@ class PagedAttention:
             mixed.append(query.new_zeros(padding, dtype=step.dtype))
         packed = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
         return packed.to(query.dtype).unsqueeze(0), None
+
+    def _ordered(self, step: Step, window: int | None, sinks: torch.Tensor | None) -> list[Batch]:
+        """What the step's queries see through a window, in order of positions."""
+        if sinks is not None:
+            raise ModelError("deterministic: not offered for attention with sinks; set deterministic off")
+        if window not in self._batches:
+            self._batches[window] = plan_batches(plan_runs(step.groups), window, step.tokens.device)
+        return self._batches[window]
+
+    def note(self, layer: int, window: int | None, others: Mapping[str, Any]) -> None:
+        """Remember what a layer asks for when it calls first; the self check looks at it."""
+        if layer not in self.windows:
+            self.windows[layer] = window
+            self.unknown.update({name for name, given in others.items() if given is not None} - _NEUTRAL)
 
 
 def _register(attention: PagedAttention) -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from outrider.engine.arithmetic import Arithmetic
+
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
@@ -29,6 +31,7 @@ class LoadedModel:
     """A decoder-only model in evaluation mode, and what callers need to know of it."""
 
     model: nn.Module
+    """A `LeanDecoder`, or the transformers model."""
     name: str
     """The last part of the folder or hub id."""
     vocabulary_size: int
@@ -39,6 +42,13 @@ class LoadedModel:
     dtype: torch.dtype
     device: torch.device
     geometry: Geometry
+    arithmetic: Arithmetic | None = None
+    """Set: a token's results do not depend on its batch."""
+
+    @property
+    def kind(self) -> str:
+        """The class of the model in transformers."""
+        return str(getattr(self.model, "kind", type(self.model).__name__))
 
     @property
     def num_layers(self) -> int:

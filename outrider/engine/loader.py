@@ -1,12 +1,13 @@
 """Loads a decoder-only model and makes sure that this engine computes what the model computes.
 
-`load_model` goes: settings -> support -> weights -> packing -> self check. Whatever is wrong ends in a
-ModelError with one sentence, before a port is opened.
+`load_model` goes: settings -> support -> weights -> lean forward -> packing -> deterministic arithmetic, if
+asked for -> self check. Whatever is wrong ends in a ModelError with one sentence, before a port is opened.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,19 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from outrider.engine.check import TOLERANCE, check_paged, run_plain
+from outrider.engine.check import TOLERANCE, Plain, check_paged, run_plain
+from outrider.engine.check_bits import check_bits
+from outrider.engine.lean import NotLean, lean_decoder
 from outrider.engine.loaded_model import Geometry, LoadedModel
-from outrider.engine.packed_linear import pack_linears
+from outrider.engine.packed_linear import pack_linears, wrap_linears
+from outrider.engine.probes import find_arithmetic
 from outrider.engine.tokenizer_files import TokenizerFiles, check_place, load_tokenizer, vocabulary_hash
 from outrider.errors import ModelError
 
 __all__ = ["Geometry", "LoadedModel", "TokenizerFiles", "load_model", "load_tokenizer", "vocabulary_hash"]
 
+LEAN_STRICTNESS = 2.0
+"""How much nearer to the model's own results than `TOLERANCE` the lean forward must be in 16 bits."""
 _factory: Any = AutoModelForCausalLM  # its annotations leave out what the arguments below change
 _LOAD_ERRORS = (OSError, ValueError, ImportError, RuntimeError, KeyError, TypeError, SafetensorError)
 """What transformers raises for files that are missing, unreadable, too large or not a known model."""
@@ -36,11 +42,15 @@ def load_model(
     threads: int,
     context_length: int = 0,
     trust_remote_code: bool = False,
+    lean: bool = True,
+    deterministic: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> LoadedModel:
     """Load a model from a folder or hub id.
 
-    `dtype` and `device` may be auto; `context_length` 0 is the model's own limit.
+    `dtype` and `device` may be auto; `context_length` 0 is the model's own limit; without `lean`, or where
+    that forward does not fit, the model's own modules run. With `deterministic` a token's results do not
+    depend on its batch.
 
     Raises:
         ModelError: it cannot be loaded, is of a kind that cannot run here, or fails the self check.
@@ -59,8 +69,6 @@ def load_model(
     network = _read_weights(model, dtype, place, trust_remote_code)
     say("checking the model against this engine")
     plain = run_plain(network, limit)
-    if place.type == "cpu":
-        say(f"packed {pack_linears(network)} linear layers")
     loaded = LoadedModel(
         model=network,
         name=Path(model).name,
@@ -72,8 +80,52 @@ def load_model(
         device=place,
         geometry=plain.geometry,
     )
+    if lean:
+        loaded = _made_lean(loaded, network, plain, say)
+    del network  # a lean model's weights are fused, and freed as they are packed
+    return _finished(loaded, plain, deterministic, say)
+
+
+def _made_lean(
+    loaded: LoadedModel, network: PreTrainedModel, plain: Plain, say: Callable[[str], None]
+) -> LoadedModel:
+    """The model with the lean forward if it computes the same, else as it is."""
+    try:
+        made = replace(loaded, model=lean_decoder(network, plain.geometry, plain.windows))
+        check_paged(made, plain, LEAN_STRICTNESS)
+    except (NotLean, ModelError) as reason:
+        say(f"without the lean forward: {reason}")
+        return loaded
+    return made
+
+
+def _finished(
+    loaded: LoadedModel, plain: Plain, deterministic: bool, say: Callable[[str], None]
+) -> LoadedModel:
+    """The model packed, made deterministic if asked for, and checked."""
+    if loaded.device.type == "cpu":
+        say(f"packed {pack_linears(loaded.model)} linear layers")
+    if deterministic:
+        loaded = _made_deterministic(loaded, say)
     check_paged(loaded, plain)
+    if deterministic:
+        check_bits(loaded)
     return loaded
+
+
+def _made_deterministic(loaded: LoadedModel, say: Callable[[str], None]) -> LoadedModel:
+    """The model, packed already, with arithmetic that does not depend on the batch.
+
+    Raises:
+        ModelError: that is not offered for this model, or not with this device and threads.
+    """
+    if loaded.device.type == "cpu" and torch.get_num_threads() > 1:
+        raise ModelError("deterministic: on the CPU it takes one thread per replica; set threads to 1")
+    wrap_linears(loaded.model)
+    arithmetic = find_arithmetic(loaded.model, loaded.kind, loaded.geometry)
+    linear, attention = arithmetic.linear.sizes[0], arithmetic.attention.sizes[0]
+    say(f"deterministic: blocks of {linear} rows and more in linear layers, of {attention} in attention")
+    return replace(loaded, arithmetic=arithmetic)
 
 
 def _device(device: str) -> torch.device:

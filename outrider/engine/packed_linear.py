@@ -1,9 +1,12 @@
-"""Linear layers with oneDNN-packed weights, for the CPU.
+"""Linear layers with packed weights, for the CPU.
 
-oneDNN keeps a weight in the block layout its matrix kernels read, which halves the time of small
-batches; these are the operators that torch's own compiler uses. From two rows on, a row's result does not
-depend on how many others there are, while plain float32 products change their order of additions at four:
-so weights too small to gain speed are packed too.
+With AVX-512 kernels of our own (`outrider.engine.kernels`) take fourteen rows in the time of
+one, and give a row the same bits in every batch. Elsewhere oneDNN keeps a weight in the block layout that
+its kernels read, which halves the time of small batches; these are the operators that torch's own compiler
+uses. From two rows on, a row's result then does not depend on how many others there are, while plain float32
+products change their order of additions at four: so weights too small to gain speed are packed too.
+
+A layer with `rows` set computes in blocks of these sizes alone; see `outrider.engine.arithmetic`.
 """
 
 from __future__ import annotations
@@ -12,41 +15,96 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.functional import linear
 from transformers.pytorch_utils import Conv1D
 
+from outrider.engine.kernels.rows import PackedRows, fits
+from outrider.engine.row_blocks import RowBlocks
 
-class PackedLinear(nn.Module):
-    """`x @ weight.T + bias` with a weight [out, in] that was packed once."""
+
+class RowLinear(nn.Module):
+    """`x @ weight.T + bias`, a row at a time as far as results go, where `rows` is set."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+        self.dtype, self.device = weight.dtype, weight.device
+        self.biased = bias is not None
+        self.rows: RowBlocks | None = None
+        self._weight = self._prepared(weight.detach())
         self._bias = None if bias is None else bias.detach()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in] -> [..., out]."""
-        y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
-        return y
+        if self.rows is None:
+            return self.compute(x)
+        y = self.rows.apply(x.reshape(-1, self.in_features), self.compute)
+        return y.view(*x.shape[:-1], self.out_features)
+
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., in] -> [..., out] in one product."""
+        return linear(x, self._weight, self._bias)
 
     def extra_repr(self) -> str:
         """For printing the model."""
         return f"in_features={self.in_features}, out_features={self.out_features}"
 
+    def _prepared(self, weight: torch.Tensor) -> torch.Tensor:
+        """The weight [out, in] as `compute` takes it."""
+        return weight
+
+
+class PackedLinear(RowLinear):
+    """The same with a weight that was packed once."""
+
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., in] -> [..., out] in one product."""
+        y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+        return y
+
+    def _prepared(self, weight: torch.Tensor) -> torch.Tensor:
+        packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight)
+        return packed
+
+
+class StreamedLinear(RowLinear):
+    """The same with kernels that read the weights once for up to fourteen rows."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__(weight.new_empty(weight.shape[0], 0), None)
+        self.in_features, self.biased = weight.shape[1], bias is not None
+        self._packed = PackedRows(weight.detach(), None if bias is None else bias.detach())
+
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., in] -> [..., out] in one product."""
+        rows = x.reshape(-1, self.in_features).contiguous()
+        return self._packed.product(rows).view(*x.shape[:-1], self.out_features)
+
 
 def pack_linears(model: nn.Module) -> int:
-    """Replace the linear layers of a model on the CPU that oneDNN takes; returns how many.
+    """Replace the linear layers of a model on the CPU by packed ones, where there is a way; returns how many.
 
     An embedding that shares its weight with the output layer keeps it: the output layer gets a packed copy.
     """
-    if not _operators_exist():
-        return 0
-    names = [name for name, module in model.named_modules() if _can_be_packed(module)]
+    streamed = [name for name, module in model.named_modules() if _can_be_streamed(module)]
+    count = _replace(model, streamed, StreamedLinear)
+    if _operators_exist():
+        packed = [name for name, module in model.named_modules() if _can_be_packed(module)]
+        count += _replace(model, packed, PackedLinear)
+    return count
+
+
+def wrap_linears(model: nn.Module) -> int:
+    """Replace the linear layers that are not packed by ones that can compute in blocks; returns how many."""
+    return _replace(model, [name for name, module in model.named_modules() if _is_linear(module)], RowLinear)
+
+
+def _replace(model: nn.Module, names: list[str], kind: type[RowLinear]) -> int:
     for name in names:
         parent, _, attribute = name.rpartition(".")
         module: Any = model.get_submodule(name)
         weight = module.weight.t() if isinstance(module, Conv1D) else module.weight
-        setattr(model.get_submodule(parent), attribute, PackedLinear(weight, module.bias))
+        setattr(model.get_submodule(parent), attribute, kind(weight, module.bias))
     return len(names)
 
 
@@ -58,8 +116,20 @@ def _operators_exist() -> bool:
     )
 
 
+def _is_linear(module: nn.Module) -> bool:
+    return type(module) in (nn.Linear, Conv1D)  # a subclass may compute something else
+
+
+def _can_be_streamed(module: nn.Module) -> bool:
+    if not _is_linear(module):
+        return False
+    weight = module.weight
+    assert isinstance(weight, torch.Tensor)
+    return fits(weight.t() if isinstance(module, Conv1D) else weight)
+
+
 def _can_be_packed(module: nn.Module) -> bool:
-    if type(module) not in (nn.Linear, Conv1D):  # a subclass may compute something else
+    if not _is_linear(module):
         return False
     weight = module.weight
     assert isinstance(weight, torch.Tensor)

@@ -42,6 +42,8 @@ class PagePool:
     def __init__(self, num_pages: int, page_size: int) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
+        self.sharing = True
+        """Full pages are published for reuse."""
         self._references = [0] * num_pages
         self._free = list(range(num_pages - 1, -1, -1))
         self._page_of: dict[bytes, int] = {}
@@ -96,7 +98,7 @@ class PagePool:
 
     def publish(self, page: int, key: bytes) -> None:
         """Make a full page findable by content; the first page with a content stays the one found."""
-        if key not in self._page_of and page not in self._key_of:
+        if self.sharing and key not in self._page_of and page not in self._key_of:
             self._page_of[key] = page
             self._key_of[page] = key
 

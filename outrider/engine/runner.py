@@ -16,6 +16,8 @@ from typing import Any
 import torch
 
 from outrider.engine.attention import PagedAttention
+from outrider.engine.lean import LeanAttention, LeanDecoder, LeanForward
+from outrider.engine.lean.forward import Step as Inputs
 from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.pages import PagePool, SequenceKv
 from outrider.engine.step import Segment, Step, plan_step
@@ -32,11 +34,15 @@ class ModelRunner:
     def __init__(self, loaded: LoadedModel, num_pages: int, page_size: int) -> None:
         self.loaded = loaded
         self.pool = PagePool(num_pages, page_size)
-        self.attention = PagedAttention(loaded.geometry, num_pages * page_size, loaded.dtype, loaded.device)
+        self.attention = self.make_attention(num_pages * page_size)
         network: Any = loaded.model
-        network.set_attn_implementation(self.attention.name)
-        self._network = network
-        self._selects_rows = "logits_to_keep" in inspect.signature(network.forward).parameters
+        if isinstance(network, LeanDecoder):
+            self._lean = LeanForward(network)
+            self._logits = self._lean_logits
+        else:
+            network.set_attn_implementation(self.attention.name)
+            self._selects_rows = "logits_to_keep" in inspect.signature(network.forward).parameters
+            self._logits = self._module_logits
 
     def forward(self, segments: Sequence[Segment]) -> torch.Tensor:
         """Run the segments' tokens as one packed batch; they become scratch entries of their sequences.
@@ -47,19 +53,32 @@ class ModelRunner:
         Raises:
             OutOfPages: a sequence cannot grow; none has, though some may have more room reserved.
         """
-        for segment in segments:
-            segment.kv.reserve(len(segment.tokens))
-        for segment in segments:
-            segment.kv.append(segment.tokens, segment.parents)
+        self.append(segments)
         step = plan_step(
             segments,
             queries_per_kv=self.loaded.geometry.queries_per_kv,
             dtype=self.loaded.dtype,
             device=self.loaded.device,
+            arithmetic=self.loaded.arithmetic,
         )
         wanted = sum(len(segment.wanted) for segment in segments)
         # A copy outside of inference mode: callers may write into it.
         return self._run(step)[:wanted].to(torch.float32, copy=True)
+
+    def append(self, segments: Sequence[Segment]) -> None:
+        """Make the segments' tokens scratch entries of their sequences.
+
+        Raises:
+            OutOfPages: see `forward`.
+        """
+        for segment in segments:
+            segment.kv.reserve(len(segment.tokens))
+        for segment in segments:
+            segment.kv.append(segment.tokens, segment.parents)
+
+    def make_attention(self, num_slots: int) -> PagedAttention:
+        """The attention that this runner's forwards call."""
+        return _attention(self.loaded, num_slots)
 
     def commit(
         self, kv: SequenceKv, keep: Sequence[int], tokens: Sequence[int], survivors: Sequence[int] = ()
@@ -79,9 +98,22 @@ class ModelRunner:
 
     def _run(self, step: Step) -> torch.Tensor:
         """Logits [W with padding, V] of a planned step."""
-        selection = {"logits_to_keep": step.wanted} if self._selects_rows else {}
         with torch.inference_mode(), self.attention.during(step):
-            logits: torch.Tensor = self._network(
-                input_ids=step.tokens, position_ids=step.positions, use_cache=False, **selection
-            ).logits[0]
-            return logits if self._selects_rows else logits.index_select(0, step.wanted)
+            return self._logits(step)
+
+    def _lean_logits(self, step: Step) -> torch.Tensor:
+        return self._lean(step, self.attention)
+
+    def _module_logits(self, step: Inputs) -> torch.Tensor:
+        selection = {"logits_to_keep": step.wanted} if self._selects_rows else {}
+        logits: torch.Tensor = self.loaded.model(
+            input_ids=step.tokens, position_ids=step.positions, use_cache=False, **selection
+        ).logits[0]
+        return logits if self._selects_rows else logits.index_select(0, step.wanted)
+
+
+def _attention(loaded: LoadedModel, num_slots: int) -> PagedAttention:
+    shape, dtype, device = loaded.geometry, loaded.dtype, loaded.device
+    if isinstance(loaded.model, LeanDecoder) and device.type == "cpu" and loaded.arithmetic is None:
+        return LeanAttention(shape, num_slots, dtype, device)
+    return PagedAttention(shape, num_slots, dtype, device, loaded.arithmetic)

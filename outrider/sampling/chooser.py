@@ -12,17 +12,19 @@ Shapes: N rows, V vocabulary, K ranked tokens of a row.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
 
+from outrider.accelerator import has_kernels
 from outrider.acceptance import SHARPNESS_GRID, bucket
 from outrider.messages import TokenLogprob
 from outrider.sampling.noise import row_keys
-from outrider.sampling.perturbed import Leaders, leaders, leaders_among
-from outrider.sampling.processors import Row, processed
+from outrider.sampling.perturbed import Leaders, leaders, leaders_among, likely_leaders
+from outrider.sampling.processors import Row, plain, processed
 from outrider.sampling.truncation import kept, truncates
 
 __all__ = ["Ranking", "Row", "choose", "logprobs", "rank"]
@@ -48,12 +50,31 @@ class Ranking:
 
 def choose(logits: Tensor, rows: Sequence[Row], eos_token_ids: Collection[int]) -> list[int]:
     """The target's token at each row: logits [N, V] float32."""
+    if has_kernels(logits.device) and plain(rows):
+        return _choose_on_device(logits, rows)
+    return _choose(logits, rows, eos_token_ids)
+
+
+def _choose_on_device(logits: Tensor, rows: Sequence[Row]) -> list[int]:
+    """The same with one wait for the device, but for the rows whose truncation keeps very many tokens."""
+    from outrider.sampling import on_device  # needs Triton, which is there
+
+    tokens = on_device.choose(logits, rows)
+    unknown = [index for index, token in enumerate(tokens) if token == on_device.UNKNOWN]
+    if unknown:
+        found = _choose(logits[unknown], [rows[index] for index in unknown], ())
+        for index, token in zip(unknown, found, strict=True):
+            tokens[index] = token
+    return tokens
+
+
+def _choose(logits: Tensor, rows: Sequence[Row], eos_token_ids: Collection[int]) -> list[int]:
     logits = processed(logits, rows, eos_token_ids)
     greedy, sampled = _split(rows)
     if not sampled:
         return logits.argmax(-1).tolist()
     tokens = [0] * len(rows)
-    for indices, found in _sampled_leaders(logits, rows, sampled, [1.0] * len(rows), 1, 1):
+    for indices, found in _sampled_leaders(logits, rows, sampled, [1.0] * len(rows), 1, leaders):
         for index, token in zip(indices, found.tokens[:, 0].tolist(), strict=True):
             tokens[index] = token
     if greedy:
@@ -70,17 +91,35 @@ def rank(
     eos_token_ids: Collection[int],
 ) -> list[Ranking]:
     """Each row's `count` likeliest choices of the target, from the draft's logits [N, V] float32."""
-    logits = processed(logits, rows, eos_token_ids)
     count = min(count, logits.shape[1])
     slopes = [sharpness] * len(rows) if isinstance(sharpness, (int, float)) else list(sharpness)
+    if rows and has_kernels(logits.device) and plain(rows):
+        return _rank_on_device(logits, rows, count, slopes)
+    logits = processed(logits, rows, eos_token_ids)
     greedy, sampled = _split(rows)
     rankings = dict(zip(greedy, _rank_greedy(logits[greedy], count), strict=True)) if greedy else {}
     rivals = min(max(count, _RIVALS), logits.shape[1])
-    for indices, found in _sampled_leaders(logits, rows, sampled, slopes, rivals, count):
+    for indices, found in _sampled_leaders(logits, rows, sampled, slopes, rivals, likely_leaders):
         temperatures = [rows[index].params.temperature for index in indices]
         ranked = _rank_sampled(found, [slopes[index] for index in indices], temperatures, count)
         rankings.update(zip(indices, ranked, strict=True))
     return [rankings[index] for index in range(len(rows))]
+
+
+def _rank_on_device(
+    logits: Tensor, rows: Sequence[Row], count: int, slopes: Sequence[float]
+) -> list[Ranking]:
+    from outrider.sampling import on_device  # needs Triton, which is there
+
+    rivals = min(max(count, _RIVALS), logits.shape[1])
+    ranked = on_device.rank(logits, rows, slopes, on_device.Ranks(rivals, _FLATNESS, _would_win))
+    rankings = []
+    for row, tokens, scores, shares, winners in zip(rows, *ranked, strict=True):
+        greedy = row.params.greedy
+        left = min(count, len(scores) - scores.count(-torch.inf))
+        buckets = [bucket(share, greedy=greedy) for share in shares[:left]]
+        rankings.append(Ranking(tokens[:left], buckets, () if greedy else tuple(winners)))
+    return rankings
 
 
 def logprobs(logits: Tensor, tokens: Sequence[int], count: int) -> list[TokenLogprob]:
@@ -108,13 +147,13 @@ def _sampled_leaders(
     sampled: Sequence[int],
     slopes: Sequence[float],
     count: int,
-    sure: int,
+    search: Callable[[Tensor, Tensor, Tensor, int], Leaders],
 ) -> Iterator[tuple[list[int], Leaders]]:
     """Leaders of the sampled rows in parts, each with the indices of its rows."""
     whole = [index for index in sampled if not truncates(rows[index].params)]
     if whole:
         keys, scale = _draws(rows, slopes, whole, logits.device)
-        yield whole, leaders(_part(logits, whole), scale, keys, count, sure)
+        yield whole, _searched(_part(logits, whole), scale, keys, count, search)
     cut = [index for index in sampled if truncates(rows[index].params)]
     for left in kept(_part(logits, cut), [rows[index].params for index in cut]) if cut else ():
         indices = [cut[place] for place in left.rows.tolist()]
@@ -122,7 +161,22 @@ def _sampled_leaders(
         if left.tokens.shape[1] <= _SHORT:
             yield indices, leaders_among(left.tokens, left.logits, scale, keys, count)
         else:
-            yield indices, leaders(left.spread(logits.shape[1]), scale, keys, count, sure)
+            yield indices, _searched(left.spread(logits.shape[1]), scale, keys, count, search)
+
+
+def _searched(
+    logits: Tensor,
+    scale: Tensor,
+    keys: Tensor,
+    count: int,
+    search: Callable[[Tensor, Tensor, Tensor, int], Leaders],
+) -> Leaders:
+    """The leaders over a vocabulary: a small one is drawn in full, like a short list."""
+    size = logits.shape[1]
+    if size > _SHORT:
+        return search(logits, scale, keys, count)
+    tokens = torch.arange(size, device=logits.device).expand(len(logits), size)
+    return leaders_among(tokens, logits, scale, keys, count)
 
 
 def _part(logits: Tensor, indices: Sequence[int]) -> Tensor:
@@ -178,8 +232,17 @@ def _rank_sampled(
 
 def _winners(found: Leaders, slopes: Sequence[float]) -> Tensor:
     """The leader that each sharpness of the grid would put first: [N, len(SHARPNESS_GRID)]."""
-    slope = torch.tensor(slopes, dtype=torch.float64, device=found.scores.device)[:, None]
+    return _would_win(found, torch.tensor(slopes, dtype=torch.float64, device=found.scores.device)[:, None])
+
+
+def _would_win(found: Leaders, slope: Tensor) -> Tensor:
+    """The same for slopes [N, 1] that are on the device."""
     logits = (found.scores - found.noise) / slope
-    grid = torch.tensor(SHARPNESS_GRID, dtype=torch.float64, device=logits.device)
-    scores = logits[:, None] * grid[:, None] + found.noise[:, None]  # [N, sharpness, K]
+    scores = logits[:, None] * _grid(logits.device)[:, None] + found.noise[:, None]  # [N, sharpness, K]
     return found.tokens.gather(1, scores.argmax(-1))
+
+
+@cache
+def _grid(device: torch.device) -> Tensor:
+    with torch.inference_mode(False):  # or it could not be used outside of it
+        return torch.tensor(SHARPNESS_GRID, dtype=torch.float64, device=device)

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -50,11 +50,15 @@ _LN2_NOISE = 12193974156573  # round(ln 2 * 2**44)
 
 def row_keys(seeds: Sequence[int], positions: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
     """Keys of the group stream and the token stream of each row: [N, 2] int64."""
-    keys = []
-    for seed, position in zip(seeds, positions, strict=True):
-        key = _mix_word(_mix_word(seed) + position * _GAMMA)
-        keys.append((_signed(key), _signed(_mix_word(key ^ _TOKEN_STREAM))))
+    keys = [_row_key(seed, position) for seed, position in zip(seeds, positions, strict=True)]
     return torch.tensor(keys, dtype=torch.int64, device=device).view(-1, 2)
+
+
+@lru_cache(maxsize=4096)
+def _row_key(seed: int, position: int) -> tuple[int, int]:
+    """The same for one row; a draft asks for a position again and again."""
+    key = _mix_word(_mix_word(seed) + position * _GAMMA)
+    return _signed(key), _signed(_mix_word(key ^ _TOKEN_STREAM))
 
 
 def gumbel(seed: int, position: int, tokens: Tensor) -> Tensor:

@@ -35,6 +35,13 @@ class Row:
     history: History | Path
 
 
+def plain(rows: Sequence[Row]) -> bool:
+    """True when `processed` changes nothing for these rows."""
+    return not any(
+        row.params.penalised or row.params.logit_bias or row.generated < row.params.min_tokens for row in rows
+    )
+
+
 def processed(logits: Tensor, rows: Sequence[Row], eos_token_ids: Collection[int]) -> Tensor:
     """Logits [N, V] after penalties, biases and masks; the same tensor when no row has any.
 

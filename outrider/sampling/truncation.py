@@ -44,7 +44,7 @@ def truncates(params: SamplingParams) -> bool:
     return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
 
 
-class _Limits(NamedTuple):
+class Limits(NamedTuple):
     """The parameters as columns; all [N, 1], with values that drop nothing where a limit is off."""
 
     temperature: Tensor
@@ -64,37 +64,66 @@ def kept(logits: Tensor, params: Sequence[SamplingParams]) -> Iterator[Kept]:
     return _list(rows, logits, _limits(logits, params), _FIRST_LISTED)
 
 
-def _limits(logits: Tensor, params: Sequence[SamplingParams]) -> _Limits:
+def _limits(logits: Tensor, params: Sequence[SamplingParams]) -> Limits:
     size = logits.shape[1]
 
     def column(values: list[float], dtype: torch.dtype) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=logits.device)[:, None]
 
-    limits = _Limits(
+    limits = Limits(
         column([p.temperature for p in params], torch.float32),
         column([p.top_k if 0 < p.top_k < size else size for p in params], torch.int64),
         column([p.top_p if p.top_p < 1.0 else math.inf for p in params], torch.float64),
         column([math.log(p.min_p) if p.min_p else -math.inf for p in params], torch.float64),
         logits.new_zeros(()),
     )
-    if any(p.top_p < 1.0 and not 0 < p.top_k < size for p in params):
-        weights = _weights(logits, logits.amax(-1, keepdim=True), limits.temperature)
-        whole = weights.sum(-1, keepdim=True)
-        return limits._replace(whole=whole.masked_fill_(limits.top_k < size, 0))
-    return limits._replace(whole=torch.zeros_like(limits.top_k))
+    return with_whole(limits, logits, any(nucleus_alone(p, size) for p in params))
 
 
-def _list(rows: Tensor, logits: Tensor, limits: _Limits, listed: int) -> Iterator[Kept]:
-    """List the highest tokens of each row; rows where more could stay are listed again, longer."""
-    listed = min(listed, logits.shape[1])
+def nucleus_alone(params: SamplingParams, size: int) -> bool:
+    """True when top-p is over the whole vocabulary of `size` tokens."""
+    return params.top_p < 1.0 and not 0 < params.top_k < size
+
+
+def with_whole(limits: Limits, logits: Tensor, needed: bool) -> Limits:
+    """The limits with the weight of whole rows, where some row needs it."""
+    if not needed:
+        return limits._replace(whole=torch.zeros_like(limits.top_k))
+    weights = _weights(logits, logits.amax(-1, keepdim=True), limits.temperature)
+    whole = weights.sum(-1, keepdim=True)
+    return limits._replace(whole=whole.masked_fill_(limits.top_k < logits.shape[1], 0))
+
+
+class Listing(NamedTuple):
+    """The highest tokens of some rows, in order."""
+
+    tokens: Tensor
+    """[N, C] int64"""
+    logits: Tensor
+    """[N, C]"""
+    stays: Tensor
+    """[N, C] bool"""
+    complete: Tensor
+    """[N] bool: no unlisted token could stay."""
+
+
+def listing(logits: Tensor, limits: Limits, listed: int) -> Listing:
+    """The `listed` highest tokens of each row [N, V], and which of them truncation leaves."""
     tokens = _in_order(logits.topk(listed))
     values = logits.gather(1, tokens)
     stays = _stays(values, limits)
-    complete = torch.ones_like(rows, dtype=torch.bool)
+    complete = torch.ones_like(stays[:, 0])
     if listed < logits.shape[1]:
         # Unlisted tokens may equal the last listed one, so none of its equals may be needed.
         complete = ~(stays & (values == values[:, -1:])).any(-1)
         complete &= (limits.top_k[:, 0] == logits.shape[1]) | (values[:, -1] < _lowest(values, limits)[:, 0])
+    return Listing(tokens, values, stays, complete)
+
+
+def _list(rows: Tensor, logits: Tensor, limits: Limits, listed: int) -> Iterator[Kept]:
+    """List the highest tokens of each row; rows where more could stay are listed again, longer."""
+    listed = min(listed, logits.shape[1])
+    tokens, values, stays, complete = listing(logits, limits, listed)
     if complete.any():
         stays = stays[complete]
         width = max(int(stays.sum(-1).max()), 1)  # 0 when every logit is -inf or NaN
@@ -102,11 +131,11 @@ def _list(rows: Tensor, logits: Tensor, limits: _Limits, listed: int) -> Iterato
         yield Kept(rows[complete], tokens[complete][:, :width], left[:, :width])
     if not complete.all():
         longer = ~complete
-        part = _Limits(*(column[longer] for column in limits))
+        part = Limits(*(column[longer] for column in limits))
         yield from _list(rows[longer], logits[longer], part, listed * _GROWTH)
 
 
-def _stays(values: Tensor, limits: _Limits) -> Tensor:
+def _stays(values: Tensor, limits: Limits) -> Tensor:
     """Which listed tokens stay: values [N, C] are the row's highest logits in order."""
     in_top_k = (values >= _lowest(values, limits)) & (values > -torch.inf)
     weights = _weights(values, values[:, :1], limits.temperature).masked_fill_(~in_top_k, 0)
@@ -117,7 +146,7 @@ def _stays(values: Tensor, limits: _Limits) -> Tensor:
     return in_top_k & in_nucleus & likely
 
 
-def _lowest(values: Tensor, limits: _Limits) -> Tensor:
+def _lowest(values: Tensor, limits: Limits) -> Tensor:
     """The k-th highest logit of each row [N, 1], or the lowest listed when k is beyond the list."""
     return values.gather(1, (limits.top_k - 1).clamp(max=values.shape[1] - 1))
 

@@ -6,7 +6,9 @@ import ctypes
 import importlib.util
 import platform
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from outrider.engine.kernels.rows_ir import (
     LANES,
     MAX_ROWS,
     PANEL,
+    PANEL_STEP_BYTES,
     STEP_BYTES,
     VECTORS,
     Numbers,
@@ -28,6 +31,8 @@ FEATURES = {torch.bfloat16: ("avx512f", "avx512bw", "avx512bf16"), torch.float32
 """What the processor must have, in LLVM's names."""
 MOST_ROWS = 4 * MAX_ROWS
 """Rows of one pass over the weights; more take several."""
+LEAST_SHARE = 2**20
+"""Bytes of weights that are worth handing to another thread."""
 _ALIGNMENT = 64
 _ARGUMENTS = (
     *(ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p),
@@ -40,7 +45,7 @@ class PackedRows:
     """The weights of one linear layer as the kernel reads them.
 
     `weight` [out, in] and `bias` [out] or None, of a dtype that `available` names; `in` times the size of a
-    number must be a multiple of 4 bytes.
+    number must be a multiple of 4 bytes. Products use as many threads as torch is set to now.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -51,7 +56,9 @@ class PackedRows:
         self._weight = _aligned(_panels(weight, self._panels, self._numbers))
         self._bias = None if bias is None else _padded(bias.float(), self._panels * PANEL)
         self._product = _compiled(weight.dtype)
-        self._sums = _aligned(torch.zeros(MOST_ROWS * PANEL))
+        threads = max(1, min(torch.get_num_threads(), self._panels, self._weight.nbytes // LEAST_SHARE))
+        self._shares = list(pairwise(self._panels * share // threads for share in range(threads + 1)))
+        self._sums = _aligned(torch.zeros(threads, MOST_ROWS * PANEL))
 
     def product(self, rows: torch.Tensor) -> torch.Tensor:
         """[R, in] contiguous -> [R, out], R >= 0. Not for several threads at once."""
@@ -61,22 +68,32 @@ class PackedRows:
         return result
 
     def _pass(self, rows: torch.Tensor, result: torch.Tensor) -> None:
-        count, size = rows.shape[0], self._numbers.bytes
-        groups = -(-count // MAX_ROWS)
+        """All panels, each thread its share; the calling one takes the first."""
+        others = [
+            _workers(len(self._shares)).submit(self._share, index, rows, result)
+            for index in range(1, len(self._shares))
+        ]
+        self._share(0, rows, result)
+        for other in others:
+            other.result()
+
+    def _share(self, index: int, rows: torch.Tensor, result: torch.Tensor) -> None:
+        first, end = self._shares[index]
+        column, size = first * PANEL, self._numbers.bytes
         self._product(
             rows.data_ptr(),
             STEP_BYTES * self._steps,
-            self._weight.data_ptr(),
+            self._weight.data_ptr() + first * self._steps * PANEL_STEP_BYTES,
             self._steps,
-            self._panels,
-            None if self._bias is None else self._bias.data_ptr(),
-            result.data_ptr(),
+            end - first,
+            None if self._bias is None else self._bias.data_ptr() + 4 * column,
+            result.data_ptr() + size * column,
             size * self._columns,
             size,
-            self._columns,
-            count,
-            groups,
-            self._sums.data_ptr(),
+            self._columns - column,
+            rows.shape[0],
+            -(-rows.shape[0] // MAX_ROWS),
+            self._sums[index].data_ptr(),
         )
 
 
@@ -96,6 +113,12 @@ def fits(weight: torch.Tensor) -> bool:
     if weight.device.type != "cpu" or not available(weight.dtype):
         return False
     return weight.shape[1] * NUMBERS[weight.dtype].bytes % STEP_BYTES == 0
+
+
+@cache
+def _workers(threads: int) -> ThreadPoolExecutor:
+    """The other threads; the kernel runs without the interpreter's lock."""
+    return ThreadPoolExecutor(threads - 1, thread_name_prefix="rows")
 
 
 @cache

@@ -67,6 +67,20 @@ def test_nothing_is_written_beside_the_result(dtype: torch.dtype, monkeypatch: p
 
 
 @dtypes
+def test_threads_share_the_panels(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With any number of threads the bits are those of one."""
+    weight, bias = random(9 * PANEL + 5, 64, dtype=dtype), random(9 * PANEL + 5, dtype=dtype, seed=1)
+    given = random(MAX_ROWS + 3, 64, dtype=dtype, seed=2)
+    expected = PackedRows(weight, bias).product(given)
+    monkeypatch.setattr(rows, "LEAST_SHARE", 1)
+    for threads in (2, 3, 7, 99):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        packed = PackedRows(weight, bias)
+        assert len(packed._shares) == min(threads, 10)
+        assert torch.equal(packed.product(given), expected)
+
+
+@dtypes
 def test_no_rows_make_no_result(dtype: torch.dtype) -> None:
     """An empty product has the right shape."""
     assert PackedRows(random(5, 8, dtype=dtype), None).product(random(0, 8, dtype=dtype)).shape == (0, 5)

@@ -106,6 +106,14 @@ class TestPrefixes:
         assert pool.statistics().cached == 0
         pool.check_integrity([kv])
 
+    def test_a_pool_without_sharing_forgets(self) -> None:
+        """Pages are free as soon as their last owner goes, and a second sequence computes everything."""
+        pool = PagePool(8, SIZE)
+        pool.sharing = False
+        prefill(pool, list(range(10))).release()
+        assert pool.statistics().cached == 0
+        assert SequenceKv.open(pool, list(range(10))).length == 0
+
     def test_reuse_can_be_declined(self) -> None:
         """Nothing is attached when the caller wants it computed."""
         pool = PagePool(8, SIZE)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.sampling.noise import gumbel_rows, row_keys
-from outrider.sampling.perturbed import leaders, leaders_among
+from outrider.sampling.perturbed import leaders, leaders_among, likely_leaders
 
 
 def dense_scores(logits: torch.Tensor, scale: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
@@ -33,7 +33,7 @@ def test_leaders_equal_those_of_all_scores(
     logits = torch.randn(5, vocabulary, generator=torch.Generator().manual_seed(seed % 2**63)) * spread
     scale = torch.full((5,), factor, dtype=torch.float64)
     keys = row_keys([seed] * 5, range(5))
-    found = leaders(logits, scale, keys, sure, sure)
+    found = leaders(logits, scale, keys, sure)
     expected = dense_scores(logits, scale, keys).topk(sure)
     assert torch.equal(found.scores, expected.values)
     assert torch.equal(found.tokens, expected.indices)
@@ -43,7 +43,7 @@ def test_masked_tokens_never_lead() -> None:
     """Tokens at -inf are not drawn; missing leaders have the score -inf."""
     logits = torch.full((2, 500), -torch.inf)
     logits[:, [3, 400]] = 0.0
-    found = leaders(logits, torch.ones(2, dtype=torch.float64), row_keys([1, 2], [0, 0]), 4, 4)
+    found = leaders(logits, torch.ones(2, dtype=torch.float64), row_keys([1, 2], [0, 0]), 4)
     assert set(found.tokens[0, :2].tolist()) == {3, 400}
     assert found.scores[:, 2:].isneginf().all()
 
@@ -56,6 +56,20 @@ def test_leaders_among_a_list_equal_leaders_of_the_vocabulary(rows: int) -> None
     keys = row_keys(range(rows), range(rows))
     listed = torch.arange(100).flip(0).expand(rows, -1)
     found = leaders_among(listed, logits.gather(1, listed), scale, keys, 3)
-    expected = leaders(logits, scale, keys, 3, 3)
+    expected = leaders(logits, scale, keys, 3)
     assert torch.equal(found.tokens, expected.tokens)
     assert torch.equal(found.noise, expected.noise)
+
+
+@pytest.mark.parametrize("vocabulary", [5, 64, 300, 5000])
+def test_likely_leaders_are_scored_right_and_mostly_lead(vocabulary: int) -> None:
+    """Every score is the token's own, best first, no token twice; few rows miss the leader of all."""
+    rows, count = 200, min(4, vocabulary)
+    logits = torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(0)) * 4
+    scale, keys = torch.ones(rows, dtype=torch.float64), row_keys([3] * rows, range(rows))
+    found = likely_leaders(logits, scale, keys, count)
+    dense = dense_scores(logits, scale, keys)
+    assert torch.equal(found.scores, dense.gather(1, found.tokens))
+    assert (found.scores.diff(dim=1) <= 0).all()
+    assert all(len(set(row)) == count for row in found.tokens.tolist())
+    assert (found.tokens[:, 0] != dense.argmax(1)).sum() <= 0.05 * rows

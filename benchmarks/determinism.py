@@ -1,0 +1,193 @@
+"""Does a token's result depend on its batch, and what does it cost that it does not?
+
+    python -m benchmarks.determinism --model DIR --dtype bfloat16
+
+The model is loaded twice, without and with `deterministic`. Each decodes some prompts greedily token by
+token, then again with candidates and all at once; candidates are the text decoded before, partly spoilt.
+
+    rows     of logits that are equal, in every bit, to those computed token by token; up to the first token
+             that differs
+    texts    that differ
+    cost     CPU time of a step of so many tokens of one sequence, both in turn, best of the rounds; the last
+             is a tree in which every node has two children
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from benchmarks.workload import add_flags, load_workload
+from outrider.engine.loader import load_model
+from outrider.engine.pages import SequenceKv
+from outrider.engine.runner import ModelRunner, Segment
+
+PAGE_SIZE = 16
+NODES = 6
+"""Depth of the candidates of a step."""
+SPOILT = 0.2
+"""Share of the candidates in chains that are wrong; in trees every candidate has a wrong sibling."""
+ALONE, CHAINS, TREES, TOGETHER = "one by one", "chains", "trees", "trees, all at once"
+Tokens = Sequence[int]
+
+
+@dataclass(slots=True)
+class Decoding:
+    """One text as it grows."""
+
+    kv: SequenceKv
+    last: int
+    text: list[int] = field(default_factory=list)
+    rows: list[torch.Tensor] = field(default_factory=list)
+    """[V] logits that chose each token of the text."""
+
+
+def main() -> None:
+    """Load both, print what differs and what it costs."""
+    flags = _flags()
+    prompts = load_workload(flags, flags.model).prompts[: flags.requests]
+    runners = [_runner(flags, prompts, deterministic) for deterministic in (False, True)]
+    print(f"{flags.model.name} {flags.dtype}; deterministic: {runners[1].loaded.arithmetic}\n")
+    print(f"{'':20} {'default':>24} {'deterministic':>24}")
+    found = [compare(runner, prompts, flags.tokens) for runner in runners]
+    for way in found[0]:
+        cells = [
+            f"{rows:.1%} of rows, {texts:2} of {len(prompts)} texts"
+            for rows, texts in (f[way] for f in found)
+        ]
+        print(f"{way:20} {cells[0]:>28} {cells[1]:>28}")
+    print("\nstep of     default  deterministic")
+    binary = [(node - 1) // 2 for node in range(flags.tree)]
+    for name, parents in [*((f"{n}", list(range(-1, n - 1))) for n in flags.rows), ("tree", binary)]:
+        plain, same = step_seconds(runners, prompts[0], parents, flags.rounds)
+        print(f"{name:>7} {plain * 1e3:8.2f} ms {same * 1e3:11.2f} ms {same / plain - 1:+7.1%}")
+
+
+def compare(runner: ModelRunner, prompts: Sequence[Tokens], count: int) -> dict[str, tuple[float, int]]:
+    """By way of decoding: the share of equal rows, and how many texts differ."""
+    alone = [decode(runner, [prompt], count)[0] for prompt in prompts]
+    texts = [decoding.text for decoding in alone]
+    pairs = list(zip(prompts, texts, strict=True))
+    ways = {
+        CHAINS: [decode(runner, [prompt], count, [text], CHAINS)[0] for prompt, text in pairs],
+        TREES: [decode(runner, [prompt], count, [text], TREES)[0] for prompt, text in pairs],
+        TOGETHER: decode(runner, prompts, count, texts, TREES),
+    }
+    return {way: _judge(alone, decodings) for way, decodings in ways.items()}
+
+
+def decode(
+    runner: ModelRunner,
+    prompts: Sequence[Tokens],
+    count: int,
+    drafts: Sequence[Tokens] = (),
+    way: str = ALONE,
+) -> list[Decoding]:
+    """Greedy texts of all prompts at once, with candidates from `drafts`."""
+    generator = random.Random(1)
+    decodings = [_prefilled(runner, prompt) for prompt in prompts]
+    while running := [i for i, decoding in enumerate(decodings) if len(decoding.text) < count]:
+        segments = [
+            _segment(decodings[i], drafts[i][len(decodings[i].text) :] if drafts else (), way, generator)
+            for i in running
+        ]
+        logits = runner.forward(segments)
+        parts = torch.split(logits, [len(segment.tokens) for segment in segments])
+        for i, segment, part in zip(running, segments, parts, strict=True):
+            _advance(runner, decodings[i], segment, part)
+    for decoding in decodings:
+        decoding.kv.release()
+        del decoding.text[count:], decoding.rows[count:]
+    return decodings
+
+
+def step_seconds(
+    runners: Sequence[ModelRunner], prompt: Tokens, parents: Sequence[int], rounds: int
+) -> tuple[float, float]:
+    """CPU seconds, on each of two runners, of a step of tokens with these parents behind a prompt."""
+    sequences = [_prefilled(runner, prompt).kv for runner in runners]
+    best = [float("inf")] * 2
+    for _ in range(rounds):
+        for i, (runner, kv) in enumerate(zip(runners, sequences, strict=True)):
+            start = time.thread_time()
+            runner.forward([Segment(kv, prompt[: len(parents)], parents, range(len(parents)))])
+            best[i] = min(best[i], time.thread_time() - start)
+            kv.rollback()
+    for kv in sequences:
+        kv.release()
+    return best[0], best[1]
+
+
+def _prefilled(runner: ModelRunner, prompt: Tokens) -> Decoding:
+    kv = SequenceKv.open(runner.pool, prompt, reuse=False)
+    chunk = prompt[:-1]
+    runner.forward([Segment(kv, chunk, None, [])])
+    runner.commit(kv, range(len(chunk)), chunk)
+    return Decoding(kv, prompt[-1])
+
+
+def _segment(decoding: Decoding, draft: Tokens, way: str, generator: random.Random) -> Segment:
+    """The last token and its candidates."""
+    tokens, parents, above = [decoding.last], [-1], 0
+    for token in draft[:NODES]:
+        if way == TREES:
+            tokens.append(token // 2)
+            parents.append(above)
+        spoilt = way == CHAINS and generator.random() < SPOILT
+        tokens.append(token // 2 if spoilt else token)
+        parents.append(above)
+        above = len(tokens) - 1
+    return Segment(decoding.kv, tokens, parents, range(len(tokens)))
+
+
+def _advance(runner: ModelRunner, decoding: Decoding, segment: Segment, logits: torch.Tensor) -> None:
+    """Walk down while a candidate is the greedy choice, and commit; logits [tokens, V]."""
+    assert segment.parents is not None
+    choices, path = logits.argmax(-1).tolist(), [0]
+    for offset in range(1, len(choices)):
+        if segment.parents[offset] == path[-1] and segment.tokens[offset] == choices[path[-1]]:
+            path.append(offset)
+    runner.commit(decoding.kv, path, [segment.tokens[offset] for offset in path])
+    decoding.text += [choices[offset] for offset in path]
+    decoding.rows += [logits[offset] for offset in path]
+    decoding.last = decoding.text[-1]
+
+
+def _judge(expected: Sequence[Decoding], found: Sequence[Decoding]) -> tuple[float, int]:
+    equal: list[bool] = []
+    for one, other in zip(expected, found, strict=True):
+        pairs = zip(one.text, other.text, strict=True)
+        same = next((i for i, (a, b) in enumerate(pairs) if a != b), len(one.text) - 1) + 1
+        equal += [torch.equal(a, b) for a, b in zip(one.rows[:same], other.rows[:same], strict=True)]
+    changed = sum(one.text != other.text for one, other in zip(expected, found, strict=True))
+    return sum(equal) / len(equal), changed
+
+
+def _runner(flags: argparse.Namespace, prompts: Sequence[Tokens], deterministic: bool) -> ModelRunner:
+    loaded = load_model(
+        str(flags.model), dtype=flags.dtype, device="cpu", threads=1, deterministic=deterministic
+    )
+    longest = max(len(prompt) for prompt in prompts) + flags.tokens + 4 * NODES
+    return ModelRunner(loaded, (len(prompts) + 1) * -(-longest // PAGE_SIZE), PAGE_SIZE)
+
+
+def _flags() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--model", type=Path, required=True, help="folder with config.json and weights")
+    parser.add_argument("--dtype", default="bfloat16", help="arithmetic of the weights")
+    parser.add_argument("--requests", type=int, default=8, help="prompts that are decoded")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16], help="step sizes")
+    parser.add_argument("--tree", type=int, default=12, help="nodes of the tree")
+    parser.add_argument("--rounds", type=int, default=20, help="steps per size")
+    add_flags(parser)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""The attention of `outrider.engine.attention` by kernels: no gathering, no masks in memory, no host work.
+
+What the tokens of a step see stands in its packed buffer, which the same kernels read in every layer. It
+means what `outrider.engine.step` means by it; the sums are taken in another order and in float32.
+
+Shapes: N packed tokens, Q query heads, H kv heads, D and V widths of keys and values, S slots.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.accelerator import multiprocessors
+from outrider.engine.attention import PagedAttention
+from outrider.engine.gpu.kernels.attention import attend_kernel, combine_kernel, store_kernel
+from outrider.engine.gpu.layout import DeviceStep, Layout
+from outrider.engine.gpu.plan import BLOCK_KEYS, block_rows
+from outrider.engine.loaded_model import Geometry
+
+PROGRAMS = 4
+"""Programs of a launch per multiprocessor, at most."""
+
+
+class KernelAttention(PagedAttention):
+    """Keys and values of all slots, and one more that padding is written to."""
+
+    def __init__(
+        self, geometry: Geometry, num_slots: int, page_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__(geometry, num_slots + 1, dtype, device)
+        self.trash = num_slots
+        """The slot that nothing reads."""
+        self.current: DeviceStep | None = None
+        """The step that attention calls serve."""
+        self._page_size = page_size
+        widths = (geometry.head_dim, geometry.value_dim)
+        self._shape = (geometry.kv_heads, geometry.queries_per_kv, *widths, *map(_power_of_2, widths))
+        self._scaling = geometry.head_dim**-0.5
+        self._programs = PROGRAMS * multiprocessors(device)
+        self._precision = "ieee" if dtype == torch.float32 else "tf32"
+
+    def open_step(self, buffer: Tensor, layout: Layout) -> DeviceStep:
+        """A step whose buffer [words] is on the device, with room for the parts of its tiles."""
+        heads, group, _, value_width, *_ = self._shape
+        rows = (layout.capacity.items, heads, block_rows(layout.capacity.tokens, group))
+        partial = torch.empty((*rows, value_width), dtype=torch.float32, device=buffer.device)
+        statistics = torch.empty((2, *rows), dtype=torch.float32, device=buffer.device)
+        return DeviceStep(buffer, layout, rows[2], partial, statistics)
+
+    def move_in_step(self, step: DeviceStep) -> None:
+        """Carry out the moves of a step's buffer."""
+        source, destination = step.moves
+        for entries in (self.keys, self.values):
+            entries.index_copy_(1, destination, entries.index_select(1, source))
+
+    def attend(
+        self,
+        module: torch.nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        *,
+        scaling: float | None = None,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        s_aux: Tensor | None = None,
+        **others: Any,
+    ) -> tuple[Tensor, None]:
+        """See `PagedAttention.attend`."""
+        step = self.current
+        assert step is not None, "attention outside of a step"
+        layer: int = module.layer_idx  # type: ignore[assignment]
+        self.note(layer, sliding_window, others)
+        self.store(step, layer, key[0].transpose(0, 1), value[0].transpose(0, 1))
+        mixed = self.mix(
+            step,
+            layer,
+            query[0].transpose(0, 1),
+            scaling=scaling,
+            window=sliding_window,
+            softcap=softcap,
+            sinks=s_aux,
+        )
+        return mixed.unsqueeze(0), None
+
+    def store(self, step: DeviceStep, layer: int, key: Tensor, value: Tensor) -> None:
+        """Write the tokens' keys [N, H, D] and values [N, H, V] to their slots."""
+        store_kernel[(len(key), self._shape[0])](
+            key,
+            value,
+            self.keys[layer],
+            self.values[layer],
+            step.buffer,
+            step.layout.at("slots"),
+            key.stride(0),
+            key.stride(1),
+            value.stride(0),
+            value.stride(1),
+            SHAPE=self._shape,
+            BLOCK=max(self._shape[4:]),
+            num_warps=1,
+        )
+
+    def mix(
+        self,
+        step: DeviceStep,
+        layer: int,
+        query: Tensor,
+        *,
+        scaling: float | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """What each token sees, mixed: query [N, Q, D] -> [N, Q, V]."""
+        out = query.new_empty((*query.shape[:2], self._shape[3]))
+        layout, items = step.layout, step.layout.capacity.items
+        attend_kernel[(min(items * self._shape[0], self._programs),)](
+            query,
+            self.keys[layer],
+            self.values[layer],
+            out,
+            step.partial,
+            step.statistics,
+            query if sinks is None else sinks,
+            step.buffer,
+            layout.items_at,
+            layout.tiles_at,
+            layout.at("positions"),
+            layout.at("own"),
+            layout.at("masks"),
+            items,
+            query.stride(0),
+            query.stride(1),
+            self._scaling if scaling is None else scaling,
+            softcap or 0.0,
+            SHAPE=self._shape,
+            BLOCK_M=step.block_rows,
+            BLOCK_N=BLOCK_KEYS,
+            PAGE=self._page_size,
+            WINDOW=window or 0,
+            SOFTCAP=softcap is not None,
+            SINKS=sinks is not None,
+            PRECISION=self._precision,
+            num_warps=4 if max(self._shape[4:]) <= 128 else 8,
+        )
+        combine_kernel[tuple(query.shape[:2])](
+            out,
+            step.partial,
+            step.statistics,
+            step.buffer,
+            layout.at("tile_of"),
+            layout.tiles_at,
+            items,
+            SHAPE=self._shape,
+            BLOCK_M=step.block_rows,
+        )
+        return out
+
+
+def _power_of_2(size: int) -> int:
+    return 1 << (size - 1).bit_length()

@@ -1,0 +1,2 @@
+"""Triton kernels. Importing a module of this package needs Triton; `outrider.accelerator` says whether there
+is one. With TRITON_INTERPRET=1 they run on the CPU, slowly."""

@@ -1,0 +1,319 @@
+"""Attention over pages with tree masks: flash attention split along the keys (flash-decoding).
+
+A *tile* is up to BLOCK_M rows: some new tokens of one sequence, each with the query heads of one kv head.
+An *item* is one tile and one range of its sequence's entries; the programs of the launch share items and
+kv heads. A tile with one item writes its result, one with several writes partial sums that
+`combine_kernel` joins. Where things are stands in one int64 buffer, see `outrider.engine.gpu.layout`.
+
+Softmax runs in base 2 and float32 (Milakov and Gimelshein 2018; Dao et al. 2022, 2023).
+
+Shapes: N tokens, Q query heads, H kv heads, D and V widths of keys and values, S slots; SHAPE is H, Q / H, D,
+V, and the powers of two that D and V fit in.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+TILE_FIELDS = tl.constexpr(8)
+"""First token, tokens, committed length, place of the pages, place of the depths (0: a chain), lowest
+position, first item, items."""
+ITEM_FIELDS = tl.constexpr(4)
+"""Tile, first entry, end, unused."""
+PARTS = tl.constexpr(16)
+"""Items joined at once."""
+
+
+@triton.jit
+def _capped(scores, softcap, SOFTCAP: tl.constexpr):
+    """Scores in base 2, bounded by tanh when the model asks for it (Gemma 2)."""
+    if SOFTCAP:
+        # tanh(x) = 1 - 2 / (exp(2 x) + 1), which needs no library and saturates rightly
+        scores = (1 - 2 / (tl.exp2(scores * (2 * LOG2_E) / softcap) + 1)) * softcap
+    return scores * LOG2_E
+
+
+@triton.jit
+def _fresh(sink, BLOCK_M: tl.constexpr, SHAPE: tl.constexpr):
+    """A running softmax before its first key, which a sink [M] (-inf: none) takes part in (gpt-oss)."""
+    BLOCK_V: tl.constexpr = SHAPE[5]
+    total = tl.where(sink == float("-inf"), 0.0, 1.0)
+    return sink, total, tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
+
+
+@triton.jit
+def _absorb(state, scores, v, PRECISION: tl.constexpr):
+    """One block of keys into the running softmax: scores [M, n] base 2 and -inf where hidden, v [n, V]."""
+    largest, total, mixed = state
+    raised = tl.maximum(largest, tl.max(scores, 1))
+    base = tl.where(raised == float("-inf"), 0.0, raised)  # a row may have seen nothing yet
+    faded = tl.exp2(largest - base)
+    weights = tl.exp2(scores - base[:, None])
+    total = total * faded + tl.sum(weights, 1)
+    mixed = tl.dot(weights.to(v.dtype), v, mixed * faded[:, None], input_precision=PRECISION)
+    return raised, total, mixed
+
+
+@triton.jit
+def _tile_rows(fields, head, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
+    """Packed token and query head of each row of a tile [M], and which rows there are."""
+    rows = tl.arange(0, BLOCK_M)
+    real = rows < tl.load(fields + 1) * GROUP
+    return tl.load(fields) + rows // GROUP, head * GROUP + rows % GROUP, real
+
+
+@triton.jit
+def _load_query(places, real, SHAPE: tl.constexpr):
+    """Queries [M, D] from where each begins [M]."""
+    columns = tl.arange(0, SHAPE[4])
+    return tl.load(
+        places[:, None] + columns[None, :], mask=real[:, None] & (columns < SHAPE[2])[None, :], other=0.0
+    )
+
+
+@triton.jit
+def _write(out, state, rows, real, SHAPE: tl.constexpr):
+    """The result of a tile that one item covers."""
+    columns = tl.arange(0, SHAPE[5])
+    tl.store(
+        out + rows[:, None] * SHAPE[3] + columns[None, :],
+        (state[2] / state[1][:, None]).to(out.dtype.element_ty),
+        mask=real[:, None] & (columns < SHAPE[3])[None, :],
+    )
+
+
+@triton.jit
+def _write_part(partial, statistics, state, rows, totals_at, real, SHAPE: tl.constexpr):
+    """What one of several items found, for `combine_kernel`."""
+    columns = tl.arange(0, SHAPE[5])
+    tl.store(statistics + rows, state[0], mask=real)
+    tl.store(statistics + totals_at + rows, state[1], mask=real)
+    tl.store(
+        partial + rows[:, None] * SHAPE[3] + columns[None, :],
+        state[2],
+        mask=real[:, None] & (columns < SHAPE[3])[None, :],
+    )
+
+
+@triton.jit
+def _visible(buffer, rows, sequence, entries, inside, WINDOW: tl.constexpr):
+    """Which entries [n] the rows [M] see where some may be scratch: [M, n].
+
+    A row of a chain (no mask) sees up to itself; one of a tree sees its ancestors' bits.
+    """
+    position, own, masks_at = rows
+    length, _, depths_at = sequence
+    offset = entries - length
+    branching = inside & (offset >= 0)
+    is_tree = (masks_at > 0)[:, None] & branching[None, :]
+    words = tl.load(buffer + masks_at[:, None] + (offset // 64)[None, :], mask=is_tree, other=0)
+    ancestor = ((words >> (offset % 64)[None, :]) & 1) == 1
+    seen = tl.where(is_tree, ancestor, entries[None, :] <= own[:, None]) & inside[None, :]
+    if WINDOW > 0:
+        branching = inside & (tl.where(depths_at > 0, offset, -1) >= 0)
+        depth = tl.load(buffer + depths_at + offset, mask=branching, other=0)
+        where = tl.where(branching, length - 1 + depth, entries)
+        seen = seen & (position[:, None] - where[None, :] < WINDOW)
+    return seen
+
+
+@triton.jit
+def _block(
+    state,
+    q,
+    rows,
+    sequence,
+    start,
+    end,
+    keys,
+    values,
+    buffer,
+    head,
+    scale,
+    softcap,
+    SHAPE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PAGE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+    SCRATCH: tl.constexpr,
+):
+    """One block of a sequence's entries into the running softmax; SCRATCH: some may not be committed."""
+    columns = tl.arange(0, SHAPE[4])
+    value_columns = tl.arange(0, SHAPE[5])
+    entries = start + tl.arange(0, BLOCK_N)
+    inside = entries < end
+    page = tl.load(buffer + sequence[1] + entries // PAGE, mask=inside, other=0)
+    places = (page * PAGE + entries % PAGE) * SHAPE[0] + head
+    k = tl.load(
+        keys + places[None, :] * SHAPE[2] + columns[:, None],
+        mask=(columns < SHAPE[2])[:, None] & inside[None, :],
+        other=0.0,
+    )
+    v = tl.load(
+        values + places[:, None] * SHAPE[3] + value_columns[None, :],
+        mask=(value_columns < SHAPE[3])[None, :] & inside[:, None],
+        other=0.0,
+    )
+    scores = _capped(tl.dot(q, k, input_precision=PRECISION) * scale, softcap, SOFTCAP)
+    if SCRATCH:
+        seen = _visible(buffer, rows, sequence, entries, inside, WINDOW)
+        scores = tl.where(seen, scores, float("-inf"))
+    elif WINDOW > 0:
+        scores = tl.where(rows[0][:, None] - entries[None, :] < WINDOW, scores, float("-inf"))
+    return _absorb(state, scores, v, PRECISION)
+
+
+@triton.jit(do_not_specialize=["most_items"])
+def attend_kernel(
+    query,  # [N, Q, D] by strides
+    keys,  # [S, H, D]
+    values,  # [S, H, V]
+    out,  # [N, Q, V]
+    partial,  # [items, H, BLOCK_M, V] float32
+    statistics,  # [2, items, H, BLOCK_M] float32: largest score and sum of weights
+    sinks,  # [Q], or anything when SINKS is false
+    buffer,
+    items_at,
+    tiles_at,
+    positions_at,
+    own_at,
+    masks_at,
+    most_items,
+    query_token_stride,
+    query_head_stride,
+    scale,
+    softcap,
+    SHAPE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PAGE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Every item of every kv head, shared among the programs of a one-dimensional grid."""
+    for unit in range(tl.program_id(0), tl.load(buffer) * SHAPE[0], tl.num_programs(0)):
+        item = unit // SHAPE[0]
+        head = unit % SHAPE[0]
+        entry = buffer + items_at + item * ITEM_FIELDS
+        fields = buffer + tiles_at + tl.load(entry) * TILE_FIELDS
+        begin = tl.load(entry + 1)
+        end = tl.load(entry + 2)
+        length = tl.load(fields + 2)
+        token, query_head, real = _tile_rows(fields, head, SHAPE[1], BLOCK_M)
+        q = _load_query(query + token * query_token_stride + query_head * query_head_stride, real, SHAPE)
+        rows = (
+            tl.load(buffer + positions_at + token, mask=real, other=0),
+            tl.load(buffer + own_at + token, mask=real, other=-1),
+            tl.load(buffer + masks_at + token, mask=real, other=-1),
+        )
+        sequence = (length, tl.load(fields + 3), tl.load(fields + 4))
+        sink = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        if SINKS:
+            first = tl.where(tl.load(fields + 6) == item, real.to(tl.int32), 0) > 0
+            sink = tl.load(sinks + query_head, mask=first, other=float("-inf")).to(tl.float32) * LOG2_E
+        state = _fresh(sink, BLOCK_M, SHAPE)
+        if WINDOW > 0:
+            lowest = tl.load(fields + 5)
+            begin = tl.maximum(begin, tl.maximum(lowest - WINDOW + 1, 0) // BLOCK_N * BLOCK_N)
+        middle = tl.minimum(end, length // BLOCK_N * BLOCK_N)
+        for start in range(begin, middle, BLOCK_N):
+            state = _block(state, q, rows, sequence, start, end, keys, values, buffer, head, scale, softcap,
+                           SHAPE, BLOCK_N, PAGE, WINDOW, SOFTCAP, PRECISION, False)  # fmt: skip
+        for start in range(tl.maximum(begin, middle), end, BLOCK_N):
+            state = _block(state, q, rows, sequence, start, end, keys, values, buffer, head, scale, softcap,
+                           SHAPE, BLOCK_N, PAGE, WINDOW, SOFTCAP, PRECISION, True)  # fmt: skip
+        if tl.load(fields + 7) == 1:
+            _write(out, state, token * (SHAPE[0] * SHAPE[1]) + query_head, real, SHAPE)
+        else:
+            at = (item * SHAPE[0] + head) * BLOCK_M + tl.arange(0, BLOCK_M)
+            _write_part(partial, statistics, state, at, most_items * SHAPE[0] * BLOCK_M, real, SHAPE)
+
+
+@triton.jit
+def _joined(partial, statistics, first, splits, step, totals_at, SHAPE: tl.constexpr):
+    """The result [V] of one row from its parts; part i stands at row `first + i * step`."""
+    BLOCK_V: tl.constexpr = SHAPE[5]
+    columns = tl.arange(0, BLOCK_V)
+    largest = tl.full([1], float("-inf"), tl.float32)
+    total = tl.zeros([1], tl.float32)
+    mixed = tl.zeros([BLOCK_V], tl.float32)
+    for start in range(0, splits, PARTS):
+        part = start + tl.arange(0, PARTS)
+        rows = first + part * step
+        peaks = tl.load(statistics + rows, mask=part < splits, other=float("-inf"))
+        totals = tl.load(statistics + totals_at + rows, mask=part < splits, other=0.0)
+        parts = tl.load(
+            partial + rows[:, None] * SHAPE[3] + columns[None, :],
+            mask=(part < splits)[:, None] & (columns < SHAPE[3])[None, :],
+            other=0.0,
+        )
+        raised = tl.maximum(largest, tl.max(peaks, 0, keep_dims=True))
+        base = tl.where(raised == float("-inf"), 0.0, raised)
+        weights = tl.exp2(peaks - base)
+        faded = tl.exp2(largest - base)
+        total = total * faded + tl.sum(weights * totals, 0, keep_dims=True)
+        mixed = mixed * faded + tl.sum(weights[:, None] * parts, 0)
+        largest = raised
+    return mixed / total
+
+
+@triton.jit(do_not_specialize=["most_items"])
+def combine_kernel(
+    out,  # [N, Q, V]
+    partial,
+    statistics,
+    buffer,
+    tile_of_at,
+    tiles_at,
+    most_items,
+    SHAPE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """Join the items of one token and query head (grid [N, Q]); padding tokens get zeros."""
+    token = tl.program_id(0).to(tl.int64)
+    query_head = tl.program_id(1)
+    columns = tl.arange(0, SHAPE[5])
+    result = out + (token * (SHAPE[0] * SHAPE[1]) + query_head) * SHAPE[3] + columns
+    tile = tl.load(buffer + tile_of_at + token)
+    fields = buffer + tiles_at + tl.maximum(tile, 0) * TILE_FIELDS
+    splits = tl.where(tile < 0, 0, tl.load(fields + 7))
+    if splits == 0:
+        tl.store(result, tl.zeros_like(columns).to(out.dtype.element_ty), mask=columns < SHAPE[3])
+    if splits > 1:
+        row = (token - tl.load(fields)) * SHAPE[1] + query_head % SHAPE[1]
+        first = (tl.load(fields + 6) * SHAPE[0] + query_head // SHAPE[1]) * BLOCK_M + row
+        step = SHAPE[0] * BLOCK_M
+        mixed = _joined(partial, statistics, first, splits, step, most_items * step, SHAPE)
+        tl.store(result, mixed.to(out.dtype.element_ty), mask=columns < SHAPE[3])
+
+
+@triton.jit
+def store_kernel(
+    key,  # [N, H, D] by strides
+    value,  # [N, H, V] by strides
+    keys,  # [S, H, D]
+    values,  # [S, H, V]
+    buffer,
+    slots_at,
+    key_token_stride,
+    key_head_stride,
+    value_token_stride,
+    value_head_stride,
+    SHAPE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Put one token's key and value of one kv head into its slot (grid [N, H])."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    columns = tl.arange(0, BLOCK)
+    place = tl.load(buffer + slots_at + token) * SHAPE[0] + head
+    k_columns = columns < SHAPE[2]
+    v_columns = columns < SHAPE[3]
+    k = tl.load(key + token * key_token_stride + head * key_head_stride + columns, mask=k_columns)
+    v = tl.load(value + token * value_token_stride + head * value_head_stride + columns, mask=v_columns)
+    tl.store(keys + place * SHAPE[2] + columns, k, mask=k_columns)
+    tl.store(values + place * SHAPE[3] + columns, v, mask=v_columns)

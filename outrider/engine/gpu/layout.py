@@ -1,0 +1,113 @@
+"""The one buffer that a step sends to the device: where everything stands in it.
+
+int64 throughout, so that positions, slots and mask words share it. A graph reads it at fixed places, which
+depend on its capacity alone; what varies in size stands in the tail, which tiles and rows point into.
+
+    counts      how many items there are
+    per token   token id, position, slot to write, row wanted, own entry, place of its mask, tile
+    moves       entries to copy before anything is written, from and to
+    tiles       see `kernels.attention.TILE_FIELDS`
+    items       see `kernels.attention.ITEM_FIELDS`
+    tail        page tables, ancestor masks, depths
+
+Padding tokens are written to a slot that nothing reads, belong to no tile, and get zeros from attention.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+TILE_FIELDS = 8
+ITEM_FIELDS = 4
+COUNTS = 16
+"""Places of the counts; also what all sections are aligned to."""
+PER_TOKEN = ("tokens", "positions", "slots", "wanted", "own", "masks", "tile_of")
+MOVES = 64
+"""Entries that a step can move before it begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What fits: a graph's, or just what an eager step needs."""
+
+    tokens: int
+    tiles: int
+    items: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Places in the buffer, in int64 words."""
+
+    capacity: Capacity
+
+    def at(self, name: str) -> int:
+        """Where a per-token section begins."""
+        return COUNTS + PER_TOKEN.index(name) * _aligned(self.capacity.tokens)
+
+    @property
+    def moves_at(self) -> int:
+        """Sources [MOVES], then destinations [MOVES]."""
+        return COUNTS + len(PER_TOKEN) * _aligned(self.capacity.tokens)
+
+    @property
+    def tiles_at(self) -> int:
+        """[tiles, TILE_FIELDS]."""
+        return self.moves_at + 2 * MOVES
+
+    @property
+    def items_at(self) -> int:
+        """[items, ITEM_FIELDS]."""
+        return self.tiles_at + _aligned(self.capacity.tiles * TILE_FIELDS)
+
+    @property
+    def tail_at(self) -> int:
+        """Where what varies in size begins."""
+        return self.items_at + _aligned(self.capacity.items * ITEM_FIELDS)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStep:
+    """A step's buffer on the device, and what it is divided into."""
+
+    buffer: Tensor
+    """[words] int64."""
+    layout: Layout
+    block_rows: int
+    """Rows of a tile, BLOCK_M."""
+    partial: Tensor
+    """[items, H, BLOCK_M, V] float32, where the items of one tile leave their sums."""
+    statistics: Tensor
+    """[2, items, H, BLOCK_M] float32, their largest scores and sums of weights."""
+
+    def section(self, name: str) -> Tensor:
+        """[tokens] of a per-token section."""
+        start = self.layout.at(name)
+        return self.buffer[start : start + self.layout.capacity.tokens]
+
+    @property
+    def tokens(self) -> Tensor:
+        """[1, N] int64, padding at the end."""
+        return self.section("tokens")[None]
+
+    @property
+    def positions(self) -> Tensor:
+        """[1, N] int64."""
+        return self.section("positions")[None]
+
+    @property
+    def wanted(self) -> Tensor:
+        """[N] int64, packed positions whose logits are wanted, padding at the end."""
+        return self.section("wanted")
+
+    @property
+    def moves(self) -> tuple[Tensor, Tensor]:
+        """Slots to copy from and to, [MOVES] each."""
+        start = self.layout.moves_at
+        return self.buffer[start : start + MOVES], self.buffer[start + MOVES : start + 2 * MOVES]
+
+
+def _aligned(words: int) -> int:
+    return -(-words // COUNTS) * COUNTS

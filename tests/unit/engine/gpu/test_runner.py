@@ -1,0 +1,93 @@
+"""The runner with graphs and kernels against the plain one, on the CPU, with fake graphs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from outrider.engine.gpu.runner import GraphRunner
+from outrider.engine.pages import SequenceKv
+from outrider.engine.runner import ModelRunner, Segment
+from tests.unit.engine.gpu.fakes import FakeGraphs
+
+PAGES, PAGE = 48, 4
+TOKENS = [(7 * i + 3) % 290 for i in range(60)]
+
+
+def script(runner: ModelRunner) -> list[torch.Tensor]:
+    """Prefill in two chunks, a tree, a commit that moves entries, survivors, a fork, a batch; all logits."""
+    kv, other = (SequenceKv.open(runner.pool, [], reuse=False) for _ in range(2))
+    results = [runner.forward([Segment(kv, TOKENS[:21], None, [20])])]
+    results.append(runner.forward([Segment(kv, TOKENS[21:24], None, range(3))]))
+    runner.commit(kv, range(24), TOKENS[:24])
+    branches = [5, 6, 7, 8, 9, 10, 11]
+    parents = [-1, -1, 1, 1, 3, 3, 5]
+    results.append(runner.forward([Segment(kv, branches, parents, range(7))]))
+    runner.commit(kv, [1, 3], [6, 8], survivors=[4, 5, 6])
+    results.append(runner.forward([Segment(kv, [12], [2], [0]), Segment(other, TOKENS[:9], None, [8, 3])]))
+    runner.commit(kv, [1], [10], survivors=[2, 3])
+    runner.commit(other, range(9), TOKENS[:9])
+    copy = runner.fork(other)
+    kv.rollback()
+    batch = [Segment(copy, [4, 5], None, [0, 1]), Segment(kv, [9], None, [0]), Segment(other, [4], None, [0])]
+    results.append(runner.forward(batch))
+    for sequence in (kv, other, copy):
+        sequence.release()
+    return results
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "mistral", "gemma2", "gpt_oss"])
+def test_logits_are_those_of_the_plain_runner(pair_of, architecture):
+    """Lean models and others, windows, softcap, sinks, experts: the same logits from kernels and graphs."""
+    loaded = pair_of(architecture).loaded
+    graphs = FakeGraphs()
+    found = script(GraphRunner(loaded, PAGES, PAGE, buckets=(8, 16), graphs=graphs))
+    expected = script(ModelRunner(loaded, PAGES, PAGE))
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+    assert (graphs.captured, graphs.replayed) == (2, 4), "the first chunk alone is longer than any bucket"
+
+
+def test_graphs_change_nothing(pair_of):
+    """Without a bucket every step runs eagerly, to the same logits."""
+    loaded = pair_of("llama").loaded
+    eager = script(GraphRunner(loaded, PAGES, PAGE, buckets=()))
+    graphs = script(GraphRunner(loaded, PAGES, PAGE, buckets=(8, 16), graphs=FakeGraphs()))
+    for ours, theirs in zip(graphs, eager, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_results_outlive_the_next_step(pair_of):
+    """Logits are the caller's: the next replay of the same graph leaves them alone."""
+    runner = GraphRunner(pair_of("llama").loaded, PAGES, PAGE, buckets=(4,), graphs=FakeGraphs())
+    kv = SequenceKv.open(runner.pool, [], reuse=False)
+    first = runner.forward([Segment(kv, [1, 2], None, [1])])
+    kept = first.clone()
+    runner.forward([Segment(kv, [3, 4], None, [1])])
+    assert torch.equal(first, kept)
+
+
+def test_a_tail_too_long_for_the_graphs_runs_without_one(pair_of, monkeypatch):
+    """A step whose page tables do not fit the graphs' buffer still runs."""
+    monkeypatch.setattr("outrider.engine.gpu.runner.TAIL_WORDS", 2)
+    loaded = pair_of("llama").loaded
+    graphs = FakeGraphs()
+    found = script(GraphRunner(loaded, PAGES, PAGE, buckets=(16,), graphs=graphs))
+    for ours, theirs in zip(found, script(ModelRunner(loaded, PAGES, PAGE)), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+    assert graphs.replayed == 0
+
+
+def test_a_forward_that_cannot_be_captured_runs_without_graphs(pair_of):
+    """The reason is said, and steps run eagerly."""
+
+    class Refusing:
+        def capture(self, run):
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    said: list[str] = []
+    loaded = pair_of("llama").loaded
+    found = script(GraphRunner(loaded, PAGES, PAGE, buckets=(8,), graphs=Refusing(), say=said.append))
+    expected = script(ModelRunner(loaded, PAGES, PAGE))
+    torch.testing.assert_close(found[-1], expected[-1], rtol=1e-3, atol=1e-3)
+    assert "not permitted" in said[-1]

@@ -1,0 +1,128 @@
+"""Sampling kernels against the CPU's chooser, through Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from outrider.messages import SamplingParams
+from outrider.sampling import chooser, on_device
+from outrider.sampling.chooser import Row, choose, rank
+from outrider.sampling.history import History
+from outrider.sampling.noise import gumbel_rows, row_keys
+from outrider.sampling.processors import plain
+
+VOCABULARY = 1000
+NOTHING = History([])
+
+
+def rows_of(*params: SamplingParams) -> list[Row]:
+    """A row at each of some positions."""
+    return [Row(each, 100 + 7 * index, index, NOTHING) for index, each in enumerate(params)]
+
+
+def logits_of(rows: int, seed: int = 0, spread: float = 3.0) -> torch.Tensor:
+    """Random logits; every seventh token is ruled out."""
+    drawn = torch.randn((rows, VOCABULARY), generator=torch.Generator().manual_seed(seed)) * spread
+    drawn[:, ::7] = -torch.inf
+    return drawn
+
+
+def test_noise_has_the_bits_of_the_cpu():
+    """Every token's noise is equal, not close, for seeds at the ends of the range too."""
+    keys = row_keys([0, 1, 2**63, 2**64 - 1], [0, 1, 1000, 2**31], "cpu")
+    tokens = torch.cat([torch.arange(300), torch.tensor([128255, 2**18 + 5])]).repeat(4, 1)
+    zeros = torch.zeros(tokens.shape)
+    scores, noise = on_device.score(tokens, zeros, torch.ones(4, dtype=torch.float64), keys)
+    expected = gumbel_rows(keys, tokens)
+    assert torch.equal(noise, expected)
+    assert torch.equal(scores, expected)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_untruncated_rows_choose_the_tokens_of_the_cpu(seed):
+    """Different temperatures and seeds in one batch."""
+    heats = (0.3, 0.7, 1.0, 1.5)
+    rows = rows_of(*(SamplingParams(temperature=heat, seed=seed * 10**9 + i) for i, heat in enumerate(heats)))
+    logits = logits_of(4, seed)
+    assert on_device.choose(logits, rows) == choose(logits, rows, ())
+
+
+def test_every_kind_of_row_in_one_batch():
+    """Greedy, plain, top-k, top-p, min-p and all of them together."""
+    params = [
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=0.7, seed=1),
+        SamplingParams(temperature=0.7, seed=2, top_k=5),
+        SamplingParams(temperature=1.0, seed=3, top_p=0.8),
+        SamplingParams(temperature=1.0, seed=4, min_p=0.1),
+        SamplingParams(temperature=1.3, seed=5, top_k=40, top_p=0.9, min_p=0.02),
+        SamplingParams(temperature=1.0, seed=6, top_k=VOCABULARY + 5, top_p=0.5),
+    ]
+    for seed in range(3):
+        logits, rows = logits_of(len(params), seed), rows_of(*params)
+        assert on_device.choose(logits, rows) == choose(logits, rows, ())
+
+
+def test_a_row_that_the_list_cannot_decide_comes_back_unknown(monkeypatch):
+    """A flat row whose nucleus is longer than the list; the others of the batch are chosen."""
+    monkeypatch.setattr(on_device, "LISTED", 16)
+    rows = rows_of(
+        SamplingParams(temperature=1.0, seed=1, top_p=0.9), SamplingParams(temperature=0.2, seed=2, top_p=0.5)
+    )
+    logits = torch.stack([logits_of(1, spread=0.01)[0], logits_of(1, spread=5.0)[0]])
+    assert on_device.choose(logits, rows) == [on_device.UNKNOWN, choose(logits, rows, ())[1]]
+
+
+def test_leaders_are_the_best_of_all_scores():
+    """Tokens, scores and noise, against the CPU's noise of the whole vocabulary."""
+    rows = rows_of(*(SamplingParams(temperature=0.8, seed=seed) for seed in range(3)))
+    logits = logits_of(3)
+    draws = on_device.upload(rows, [1.0, 1.2, 0.9], logits)
+    found = on_device.leaders(logits, draws, 8)
+    everything = torch.arange(VOCABULARY).repeat(3, 1)
+    keys = row_keys([row.params.seed for row in rows], [row.position for row in rows])
+    noise = gumbel_rows(keys, everything)
+    scale = torch.tensor([1.0 / 0.8, 1.2 / 0.8, 0.9 / 0.8], dtype=torch.float64)
+    best = (logits.double() * scale[:, None] + noise).topk(8)
+    assert torch.equal(found.tokens, best.indices)
+    assert torch.equal(found.scores, best.values)
+    assert torch.equal(found.noise, noise.gather(1, best.indices))
+
+
+def test_rows_with_penalties_are_not_plain():
+    """They take the path that changes logits first."""
+    assert plain(rows_of(SamplingParams(temperature=1.0, top_k=3)))
+    assert not plain(rows_of(SamplingParams(repetition_penalty=1.2)))
+    assert not plain(rows_of(SamplingParams(min_tokens=3)))
+    assert not plain(rows_of(SamplingParams(logit_bias={3: 1.0})))
+
+
+def test_rankings_are_those_of_the_cpu(monkeypatch):
+    """Greedy, sampled and truncated rows of one batch: tokens and winners; confidences as far as rounding."""
+    params = [
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=0.7, seed=1),
+        SamplingParams(temperature=1.4, seed=2, top_k=3),
+        SamplingParams(temperature=1.0, seed=3, top_p=0.8),
+    ]
+    rows, logits = rows_of(*params), logits_of(4, seed=9)
+    expected = rank(logits, rows, 8, [1.0, 0.8, 1.2, 1.0], ())
+    monkeypatch.setattr(chooser, "has_kernels", lambda device: True)
+    found = rank(logits, rows, 8, [1.0, 0.8, 1.2, 1.0], ())
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.tokens[: len(theirs.tokens)] == theirs.tokens or ours.tokens[0] == theirs.tokens[0]
+        assert ours.winners == theirs.winners
+        assert all(abs(a - b) <= 1 for a, b in zip(ours.buckets, theirs.buckets, strict=False))
+
+
+def test_unknown_rows_are_chosen_the_long_way(monkeypatch):
+    """The caller never sees an undecided row."""
+    rows = rows_of(
+        SamplingParams(temperature=1.0, seed=1, top_p=0.9), SamplingParams(temperature=0.2, seed=2, top_p=0.5)
+    )
+    logits = torch.stack([logits_of(1, spread=0.01)[0], logits_of(1, spread=5.0)[0]])
+    expected = choose(logits, rows, ())
+    monkeypatch.setattr(on_device, "LISTED", 16)
+    monkeypatch.setattr(chooser, "has_kernels", lambda device: True)
+    assert choose(logits, rows, ()) == expected

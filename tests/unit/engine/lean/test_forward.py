@@ -1,0 +1,77 @@
+"""The parts of the lean forward, and the whole beside the model's own modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from outrider.engine.lean.decoder import RmsNorm
+from outrider.engine.lean.forward import rotate
+from outrider.engine.loader import load_model
+from outrider.engine.pages import SequenceKv
+from outrider.engine.runner import ModelRunner, Segment
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rms_norm(dtype: torch.dtype) -> None:
+    """x / sqrt(mean(x^2) + eps) * weight, also where eps decides, without touching x."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(5, 48).to(dtype), torch.rand(48).to(dtype)
+    x[1] *= 1e-4
+    x[2] = 0.0
+    before = x.clone()
+    exact = x.double()
+    expected = exact / (exact.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight.double()
+    torch.testing.assert_close(RmsNorm(weight, 1e-6)(x), expected.to(dtype))
+    assert torch.equal(x, before)
+
+
+def test_a_norm_with_a_row_of_weights_per_head() -> None:
+    """Each head of [N, heads, D] is normalised by itself and scaled by its own weights."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(5, 3, 8), torch.rand(3, 8)
+    got = RmsNorm(weight, 1e-6)(x)
+    for head in range(3):
+        torch.testing.assert_close(got[:, head], RmsNorm(weight[head], 1e-6)(x[:, head]))
+
+
+def test_scores_depend_on_the_distance_alone() -> None:
+    """The product of a query and a key, each rotated by its position, is the same at the same distance."""
+    torch.manual_seed(0)
+    query, key = torch.randn(1, 1, 8), torch.randn(1, 1, 8)
+    frequencies = torch.tensor([1.0, 0.3, 0.1, 0.01])
+
+    def score(query_position: float, key_position: float) -> torch.Tensor:
+        turned = [
+            rotate(x, torch.polar(torch.ones(4), frequencies * position)[None, None])
+            for x, position in ((query, query_position), (key, key_position))
+        ]
+        return (turned[0] * turned[1]).sum()
+
+    torch.testing.assert_close(score(7, 3), score(104, 100))
+    torch.testing.assert_close(score(0, 0), (query * key).sum())
+    assert abs(score(7, 3) - score(9, 3)) > 1e-3
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "mistral"])
+def test_a_long_mixed_step_equals_the_modules(folder_of: Callable[[str], Path], architecture: str) -> None:
+    """A chunk too long to be folded, a tree and several sequences of unlike length in one forward."""
+    results = []
+    for lean in (True, False):
+        folder = str(folder_of(architecture))
+        loaded = load_model(folder, dtype="float32", device="cpu", threads=1, lean=lean)
+        runner = ModelRunner(loaded, 128, 4)
+        tree, other, chunk = (SequenceKv.open(runner.pool, [], reuse=False) for _ in range(3))
+        runner.forward([Segment(tree, range(5, 45), None, []), Segment(other, range(9, 29), None, [])])
+        runner.commit(tree, range(40), range(5, 45))
+        runner.commit(other, range(20), range(9, 29))
+        segments = [
+            Segment(chunk, range(100, 200), None, [0, 50, 99]),
+            Segment(tree, [7, 8, 9, 10], [-1, -1, 0, 2], range(4)),
+            Segment(other, [11], None, [0]),
+        ]
+        results.append(runner.forward(segments))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-4)

@@ -1,0 +1,176 @@
+"""With `deterministic`, a token's bits are the same however it is computed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from outrider.engine import check_bits
+from outrider.engine.arithmetic import Arithmetic
+from outrider.engine.loaded_model import LoadedModel
+from outrider.engine.loader import load_model
+from outrider.engine.pages import SequenceKv
+from outrider.engine.runner import ModelRunner, Segment
+from outrider.errors import ModelError
+from tests.models import ARCHITECTURES
+from tests.unit.engine.conftest import Pair
+
+VOCABULARY = 300
+LENGTH = 150
+"""Longer than a block of keys."""
+TEXTS = 2
+QUICK = ("llama", "gemma2", "gpt2")
+"""The lean forward; windows and capped scores in the model's own; and what is packed from GPT-2's layers."""
+DENSE = [name for name in ARCHITECTURES if name != "gpt_oss"]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in DENSE if name not in QUICK]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A model, some texts, and what it computes for them token by token."""
+
+    loaded: LoadedModel
+    texts: list[list[int]]
+    alone: list[torch.Tensor]
+    """[LENGTH, V] logits of each text."""
+
+
+@pytest.fixture(scope="module")
+def target_of(folder_of: Callable[[str], Path]) -> Callable[[str, str], Target]:
+    """A deterministic model by architecture and dtype."""
+
+    @cache
+    def load(architecture: str, dtype: str) -> Target:
+        folder = str(folder_of(architecture))
+        loaded = load_model(folder, dtype=dtype, device="cpu", threads=1, deterministic=True)
+        generator = random.Random(1)
+        texts = [[generator.randrange(VOCABULARY) for _ in range(LENGTH)] for _ in range(TEXTS)]
+        texts[1][:40] = texts[0][:40]
+        runner = ModelRunner(loaded, 2 * LENGTH, 4)
+        return Target(loaded, texts, [token_by_token(runner, text) for text in texts])
+
+    return load
+
+
+def token_by_token(runner: ModelRunner, text: list[int]) -> torch.Tensor:
+    """[T, V] logits."""
+    kv = SequenceKv.open(runner.pool, text, reuse=False)
+    rows = []
+    for token in text:
+        rows.append(runner.forward([Segment(kv, [token], None, [0])]))
+        runner.commit(kv, [0], [token])
+    kv.release()
+    return torch.cat(rows)
+
+
+class Reader:
+    """Reads one text in random pieces: chunks, or trees that hold its next tokens among others."""
+
+    def __init__(self, runner: ModelRunner, text: list[int], alone: torch.Tensor, rng: random.Random) -> None:
+        self.runner, self.text, self.alone, self.rng = runner, text, alone, rng
+        self.kv = SequenceKv.open(runner.pool, text)
+        self.path: list[int] = []
+        """Offsets of the text's own tokens in the piece."""
+
+    @property
+    def done(self) -> bool:
+        """The whole text is committed."""
+        return self.kv.length == len(self.text)
+
+    def piece(self) -> Segment:
+        """The next tokens, perhaps with others."""
+        size = self.rng.choice([1, 1, 2, 3, 5, 9, 20, 90])
+        tokens = self.text[self.kv.length :][:size]
+        if size > 9 or self.rng.random() < 0.4:
+            self.path = list(range(len(tokens)))
+            return Segment(self.kv, tokens, None, self.path)
+        nodes: list[int] = []
+        parents: list[int] = []
+        self.path = []
+        for token in tokens:
+            for _ in range(self.rng.randrange(3)):
+                nodes.append(self.rng.randrange(VOCABULARY))
+                parents.append(self.rng.randrange(-1, len(nodes) - 1))
+            nodes.append(token)
+            parents.append(self.path[-1] if self.path else -1)
+            self.path.append(len(nodes) - 1)
+        return Segment(self.kv, nodes, parents, self.path)
+
+    def check_and_commit(self, logits: torch.Tensor) -> None:
+        """Compare the rows [path, V] bit for bit, keep some of the path, throw the rest away."""
+        start = self.kv.length
+        assert torch.equal(logits, self.alone[start : start + len(self.path)]), f"from token {start} on"
+        keep = self.path[: self.rng.randint(1, len(self.path))]
+        self.runner.commit(self.kv, keep, self.text[start : start + len(keep)])
+
+
+def read_all(target: Target, page_size: int, seed: int) -> None:
+    """All texts in random pieces side by side; the second finds the beginning of the first in the cache."""
+    rng = random.Random(seed)
+    runner = ModelRunner(target.loaded, 4 * LENGTH // page_size * TEXTS, page_size)
+    readers: list[Reader] = []
+    waiting = list(zip(target.texts, target.alone, strict=True))
+    while waiting or any(not reader.done for reader in readers):
+        if waiting and (not readers or rng.random() < 0.2):
+            readers.append(Reader(runner, *waiting.pop(0), rng))
+        running = [reader for reader in readers if not reader.done and rng.random() < 0.8]
+        pieces = [reader.piece() for reader in running]
+        logits = runner.forward(pieces) if pieces else torch.empty(0)
+        parts = torch.split(logits, [len(piece.wanted) for piece in pieces]) if pieces else ()
+        for reader, part in zip(running, parts, strict=True):
+            reader.check_and_commit(part)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("architecture", [*QUICK, *SLOW])
+def test_any_way_of_computing_gives_the_same_bits(
+    target_of: Callable[[str, str], Target], architecture: str, dtype: str
+) -> None:
+    """Chunks, trees, batches, page sizes and reused prefixes against one token at a time."""
+    target = target_of(architecture, dtype)
+    for seed, page_size in ((0, 4), (1, 16), (2, 7)):
+        read_all(target, page_size, seed)
+
+
+def test_without_it_bits_differ(folder_of: Callable[[str], Path]) -> None:
+    """The comparison above finds the default arithmetic out."""
+    loaded = load_model(str(folder_of("llama")), dtype="float32", device="cpu", threads=1)
+    generator = random.Random(1)
+    text = [generator.randrange(VOCABULARY) for _ in range(LENGTH)]
+    target = Target(loaded, [text], [token_by_token(ModelRunner(loaded, 2 * LENGTH, 4), text)])
+    with pytest.raises(AssertionError, match="from token"):
+        read_all(target, 4, 0)
+
+
+def test_the_check_at_load_refuses_other_bits(folder_of: Callable[[str], Path]) -> None:
+    """A model that is said to be deterministic and is not does not load."""
+    folder = str(folder_of("llama"))
+    loaded = load_model(folder, dtype="float32", device="cpu", threads=1, lean=False)
+    with pytest.raises(ModelError, match="deterministic: LlamaForCausalLM in float32 computes other bits"):
+        check_bits.check_bits(loaded)
+
+
+def test_the_result_is_the_models(
+    target_of: Callable[[str, str], Target], pair_of: Callable[..., Pair]
+) -> None:
+    """Same arithmetic everywhere, and still the model's own but for rounding."""
+    target, pair = target_of("gemma2", "float32"), pair_of("gemma2", "float32")
+    torch.testing.assert_close(target.alone[0], pair.expected(target.texts[0]), rtol=1e-4, atol=1e-4)
+
+
+def test_more_threads_are_refused(folder_of: Callable[[str], Path]) -> None:
+    """Threads cut work where it depends on the batch."""
+    with pytest.raises(ModelError, match="set threads to 1"):
+        load_model(str(folder_of("llama")), dtype="float32", device="cpu", threads=2, deterministic=True)
+    torch.set_num_threads(1)
+
+
+def test_the_model_says_what_it_keeps_to(target_of: Callable[[str, str], Target]) -> None:
+    """The default has no such arithmetic."""
+    assert isinstance(target_of("llama", "float32").loaded.arithmetic, Arithmetic)
