@@ -22,7 +22,8 @@ from draft_service.calibration import Calibration
 from draft_service.drafters.base import Drafter, Expansion, Proposal
 from draft_service.outbox import Outbox
 from draft_service.pace import Decayed
-from draft_service.scheduler import Choice, choose, is_ready, share_of, to_suspend
+from draft_service.payoff import Payoff
+from draft_service.scheduler import Choice, choose, is_ready, share_of, should_send, to_suspend
 from draft_service.session import DraftSession, Limits
 from outrider.config import DraftConfig
 from outrider.errors import InternalError, OutOfPages, Overloaded
@@ -41,6 +42,8 @@ class _Entry:
     session: DraftSession
     outbox: Outbox
     expanded: _Expanded | None = None
+    asked_at: float | None = None
+    """When the verdict arrived that no block has answered yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,7 @@ class DraftEngine:
         wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.calibration = Calibration()
+        self._payoff = Payoff()
         self.pages = drafter.pages()
         self._drafter = drafter
         self._config = config
@@ -132,7 +136,8 @@ class DraftEngine:
             InternalError: the engine has failed.
         """
         self._check_inbox()
-        self._post(lambda: self._commit(key, verdict))
+        arrived = self._clock()
+        self._post(lambda: self._commit(key, verdict, arrived))
 
     def close(self, key: int) -> None:
         """End a session; its memory is free within one step. Doing it twice is harmless."""
@@ -202,7 +207,8 @@ class DraftEngine:
         except Overloaded as refusal:
             outbox.close(refusal)
             return
-        session = DraftSession(key, request, self._limits(request), self.calibration.task(request.task))
+        calibration = self.calibration.task(request.task)
+        session = DraftSession(key, request, self._limits(request), calibration, self._payoff)
         session.grow(None, self._drafter.recall(key))
         self._entries[key] = _Entry(session, outbox)
         self._count()
@@ -219,17 +225,20 @@ class DraftEngine:
             expands=self._drafter.expands,
         )
 
-    def _commit(self, key: int, verdict: Verdict) -> None:
+    def _commit(self, key: int, verdict: Verdict, arrived: float) -> None:
         entry = self._entries.get(key)
         if entry is None:
             return
         session = entry.session
+        first_unsent = session.first_unsent
         rerooted = session.commit(verdict, self._clock())
         self._drafter.commit(key, verdict.tokens, rerooted)
         if not session.finished:
             session.grow(None, self._drafter.recall(key))
-        self._instruments.verdict(verdict, session.request.task)
-        self._instruments.wasted(len(rerooted.dropped))
+            entry.asked_at = arrived if entry.asked_at is None else entry.asked_at
+        self._instruments.verdict(verdict, session.request.task, session.starved)
+        wasted = sum(node.id < first_unsent for node in rerooted.dropped)
+        self._instruments.wasted(wasted, session.request.task)
         self._count()
 
     def _close(self, key: int) -> None:
@@ -257,8 +266,9 @@ class DraftEngine:
                 choice.session.put_back(choice.node)
             else:
                 choice.session.grow(choice.node, proposal)
-                entry = self._entries[choice.session.key]
-                entry.expanded = _Expanded(start_ns, round(seconds * 1e6), choice.session.step + 1)
+        for key in {choice.session.key for choice, proposal in grown if proposal is not None}:
+            entry = self._entries[key]
+            entry.expanded = _expanded(entry.expanded, start_ns, seconds, entry.session.step + 1)
         if grown and all(proposal is not None for _, proposal in grown):
             self._step_seconds.observe(seconds)
         self._instruments.expanded(len(grown), len({choice.session.key for choice, _ in grown}), seconds)
@@ -289,22 +299,35 @@ class DraftEngine:
     def _send(self) -> None:
         """Send what is new; a session whose tree stops growing has then said ready."""
         share = share_of(self._expandable(), self._config.expansions)
-        step_seconds = self._step_seconds.value or 0.0
+        step_seconds, now = self._step_seconds.value or 0.0, self._clock()
         for entry in self._entries.values():
             session = entry.session
             if session.finished or entry.outbox.full:
                 continue
             ready = not session.ready_sent and is_ready(session, share, step_seconds)
-            if ready or session.has_unsent:
-                entry.outbox.put(self._block(entry, ready))
-            entry.expanded = None
+            if should_send(session, ready, now):
+                entry.outbox.put(self._block(entry, ready, now))
+                entry.expanded = None
 
-    def _block(self, entry: _Entry, ready: bool) -> TokenBlock:
-        block = entry.session.next_block(ready)
-        self._instruments.block(len(block))
+    def _block(self, entry: _Entry, ready: bool, now: float) -> TokenBlock:
+        self._instruments.block(entry.session.unsent_depths, entry.session.request.task)
+        if entry.asked_at is not None:
+            self._instruments.answered(now - entry.asked_at)
+            entry.asked_at = None
+        block = entry.session.next_block(ready, now)
         if entry.expanded is None:
             return block
         return _timed(block, entry.expanded, entry.session.request.traceparent)
+
+
+def _expanded(before: _Expanded | None, start_ns: int, seconds: float, step: int) -> _Expanded:
+    """The work behind the nodes that wait to be sent, one more expansion included."""
+    micros = round(seconds * 1e6)
+    return (
+        _Expanded(start_ns, micros, step)
+        if before is None
+        else replace(before, micros=before.micros + micros)
+    )
 
 
 def _timed(block: TokenBlock, expanded: _Expanded, traceparent: str) -> TokenBlock:

@@ -16,6 +16,7 @@ from outrider.logs import get_logger
 from outrider.messages import ModelInfo, OpenDraft, SamplingParams
 from outrider.process import in_thread, pin_cpus, run_service
 from outrider.serving import GrpcServer
+from outrider.telemetry.device_memory import device_memory
 from outrider.telemetry.instruments import DraftInstruments
 from outrider.v1 import draft_pb2, draft_pb2_grpc
 
@@ -54,8 +55,10 @@ class DraftService:
 
 async def _build(config: DraftConfig, server: GrpcServer) -> DraftService:
     drafter, info = await in_thread(lambda: load_drafter(config, config.name or server.endpoint))
+    instruments = DraftInstruments()
+    instruments.capacity(config.max_sessions, lambda: device_memory(info.device))
     engine = DraftEngine(
-        drafter, config, DraftInstruments(), eos_token_ids=info.eos_token_ids, on_failure=_end_process
+        drafter, config, instruments, eos_token_ids=info.eos_token_ids, on_failure=_end_process
     )
     servicer = DraftServicer(engine, info, config.max_pending_blocks)
     draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server.server)  # type: ignore[no-untyped-call]
@@ -104,7 +107,7 @@ def _load_model(config: DraftConfig, replica: str, incarnation: str) -> tuple[Dr
     # Imports torch, which a lookup drafter does without.
     from draft_service.drafters.model import ModelDrafter
     from outrider.engine.loader import load_model, load_tokenizer, vocabulary_hash
-    from outrider.engine.runner import ModelRunner
+    from outrider.engine.make_runner import make_runner
 
     loaded = load_model(
         config.model,
@@ -116,7 +119,8 @@ def _load_model(config: DraftConfig, replica: str, incarnation: str) -> tuple[Dr
         progress=logger.info,
     )
     files = load_tokenizer(config.model)
-    runner = ModelRunner(loaded, -(-config.kv_tokens // PAGE_SIZE), PAGE_SIZE)
+    runner = make_runner(loaded, -(-config.kv_tokens // PAGE_SIZE), PAGE_SIZE, say=logger.info)
+    runner.pool.sharing = config.prefix_cache
     info = ModelInfo(
         model=loaded.name,
         vocabulary_hash=vocabulary_hash(files.tokenizer_json if files else None, loaded.vocabulary_size),

@@ -38,6 +38,11 @@ class Pace:
         self._last = now
 
     @property
+    def period(self) -> float | None:
+        """Seconds between verdicts; None when nothing is known."""
+        return self._seconds.value
+
+    @property
     def rate(self) -> float | None:
         """Tokens per second; None when nothing is known."""
         if self._tokens.value is None or not self._seconds.value:

@@ -59,6 +59,13 @@ def is_ready(session: DraftSession, share: int, step_seconds: float) -> bool:
     return YIELD * session.gain(share) < cost
 
 
+def should_send(session: DraftSession, ready: bool, now: float) -> bool:
+    """True when a block should go out: one that says ready, or nodes that have waited for company."""
+    if session.resting:
+        return False
+    return ready or (session.has_unsent and (session.worth == 0.0 or session.posting.due(now)))
+
+
 def share_of(sessions: Iterable[DraftSession], count: int) -> int:
     """Expansions of one step that each growing session can count on."""
     growing = sum(1 for session in sessions if session.worth > 0.0)

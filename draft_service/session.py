@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from draft_service.calibration import TaskCalibration
 from draft_service.drafters.base import Candidate, Proposal, Source
 from draft_service.pace import Pace
+from draft_service.payoff import Payoff, probing
+from draft_service.posting import Posting
 from outrider.candidate_tree import CandidateTree, Node, Rerooted
 from outrider.messages import FinishReason, OpenDraft, TokenBlock, Verdict
 
@@ -60,13 +62,16 @@ class DraftSession:
     has an expanded parent; ids of unsent nodes are consecutive.
     """
 
-    def __init__(self, key: int, request: OpenDraft, limits: Limits, calibration: TaskCalibration) -> None:
+    def __init__(
+        self, key: int, request: OpenDraft, limits: Limits, calibration: TaskCalibration, payoff: Payoff
+    ) -> None:
         self.key = key
         self.request = request
         self.pipelined = request.pipelined
         self.step = request.first_step
         self.tree = CandidateTree(list(request.token_ids), limits.max_nodes)
         self.pace = Pace()
+        self.posting = Posting()
         self.calibration = calibration
         self.ready_sent = False
         """A ready block went out since the last verdict."""
@@ -77,6 +82,7 @@ class DraftSession:
         """Out of memory: not expanded until it fits again."""
         self.root_pending = limits.expands
         """The children of the last committed token have not been computed."""
+        self._payoff = payoff
         self._limits = limits
         self._least_reach = FIRST_REACH
         self._end = _end_of(request)
@@ -94,7 +100,13 @@ class DraftSession:
     @property
     def growing(self) -> bool:
         """False when nothing may be expanded before the next verdict."""
-        return not (self.finished or self.suspended or (self.ready_sent and not self.pipelined))
+        stays = self.finished or self.suspended or self.resting
+        return not (stays or (self.ready_sent and not self.pipelined))
+
+    @property
+    def resting(self) -> bool:
+        """True while drafting does not pay. A sequential session never rests: its target waits for it."""
+        return self.pipelined and not self._payoff.pays and not probing(self.key, self.step)
 
     @property
     def worth(self) -> float:
@@ -139,6 +151,9 @@ class DraftSession:
     def commit(self, verdict: Verdict, now: float) -> Rerooted:
         """Re-root below the committed tokens and learn from them."""
         self.pace.observe(len(verdict.tokens), verdict.times.forward_us * 1e-6, now)
+        if not self.resting:
+            self._payoff.observe(verdict, self.posting.blocks, self.pace.rate or 0.0)
+        self.posting.verdict(now, self.pace.period, verdict.batch_size)
         self.step = verdict.step
         self._least_reach = max(verdict.node_price * LOOKAHEAD, LEAST_REACH)
         self._learn(verdict.tokens)
@@ -163,12 +178,18 @@ class DraftSession:
         return bool(self._unsent)
 
     @property
+    def first_unsent(self) -> int:
+        """Nodes with smaller ids have been sent."""
+        return self._unsent[0].id if self._unsent else self._next_id
+
+    @property
     def unsent_depths(self) -> list[int]:
         """Depths of the nodes that wait to be sent."""
         return [node.depth for node in self._unsent]
 
-    def next_block(self, ready: bool) -> TokenBlock:
-        """The unsent nodes as a block; possibly none, to say ready."""
+    def next_block(self, ready: bool, now: float = 0.0) -> TokenBlock:
+        """The unsent nodes as a block, sent at `now`; possibly none, to say ready."""
+        self.posting.sent(now)
         nodes, parents = self._unsent, self._unsent_parents
         self._unsent, self._unsent_parents = [], []
         self.ready_sent = self.ready_sent or ready
@@ -278,8 +299,7 @@ class DraftSession:
             self._unsent, self._unsent_parents = [], []
 
     def _any_sent(self) -> bool:
-        first_unsent = self._unsent[0].id if self._unsent else self._next_id
-        return any(node.id < first_unsent for node in self.tree.nodes())
+        return any(node.id < self.first_unsent for node in self.tree.nodes())
 
     def _revive(self) -> None:
         """Make nodes of remembered candidates that have come near enough."""

@@ -158,7 +158,7 @@ class Verdict:
     times: StepTimes = StepTimes()
     finish_reason: FinishReason = FinishReason.NONE
     node_price: float = 0.0
-    """Expected tokens that a node has to bring to be worth verifying at present."""
+    """What a verified node costs at present, in tokens that the replica could commit in the time."""
 
 
 @dataclass(frozen=True, slots=True)

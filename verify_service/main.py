@@ -9,11 +9,13 @@ from dataclasses import dataclass
 
 from outrider.config import VerifyConfig
 from outrider.engine.loader import LoadedModel, TokenizerFiles, load_model, load_tokenizer, vocabulary_hash
+from outrider.engine.make_runner import make_runner
 from outrider.engine.runner import ModelRunner
 from outrider.logs import get_logger
 from outrider.messages import ModelInfo
 from outrider.process import in_thread, pin_cpus, run_service
 from outrider.serving import GrpcServer
+from outrider.telemetry.device_memory import device_memory
 from outrider.telemetry.instruments import VerifyInstruments
 from verify_service.core import CoreSettings, EngineCore
 from verify_service.cost_model import CostModel
@@ -73,10 +75,12 @@ def load_target(config: VerifyConfig) -> Target:
         threads=config.threads,
         context_length=config.context_length,
         trust_remote_code=config.trust_remote_code,
+        deterministic=config.deterministic,
         progress=logger.info,
     )
     num_pages = -(-config.kv_tokens // config.page_size)
-    runner = ModelRunner(loaded, num_pages, config.page_size)
+    runner = make_runner(loaded, num_pages, config.page_size, say=logger.info)
+    runner.pool.sharing = config.prefix_cache
     max_step_tokens = min(config.max_step_tokens, num_pages * config.page_size, loaded.context_length)
     cost = measure_costs(runner, max_step_tokens)
     logger.info(
@@ -127,6 +131,7 @@ def make_engine(config: VerifyConfig, target: Target, info: ModelInfo) -> Verify
         lookup=config.lookup,
     )
     instruments = VerifyInstruments()
+    instruments.capacity(config.max_sessions, lambda: device_memory(info.device))
     return VerifyEngine(
         lambda deliver: EngineCore(target.runner, target.cost, settings, instruments, deliver),
         max_sessions=config.max_sessions,

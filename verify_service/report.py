@@ -37,7 +37,7 @@ class IdleMeter:
 def verdict_of(outcome: Outcome, result: StepResult, idle_total: float, price: float) -> Verdict:
     """The verdict of one session's part of a step, of which it is the next.
 
-    `idle_total` are the engine's idle seconds at its start, `price` what a node has to be worth.
+    `idle_total` are the engine's idle seconds at its start, `price` what a node of it costs.
     """
     session, times = outcome.session, result.timings
     return Verdict(

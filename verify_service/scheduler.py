@@ -51,8 +51,10 @@ class Budget:
 
     rate: float
     """Committed tokens per second."""
+    marginal_price: float
+    """Expected tokens that one more node would have to bring to be worth its time."""
     price: float
-    """Expected tokens that one more node has to bring to be worth its time."""
+    """What those of the step cost on average, in tokens; without any, the marginal price."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class Plan:
     works: list[Work]
     until: float | None = None
     price: float = 0.0
-    """What a node has to be worth in this step."""
+    """What a node of this step costs, in tokens."""
 
 
 def plan_step(sessions: Sequence[Session], now: float, cost: CostModel, max_tokens: int) -> Plan:
@@ -92,7 +94,7 @@ def hold(sessions: Sequence[Session], now: float, budget: Budget) -> float | Non
     dues = [(due, session) for session in sessions if (due := session.block_due(now)) is not None]
     gains = 0.0
     for due, session in sorted(dues, key=_due):
-        gains += session.gain(budget.price)
+        gains += session.gain(budget.marginal_price)
         if gains > budget.rate * due:
             return due
     return None
@@ -104,7 +106,7 @@ def add_nodes(works: Sequence[Work], cost: CostModel, room: int) -> Budget:
     T counts the works and their nodes; prompts fill what is left of the step afterwards.
     """
     if not works:
-        return Budget(0.0, 0.0)
+        return Budget(0.0, 0.0, 0.0)
     picks = [(each.worth, work, each.node) for work in works for each in work.session.eligible()]
     picks.sort(key=_worth, reverse=True)  # stable: parents stay before their children
     base, expected = len(works), float(len(works))
@@ -116,7 +118,8 @@ def add_nodes(works: Sequence[Work], cost: CostModel, room: int) -> Budget:
             best, best_rate = count, rate
     for _, work, node in picks[:best]:
         work.nodes.append(node)
-    return Budget(best_rate, best_rate * cost.slope(base + best, max(base, LEAST_STRETCH)))
+    marginal = best_rate * cost.slope(base + best, max(base, LEAST_STRETCH))
+    return Budget(best_rate, marginal, best_rate * cost.slope(base, best) if best else marginal)
 
 
 def _chunks(prefills: Sequence[Session], room: int) -> Iterator[Work]:

@@ -1,0 +1,71 @@
+"""When nodes go out."""
+
+from __future__ import annotations
+
+from draft_service.posting import Posting
+from draft_service.scheduler import should_send
+from tests.unit.draft_service.fakes import proposal, session, verdict
+
+
+def test_before_the_first_verdict_nothing_waits():
+    """No round is known that a node could be early for."""
+    assert Posting().due(0.0)
+
+
+def test_nodes_drafted_ahead_go_out_before_the_step_ends():
+    """Six tenths into a round of ten milliseconds, and again after the gap."""
+    posting = Posting()
+    posting.verdict(now=1.0, period=0.010, batch_size=1)
+    assert not posting.due(1.0055)
+    assert posting.due(1.0061)
+    posting.sent(1.0061)
+    assert not posting.due(1.007)
+    assert posting.due(1.008)
+
+
+def test_an_early_answer_does_not_put_the_others_off():
+    """The block that says ready goes out at once; those drafted ahead keep their time."""
+    posting = Posting()
+    posting.verdict(now=1.0, period=0.010, batch_size=1)
+    posting.sent(1.0005)
+    assert posting.due(1.0061)
+    assert posting.blocks == 1
+
+
+def test_many_sessions_send_one_block_each():
+    """With thirty sessions in a step of 40 ms the second would come after the verdict."""
+    posting = Posting()
+    posting.verdict(now=1.0, period=0.040, batch_size=30)
+    posting.sent(1.025)
+    assert not posting.due(1.040)
+
+
+def drafting():
+    """A session in a round of ten milliseconds that began at 1.0, with a node to send and more to come."""
+    held = session()
+    held.commit(verdict(3, 7, step=1), now=0.990)
+    held.commit(verdict(4, 8, step=2), now=1.0)
+    held.grow(held.take(), proposal((10, 80)))
+    return held
+
+
+def test_nodes_wait_while_more_are_to_come():
+    """What says ready goes at once, what is drafted ahead when it is due."""
+    held = drafting()
+    assert should_send(held, ready=True, now=1.001)
+    assert not should_send(held, ready=False, now=1.001)
+    assert should_send(held, ready=False, now=1.007)
+
+
+def test_nodes_do_not_wait_for_nothing():
+    """When nothing more is to be drafted, what there is goes out."""
+    held = drafting()
+    held.take()
+    assert should_send(held, ready=False, now=1.001)
+
+
+def test_nothing_new_is_not_sent():
+    """A block without nodes only says ready."""
+    held = drafting()
+    held.next_block(ready=True, now=1.001)
+    assert not should_send(held, ready=False, now=1.009)
