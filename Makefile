@@ -34,6 +34,8 @@ protos: install
 
 docs: install
 	.venv/bin/python -m scripts.document_settings
+	.venv/bin/python -m scripts.document_metrics
+	.venv/bin/python -m scripts.dashboards
 
 install: $(INSTALLED)
 

@@ -287,6 +287,8 @@ class DraftSession:
     def _rekey(self, rerooted: Rerooted, count: int) -> None:
         """Give the new root what was proposed below the node that it was, and forget what is gone."""
         walked = rerooted.walked
+        if not count:
+            return
         below = self._below.get(walked[-1].id) if len(walked) == count else None
         for node in (*walked, *rerooted.dropped):
             self._below.pop(node.id, None)

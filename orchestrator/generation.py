@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from orchestrator.fleet import Fleet
+from orchestrator.observer import Observers
 from orchestrator.output import Chunk, Completion, Output
 from orchestrator.pipeline import Pipeline, first_error
 from orchestrator.request import Request
@@ -19,7 +20,6 @@ from orchestrator.tokenizer import TextTokenizer
 from orchestrator.tracing import RequestTrace
 from outrider.config import OrchestratorConfig
 from outrider.messages import FinishReason, KvHandle
-from outrider.telemetry.instruments import OrchestratorInstruments
 
 CLIENT_BUFFER = 64
 """Chunks that may wait for a slow client; then the continuations wait, and the replicas with them."""
@@ -35,7 +35,7 @@ class Generation:
     fleet: Fleet
     config: OrchestratorConfig
     tokenizer: TextTokenizer | None
-    instruments: OrchestratorInstruments
+    observers: Observers
     trace: RequestTrace
     admission_seconds: float
     clock: Callable[[], float] = time.monotonic
@@ -74,7 +74,7 @@ class Generation:
             output,
             self.fleet,
             emit,
-            self.instruments,
+            self.observers.watch(self.request),
             self.config.draft_open_timeout_ms / 1000,
             recorder,
             self.clock,

@@ -35,16 +35,17 @@ from orchestrator.events import (
     VerifyOpened,
 )
 from orchestrator.fleet import Fleet
+from orchestrator.observer import Observer
 from orchestrator.output import Chunk, Output
 from orchestrator.replicas import Lease
 from orchestrator.session import Session
 from orchestrator.timeline import StepRecorder
 from orchestrator.tracing import record_prefill, record_step
 from orchestrator.verify_client import VerifyClient
+from outrider.drift import Reading
 from outrider.errors import NoReplica, OutriderError, Unavailable
 from outrider.logs import get_logger
 from outrider.messages import FinishReason, KvHandle, Verdict
-from outrider.telemetry.instruments import OrchestratorInstruments
 
 logger = get_logger(__name__)
 MAX_EVENTS = 64
@@ -75,7 +76,7 @@ class Pipeline:
         output: Output,
         fleet: Fleet,
         emit: Callable[[Chunk], Awaitable[None]],
-        instruments: OrchestratorInstruments,
+        observer: Observer,
         draft_open_seconds: float,
         recorder: StepRecorder | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -87,7 +88,7 @@ class Pipeline:
         self._output = output
         self._fleet = fleet
         self._emit_chunk = emit
-        self._instruments = instruments
+        self._observer = observer
         self._draft_open_seconds = draft_open_seconds
         self._recorder = recorder
         self._clock = clock
@@ -203,7 +204,7 @@ class Pipeline:
             return
         endpoint = link.lease.replica.endpoint
         logger.warning("replica lost", kind=kind, endpoint=endpoint, error=str(error))
-        self._instruments.fallback(kind)
+        self._observer.lost(kind)
         self._fleet.failed(kind, link.lease, error)
         self._fleet.pools[kind].release(link.lease)
 
@@ -246,6 +247,8 @@ class Pipeline:
         for link in (self._verify, self._draft):
             if link is not None and link.client.stream == event.stream and link.lease is not None:
                 link.lease.incarnation = event.opened.incarnation
+                if link is self._draft:
+                    self._observer.draft_opened(event.endpoint)
 
     def _note_block(self, event: BlockArrived) -> None:
         """A block that did not cost the draft its stream was a good one."""
@@ -255,26 +258,27 @@ class Pipeline:
         if not link.proven and link.lease is not None:
             self._fleet.pools["draft"].succeeded(link.lease)
             link.proven = True
+        self._observer.block(event.block, self._clock())
         if self._recorder is not None:
             self._recorder.add_block(event.block, time.time_ns())
 
     def _note_verdict(self, verdict: Verdict) -> None:
-        self._instruments.step(verdict)
+        drift = self._observer.verdict(verdict, self._clock())
         link = self._verify
         assert link is not None
         if not link.proven and link.lease is not None:
             self._fleet.pools["verify"].succeeded(link.lease)
             link.proven = True
         if self._recorder is not None:
-            self._record(self._recorder, verdict)
+            self._record(self._recorder, verdict, drift)
 
-    def _record(self, recorder: StepRecorder, verdict: Verdict) -> None:
+    def _record(self, recorder: StepRecorder, verdict: Verdict, drift: Reading | None) -> None:
         now_ns, traceparent = time.time_ns(), self.session.traceparent
         if self._opened_ns:
             cached = self.session.statistics.cached
             record_prefill(traceparent, self._opened_ns, now_ns, verdict.base_length, cached)
             self._opened_ns = 0
-        record_step(traceparent, recorder.add_verdict(verdict, now_ns))
+        record_step(traceparent, recorder.add_verdict(verdict, now_ns), drift)
 
     async def _close(self) -> KvHandle | None:
         """Ask both replicas to end their sessions; wait for the kept keys and values if they are wanted."""
@@ -302,6 +306,7 @@ class Pipeline:
                 task.cancel()
 
     def _release(self) -> None:
+        self._observer.close()
         for kind, link in (("verify", self._verify), ("draft", self._draft)):
             if link is not None and link.lease is not None:
                 self._fleet.pools[kind].release(link.lease)

@@ -14,6 +14,7 @@ import grpc
 from orchestrator.admission import Admission
 from orchestrator.fleet import Fleet, Served
 from orchestrator.generation import Generation
+from orchestrator.observer import Observers
 from orchestrator.output import Chunk, Completion
 from orchestrator.replicas import State
 from orchestrator.request import Request, Resolver
@@ -47,6 +48,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self._config = config
         self._fleet = fleet
         self._instruments = instruments
+        self._observers = Observers(instruments)
         self._clock = clock
 
     async def Generate(  # noqa: N802 - the name on the wire
@@ -113,7 +115,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             self._fleet,
             self._config,
             served.tokenizer,
-            self._instruments,
+            self._observers,
             trace,
             waited,
             self._clock,

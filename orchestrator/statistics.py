@@ -27,6 +27,10 @@ class Statistics:
     queue_us: int = 0
     idle_us: int = 0
     draft_us: int = 0
+    decode_us: int = 0
+    """Rounds after the first verdict, by the verify replicas' clocks."""
+    decode_busy_us: int = 0
+    """What of them was forwards, choosing and walking."""
     first_token_at: float | None = None
     """On the clock of the caller of `add_verdict`."""
 
@@ -42,9 +46,13 @@ class Statistics:
 
     def add_verdict(self, verdict: Verdict, now: float) -> None:
         """Count a verify step."""
+        times = verdict.times
+        busy_us = times.forward_us + times.sample_us
         if self.first_token_at is None:
             self.first_token_at = now
-        times = verdict.times
+        else:
+            self.decode_us += times.queue_us + busy_us
+            self.decode_busy_us += busy_us
         self.steps += 1
         self.committed += len(verdict.tokens)
         self.verified += verdict.verified

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from orchestrator.output import Completion
 from orchestrator.request import Request
 from orchestrator.timeline import Step
+from outrider.drift import Reading
 from outrider.messages import FinishReason
 from outrider.telemetry.spans import (
     Attributes,
@@ -79,8 +80,8 @@ def record_prefill(traceparent: str, start_ns: int, end_ns: int, tokens: int, ca
     record_span("prefill", parent=traceparent, start_ns=start_ns, end_ns=end_ns, attributes=attributes)
 
 
-def record_step(traceparent: str, step: Step) -> None:
-    """One step, under the id that the other services derive for it too."""
+def record_step(traceparent: str, step: Step, drift: Reading | None = None) -> None:
+    """One step, under the id that the other services derive for it too; `drift` is the alarm it raised."""
     if not is_sampled(traceparent):
         return
     verdict, times = step.verdict, step.verdict.times
@@ -91,6 +92,7 @@ def record_step(traceparent: str, step: Step) -> None:
         end_ns=step.end_ns,
         span_id=step_span_id(traceparent, verdict.step),
         links=step.links,
+        events=[("outrider.drift", step.end_ns, _drift_attributes(drift))] if drift is not None else [],
         attributes={
             "outrider.step.number": verdict.step,
             "outrider.step.nodes_drafted": step.drafted,
@@ -108,6 +110,10 @@ def record_step(traceparent: str, step: Step) -> None:
             "outrider.step.idle_us": times.idle_us,
         },
     )
+
+
+def _drift_attributes(drift: Reading) -> Attributes:
+    return {"outrider.drift.mean_before": drift.before, "outrider.drift.steps": drift.steps}
 
 
 def _attributes(request: Request, completions: list[Completion]) -> Attributes:

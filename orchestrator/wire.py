@@ -92,6 +92,8 @@ def _speculation(item: Completion) -> generation_pb2.SpeculationStats:
         idle_micros=_uint32(statistics.idle_us),
         draft_micros=_uint32(statistics.draft_us),
         admission_micros=_micros(item.admission_seconds),
+        decode_micros=_uint32(statistics.decode_us),
+        decode_busy_micros=_uint32(statistics.decode_busy_us),
     )
 
 

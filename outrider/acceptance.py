@@ -5,8 +5,9 @@ Nothing here touches which tokens are committed: estimates only decide what is d
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
-from math import exp, log
+from math import exp
 
 BUCKETS = 40
 """Buckets of a draft model's confidence: the first half for greedy rows, the second for sampled ones."""
@@ -18,6 +19,8 @@ SHARPNESS_GRID = (0.5, 0.7, 0.85, 1.0, 1.2, 1.45, 1.75, 2.2, 3.0, 5.0)
 _RANKS = 8
 _HALF = BUCKETS // 2
 _WIDEST_ODDS = 5.0
+_EDGES = [1.0 / (1.0 + exp(_WIDEST_ODDS - edge * 2.0 * _WIDEST_ODDS / _HALF)) for edge in range(1, _HALF)]
+"""Confidences where the next bucket begins."""
 _DECAY = 0.999
 _PRIOR_WEIGHT = 8.0
 _SHARED_WEIGHT = 32.0
@@ -28,10 +31,8 @@ _HEAD_START = 2.0
 
 def bucket(confidence: float, greedy: bool) -> int:
     """Bucket of a confidence in [0, 1]: 20 equal steps of log odds from -5 to 5."""
-    sure = max(1e-9, confidence)  # in this order NaN, of a broken draft, counts as no confidence
-    odds = log(sure / max(1e-9, 1.0 - sure))
-    step = int((odds + _WIDEST_ODDS) * (_HALF / (2.0 * _WIDEST_ODDS)))
-    place = min(max(step, 0), _HALF - 1)
+    known = confidence == confidence  # NaN, of a broken draft, counts as no confidence
+    place = bisect_right(_EDGES, confidence) if known else 0
     return place if greedy else place + _HALF
 
 

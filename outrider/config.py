@@ -29,6 +29,12 @@ class ServiceConfig(Settings):
     metrics_port: int = Field(
         -1, ge=-1, le=65535, description="Port of the Prometheus page; 0 picks a free one, -1 serves none."
     )
+    health_port: int = Field(
+        -1,
+        ge=-1,
+        le=65535,
+        description="Port that answers health alone, in plaintext, for probes; 0 picks a free one, -1: none.",
+    )
     name: str = Field(
         "", description="Name of this replica in logs, metrics and handles; empty: host and port."
     )
@@ -60,6 +66,7 @@ class EngineConfig(ServiceConfig):
     cpus: str = Field("", description="CPU list to pin this process to, such as 0 or 0-3; empty: not pinned.")
     max_sessions: Positive = Field(64, description="Most sessions at once.")
     kv_tokens: Positive = Field(65536, description="Tokens that the KV memory holds.")
+    prefix_cache: bool = Field(True, description="Reuse keys and values of equal prompt beginnings.")
     context_length: int = Field(0, ge=0, description="Most tokens of a sequence; 0: the model's own limit.")
     trust_remote_code: bool = Field(False, description="Run code that comes with the model.")
 
@@ -78,6 +85,11 @@ class VerifyConfig(EngineConfig):
         64, description="Verdicts a slow reader may leave unread before its session pauses."
     )
     max_patience_ms: float = Field(50.0, ge=0, description="Longest wait for candidates when waiting pays.")
+    deterministic: bool = Field(
+        False,
+        description="A token's bits never depend on what is computed beside it: equal tokens in every mode, "
+        "batch and replica on like machines.",
+    )
     served_name: str = Field("", description="Model name on the wire; empty: the last part of `model`.")
 
 

@@ -19,7 +19,8 @@ from pathlib import Path
 import grpc
 
 from outrider.v1 import generation_pb2, generation_pb2_grpc, tokens_pb2
-from scripts.local_services import ROOT, services, widened_target
+from scripts.child import ROOT
+from scripts.local_services import services, widened_target
 
 TIMELINE = ROOT / "out/timeline.html"
 MODES = {"no speculation": "MODE_OFF", "sequential": "MODE_SEQUENTIAL", "pipelined": "MODE_AUTO"}

@@ -1,19 +1,25 @@
-"""The three services on this machine for as long as a block runs, for the demo and the benchmarks."""
+"""The services on this machine for as long as a block runs, for the demo and the benchmarks."""
 
 from __future__ import annotations
 
-import json
-import subprocess
+import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from urllib.request import urlopen
 
+import grpc
+
+from outrider.v1 import generation_pb2, generation_pb2_grpc
+from scripts.child import ROOT, Child, ChildError
 from scripts.widen import DEMO_INTERMEDIATE_SIZE, widen
 
-ROOT = Path(__file__).resolve().parents[1]
 TARGET, DRAFT = ROOT / "models/demo/target", ROOT / "models/demo/draft"
 WIDE_TARGET = ROOT / ".cache/demo-target-216m"
+START_SECONDS = 300.0
 
 
 def widened_target() -> Path:
@@ -30,20 +36,112 @@ def services(target: Path, dtype: str, log: Path) -> Iterator[str]:
 
     One thread per service, and a core of its own for each model where the machine has two.
     """
-    command = [sys.executable, "-m", "outrider", "up", "--target", str(target), "--draft", str(DRAFT)]
-    flags = ["--dtype", dtype, "--device", "cpu", "--port", "0"]
-    with log.open("w") as errors:
-        process = subprocess.Popen([*command, *flags], stdout=subprocess.PIPE, stderr=errors, text=True)
-    try:
-        yield _endpoint(process, log)
-    finally:
-        process.terminate()
-        process.wait(60)
+    models = ["--target", str(target), "--draft", str(DRAFT)]
+    flags = [*models, "--dtype", dtype, "--device", "cpu", "--port", "0"]
+    with Child([sys.executable, "-m", "outrider", "up", *flags], log) as up:
+        try:
+            yield str(up.receive(START_SECONDS)["endpoint"])
+        except ChildError as error:
+            raise SystemExit(f"The services did not start: {error}") from None
 
 
-def _endpoint(process: subprocess.Popen[str], log: Path) -> str:
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("{"):
-            return str(json.loads(line)["endpoint"])
-    raise SystemExit(f"The services did not start:\n{log.read_text()[-2000:]}")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Which models run where: draft replicas by name, CPU lists, arithmetic."""
+
+    target: Path
+    drafts: Mapping[str, Path]
+    dtype: str
+    folder: Path
+    """For logs."""
+    verify_cpus: str = ""
+    draft_cpus: str = ""
+    threads: int = 1
+    prefix_cache: bool = True
+
+
+class Fleet:
+    """One verify replica, the draft replicas, and an orchestrator for every pair of draft and network."""
+
+    def __init__(self, layout: Layout, stack: ExitStack) -> None:
+        self._layout = layout
+        self._stack = stack
+        self._proxies: list[Child] = []
+        self._orchestrators: dict[tuple[str, bool], str] = {}
+        self.ready: dict[str, dict[str, str]] = {}
+        """The ready line of every process, by name."""
+        starting = {"verify": self._replica("verify", "verify", layout.target, layout.verify_cpus)}
+        for name, folder in layout.drafts.items():
+            starting[f"draft-{name}"] = self._replica("draft", f"draft-{name}", folder, layout.draft_cpus)
+        for name, child in starting.items():
+            self.ready[name] = child.receive(START_SECONDS)
+
+    def endpoint(self, draft: str, remote: bool = False) -> str:
+        """The orchestrator that uses a draft; `remote` puts the replicas behind proxies."""
+        key = draft, remote
+        if key not in self._orchestrators:
+            self._orchestrators[key] = self._orchestrator(draft, remote)
+        return self._orchestrators[key]
+
+    def set_round_trip(self, milliseconds: float) -> None:
+        """Delay between a remote orchestrator and its replicas, from now on."""
+        for proxy in self._proxies:
+            proxy.ask({"round_trip_ms": milliseconds}, timeout=10.0)
+
+    def metrics(self, name: str) -> str:
+        """The Prometheus page of `verify` or `draft-NAME`."""
+        with urlopen(self.ready[name]["metrics"], timeout=10) as response:
+            return str(response.read().decode())
+
+    def _replica(self, service: str, name: str, model: Path, cpus: str) -> Child:
+        layout = self._layout
+        flags = ["--model", str(model), "--dtype", layout.dtype, "--threads", str(layout.threads)]
+        flags += ["--cpus", cpus] if cpus else []
+        flags += [] if layout.prefix_cache else ["--no-prefix-cache"]
+        return self._serve(service, name, *flags, "--device", "cpu")
+
+    def _orchestrator(self, draft: str, remote: bool) -> str:
+        flags: list[str] = []
+        for kind, name in (("verify", "verify"), ("draft", f"draft-{draft}")):
+            endpoint = self.ready[name]["endpoint"]
+            flags += [f"--{kind}", self._proxied(endpoint, name) if remote else endpoint]
+        name = f"orchestrator-{draft}-{'remote' if remote else 'local'}"
+        endpoint = self._serve("orchestrator", name, *flags).receive(START_SECONDS)["endpoint"]
+        _wait_for_draft(endpoint)
+        return str(endpoint)
+
+    def _proxied(self, endpoint: str, name: str) -> str:
+        command = [sys.executable, "-m", "scripts.proxy", "--to", endpoint]
+        log = self._layout.folder / f"proxy-{name}.log"
+        proxy = self._stack.enter_context(Child(command, log))
+        self._proxies.append(proxy)
+        return str(proxy.receive(START_SECONDS)["endpoint"])
+
+    def _serve(self, service: str, name: str, *flags: str) -> Child:
+        always = ["--name", name, "--port", "0", "--metrics-port", "0", "--parent-pid", str(os.getpid())]
+        command = [sys.executable, "-m", "outrider", "serve", service, *always, *flags]
+        log = self._layout.folder / f"{name}.log"
+        return self._stack.enter_context(Child(command, log))
+
+
+@contextmanager
+def fleet(layout: Layout) -> Iterator[Fleet]:
+    """The processes of a layout until the block ends.
+
+    Raises:
+        ChildError: a process did not start; carries the end of its log.
+    """
+    layout.folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        yield Fleet(layout, stack)
+
+
+def _wait_for_draft(endpoint: str) -> None:
+    """Block until an orchestrator has seen its draft replica."""
+    end = time.monotonic() + START_SECONDS
+    with grpc.insecure_channel(endpoint) as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)  # type: ignore[no-untyped-call]
+        while not stub.GetModelInfo(generation_pb2.GetModelInfoRequest(), timeout=10).draft_replicas:
+            if time.monotonic() > end:
+                raise ChildError(f"{endpoint} found no draft replica")
+            time.sleep(0.05)

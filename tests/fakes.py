@@ -74,12 +74,14 @@ class FakeReplica:
         self.most_sessions = 0
         self.refuse: OutriderError | None = None
         """Raised at every open."""
+        self.settings: dict[str, Any] = {}
+        """More settings of its server, such as TLS files."""
         self.server: GrpcServer | None = None
         self.endpoint = ""
 
     async def start(self, port: int = 0) -> str:
         """Serve; returns the endpoint."""
-        config = ServiceConfig(host="127.0.0.1", port=port, reflection=False)
+        config = ServiceConfig(host="127.0.0.1", port=port, reflection=False, **self.settings)
         self.server = GrpcServer(config, [self.service])
         self.register(self.server.server)
         await self.server.start()

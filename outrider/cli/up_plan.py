@@ -30,6 +30,9 @@ class UpConfig(Settings):
     drafts: Positive = Field(1, description="Draft replicas.")
     verifies: Positive = Field(1, description="Verify replicas.")
     threads: Positive = Field(1, description="Torch threads of each replica on the CPU.")
+    deterministic: bool = Field(
+        False, description="The target's tokens are the same in every mode and batch; see `serve verify`."
+    )
     cpus: Literal["auto", "off"] = Field(
         "auto",
         description="auto: on the CPU, pin every replica to cores of its own when there are enough; "
@@ -100,7 +103,7 @@ def _replica(resolved: Resolved[UpConfig], name: str, cpus: str) -> ChildSpec:
     arguments = ["--name", name, "--host", "127.0.0.1", "--port", "0", *_model(config, service)]
     if device != "auto":
         arguments += ["--device", device]
-    arguments += _passed_on(resolved, "dtype", "threads")
+    arguments += _passed_on(resolved, "dtype", "threads", *(["deterministic"] if service == "verify" else []))
     if cpus:
         arguments += ["--cpus", cpus]
     if config.metrics_port >= 0:
@@ -121,5 +124,11 @@ def _common(resolved: Resolved[UpConfig]) -> list[str]:
 
 
 def _passed_on(resolved: Resolved[UpConfig], *names: str) -> list[str]:
-    given = [name for name in names if resolved.given(name)]
-    return [word for name in given for word in (flag_of(name), str(getattr(resolved.config, name)))]
+    return [word for name in names if resolved.given(name) for word in _flag(resolved.config, name)]
+
+
+def _flag(config: UpConfig, name: str) -> tuple[str, ...]:
+    value, flag = getattr(config, name), flag_of(name)
+    if isinstance(value, bool):
+        return (flag if value else flag.replace("--", "--no-", 1),)
+    return (flag, str(value))

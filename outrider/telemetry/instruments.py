@@ -1,27 +1,48 @@
-"""Every Prometheus metric of the project, by service. Counters are raw; ratios are for the query.
+"""Every Prometheus metric of the services. Counters are raw; ratios are for the query.
 
-Acceptance rate at position i: `..._position_accepted_total` / `..._position_verified_total`.
-Acceptance length: `..._tokens_total` / `..._steps_total`. Hit rate: `..._hits_total` / `..._steps_total`.
-
-Labels are bounded: positions at `MAX_POSITION`, traffic labels ("task") at `MAX_TASKS` values, then "other".
+`docs/metrics.md`, which is made from here, lists them all with the query that each is for.
 """
 
 from __future__ import annotations
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, start_http_server
 
 from outrider.errors import ConfigError
 from outrider.messages import Verdict
-
-MAX_POSITION = 16
-MAX_TASKS = 32
+from outrider.telemetry.metric_parts import (
+    MAX_POSITION,
+    MAX_REPLICAS,
+    MAX_TASKS,
+    SIZE_BUCKETS,
+    STEP_BUCKETS,
+    Acceptance,
+    ByTask,
+    Children,
+    Described,
+    DeviceMemory,
+    Estimates,
+    Maker,
+    Pages,
+    Positions,
+    Tasks,
+)
 
 DURATION_BUCKETS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 FIRST_TOKEN_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5)
 """Those of the gen_ai conventions, and three below: a pipelined token takes less than 10 ms."""
-STEP_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5, 5.0)
-SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+REJECTIONS = (
+    *("CONTEXT_TOO_LONG", "DEADLINE_EXCEEDED", "INVALID_REQUEST"),
+    *("NO_REPLICA", "OVERLOADED", "UNKNOWN_MODEL"),
+)
+ENDINGS = ("stop", "length", "cancelled", "deadline_exceeded", "internal_error", "no_replica", "unavailable")
+"""Reasons that are on the page from the start: a series that begins with its first event hides it from
+`rate`, which needs the zero before."""
+NO_DRAFT = "none"
+"""Stands for the draft replica of a step that had none."""
 
 
 def start_metrics(port: int, host: str = "0.0.0.0", registry: CollectorRegistry = REGISTRY) -> int:
@@ -41,27 +62,50 @@ class VerifyInstruments:
     """Metrics of the verify service."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        make = _Maker("outrider_verify", registry)
-        self._acceptance = _Acceptance(make)
-        self._verified = _ByTask(make.counter("nodes_verified", "Candidate nodes verified.", "task"))
+        make = self._make = Maker("outrider_verify", registry)
+        tasks = Tasks()
+        self._acceptance = Acceptance(make, tasks)
+        self._verified = ByTask(tasks, make.counter("nodes_verified", "Candidate nodes verified.", "task"))
         self._lookup = make.counter("lookup_nodes_verified", "Verified nodes that came from prompt lookup.")
+        self._dropped = make.counter("nodes_dropped", "Proposed nodes that were stale when they came.")
+        self._estimates = Estimates(make)
+        self._rounds = _Rounds(make, tasks)
         self._step_seconds = make.histogram("step_seconds", "Time of a verify step.", STEP_BUCKETS)
         self._step_tokens = make.histogram("step_tokens", "Tokens of a verify step's forward.", SIZE_BUCKETS)
         self._step_sessions = make.histogram("step_sessions", "Sessions of a verify step.", SIZE_BUCKETS)
         self._idle = make.counter("idle_seconds", "Time in which no step ran although sessions were open.")
         self._sessions = make.gauge("sessions", "Open sessions.")
-        self._queued = make.gauge("queued_sessions", "Sessions that wait for pages or for their prefill.")
-        self._pages = _Pages(make)
+        self._limit = make.gauge("session_limit", "Sessions that may be open at once.")
+        self._queued = make.gauge("queued_sessions", "Sessions that wait for KV pages.")
+        self._pages = Pages(make)
+        self._memory = DeviceMemory(make)
         self._preempted = make.counter("preemptions", "Sessions paused because no KV page was left.")
         self._stale = make.counter("stale_handles", "KV handles refused, by reason.", "reason")
-        self._dropped = make.counter("nodes_dropped", "Proposed nodes that were stale when they came.")
+        _begin(self._stale, ("replica", "incarnation", "lease"))
 
-    def verdict(self, verdict: Verdict, task: str) -> None:
-        """A step committed tokens for one session."""
+    @property
+    def described(self) -> list[Described]:
+        """All metrics."""
+        return self._make.made
+
+    def capacity(self, sessions: int, free_and_total: Callable[[], tuple[int, int]]) -> None:
+        """What the replica has room for; the function tells bytes of its device, now."""
+        self._limit.set(sessions)
+        self._memory.watch(free_and_total)
+
+    def verdict(self, verdict: Verdict, task: str, first: bool = False) -> None:
+        """A step committed tokens for one session; the `first` one's time is prefill."""
         self._acceptance.count(task, len(verdict.tokens), verdict.accepted, verdict.depth, verdict.hit)
         self._verified.inc(task, verdict.verified)
         if verdict.lookup_verified:
             self._lookup.inc(verdict.lookup_verified)
+        if not first:
+            self._rounds.count(task, verdict)
+
+    def estimates(self, nodes: Iterable[tuple[float, bool]]) -> None:
+        """Verified nodes, as (estimated reach, whether it was accepted)."""
+        for reach, accepted in nodes:
+            self._estimates.add(reach, accepted)
 
     def step(self, tokens: int, sessions: int, seconds: float) -> None:
         """One forward ran."""
@@ -102,16 +146,40 @@ class DraftInstruments:
     """Metrics of the draft service."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        make = _Maker("outrider_draft", registry)
-        self._acceptance = _Acceptance(make)
+        make = self._make = Maker("outrider_draft", registry)
+        tasks = self._tasks = Tasks()
+        self._acceptance = Acceptance(make, tasks)
         self._seconds = make.histogram("step_seconds", "Time of a draft forward with ranking.", STEP_BUCKETS)
         self._expanded = make.histogram("step_nodes", "Nodes expanded in a draft forward.", SIZE_BUCKETS)
         self._step_sessions = make.histogram("step_sessions", "Sessions of a draft forward.", SIZE_BUCKETS)
         self._blocks = make.counter("blocks", "Token blocks sent.")
-        self._nodes = make.counter("nodes", "Nodes sent in token blocks.")
-        self._wasted = make.counter("nodes_wasted", "Nodes dropped because the target went elsewhere.")
+        self._nodes = ByTask(tasks, make.counter("nodes", "Nodes sent in token blocks.", "task"))
+        drafted = make.counter("position_drafted", "Nodes sent for this position.", "position", "task")
+        self._drafted = Children(lambda key: Positions(drafted, task=key[0]), MAX_TASKS + 2)
+        wasted = make.counter("nodes_wasted", "Sent nodes dropped because the target went elsewhere.", "task")
+        self._wasted = ByTask(tasks, wasted)
+        self._starved = ByTask(
+            tasks, make.counter("starvations", "Verdicts that left the target without candidates.", "task")
+        )
+        self._lag = make.histogram(
+            "lag_seconds",
+            "Time from a verdict's arrival to the next token block of its session.",
+            STEP_BUCKETS,
+        )
         self._sessions = make.gauge("sessions", "Open sessions.")
-        self._pages = _Pages(make)
+        self._limit = make.gauge("session_limit", "Sessions that may be open at once.")
+        self._pages = Pages(make)
+        self._memory = DeviceMemory(make)
+
+    @property
+    def described(self) -> list[Described]:
+        """All metrics."""
+        return self._make.made
+
+    def capacity(self, sessions: int, free_and_total: Callable[[], tuple[int, int]]) -> None:
+        """What the replica has room for; the function tells bytes of its device, now."""
+        self._limit.set(sessions)
+        self._memory.watch(free_and_total)
 
     def expanded(self, nodes: int, sessions: int, seconds: float) -> None:
         """One draft forward ran."""
@@ -119,18 +187,27 @@ class DraftInstruments:
         self._expanded.observe(nodes)
         self._step_sessions.observe(sessions)
 
-    def block(self, nodes: int) -> None:
-        """A token block was sent."""
+    def block(self, depths: Iterable[int], task: str) -> None:
+        """A token block was sent; `depths` of its nodes, 1 for a child of the last committed token."""
+        count, positions = 0, self._drafted.at(self._tasks.name(task))
+        for depth in depths:
+            positions.at(depth)
+            count += 1
         self._blocks.inc()
-        self._nodes.inc(nodes)
+        self._nodes.inc(task, count)
 
-    def verdict(self, verdict: Verdict, task: str) -> None:
-        """A verdict came back for one session."""
+    def answered(self, seconds: float) -> None:
+        """The first block after a verdict was sent so long after it."""
+        self._lag.observe(seconds)
+
+    def verdict(self, verdict: Verdict, task: str, starved: bool = False) -> None:
+        """A verdict came back for one session; `starved`: the target has nothing left to verify."""
         self._acceptance.count(task, len(verdict.tokens), verdict.accepted, verdict.depth, verdict.hit)
+        self._starved.inc(task, starved)
 
-    def wasted(self, nodes: int) -> None:
-        """A re-rooting dropped nodes."""
-        self._wasted.inc(nodes)
+    def wasted(self, nodes: int, task: str) -> None:
+        """A re-rooting dropped nodes that had been sent."""
+        self._wasted.inc(task, nodes)
 
     def sessions(self, count: int) -> None:
         """Open sessions now."""
@@ -145,10 +222,10 @@ class OrchestratorInstruments:
     """Metrics of the orchestrator."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        make = _Maker("outrider_orchestrator", registry)
+        make = self._make = Maker("outrider_orchestrator", registry)
         self._admitted = make.counter("requests_admitted", "Requests admitted.")
         self._rejected = make.counter("requests_rejected", "Requests refused, by reason.", "reason")
-        self._finished = make.counter("requests_finished", "Requests ended, by reason.", "reason")
+        self._finished = make.counter("requests_finished", "Continuations ended, by reason.", "reason")
         self._tokens = make.counter("tokens", "Tokens generated.")
         self._seconds = make.histogram("request_seconds", "Time from admission to end.", DURATION_BUCKETS)
         self._first = make.histogram(
@@ -161,9 +238,16 @@ class OrchestratorInstruments:
         self._running = make.gauge("requests_running", "Requests that run.")
         self._fallbacks = make.counter("fallbacks", "Times a request went on without a replica.", "kind")
         self._replicas = make.gauge("replicas", "Known replicas.", "kind", "state")
-        self._steps = make.counter("steps", "Verify steps of all requests.")
-        self._accepted = make.counter("tokens_accepted", "Tokens committed because a node matched.")
-        self._hits = make.counter("hits", "Steps whose bonus token was already a candidate.")
+        _begin(self._rejected, REJECTIONS)
+        _begin(self._finished, ENDINGS)
+        _begin(self._fallbacks, ("draft", "verify"))
+        self.speculation = SpeculationInstruments(make)
+        self.draft_pool = DraftPoolInstruments(make)
+
+    @property
+    def described(self) -> list[Described]:
+        """All metrics."""
+        return self._make.made
 
     def admitted(self) -> None:
         """A request was admitted."""
@@ -192,12 +276,6 @@ class OrchestratorInstruments:
         if tpot is not None:
             self._per_token.observe(tpot, exemplar)
 
-    def step(self, verdict: Verdict) -> None:
-        """A verdict arrived."""
-        self._steps.inc()
-        self._accepted.inc(verdict.accepted)
-        self._hits.inc(verdict.hit)
-
     def queued(self, count: int) -> None:
         """Waiting requests now."""
         self._queued.set(count)
@@ -215,79 +293,133 @@ class OrchestratorInstruments:
         self._replicas.labels(kind, state).set(count)
 
 
-class _Maker:
-    """Makes metrics with a common prefix in one registry."""
+class SpeculationInstruments:
+    """What every verify step did, by traffic label and by the draft replica whose candidates it had."""
 
-    def __init__(self, prefix: str, registry: CollectorRegistry) -> None:
-        self.prefix = prefix
-        self.registry = registry
-
-    def counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"{self.prefix}_{name}", text, labels, registry=self.registry)
-
-    def gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        return Gauge(f"{self.prefix}_{name}", text, labels, registry=self.registry)
-
-    def histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"{self.prefix}_{name}", text, buckets=buckets, registry=self.registry)
-
-
-class _ByTask:
-    """Counter children by task: one lookup in a dict on the hot path, few values in all."""
-
-    def __init__(self, counter: Counter, **labels: str) -> None:
-        self._counter = counter
-        self._labels = labels
-        self._children: dict[str, Counter] = {}
-
-    def inc(self, task: str, amount: float) -> None:
-        child = self._children.get(task)
-        if child is None:
-            child = self._bind(task)
-        child.inc(amount)
-
-    def _bind(self, task: str) -> Counter:
-        if len(self._children) >= MAX_TASKS:
-            return self._counter.labels(task="other", **self._labels)
-        child = self._counter.labels(task=task, **self._labels)
-        self._children[task] = child
-        return child
-
-
-class _Acceptance:
-    """Raw counts from which acceptance rate, acceptance length and hit rate follow."""
-
-    def __init__(self, make: _Maker) -> None:
-        self._steps = _ByTask(make.counter("steps", "Session steps.", "task"))
-        self._tokens = _ByTask(make.counter("tokens", "Tokens committed.", "task"))
-        self._hits = _ByTask(make.counter("hits", "Steps whose bonus token was already a candidate.", "task"))
-        verified = make.counter(
-            "position_verified", "Session steps that verified candidates this deep.", "position", "task"
+    def __init__(self, make: Maker) -> None:
+        self._tasks = Tasks()
+        labels = ("task", "draft")
+        self._counters = {
+            "steps": make.counter("steps", "Verify steps of all requests.", *labels),
+            "nodes": make.counter("nodes_verified", "Candidate nodes verified.", *labels),
+            "accepted": make.counter("tokens_accepted", "Tokens committed because a node matched.", *labels),
+            "hits": make.counter("hits", "Steps whose bonus token was already a candidate.", *labels),
+            "undrafted": make.counter("undrafted_steps", "Steps without a node of a draft replica.", *labels),
+            "drifts": make.counter("drifts", "Falls of acceptance that the drift detector found.", *labels),
+        }
+        self._statistic = make.gauge(
+            "drift_statistic", "How near the drift detector is to its next alarm, 0 to 1.", *labels
         )
-        accepted = make.counter(
-            "position_accepted", "Session steps that accepted a candidate this deep.", "position", "task"
+        self._positions = (
+            make.counter("position_verified", "Steps that verified this deep.", "position", "draft"),
+            make.counter("position_accepted", "Steps that accepted this deep.", "position", "draft"),
         )
-        self._verified = [_ByTask(verified, position=str(i)) for i in range(1, MAX_POSITION + 1)]
-        self._accepted = [_ByTask(accepted, position=str(i)) for i in range(1, MAX_POSITION + 1)]
+        self._steps = Children(self._bind, MAX_REPLICAS * 4, self._forget)
+        self._depths = Children(self._bind_positions, MAX_REPLICAS, self._forget_positions)
 
-    def count(self, task: str, tokens: int, accepted: int, depth: int, hit: bool) -> None:
-        self._steps.inc(task, 1)
-        self._tokens.inc(task, tokens)
-        if hit:
-            self._hits.inc(task, 1)
-        for position in self._verified[:depth]:
-            position.inc(task, 1)
-        for position in self._accepted[:accepted]:
-            position.inc(task, 1)
+    def step(self, verdict: Verdict, task: str, draft: str) -> None:
+        """A verdict arrived for a session that `draft` serves; empty when none does."""
+        draft = draft or NO_DRAFT
+        of = self._steps.at(self._tasks.name(task), draft)
+        of.steps.inc()
+        of.nodes.inc(verdict.verified)
+        of.accepted.inc(verdict.accepted)
+        of.hits.inc(verdict.hit)
+        of.undrafted.inc(verdict.verified == verdict.lookup_verified)
+        verified, accepted = self._depths.at(draft)
+        verified.reach(verdict.depth)
+        accepted.reach(verdict.accepted)
+
+    def drift(self, task: str, draft: str, statistic: float, alarm: bool) -> None:
+        """The detector of a task and draft replica has seen one more step."""
+        of = self._steps.at(self._tasks.name(task), draft)
+        of.statistic.set(statistic)
+        of.drifts.inc(alarm)
+
+    def _bind(self, key: tuple[str, ...]) -> _Step:
+        counters = {name: family.labels(*key) for name, family in self._counters.items()}
+        return _Step(**counters, statistic=self._statistic.labels(*key))
+
+    def _forget(self, key: tuple[str, ...]) -> None:
+        for family in (*self._counters.values(), self._statistic):
+            family.remove(*key)
+
+    def _bind_positions(self, key: tuple[str, ...]) -> tuple[Positions, Positions]:
+        verified, accepted = self._positions
+        return Positions(verified, draft=key[0]), Positions(accepted, draft=key[0])
+
+    def _forget_positions(self, key: tuple[str, ...]) -> None:
+        for family in self._positions:
+            for position in range(1, MAX_POSITION + 1):
+                family.remove(str(position), key[0])
 
 
-class _Pages:
-    def __init__(self, make: _Maker) -> None:
-        self._total = make.gauge("pages", "KV pages in all.")
-        self._used = make.gauge("pages_used", "KV pages that sessions or leases hold.")
-        self._cached = make.gauge("pages_cached", "KV pages kept for reuse; reclaimed when needed.")
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """Children of one task and draft replica."""
 
-    def set(self, total: int, used: int, cached: int) -> None:
-        self._total.set(total)
-        self._used.set(used)
-        self._cached.set(cached)
+    steps: Counter
+    nodes: Counter
+    accepted: Counter
+    hits: Counter
+    undrafted: Counter
+    drifts: Counter
+    statistic: Gauge
+
+
+class DraftPoolInstruments:
+    """Whether there are enough drafts; `docs/metrics.md` says when the pool is short."""
+
+    def __init__(self, make: Maker) -> None:
+        self.wanted: Gauge = make.gauge(
+            "draft_sessions_wanted", "Running sessions that want a draft replica."
+        )
+        self.waiting: Gauge = make.gauge("draft_sessions_waiting", "Those of them that have none open.")
+        self.slots: Gauge = make.gauge(
+            "draft_slots", "Sessions that the usable draft replicas have room for."
+        )
+        self.wanted_seconds: Counter = make.counter(
+            "draft_wanted_seconds", "Session time between verdicts in which drafts were wanted."
+        )
+        self.missing_seconds: Counter = make.counter(
+            "draft_missing_seconds", "The part of it without an open draft replica."
+        )
+        self.idle_seconds: Counter = make.counter(
+            "draft_idle_seconds", "The part of it in which the session waited and its target ran no step."
+        )
+        self.lag_seconds = make.histogram(
+            "draft_lag_seconds",
+            "Time from a verdict to the draft's first block that knows of it.",
+            STEP_BUCKETS,
+        )
+
+
+def _begin(counter: Counter, values: Iterable[str]) -> None:
+    """Have the children of a counter with one label on the page before anything happens."""
+    for value in values:
+        counter.labels(value)
+
+
+class _Rounds:
+    """Time between verdicts of a session, and what of it the target spent on the session's step."""
+
+    def __init__(self, make: Maker, tasks: Tasks) -> None:
+        self._seconds = ByTask(
+            tasks,
+            make.counter("round_seconds", "Time between verdicts of a session, after its first.", "task"),
+        )
+        self._busy = ByTask(
+            tasks, make.counter("round_busy_seconds", "The part of it that the session's step took.", "task")
+        )
+        self._idle = ByTask(
+            tasks,
+            make.counter("round_idle_seconds", "The part of it in which the target ran no step.", "task"),
+        )
+
+    def count(self, task: str, verdict: Verdict) -> None:
+        """One round."""
+        times = verdict.times
+        busy = times.forward_us + times.sample_us
+        self._seconds.inc(task, (times.queue_us + busy) * 1e-6)
+        self._busy.inc(task, busy * 1e-6)
+        self._idle.inc(task, times.idle_us * 1e-6)

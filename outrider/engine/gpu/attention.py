@@ -42,13 +42,16 @@ class KernelAttention(PagedAttention):
         self._programs = PROGRAMS * multiprocessors(device)
         self._precision = "ieee" if dtype == torch.float32 else "tf32"
 
-    def open_step(self, buffer: Tensor, layout: Layout) -> DeviceStep:
-        """A step whose buffer [words] is on the device, with room for the parts of its tiles."""
+    def open_step(self, buffer: Tensor, layout: Layout, wanted: int) -> DeviceStep:
+        """A step whose buffer [words] is on the device, with room for the parts of its tiles.
+
+        `wanted` is W, at most the tokens that the layout holds.
+        """
         heads, group, _, value_width, *_ = self._shape
         rows = (layout.capacity.items, heads, block_rows(layout.capacity.tokens, group))
         partial = torch.empty((*rows, value_width), dtype=torch.float32, device=buffer.device)
         statistics = torch.empty((2, *rows), dtype=torch.float32, device=buffer.device)
-        return DeviceStep(buffer, layout, rows[2], partial, statistics)
+        return DeviceStep(buffer, layout, wanted, rows[2], partial, statistics)
 
     def move_in_step(self, step: DeviceStep) -> None:
         """Carry out the moves of a step's buffer."""
@@ -148,18 +151,22 @@ class KernelAttention(PagedAttention):
             PRECISION=self._precision,
             num_warps=4 if max(self._shape[4:]) <= 128 else 8,
         )
-        combine_kernel[tuple(query.shape[:2])](
+        self._combine(step, out)
+        return out
+
+    def _combine(self, step: DeviceStep, out: Tensor) -> None:
+        """Join the parts of tiles with several items, and zero the padding: out [N, Q, V]."""
+        combine_kernel[tuple(out.shape[:2])](
             out,
             step.partial,
             step.statistics,
             step.buffer,
-            layout.at("tile_of"),
-            layout.tiles_at,
-            items,
+            step.layout.at("tile_of"),
+            step.layout.tiles_at,
+            step.layout.capacity.items,
             SHAPE=self._shape,
             BLOCK_M=step.block_rows,
         )
-        return out
 
 
 def _power_of_2(size: int) -> int:

@@ -75,6 +75,8 @@ class DeviceStep:
     buffer: Tensor
     """[words] int64."""
     layout: Layout
+    rows: int
+    """W, the wanted rows with padding."""
     block_rows: int
     """Rows of a tile, BLOCK_M."""
     partial: Tensor
@@ -99,8 +101,8 @@ class DeviceStep:
 
     @property
     def wanted(self) -> Tensor:
-        """[N] int64, packed positions whose logits are wanted, padding at the end."""
-        return self.section("wanted")
+        """[W] int64, packed positions whose logits are wanted, padding at the end."""
+        return self.section("wanted")[: self.rows]
 
     @property
     def moves(self) -> tuple[Tensor, Tensor]:

@@ -68,7 +68,7 @@ class GraphRunner(ModelRunner):
         # Kernels are launched on the thread's current device.
         with torch.cuda.device_of(self.attention.keys):  # type: ignore[no-untyped-call]
             # A copy: the next replay overwrites the result, and callers may write into theirs.
-            return self._run_segments(segments)[:wanted].to(torch.float32, copy=True)
+            return self._run_segments(segments, wanted)[:wanted].to(torch.float32, copy=True)
 
     def commit(
         self, kv: SequenceKv, keep: Sequence[int], tokens: Sequence[int], survivors: Sequence[int] = ()
@@ -87,7 +87,7 @@ class GraphRunner(ModelRunner):
         loaded = self.loaded
         return KernelAttention(loaded.geometry, num_slots, self._page_size, loaded.dtype, loaded.device)
 
-    def _run_segments(self, segments: Sequence[Segment]) -> Tensor:
+    def _run_segments(self, segments: Sequence[Segment], wanted: int) -> Tensor:
         """Logits [W with padding, V] of segments that are appended; overwritten by the next step."""
         tokens = sum(len(segment.tokens) for segment in segments)
         bucket = bucket_of(tokens, tuple(self._replays))
@@ -99,12 +99,12 @@ class GraphRunner(ModelRunner):
             if len(words) <= len(self._buffer):
                 self._send(words, self._buffer)
                 return replay()
-        plan = plan_tiles(segments, -(-tokens // EAGER_MULTIPLE) * EAGER_MULTIPLE, self.machine)
+        plan = plan_tiles(segments, _padded(tokens), self.machine)
         layout = Layout(plan.capacity)
         words = fill(plan, layout, segments, moves, self.machine)
         buffer = torch.empty(len(words), dtype=torch.int64, device=self.loaded.device)
         self._send(words, buffer)
-        return self._compute(buffer, layout)
+        return self._compute(buffer, layout, _padded(wanted))
 
     def _send(self, words: Words, buffer: Tensor) -> None:
         """Copy the words to the front of a buffer on the device.
@@ -117,10 +117,10 @@ class GraphRunner(ModelRunner):
             source = source.pin_memory()
         buffer[: len(words)].copy_(source, non_blocking=True)
 
-    def _compute(self, buffer: Tensor, layout: Layout) -> Tensor:
+    def _compute(self, buffer: Tensor, layout: Layout, wanted: int) -> Tensor:
         """The forward itself; everything that it does is captured."""
         with torch.inference_mode():
-            step = self.attention.open_step(buffer, layout)
+            step = self.attention.open_step(buffer, layout, wanted)
             self.attention.move_in_step(step)
             if self._kernels is not None:
                 return self._kernels(step)
@@ -152,4 +152,9 @@ class GraphRunner(ModelRunner):
     def _captured(self, bucket: int, layout: Layout, graphs: Graphs) -> Replay:
         nothing = plan_tiles([], bucket, self.machine)
         self._send(fill(nothing, layout, [], [], self.machine), self._buffer)
-        return graphs.capture(lambda: self._compute(self._buffer, layout))
+        return graphs.capture(lambda: self._compute(self._buffer, layout, bucket))
+
+
+def _padded(count: int) -> int:
+    """Rows of a step without a graph."""
+    return -(-count // EAGER_MULTIPLE) * EAGER_MULTIPLE

@@ -50,7 +50,9 @@ def _complete(timeline: bool) -> generation_pb2.Complete:
     return generation_pb2.Complete(
         finish_reason=tokens_pb2.FINISH_REASON_STOP,
         usage=generation_pb2.Usage(prompt_tokens=3, completion_tokens=2),
-        speculation=generation_pb2.SpeculationStats(steps=1, hits=1, acceptance_length=2.0),
+        speculation=generation_pb2.SpeculationStats(
+            steps=1, hits=1, acceptance_length=2.0, decode_micros=200, decode_busy_micros=190
+        ),
         seed=2**64 - 1,
         model="demo",
         timeline=[event] if timeline else [],
@@ -79,7 +81,7 @@ def test_text_goes_to_standard_output_and_nothing_else(
     assert (captured.out, captured.err) == ("one two", "")
     assert main(["generate", "count", "--stats"]) == 0
     assert "2 tokens in" in (summary := capsys.readouterr().err)
-    assert "1 steps of 2.00 tokens; hit rate 100%" in summary
+    assert "1 steps of 2.00 tokens; hit rate 100%; pipeline efficiency 95%" in summary
 
 
 def test_json_has_everything(orchestrator: FakeOrchestrator, capsys: pytest.CaptureFixture[str]) -> None:

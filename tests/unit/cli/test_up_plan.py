@@ -100,3 +100,13 @@ def test_a_target_is_needed() -> None:
     """There is nothing to serve without one."""
     with pytest.raises(ConfigError, match="--target"):
         _plan("--draft", "small")
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"), [((), False), (("--deterministic",), True), (("--no-deterministic",), False)]
+)
+def test_deterministic_is_the_targets(flags: tuple[str, ...], expected: bool) -> None:
+    """Verify replicas get the flag as it was given; drafts, whose bits matter to nobody, do not know it."""
+    plan = _plan("--target", "big", "--draft", "small", "--verifies", "2", *flags)
+    assert [plan[name].deterministic for name in ("verify-0", "verify-1")] == [expected] * 2
+    assert "deterministic" not in type(plan["draft-0"]).model_fields

@@ -192,3 +192,12 @@ def test_a_sequential_session_stops_at_ready_until_the_next_verdict():
     assert held.worth == 0.0
     held.commit(verdict(3, 10), now=0.0)
     assert held.worth > 0.0
+
+
+def test_a_verdict_without_tokens_changes_nothing():
+    """A generation may end with nothing more to say."""
+    held = session()
+    held.grow(held.take(), proposal((10, 80)))
+    held.commit(verdict(3, step=1), now=0.0)
+    assert [node.token for node in held.tree.nodes()] == [10]
+    assert held.take().token == 10

@@ -9,61 +9,146 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from outrider.errors import ConfigError
-from outrider.messages import Verdict
+from outrider.messages import StepTimes, Verdict
 from outrider.telemetry.instruments import (
-    MAX_POSITION,
-    MAX_TASKS,
     DraftInstruments,
     OrchestratorInstruments,
     VerifyInstruments,
     start_metrics,
 )
+from outrider.telemetry.metric_parts import MAX_POSITION, MAX_REPLICAS, MAX_TASKS
 
-VERDICT = Verdict(1, 10, (5, 6, 7), verified=6, accepted=2, depth=4, hit=True, lookup_verified=1)
+TIMES = StepTimes(queue_us=3_000, forward_us=20_000, sample_us=1_000, idle_us=2_000)
+VERDICT = Verdict(1, 10, (5, 6, 7), verified=6, accepted=2, depth=4, hit=True, lookup_verified=1, times=TIMES)
 
 
-def test_acceptance_is_counted_per_position() -> None:
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    """A registry of its own for every test."""
+    return CollectorRegistry()
+
+
+def test_acceptance_is_counted_per_position(registry) -> None:
     """Four positions were verified and two accepted; ratios are left to the query."""
-    registry = CollectorRegistry()
     VerifyInstruments(registry).verdict(VERDICT, "code")
 
     def at(name: str, position: int) -> float | None:
         labels = {"position": str(position), "task": "code"}
         return registry.get_sample_value(f"outrider_verify_position_{name}_total", labels)
 
-    assert [at("verified", i) for i in range(1, 6)] == [1, 1, 1, 1, None]
-    assert [at("accepted", i) for i in range(1, 4)] == [1, 1, None]
+    assert [at("verified", i) for i in range(1, 6)] == [1, 1, 1, 1, 0]
+    assert [at("accepted", i) for i in range(1, 4)] == [1, 1, 0]
     assert registry.get_sample_value("outrider_verify_tokens_total", {"task": "code"}) == 3
     assert registry.get_sample_value("outrider_verify_hits_total", {"task": "code"}) == 1
     assert registry.get_sample_value("outrider_verify_lookup_nodes_verified_total") == 1
 
 
-def test_labels_are_bounded() -> None:
+def test_pipeline_efficiency_follows_from_two_sums(registry) -> None:
+    """A round lasts from verdict to verdict; the target worked on it for forward and choosing."""
+    instruments = VerifyInstruments(registry)
+    instruments.verdict(VERDICT, "code", first=True)
+    for _ in range(2):
+        instruments.verdict(VERDICT, "code")
+
+    def seconds(name: str) -> float | None:
+        return registry.get_sample_value(f"outrider_verify_round_{name}_total", {"task": "code"})
+
+    assert seconds("seconds") == pytest.approx(2 * 0.024)
+    assert seconds("busy_seconds") == pytest.approx(2 * 0.021)
+    assert seconds("idle_seconds") == pytest.approx(2 * 0.002)
+
+
+def test_estimates_are_compared_with_what_came(registry) -> None:
+    """Per bucket of the estimate: nodes, the sum of their estimates, and how many the walk reached."""
+    instruments = VerifyInstruments(registry)
+    instruments.estimates([(0.72, True), (0.78, False), (1.0, True), (float("nan"), False)])
+
+    def at(name: str, bucket: str) -> float | None:
+        return registry.get_sample_value(f"outrider_verify_calibration_{name}_total", {"bucket": bucket})
+
+    assert at("nodes", "0.7") == 2
+    assert at("predicted", "0.7") == pytest.approx(1.5)
+    assert at("accepted", "0.7") == 1
+    assert (at("nodes", "0.9"), at("accepted", "0.9")) == (1, 1)
+    assert (at("nodes", "0.0"), at("predicted", "0.0")) == (1, 0)
+
+
+def test_steps_are_counted_by_draft_replica(registry) -> None:
+    """The orchestrator knows who drafted; a step with nodes of a lookup alone had no draft."""
+    speculation = OrchestratorInstruments(registry).speculation
+    speculation.step(VERDICT, "code", "draft-1:7701")
+    speculation.step(Verdict(2, 13, (5,), verified=1, lookup_verified=1), "code", "")
+    here, none = ({"task": "code", "draft": draft} for draft in ("draft-1:7701", "none"))
+
+    def value(name: str, labels: dict[str, str]) -> float | None:
+        return registry.get_sample_value(f"outrider_orchestrator_{name}_total", labels)
+
+    assert value("tokens_accepted", here) == 2
+    assert (value("undrafted_steps", here), value("undrafted_steps", none)) == (0, 1)
+    assert value("position_accepted", {"draft": "draft-1:7701", "position": "2"}) == 1
+    assert value("drifts", here) == 0
+
+
+def test_traffic_labels_are_bounded(registry) -> None:
     """Neither callers who invent labels nor deep trees make the page grow without end."""
-    registry = CollectorRegistry()
     instruments = VerifyInstruments(registry)
     deep = Verdict(1, 10, (1,), depth=500, accepted=500)
     for number in range(100):
         instruments.verdict(deep, f"task {number}")
+    instruments.verdict(deep, "")
     steps = next(metric for metric in registry.collect() if metric.name == "outrider_verify_steps")
     tasks = {
         sample.labels["task"]: sample.value for sample in steps.samples if sample.name.endswith("_total")
     }
-    assert len(tasks) == MAX_TASKS + 1
-    assert tasks["other"] == 100 - MAX_TASKS
+    assert len(tasks) == MAX_TASKS + 2
+    assert (tasks["other"], tasks["none"]) == (100 - MAX_TASKS, 1)
     positions = next(
         metric for metric in registry.collect() if metric.name == "outrider_verify_position_accepted"
     )
     assert {int(sample.labels["position"]) for sample in positions.samples} == set(range(1, MAX_POSITION + 1))
 
 
-def test_every_event_of_every_service_is_counted() -> None:
-    """Each method moves a metric of its own service; every metric says what it is."""
-    registry = CollectorRegistry()
+def test_a_replica_that_is_gone_makes_room(registry) -> None:
+    """Pods come and go under new addresses: the newest are counted, the oldest series end."""
+    speculation = OrchestratorInstruments(registry).speculation
+    for number in range(MAX_REPLICAS * 5):
+        speculation.step(VERDICT, "code", f"10.0.0.{number}:7701")
+    drafts = {
+        sample.labels["draft"]
+        for metric in registry.collect()
+        for sample in metric.samples
+        if "draft" in sample.labels
+    }
+    assert len(drafts) <= MAX_REPLICAS * 4
+    assert f"10.0.0.{MAX_REPLICAS * 5 - 1}:7701" in drafts
+    assert "10.0.0.0:7701" not in drafts
+
+
+def test_the_page_is_asked_for_device_memory(registry) -> None:
+    """Free memory is read when the page is, not when it was announced."""
+    free = [10]
+    VerifyInstruments(registry).capacity(32, lambda: (free[0], 100))
+    free[0] = 7
+    assert registry.get_sample_value("outrider_verify_device_memory_free_bytes") == 7
+    assert registry.get_sample_value("outrider_verify_device_memory_bytes") == 100
+    assert registry.get_sample_value("outrider_verify_session_limit") == 32
+
+
+def test_utilization_is_a_share(registry) -> None:
+    """What an inference gateway reads: used pages, neither free nor kept for reuse, as a share of all."""
+    VerifyInstruments(registry).pages(100, 40, 20)
+    assert registry.get_sample_value("outrider_verify_kv_utilization") == 0.4
+    assert registry.get_sample_value("outrider_verify_pages_free") == 40
+
+
+def use_everything(registry: CollectorRegistry) -> None:
+    """Call every method of every service's instruments."""
     verify, draft, orchestrator = (
         kind(registry) for kind in (VerifyInstruments, DraftInstruments, OrchestratorInstruments)
     )
+    verify.capacity(32, lambda: (1, 2))
     verify.verdict(VERDICT, "")
+    verify.estimates([(0.5, True)])
     verify.step(12, 3, 0.02)
     verify.pages(100, 40, 20)
     verify.sessions(3)
@@ -72,10 +157,12 @@ def test_every_event_of_every_service_is_counted() -> None:
     verify.preempted()
     verify.stale_handle("incarnation")
     verify.nodes_dropped(4)
+    draft.capacity(32, lambda: (1, 2))
     draft.expanded(8, 2, 0.003)
-    draft.block(8)
-    draft.verdict(VERDICT, "")
-    draft.wasted(5)
+    draft.block([1, 1, 2], "")
+    draft.answered(0.002)
+    draft.verdict(VERDICT, "", starved=True)
+    draft.wasted(5, "")
     draft.sessions(2)
     draft.pages(100, 1, 2)
     orchestrator.admitted()
@@ -85,17 +172,40 @@ def test_every_event_of_every_service_is_counted() -> None:
     orchestrator.running(2)
     orchestrator.fallback("draft")
     orchestrator.replicas("draft", "ready", 2)
-    orchestrator.step(VERDICT)
+    orchestrator.speculation.step(VERDICT, "", "draft-1:7701")
+    orchestrator.speculation.step(Verdict(2, 13, (5,)), "", "")
+    orchestrator.speculation.drift("", "draft-1:7701", 0.4, alarm=True)
+    pool = orchestrator.draft_pool
+    for gauge in (pool.wanted, pool.waiting, pool.slots):
+        gauge.set(1)
+    for counter in (pool.wanted_seconds, pool.missing_seconds, pool.idle_seconds):
+        counter.inc(0.1)
+    pool.lag_seconds.observe(0.001)
+
+
+def test_every_event_of_every_service_is_counted(registry) -> None:
+    """Each method moves a metric of its own service; every metric says what it is."""
+    use_everything(registry)
     for metric in registry.collect():
         assert metric.documentation.endswith("."), metric.name
         assert metric.name.startswith(("outrider_verify_", "outrider_draft_", "outrider_orchestrator_"))
-        values = [sample.value for sample in metric.samples if not sample.name.endswith("_created")]
-        assert any(values), metric.name
+        assert any(sample.value for sample in metric.samples), metric.name
+        assert not any(sample.name.endswith("_created") for sample in metric.samples), metric.name
 
 
-def test_the_page_is_served() -> None:
+@pytest.mark.parametrize("kind", [VerifyInstruments, DraftInstruments, OrchestratorInstruments])
+def test_descriptions_are_what_is_exported(registry, kind) -> None:
+    """Every metric is described under the name, type and labels that it has on the page."""
+    described = {entry.name: (entry.kind, entry.text) for entry in kind(registry).described}
+    exported = {
+        metric.name + ("_total" if metric.type == "counter" else ""): (metric.type, metric.documentation)
+        for metric in registry.collect()
+    }
+    assert described == exported
+
+
+def test_the_page_is_served(registry) -> None:
     """`start_metrics` answers on the port it returns."""
-    registry = CollectorRegistry()
     VerifyInstruments(registry).sessions(3)
     port = start_metrics(0, "127.0.0.1", registry)
     page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()

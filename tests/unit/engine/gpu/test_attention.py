@@ -71,7 +71,7 @@ class Case:
         plan = plan_tiles(segments, total + padding, machine)
         layout = Layout(graph_capacity(total + padding, machine) if padding else plan.capacity)
         buffer = torch.from_numpy(fill(plan, layout, segments, [], machine))
-        self.kernel.current = self.kernel.open_step(buffer, layout)
+        self.kernel.current = self.kernel.open_step(buffer, layout, 1)
         padded = [torch.nn.functional.pad(part, (0, 0, 0, padding)) for part in (query, key, value)]
         found, _ = self.kernel.attend(Layer(), *padded, None, **options)
         expected, packed = self.expected(segments, query, key, value, options)

@@ -1,0 +1,244 @@
+"""What the services' metrics are made of: families with a common prefix, and children with bounded labels.
+
+Labels that come from outside are bounded in two ways. Traffic labels ("task") are what callers invent: the
+first `MAX_TASKS` keep their names, later ones share "other". Replicas come and go by right: the one that was
+heard of longest ago makes room, and its series end.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+MAX_POSITION = 16
+MAX_TASKS = 32
+MAX_REPLICAS = 64
+NO_TASK = "none"
+OTHER = "other"
+
+STEP_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5, 5.0)
+SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+
+Bound = TypeVar("Bound")
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a series of birth times beside every counter
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """One metric as the documentation shows it; a counter's name ends in `_total`, as it is exported."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    text: str
+
+
+class Maker:
+    """Makes metrics with a common prefix in one registry, and remembers what it made."""
+
+    def __init__(self, prefix: str, registry: CollectorRegistry) -> None:
+        self.prefix = prefix
+        self.registry = registry
+        self.made: list[Described] = []
+
+    def counter(self, name: str, text: str, *labels: str) -> Counter:
+        """A count since the start."""
+        full = self.describe(f"{name}_total", "counter", text, labels)
+        return Counter(full, text, labels, registry=self.registry)
+
+    def gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        """A value now."""
+        full = self.describe(name, "gauge", text, labels)
+        return Gauge(full, text, labels, registry=self.registry)
+
+    def histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
+        """A distribution."""
+        full = self.describe(name, "histogram", text, ())
+        return Histogram(full, text, buckets=buckets, registry=self.registry)
+
+    def describe(self, name: str, kind: str, text: str, labels: Iterable[str]) -> str:
+        """Note a metric; returns its full name."""
+        full = f"{self.prefix}_{name}"
+        self.made.append(Described(full, kind, tuple(labels), text))
+        return full
+
+
+class Tasks:
+    """The names under which traffic labels are counted."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+
+    def name(self, label: str) -> str:
+        """The label itself, "none" for the empty one, "other" when too many have been seen."""
+        if label in self._known:
+            return label
+        if not label:
+            return NO_TASK
+        if len(self._known) >= MAX_TASKS:
+            return OTHER
+        self._known.add(label)
+        return label
+
+
+class Children(Generic[Bound]):
+    """Children of labelled metrics by key, made once; beyond `limit`, the one unused longest is given up."""
+
+    def __init__(
+        self,
+        make: Callable[[tuple[str, ...]], Bound],
+        limit: int,
+        give_up: Callable[[tuple[str, ...]], None] = lambda key: None,
+    ) -> None:
+        self._make = make
+        self._limit = limit
+        self._give_up = give_up
+        self._children: OrderedDict[tuple[str, ...], Bound] = OrderedDict()
+
+    def at(self, *key: str) -> Bound:
+        """The child of a key."""
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = self._make(key)
+            if len(self._children) > self._limit:
+                self._give_up(self._children.popitem(last=False)[0])
+        self._children.move_to_end(key)
+        return child
+
+
+class ByTask:
+    """A counter by task: one lookup in a dict on the hot path."""
+
+    def __init__(self, tasks: Tasks, counter: Counter) -> None:
+        self._tasks = tasks
+        self._counters = Children(lambda key: counter.labels(task=key[0]), MAX_TASKS + 2)
+
+    def inc(self, task: str, amount: float) -> None:
+        """Count for a traffic label."""
+        self._counters.at(self._tasks.name(task)).inc(amount)
+
+
+class Positions:
+    """A counter by position, from 1 on; deeper ones than `MAX_POSITION` are not counted."""
+
+    def __init__(self, counter: Counter, **labels: str) -> None:
+        self._counters = [counter.labels(position=str(i), **labels) for i in range(1, MAX_POSITION + 1)]
+
+    def reach(self, depth: int) -> None:
+        """One more at every position down to `depth`."""
+        for counter in self._counters[:depth]:
+            counter.inc()
+
+    def at(self, position: int) -> None:
+        """One more at one position."""
+        if position <= MAX_POSITION:
+            self._counters[position - 1].inc()
+
+
+class Acceptance:
+    """Raw counts from which acceptance rate, acceptance length and hit rate follow, by task."""
+
+    def __init__(self, make: Maker, tasks: Tasks) -> None:
+        self._steps = ByTask(tasks, make.counter("steps", "Session steps.", "task"))
+        self._tokens = ByTask(tasks, make.counter("tokens", "Tokens committed.", "task"))
+        accepted_nodes = make.counter("nodes_accepted", "Tokens committed because a node matched.", "task")
+        self._accepted_nodes = ByTask(tasks, accepted_nodes)
+        hits = make.counter("hits", "Steps whose bonus token was already a candidate.", "task")
+        self._hits = ByTask(tasks, hits)
+        verified = make.counter(
+            "position_verified", "Session steps that verified candidates this deep.", "position", "task"
+        )
+        accepted = make.counter(
+            "position_accepted", "Session steps that accepted a candidate this deep.", "position", "task"
+        )
+        self._tasks = tasks
+        self._verified = Children(lambda key: Positions(verified, task=key[0]), MAX_TASKS + 2)
+        self._accepted = Children(lambda key: Positions(accepted, task=key[0]), MAX_TASKS + 2)
+
+    def count(self, task: str, tokens: int, accepted: int, depth: int, hit: bool) -> None:
+        """One verdict."""
+        self._steps.inc(task, 1)
+        self._tokens.inc(task, tokens)
+        self._accepted_nodes.inc(task, accepted)
+        if hit:
+            self._hits.inc(task, 1)
+        name = self._tasks.name(task)
+        self._verified.at(name).reach(depth)
+        self._accepted.at(name).reach(accepted)
+
+
+class Pages:
+    """KV memory of one service."""
+
+    def __init__(self, make: Maker) -> None:
+        self._total = make.gauge("pages", "KV pages in all.")
+        self._used = make.gauge("pages_used", "KV pages that sessions or leases hold.")
+        self._cached = make.gauge("pages_cached", "KV pages kept for reuse; reclaimed when needed.")
+        self._free = make.gauge("pages_free", "KV pages that hold nothing.")
+        self._utilization = make.gauge("kv_utilization", "Share of the KV pages that is in use, 0 to 1.")
+
+    def set(self, total: int, used: int, cached: int) -> None:
+        """What is held now."""
+        self._total.set(total)
+        self._used.set(used)
+        self._cached.set(cached)
+        self._free.set(total - used - cached)
+        self._utilization.set(used / total if total else 0.0)
+
+
+class DeviceMemory:
+    """Memory of the device that the model runs on, asked for when the page is read."""
+
+    def __init__(self, make: Maker) -> None:
+        self._total = make.gauge("device_memory_bytes", "Memory of the model's device.")
+        self._free = make.gauge("device_memory_free_bytes", "Unused memory of the model's device.")
+
+    def watch(self, free_and_total: Callable[[], tuple[int, int]]) -> None:
+        """Ask `free_and_total` for bytes from now on."""
+        self._free.set_function(lambda: free_and_total()[0])
+        self._total.set_function(lambda: free_and_total()[1])
+
+
+class Estimates(Collector):
+    """Predicted against observed: how often the walk arrived at nodes whose estimate lay in a bucket.
+
+    Plain sums that become metrics when the page is read, since a step adds to them for every node.
+    """
+
+    BUCKETS = 10
+    NAMES = (
+        ("calibration_nodes", "Verified nodes whose estimated reach lies in the bucket."),
+        ("calibration_predicted", "Sum of their estimated reaches: the nodes expected to be accepted."),
+        ("calibration_accepted", "Those of them that were accepted."),
+    )
+
+    def __init__(self, make: Maker) -> None:
+        self._columns = [[0.0] * self.BUCKETS for _ in self.NAMES]
+        self._names = [
+            (make.describe(f"{name}_total", "counter", text, ("bucket",)), text) for name, text in self.NAMES
+        ]
+        make.registry.register(self)
+
+    def add(self, reach: float, accepted: bool) -> None:
+        """One verified node and what became of it."""
+        reach = min(max(0.0, reach), 1.0)  # in this order NaN, of a broken draft, counts as zero
+        bucket = min(int(reach * self.BUCKETS), self.BUCKETS - 1)
+        nodes, predicted, taken = self._columns
+        nodes[bucket] += 1.0
+        predicted[bucket] += reach
+        taken[bucket] += accepted
+
+    def collect(self) -> Iterator[Metric]:
+        """The sums as metrics; `bucket` is its lower bound."""
+        for (name, text), column in zip(self._names, self._columns, strict=True):
+            family = CounterMetricFamily(name, text, labels=("bucket",))
+            for bucket, value in enumerate(column):
+                family.add_metric((f"{bucket / self.BUCKETS:.1f}",), value)
+            yield family

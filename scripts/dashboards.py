@@ -1,0 +1,184 @@
+"""Write the Grafana dashboards: `python -m scripts.dashboards`.
+
+`scripts.dashboard_panels` says what they show; here is what Grafana wants to hear. The JSON follows the
+dashboard model of Grafana 11 and later (schema version 39) and the rules of grafana/dashboard-linter.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from scripts.dashboard_panels import DASHBOARDS, Dashboard, Panel, Row
+
+FOLDER = Path(__file__).resolve().parents[1] / "k8s/components/dashboards"
+SCHEMA_VERSION = 39
+COLUMNS, HEIGHT = 24, 8
+DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+
+
+def render(dashboard: Dashboard) -> str:
+    """One dashboard as a file."""
+    return json.dumps(model(dashboard), indent=2) + "\n"
+
+
+def model(dashboard: Dashboard) -> dict[str, Any]:
+    """One dashboard as Grafana's JSON model."""
+    return {
+        "uid": f"outrider-{dashboard.name}",
+        "title": f"Outrider / {dashboard.title}",
+        "description": dashboard.description,
+        "tags": ["outrider"],
+        "schemaVersion": SCHEMA_VERSION,
+        "editable": False,
+        "graphTooltip": 1,
+        "time": {"from": "now-1h", "to": "now"},
+        "refresh": "30s",
+        "templating": {"list": [_datasource(), _variable("job", "job"), _variable("instance", "instance")]},
+        "links": [_link()],
+        "annotations": {"list": [_drift_annotation()]},
+        "panels": list(_panels(dashboard.rows)),
+    }
+
+
+def _panels(rows: tuple[Row, ...]) -> Iterator[dict[str, Any]]:
+    """Row headers and their panels, laid out from left to right."""
+    number, y = 0, 0
+    for row in rows:
+        number += 1
+        yield _header(number, row.title, y)
+        y += 1
+        x = 0
+        for panel in row.panels:
+            if x + panel.width > COLUMNS:
+                x, y = 0, y + HEIGHT
+            number += 1
+            yield _panel(number, panel, {"x": x, "y": y, "w": panel.width, "h": HEIGHT})
+            x += panel.width
+        y += HEIGHT
+
+
+def _header(number: int, title: str, y: int) -> dict[str, Any]:
+    return {
+        "id": number,
+        "type": "row",
+        "title": title,
+        "collapsed": False,
+        "gridPos": {"x": 0, "y": y, "w": COLUMNS, "h": 1},
+        "panels": [],
+    }
+
+
+def _panel(number: int, panel: Panel, place: dict[str, int]) -> dict[str, Any]:
+    return {
+        "id": number,
+        "type": panel.kind,
+        "title": panel.title,
+        "description": panel.description,
+        "datasource": DATASOURCE,
+        "gridPos": place,
+        "fieldConfig": {"defaults": _defaults(panel), "overrides": []},
+        "options": _options(panel),
+        "targets": [_target(index, panel) for index in range(len(panel.queries))],
+    }
+
+
+def _defaults(panel: Panel) -> dict[str, Any]:
+    defaults: dict[str, Any] = {"unit": panel.unit, "min": 0}
+    if panel.unit == "percentunit":
+        defaults["max"] = 1
+    if panel.kind == "timeseries":
+        stacking = {"mode": "normal" if panel.stacked else "none", "group": "A"}
+        defaults["custom"] = {
+            "lineWidth": 1,
+            "fillOpacity": 30 if panel.stacked else 0,
+            "showPoints": "never",
+            "stacking": stacking,
+        }
+    return defaults
+
+
+def _options(panel: Panel) -> dict[str, Any]:
+    if panel.kind == "timeseries":
+        return {
+            "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []},
+            "tooltip": {"mode": "multi", "sort": "desc"},
+        }
+    reduce = {"calcs": ["lastNotNull"], "fields": "", "values": False}
+    return {"reduceOptions": reduce, "orientation": "horizontal", "displayMode": "basic"}
+
+
+def _target(index: int, panel: Panel) -> dict[str, Any]:
+    query = panel.queries[index]
+    return {
+        "refId": chr(ord("A") + index),
+        "datasource": DATASOURCE,
+        "expr": query.expression,
+        "legendFormat": query.legend,
+        "range": panel.kind == "timeseries",
+        "instant": panel.kind != "timeseries",
+        "exemplar": panel.exemplars,
+    }
+
+
+def _datasource() -> dict[str, Any]:
+    return {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"}
+
+
+def _variable(name: str, label: str) -> dict[str, Any]:
+    """Choose jobs or instances among those that export anything of ours."""
+    chosen = 'job=~"$job", ' if name == "instance" else ""
+    selector = (
+        f'{{{chosen}__name__=~"outrider_(orchestrator_requests_running|verify_sessions|draft_sessions)"}}'
+    )
+    return {
+        "name": name,
+        "label": label,
+        "type": "query",
+        "datasource": DATASOURCE,
+        "query": {"query": f"label_values({selector}, {label})", "refId": name},
+        "refresh": 2,
+        "sort": 1,
+        "multi": True,
+        "includeAll": True,
+        "allValue": ".+",
+        "current": {"text": "All", "value": "$__all"},
+    }
+
+
+def _link() -> dict[str, Any]:
+    """To the other dashboards, with the same time and variables."""
+    return {
+        "type": "dashboards",
+        "title": "Outrider",
+        "tags": ["outrider"],
+        "asDropdown": True,
+        "includeVars": True,
+        "keepTime": True,
+    }
+
+
+def _drift_annotation() -> dict[str, Any]:
+    """A mark where acceptance was found to have fallen."""
+    return {
+        "name": "Drift",
+        "enable": True,
+        "iconColor": "orange",
+        "datasource": DATASOURCE,
+        "expr": "sum by (task, draft) (increase(outrider_orchestrator_drifts_total[1m])) > 0",
+        "titleFormat": "Acceptance has fallen",
+        "textFormat": "task {{task}}, draft {{draft}}",
+    }
+
+
+def main() -> None:
+    """Write all of them."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for dashboard in DASHBOARDS:
+        (FOLDER / f"{dashboard.name}.json").write_text(render(dashboard), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

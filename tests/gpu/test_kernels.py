@@ -1,0 +1,71 @@
+"""Kernels on the device against the reference on the same device, and the CPU's bits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from outrider.engine.loaded_model import Geometry
+from outrider.messages import SamplingParams
+from outrider.sampling.chooser import choose, rank
+from outrider.sampling.history import History
+from outrider.sampling.noise import gumbel_rows, row_keys
+from outrider.sampling.processors import Row
+from tests.gpu.cases import Case, chain, tree
+
+VOCABULARY = 128256
+
+
+@pytest.mark.parametrize("committed", [0, 17, 300, 5000])
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 100}, {"softcap": 20.0}])
+def test_attention_is_that_of_the_reference(device, committed, options):
+    """Trees and chains of one step over short and long contexts, in bf16."""
+    case = Case(Geometry(1, 32, 8, 128, 128), device)
+    segments = [tree(case.sequence(committed), 33), chain(case.sequence(committed), 1)]
+    found, expected = case.attend(segments, **options)
+    assert float((found - expected).norm() / expected.norm()) < 1e-2
+
+
+def test_noise_has_the_bits_of_the_cpu(device):
+    """A whole vocabulary's noise, for seeds at the ends of the range."""
+    from outrider.sampling import on_device
+
+    tokens = torch.arange(VOCABULARY).repeat(3, 1)
+    keys = row_keys([0, 2**63, 2**64 - 1], [0, 999, 10**6])
+    zeros = torch.zeros(tokens.shape, device=device)
+    ones = torch.ones(3, dtype=torch.float64, device=device)
+    _, noise = on_device.score(tokens.to(device), zeros, ones, keys.to(device))
+    assert torch.equal(noise.cpu(), gumbel_rows(keys, tokens))
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(),
+        SamplingParams(temperature=0.7, seed=3),
+        SamplingParams(temperature=1.0, seed=4, top_k=50),
+        SamplingParams(temperature=0.8, seed=5, min_p=0.05),
+    ],
+)
+def test_tokens_are_those_of_the_cpu(device, params):
+    """Chosen tokens, and the first one of each ranking."""
+    logits = torch.randn((16, VOCABULARY), generator=torch.Generator().manual_seed(1)) * 3
+    rows = [Row(params, 40 + index, index, History([])) for index in range(16)]
+    assert choose(logits.to(device), rows, ()) == choose(logits, rows, ())
+    found, expected = (rank(part, rows, 8, 1.0, ()) for part in (logits.to(device), logits))
+    assert [ranking.tokens[0] for ranking in found] == [ranking.tokens[0] for ranking in expected]
+
+
+def test_choosing_waits_once(device):
+    """Nothing but the read of the tokens makes the host wait for the device."""
+    logits = torch.randn((8, VOCABULARY), device=device)
+    params = SamplingParams(temperature=0.7, seed=3)
+    rows = [Row(params, 40 + index, index, History([])) for index in range(8)]
+    choose(logits, rows, ())
+    from outrider.sampling import on_device
+
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        on_device.chosen(logits, rows)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

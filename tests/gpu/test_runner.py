@@ -1,0 +1,62 @@
+"""The runner with CUDA graphs against the same forward without them, and against plain torch."""
+
+from __future__ import annotations
+
+import torch
+
+from outrider.engine.pages import SequenceKv
+from outrider.engine.runner import ModelRunner, Segment
+
+PAGES, PAGE = 64, 16
+PROMPT = [(7 * i + 3) % 290 for i in range(200)]
+
+
+class Uncaptured:
+    """The same padded forward, launched kernel by kernel."""
+
+    def capture(self, run):
+        """See `outrider.engine.gpu.graphs.Graphs`."""
+        return run
+
+
+def decode(runner: ModelRunner, count: int) -> tuple[list[int], torch.Tensor]:
+    """Greedy tokens after the prompt, and the logits of a tree below them."""
+    kv = SequenceKv.open(runner.pool, [], reuse=False)
+    logits = runner.forward([Segment(kv, PROMPT, None, [len(PROMPT) - 1])])
+    runner.commit(kv, range(len(PROMPT)), PROMPT)
+    tokens = logits.argmax(-1).tolist()
+    for _ in range(count):
+        logits = runner.forward([Segment(kv, tokens[-1:], None, [0])])
+        runner.commit(kv, [0], tokens[-1:])
+        tokens += logits.argmax(-1).tolist()
+    runner.forward([Segment(kv, [5, 6, 7, 8], [-1, -1, 1, 2], range(4))])
+    runner.commit(kv, [1, 2], [6, 7], survivors=[3])
+    return tokens, runner.forward([Segment(kv, [9], [0], [0])])
+
+
+def test_graphs_give_the_tokens_of_the_eager_forward(loaded):
+    """Equal logits, not close ones: the same kernels on the same shapes."""
+    from outrider.engine.gpu.runner import GraphRunner
+
+    graphs = decode(GraphRunner(loaded, PAGES, PAGE), 20)
+    eager = decode(GraphRunner(loaded, PAGES, PAGE, graphs=Uncaptured()), 20)
+    assert graphs[0] == eager[0]
+    assert torch.equal(graphs[1], eager[1])
+
+
+def test_logits_are_near_those_of_plain_torch(loaded):
+    """Kernels and graphs against the reference attention on the same device."""
+    from outrider.engine.gpu.runner import GraphRunner
+
+    _, found = decode(GraphRunner(loaded, PAGES, PAGE), 0)
+    _, expected = decode(ModelRunner(loaded, PAGES, PAGE), 0)
+    spread = (expected - expected.mean()).norm()
+    assert float((found - expected).norm() / spread) < 0.05
+
+
+def test_a_bf16_model_gets_the_graph_runner(loaded):
+    """What the services ask for."""
+    from outrider.engine.gpu.runner import GraphRunner
+    from outrider.engine.make_runner import make_runner
+
+    assert isinstance(make_runner(loaded, PAGES, PAGE, graphs=False), GraphRunner)

@@ -1,0 +1,139 @@
+"""Dashboards, metrics page, alerts and runbook agree with the instruments and with each other."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+import yaml
+
+from scripts import dashboards, document_metrics
+from scripts.dashboard_panels import DASHBOARDS, Dashboard, Panel
+from scripts.document_metrics import EXAMPLES, TABLES, described
+from scripts.promql import Promql
+from tests.unit.test_architecture import ROOT
+
+KNOWN = {metric.name for service in TABLES for metric in described(service)}
+RUNBOOK = (ROOT / "docs/runbook.md").read_text(encoding="utf-8")
+RULES = [
+    rule
+    for group in yaml.safe_load((ROOT / "k8s/components/alerts/rules.yaml").read_text())["spec"]["groups"]
+    for rule in group["rules"]
+]
+UNITS = {"bytes", "ops", "percentunit", "reqps", "s", "short"}
+PANELS = [
+    pytest.param(panel, id=f"{dashboard.name}: {panel.title}")
+    for dashboard in DASHBOARDS
+    for row in dashboard.rows
+    for panel in row.panels
+]
+
+
+def used(expression: str) -> set[str]:
+    """Our metrics in an expression; of a histogram, the metric itself."""
+    names = set(re.findall(r"\boutrider_\w+", expression))
+    return {re.sub(r"_(bucket|sum|count)$", "", name) for name in names}
+
+
+def test_the_metrics_page_is_current() -> None:
+    """docs/metrics.md is what `make docs` would write now."""
+    assert document_metrics.PAGE.read_text(encoding="utf-8") == document_metrics.page(), "run `make docs`"
+
+
+def test_every_metric_has_an_example() -> None:
+    """One per metric and none for a metric that is gone; each uses only metrics that exist."""
+    assert set(EXAMPLES) == KNOWN
+    assert set().union(*map(used, EXAMPLES.values())) <= KNOWN
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.name)
+def test_the_dashboards_are_current(dashboard: Dashboard) -> None:
+    """The JSON files are what `make docs` would write now."""
+    path = dashboards.FOLDER / f"{dashboard.name}.json"
+    assert path.read_text(encoding="utf-8") == dashboards.render(dashboard), "run `make docs`"
+
+
+def test_every_dashboard_is_delivered() -> None:
+    """The component makes a labelled ConfigMap of each file."""
+    component = yaml.safe_load((dashboards.FOLDER / "kustomization.yaml").read_text())
+    generated = {file: entry for entry in component["configMapGenerator"] for file in entry["files"]}
+    assert set(generated) == {f"{dashboard.name}.json" for dashboard in DASHBOARDS}
+    assert all(entry["options"]["labels"]["grafana_dashboard"] == "1" for entry in generated.values())
+
+
+@pytest.mark.parametrize("panel", PANELS)
+def test_a_panel_explains_itself(panel: Panel) -> None:
+    """It has a title, a description and a unit, and asks only for metrics that exist."""
+    assert panel.title
+    assert panel.description.endswith(".")
+    assert panel.unit in UNITS
+    for query in panel.queries:
+        assert query.legend
+        assert used(query.expression) <= KNOWN
+
+
+@pytest.mark.parametrize("panel", PANELS)
+def test_a_panel_obeys_the_variables(panel: Panel) -> None:
+    """Every series is restricted to the chosen jobs and instances, and rates fit the zoom."""
+    for query in panel.queries:
+        series = re.findall(r"\b(?:outrider|process)_\w+(.?)", query.expression)
+        assert series
+        assert set(series) == {"{"}
+        assert query.expression.count('job=~"$job", instance=~"$instance"') == len(series)
+        assert set(re.findall(r"\[(.*?)\]", query.expression)) <= {"$__rate_interval"}
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.name)
+def test_panels_do_not_overlap(dashboard: Dashboard) -> None:
+    """Ids are unique, and every cell of Grafana's grid belongs to one panel at most."""
+    panels = json.loads(dashboards.render(dashboard))["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        place = panel["gridPos"]
+        cells = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
+        assert not cells & taken, panel["title"]
+        assert max(x for x, _ in cells) < dashboards.COLUMNS
+        taken |= cells
+
+
+def test_a_query_says_what_it_means() -> None:
+    """Ratios are of summed rates, never means of ratios."""
+    promql = Promql("1m", 'a="b"')
+    assert promql.share("v:hits_total", "v:steps_total", "task") == (
+        'sum by (task) (rate(outrider_verify_hits_total{a="b"}[1m]))'
+        ' / sum by (task) (rate(outrider_verify_steps_total{a="b"}[1m]))'
+    )
+    assert promql.quantile(0.95, "d:step_seconds") == (
+        'histogram_quantile(0.95, sum by (le) (rate(outrider_draft_step_seconds_bucket{a="b"}[1m])))'
+    )
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
+def test_an_alert_has_a_runbook_entry(rule: dict[str, Any]) -> None:
+    """What it means, what to look at, what to do; and it asks only for metrics that exist."""
+    entry = RUNBOOK.partition(f"### {rule['alert']}\n")[2].partition("\n##")[0]
+    assert [part for part in ("**Means:**", "**Look at:**", "**Do:**") if part not in entry] == []
+    assert rule["labels"]["severity"] in ("critical", "warning", "info")
+    assert rule["annotations"]["summary"]
+    assert used(rule["expr"]) <= KNOWN
+
+
+def test_the_runbook_names_no_alert_that_is_gone() -> None:
+    """Its entries are the alerts."""
+    assert set(re.findall(r"^### (\w+)$", RUNBOOK, re.M)) == {rule["alert"] for rule in RULES}
+
+
+def test_the_runbook_names_panels_that_exist() -> None:
+    """*Dashboard → Panel* leads somewhere."""
+    titles = {
+        (dashboard.title, panel.title)
+        for dashboard in DASHBOARDS
+        for row in dashboard.rows
+        for panel in row.panels
+    }
+    named = re.findall(r"\*(\w+) → ([^*]+)\*", " ".join(RUNBOOK.split()))
+    assert len(named) > 10
+    assert [pair for pair in named if pair not in titles] == []
