@@ -1,0 +1,457 @@
+"""The GPU path measured: one call, under ten minutes on one H100 or H200.
+
+    python -m benchmarks.gpu --out out/gpu.json
+
+An 8B-shaped bf16 target and a 1B-shaped draft with random weights are made on the device; nothing is
+downloaded. Every section has a time limit and stands alone: one that fails is printed as FAILED and the
+others go on.
+`--tiny` tries the script itself on a CPU, through Triton's interpreter (TRITON_INTERPRET=1); its figures mean
+nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from benchmarks.gpu_pair import (
+    DRAFT_LAYERS,
+    bytes_of_step,
+    decode,
+    first_layers,
+    greedy_rows,
+    llama,
+    loaded_from,
+    make_agree,
+    random_model,
+)
+from outrider.engine.attention import PagedAttention
+from outrider.engine.gpu.graphs import BUCKETS, Replay
+from outrider.engine.gpu.layout import Layout
+from outrider.engine.gpu.plan import fill, plan_tiles
+from outrider.engine.gpu.runner import GraphRunner
+from outrider.engine.loaded_model import LoadedModel
+from outrider.engine.pages import SequenceKv
+from outrider.engine.runner import ModelRunner, Segment
+from outrider.engine.step import plan_step
+from outrider.messages import SamplingParams
+from outrider.sampling import on_device
+from outrider.sampling.chooser import choose, rank
+from outrider.sampling.noise import gumbel_rows, row_keys
+
+PAGE = 16
+LAST_START = 480.0
+"""Seconds after which no section begins."""
+
+
+class Uncaptured:
+    """In place of CUDA graphs: the same forward, launched one kernel after the other."""
+
+    def capture(self, run: Callable[[], Tensor]) -> Replay:
+        """See `outrider.engine.gpu.graphs.Graphs`."""
+        return run
+
+
+@dataclass
+class Line:
+    """One figure."""
+
+    section: str
+    what: str
+    value: str
+    goal: str = ""
+
+
+@dataclass
+class Bench:
+    """What sections share: the device, the models as they are made, and the figures so far."""
+
+    device: torch.device
+    dtype: torch.dtype
+    tiny: bool
+    runs: int
+    out: Path
+    lines: list[Line] = field(default_factory=list)
+    made: dict[str, Any] = field(default_factory=dict)
+    section: str = ""
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def contexts(self) -> list[int]:
+        """Committed tokens before a measured step."""
+        return [20] if self.tiny else [256, 2048, 8192]
+
+    def say(self, what: str, value: str, goal: str = "") -> None:
+        """Print one figure, and keep it."""
+        self.lines.append(Line(self.section, what, value, goal))
+        print(
+            f"{time.monotonic() - self.began:6.1f}s  {self.section:<12} {what:<58} {value:>22}  {goal}",
+            flush=True,
+        )
+
+    def runner(self, loaded: LoadedModel, tokens: int, graphs: Any = None) -> GraphRunner:
+        """A runner with room for so many tokens."""
+        if self.device.type == "cpu":
+            graphs = Uncaptured()
+        buckets = (1, 8, 40) if self.tiny else BUCKETS
+        return GraphRunner(loaded, -(-tokens // PAGE), PAGE, buckets=buckets, graphs=graphs)
+
+    def wall_ms(self, run: Callable[[], object], runs: int = 0) -> float:
+        """Median milliseconds of a call that ends with a read from the device."""
+        for _ in range(3):
+            run()
+        return statistics.median(self._timed(run) for _ in range(runs or self.runs))
+
+    def device_ms(self, run: Callable[[], object]) -> float:
+        """Milliseconds per call when calls follow each other without waiting."""
+        run()
+        self.synchronize()
+        start = time.perf_counter()
+        for _ in range(self.runs):
+            run()
+        self.synchronize()
+        return (time.perf_counter() - start) / self.runs * 1e3
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _timed(self, run: Callable[[], object]) -> float:
+        self.synchronize()
+        start = time.perf_counter()
+        run()
+        self.synchronize()
+        return (time.perf_counter() - start) * 1e3
+
+
+def machine(bench: Bench) -> None:
+    """The device and its memory bandwidth: what a copy of 2 GB reads and writes."""
+    if bench.device.type == "cuda":
+        bench.say("device", torch.cuda.get_device_name(bench.device))
+    bench.say("torch, transformers", f"{torch.__version__}, {transformers.__version__}")
+    size = 1 << (20 if bench.tiny else 31)
+    source = torch.empty(size, dtype=torch.uint8, device=bench.device).random_(0, 255)
+    target = torch.empty_like(source)
+    milliseconds = bench.device_ms(lambda: target.copy_(source))
+    bench.made["bandwidth"] = 2 * size / milliseconds * 1e3
+    bench.say("memory bandwidth", f"{bench.made['bandwidth'] / 1e12:.3f} TB/s")
+
+
+def models(bench: Bench) -> None:
+    """Make target and draft; the engine's self check compares its forward with the model's own."""
+    for role, shape in (("target", "8b"), ("draft", "1b")):
+        network = random_model(llama("tiny" if bench.tiny else shape), bench.device, bench.dtype)
+        bench.made[f"{role}_network"] = network
+        if role == "target":
+            early = first_layers(network, min(DRAFT_LAYERS, network.config.num_hidden_layers // 2))
+            share = make_agree(network, early, 0.8)
+            bench.say("target and early-exit draft agree, teacher-forced", f"{share:.3f}")
+            bench.made["early_network"] = early
+        started = time.monotonic()
+        bench.made[role], _ = loaded_from(network, role)
+        bench.say(f"{role}: self check, kernels compiled", f"passed, {time.monotonic() - started:.1f} s")
+        started = time.monotonic()
+        bench.made[f"{role}_runner"] = bench.runner(bench.made[role], 12 * 1024)
+        for entries in (
+            bench.made[f"{role}_runner"].attention.keys,
+            bench.made[f"{role}_runner"].attention.values,
+        ):
+            entries.normal_()  # contexts that no step has computed: zeros can run faster than real data
+        bench.say(f"{role}: capturing graphs", f"{time.monotonic() - started:.1f} s")
+
+
+def noise(bench: Bench) -> None:
+    """The bits of the noise, and the tokens chosen with it, against the CPU's."""
+    size = 1000 if bench.tiny else 128256
+    tokens = torch.arange(size).repeat(4, 1)
+    keys = row_keys([0, 7, 2**63, 2**64 - 1], [0, 5, 1000, 10**6])
+    expected = gumbel_rows(keys, tokens)
+    ones = torch.ones(4, dtype=torch.float64, device=bench.device)
+    zeros = torch.zeros(tokens.shape, device=bench.device)
+    _, found = on_device.score(tokens.to(bench.device), zeros, ones, keys.to(bench.device))
+    bench.say("noise bits equal the CPU's", str(torch.equal(found.cpu(), expected)), "True")
+    logits = torch.randn((16, size), generator=torch.Generator().manual_seed(3)) * 3
+    params = SamplingParams(temperature=0.7, seed=11)
+    rows = greedy_rows(50, 16, params)
+    equal = on_device.choose(logits.to(bench.device), rows) == choose(logits, rows, ())
+    bench.say("tokens at T = 0.7 equal the CPU's", str(equal), "True")
+
+
+def attention(bench: Bench) -> None:
+    """Kernel against reference attention: largest difference and time of one layer, at every context."""
+    runner: GraphRunner = bench.made["target_runner"]
+    slots, loaded = runner.attention.trash, runner.loaded
+    reference = PagedAttention(loaded.geometry, slots, bench.dtype, bench.device)
+    for ours, theirs in (
+        (runner.attention.keys, reference.keys),
+        (runner.attention.values, reference.values),
+    ):
+        theirs[0] = ours[0, :slots]
+    for context in bench.contexts:
+        for nodes in (0, 32):
+            ours_ms, error, theirs_ms = compare_attention(bench, runner, reference, context, nodes)
+            bench.say(f"context {context}, {1 + nodes} tokens: relative error", f"{error:.1e}", "< 1e-2")
+            times = f"{ours_ms:.3f} | {theirs_ms:.3f} ms"
+            bench.say(f"context {context}, {1 + nodes} tokens: kernel | reference", times)
+
+
+def compare_attention(
+    bench: Bench, runner: GraphRunner, reference: PagedAttention, context: int, nodes: int
+) -> tuple[float, float, float]:
+    """Milliseconds of the kernel, its relative error, milliseconds of the reference; planning left out."""
+    geometry, device = runner.loaded.geometry, bench.device
+    query, key = (
+        torch.randn((1, heads, 1 + nodes, geometry.head_dim), dtype=bench.dtype, device=device)
+        for heads in (geometry.query_heads, geometry.kv_heads)
+    )
+    layer = bench.made["target"].model.stack[0]
+    kv = committed(runner, context)
+    segment = tree_segment(kv, nodes)
+    runner.append([segment])
+    plan = plan_tiles([segment], 1 + nodes, runner.machine)
+    layout = Layout(plan.capacity)
+    words = torch.from_numpy(fill(plan, layout, [segment], [], runner.machine)).to(device)
+    runner.attention.current = runner.attention.open_step(words, layout, 1)
+    step = plan_step([segment], queries_per_kv=geometry.queries_per_kv, dtype=bench.dtype, device=device)
+    with torch.inference_mode(), reference.during(step):
+        ours, theirs = (
+            part.attend(layer, query, key, key, None)[0] for part in (runner.attention, reference)
+        )
+        ours_ms = bench.device_ms(lambda: runner.attention.attend(layer, query, key, key, None))
+        theirs_ms = bench.device_ms(lambda: reference.attend(layer, query, key, key, None))
+    kv.release()
+    return ours_ms, float((ours - theirs).float().norm() / theirs.float().norm()), theirs_ms
+
+
+def committed(runner: ModelRunner, context: int) -> SequenceKv:
+    """A sequence that claims so many committed tokens, without computing them."""
+    kv = SequenceKv.open(runner.pool, [], reuse=False)
+    kv.reserve(context)
+    kv.append([1] * context, None)
+    kv.commit(range(context), [1] * context)
+    return kv
+
+
+def tree_segment(kv: SequenceKv, nodes: int) -> Segment:
+    """The last committed token and a tree of so many nodes below it, two children each."""
+    parents = [-1, *((index - 1) // 2 for index in range(1, 1 + nodes))]
+    return Segment(kv, [2] * (1 + nodes), parents, range(1 + nodes))
+
+
+def one_step(bench: Bench, runner: ModelRunner, context: int, nodes: int) -> tuple[float, float]:
+    """Milliseconds of a step with its read, and when steps follow each other without reading."""
+    kv = committed(runner, context)
+    rows = greedy_rows(context, 1 + nodes)
+
+    def forward() -> Tensor:
+        kv.rollback()
+        return runner.forward([tree_segment(kv, nodes)])
+
+    times = bench.wall_ms(lambda: choose(forward(), rows, ())), bench.device_ms(forward)
+    kv.release()
+    return times
+
+
+def steps(bench: Bench) -> None:
+    """A plain step against bytes / bandwidth, and steps with nodes against a plain step."""
+    loaded, runner = bench.made["target"], bench.made["target_runner"]
+    for context in bench.contexts:
+        floor = bytes_of_step(loaded, context) / bench.made["bandwidth"] * 1e3
+        plain, queued = one_step(bench, runner, context, 0)
+        bench.say(f"context {context}: bytes / bandwidth", f"{floor:.3f} ms")
+        bench.say(f"context {context}: plain step | queued", f"{plain:.3f} | {queued:.3f} ms")
+        bench.say(f"context {context}: plain step x floor", f"{plain / floor:.3f}", "<= 1.25")
+        for nodes in (8, 16, 32, 64) if context == 256 else (32,):
+            step, queued = one_step(bench, runner, context, nodes)
+            bench.say(f"context {context}: {nodes} nodes | queued", f"{step:.3f} | {queued:.3f} ms")
+            goal = "<= 1.15" if nodes == 32 else ""
+            bench.say(f"context {context}: {nodes} nodes x plain step", f"{step / plain:.3f}", goal)
+
+
+def draft_steps(bench: Bench) -> None:
+    """A draft step: forward of some nodes, ranking, read; greedy and sampled."""
+    loaded, runner = bench.made["draft"], bench.made["draft_runner"]
+    floor = bytes_of_step(loaded, bench.contexts[0]) / bench.made["bandwidth"] * 1e3
+    bench.say("bytes / bandwidth", f"{floor:.3f} ms")
+    for nodes, params in (
+        (1, SamplingParams()),
+        (8, SamplingParams()),
+        (8, SamplingParams(temperature=0.7, seed=5)),
+    ):
+        kv = committed(runner, bench.contexts[0])
+        rows = greedy_rows(kv.length, nodes, params)
+
+        def step(kv: SequenceKv = kv, rows: Any = rows, nodes: int = nodes) -> None:
+            kv.rollback()
+            rank(runner.forward([tree_segment(kv, nodes - 1)]), rows, 8, 1.0, ())
+
+        bench.say(
+            f"{nodes} nodes, T = {params.temperature}",
+            f"{bench.wall_ms(step):.3f} ms",
+            "<= 1 ms" if nodes == 1 else "",
+        )
+        kv.release()
+
+
+def graphs(bench: Bench) -> None:
+    """The same forward with and without graphs: tokens and time."""
+    captured, eager = bench.made["target_runner"], bench.runner(bench.made["target"], 4096, Uncaptured())
+    prompt = list(range(3, 40))
+    count = 4 if bench.tiny else 24
+    same = decode(captured, None, prompt, count).tokens == decode(eager, None, prompt, count).tokens
+    bench.say("tokens equal", str(same), "True")
+    for nodes in (0, 32):
+        (with_graph, _), (without, _) = (one_step(bench, runner, 200, nodes) for runner in (captured, eager))
+        bench.say(f"{1 + nodes} tokens: graph | eager", f"{with_graph:.3f} | {without:.3f} ms")
+
+
+def sampling(bench: Bench) -> None:
+    """Choosing tokens, read included."""
+    size = 1000 if bench.tiny else 128256
+    for count in (1, 33):
+        logits = torch.randn((count, size), device=bench.device) * 3
+        for name, params in (
+            ("T = 0", SamplingParams()),
+            ("T = 0.7", SamplingParams(temperature=0.7, seed=1)),
+            ("T = 0.7, top-p 0.9", SamplingParams(temperature=0.7, seed=1, top_p=0.9)),
+        ):
+            rows = greedy_rows(10, count, params)
+            bench.say(
+                f"{count} rows, {name}",
+                f"{bench.wall_ms(lambda case=(logits, rows): on_device.choose(*case)):.3f} ms",
+            )
+
+
+def end_to_end(bench: Bench) -> None:
+    """Tokens per second, greedy, one sequence: ours and Hugging Face's on the same weights and pair."""
+    count, ahead = (6, 3) if bench.tiny else (128, 5)
+    prompt = torch.randint(5, 400, (100,), generator=torch.Generator().manual_seed(2)).tolist()
+    target = bench.made["target_runner"]
+    early, _ = loaded_from(bench.made["early_network"], "early exit")
+    draft = bench.runner(early, 4096)
+    plain_rate, plain = rate(bench, lambda: decode(target, None, prompt, count), count)
+    bench.say("ours, no speculation", f"{plain_rate:.1f} tokens/s")
+    ours = plain_rate
+    for depth in (2, ahead, 2 * ahead):
+        speed, found = rate(bench, lambda depth=depth: decode(target, draft, prompt, count, depth), count)
+        ours = max(ours, speed)
+        bench.say(f"ours, {depth} guesses ahead", f"{speed:.1f} tokens/s")
+        bench.say(f"ours, {depth} guesses ahead: tokens per step", f"{count / found.steps:.2f}")
+        same = sum(a == b for a, b in zip(found.tokens, plain.tokens, strict=True))
+        bench.say(
+            f"ours, {depth} guesses ahead: tokens as without", f"{same} of {count}", "all, or a near-tie"
+        )
+    networks = bench.made["target_network"], bench.made["early_network"]
+    for network in networks:
+        network.set_attn_implementation("sdpa")
+    inputs = torch.tensor([prompt], device=bench.device)
+    best = 0.0
+    for name, assistant in (("generate", None), ("assisted generation", networks[1])):
+        options: dict[str, Any] = {"do_sample": False, "max_new_tokens": count}
+        if assistant is not None:
+            assistant.generation_config.num_assistant_tokens = ahead
+            # Random models are never sure: with the usual threshold each draft would end after one token.
+            assistant.generation_config.assistant_confidence_threshold = 0.0
+            options["assistant_model"] = assistant
+        speed, _ = rate(bench, lambda options=options: networks[0].generate(inputs, **options), count, runs=2)
+        best = speed
+        bench.say(f"Hugging Face {name}", f"{speed:.1f} tokens/s")
+    bench.say("ours (best) x Hugging Face assisted", f"{ours / best:.2f}", ">= 3")
+
+
+def rate(bench: Bench, run: Callable[[], Any], count: int, runs: int = 3) -> tuple[float, Any]:
+    """Tokens per second of the median run, prefill included, and the last result."""
+    result = run()
+    seconds = []
+    for _ in range(1 if bench.tiny else runs):
+        bench.synchronize()
+        start = time.perf_counter()
+        result = run()
+        bench.synchronize()
+        seconds.append(time.perf_counter() - start)
+    return count / statistics.median(seconds), result
+
+
+SECTIONS: tuple[tuple[Callable[[Bench], None], int], ...] = (
+    (machine, 40),
+    (models, 170),
+    (noise, 40),
+    (steps, 60),
+    (draft_steps, 30),
+    (end_to_end, 100),
+    (attention, 50),
+    (graphs, 40),
+    (sampling, 40),
+)
+"""With the most seconds each may take, the most important first."""
+
+
+@contextmanager
+def time_limit(seconds: int) -> Iterator[None]:
+    """Interrupt what takes longer."""
+
+    def interrupt(*_: object) -> None:
+        raise TimeoutError(f"longer than {seconds} s")
+
+    signal.signal(signal.SIGALRM, interrupt)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+
+
+def run_sections(bench: Bench, wanted: list[str]) -> None:
+    """Every section, whatever becomes of the others; the figures are on disk after each."""
+    for section, seconds in SECTIONS:
+        bench.section = section.__name__
+        if wanted and bench.section not in [*wanted, "machine", "models"]:
+            continue
+        try:
+            if time.monotonic() - bench.began > LAST_START and not bench.tiny:
+                raise TimeoutError("no time left")
+            with time_limit(seconds if not bench.tiny else 20 * seconds):
+                section(bench)
+        except Exception as error:  # time on a GPU is scarce: one broken section must not cost the others
+            bench.say("FAILED", f"{type(error).__name__}: {str(error)[:300]}")
+        bench.out.parent.mkdir(parents=True, exist_ok=True)
+        bench.out.write_text(json.dumps([asdict(line) for line in bench.lines], indent=1))
+
+
+def main() -> None:
+    """Run the sections, print the table again at the end."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=Path("out/gpu.json"))
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--runs", type=int, default=20, help="timed calls per figure")
+    parser.add_argument("--sections", nargs="*", default=[], help="only these, beside machine and models")
+    parser.add_argument("--tiny", action="store_true", help="try the script on the CPU")
+    flags = parser.parse_args()
+    device = torch.device("cpu" if flags.tiny else flags.device)
+    dtype = torch.float32 if flags.tiny else torch.bfloat16
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    bench = Bench(device, dtype, flags.tiny, 1 if flags.tiny else flags.runs, flags.out)
+    run_sections(bench, flags.sections)
+    print("\n| section | what | figure | goal |\n|---|---|---|---|")
+    for line in bench.lines:
+        print(f"| {line.section} | {line.what} | {line.value} | {line.goal} |")
+
+
+if __name__ == "__main__":
+    main()

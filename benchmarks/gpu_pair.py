@@ -1,0 +1,203 @@
+"""Random-weight models for benchmarks/gpu.py, made on the device, and the loops that decode with them.
+
+Random models of two shapes never agree, so the pair for the end-to-end figures is made from one: the draft
+is the target's first layers with its output layer, and the target's other layers are damped until both choose
+the same token at a given share of positions. That says nothing about real models; it makes acceptance real
+(seen, not assumed), and target and draft cost what models of their sizes cost.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from outrider.engine.check import Plain, check_paged, run_plain
+from outrider.engine.lean import lean_decoder
+from outrider.engine.loaded_model import LoadedModel
+from outrider.engine.pages import SequenceKv
+from outrider.engine.runner import ModelRunner, Segment
+from outrider.messages import SamplingParams
+from outrider.sampling.chooser import Row, choose
+from outrider.sampling.history import History
+
+DRAFT_LAYERS = 4
+"""Of the target, in the draft of the end-to-end pair: with the output layer 1.4 B of 8 B parameters."""
+NOTHING = History([])
+
+
+def llama(shape: str) -> LlamaConfig:
+    """The configuration of a shape: 8b (Llama 3 8B), 1b (Llama 3.2 1B), or tiny, for trying the script."""
+    sizes: dict[str, dict[str, Any]] = {
+        "8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+               "num_attention_heads": 32, "head_dim": 128, "vocab_size": 128256},
+        "1b": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+               "num_attention_heads": 32, "head_dim": 64, "vocab_size": 128256, "tie_word_embeddings": True},
+        "tiny": {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 6,
+                 "num_attention_heads": 4, "head_dim": 16, "vocab_size": 500, "num_key_value_heads": 2},
+    }  # fmt: skip
+    return LlamaConfig(
+        **{"num_key_value_heads": 8, **sizes[shape]},
+        max_position_embeddings=16384,
+        rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+
+
+def random_model(config: LlamaConfig, device: torch.device, dtype: torch.dtype) -> LlamaForCausalLM:
+    """A model with random weights, drawn on the device."""
+    torch.manual_seed(0)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            network = LlamaForCausalLM(config)
+    finally:
+        torch.set_default_dtype(before)
+    network.requires_grad_(False)
+    evaluated: LlamaForCausalLM = network.eval()
+    return evaluated
+
+
+def first_layers(target: LlamaForCausalLM, layers: int) -> LlamaForCausalLM:
+    """A draft of the target's own first layers, embedding, norm and output layer."""
+    config = copy.deepcopy(target.config)
+    config.num_hidden_layers = layers
+    with torch.device("meta"):
+        draft = LlamaForCausalLM(config)
+    body, source = draft.model, target.model
+    body.embed_tokens, body.norm, body.rotary_emb = source.embed_tokens, source.norm, source.rotary_emb
+    body.layers = nn.ModuleList(list(source.layers)[:layers])
+    draft.lm_head = target.lm_head
+    evaluated: LlamaForCausalLM = draft.eval()
+    return evaluated
+
+
+@torch.inference_mode()
+def make_agree(target: LlamaForCausalLM, draft: LlamaForCausalLM, share: float) -> float:
+    """Damp what the target's later layers add until both agree at `share` of positions; returns the share."""
+    vocabulary, device = target.config.vocab_size, target.device
+    tokens = torch.randint(vocabulary, (4, 128), generator=torch.Generator().manual_seed(1)).to(device)
+    guessed = draft(tokens, use_cache=False).logits.argmax(-1)
+    outputs = [
+        weight
+        for layer in list(target.model.layers)[len(draft.model.layers) :]
+        for weight in (layer.self_attn.o_proj.weight, layer.mlp.down_proj.weight)
+    ]
+    originals = [weight.clone() for weight in outputs]
+    low, high, agreed = 0.0, 1.0, 0.0
+    for _ in range(10):
+        damping = (low + high) / 2
+        for weight, original in zip(outputs, originals, strict=True):
+            weight.copy_(original * damping)
+        chosen = target(tokens, use_cache=False).logits.argmax(-1)
+        agreed = float((chosen == guessed).float().mean())
+        low, high = (damping, high) if agreed > share else (low, damping)
+    return agreed
+
+
+def loaded_from(network: LlamaForCausalLM, name: str) -> tuple[LoadedModel, Plain]:
+    """The model as the engine runs it, and what it computes by itself.
+
+    Raises:
+        ModelError: the engine computes something else.
+    """
+    limit = network.config.max_position_embeddings
+    plain = run_plain(network, limit)
+    loaded = LoadedModel(
+        model=lean_decoder(network, plain.geometry, plain.windows),
+        name=name,
+        vocabulary_size=network.config.vocab_size,
+        context_length=limit,
+        eos_token_ids=(),
+        bos_token_id=None,
+        dtype=network.dtype,
+        device=network.device,
+        geometry=plain.geometry,
+    )
+    check_paged(loaded, plain, 2.0)
+    return loaded, plain
+
+
+def bytes_of_step(loaded: LoadedModel, context: int) -> int:
+    """Bytes that a step must read: every weight but the embedding table's, and the keys and values."""
+    decoder: Any = loaded.model
+    norms = [
+        decoder.norm,
+        *(n for layer in decoder.stack for n in (layer.settings.input_norm, layer.settings.mlp_norm)),
+    ]
+    linears = [
+        decoder.head,
+        *(p for layer in decoder.stack for p in (layer.qkv, layer.output, layer.gate_up, layer.down)),
+    ]
+    weights = sum(part.weight.nbytes for part in (*norms, *linears))
+    return int(weights + context * loaded.kv_bytes_per_token)
+
+
+def greedy_rows(position: int, count: int, params: SamplingParams | None = None) -> list[Row]:
+    """Rows of a chain that begins at a position."""
+    params = params or SamplingParams()
+    return [Row(params, position + index, index, NOTHING) for index in range(count)]
+
+
+def prefilled(runner: ModelRunner, tokens: Sequence[int], chunk: int = 512) -> SequenceKv:
+    """A sequence with so many tokens committed."""
+    kv = SequenceKv.open(runner.pool, [], reuse=False)
+    for start in range(0, len(tokens), chunk):
+        piece = list(tokens[start : start + chunk])
+        runner.forward([Segment(kv, piece, None, [len(piece) - 1])])
+        runner.commit(kv, range(len(piece)), piece)
+    return kv
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """Tokens of one generation, and how many steps of the target they took."""
+
+    tokens: list[int]
+    steps: int
+
+
+def decode(
+    target: ModelRunner, draft: ModelRunner | None, prompt: Sequence[int], count: int, ahead: int = 0
+) -> Decoded:
+    """Greedy: the draft guesses `ahead` tokens one after the other, the target takes what it would choose."""
+    known = list(prompt)
+    kv = prefilled(target, known[:-1])
+    draft_kv = prefilled(draft, known[:-1]) if draft is not None else None
+    steps = 0
+    while len(known) < len(prompt) + count:
+        guesses = _guess(draft, draft_kv, known, ahead) if draft is not None and draft_kv is not None else []
+        tail = [*known[kv.length :], *guesses]
+        logits = target.forward([Segment(kv, tail, None, range(len(tail)))])
+        chosen = choose(logits, greedy_rows(len(known), len(tail)), ())
+        accepted = next(
+            (i for i, (a, b) in enumerate(zip(guesses, chosen, strict=False)) if a != b), len(guesses)
+        )
+        target.commit(kv, range(1 + accepted), tail[: 1 + accepted])
+        if draft is not None and draft_kv is not None:
+            kept = min(len(known) - draft_kv.length + accepted, draft_kv.scratch)
+            draft.commit(draft_kv, range(kept), [*known[draft_kv.length :], *guesses][:kept])
+        known.extend(chosen[: accepted + 1])
+        steps += 1
+    kv.release()
+    if draft_kv is not None:
+        draft_kv.release()
+    return Decoded(known[len(prompt) : len(prompt) + count], steps)
+
+
+def _guess(draft: ModelRunner, kv: SequenceKv, known: Sequence[int], ahead: int) -> list[int]:
+    """The draft's next tokens; all but the last are computed, as scratch."""
+    feed, guesses = list(known[kv.length :]), []
+    for _ in range(ahead):
+        logits = draft.forward([Segment(kv, feed, None, [len(feed) - 1])])
+        feed = choose(logits, greedy_rows(0, 1), ())
+        guesses.extend(feed)
+    return guesses
