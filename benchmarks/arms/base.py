@@ -1,0 +1,41 @@
+"""What the benchmark knows of an arm: a way to serve requests that can be timed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from benchmarks.samples import Request
+from benchmarks.workload import Cell, Tokens
+
+OWN, REFERENCE, PEER = "own", "reference", "peer"
+
+
+class Arm(Protocol):
+    """One column of the comparison."""
+
+    @property
+    def name(self) -> str:
+        """Shown in tables."""
+
+    @property
+    def kind(self) -> str:
+        """OWN, REFERENCE (a peer whose greedy text the others' must equal) or PEER."""
+
+    @property
+    def devices(self) -> int:
+        """Cores that its models use."""
+
+    @property
+    def speculates(self) -> bool:
+        """It uses a draft, and must get some of its tokens accepted."""
+
+    @property
+    def engine(self) -> str:
+        """What it runs on, with versions."""
+
+    def runs(self, cell: Cell) -> bool:
+        """It can run a cell."""
+
+    def run(self, cell: Cell, prompts: Sequence[Tokens], tokens: int) -> list[Request]:
+        """Serve all prompts at once, `tokens` new tokens each whatever the model would end with."""

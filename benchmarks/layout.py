@@ -1,0 +1,35 @@
+"""Where the services run: target and draft on cores of their own, where there are enough."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+
+from benchmarks import machine
+from benchmarks.pairs import Pair
+from scripts.local_services import Layout
+
+
+def layout_of(
+    flags: argparse.Namespace, pair: Pair, drafts: Mapping[str, Path], *, prefix_cache: bool
+) -> Layout:
+    """The target on the first `flags.threads` cores, all drafts on the next; logs beside `flags.out`."""
+    folder = flags.out.with_suffix("")
+    folder.mkdir(parents=True, exist_ok=True)
+    cores = machine.cores()
+    enough = len(cores) >= 2 * flags.threads
+    return Layout(
+        target=pair.target,
+        drafts=drafts,
+        dtype=pair.dtype,
+        folder=folder,
+        threads=flags.threads,
+        verify_cpus=_list(cores[: flags.threads]) if enough else "",
+        draft_cpus=_list(cores[flags.threads : 2 * flags.threads]) if enough else "",
+        prefix_cache=prefix_cache,
+    )
+
+
+def _list(cores: list[int]) -> str:
+    return ",".join(map(str, cores))

@@ -1,0 +1,40 @@
+"""Which models are compared."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts.local_services import DRAFT, TARGET, widened_target
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A target, a draft with the same vocabulary, and the arithmetic of both."""
+
+    name: str
+    target: Path
+    draft: Path
+    dtype: str
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """What `load_pair` reads."""
+    parser.add_argument(
+        "--pair",
+        choices=("wide", "demo"),
+        default="wide",
+        help="the demo pair, its target widened to 216 M parameters or as it is (5.5 M)",
+    )
+    parser.add_argument("--target", type=Path, help="another target, a folder")
+    parser.add_argument("--draft", type=Path, default=DRAFT, help="its draft, a folder")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+
+
+def load_pair(flags: argparse.Namespace) -> Pair:
+    """The pair that the flags name."""
+    if flags.target is not None:
+        return Pair(flags.target.name, flags.target, flags.draft, flags.dtype)
+    target = widened_target() if flags.pair == "wide" else TARGET
+    return Pair(f"demo-{flags.pair}", target.resolve(), flags.draft.resolve(), flags.dtype)

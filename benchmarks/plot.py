@@ -1,0 +1,91 @@
+"""Pictures of the figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks.arms.base import OWN
+from benchmarks.calibration import Bin
+from benchmarks.report import SPEED, Row
+from benchmarks.samples import Spread
+
+mpl.use("Agg")
+OWN_COLOR, PEER_COLOR, LINE_COLOR = "#4a5fd0", "#b4bac6", "#d9603b"
+
+
+def draw_comparison(rows: Sequence[Row], title: str, path: Path) -> None:
+    """Tokens per second of every arm, one panel per cell; whiskers are quartiles."""
+    cells = list(dict.fromkeys(row.cell for row in rows))
+    longest = max(sum(row.cell == cell for row in rows) for cell in cells)
+    columns = min(3, len(cells))
+    lines = -(-len(cells) // columns)
+    figure = Figure(figsize=(5.2 * columns, (0.28 * longest + 1.2) * lines), layout="constrained")
+    panels = figure.subplots(lines, columns, squeeze=False).flat
+    for panel, cell in zip(panels, cells, strict=False):
+        _bars(panel, [row for row in rows if row.cell == cell])
+        panel.set_title(str(cell), fontsize=10)
+    for panel in list(figure.axes)[len(cells) :]:
+        panel.remove()
+    figure.suptitle(title, fontsize=11)
+    figure.savefig(path, dpi=130)
+
+
+def draw_load(rows: Sequence[Row], calibration: Mapping[str, Sequence[Bin]], title: str, path: Path) -> None:
+    """Speed against OFF and verified nodes over concurrency, and predicted against observed acceptance."""
+    figure = Figure(figsize=(14, 4.2), layout="constrained")
+    speed, nodes, trust = figure.subplots(1, 3)
+    arms = [arm for arm in dict.fromkeys(row.arm for row in rows) if arm != "off"]
+    for arm, color in zip(arms, (OWN_COLOR, LINE_COLOR), strict=True):
+        mine = [row for row in rows if row.arm == arm]
+        concurrency = [row.cell.concurrency for row in mine]
+        ratios = [row.against_off or Spread(0.0, 0.0, 0.0) for row in mine]
+        speed.plot(concurrency, [ratio.middle for ratio in ratios], "o-", color=color, label=arm)
+        lows, highs = [ratio.low for ratio in ratios], [ratio.high for ratio in ratios]
+        speed.fill_between(concurrency, lows, highs, color=color, alpha=0.2)
+        verified = [row.figures["verified"].middle for row in mine]
+        nodes.plot(concurrency, verified, "o-", color=color, label=arm)
+    speed.axhline(1.0, color="#888", linewidth=1)
+    _label(speed, "requests at once", "tokens/s against OFF", log=True)
+    _label(nodes, "requests at once", "nodes verified per session and step", log=True)
+    for (draft, bins), color in zip(calibration.items(), (OWN_COLOR, LINE_COLOR), strict=True):
+        sizes = [4 + 2 * one.nodes**0.5 for one in bins]
+        trust.scatter(
+            [one.predicted for one in bins], [one.observed for one in bins], sizes, color, label=draft
+        )
+    trust.plot([0, 1], [0, 1], color="#888", linewidth=1)
+    _label(trust, "estimated probability of a verified node", "share accepted", log=False)
+    figure.suptitle(title, fontsize=11)
+    figure.savefig(path, dpi=130)
+
+
+def _label(panel: Axes, x: str, y: str, *, log: bool) -> None:
+    if log:
+        panel.set_xscale("log", base=2)
+        panel.xaxis.set_major_formatter("{x:.0f}")
+    panel.set_xlabel(x, fontsize=9)
+    panel.set_ylabel(y, fontsize=9)
+    panel.legend(fontsize=8)
+    panel.spines[["top", "right"]].set_visible(False)
+
+
+def _bars(panel: Axes, rows: Sequence[Row]) -> None:
+    speeds = [row.figures[SPEED] for row in rows]
+    middles = [speed.middle for speed in speeds]
+    whiskers = [
+        [speed.middle - speed.low for speed in speeds],
+        [speed.high - speed.middle for speed in speeds],
+    ]
+    colors = [OWN_COLOR if row.kind == OWN else PEER_COLOR for row in rows]
+    panel.barh([row.arm for row in rows], middles, xerr=whiskers, color=colors, ecolor="#555", capsize=2)
+    best = [row.figures[SPEED].middle for row in rows if row.arm == row.best_peer]
+    for value in best:
+        panel.axvline(value, color=LINE_COLOR, linewidth=1)
+    panel.invert_yaxis()
+    panel.set_xlabel("tokens/s, end to end", fontsize=9)
+    panel.tick_params(labelsize=8)
+    panel.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,251 @@
+"""The CPU time of one step and its parts: a target's or draft's forward, choosing, and a whole draft step.
+
+    python -m benchmarks.step models/demo/draft
+
+    forward      of some tokens behind a context: by the model's own modules, by the lean forward, and the
+                 matrix products of the lean forward alone, all in turn; overhead is what it adds to them
+    choosing     the target's token at as many rows, and a draft's ranking
+    draft step   of a session whose verdicts follow a real text: forward, ranking, moving entries, the rest
+
+The time of this thread, not of the wall; least and median in milliseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from prometheus_client import CollectorRegistry
+from tokenizers import Tokenizer
+
+import draft_service.drafters.model as model_drafter
+from benchmarks import console, machine
+from draft_service.engine import DraftEngine
+from outrider.config import DraftConfig
+from outrider.engine.loaded_model import LoadedModel
+from outrider.engine.loader import load_model
+from outrider.engine.packed_linear import RowLinear
+from outrider.engine.pages import SequenceKv
+from outrider.engine.runner import ModelRunner, Segment
+from outrider.messages import OpenDraft, SamplingParams, StepTimes, TokenBlock, Verdict
+from outrider.sampling.chooser import Row, choose, rank
+from outrider.sampling.history import History
+from outrider.telemetry.instruments import DraftInstruments
+
+PAGES, PAGE_SIZE = 512, 16
+WARM_UP = 3
+PROMPT = 256
+"""Tokens before the first drafted one."""
+STEPS_PER_ROUND = 8
+"""Draft steps between two verdicts."""
+TARGET_FORWARD_US = 15_000
+"""What the verdicts say."""
+TEXT = Path(__file__).with_name("prompts.txt")
+
+
+def main() -> int:
+    """Measure and print."""
+    flags = _flags()
+    torch.set_num_threads(1)
+    print(machine.lines(machine.describe()) + "\n")
+    text = Tokenizer.from_file(str(flags.model / "tokenizer.json")).encode(TEXT.read_text()).ids
+    lean, modules = (_load(flags, lean=lean) for lean in (True, False))
+    print("rows          modules             lean         products  overhead   (least / median ms)")
+    for rows in flags.rows:
+        print(_forward_line(rows, lean, modules, text[: flags.context], flags.rounds))
+    logits = _some_logits(lean, text)
+    print("\nrows   T         choosing          ranking")
+    for rows in flags.rows:
+        for temperature in flags.temperatures:
+            print(_choosing_line(logits[:rows], temperature, flags.rounds))
+    print("\n  T  draft step           least / median ms   steps")
+    for temperature in flags.temperatures:
+        print("\n".join(_draft_lines(lean, temperature, text, flags.rounds)))
+    return 0
+
+
+def _flags() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("model", type=Path, help="folder of the model")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8, 16])
+    parser.add_argument("--context", type=int, default=200, help="tokens before those of the step")
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument("--rounds", type=int, default=100)
+    return parser.parse_args()
+
+
+def _load(flags: argparse.Namespace, *, lean: bool) -> LoadedModel:
+    say = console.progress if lean else None
+    return load_model(str(flags.model), dtype=flags.dtype, device="cpu", threads=1, lean=lean, progress=say)
+
+
+def _times(calls: Sequence[Callable[[], object]], rounds: int) -> list[list[float]]:
+    """Milliseconds of each call per round, all in turn."""
+    spent: list[list[float]] = [[] for _ in calls]
+    for turn in range(-WARM_UP, rounds):
+        for times, call in zip(spent, calls, strict=True):
+            start = time.thread_time()
+            call()
+            if turn >= 0:
+                times.append((time.thread_time() - start) * 1e3)
+    return spent
+
+
+def _pair(times: Sequence[float]) -> str:
+    return f"  {min(times):6.3f} / {sorted(times)[len(times) // 2]:6.3f}"
+
+
+def _forward_line(
+    rows: int, lean: LoadedModel, modules: LoadedModel, context: Sequence[int], rounds: int
+) -> str:
+    calls = [_forward(modules, rows, context), _forward(lean, rows, context), _products(lean, rows)]
+    modules_ms, lean_ms, products_ms = _times(calls, rounds)
+    overhead = min(lean_ms) - min(products_ms)
+    return f"{rows:4}{_pair(modules_ms)}{_pair(lean_ms)}{_pair(products_ms)}{overhead:10.3f}"
+
+
+def _forward(loaded: LoadedModel, rows: int, context: Sequence[int]) -> Callable[[], None]:
+    """A forward of `rows` tokens behind a context, their logits included."""
+    runner = ModelRunner(loaded, PAGES, PAGE_SIZE)
+    kv = SequenceKv.open(runner.pool, [])
+    runner.forward([Segment(kv, context, None, [])])
+    runner.commit(kv, range(len(context)), context)
+    segments = [Segment(kv, context[:rows], None, range(rows))]
+
+    def forward() -> None:
+        runner.forward(segments)
+        kv.rollback()
+
+    return forward
+
+
+def _products(loaded: LoadedModel, rows: int) -> Callable[[], None]:
+    """The packed matrix products of a forward, alone."""
+    layers = [module for module in loaded.model.modules() if isinstance(module, RowLinear)]
+    inputs = [torch.randn(rows, layer.in_features).to(loaded.dtype) for layer in layers]
+
+    def multiply() -> None:
+        with torch.inference_mode():
+            for layer, x in zip(layers, inputs, strict=True):
+                layer.forward(x)
+
+    return multiply
+
+
+def _some_logits(loaded: LoadedModel, text: Sequence[int]) -> torch.Tensor:
+    """[16 or more, V] of positions in a text."""
+    runner = ModelRunner(loaded, PAGES, PAGE_SIZE)
+    kv = SequenceKv.open(runner.pool, [])
+    return runner.forward([Segment(kv, text[:PROMPT], None, range(0, PROMPT, 4))])
+
+
+def _choosing_line(logits: torch.Tensor, temperature: float, rounds: int) -> str:
+    count = len(logits)
+    params, history = SamplingParams(temperature=temperature, seed=7), History(())
+    rows = [Row(params, 100 + index, index, history) for index in range(count)]
+    children = DraftConfig().children
+    chosen, ranked = _times(
+        [lambda: choose(logits, rows, ()), lambda: rank(logits, rows, children, 1.0, ())], rounds
+    )
+    return f"{count:4}{temperature:4}{_pair(chosen)}{_pair(ranked)}"
+
+
+class _Stopwatch:
+    """Milliseconds spent in some functions since the last `read`."""
+
+    def __init__(self) -> None:
+        self._spent: dict[str, float] = {}
+
+    def around(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, timed."""
+
+        def timed(*args: Any) -> Any:
+            start = time.thread_time()
+            result = function(*args)
+            self._spent[name] = self._spent.get(name, 0.0) + (time.thread_time() - start) * 1e3
+            return result
+
+        return timed
+
+    def read(self) -> dict[str, float]:
+        """What was spent, by name."""
+        spent, self._spent = self._spent, {}
+        return spent
+
+
+class _Sink:
+    """An outbox that nobody reads."""
+
+    full = False
+
+    def admit(self, cached_length: int) -> None:
+        """The session is open."""
+
+    def put(self, block: TokenBlock) -> None:
+        """Drop a block."""
+
+    def close(self, error: BaseException | None = None) -> None:
+        """It is over."""
+
+
+def _draft_lines(loaded: LoadedModel, temperature: float, text: Sequence[int], rounds: int) -> list[str]:
+    watch = _Stopwatch()
+    runner: Any = ModelRunner(loaded, PAGES, PAGE_SIZE)
+    runner.forward = watch.around("forward", runner.forward)
+    runner.commit = watch.around("moving", runner.commit)
+    model_drafter.rank = watch.around("ranking", rank)
+    config = DraftConfig()
+    drafter = model_drafter.ModelDrafter(runner, children=config.children, max_nodes=config.max_nodes)
+    engine = DraftEngine(drafter, config, DraftInstruments(CollectorRegistry()))
+    params = SamplingParams(temperature=temperature, seed=1)
+    sink: Any = _Sink()
+    prompt = tuple(text[:PROMPT])
+    opening = OpenDraft(request_id="step", token_ids=prompt, prompt_length=PROMPT, sampling=params)
+    key = engine.open(opening, sink)
+    while engine.step():
+        pass
+    steps = _follow(engine, key, text, watch, rounds)
+    names = ("whole", "forward", "ranking", "moving", "rest")
+    return [
+        f"{temperature:3}  {name:9}{_pair([step[name] for step in steps]):>30}   {len(steps):5}"
+        for name in names
+    ]
+
+
+def _follow(
+    engine: DraftEngine, key: int, text: Sequence[int], watch: _Stopwatch, rounds: int
+) -> list[dict[str, float]]:
+    """Commit the text as far as the tree holds it and one token more, then draft; what each step took."""
+    steps: list[dict[str, float]] = []
+    for turn in range(1, rounds + 1):
+        tree = engine._entries[key].session.tree
+        place = tree.committed_length
+        children, tokens = tree.children, [text[place]]
+        while tokens[-1] in children:
+            children = children[tokens[-1]].children
+            tokens.append(text[place + len(tokens)])
+        times = StepTimes(forward_us=TARGET_FORWARD_US)
+        engine.verdict(key, Verdict(turn, place, tuple(tokens), times=times))
+        while len(steps) < turn * STEPS_PER_ROUND and (step := _timed_step(engine, watch)):
+            steps.append(step)
+    return steps
+
+
+def _timed_step(engine: DraftEngine, watch: _Stopwatch) -> dict[str, float]:
+    """What one step and its parts took; empty when there was nothing to expand."""
+    watch.read()
+    start = time.thread_time()
+    if not engine.step():
+        return {}
+    whole, spent = (time.thread_time() - start) * 1e3, watch.read()
+    parts = {name: spent.get(name, 0.0) for name in ("forward", "ranking", "moving")}
+    return {"whole": whole, **parts, "rest": whole - sum(parts.values())}
+
+
+if __name__ == "__main__":
+    console.run(main)

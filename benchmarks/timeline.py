@@ -1,0 +1,74 @@
+"""What the timeline of a request says of the pipeline. Pure.
+
+idle         share of the decoding time in which the target worked for no session
+efficiency   target step time / mean period of a round: 1 is the floor of two given models
+overlap      share of the target's working time during which the draft worked too
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from outrider.v1 import generation_pb2
+
+Interval = tuple[int, int]
+"""Start and end in nanoseconds."""
+
+
+def pipeline_figures(complete: generation_pb2.Complete) -> dict[str, float]:
+    """Figures of one request; the first verify bar is the prefill and is left out. None without steps."""
+    verify = bars(complete.timeline, "LANE_VERIFY")
+    if len(verify) < 2:
+        return {}
+    prefill, steps = verify[0], verify[1:]
+    decode = steps[-1][1] - prefill[1]
+    working = length(steps)
+    both = length(intersect(joined(steps), joined(bars(complete.timeline, "LANE_DRAFT"))))
+    return {
+        "idle": min(1.0, complete.speculation.idle_micros * 1e3 / decode),
+        "efficiency": working / decode,
+        "overlap": both / working,
+    }
+
+
+def prefill_figures(complete: generation_pb2.Complete) -> dict[str, float]:
+    """How the draft's prefill lies to the target's: length of its first bar, and how long before the
+    target's first token its first candidates were made; milliseconds. None without a draft.
+    """
+    verify, draft = (bars(complete.timeline, lane) for lane in ("LANE_VERIFY", "LANE_DRAFT"))
+    if not verify or not draft:
+        return {}
+    start, end = draft[0]
+    return {"draft_prefill": (end - start) / 1e6, "draft_lead": (verify[0][1] - end) / 1e6}
+
+
+def bars(timeline: Iterable[generation_pb2.TimelineEvent], lane: str) -> list[Interval]:
+    """The bars of a lane in order of their start."""
+    wanted = generation_pb2.TimelineEvent.Lane.Value(lane)
+    return sorted(
+        (event.start_unix_nano, event.start_unix_nano + 1000 * event.duration_micros)
+        for event in timeline
+        if event.lane == wanted
+    )
+
+
+def joined(intervals: Sequence[Interval]) -> list[Interval]:
+    """Sorted intervals, those that touch or overlap made one."""
+    found: list[Interval] = []
+    for start, end in intervals:
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((start, end))
+    return found
+
+
+def length(intervals: Iterable[Interval]) -> int:
+    """Total of disjoint intervals."""
+    return sum(end - start for start, end in intervals)
+
+
+def intersect(first: Sequence[Interval], second: Sequence[Interval]) -> list[Interval]:
+    """Where both run; each is sorted and disjoint."""
+    overlaps = [(max(a, c), min(b, d)) for a, b in first for c, d in second]
+    return [(start, end) for start, end in overlaps if start < end]

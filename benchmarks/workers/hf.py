@@ -1,0 +1,110 @@
+"""Worker: Hugging Face `generate` and assisted generation, eager.
+
+python -m benchmarks.workers.hf --target DIR --draft DIR --dtype bfloat16
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+from transformers.generation.streamers import BaseStreamer
+
+from benchmarks.workers.lines import Ask, Recorder, private_output, serve
+
+
+class Stream(BaseStreamer):
+    """Notes when the tokens of a batch's rows arrive; the prompt comes first and is dropped."""
+
+    def __init__(self, rows: int) -> None:
+        started = time.perf_counter()
+        self.recorders = [Recorder(started) for _ in range(rows)]
+        self._prompt_seen = False
+
+    def put(self, value: torch.Tensor) -> None:
+        """One token per row, or several of the only row."""
+        if self._prompt_seen:
+            for recorder, tokens in zip(
+                self.recorders, value.reshape(len(self.recorders), -1).tolist(), strict=True
+            ):
+                recorder.add(tokens)
+        self._prompt_seen = True
+
+    def end(self) -> None:
+        """Nothing is left to do."""
+
+
+class Models:
+    """Target and draft, without ends: every request gives as many tokens as asked for."""
+
+    def __init__(self, target: str, draft: str, dtype: str) -> None:
+        self.target = _load(target, dtype)
+        self.draft = _load(draft, dtype)
+
+    def run(self, ask: Ask) -> Sequence[Recorder]:
+        """Serve all prompts in one padded batch; a draft serves one prompt at a time."""
+        torch.set_num_threads(ask["threads"])
+        torch.manual_seed(ask["seed"])
+        ids, mask = _padded(ask["prompts"])
+        stream = Stream(len(ids))
+        with torch.inference_mode():
+            self.target.generate(
+                ids,
+                attention_mask=mask,
+                streamer=stream,
+                max_new_tokens=ask["tokens"],
+                **_sampling(ask["temperature"]),
+                **self._assisted(ask["assistant_tokens"]),
+            )
+        return stream.recorders
+
+    def _assisted(self, tokens: int) -> dict[str, Any]:
+        if not tokens:
+            return {}
+        settings = self.draft.generation_config
+        settings.num_assistant_tokens = tokens
+        settings.num_assistant_tokens_schedule = "constant"
+        settings.assistant_confidence_threshold = 0.0
+        return {"assistant_model": self.draft}
+
+
+def _load(folder: str, dtype: str) -> Any:
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    return model.eval()
+
+
+def _padded(prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and mask [prompts, longest], padded at the left."""
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    return ids, mask
+
+
+def _sampling(temperature: float) -> dict[str, Any]:
+    if temperature == 0:
+        return {"do_sample": False}
+    return {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+
+
+def main() -> None:
+    """Load and serve."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--target", required=True)
+    parser.add_argument("--draft", required=True)
+    parser.add_argument("--dtype", default="bfloat16")
+    flags = parser.parse_args()
+    output = private_output()
+    models = Models(flags.target, flags.draft, flags.dtype)
+    serve(output, {"transformers": transformers.__version__, "torch": str(torch.__version__)}, models.run)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""What is asked of every arm: prompts as token ids, and the cells of the grid."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+PROMPTS = Path(__file__).with_name("prompts.txt")
+"""A dozen beginnings of Python files in the manner of the standard library, which the demo pair was trained
+on; written for this benchmark, so it was trained on none of them."""
+SEPARATOR = "########\n"
+SEED = 1
+
+Tokens = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Cell:
+    """One point of the grid."""
+
+    round_trip_ms: float
+    concurrency: int
+    temperature: float
+
+    def __str__(self) -> str:
+        network = f", RTT {self.round_trip_ms:g} ms" if self.round_trip_ms else ""
+        return f"concurrency {self.concurrency}, T = {self.temperature:g}{network}"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One batch that every arm runs: a cell, and which prompts."""
+
+    cell: Cell
+    index: int
+    prompts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Prompts, and how many tokens are wanted of each."""
+
+    prompts: tuple[Tokens, ...]
+    tokens: int
+
+    def of(self, turn: Turn) -> list[Tokens]:
+        """The prompts of a turn."""
+        return [self.prompts[index] for index in turn.prompts]
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """What `load_workload` reads."""
+    parser.add_argument("--prompts", type=Path, help="JSON list of texts or of lists of token ids")
+    parser.add_argument("--prompt-tokens", type=int, default=128, help="longest prompt; the rest is cut off")
+    parser.add_argument("--tokens", type=int, default=128, help="new tokens per request")
+
+
+def load_workload(flags: argparse.Namespace, target: Path) -> Workload:
+    """The prompts that the flags name, or the dozen that come with the benchmark."""
+    text = PROMPTS.read_text() if flags.prompts is None else flags.prompts.read_text()
+    given: Sequence[str | list[int]] = text.split(SEPARATOR) if flags.prompts is None else json.loads(text)
+    tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
+    ids = [tokenizer.encode(prompt).ids if isinstance(prompt, str) else prompt for prompt in given]
+    return Workload(tuple(tuple(prompt[: flags.prompt_tokens]) for prompt in ids), flags.tokens)
+
+
+def turns(cells: Sequence[Cell], requests: int, least: int, prompts: int) -> Iterator[Turn]:
+    """The turns of all cells, interleaved: the first of each cell, then the second of each, ...
+
+    A cell has as many turns as `requests` requests take, and not fewer than `least`. Prompts go round.
+    """
+    counts = {cell: max(least, ceil(requests / cell.concurrency)) for cell in cells}
+    for index in range(max(counts.values())):
+        for cell in cells:
+            if index < counts[cell]:
+                first = index * cell.concurrency
+                yield Turn(cell, index, tuple((first + i) % prompts for i in range(cell.concurrency)))

@@ -1,0 +1,64 @@
+"""Calibration from the verify service's counters."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from benchmarks.arms.own import OwnArm
+from benchmarks.calibration import Bin, Observed, bins, read
+from benchmarks.samples import Request
+from benchmarks.workload import Cell
+from outrider.telemetry.instruments import VerifyInstruments
+
+CELL = Cell(0.0, 1, 0.0)
+
+
+def page(*nodes: tuple[float, bool]) -> str:
+    """What a verify service with these (estimate, accepted) nodes would show."""
+    registry = CollectorRegistry()
+    VerifyInstruments(registry).estimates(nodes)
+    return generate_latest(registry).decode()
+
+
+def test_nodes_are_counted_by_estimate() -> None:
+    """Two nodes of about 0.9, of which one was accepted, and a rejected one of 0.1."""
+    found = bins(read(page((0.92, True), (0.94, False), (0.1, False))))
+    assert [(round(one.predicted, 6), one.observed, one.nodes) for one in found] == [
+        (0.1, 0, 1),
+        (0.93, 0.5, 2),
+    ]
+
+
+class FakeFleet:
+    """Shows one page after another."""
+
+    def __init__(self, *pages: str) -> None:
+        self._pages = list(pages)
+
+    def metrics(self, name: str) -> str:
+        """The next page."""
+        assert name == "verify"
+        return self._pages.pop(0)
+
+
+class FakeClient:
+    """Answers nothing."""
+
+    def stub(self, draft: str, round_trip_ms: float) -> None:
+        """No service."""
+
+    def run(self, stub: None, messages: list[object]) -> list[Request]:
+        """No requests."""
+        return []
+
+
+def test_only_what_an_arm_verified_counts() -> None:
+    """Nodes of earlier requests are taken off, those of all the arm's turns add up."""
+    first, second = [(0.5, True)] * 3, [(0.5, True)] * 4
+    third = [*second, (0.5, False)]
+    arm = Observed(
+        OwnArm("auto", FakeClient()), FakeFleet(page(*first), page(*second), page(*second), page(*third))
+    )
+    arm.run(CELL, [(1,)], 1)
+    arm.run(CELL, [(1,)], 1)
+    assert bins(arm.counts) == [Bin(0.5, 0.5, 2.0)]

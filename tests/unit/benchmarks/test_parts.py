@@ -1,0 +1,65 @@
+"""Small parts of the benchmarks: gaps in a window, deliveries, noised drafts, deliveries of a worker."""
+
+from __future__ import annotations
+
+import torch
+from safetensors.torch import load_file
+
+from benchmarks.arms.llama import add, server_command
+from benchmarks.arms.worker import engine_of, request_of
+from benchmarks.drafts import noised_copy
+from benchmarks.prefill import summary, waits
+from benchmarks.samples import Request
+from tests.models import build_model
+
+
+def test_gaps_that_a_window_touches_are_found() -> None:
+    """A gap that begins before the window and ends in it counts, one that ends before it does not."""
+    request = Request((1, 2, 3, 4), ((0.0, 1), (1.0, 1), (3.0, 1), (3.5, 1)))
+    assert waits([request], (1.5, 2.0)) == [2000.0]
+    assert waits([request], (0.0, 9.0)) == [1000.0, 2000.0, 500.0]
+
+
+def test_gaps_are_summed_up() -> None:
+    """Median, 99th percentile, largest, number; zeros of none."""
+    assert summary([3.0, 1.0, 2.0]) == {"p50": 2.0, "p99": 3.0, "largest": 3.0, "gaps": 3}
+    assert summary([])["largest"] == 0.0
+
+
+def test_tokens_of_one_pass_are_one_delivery() -> None:
+    """Events moments apart are joined at the time of the first."""
+    arrivals: list[tuple[float, int]] = []
+    for now in (1.0, 1.0001, 1.02):
+        add(arrivals, now, 1)
+    assert arrivals == [(1.0, 2), (1.02, 1)]
+
+
+def test_a_server_without_a_draft_is_told_of_none(tmp_path) -> None:
+    """Draft flags appear with a draft only; the context is that of all slots."""
+    plain = server_command(tmp_path, tmp_path, None, 0, 2, 8, 1234)
+    assert "-md" not in plain
+    assert plain[plain.index("-c") + 1] == "8192"
+    drafted = server_command(tmp_path, tmp_path, tmp_path / "d", 5, 2, 8, 1234)
+    assert drafted[drafted.index("--spec-draft-n-max") + 1] == "5"
+
+
+def test_a_worker_says_what_it_runs_on() -> None:
+    """The versions of its first line, as text."""
+    assert engine_of({"versions": {"vllm": "0.32", "torch": "2.13"}}) == "vllm 0.32, torch 2.13"
+
+
+def test_a_worker_answer_becomes_a_request() -> None:
+    """Lists of JSON become tuples; passes are optional."""
+    answer = {"tokens": [1, 2], "arrivals": [[0.1, 1], [0.2, 1]]}
+    assert request_of(answer) == Request((1, 2), ((0.1, 1), (0.2, 1)), 0)
+
+
+def test_a_noised_draft_is_another_model_of_the_same_shape(tmp_path) -> None:
+    """Matrices change by the noise asked for, vectors and the tokenizer do not."""
+    source = build_model("llama", tmp_path / "source")
+    copy = noised_copy(source, tmp_path / "bad", 0.5)
+    before, after = (load_file(folder / "model.safetensors") for folder in (source, copy))
+    for name, weight in before.items():
+        change = (after[name].float() - weight.float()).std() / weight.float().std()
+        assert torch.equal(weight, after[name]) if weight.ndim < 2 else 0.4 < change < 0.6
+    assert (copy / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()

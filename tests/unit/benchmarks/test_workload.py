@@ -1,0 +1,39 @@
+"""Which turns a grid has, and the prompts that come with the benchmark."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from benchmarks.workload import Cell, load_workload, turns
+from scripts.local_services import TARGET
+
+SMALL, LARGE = Cell(0.0, 1, 0.0), Cell(0.0, 8, 0.0)
+
+
+def test_turns_of_all_cells_are_interleaved() -> None:
+    """Each cell gets its first turn before any gets its second; large batches need fewer turns."""
+    order = [(turn.cell, turn.index) for turn in turns([SMALL, LARGE], requests=3, least=2, prompts=12)]
+    assert order == [(SMALL, 0), (LARGE, 0), (SMALL, 1), (LARGE, 1), (SMALL, 2)]
+
+
+def test_prompts_go_round() -> None:
+    """Turn by turn the next prompts are taken, the first again after the last."""
+    plan = list(turns([LARGE], requests=16, least=1, prompts=12))
+    assert plan[0].prompts == tuple(range(8))
+    assert plan[1].prompts == (8, 9, 10, 11, 0, 1, 2, 3)
+
+
+def test_the_prompts_of_the_benchmark_fill_their_length() -> None:
+    """Twelve different texts of at least 128 tokens each, cut to the length that was asked for."""
+    work = load_workload(Namespace(prompts=None, prompt_tokens=128, tokens=16), TARGET)
+    assert [len(prompt) for prompt in work.prompts] == [128] * 12
+    assert len(set(work.prompts)) == 12
+
+
+def test_prompts_may_come_from_a_file(tmp_path) -> None:
+    """Texts are encoded with the target's tokenizer, lists of ids are taken as they are."""
+    path = tmp_path / "prompts.json"
+    path.write_text('["import os", [5, 6, 7]]')
+    work = load_workload(Namespace(prompts=path, prompt_tokens=2, tokens=16), TARGET)
+    assert len(work.prompts[0]) == 2
+    assert work.prompts[1] == (5, 6)
