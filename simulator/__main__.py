@@ -1,0 +1,5 @@
+"""`python -m simulator`."""
+
+from simulator.cli import main
+
+main()

@@ -1,0 +1,178 @@
+"""Clients: they send requests, read tokens, and note when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from math import log
+from random import Random
+from typing import NamedTuple
+
+from orchestrator.request import Request
+from orchestrator.statistics import Statistics
+from outrider.messages import SamplingParams, Verdict
+from simulator.cluster import Cluster
+from simulator.network import Link
+from simulator.orchestrator import Generation
+from simulator.topology import Arm, Load
+from simulator.traces import Corpus, Script, replay, write_script
+
+
+class Arrival(NamedTuple):
+    """Tokens of one verdict at the client."""
+
+    time: float
+    tokens: int
+    forward: float
+    """Seconds of the target's step that made them."""
+
+
+@dataclass(slots=True)
+class Served:
+    """One request as its client saw it; times in virtual seconds."""
+
+    asked: float
+    expected: tuple[int, ...]
+    statistics: Statistics = field(default_factory=Statistics)
+    tokens: list[int] = field(default_factory=list)
+    arrivals: list[Arrival] = field(default_factory=list)
+
+    def read(self, now: float, verdict: Verdict) -> None:
+        """A verdict's tokens have come."""
+        self.tokens.extend(verdict.tokens)
+        seconds = (verdict.times.forward_us + verdict.times.sample_us) * 1e-6
+        self.arrivals.append(Arrival(now, len(verdict.tokens), seconds))
+
+    @property
+    def complete(self) -> bool:
+        """All tokens have come."""
+        return len(self.tokens) >= len(self.expected)
+
+    @property
+    def ended(self) -> float:
+        """When the last token came."""
+        return self.arrivals[-1].time
+
+    @property
+    def first_token(self) -> float:
+        """Seconds to the first token."""
+        return self.arrivals[0].time - self.asked
+
+    @property
+    def decoding(self) -> float:
+        """Seconds from the first verdict to the last."""
+        return self.ended - self.arrivals[0].time
+
+    @property
+    def per_token(self) -> float:
+        """Mean seconds between tokens after those of the first verdict."""
+        later = sum(arrival.tokens for arrival in self.arrivals[1:])
+        return self.decoding / later if later else 0.0
+
+
+class Texts:
+    """Writes the sessions' texts, the same for one load whatever is simulated."""
+
+    def __init__(self, corpus: Corpus, load: Load) -> None:
+        self._corpus = corpus
+        self._load = load
+        self._random = Random(f"texts {load.seed}")
+        self._written = 0
+
+    def next(self) -> Script:
+        """The next session's text."""
+        load, number = self._load, self._written
+        self._written += 1
+        if load.prompt_tokens == 0:
+            return replay(self._corpus, number, load.new_tokens)
+        return write_script(self._corpus, number, load.prompt_tokens, self._length(), self._random)
+
+    def _length(self) -> int:
+        mean = self._load.new_tokens
+        if not self._load.rate:
+            return mean
+        return 1 + int(log(1.0 - self._random.random()) / log(1.0 - 1.0 / mean))
+
+
+class Clients:
+    """All clients of a cluster: `served` is what they got, after the warming up."""
+
+    def __init__(self, cluster: Cluster, load: Load, arm: Arm) -> None:
+        self.served: list[Served] = []
+        self._cluster = cluster
+        self._load = load
+        self._arm = arm
+        self._texts = Texts(cluster.corpus, load)
+        self._arrivals = Random(f"arrivals {load.seed}")
+        self._asked = 0
+        self._warm: list[Served] = []
+
+    @property
+    def done(self) -> bool:
+        """Everybody has everything."""
+        return len(self.served) == self._load.sessions * self._load.rounds
+
+    def start(self) -> None:
+        """Warm up, then ask for everything."""
+        self._warm_up(self._load.warm_up)
+
+    def _warm_up(self, left: int) -> None:
+        if left:
+            self._ask(self._warm, partial(self._warm_up, left - 1))
+            return
+        self._cluster.count_from_now()
+        if self._load.rate:
+            self._arrive(self._load.sessions * self._load.rounds)
+        else:
+            for _ in range(self._load.sessions):
+                self._repeat(self._load.rounds)
+
+    def _repeat(self, rounds: int) -> None:
+        if rounds:
+            self._ask(self.served, partial(self._repeat, rounds - 1))
+
+    def _arrive(self, left: int) -> None:
+        if left:
+            self._ask(self.served, lambda: None)
+            wait = self._arrivals.expovariate(self._load.rate)
+            self._cluster.timeline.after(wait, partial(self._arrive, left - 1))
+
+    def _ask(self, kept: list[Served], then: Callable[[], None]) -> None:
+        cluster = self._cluster
+        script = self._texts.next()
+        cluster.scripts[script.number] = script
+        orchestrator = cluster.orchestrators[self._asked % len(cluster.orchestrators)]
+        self._asked += 1
+        served = Served(cluster.timeline.now, script.generated)
+        generation = Generation(
+            _request(script, cluster, self._arm),
+            cluster.fleet,
+            cluster.timeline,
+            orchestrator,
+            partial(self._send_back, served, kept, then),
+        )
+        served.statistics = generation.session.statistics
+        Link(cluster.timeline, cluster.client, orchestrator, lambda: 0.0).send(generation.start)
+
+    def _send_back(
+        self, served: Served, kept: list[Served], then: Callable[[], None], verdict: Verdict
+    ) -> None:
+        client = self._cluster.client
+        client.loop.do(client.receive_seconds, partial(self._read, served, kept, then, verdict))
+
+    def _read(self, served: Served, kept: list[Served], then: Callable[[], None], verdict: Verdict) -> None:
+        served.read(self._cluster.timeline.now, verdict)
+        if served.complete:
+            kept.append(served)
+            then()
+
+
+def _request(script: Script, cluster: Cluster, arm: Arm) -> Request:
+    return Request(
+        request_id=str(script.number),
+        served=cluster.fleet.served,
+        prompt=script.tokens[: script.prompt_length],
+        sampling=SamplingParams(max_tokens=len(script.generated), ignore_eos=True),
+        mode=arm.mode,
+    )

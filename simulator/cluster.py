@@ -1,0 +1,188 @@
+"""A topology put together from a profile: replicas, devices, cores, links."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+
+from outrider.config import DraftConfig, VerifyConfig
+from outrider.engine.pages import PagePool
+from outrider.messages import ModelInfo
+from simulator.devices import Accelerator, Core, Device, Floating, Place, StepTotals
+from simulator.draft_replica import DraftReplica
+from simulator.drafter import ScriptedDrafter
+from simulator.network import Host
+from simulator.orchestrator import Fleet
+from simulator.profile import Profile, interpolate
+from simulator.target import ScriptedRunner
+from simulator.timeline import Timeline
+from simulator.topology import Arm, Topology
+from simulator.traces import Corpus, Script
+from simulator.verify_replica import VerifyReplica
+from verify_service.core import CoreSettings
+from verify_service.cost_model import CostModel, measuring_points
+from verify_service.session import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Everything that runs; `scripts` are the texts of the sessions so far by number."""
+
+    timeline: Timeline
+    corpus: Corpus
+    scripts: dict[int, Script]
+    fleet: Fleet
+    orchestrators: list[Host]
+    client: Host
+    cores: dict[str, list[Device]]
+    """Of the processes of each kind."""
+
+    @property
+    def targets(self) -> list[StepTotals]:
+        """What each target has done."""
+        return [replica.runner.totals for replica in self.fleet.verify.values()]
+
+    @property
+    def drafts(self) -> list[StepTotals]:
+        """What each draft has done."""
+        return [replica.drafter.totals for replica in self.fleet.draft.values()]
+
+    def count_from_now(self) -> None:
+        """Forget what everybody has done."""
+        for totals in (*self.targets, *self.drafts):
+            totals.clear()
+        for core in (core for cores in self.cores.values() for core in cores):
+            core.busy = 0.0
+
+
+@dataclass(slots=True)
+class Builder:
+    """Makes the parts of one cluster."""
+
+    profile: Profile
+    topology: Topology
+    corpus: Corpus
+    temperature: float
+    random: Random
+    """For the jitter of links."""
+    timeline: Timeline = field(default_factory=Timeline)
+    scripts: dict[int, Script] = field(default_factory=dict)
+    _cores: list[Core] = field(default_factory=list)
+    """Those of a machine with two."""
+
+    def build(self) -> Cluster:
+        """The cluster, with nothing asked of it yet."""
+        if self.profile.cores == "two":
+            self._cores = [Core(self.timeline), Core(self.timeline)]
+        orchestrators = [self._host(self._floating()) for _ in range(self.topology.orchestrators)]
+        places = [self._place(0) for _ in range(self.topology.verify_replicas)]
+        verify = {f"verify-{i:03}": self._verify(f"verify-{i:03}", place) for i, place in enumerate(places)}
+        draft: dict[str, DraftReplica] = {}
+        for i in range(self.topology.drafts):
+            place = self._beside(places[i]) if self.topology.arm.shares_device else self._place(1)
+            draft[f"draft-{i:03}"] = self._draft(f"draft-{i:03}", place)
+        return Cluster(
+            self.timeline,
+            self.corpus,
+            self.scripts,
+            Fleet(verify, draft, self._served(), self._delay),
+            orchestrators,
+            # Clients are many and elsewhere, unless there is one small machine for all.
+            self._host(self._floating()) if self._cores else Host(Accelerator(self.timeline), 0.0, 0.0),
+            {
+                "verify": [replica.host.core for replica in verify.values()],
+                "draft": [replica.host.core for replica in draft.values()],
+                "orchestrator": [host.core for host in orchestrators],
+            },
+        )
+
+    def _served(self) -> ModelInfo:
+        return ModelInfo(
+            model=self.profile.name,
+            vocabulary_hash="",
+            vocabulary_size=self.corpus.vocabulary_size,
+            context_length=self.profile.context_length,
+            max_sessions=self.topology.max_sessions,
+        )
+
+    def _delay(self) -> float:
+        topology = self.topology
+        jitter = self.random.expovariate(1.0 / topology.jitter) if topology.jitter else 0.0
+        return topology.rtt / 2 + jitter
+
+    def _place(self, pinned: int) -> Place:
+        """Where an engine runs: on a core that it is pinned to, or an accelerator with a core beside it."""
+        if self._cores:
+            return Place(self._cores[pinned], self._cores[pinned])
+        return Place(Accelerator(self.timeline), Core(self.timeline))
+
+    def _beside(self, place: Place) -> Place:
+        """The same device, with a core of its own where there are more than two."""
+        return place if self._cores else Place(place.device, Core(self.timeline))
+
+    def _floating(self) -> Device:
+        return Floating(self._cores) if self._cores else Core(self.timeline)
+
+    def _host(self, core: Device) -> Host:
+        times = self.profile.host
+        if self.topology.arm is Arm.COLOCATED:
+            return Host(core, 0.0, 0.0)
+        return Host(core, times.send, times.receive)
+
+    @property
+    def _wake(self) -> float:
+        return 0.0 if self.topology.arm is Arm.COLOCATED else self.profile.host.wake
+
+    def _verify(self, name: str, place: Place) -> VerifyReplica:
+        config = VerifyConfig.model_validate({"max_sessions": self.topology.max_sessions})
+        pages = config.max_sessions * -(-self.profile.context_length // config.page_size)
+        runner = ScriptedRunner(
+            place,
+            self.profile.target_times(self.temperature),
+            self.scripts,
+            self.corpus.vocabulary_size,
+            PagePool(pages, config.page_size),
+        )
+        points = measuring_points(config.max_step_tokens)
+        seconds = [interpolate(self.profile.target_forward, count) for count in points]
+        return VerifyReplica(
+            name,
+            self.timeline,
+            self._host(place.core),
+            runner,
+            CostModel(points, seconds, config.max_step_tokens),
+            self._settings(name, config),
+            self._wake,
+        )
+
+    def _settings(self, name: str, config: VerifyConfig) -> CoreSettings:
+        limits = Limits(
+            max_nodes=config.max_nodes,
+            max_tree_nodes=config.max_tree_nodes,
+            context_length=self.profile.context_length,
+            vocabulary_size=self.corpus.vocabulary_size,
+            eos_token_ids=frozenset(),
+            max_patience=config.max_patience_ms / 1000.0,
+        )
+        return CoreSettings(
+            replica=name,
+            incarnation="",
+            limits=limits,
+            max_step_tokens=config.max_step_tokens,
+            lease_seconds=config.lease_seconds,
+            lookup=config.lookup,
+        )
+
+    def _draft(self, name: str, place: Place) -> DraftReplica:
+        drafter = ScriptedDrafter(
+            place,
+            self.profile.draft_times(self.temperature),
+            self.scripts,
+            self.corpus,
+            self.profile.context_length,
+        )
+        sessions = self.topology.max_sessions * self.topology.verify_replicas
+        config = DraftConfig.model_validate(
+            {"max_sessions": sessions, "expansions": self.topology.expansions}
+        )
+        return DraftReplica(name, self.timeline, self._host(place.core), drafter, config, self._wake)

@@ -1,0 +1,162 @@
+"""The draft model as the draft service's code sees it: guesses from the script, time from a table.
+
+On the script's path the recorded guess is proposed, with the target's token in its recorded place. Off it,
+guesses of other positions are, as sure of themselves as a real draft is when it has gone astray. Lookup
+runs as it does in the service, over the session's tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from draft_service.drafters.base import Candidate, Expansion, Pages, Proposal, Source
+from draft_service.drafters.lookup import Recall
+from draft_service.drafters.model import LOOKUP_DEPTH, LOOKUP_NODES, PREFILL_CHUNK, SHORTEST_MATCH
+from outrider.candidate_tree import Node, Rerooted
+from outrider.messages import OpenDraft
+from simulator.devices import Place, StepTotals, work
+from simulator.profile import DraftTimes
+from simulator.traces import NO_RANK, Corpus, Guess, Script
+
+
+@dataclass(slots=True)
+class _Sequence:
+    script: Script
+    tokens: list[int]
+    recall: Recall
+    computed: int = 0
+    """Tokens with keys and values."""
+    expanded: set[int] = field(default_factory=set)
+    """Ids of the nodes with keys and values."""
+
+
+class ScriptedDrafter:
+    """Stands for `ModelDrafter`; `scripts` are texts by session number, `corpus` what they are of."""
+
+    kind = "model"
+    expands = True
+
+    def __init__(
+        self,
+        place: Place,
+        times: DraftTimes,
+        scripts: Mapping[int, Script],
+        corpus: Corpus,
+        context_length: int,
+    ) -> None:
+        self.context_length = context_length
+        self.totals = StepTotals()
+        self._place = place
+        self._times = times
+        self._scripts = scripts
+        self._vocabulary_size = corpus.vocabulary_size
+        self._astray = corpus.guesses
+        self._sequences: dict[int, _Sequence] = {}
+
+    def open(self, key: int, request: OpenDraft) -> int:
+        """See Drafter; nothing is cached."""
+        high, low = request.token_ids[:2]
+        script = self._scripts[high * self._vocabulary_size + low]
+        self._sequences[key] = _Sequence(script, list(request.token_ids), Recall(request.token_ids))
+        return 0
+
+    def recall(self, key: int) -> Proposal:
+        """See Drafter."""
+        return self._sequences[key].recall.propose(LOOKUP_NODES, LOOKUP_DEPTH, SHORTEST_MATCH)
+
+    def expand(self, expansions: Sequence[Expansion]) -> list[Proposal | None]:
+        """See Drafter: the step's time passes, then the guesses are there."""
+        tokens = self._feed(expansions)
+        sessions = len({expansion.key for expansion in expansions})
+        seconds = self._times.forward(tokens, sessions)
+        self.totals.add(len(expansions), sessions, seconds)
+        work(self._place.core, self._times.step)
+        work(self._place.device, seconds)
+        return [self._proposal(expansion) for expansion in expansions]
+
+    def commit(self, key: int, tokens: Sequence[int], rerooted: Rerooted) -> None:
+        """See Drafter: the walked nodes that were computed need not be computed again."""
+        work(self._place.core, self._times.verdict)
+        sequence = self._sequences[key]
+        if sequence.computed == len(sequence.tokens):
+            kept = sum(node.id in sequence.expanded for node in rerooted.walked)
+            sequence.computed += min(kept, len(tokens))
+        sequence.tokens.extend(tokens)
+        sequence.recall.append(tokens)
+        sequence.expanded.difference_update(node.id for node in (*rerooted.walked, *rerooted.dropped))
+
+    def fits(self, key: int) -> bool:
+        """See Drafter; memory is not simulated on the draft's side."""
+        return True
+
+    def reset(self, key: int) -> None:
+        """See Drafter."""
+        sequence = self._sequences[key]
+        sequence.computed = 0
+        sequence.expanded.clear()
+
+    def close(self, key: int) -> None:
+        """See Drafter."""
+        del self._sequences[key]
+
+    def pages(self) -> Pages:
+        """See Drafter."""
+        return Pages()
+
+    def _feed(self, expansions: Sequence[Expansion]) -> int:
+        """Tokens of the forward: the expanded nodes, and pieces of what is committed but not computed."""
+        tokens, budget = 0, PREFILL_CHUNK
+        for expansion in expansions:
+            sequence = self._sequences[expansion.key]
+            tail = min(len(sequence.tokens) - sequence.computed, budget)
+            if tail:
+                sequence.computed += tail
+                budget -= tail
+                tokens += tail
+                sequence.recall.index()
+            elif expansion.node is None:
+                tokens += 1
+            if expansion.node is not None:
+                sequence.expanded.add(expansion.node.id)
+                tokens += 1
+        return tokens
+
+    def _proposal(self, expansion: Expansion) -> Proposal | None:
+        sequence = self._sequences[expansion.key]
+        if sequence.computed < len(sequence.tokens):
+            return None
+        position = len(sequence.tokens) + (expansion.node.depth if expansion.node is not None else 0)
+        guess = sequence.script.guess_at(position) if _on_script(sequence, expansion.node) else None
+        if guess is not None:
+            return self._candidates(guess, sequence.script.tokens[position], position)
+        random = Random(hash((sequence.script.number, position, expansion.node.id if expansion.node else 0)))
+        return self._candidates(random.choice(self._astray), None, random.randrange(self._vocabulary_size))
+
+    def _candidates(self, guess: Guess, right: int | None, salt: int) -> Proposal:
+        """The candidates of a guess: the right token in its place, others that are not it."""
+        size = self._vocabulary_size
+        base = right if right is not None else salt
+        tokens = [(base + 1 + 7 * salt + 131 * place) % size for place in range(len(guess.buckets))]
+        if right is not None:
+            tokens = [token if token != right else (token + 1) % size for token in tokens]
+            if guess.rank < NO_RANK:
+                tokens[guess.rank] = right
+        return Proposal(
+            [
+                Candidate(token, Source.MODEL, bucket, place)
+                for place, (token, bucket) in enumerate(zip(tokens, guess.buckets, strict=True))
+            ]
+        )
+
+
+def _on_script(sequence: _Sequence, node: Node | None) -> bool:
+    """True when the node's path is what the target will say."""
+    length, script = len(sequence.tokens), sequence.script.tokens
+    while node is not None:
+        at = length + node.depth - 1
+        if at >= len(script) or script[at] != node.token:
+            return False
+        node = node.parent
+    return True

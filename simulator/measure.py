@@ -1,0 +1,256 @@
+"""Measures a pair on this machine: the times that a profile needs, from the project's own engines.
+
+Processor time of one thread, least of several rounds: what else the machine does meanwhile hardly counts.
+Messages between processes are not measured here: `MESSAGE` is what they cost with gRPC for Python.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+from prometheus_client import CollectorRegistry
+
+from draft_service.drafters.base import Expansion, Proposal
+from draft_service.drafters.model import ModelDrafter
+from draft_service.engine import DraftEngine
+from outrider.config import DraftConfig, VerifyConfig
+from outrider.engine.loader import load_model
+from outrider.engine.pages import PagePool, SequenceKv
+from outrider.engine.runner import ModelRunner, Segment
+from outrider.messages import OpenDraft, OpenVerify, SamplingParams, Verdict, VerifyPolicy
+from outrider.telemetry.instruments import DraftInstruments, VerifyInstruments
+from simulator.draft_replica import BlockOutbox
+from simulator.profile import HostTimes, Profile
+from simulator.traces import Trace
+from simulator.verify_replica import EventOutbox
+from verify_service.core import CoreSettings, EngineCore
+from verify_service.cost_model import CostModel
+from verify_service.mailbox import Open, Stream
+from verify_service.session import Limits
+
+STEPS = (
+    *((1, 1), (1, 2), (1, 4), (2, 4), (3, 4), (2, 7), (3, 5), (8, 2), (8, 3), (7, 4), (8, 4)),
+    *((16, 3), (16, 4), (32, 4)),
+)
+"""Sessions of a measured step and tokens of each: one session has long
+blocks, many have short ones. The kernels for few rows end at 14 and 28."""
+CHUNKS = (256, 512)
+"""Tokens of measured prefill."""
+CONTEXT = 100
+ROUNDS = 5
+SESSIONS = 8
+TOKENS = 40
+MESSAGE = 0.00007
+"""Seconds of processor time to send or to receive a message, measured with the generated stubs: 0.03 to
+0.055 for the call alone, conversion included, and what the streams' queues and tasks add."""
+WAKE = 0.00005
+SHARE_OF_ONE = 0.75
+"""A draft forward over one node takes this part of one over eight; measured with the demo draft."""
+PAGE_SIZE = 16
+now = time.thread_time
+
+
+def measure(target: Path, draft: Path, dtype: str, traces: str, texts: Sequence[Trace]) -> Profile:
+    """The profile of a pair with one core for each model."""
+    torch.set_num_threads(1)
+    runner = _runner(target, dtype)
+    plain, sampled = (_verify_steps(runner, texts, temperature) for temperature in (0.0, 1.0))
+    forward = [(sessions * count, _step(runner, sessions, count)) for sessions, count in STEPS]
+    forward += [(count, _step(runner, 1, count, context=0)) for count in CHUNKS]
+    drafting, drafting_sampled = (
+        _draft_steps(draft, dtype, texts, temperature) for temperature in (0.0, 1.0)
+    )
+    return Profile(
+        name=target.name,
+        origin="measured",
+        note=f"{target} with {draft}, {dtype}, one thread each",
+        traces=traces,
+        cores="two",
+        target_forward=tuple(forward),
+        target_sampling=max(sampled - plain, 0.0) * SESSIONS,
+        draft_forward=tuple(drafting.forward),
+        draft_sampling=max(drafting_sampled.forward[1][1] - drafting.forward[1][1], 0.0),
+        host=HostTimes(
+            send=MESSAGE,
+            receive=MESSAGE,
+            wake=WAKE,
+            verify_session=plain,
+            draft_step=drafting.step,
+            draft_verdict=drafting.verdict,
+        ),
+    )
+
+
+def _runner(model: Path, dtype: str) -> ModelRunner:
+    loaded = load_model(str(model), dtype=dtype, device="cpu", threads=1)
+    return ModelRunner(loaded, 512, PAGE_SIZE)
+
+
+def _step(runner: ModelRunner, sessions: int, count: int, context: int = CONTEXT) -> float:
+    """Seconds of a forward over `count` tokens of each session."""
+    best = float("inf")
+    for _ in range(ROUNDS):
+        sequences = [_sequence(runner, context) for _ in range(sessions)]
+        segments = [Segment(kv, [1] * count, None, range(min(count, 64))) for kv in sequences]
+        start = now()
+        runner.forward(segments)
+        best = min(best, now() - start)
+        for kv in sequences:
+            kv.release()
+    return best
+
+
+def _sequence(runner: ModelRunner, context: int) -> SequenceKv:
+    """A sequence with that many tokens, whatever their keys and values are."""
+    kv = SequenceKv.open(runner.pool, [], reuse=False)
+    kv.reserve(context)
+    kv.append([1] * context, None)
+    runner.commit(kv, range(context), [1] * context)
+    return kv
+
+
+class _Timed:
+    """A runner that notes how long its forwards take."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self.pool: PagePool = runner.pool
+        self.seconds = 0.0
+        self.commit = runner.commit
+        self.fork = runner.fork
+        self._forward = runner.forward
+
+    def forward(self, segments: Sequence[Segment]) -> torch.Tensor:
+        start = now()
+        logits = self._forward(segments)
+        self.seconds += now() - start
+        return logits
+
+
+def _verify_steps(runner: ModelRunner, texts: Sequence[Trace], temperature: float) -> float:
+    """Seconds per session and step that the verify engine adds to its forwards."""
+    timed = _Timed(runner)
+    core = EngineCore(
+        timed,
+        CostModel([1, 64], [0.01, 0.1], 64),
+        _settings(runner),
+        VerifyInstruments(CollectorRegistry()),
+        lambda deliveries: None,
+    )
+    params = SamplingParams(temperature=temperature, max_tokens=TOKENS, ignore_eos=True)
+    openings = [_opening(text, params) for text in texts[:SESSIONS]]
+    core.turn([Open(Stream(id, EventOutbox(lambda event: None)), o) for id, o in enumerate(openings)])
+    beside: list[float] = []
+    while not all(session.finished for session in core.sessions.values()):
+        start, forward = now(), timed.seconds
+        core.turn(())
+        beside.append(now() - start - (timed.seconds - forward))
+    return median(beside) / SESSIONS
+
+
+def _opening(text: Trace, params: SamplingParams) -> OpenVerify:
+    return OpenVerify(
+        request_id="",
+        model="",
+        token_ids=text.prompt,
+        prompt_length=len(text.prompt),
+        sampling=params,
+        policy=VerifyPolicy.OFF,
+    )
+
+
+def _settings(runner: ModelRunner) -> CoreSettings:
+    config = VerifyConfig.model_validate({})
+    limits = Limits(
+        max_nodes=config.max_nodes,
+        max_tree_nodes=config.max_tree_nodes,
+        context_length=runner.loaded.context_length,
+        vocabulary_size=runner.loaded.vocabulary_size,
+        eos_token_ids=frozenset(),
+        max_patience=0.0,
+    )
+    return CoreSettings(
+        replica="",
+        incarnation="",
+        limits=limits,
+        max_step_tokens=config.max_step_tokens,
+        lease_seconds=1.0,
+        lookup=False,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Drafting:
+    """Times of a draft engine: its forwards, and per step and per verdict what the engine adds."""
+
+    forward: list[tuple[int, float]]
+    step: float
+    verdict: float
+
+
+class _TimedDrafter(ModelDrafter):
+    """A drafter that notes how long its expansions take."""
+
+    def __init__(self, runner: ModelRunner, config: DraftConfig) -> None:
+        super().__init__(runner, children=config.children, max_nodes=config.max_nodes)
+        self.full: list[float] = []
+        """Of as many nodes as one forward expands at most."""
+        self.last = 0.0
+        self._most = config.expansions
+
+    def expand(self, expansions: Sequence[Expansion]) -> list[Proposal | None]:
+        """See Drafter."""
+        start = now()
+        proposals = super().expand(expansions)
+        self.last = now() - start
+        if len(expansions) == self._most:
+            self.full.append(self.last)
+        return proposals
+
+
+def _draft_steps(draft: Path, dtype: str, texts: Sequence[Trace], temperature: float) -> _Drafting:
+    """Verdicts of two tokens to all sessions, then steps, for as long as the texts go."""
+    config = DraftConfig.model_validate({})
+    runner = _runner(draft, dtype)
+    drafter = _TimedDrafter(runner, config)
+    engine = DraftEngine(drafter, config, DraftInstruments(CollectorRegistry()))
+    keys = [engine.open(_request(text, temperature), _nowhere()) for text in texts[:SESSIONS]]
+    while engine.step():
+        pass
+    drafter.full.clear()
+    learning, stepping = [], []
+    for number in range(1, TOKENS):
+        for key, text in zip(keys, texts, strict=False):
+            base = 2 * number - 2
+            engine.verdict(key, Verdict(number, len(text.prompt) + base, text.tokens[base : base + 2]))
+        learning.append(_beside(engine, drafter))
+        stepping += [_beside(engine, drafter) for _ in range(3)]
+    full, step = median(drafter.full), median(stepping)
+    chunk = _step(runner, 1, CHUNKS[0], context=0)
+    one = full * SHARE_OF_ONE
+    return _Drafting(
+        [(1, one), (config.expansions, full), (CHUNKS[0], chunk)],
+        step,
+        max(median(learning) - step, 0.0) / len(keys),
+    )
+
+
+def _beside(engine: DraftEngine, drafter: _TimedDrafter) -> float:
+    """Seconds of a draft step without its forward."""
+    drafter.last = 0.0
+    start = now()
+    engine.step()
+    return now() - start - drafter.last
+
+
+def _request(text: Trace, temperature: float) -> OpenDraft:
+    params = SamplingParams(temperature=temperature, seed=text.seed, ignore_eos=True)
+    return OpenDraft(request_id="", token_ids=text.prompt, prompt_length=len(text.prompt), sampling=params)
+
+
+def _nowhere() -> BlockOutbox:
+    return BlockOutbox(lambda cached: None, lambda block: None)

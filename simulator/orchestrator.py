@@ -1,0 +1,214 @@
+"""The orchestrator on the virtual clock: its own session machine and choice of replicas for every request.
+
+What `orchestrator.pipeline` does with asyncio is done here with links: carry out each action, hand each
+event to the session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from orchestrator.events import (
+    Action,
+    BlockArrived,
+    ConnectDraft,
+    ConnectVerify,
+    DraftOpened,
+    Emit,
+    Event,
+    Finish,
+    SendBlock,
+    SendVerdict,
+    VerdictArrived,
+    VerifyOpened,
+)
+from orchestrator.replicas import Lease, Replicas
+from orchestrator.request import Request
+from orchestrator.session import Limits, Session
+from outrider.messages import ModelInfo, OpenDraft, Opened, OpenVerify, TokenBlock, Verdict
+from simulator.draft_replica import DraftReplica
+from simulator.network import Host, Link
+from simulator.timeline import Timeline
+from simulator.verify_replica import VerifyReplica
+from verify_service.mailbox import Event as VerifyEvent
+from verify_service.mailbox import Stream
+
+PATIENT = Limits(recovery_seconds=1e9, stall_seconds=1e9)
+"""Simulated replicas do not fail."""
+
+
+@dataclass(slots=True)
+class Fleet:
+    """The replicas by endpoint, and how far they are from the orchestrator."""
+
+    verify: Mapping[str, VerifyReplica]
+    draft: Mapping[str, DraftReplica]
+    served: ModelInfo
+    delay: Callable[[], float]
+    """Seconds of one message on its way between the services."""
+    pools: dict[str, Replicas] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pools = {"verify": self._pool(self.verify), "draft": self._pool(self.draft)}
+
+    def _pool(self, endpoints: Mapping[str, object]) -> Replicas:
+        pool = Replicas(breaker_failures=3, breaker_seconds=5.0)
+        pool.set_endpoints(list(endpoints))
+        for endpoint in endpoints:
+            pool.seen(endpoint, self.served, serving=True)
+        return pool
+
+
+@dataclass(slots=True)
+class Generation:
+    """One request from its arrival to its last token; `on_verdict` takes what goes to the client."""
+
+    request: Request
+    fleet: Fleet
+    timeline: Timeline
+    host: Host
+    on_verdict: Callable[[Verdict], None]
+    session: Session = field(init=False)
+    _leases: list[tuple[Replicas, Lease]] = field(default_factory=list)
+    _to_verify: _VerifyLink | None = None
+    _to_draft: _DraftLink | None = None
+
+    def __post_init__(self) -> None:
+        self.session = Session(self.request, self.request.seed_of(0), PATIENT)
+
+    def start(self) -> None:
+        """Open the streams."""
+        self._carry_out(self.session.start(self.timeline.now))
+
+    def handle(self, event: Event) -> None:
+        """Something has reached the orchestrator."""
+        self._carry_out(self.session.handle_event(event, self.timeline.now))
+
+    def _carry_out(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case ConnectVerify(stream, opening):
+                    self._connect_verify(stream, opening)
+                case ConnectDraft(stream, opening):
+                    self._connect_draft(stream, opening)
+                case SendBlock(block):
+                    assert self._to_verify is not None
+                    self._to_verify.propose(block)
+                case SendVerdict(verdict):
+                    assert self._to_draft is not None
+                    self._to_draft.verdict(verdict)
+                case Emit(verdict):
+                    self.host.loop.do(self.host.send_seconds, partial(self.on_verdict, verdict))
+                case Finish():
+                    self._finish()
+                case _:
+                    raise AssertionError(f"{action} in a simulation without failures")
+
+    def _connect_verify(self, stream: int, opening: OpenVerify) -> None:
+        lease = self._lease("verify", opening.token_ids)
+        replica = self.fleet.verify[lease.replica.endpoint]
+        self._to_verify = _VerifyLink(self, stream, replica)
+        self._to_verify.open(opening)
+
+    def _connect_draft(self, stream: int, opening: OpenDraft) -> None:
+        lease = self._lease("draft", opening.token_ids)
+        replica = self.fleet.draft[lease.replica.endpoint]
+        self._to_draft = _DraftLink(self, stream, replica)
+        self._to_draft.open(opening)
+
+    def _lease(self, kind: str, tokens: tuple[int, ...]) -> Lease:
+        pool = self.fleet.pools[kind]
+        lease = pool.lease(self.timeline.now, lambda error: None, tokens=tokens)
+        assert lease is not None, "simulated replicas are always usable"
+        self._leases.append((pool, lease))
+        return lease
+
+    def _finish(self) -> None:
+        for link in (self._to_verify, self._to_draft):
+            if link is not None:
+                link.close()
+        for pool, lease in self._leases:
+            pool.release(lease)
+
+
+class _Links:
+    """Both directions between the orchestrator and one replica."""
+
+    def __init__(self, generation: Generation, replica: Host) -> None:
+        timeline, delay = generation.timeline, generation.fleet.delay
+        self.there = Link(timeline, generation.host, replica, delay)
+        self.back = Link(timeline, replica, generation.host, delay)
+
+
+class _VerifyLink:
+    """One session's stream to a verify replica."""
+
+    def __init__(self, generation: Generation, stream: int, replica: VerifyReplica) -> None:
+        self._generation = generation
+        self._stream = stream
+        self._replica = replica
+        self._links = _Links(generation, replica.host)
+        self._remote: Stream | None = None
+
+    def open(self, opening: OpenVerify) -> None:
+        self._links.there.send(lambda: self._open(opening))
+
+    def propose(self, block: TokenBlock) -> None:
+        self._links.there.send(lambda: self._replica.propose(self._opened(), block))
+
+    def close(self) -> None:
+        self._links.there.send(lambda: self._replica.close(self._opened()))
+
+    def _opened(self) -> Stream:
+        assert self._remote is not None, "messages arrive in order"
+        return self._remote
+
+    def _open(self, opening: OpenVerify) -> None:
+        self._remote = self._replica.open(opening, self._receive)
+
+    def _receive(self, event: VerifyEvent) -> None:
+        if isinstance(event, BaseException):
+            raise event
+        arrived: Event
+        if isinstance(event, Opened):
+            arrived = VerifyOpened(self._stream, event, self._replica.name)
+        elif isinstance(event, Verdict):
+            arrived = VerdictArrived(self._stream, event)
+        else:
+            return  # closed
+        self._links.back.send(lambda: self._generation.handle(arrived))
+
+
+class _DraftLink:
+    """One session's stream to a draft replica."""
+
+    def __init__(self, generation: Generation, stream: int, replica: DraftReplica) -> None:
+        self._generation = generation
+        self._stream = stream
+        self._replica = replica
+        self._links = _Links(generation, replica.host)
+        self._key = -1
+
+    def open(self, opening: OpenDraft) -> None:
+        self._links.there.send(lambda: self._open(opening))
+
+    def verdict(self, verdict: Verdict) -> None:
+        self._links.there.send(lambda: self._replica.verdict(self._key, verdict))
+
+    def close(self) -> None:
+        self._links.there.send(lambda: self._replica.close(self._key))
+
+    def _open(self, opening: OpenDraft) -> None:
+        self._key = self._replica.open(opening, self._admitted, self._receive)
+
+    def _admitted(self, cached: int) -> None:
+        opened = Opened(self._replica.name, "", cached)
+        self._back(DraftOpened(self._stream, opened, self._replica.name))
+
+    def _receive(self, block: TokenBlock) -> None:
+        self._back(BlockArrived(self._stream, block))
+
+    def _back(self, event: Event) -> None:
+        self._links.back.send(lambda: self._generation.handle(event))

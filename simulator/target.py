@@ -1,0 +1,82 @@
+"""The target as the verify service's code sees it: a runner whose forward takes time on a device.
+
+Keys and values are accounted for by the real page pool. The logits are a one for the token that the script
+says and zeros elsewhere, so that choosing, walking and committing run as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from outrider.engine.pages import PagePool, SequenceKv
+from outrider.engine.runner import Segment
+from simulator.devices import Place, StepTotals, work
+from simulator.profile import TargetTimes
+from simulator.traces import Script
+
+NOTHING = 0
+"""What the target says behind a wrong token; it is never committed."""
+
+
+class ScriptedRunner:
+    """Stands for `ModelRunner`; `scripts` are the texts by session number."""
+
+    def __init__(
+        self,
+        place: Place,
+        times: TargetTimes,
+        scripts: Mapping[int, Script],
+        vocabulary_size: int,
+        pool: PagePool,
+    ) -> None:
+        self.pool = pool
+        self.totals = StepTotals()
+        self._place = place
+        self._times = times
+        self._scripts = scripts
+        self._vocabulary_size = vocabulary_size
+
+    def forward(self, segments: Sequence[Segment]) -> torch.Tensor:
+        """Logits [W, V] of the wanted tokens, after the step's time."""
+        chosen: list[int] = []
+        for segment in segments:
+            segment.kv.reserve(len(segment.tokens))
+            chosen += self._choices(segment)
+            segment.kv.append(segment.tokens, segment.parents)
+        tokens = sum(len(segment.tokens) for segment in segments)
+        seconds = self._times.forward(tokens, len(segments))
+        self.totals.add(tokens, len(segments), seconds)
+        work(self._place.core, self._times.session * len(segments))
+        work(self._place.device, seconds)
+        logits = torch.zeros(len(chosen), self._vocabulary_size)
+        logits[torch.arange(len(chosen)), torch.tensor(chosen, dtype=torch.int64)] = 1.0
+        return logits
+
+    def commit(
+        self, kv: SequenceKv, keep: Sequence[int], tokens: Sequence[int], survivors: Sequence[int] = ()
+    ) -> None:
+        """Keep a path of scratch entries; there is nothing to copy."""
+        kv.commit(keep, tokens, survivors)
+
+    def fork(self, kv: SequenceKv) -> SequenceKv:
+        """A second sequence with the same tokens."""
+        return kv.fork()[0]
+
+    def _choices(self, segment: Segment) -> list[int]:
+        """The target's token behind each wanted one: the script's while the path is the script's."""
+        kv, tokens = segment.kv, segment.tokens
+        if not segment.wanted:
+            return []  # a piece of a prompt
+        high, low = [*kv.tokens[:2], *tokens[:2]][:2]
+        script = self._scripts[high * self._vocabulary_size + low].tokens
+        parents = segment.parents or range(-1, len(tokens) - 1)
+        ends: list[int] = []  # committed length behind each token; -1 off the script
+        for token, parent in zip(tokens, parents, strict=True):
+            at = kv.length if parent < 0 else ends[parent]
+            on_script = 0 <= at < len(script) and script[at] == token
+            ends.append(at + 1 if on_script else -1)
+        return [
+            script[ends[place]] if 0 <= ends[place] < len(script) else NOTHING for place in segment.wanted
+        ]

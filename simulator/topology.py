@@ -1,0 +1,86 @@
+"""What is simulated: which replicas, how far apart, and what is asked of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from outrider.messages import Mode
+
+
+class Arm(StrEnum):
+    """What is compared."""
+
+    AUTO = "auto"
+    """Draft and target on devices of their own, both at work at once."""
+    SEQUENTIAL = "sequential"
+    """The same devices, one after the other."""
+    OFF = "off"
+    """The target alone."""
+    COLOCATED = "colocated"
+    """The services in sequential mode with draft and target on one device and no network between them."""
+    LOCKSTEP = "lockstep"
+    """An engine with both models on one device that drafts a chain for the whole batch, then verifies it."""
+
+    @property
+    def mode(self) -> Mode:
+        """The mode that requests ask for."""
+        return {"auto": Mode.AUTO, "off": Mode.OFF}.get(self.value, Mode.SEQUENTIAL)
+
+    @property
+    def shares_device(self) -> bool:
+        """Draft and target are on one device."""
+        return self in (Arm.COLOCATED, Arm.LOCKSTEP)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """What is there."""
+
+    arm: Arm = Arm.AUTO
+    verify_replicas: int = 1
+    draft_replicas: int = 1
+    """Of AUTO and SEQUENTIAL; OFF has none, the others one with every verify replica."""
+    orchestrators: int = 1
+    rtt: float = 0.0
+    """Seconds between the orchestrator and a replica, there and back."""
+    jitter: float = 0.0
+    """Mean of what a message takes longer, exponentially distributed."""
+    expansions: int = 8
+    """Most nodes that a draft forward expands: the draft service's setting of that name."""
+    max_sessions: int = 64
+    """That one replica holds."""
+
+    @property
+    def drafts(self) -> int:
+        """Draft replicas that run."""
+        if self.arm is Arm.OFF:
+            return 0
+        return self.verify_replicas if self.arm.shares_device else self.draft_replicas
+
+    def devices(self, target_devices: int) -> int:
+        """Accelerators in use when a verify replica has `target_devices`."""
+        own = 0 if self.arm.shares_device else self.drafts
+        return self.verify_replicas * target_devices + own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What is asked for.
+
+    Closed loop: `sessions` at once, each `rounds` requests one after the other. With a `rate`, `sessions`
+    times `rounds` requests arrive as a Poisson stream instead, and their lengths vary.
+    """
+
+    sessions: int = 1
+    rounds: int = 1
+    rate: float = 0.0
+    """Requests per second; 0: closed loop."""
+    prompt_tokens: int = 32
+    """0: the recorded texts from their beginning, one after the other."""
+    new_tokens: int = 128
+    """With a rate: their mean, geometrically distributed."""
+    warm_up: int = 0
+    """Requests one after the other before anything counts, as a service that has run for a while has seen."""
+    temperature: float = 0.0
+    seed: int = 0

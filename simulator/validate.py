@@ -1,0 +1,175 @@
+"""Compares the simulation with the real thing: `python -m simulator validate`.
+
+Real services, one core per model, serve the recorded prompts with the recorded seeds; the simulation is fed
+with times that are measured right before, in the same minutes on the same machine. The machine must be quiet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from outrider.v1 import generation_pb2, generation_pb2_grpc, tokens_pb2
+from scripts.local_services import DRAFT, TARGET, Fleet, Layout, widened_target
+from simulator.measure import measure
+from simulator.profile import FOLDER, Profile
+from simulator.report import Report
+from simulator.simulate import simulate
+from simulator.topology import Arm, Load, Topology
+from simulator.traces import Trace, load_corpus
+
+MODES = {Arm.OFF: "MODE_OFF", Arm.SEQUENTIAL: "MODE_SEQUENTIAL", Arm.AUTO: "MODE_AUTO"}
+TRACES = "demo_pair.json"
+DTYPE = "bfloat16"
+TOLERANCE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is compared."""
+
+    pairs: Sequence[str]
+    temperatures: Sequence[float]
+    sessions: Sequence[int]
+    new_tokens: int
+    folder: Path
+    """For the services' logs and the measured profiles."""
+
+    def loads(self) -> Iterator[Load]:
+        """The loads, few sessions with several requests each."""
+        for temperature in self.temperatures:
+            for sessions in self.sessions:
+                yield Load(
+                    sessions=sessions,
+                    rounds=max(1, 6 // sessions),
+                    prompt_tokens=0,
+                    new_tokens=self.new_tokens,
+                    warm_up=2,
+                    temperature=temperature,
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One load in one mode."""
+
+    pair: str
+    load: Load
+    arm: Arm
+    predicted: Report
+    measured: float
+    """Tokens per second."""
+    measured_length: float
+    """Tokens per step."""
+
+    @property
+    def error(self) -> float:
+        """How far the prediction is off, relative to what was measured."""
+        return self.predicted.tokens_per_second / self.measured - 1.0
+
+
+def validate(plan: Plan) -> list[Comparison]:
+    """Measure, serve and simulate each pair; prints every comparison as it comes."""
+    print(f"{'pair':9}{'T':>4}{'sess.':>6} {'mode':11}{'predicted':>10}{'measured':>10}{'error':>7}  length")
+    found: list[Comparison] = []
+    for pair in plan.pairs:
+        target = widened_target() if pair == "widened" else TARGET
+        profile = measure(target, DRAFT, DTYPE, TRACES, load_corpus(FOLDER / TRACES, 0.0).traces)
+        (plan.folder / f"{pair}.json").write_text(profile.model_dump_json(indent=1) + "\n")
+        for comparison in _compare(pair, target, profile, plan):
+            print(line(comparison), flush=True)
+            found.append(comparison)
+    return found
+
+
+def line(c: Comparison) -> str:
+    """One line of the table."""
+    return (
+        f"{c.pair:9}{c.load.temperature:4}{c.load.sessions:6} {c.arm:11}"
+        f"{c.predicted.tokens_per_second:10.1f}{c.measured:10.1f}{c.error:+7.0%}"
+        f"  {c.predicted.acceptance_length:.2f} {c.measured_length:.2f}"
+    )
+
+
+def verdict(found: Sequence[Comparison]) -> str:
+    """How many predictions are good enough."""
+    good = sum(abs(comparison.error) <= TOLERANCE for comparison in found)
+    worst = max(found, key=lambda comparison: abs(comparison.error))
+    return f"{good} of {len(found)} within {TOLERANCE:.0%}; worst:\n{line(worst)}"
+
+
+def _compare(pair: str, target: Path, profile: Profile, plan: Plan) -> Iterator[Comparison]:
+    layout = Layout(
+        target=target,
+        drafts={"demo": DRAFT},
+        dtype=DTYPE,
+        folder=plan.folder,
+        verify_cpus="0",
+        draft_cpus="1",
+        prefix_cache=False,
+    )
+    with ExitStack() as stack:
+        endpoint = Fleet(layout, stack).endpoint("demo")
+        for load in plan.loads():
+            for arm in MODES:
+                speed, length = asyncio.run(_serve(endpoint, arm, load))
+                predicted = simulate(profile, Topology(arm=arm), load)
+                yield Comparison(pair, load, arm, predicted, speed, length)
+
+
+async def _serve(endpoint: str, arm: Arm, load: Load) -> tuple[float, float]:
+    """Tokens per second and per step of the real services under a load."""
+    texts = load_corpus(FOLDER / TRACES, load.temperature).traces
+    async with grpc.aio.insecure_channel(endpoint) as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)  # type: ignore[no-untyped-call]
+        client = _Client(stub, arm, load, texts)
+        for _ in range(load.warm_up):
+            await client.ask()
+        client.tokens = client.steps = 0
+        start = time.perf_counter()
+        await asyncio.gather(*(client.repeat() for _ in range(load.sessions)))
+        return client.tokens / (time.perf_counter() - start), client.tokens / client.steps
+
+
+class _Client:
+    """Sends the recorded prompts one after the other, as the simulated clients do."""
+
+    def __init__(
+        self, stub: generation_pb2_grpc.GenerationServiceStub, arm: Arm, load: Load, texts: Sequence[Trace]
+    ) -> None:
+        self.tokens = 0
+        self.steps = 0
+        self._stub = stub
+        self._arm = arm
+        self._load = load
+        self._texts = texts
+        self._asked = 0
+
+    async def repeat(self) -> None:
+        """A session: its requests one after the other."""
+        for _ in range(self._load.rounds):
+            await self.ask()
+
+    async def ask(self) -> None:
+        """One request to its end."""
+        text = self._texts[self._asked % len(self._texts)]
+        self._asked += 1
+        request = generation_pb2.GenerateRequest(
+            token_ids=tokens_pb2.TokenIds(ids=text.prompt),
+            sampling=tokens_pb2.SamplingParams(
+                max_tokens=self._load.new_tokens,
+                temperature=self._load.temperature,
+                seed=text.seed,
+                ignore_eos=True,
+            ),
+            speculation=generation_pb2.SpeculationParams(mode=MODES[self._arm]),
+        )
+        async for response in self._stub.Generate(request):
+            self.tokens += len(response.chunk.token_ids)
+            self.steps += response.complete.speculation.steps

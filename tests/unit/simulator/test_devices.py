@@ -1,0 +1,73 @@
+"""Accelerators, shared cores, event loops."""
+
+from __future__ import annotations
+
+from simulator.devices import Accelerator, Core, Floating, Thread, work
+from simulator.timeline import Fiber, Timeline
+
+
+def ends(timeline, device, jobs):
+    """When each (start, seconds) is done."""
+    done = {}
+    for name, (start, seconds) in enumerate(jobs):
+        timeline.at(
+            start,
+            lambda name=name, seconds=seconds: device.submit(
+                seconds, lambda: done.__setitem__(name, timeline.now)
+            ),
+        )
+    timeline.run()
+    return [done[name] for name in range(len(jobs))]
+
+
+def test_an_accelerator_does_one_thing_after_the_other():
+    """Work that comes meanwhile waits."""
+    timeline = Timeline()
+    device = Accelerator(timeline)
+    assert ends(timeline, device, [(0.0, 2.0), (1.0, 2.0), (9.0, 1.0)]) == [2.0, 4.0, 10.0]
+    assert device.busy == 5.0
+
+
+def test_a_core_is_shared_equally():
+    """Two jobs at once go at half speed, the shorter one leaves the rest to the longer."""
+    timeline = Timeline()
+    assert ends(timeline, Core(timeline), [(0.0, 1.0), (0.0, 2.0)]) == [2.0, 3.0]
+
+
+def test_a_job_that_joins_slows_the_one_that_runs():
+    """One second alone, then two seconds at half speed."""
+    timeline = Timeline()
+    assert ends(timeline, Core(timeline), [(0.0, 2.0), (1.0, 1.0)]) == [3.0, 3.0]
+
+
+def test_floating_work_takes_the_core_with_less_to_do():
+    """A pinned job keeps its core to itself while the other one is free."""
+    timeline = Timeline()
+    cores = [Core(timeline), Core(timeline)]
+    cores[0].submit(10.0, lambda: None)
+    assert ends(timeline, Floating(cores), [(0.0, 1.0), (5.0, 1.0)]) == [1.0, 6.0]
+
+
+def test_a_thread_does_its_jobs_in_order():
+    """A short job does not pass a long one of the same thread, though the core is shared."""
+    timeline, seen = Timeline(), []
+    thread = Thread(Core(timeline))
+    thread.do(2.0, lambda: seen.append(("long", timeline.now)))
+    thread.do(0.5, lambda: seen.append(("short", timeline.now)))
+    timeline.run()
+    assert seen == [("long", 2.0), ("short", 2.5)]
+
+
+def test_a_fiber_works_on_a_device():
+    """It goes on when the work is done; no work takes no time."""
+    timeline, seen = Timeline(), []
+    device = Accelerator(timeline)
+
+    def main():
+        for seconds in (1.5, 0.0):
+            work(device, seconds)
+            seen.append(timeline.now)
+
+    Fiber(main).resume()
+    timeline.run()
+    assert seen == [1.5, 1.5]
