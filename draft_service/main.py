@@ -14,7 +14,7 @@ from outrider.config import DraftConfig
 from outrider.errors import ConfigError
 from outrider.logs import get_logger
 from outrider.messages import ModelInfo, OpenDraft, SamplingParams
-from outrider.process import in_thread, pin_cpus, run_service
+from outrider.process import in_thread, run_service
 from outrider.serving import GrpcServer
 from outrider.telemetry.device_memory import device_memory
 from outrider.telemetry.instruments import DraftInstruments
@@ -34,7 +34,6 @@ async def run(config: DraftConfig) -> None:
     Raises:
         ConfigError: a setting is wrong or the model cannot be loaded.
     """
-    pin_cpus(config.cpus)
     await run_service("draft", config, [SERVICE], lambda server: _build(config, server))
 
 

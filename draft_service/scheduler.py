@@ -16,6 +16,8 @@ YIELD = 0.5
 some of the nodes only, and in a pipeline the others are drafted while it runs. Simulated on the demo pair
 (T = 0.7, a draft step of 0.05 target steps) with 1, 0.5, 0.25 and 0.1: 2.41, 2.51, 2.52 and 2.06 tokens
 per target step."""
+SIGN_OF_LIFE = 4
+"""A resting session sends a block in one of so many rounds; an orchestrator is patient for eight."""
 UNKNOWN_ROUND_STEPS = 20.0
 """Draft steps that one committed token is taken to last before a session's pace is known."""
 
@@ -50,6 +52,8 @@ def is_ready(session: DraftSession, share: int, step_seconds: float) -> bool:
     A step that expands the session's `share` best nodes brings a part of the sum of their worth. While it
     runs, the target could have committed `step_seconds` times the session's rate.
     """
+    if session.resting:
+        return False
     if session.worth == 0.0:
         return True
     if session.root_pending and not session.pipelined:
@@ -60,9 +64,12 @@ def is_ready(session: DraftSession, share: int, step_seconds: float) -> bool:
 
 
 def should_send(session: DraftSession, ready: bool, now: float) -> bool:
-    """True when a block should go out: one that says ready, or nodes that have waited for company."""
+    """True when a block should go out: one that says ready, or nodes that have waited for company.
+
+    A resting session sends one in a while: silence would be taken for a failure.
+    """
     if session.resting:
-        return False
+        return session.step % SIGN_OF_LIFE == 0 and not session.posting.blocks
     return ready or (session.has_unsent and (session.worth == 0.0 or session.posting.due(now)))
 
 

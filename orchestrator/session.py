@@ -252,6 +252,8 @@ class Session:
         """To the verify replica: at once, or in sequential mode once the draft has had its turn."""
         if self._verify is None or not self._verify.opened:
             return []
+        if not (block.tokens or block.ready):  # a draft that rests says that it lives
+            return []
         if self.request.mode is not Mode.SEQUENTIAL:
             return [SendBlock(block)]
         self._held.append(block)

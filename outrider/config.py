@@ -47,6 +47,7 @@ class ServiceConfig(Settings):
     log_format: Literal["auto", "json", "console"] = Field(
         "auto", description="Log lines; auto is console on a terminal and JSON elsewhere."
     )
+    cpus: str = Field("", description="CPU list to pin this process to, such as 0 or 0-3; empty: not pinned.")
     tls_cert: str = Field("", description="PEM certificate chain of this server; empty: plaintext.")
     tls_key: str = Field("", description="PEM private key of tls_cert.")
     tls_ca: str = Field(
@@ -63,7 +64,6 @@ class EngineConfig(ServiceConfig):
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
     threads: Positive = Field(1, description="Torch threads on the CPU.")
-    cpus: str = Field("", description="CPU list to pin this process to, such as 0 or 0-3; empty: not pinned.")
     max_sessions: Positive = Field(64, description="Most sessions at once.")
     kv_tokens: Positive = Field(65536, description="Tokens that the KV memory holds.")
     prefix_cache: bool = Field(True, description="Reuse keys and values of equal prompt beginnings.")

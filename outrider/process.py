@@ -57,8 +57,10 @@ async def run_service(
     ends a load at once; a second one ends the process.
 
     Raises:
-        ConfigError: the address or the metrics port cannot be bound, or `build` says so.
+        ConfigError: the address or the metrics port cannot be bound, the cores are not there, or `build`
+            says so.
     """
+    pin_cpus(config.cpus)
     stop = _stop_on_signals()
     server = GrpcServer(config, service_names, interceptors)
     try:

@@ -13,7 +13,7 @@ from outrider.engine.make_runner import make_runner
 from outrider.engine.runner import ModelRunner
 from outrider.logs import get_logger
 from outrider.messages import ModelInfo
-from outrider.process import in_thread, pin_cpus, run_service
+from outrider.process import in_thread, run_service
 from outrider.serving import GrpcServer
 from outrider.telemetry.device_memory import device_memory
 from outrider.telemetry.instruments import VerifyInstruments
@@ -33,7 +33,6 @@ async def run(config: VerifyConfig) -> None:
     Raises:
         ConfigError: a setting is wrong or the model cannot be loaded.
     """
-    pin_cpus(config.cpus)
     await run_service("verify", config, [SERVICE], lambda server: _build(config, server))
 
 

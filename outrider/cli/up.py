@@ -23,6 +23,6 @@ def up(resolved: Resolved[UpConfig], config_file: str | None) -> int:
     replicas = plan_replicas(resolved, cores, gpu=Path("/dev/nvidiactl").exists())
     with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
         replicas_file = Path(folder) / "replicas"
-        orchestrator = plan_orchestrator(resolved, str(replicas_file))
+        orchestrator = plan_orchestrator(resolved, str(replicas_file), replicas, cores)
         fleet = Fleet(replicas, orchestrator, replicas_file, config_file, resolved.config.grace_seconds)
         return asyncio.run(fleet.run())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,8 +36,8 @@ class UpConfig(Settings):
     )
     cpus: Literal["auto", "off"] = Field(
         "auto",
-        description="auto: on the CPU, pin every replica to cores of its own when there are enough; "
-        "the orchestrator is not pinned.",
+        description="auto: on the CPU, pin every replica to cores of its own when there are enough, and "
+        "keep the orchestrator off those of the verify replicas.",
     )
     metrics_port: int = Field(
         -1,
@@ -60,6 +61,8 @@ class ChildSpec:
     name: str
     service: str
     arguments: tuple[str, ...]
+    cores: tuple[int, ...] = ()
+    """To which it is pinned; none: to no core."""
 
 
 def plan_replicas(resolved: Resolved[UpConfig], cores: list[int], gpu: bool) -> list[ChildSpec]:
@@ -75,28 +78,33 @@ def plan_replicas(resolved: Resolved[UpConfig], cores: list[int], gpu: bool) -> 
     names = [f"verify-{i}" for i in range(config.verifies)] + [f"draft-{i}" for i in range(drafts)]
     on_cpu = config.device == "cpu" or (config.device == "auto" and not gpu)
     pinned = config.cpus == "auto" and on_cpu
-    shares = share_cores(cores, len(names), config.threads) if pinned else [""] * len(names)
-    return [_replica(resolved, name, cpus) for name, cpus in zip(names, shares, strict=True)]
+    shares = share_cores(cores, len(names), config.threads) if pinned else [()] * len(names)
+    return [_replica(resolved, name, share) for name, share in zip(names, shares, strict=True)]
 
 
-def plan_orchestrator(resolved: Resolved[UpConfig], replicas_file: str) -> ChildSpec:
+def plan_orchestrator(
+    resolved: Resolved[UpConfig], replicas_file: str, replicas: Sequence[ChildSpec], cores: list[int]
+) -> ChildSpec:
     """The orchestrator, which reads the replicas' endpoints from a file."""
     config = resolved.config
     arguments = ["--host", config.host, "--port", str(config.port), "--replicas-file", replicas_file]
     if config.metrics_port >= 0:
         arguments += ["--metrics-port", str(config.metrics_port)]
+    taken = {core for spec in replicas if spec.service == "verify" for core in spec.cores}
+    if taken and (left := [core for core in cores if core not in taken]):
+        arguments += ["--cpus", ",".join(map(str, left))]
     return ChildSpec("orchestrator", "orchestrator", (*arguments, *_common(resolved)))
 
 
-def share_cores(cores: list[int], processes: int, threads: int) -> list[str]:
-    """A list of cores per process, all different; empty strings (not pinned) when there are too few."""
+def share_cores(cores: list[int], processes: int, threads: int) -> list[tuple[int, ...]]:
+    """The cores of each process, all different; none (not pinned) when there are too few."""
     if processes * threads > len(cores):
-        return [""] * processes
+        return [()] * processes
     starts = range(0, processes * threads, threads)
-    return [",".join(map(str, cores[start : start + threads])) for start in starts]
+    return [tuple(cores[start : start + threads]) for start in starts]
 
 
-def _replica(resolved: Resolved[UpConfig], name: str, cpus: str) -> ChildSpec:
+def _replica(resolved: Resolved[UpConfig], name: str, cores: tuple[int, ...]) -> ChildSpec:
     config = resolved.config
     service = name.partition("-")[0]
     device = config.draft_device if service == "draft" and config.draft_device else config.device
@@ -104,11 +112,11 @@ def _replica(resolved: Resolved[UpConfig], name: str, cpus: str) -> ChildSpec:
     if device != "auto":
         arguments += ["--device", device]
     arguments += _passed_on(resolved, "dtype", "threads", *(["deterministic"] if service == "verify" else []))
-    if cpus:
-        arguments += ["--cpus", cpus]
+    if cores:
+        arguments += ["--cpus", ",".join(map(str, cores))]
     if config.metrics_port >= 0:
         arguments += ["--metrics-port", "0"]
-    return ChildSpec(name, service, (*arguments, *_common(resolved)))
+    return ChildSpec(name, service, (*arguments, *_common(resolved)), cores)
 
 
 def _model(config: UpConfig, service: str) -> list[str]:

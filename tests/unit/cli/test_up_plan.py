@@ -74,7 +74,7 @@ def test_pinned_only_where_it_helps(flags: tuple[str, ...], cores: int, gpu: boo
 
 def test_threads_get_cores_of_their_own() -> None:
     """Two threads are two cores."""
-    assert share_cores([0, 1, 2, 3], 2, 2) == ["0,1", "2,3"]
+    assert share_cores([0, 1, 2, 3], 2, 2) == [(0, 1), (2, 3)]
 
 
 def test_the_draft_may_have_its_own_device() -> None:
@@ -92,8 +92,18 @@ def test_only_what_was_asked_for_is_passed_on() -> None:
 
 def test_the_orchestrator_reads_the_replicas_from_a_file() -> None:
     """A restarted replica has another port; the file says which."""
-    spec = plan_orchestrator(_resolved("--target", "big", "--port", "7801"), "/run/replicas")
+    spec = plan_orchestrator(_resolved("--target", "big", "--port", "7801"), "/run/replicas", [], [])
     assert spec.arguments[:6] == ("--host", "127.0.0.1", "--port", "7801", "--replicas-file", "/run/replicas")
+
+
+@pytest.mark.parametrize(
+    ("cores", "expected"), [([0, 1], ("--cpus", "1")), ([0], ()), ([4, 5, 6, 7], ("--cpus", "5,6,7"))]
+)
+def test_the_orchestrator_stays_off_the_target_s_cores(cores: list[int], expected: tuple[str, ...]) -> None:
+    """What it does for one request must not slow down the step of all; without a pinned target it floats."""
+    resolved = _resolved("--target", "big", "--draft", "small")
+    replicas = plan_replicas(resolved, cores, gpu=False)
+    assert plan_orchestrator(resolved, "/run/replicas", replicas, cores).arguments[6:] == expected
 
 
 def test_a_target_is_needed() -> None:

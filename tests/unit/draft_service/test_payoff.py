@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from draft_service.payoff import PROBE_EVERY, PROBE_ROUNDS, Payoff, probing
-from draft_service.scheduler import choose, should_send
+from draft_service.scheduler import SIGN_OF_LIFE, choose, is_ready, should_send
 from draft_service.session import DraftSession
 from tests.unit.draft_service.fakes import FixedCalibration, limits, request, verdict
 
@@ -57,15 +57,16 @@ def test_it_takes_some_rounds_to_give_up_and_as_few_to_come_back():
     assert after(100, good, payoff).pays
 
 
-def test_a_resting_session_drafts_and_sends_nothing_but_probes_in_turn():
-    """Of 64 rounds it drafts in eight; other sessions in others."""
+def test_a_resting_session_shows_a_sign_of_life_and_probes_in_turn():
+    """Of 64 rounds it drafts in eight, other sessions in others; in between a block goes now and then."""
     payoff = after(500, round_of(0, 4, price=0.9))
     active = []
     for step in range(PROBE_EVERY):
         held = DraftSession(1, request(first_step=step), limits(), FixedCalibration(), payoff)
         assert held.resting is not probing(1, step)
         assert bool(choose([held], 8)) is not held.resting
-        assert should_send(held, ready=True, now=0.0) is not held.resting
+        assert not (held.resting and is_ready(held, 8, 0.001))
+        assert should_send(held, ready=False, now=0.0) is (held.resting and step % SIGN_OF_LIFE == 0)
         active.append(not held.resting)
     assert sum(active) == PROBE_ROUNDS
     assert active != [probing(2, step) for step in range(PROBE_EVERY)]

@@ -159,6 +159,12 @@ def test_blocks_go_on_as_they_come() -> None:
     assert machine.handle_event(arrived, 0.1) == [SendBlock(arrived.block)]
 
 
+def test_a_sign_of_life_goes_no_further() -> None:
+    """An empty block that does not say ready tells the verify replica nothing, but it is no silence."""
+    machine = started()
+    assert machine.handle_event(block(0, (), (), ready=False), 0.1) == []
+
+
 def test_blocks_wait_for_the_target_to_open() -> None:
     """Blocks that come before the verify replica has opened are given to it when it has."""
     machine = session()
