@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from outrider.messages import Verdict
 
-BLOCK_SECONDS = 2e-4
+BLOCK_SECONDS = 3e-4
 """Time of the verify side that a block takes: 0.1 to 0.3 ms measured with Python's grpc.aio."""
 WEIGHT = 1 / 32
 """Share of the newest round in the mean."""

@@ -21,6 +21,8 @@ class Posting:
     def __init__(self) -> None:
         self.blocks = 0
         """Sent since the last verdict."""
+        self.sparse = False
+        """One block per round is all there is time for: even the one that says ready waits for its time."""
         self._due = 0.0
         self._gap = 0.0
 
@@ -28,7 +30,9 @@ class Posting:
         """A round of about `period` seconds with `batch_size` sessions begins."""
         self.blocks = 0
         self._gap = max(GAP * (period or 0.0), GAP_PER_SESSION * batch_size)
-        self._due = now + FIRST * (period or 0.0)
+        first = FIRST * (period or 0.0)
+        self.sparse = GAP_PER_SESSION * batch_size > first > 0.0
+        self._due = now + first
 
     def sent(self, now: float) -> None:
         """A block went out."""

@@ -70,7 +70,10 @@ def should_send(session: DraftSession, ready: bool, now: float) -> bool:
     """
     if session.resting:
         return session.step % SIGN_OF_LIFE == 0 and not session.posting.blocks
-    return ready or (session.has_unsent and (session.worth == 0.0 or session.posting.due(now)))
+    due = session.worth == 0.0 or session.posting.due(now)
+    if ready:
+        return due or not session.posting.sparse
+    return due and session.has_unsent
 
 
 def share_of(sessions: Iterable[DraftSession], count: int) -> int:

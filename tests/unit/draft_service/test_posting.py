@@ -40,6 +40,16 @@ def test_many_sessions_send_one_block_each():
     assert not posting.due(1.040)
 
 
+def test_in_a_large_batch_even_the_answer_waits():
+    """Thirty sessions in a step of 40 ms: the target does not wait for any of them."""
+    held = drafting()
+    held.posting.verdict(now=1.0, period=0.040, batch_size=30)
+    assert not should_send(held, ready=True, now=1.001)
+    assert should_send(held, ready=True, now=1.025)
+    held.take()  # nothing more is to come
+    assert should_send(held, ready=True, now=1.001)
+
+
 def drafting():
     """A session in a round of ten milliseconds that began at 1.0, with a node to send and more to come."""
     held = session()
