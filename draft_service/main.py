@@ -14,7 +14,7 @@ from outrider.config import DraftConfig
 from outrider.errors import ConfigError
 from outrider.logs import get_logger
 from outrider.messages import ModelInfo, OpenDraft, SamplingParams
-from outrider.process import in_thread, run_service
+from outrider.process import in_thread, parse_cpus, run_service
 from outrider.serving import GrpcServer
 from outrider.telemetry.device_memory import device_memory
 from outrider.telemetry.instruments import DraftInstruments
@@ -113,6 +113,7 @@ def _load_model(config: DraftConfig, replica: str, incarnation: str) -> tuple[Dr
         dtype=config.dtype,
         device=config.device,
         threads=config.threads,
+        helper_cores=parse_cpus("helper_cpus", config.helper_cpus),
         context_length=config.context_length,
         trust_remote_code=config.trust_remote_code,
         progress=logger.info,

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from outrider.messages import Verdict
 
-BLOCK_SECONDS = 3e-4
-"""Time of the verify side that a block takes: 0.1 to 0.3 ms measured with Python's grpc.aio."""
+BLOCK_SECONDS = 5e-4
+"""Time of the replica that a block costs: 0.1 to 0.3 ms in Python's grpc.aio at the verify side, and as much
+again on its way there, where helpers of long steps are kept from their work."""
 WEIGHT = 1 / 32
 """Share of the newest round in the mean."""
 PROBE_ROUNDS = 8
 PROBE_EVERY = 64
-"""While drafting rests, each session drafts in so many rounds of so many."""
+"""While drafting rests, a session drafts in so many rounds of so many."""
+PROBE_EVERY_PER_SESSION = 16
+"""In a large batch of so many rounds for each session: one session or none drafts at a time."""
 
 
 class Payoff:
@@ -38,6 +41,7 @@ class Payoff:
         self._mean += WEIGHT * (gain - cost - self._mean)
 
 
-def probing(session: int, step: int) -> bool:
+def probing(session: int, step: int, batch_size: int) -> bool:
     """True in the rounds in which a session drafts although it does not pay; sessions take turns."""
-    return (step + PROBE_ROUNDS * session) % PROBE_EVERY < PROBE_ROUNDS
+    every = max(PROBE_EVERY, PROBE_EVERY_PER_SESSION * batch_size)
+    return (step + PROBE_ROUNDS * session) % every < PROBE_ROUNDS

@@ -16,8 +16,6 @@ YIELD = 0.5
 some of the nodes only, and in a pipeline the others are drafted while it runs. Simulated on the demo pair
 (T = 0.7, a draft step of 0.05 target steps) with 1, 0.5, 0.25 and 0.1: 2.41, 2.51, 2.52 and 2.06 tokens
 per target step."""
-SIGN_OF_LIFE = 4
-"""A resting session sends a block in one of so many rounds; an orchestrator is patient for eight."""
 UNKNOWN_ROUND_STEPS = 20.0
 """Draft steps that one committed token is taken to last before a session's pace is known."""
 
@@ -66,10 +64,10 @@ def is_ready(session: DraftSession, share: int, step_seconds: float) -> bool:
 def should_send(session: DraftSession, ready: bool, now: float) -> bool:
     """True when a block should go out: one that says ready, or nodes that have waited for company.
 
-    A resting session sends one in a while: silence would be taken for a failure.
+    A resting session answers every verdict with an empty block: it lives, but nothing is to be expected.
     """
     if session.resting:
-        return session.step % SIGN_OF_LIFE == 0 and not session.posting.blocks
+        return not session.posting.blocks
     due = session.worth == 0.0 or session.posting.due(now)
     if ready:
         return due or not session.posting.sparse

@@ -83,6 +83,7 @@ class DraftSession:
         self.root_pending = limits.expands
         """The children of the last committed token have not been computed."""
         self._payoff = payoff
+        self._probing = probing(key, self.step, 1)
         self._limits = limits
         self._least_reach = FIRST_REACH
         self._end = _end_of(request)
@@ -106,7 +107,7 @@ class DraftSession:
     @property
     def resting(self) -> bool:
         """True while drafting does not pay. A sequential session never rests: its target waits for it."""
-        return self.pipelined and not self._payoff.pays and not probing(self.key, self.step)
+        return self.pipelined and not self._payoff.pays and not self._probing
 
     @property
     def worth(self) -> float:
@@ -155,6 +156,7 @@ class DraftSession:
             self._payoff.observe(verdict, self.posting.blocks, self.pace.rate or 0.0)
         self.posting.verdict(now, self.pace.period, verdict.batch_size)
         self.step = verdict.step
+        self._probing = probing(self.key, verdict.step, verdict.batch_size)
         self._least_reach = max(verdict.node_price * LOOKAHEAD, LEAST_REACH)
         self._learn(verdict.tokens)
         rerooted = self.tree.commit(list(verdict.tokens))
@@ -184,17 +186,20 @@ class DraftSession:
 
     @property
     def unsent_depths(self) -> list[int]:
-        """Depths of the nodes that wait to be sent."""
-        return [node.depth for node in self._unsent]
+        """Depths of the nodes that the next block takes."""
+        return [] if self.resting else [node.depth for node in self._unsent]
 
     def next_block(self, ready: bool, now: float = 0.0) -> TokenBlock:
-        """The unsent nodes as a block, sent at `now`; possibly none, to say ready."""
+        """The unsent nodes as a block, sent at `now`; none to say ready, or not ready: the session rests."""
         self.posting.sent(now)
-        nodes, parents = self._unsent, self._unsent_parents
-        self._unsent, self._unsent_parents = [], []
+        first_id = self.first_unsent
+        nodes: list[Node] = []
+        parents: list[int] = []
+        if not self.resting:
+            nodes, parents, self._unsent, self._unsent_parents = self._unsent, self._unsent_parents, [], []
         self.ready_sent = self.ready_sent or ready
         return TokenBlock(
-            first_id=nodes[0].id if nodes else self._next_id,
+            first_id=first_id,
             parents=tuple(parents),
             tokens=tuple(node.token for node in nodes),
             acceptances=tuple(node.acceptance for node in nodes),

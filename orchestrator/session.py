@@ -57,6 +57,7 @@ from outrider.messages import (
     TokenBlock,
     Verdict,
     VerifyPolicy,
+    joined,
 )
 
 RECENT_BLOCKS = 256
@@ -70,6 +71,8 @@ MAX_INTERNAL_ERRORS = 3
 """Verify replicas that may fail on one request in a row before the request is held at fault."""
 STALL_VERDICTS = 8
 """A draft that stays silent over this many verdicts and `Limits.stall_seconds` is given up."""
+RESTING_VERDICTS = 8
+"""A draft that rests gets its verdicts by so many: each message costs it and us more than it learns."""
 POLICIES = {
     Mode.AUTO: VerifyPolicy.PIPELINED,
     Mode.SEQUENTIAL: VerifyPolicy.SEQUENTIAL,
@@ -97,6 +100,10 @@ class _Draft:
     may_be_silent: bool = False
     last_block_at: float = 0.0
     verdicts_since_block: int = 0
+    resting: bool = False
+    """Drafting does not pay at present: it said so with an empty block."""
+    owed: list[Verdict] = field(default_factory=list)
+    """Verdicts that a resting draft gets together."""
 
 
 @dataclass(slots=True)
@@ -206,8 +213,7 @@ class Session:
         self._ready = False
         self._verify_losses.count = self._verify_losses.internal = 0
         self.statistics.add_verdict(verdict, now)
-        actions: list[Action] = [SendVerdict(verdict)] if self._draft is not None else []
-        actions.append(Emit(verdict))
+        actions = [*self._to_draft(verdict), Emit(verdict)]
         if verdict.finish_reason is not FinishReason.NONE:
             return actions + self._finish(verdict.finish_reason)
         return actions + self._nudge() + self._look_after_draft(now)
@@ -241,7 +247,8 @@ class Session:
         self._ready = self._ready or block.ready
         self._recent.append(block)
         self.statistics.add_block(block)
-        return self._forward(block)
+        draft.resting = not (block.tokens or block.ready)
+        return self._forward(block) if draft.resting else [*_pay(draft), *self._forward(block)]
 
     def _on_draft_failed(self, event: DraftFailed, now: float) -> list[Action]:
         if self._draft is None or event.stream != self._draft.stream:
@@ -252,7 +259,7 @@ class Session:
         """To the verify replica: at once, or in sequential mode once the draft has had its turn."""
         if self._verify is None or not self._verify.opened:
             return []
-        if not (block.tokens or block.ready):  # a draft that rests says that it lives
+        if not (block.tokens or block.ready):
             return []
         if self.request.mode is not Mode.SEQUENTIAL:
             return [SendBlock(block)]
@@ -261,6 +268,16 @@ class Session:
             return []
         blocks, self._held = self._held, []
         return [SendBlock(held) for held in blocks]
+
+    def _to_draft(self, verdict: Verdict) -> list[Action]:
+        """At once, or with others to a draft that rests."""
+        draft = self._draft
+        if draft is None:
+            return []
+        draft.owed.append(verdict)
+        ended = verdict.finish_reason is not FinishReason.NONE
+        waits = draft.resting and len(draft.owed) < RESTING_VERDICTS and not ended
+        return [] if waits else _pay(draft)
 
     def _nudge(self) -> list[Action]:
         """Sequential mode without a draft: an empty ready block, so that the target takes its turn."""
@@ -275,6 +292,8 @@ class Session:
         draft = self._draft
         if draft is None:
             return self._connect_draft(now) if now >= self._draft_losses.retry_at else []
+        if draft.owed:
+            return []
         draft.verdicts_since_block += 1
         silent = now - draft.last_block_at > self.limits.stall_seconds
         if not draft.opened or draft.may_be_silent or not silent:
@@ -407,3 +426,9 @@ _HANDLERS: dict[type[Any], Callable[[Session, Any, float], list[Action]]] = {
     BlockArrived: Session._on_block,
     DraftFailed: Session._on_draft_failed,
 }
+
+
+def _pay(draft: _Draft) -> list[Action]:
+    """Send the verdicts that a draft is owed as one."""
+    owed, draft.owed = draft.owed, []
+    return [SendVerdict(joined(owed))] if owed else []

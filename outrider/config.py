@@ -64,6 +64,11 @@ class EngineConfig(ServiceConfig):
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
     threads: Positive = Field(1, description="Torch threads on the CPU.")
+    helper_cpus: str = Field(
+        "",
+        description="CPU list of cores that help with long steps, prompts and large batches, though they "
+        "belong to others, such as the draft; empty: none.",
+    )
     max_sessions: Positive = Field(64, description="Most sessions at once.")
     kv_tokens: Positive = Field(65536, description="Tokens that the KV memory holds.")
     prefix_cache: bool = Field(True, description="Reuse keys and values of equal prompt beginnings.")
@@ -74,6 +79,11 @@ class EngineConfig(ServiceConfig):
 class VerifyConfig(EngineConfig):
     """The verify service."""
 
+    helper_cpus: str = Field(
+        "",
+        description="CPU list of cores that help with long steps, prompts and large batches, though they "
+        "belong to others, such as the draft; empty: none.",
+    )
     max_sessions: Positive = Field(64, description="Most sessions at once.")
     page_size: Positive = Field(16, description="Tokens per KV page.")
     max_step_tokens: Positive = Field(512, description="Most tokens of one forward, prefill chunks included.")

@@ -107,13 +107,32 @@ def pin_cpus(cpus: str) -> None:
         return
     if sys.platform != "linux":
         raise ConfigError("cpus: pinning needs Linux; leave it empty")
+    cores = parse_cpus("cpus", cpus)
     try:
-        cores = {core for part in cpus.split(",") for core in _core_range(part)}
         os.sched_setaffinity(0, cores)
-    except (ValueError, OSError) as error:
-        raise ConfigError(
-            f"cpus: {cpus!r} is not a list of cores of this machine such as 0 or 0-3"
-        ) from error
+    except OSError as error:
+        raise _no_cores("cpus", cpus) from error
+
+
+def parse_cpus(name: str, cpus: str) -> list[int]:
+    """The cores of a list such as `0`, `0-3` or `0,2`; none when empty.
+
+    Raises:
+        ConfigError: the list does not parse, or names a core that is not there; `name` is the setting's.
+    """
+    if not cpus:
+        return []
+    try:
+        cores = [core for part in cpus.split(",") for core in _core_range(part)]
+    except ValueError as error:
+        raise _no_cores(name, cpus) from error
+    if any(not 0 <= core < (os.cpu_count() or 1) for core in cores):
+        raise _no_cores(name, cpus)
+    return cores
+
+
+def _no_cores(name: str, cpus: str) -> ConfigError:
+    return ConfigError(f"{name}: {cpus!r} is not a list of cores of this machine such as 0 or 0-3")
 
 
 def end_with_parent(parent_pid: int) -> None:

@@ -13,7 +13,7 @@ from outrider.engine.make_runner import make_runner
 from outrider.engine.runner import ModelRunner
 from outrider.logs import get_logger
 from outrider.messages import ModelInfo
-from outrider.process import in_thread, run_service
+from outrider.process import in_thread, parse_cpus, run_service
 from outrider.serving import GrpcServer
 from outrider.telemetry.device_memory import device_memory
 from outrider.telemetry.instruments import VerifyInstruments
@@ -72,6 +72,7 @@ def load_target(config: VerifyConfig) -> Target:
         dtype=config.dtype,
         device=config.device,
         threads=config.threads,
+        helper_cores=parse_cpus("helper_cpus", config.helper_cpus),
         context_length=config.context_length,
         trust_remote_code=config.trust_remote_code,
         deterministic=config.deterministic,

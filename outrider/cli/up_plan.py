@@ -37,7 +37,7 @@ class UpConfig(Settings):
     cpus: Literal["auto", "off"] = Field(
         "auto",
         description="auto: on the CPU, pin every replica to cores of its own when there are enough, and "
-        "keep the orchestrator off those of the verify replicas.",
+        "keep the orchestrator off those of the verify replicas, whose long steps use the drafts' as well.",
     )
     metrics_port: int = Field(
         -1,
@@ -79,7 +79,8 @@ def plan_replicas(resolved: Resolved[UpConfig], cores: list[int], gpu: bool) -> 
     on_cpu = config.device == "cpu" or (config.device == "auto" and not gpu)
     pinned = config.cpus == "auto" and on_cpu
     shares = share_cores(cores, len(names), config.threads) if pinned else [()] * len(names)
-    return [_replica(resolved, name, share) for name, share in zip(names, shares, strict=True)]
+    helpers = [core for name, share in zip(names, shares, strict=True) if _is_draft(name) for core in share]
+    return [_replica(resolved, name, share, helpers) for name, share in zip(names, shares, strict=True)]
 
 
 def plan_orchestrator(
@@ -104,7 +105,14 @@ def share_cores(cores: list[int], processes: int, threads: int) -> list[tuple[in
     return [tuple(cores[start : start + threads]) for start in starts]
 
 
-def _replica(resolved: Resolved[UpConfig], name: str, cores: tuple[int, ...]) -> ChildSpec:
+def _is_draft(name: str) -> bool:
+    return name.startswith("draft-")
+
+
+def _replica(
+    resolved: Resolved[UpConfig], name: str, cores: tuple[int, ...], helpers: Sequence[int]
+) -> ChildSpec:
+    """A replica on `cores`; a target's long steps get help from `helpers`, the cores of the drafts."""
     config = resolved.config
     service = name.partition("-")[0]
     device = config.draft_device if service == "draft" and config.draft_device else config.device
@@ -114,6 +122,8 @@ def _replica(resolved: Resolved[UpConfig], name: str, cores: tuple[int, ...]) ->
     arguments += _passed_on(resolved, "dtype", "threads", *(["deterministic"] if service == "verify" else []))
     if cores:
         arguments += ["--cpus", ",".join(map(str, cores))]
+    if helpers and not _is_draft(name):
+        arguments += ["--helper-cpus", ",".join(map(str, helpers))]
     if config.metrics_port >= 0:
         arguments += ["--metrics-port", "0"]
     return ChildSpec(name, service, (*arguments, *_common(resolved)), cores)

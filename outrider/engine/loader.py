@@ -6,7 +6,7 @@ asked for -> self check. Whatever is wrong ends in a ModelError with one sentenc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from outrider.engine.check import TOLERANCE, Plain, check_paged, run_plain
 from outrider.engine.check_bits import check_bits
+from outrider.engine.kernels.crew import Crew
 from outrider.engine.lean import NotLean, lean_decoder
 from outrider.engine.loaded_model import Geometry, LoadedModel
 from outrider.engine.packed_linear import pack_linears, wrap_linears
@@ -44,13 +45,14 @@ def load_model(
     trust_remote_code: bool = False,
     lean: bool = True,
     deterministic: bool = False,
+    helper_cores: Sequence[int] = (),
     progress: Callable[[str], None] | None = None,
 ) -> LoadedModel:
     """Load a model from a folder or hub id.
 
     `dtype` and `device` may be auto; `context_length` 0 is the model's own limit; without `lean`, or where
     that forward does not fit, the model's own modules run. With `deterministic` a token's results do not
-    depend on its batch.
+    depend on its batch. On the CPU a thread on each of `helper_cores` takes part in long steps.
 
     Raises:
         ModelError: it cannot be loaded, is of a kind that cannot run here, or fails the self check.
@@ -83,7 +85,9 @@ def load_model(
     if lean:
         loaded = _made_lean(loaded, network, plain, say)
     del network  # a lean model's weights are fused, and freed as they are packed
-    return _finished(loaded, plain, deterministic, say)
+    # Helpers cut activations where vectorized loops may end: rounding would depend on the batch.
+    crew = Crew(threads, () if deterministic else helper_cores)
+    return _finished(loaded, plain, crew, deterministic, say)
 
 
 def _made_lean(
@@ -100,11 +104,11 @@ def _made_lean(
 
 
 def _finished(
-    loaded: LoadedModel, plain: Plain, deterministic: bool, say: Callable[[str], None]
+    loaded: LoadedModel, plain: Plain, crew: Crew, deterministic: bool, say: Callable[[str], None]
 ) -> LoadedModel:
     """The model packed, made deterministic if asked for, and checked."""
     if loaded.device.type == "cpu":
-        say(f"packed {pack_linears(loaded.model)} linear layers")
+        say(f"packed {pack_linears(loaded.model, crew)} linear layers")
     if deterministic:
         loaded = _made_deterministic(loaded, say)
     check_paged(loaded, plain)

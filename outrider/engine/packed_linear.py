@@ -11,6 +11,8 @@ A layer with `rows` set computes in blocks of these sizes alone; see `outrider.e
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from torch import nn
 from torch.nn.functional import linear
 from transformers.pytorch_utils import Conv1D
 
+from outrider.engine.kernels.crew import Crew
 from outrider.engine.kernels.rows import PackedRows, fits
 from outrider.engine.row_blocks import RowBlocks
 
@@ -70,10 +73,11 @@ class PackedLinear(RowLinear):
 class StreamedLinear(RowLinear):
     """The same with kernels that read the weights once for up to fourteen rows."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, crew: Crew | None = None) -> None:
         super().__init__(weight.new_empty(weight.shape[0], 0), None)
+        self.crew = crew or Crew()
         self.in_features, self.biased = weight.shape[1], bias is not None
-        self._packed = PackedRows(weight.detach(), None if bias is None else bias.detach())
+        self._packed = PackedRows(weight.detach(), None if bias is None else bias.detach(), self.crew)
 
     def compute(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in] -> [..., out] in one product."""
@@ -81,13 +85,14 @@ class StreamedLinear(RowLinear):
         return self._packed.product(rows).view(*x.shape[:-1], self.out_features)
 
 
-def pack_linears(model: nn.Module) -> int:
+def pack_linears(model: nn.Module, crew: Crew | None = None) -> int:
     """Replace the linear layers of a model on the CPU by packed ones, where there is a way; returns how many.
 
+    Kernels of our own are run by the crew, without one by the calling thread alone.
     An embedding that shares its weight with the output layer keeps it: the output layer gets a packed copy.
     """
     streamed = [name for name, module in model.named_modules() if _can_be_streamed(module)]
-    count = _replace(model, streamed, StreamedLinear)
+    count = _replace(model, streamed, partial(StreamedLinear, crew=crew))
     if _operators_exist():
         packed = [name for name, module in model.named_modules() if _can_be_packed(module)]
         count += _replace(model, packed, PackedLinear)
@@ -99,7 +104,7 @@ def wrap_linears(model: nn.Module) -> int:
     return _replace(model, [name for name, module in model.named_modules() if _is_linear(module)], RowLinear)
 
 
-def _replace(model: nn.Module, names: list[str], kind: type[RowLinear]) -> int:
+def _replace(model: nn.Module, names: list[str], kind: Callable[..., RowLinear]) -> int:
     for name in names:
         parent, _, attribute = name.rpartition(".")
         module: Any = model.get_submodule(name)

@@ -6,13 +6,13 @@ import ctypes
 import importlib.util
 import platform
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
 from typing import Any
 
 import torch
 
+from outrider.engine.kernels.crew import Crew
 from outrider.engine.kernels.rows_ir import (
     BFLOAT16,
     FLOAT32,
@@ -33,6 +33,8 @@ MOST_ROWS = 4 * MAX_ROWS
 """Rows of one pass over the weights; more take several."""
 LEAST_SHARE = 2**20
 """Bytes of weights that are worth handing to another thread."""
+SHARES = 6
+"""Into which the panels are cut for each thread."""
 _ALIGNMENT = 64
 _ARGUMENTS = (
     *(ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p),
@@ -45,10 +47,11 @@ class PackedRows:
     """The weights of one linear layer as the kernel reads them.
 
     `weight` [out, in] and `bias` [out] or None, of a dtype that `available` names; `in` times the size of a
-    number must be a multiple of 4 bytes. Products use as many threads as torch is set to now.
+    number must be a multiple of 4 bytes. Products are shared by the crew.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, crew: Crew) -> None:
+        self._crew = crew
         self._columns, width = weight.shape
         self._numbers = NUMBERS[weight.dtype]
         self._steps = width * self._numbers.bytes // STEP_BYTES
@@ -56,29 +59,31 @@ class PackedRows:
         self._weight = _aligned(_panels(weight, self._panels, self._numbers))
         self._bias = None if bias is None else _padded(bias.float(), self._panels * PANEL)
         self._product = _compiled(weight.dtype)
-        threads = max(1, min(torch.get_num_threads(), self._panels, self._weight.nbytes // LEAST_SHARE))
-        self._shares = list(pairwise(self._panels * share // threads for share in range(threads + 1)))
-        self._sums = _aligned(torch.zeros(threads, MOST_ROWS * PANEL))
+        self._sums = _aligned(torch.zeros(crew.largest, MOST_ROWS * PANEL))
 
     def product(self, rows: torch.Tensor) -> torch.Tensor:
         """[R, in] contiguous -> [R, out], R >= 0. Not for several threads at once."""
         result = rows.new_empty(rows.shape[0], self._columns)
-        for start in range(0, rows.shape[0], MOST_ROWS):
-            self._pass(rows[start : start + MOST_ROWS], result[start : start + MOST_ROWS])
+        size = min(self._crew.size(rows.shape[0]), max(1, self._weight.nbytes // LEAST_SHARE))
+        shares = self._shares(1 if size == 1 else size * SHARES)
+
+        def work(member: int, share: tuple[int, int]) -> None:
+            for start in range(0, rows.shape[0], MOST_ROWS):
+                end = start + MOST_ROWS
+                self._multiply(member, share, rows[start:end], result[start:end])
+
+        self._crew.share(size, shares, work)
         return result
 
-    def _pass(self, rows: torch.Tensor, result: torch.Tensor) -> None:
-        """All panels, each thread its share; the calling one takes the first."""
-        others = [
-            _workers(len(self._shares)).submit(self._share, index, rows, result)
-            for index in range(1, len(self._shares))
-        ]
-        self._share(0, rows, result)
-        for other in others:
-            other.result()
+    def _shares(self, count: int) -> list[tuple[int, int]]:
+        """Panels [first, end) of each share; none is empty."""
+        count = min(count, self._panels)
+        return list(pairwise(self._panels * share // count for share in range(count + 1)))
 
-    def _share(self, index: int, rows: torch.Tensor, result: torch.Tensor) -> None:
-        first, end = self._shares[index]
+    def _multiply(
+        self, member: int, share: tuple[int, int], rows: torch.Tensor, result: torch.Tensor
+    ) -> None:
+        first, end = share
         column, size = first * PANEL, self._numbers.bytes
         self._product(
             rows.data_ptr(),
@@ -93,7 +98,7 @@ class PackedRows:
             self._columns - column,
             rows.shape[0],
             -(-rows.shape[0] // MAX_ROWS),
-            self._sums[index].data_ptr(),
+            self._sums[member].data_ptr(),
         )
 
 
@@ -113,12 +118,6 @@ def fits(weight: torch.Tensor) -> bool:
     if weight.device.type != "cpu" or not available(weight.dtype):
         return False
     return weight.shape[1] * NUMBERS[weight.dtype].bytes % STEP_BYTES == 0
-
-
-@cache
-def _workers(threads: int) -> ThreadPoolExecutor:
-    """The other threads; the kernel runs without the interpreter's lock."""
-    return ThreadPoolExecutor(threads - 1, thread_name_prefix="rows")
 
 
 @cache

@@ -21,8 +21,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
+from outrider.engine.kernels.crew import Crew
 from outrider.engine.lean.attention import LeanAttention
 from outrider.engine.lean.decoder import LeanDecoder, LeanLayer
+from outrider.engine.packed_linear import StreamedLinear
+
+ROWS_PER_PART = 16
+"""Rows of an activation that one of the crew computes at a time."""
 
 
 class Step(Protocol):
@@ -97,6 +102,7 @@ class _Layer:
         self._gate_up, self._down = layer.gate_up.forward, layer.down.forward
         self._input_norm, self._mlp_norm = settings.input_norm, settings.mlp_norm
         self._head_norm, self._activation = settings.head_norm, settings.activation
+        self._crew = layer.down.crew if isinstance(layer.down, StreamedLinear) else Crew()
         self._heads = settings.query_heads + 2 * settings.kv_heads
         self._turned = settings.query_heads + settings.kv_heads
 
@@ -113,8 +119,24 @@ class _Layer:
     def transform(self, hidden: Tensor, mixed: Tensor) -> None:
         """Add the layer's result to hidden [M, C]; mixed [M, Q * D]."""
         hidden.add_(self._output(mixed))
-        gate, up = self._gate_up(self._mlp_norm(hidden)).chunk(2, -1)  # [M, F] each
-        hidden.add_(self._down(self._activation(gate).mul_(up)))
+        hidden.add_(self._down(self._gated(self._gate_up(self._mlp_norm(hidden)))))
+
+    def _gated(self, gate_up: Tensor) -> Tensor:
+        """[M, 2 F] -> [M, F]; the crew shares the rows of a long step."""
+        gate, up = gate_up.chunk(2, -1)
+        rows = gate.shape[0]
+        size = self._crew.size(rows)
+        if size == 1 or rows <= ROWS_PER_PART:
+            return self._activation(gate).mul_(up)
+        result = torch.empty_like(gate, memory_format=torch.contiguous_format)
+
+        @torch.inference_mode()
+        def work(_: int, start: int) -> None:
+            part = slice(start, start + ROWS_PER_PART)
+            torch.mul(self._activation(gate[part]), up[part], out=result[part])
+
+        self._crew.share(size, range(0, rows, ROWS_PER_PART), work)
+        return result
 
     def _attend(self, qkv: Tensor, attention: Attention) -> Tensor:
         """The same by the attention of all models: qkv [N, Q + 2 H, D] -> [1, N, Q, D]."""

@@ -38,6 +38,7 @@ def test_a_pair_on_two_cores() -> None:
     assert list(plan) == ["verify-0", "draft-0"]
     assert (plan["verify-0"].model, plan["draft-0"].model) == ("big", "small")
     assert (plan["verify-0"].cpus, plan["draft-0"].cpus) == ("0", "1")
+    assert (plan["verify-0"].helper_cpus, plan["draft-0"].helper_cpus) == ("1", "")
     assert plan["verify-0"].dtype == plan["draft-0"].dtype == "float32"
     assert plan["verify-0"].name == "verify-0"
 

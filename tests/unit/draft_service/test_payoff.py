@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from draft_service.payoff import PROBE_EVERY, PROBE_ROUNDS, Payoff, probing
-from draft_service.scheduler import SIGN_OF_LIFE, choose, is_ready, should_send
+from draft_service.scheduler import choose, is_ready, should_send
 from draft_service.session import DraftSession
 from tests.unit.draft_service.fakes import FixedCalibration, limits, request, verdict
 
@@ -58,18 +58,27 @@ def test_it_takes_some_rounds_to_give_up_and_as_few_to_come_back():
 
 
 def test_a_resting_session_shows_a_sign_of_life_and_probes_in_turn():
-    """Of 64 rounds it drafts in eight, other sessions in others; in between a block goes now and then."""
+    """Of 64 rounds it drafts in eight, other sessions in others; in between it sends one empty block."""
     payoff = after(500, round_of(0, 4, price=0.9))
     active = []
     for step in range(PROBE_EVERY):
         held = DraftSession(1, request(first_step=step), limits(), FixedCalibration(), payoff)
-        assert held.resting is not probing(1, step)
+        assert held.resting is not probing(1, step, 1)
         assert bool(choose([held], 8)) is not held.resting
         assert not (held.resting and is_ready(held, 8, 0.001))
-        assert should_send(held, ready=False, now=0.0) is (held.resting and step % SIGN_OF_LIFE == 0)
+        assert should_send(held, ready=False, now=0.0) is held.resting
+        if held.resting:
+            assert len(held.next_block(ready=False, now=0.0)) == 0
+            assert not should_send(held, ready=False, now=9.0)
         active.append(not held.resting)
     assert sum(active) == PROBE_ROUNDS
-    assert active != [probing(2, step) for step in range(PROBE_EVERY)]
+    assert active != [probing(2, step, 1) for step in range(PROBE_EVERY)]
+
+
+def test_in_a_large_batch_about_one_session_probes_at_a_time():
+    """However many they are."""
+    for step in range(0, 4096, 37):
+        assert sum(probing(key, step, batch_size=64) for key in range(64)) <= 1
 
 
 def test_a_sequential_session_never_rests():

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 
 import pytest
 import torch
 
 from outrider.engine.kernels import rows
+from outrider.engine.kernels.crew import LONG_ROWS, Crew
 from outrider.engine.kernels.rows import MOST_ROWS, PackedRows, available, fits
 from outrider.engine.kernels.rows_ir import MAX_ROWS, PANEL
 
@@ -35,7 +37,7 @@ def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
 def test_product_is_the_matrix_product(dtype: torch.dtype, shape: tuple[int, int], biased: bool) -> None:
     """Within the rounding of the dtype, relative to the size of the terms."""
     weight, bias = random(*shape, dtype=dtype), random(shape[0], dtype=dtype, seed=1)
-    packed = PackedRows(weight, bias if biased else None)
+    packed = PackedRows(weight, bias if biased else None, Crew())
     for count in (1, 2, MAX_ROWS, MAX_ROWS + 1, MOST_ROWS, MOST_ROWS + 3):
         given = random(count, shape[1], dtype=dtype, seed=2)
         exact = given.double() @ weight.double().T + (bias.double() if biased else 0.0)
@@ -47,7 +49,7 @@ def test_product_is_the_matrix_product(dtype: torch.dtype, shape: tuple[int, int
 @dtypes
 def test_bits_do_not_depend_on_the_batch(dtype: torch.dtype) -> None:
     """Every number of rows gives each row what it gets alone, wherever it stands."""
-    packed = PackedRows(random(70, 5000, dtype=dtype), None)
+    packed = PackedRows(random(70, 5000, dtype=dtype), None, Crew())
     given = random(MOST_ROWS + 2, 5000, dtype=dtype, seed=1)
     alone = torch.cat([packed.product(row[None]) for row in given])
     for count in range(1, len(given) + 1):
@@ -56,34 +58,57 @@ def test_bits_do_not_depend_on_the_batch(dtype: torch.dtype) -> None:
 
 
 @dtypes
-def test_nothing_is_written_beside_the_result(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_written_beside_the_result(dtype: torch.dtype) -> None:
     """With columns that do not fill a panel, what lies behind every row and the last one stays."""
-    packed = PackedRows(random(PANEL + 5, 8, dtype=dtype), None)
+    packed = PackedRows(random(PANEL + 5, 8, dtype=dtype), None, Crew())
     room = torch.full((4 * (PANEL + 5),), 7.0, dtype=dtype)
     result = room[: 3 * (PANEL + 5)].view(3, PANEL + 5)
-    packed._pass(random(3, 8, dtype=dtype, seed=1), result)
+    packed._multiply(0, (0, 2), random(3, 8, dtype=dtype, seed=1), result)
     assert torch.equal(room[3 * (PANEL + 5) :], torch.full((PANEL + 5,), 7.0, dtype=dtype))
     assert torch.equal(result, packed.product(random(3, 8, dtype=dtype, seed=1)))
 
 
 @dtypes
-def test_threads_share_the_panels(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With any number of threads the bits are those of one."""
+@pytest.mark.parametrize(("threads", "helpers"), [(2, 0), (1, 1), (3, 1)])
+def test_a_crew_shares_the_panels(
+    dtype: torch.dtype, threads: int, helpers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With any number of members, in short steps and long ones, the bits are those of one."""
     weight, bias = random(9 * PANEL + 5, 64, dtype=dtype), random(9 * PANEL + 5, dtype=dtype, seed=1)
-    given = random(MAX_ROWS + 3, 64, dtype=dtype, seed=2)
-    expected = PackedRows(weight, bias).product(given)
     monkeypatch.setattr(rows, "LEAST_SHARE", 1)
-    for threads in (2, 3, 7, 99):
-        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        packed = PackedRows(weight, bias)
-        assert len(packed._shares) == min(threads, 10)
-        assert torch.equal(packed.product(given), expected)
+    crew = Crew(threads, [min(os.sched_getaffinity(0))] * helpers)
+    packed, alone = PackedRows(weight, bias, crew), PackedRows(weight, bias, Crew())
+    for count in (1, LONG_ROWS, LONG_ROWS + 1, MOST_ROWS + 3):
+        given = random(count, 64, dtype=dtype, seed=2)
+        assert torch.equal(packed.product(given), alone.product(given))
+
+
+def test_every_part_is_worked_off_once() -> None:
+    """By as many members as were asked for, of whom the caller is one."""
+    crew, done = Crew(3), []
+    crew.share(3, range(100), lambda member, part: done.append((part, member)))
+    assert sorted(part for part, _ in done) == list(range(100))
+    assert {member for _, member in done} <= {0, 1, 2}
+    assert (crew.size(1), crew.size(1000), crew.largest) == (3, 3, 3)
+
+
+def test_a_member_s_failure_is_the_caller_s() -> None:
+    """Nothing is lost in a thread."""
+
+    def fail(member: int, part: int) -> None:
+        raise ValueError(part)
+
+    with pytest.raises(ValueError, match=r"[12]"):
+        Crew(2).share(2, [1, 2], fail)
 
 
 @dtypes
 def test_no_rows_make_no_result(dtype: torch.dtype) -> None:
     """An empty product has the right shape."""
-    assert PackedRows(random(5, 8, dtype=dtype), None).product(random(0, 8, dtype=dtype)).shape == (0, 5)
+    assert PackedRows(random(5, 8, dtype=dtype), None, Crew()).product(random(0, 8, dtype=dtype)).shape == (
+        0,
+        5,
+    )
 
 
 @needs_bfloat16

@@ -165,6 +165,28 @@ def test_a_sign_of_life_goes_no_further() -> None:
     assert machine.handle_event(block(0, (), (), ready=False), 0.1) == []
 
 
+def test_a_resting_draft_gets_its_verdicts_by_eight() -> None:
+    """Until it drafts again; then it gets at once what it is owed, and every verdict by itself."""
+    machine = started()
+    machine.handle_event(block(0, (), (), ready=False), 0.1)
+    sent = [machine.handle_event(verdict(4 + i, 11 + i), 0.1) for i in range(8)]
+    assert [kinds(actions) for actions in sent] == [[Emit]] * 7 + [[SendVerdict, Emit]]
+    together = only(sent[-1], SendVerdict).verdict
+    assert (together.base_length, together.tokens, together.step) == (4, tuple(range(11, 19)), 9)
+    assert kinds(machine.handle_event(verdict(12, 19), 0.1)) == [Emit]
+    paid = machine.handle_event(block(0, (-12,), (19,)), 0.1)
+    assert only(paid, SendVerdict).verdict.tokens == (19,)
+    assert kinds(machine.handle_event(verdict(13, 20), 0.1)) == [SendVerdict, Emit]
+
+
+def test_the_last_verdict_reaches_a_resting_draft() -> None:
+    """It ends the draft's session."""
+    machine = started()
+    machine.handle_event(block(0, (), (), ready=False), 0.1)
+    actions = machine.handle_event(verdict(4, 11, finish_reason=FinishReason.STOP), 0.1)
+    assert kinds(actions) == [SendVerdict, Emit, Finish]
+
+
 def test_blocks_wait_for_the_target_to_open() -> None:
     """Blocks that come before the verify replica has opened are given to it when it has."""
     machine = session()
