@@ -97,11 +97,13 @@ class Fleet:
         layout = self._layout
         flags = ["--model", str(model), "--dtype", layout.dtype, "--threads", str(layout.threads)]
         flags += ["--cpus", cpus] if cpus else []
+        if service == "verify" and layout.draft_cpus:
+            flags += ["--helper-cpus", layout.draft_cpus]
         flags += [] if layout.prefix_cache else ["--no-prefix-cache"]
         return self._serve(service, name, *flags, "--device", "cpu")
 
     def _orchestrator(self, draft: str, remote: bool) -> str:
-        flags: list[str] = []
+        flags = ["--cpus", self._layout.draft_cpus] if self._layout.draft_cpus else []
         for kind, name in (("verify", "verify"), ("draft", f"draft-{draft}")):
             endpoint = self.ready[name]["endpoint"]
             flags += [f"--{kind}", self._proxied(endpoint, name) if remote else endpoint]

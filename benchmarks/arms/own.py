@@ -31,7 +31,7 @@ class OwnArm:
         self.name = name or mode
         self.draft = draft
         self.speculates = mode != "off"
-        self.devices = 2 if self.speculates else 1
+        self.devices = 2  # without drafts, too: long steps use the draft's core
         self._client = client
 
     def runs(self, cell: Cell) -> bool:
