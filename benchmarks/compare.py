@@ -161,8 +161,8 @@ def setting(flags: argparse.Namespace, pair: Pair) -> dict[str, str]:
     """How the comparison was run."""
     return {
         "pair": f"{pair.target} ({pair.dtype}), draft {pair.draft}",
-        "pinning": f"own target on the first {flags.threads} core(s), draft on the next, one process each, which helps with "
-        "the target's long steps and runs the orchestrator; "
+        "pinning": f"own target on the first {flags.threads} core(s), draft on the next, one process each, "
+        "which helps with the target's long steps and runs the orchestrator; "
         "peers on the first cores, as many as threads",
         "threads": f"own {flags.threads} per service, peers {flags.peer_threads}",
         "workload": f"prompts of at most {flags.prompt_tokens} tokens, {flags.tokens} new tokens",
