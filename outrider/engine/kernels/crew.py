@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import BrokenExecutor, ThreadPoolExecutor, wait
 from typing import TypeVar
+
+from outrider.errors import ConfigError
 
 _T = TypeVar("_T")
 LONG_ROWS = 28
@@ -21,13 +23,15 @@ class Crew:
     """`threads` for every step, and a helper pinned to each of `helper_cores` for long ones.
 
     For one calling thread at a time, which is a member itself.
+
+    Raises:
+        ConfigError: a helper cannot run on its core.
     """
 
     def __init__(self, threads: int = 1, helper_cores: Sequence[int] = ()) -> None:
         self._threads = threads
         members = [ThreadPoolExecutor(1, "crew") for _ in range(threads - 1)]
-        helpers = [ThreadPoolExecutor(1, "helper", _pin, (core,)) for core in helper_cores]
-        self._others = members + helpers
+        self._others = members + [_helper(core) for core in helper_cores]
 
     @property
     def largest(self) -> int:
@@ -53,6 +57,16 @@ class Crew:
             wait(others)
         for other in others:
             other.result()
+
+
+def _helper(core: int) -> ThreadPoolExecutor:
+    """A thread on a core, and the proof that it runs there."""
+    helper = ThreadPoolExecutor(1, "helper", _pin, (core,))
+    try:
+        helper.submit(int).result()
+    except BrokenExecutor as error:
+        raise ConfigError(f"helper_cpus: core {core} cannot be used by this process; name others") from error
+    return helper
 
 
 def _pin(core: int) -> None:

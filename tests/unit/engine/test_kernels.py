@@ -12,6 +12,7 @@ from outrider.engine.kernels import rows
 from outrider.engine.kernels.crew import LONG_ROWS, Crew
 from outrider.engine.kernels.rows import MOST_ROWS, PackedRows, available, fits
 from outrider.engine.kernels.rows_ir import MAX_ROWS, PANEL
+from outrider.errors import ConfigError
 
 SHAPES = [(1, 4), (PANEL - 1, 6), (PANEL, 64), (PANEL + 17, 130), (100, 4100)]
 """(out, in): one column, panels cut short at either half, more than one block of steps."""
@@ -90,6 +91,12 @@ def test_every_part_is_worked_off_once() -> None:
     assert sorted(part for part, _ in done) == list(range(100))
     assert {member for _, member in done} <= {0, 1, 2}
     assert (crew.size(1), crew.size(1000), crew.largest) == (3, 3, 3)
+
+
+def test_a_helper_needs_its_core() -> None:
+    """A core that is not there, or not for this process, is named at load and not in the first long step."""
+    with pytest.raises(ConfigError, match="core 4095"):
+        Crew(1, [4095])
 
 
 def test_a_member_s_failure_is_the_caller_s() -> None:
