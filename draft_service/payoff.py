@@ -34,7 +34,12 @@ class Payoff:
         return self._mean > 0.0
 
     def observe(self, verdict: Verdict, blocks: int, rate: float) -> None:
-        """A session that sent `blocks` since its last verdict makes `rate` tokens per second."""
+        """A session that sent `blocks` since its last verdict makes `rate` tokens per second.
+
+        A round without blocks and nodes, as while the draft still computes the prompt, says nothing.
+        """
+        if not (blocks or verdict.verified):
+            return
         drafted = 1.0 - verdict.lookup_verified / verdict.verified if verdict.verified else 1.0
         gain = drafted * (verdict.accepted - verdict.node_price * verdict.verified)
         cost = blocks * BLOCK_SECONDS * rate * verdict.batch_size

@@ -83,7 +83,9 @@ class DraftSession:
         self.root_pending = limits.expands
         """The children of the last committed token have not been computed."""
         self._payoff = payoff
-        self._probing = probing(key, self.step, 1)
+        self._shared = False
+        """Other sessions took part in the last step: blocks cost their time, too."""
+        self._probing = False
         self._limits = limits
         self._least_reach = FIRST_REACH
         self._end = _end_of(request)
@@ -107,7 +109,7 @@ class DraftSession:
     @property
     def resting(self) -> bool:
         """True while drafting does not pay. A sequential session never rests: its target waits for it."""
-        return self.pipelined and not self._payoff.pays and not self._probing
+        return self.pipelined and self._shared and not self._payoff.pays and not self._probing
 
     @property
     def worth(self) -> float:
@@ -156,6 +158,7 @@ class DraftSession:
             self._payoff.observe(verdict, self.posting.blocks, self.pace.rate or 0.0)
         self.posting.verdict(now, self.pace.period, verdict.batch_size)
         self.step = verdict.step
+        self._shared = verdict.batch_size > 1
         self._probing = probing(self.key, verdict.step, verdict.batch_size)
         self._least_reach = max(verdict.node_price * LOOKAHEAD, LEAST_REACH)
         self._learn(verdict.tokens)

@@ -62,7 +62,8 @@ def test_a_resting_session_shows_a_sign_of_life_and_probes_in_turn():
     payoff = after(500, round_of(0, 4, price=0.9))
     active = []
     for step in range(PROBE_EVERY):
-        held = DraftSession(1, request(first_step=step), limits(), FixedCalibration(), payoff)
+        held = DraftSession(1, request(), limits(), FixedCalibration(), payoff)
+        held.commit(verdict(3, 7, step=step, batch_size=2), now=0.0)
         assert held.resting is not probing(1, step, 1)
         assert bool(choose([held], 8)) is not held.resting
         assert not (held.resting and is_ready(held, 8, 0.001))
@@ -85,5 +86,22 @@ def test_a_sequential_session_never_rests():
     """Its target waits for the block."""
     payoff = after(500, round_of(0, 4, price=0.9))
     for step in range(PROBE_EVERY):
-        opening = request(first_step=step, pipelined=False)
-        assert not DraftSession(1, opening, limits(), FixedCalibration(), payoff).resting
+        opening = request(pipelined=False)
+        held = DraftSession(1, opening, limits(), FixedCalibration(), payoff)
+        held.commit(verdict(3, 7, step=step, batch_size=2), now=0.0)
+        assert not held.resting
+
+
+def test_a_session_alone_never_rests():
+    """Nobody else's time is at stake, and the target takes no nodes that do not pay."""
+    payoff = after(500, round_of(0, 4, price=0.9))
+    held = DraftSession(1, request(), limits(), FixedCalibration(), payoff)
+    held.commit(verdict(3, 7, step=63, batch_size=1), now=0.0)
+    assert not held.resting
+
+
+def test_rounds_before_the_first_block_say_nothing():
+    """The draft still computes the prompt."""
+    payoff = Payoff()
+    before = payoff._mean
+    assert after(500, round_of(0, 0, price=0.9), payoff, blocks=0)._mean == before
