@@ -173,7 +173,8 @@ class Session:
         """Append what a step chose, cut where the generation ends."""
         kept, finish = self._cut(tokens)
         self._eligible = None
-        self._check_estimates(kept[0])
+        if kept:  # a session opened at its very end has room for none
+            self._check_estimates(kept[0])
         if self.lookup is not None:
             self.lookup.learn(self.tree, kept)
         walked = self.tree.commit(kept).walked
@@ -193,6 +194,7 @@ class Session:
             del self._unanswered[next(iter(self._unanswered))]
         if self.lookup is not None and not self.finished:
             self.lookup.propose(self.tree)
+            self._eligible = None
         if self.policy is VerifyPolicy.SEQUENTIAL:
             self.deadline = now + self.patience.sequential_wait()
 
