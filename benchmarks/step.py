@@ -4,7 +4,8 @@
 
     forward      of some tokens behind a context: by the model's own modules, by the lean forward, and the
                  matrix products of the lean forward alone, all in turn; overhead is what it adds to them
-    choosing     the target's token at as many rows, and a draft's ranking
+    choosing     the target's token at as many rows, and a draft's ranking; with --sweep behind so many MB of
+                 memory that were written, as the products of a large model leave the caches
     draft step   of a session whose verdicts follow a real text: forward, ranking, moving entries, the rest
 
 The time of this thread, not of the wall; least and median in milliseconds.
@@ -61,7 +62,7 @@ def main() -> int:
     print("\nrows   T         choosing          ranking")
     for rows in flags.rows:
         for temperature in flags.temperatures:
-            print(_choosing_line(logits[:rows], temperature, flags.rounds))
+            print(_choosing_line(logits[:rows], temperature, flags.rounds, flags.sweep))
     print("\n  T  draft step           least / median ms   steps")
     for temperature in flags.temperatures:
         print("\n".join(_draft_lines(lean, temperature, text, flags.rounds)))
@@ -76,6 +77,9 @@ def _flags() -> argparse.Namespace:
     parser.add_argument("--context", type=int, default=200, help="tokens before those of the step")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
     parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument(
+        "--sweep", type=int, default=0, help="MB that pass through the caches before choosing"
+    )
     return parser.parse_args()
 
 
@@ -84,11 +88,13 @@ def _load(flags: argparse.Namespace, *, lean: bool) -> LoadedModel:
     return load_model(str(flags.model), dtype=flags.dtype, device="cpu", threads=1, lean=lean, progress=say)
 
 
-def _times(calls: Sequence[Callable[[], object]], rounds: int) -> list[list[float]]:
-    """Milliseconds of each call per round, all in turn."""
+def _times(calls: Sequence[Callable[[], object]], rounds: int, sweep: int = 0) -> list[list[float]]:
+    """Milliseconds of each call per round, all in turn, each behind a sweep of so many MB."""
     spent: list[list[float]] = [[] for _ in calls]
+    swept = torch.zeros(sweep * 2**18)
     for turn in range(-WARM_UP, rounds):
         for times, call in zip(spent, calls, strict=True):
+            swept.add_(1.0)
             start = time.thread_time()
             call()
             if turn >= 0:
@@ -144,13 +150,13 @@ def _some_logits(loaded: LoadedModel, text: Sequence[int]) -> torch.Tensor:
     return runner.forward([Segment(kv, text[:PROMPT], None, range(0, PROMPT, 4))])
 
 
-def _choosing_line(logits: torch.Tensor, temperature: float, rounds: int) -> str:
+def _choosing_line(logits: torch.Tensor, temperature: float, rounds: int, sweep: int) -> str:
     count = len(logits)
     params, history = SamplingParams(temperature=temperature, seed=7), History(())
     rows = [Row(params, 100 + index, index, history) for index in range(count)]
     children = DraftConfig().children
     chosen, ranked = _times(
-        [lambda: choose(logits, rows, ()), lambda: rank(logits, rows, children, 1.0, ())], rounds
+        [lambda: choose(logits, rows, ()), lambda: rank(logits, rows, children, 1.0, ())], rounds, sweep
     )
     return f"{count:4}{temperature:4}{_pair(chosen)}{_pair(ranked)}"
 

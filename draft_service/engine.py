@@ -22,7 +22,6 @@ from draft_service.calibration import Calibration
 from draft_service.drafters.base import Drafter, Expansion, Proposal
 from draft_service.outbox import Outbox
 from draft_service.pace import Decayed
-from draft_service.payoff import Payoff
 from draft_service.scheduler import Choice, choose, is_ready, share_of, should_send, to_suspend
 from draft_service.session import DraftSession, Limits
 from outrider.config import DraftConfig
@@ -74,7 +73,6 @@ class DraftEngine:
         wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.calibration = Calibration()
-        self._payoff = Payoff()
         self.pages = drafter.pages()
         self._drafter = drafter
         self._config = config
@@ -208,7 +206,7 @@ class DraftEngine:
             outbox.close(refusal)
             return
         calibration = self.calibration.task(request.task)
-        session = DraftSession(key, request, self._limits(request), calibration, self._payoff)
+        session = DraftSession(key, request, self._limits(request), calibration)
         session.grow(None, self._drafter.recall(key))
         self._entries[key] = _Entry(session, outbox)
         self._count()
@@ -341,10 +339,10 @@ def _timed(block: TokenBlock, expanded: _Expanded, traceparent: str) -> TokenBlo
             start_ns=start_ns,
             end_ns=start_ns + micros * 1000,
             attributes={
-                "outrider.step": expanded.step,
-                "outrider.nodes": len(block),
-                "outrider.ready": block.ready,
-                "outrider.base_length": block.base_length,
+                "outrider.step.number": expanded.step,
+                "outrider.block.nodes": len(block),
+                "outrider.block.ready": block.ready,
+                "outrider.block.base_length": block.base_length,
             },
         )
     return replace(block, expand_start_ns=start_ns, expand_us=micros, traceparent=span)

@@ -14,7 +14,7 @@ from outrider.config import DraftConfig
 from outrider.errors import ConfigError
 from outrider.logs import get_logger
 from outrider.messages import ModelInfo, OpenDraft, SamplingParams
-from outrider.process import in_thread, parse_cpus, run_service
+from outrider.process import in_thread, run_service
 from outrider.serving import GrpcServer
 from outrider.telemetry.device_memory import device_memory
 from outrider.telemetry.instruments import DraftInstruments
@@ -55,6 +55,7 @@ class DraftService:
 async def _build(config: DraftConfig, server: GrpcServer) -> DraftService:
     drafter, info = await in_thread(lambda: load_drafter(config, config.name or server.endpoint))
     instruments = DraftInstruments()
+    instruments.files.watch(server.watched)
     instruments.capacity(config.max_sessions, lambda: device_memory(info.device))
     engine = DraftEngine(
         drafter, config, instruments, eos_token_ids=info.eos_token_ids, on_failure=_end_process
@@ -71,20 +72,17 @@ def load_drafter(config: DraftConfig, replica: str) -> tuple[Drafter, ModelInfo]
     Raises:
         ConfigError: a setting is wrong or the model cannot be loaded.
     """
-    incarnation = secrets.token_hex(8)
-    if config.kind == "lookup":
-        return _load_lookup(config, replica, incarnation)
-    return _load_model(config, replica, incarnation)
+    return _load_lookup(config, replica) if config.kind == "lookup" else _load_model(config, replica)
 
 
-def _load_lookup(config: DraftConfig, replica: str, incarnation: str) -> tuple[Drafter, ModelInfo]:
+def _load_lookup(config: DraftConfig, replica: str) -> tuple[Drafter, ModelInfo]:
     info = ModelInfo(
         model="lookup",
         vocabulary_hash=_tokenizer_hash(config.tokenizer) if config.tokenizer else "",
         vocabulary_size=MAX_VOCABULARY,
         context_length=config.context_length or MAX_VOCABULARY,
         replica=replica,
-        incarnation=incarnation,
+        incarnation=secrets.token_hex(8),
         max_sessions=config.max_sessions,
         kind="lookup",
     )
@@ -102,39 +100,14 @@ def _tokenizer_hash(tokenizer: str) -> str:
     return vocabulary_hash(files.tokenizer_json, 0)
 
 
-def _load_model(config: DraftConfig, replica: str, incarnation: str) -> tuple[Drafter, ModelInfo]:
+def _load_model(config: DraftConfig, replica: str) -> tuple[Drafter, ModelInfo]:
     # Imports torch, which a lookup drafter does without.
     from draft_service.drafters.model import ModelDrafter
-    from outrider.engine.loader import load_model, load_tokenizer, vocabulary_hash
-    from outrider.engine.make_runner import make_runner
+    from outrider.engine.replica import load_runner, model_info
+    from outrider.engine.tokenizer_files import load_tokenizer
 
-    loaded = load_model(
-        config.model,
-        dtype=config.dtype,
-        device=config.device,
-        threads=config.threads,
-        helper_cores=parse_cpus("helper_cpus", config.helper_cpus),
-        context_length=config.context_length,
-        trust_remote_code=config.trust_remote_code,
-        progress=logger.info,
-    )
-    files = load_tokenizer(config.model)
-    runner = make_runner(loaded, -(-config.kv_tokens // PAGE_SIZE), PAGE_SIZE, say=logger.info)
-    runner.pool.sharing = config.prefix_cache
-    info = ModelInfo(
-        model=loaded.name,
-        vocabulary_hash=vocabulary_hash(files.tokenizer_json if files else None, loaded.vocabulary_size),
-        vocabulary_size=loaded.vocabulary_size,
-        context_length=loaded.context_length,
-        eos_token_ids=loaded.eos_token_ids,
-        bos_token_id=loaded.bos_token_id,
-        replica=replica,
-        incarnation=incarnation,
-        max_sessions=config.max_sessions,
-        kind="model",
-        dtype=loaded.dtype_name,
-        device=str(loaded.device),
-    )
+    runner = load_runner(config, PAGE_SIZE, say=logger.info)
+    info = model_info(config, runner.loaded, load_tokenizer(config.model), kind="model", replica=replica)
     drafter = ModelDrafter(runner, children=config.children, max_nodes=config.max_nodes)
     _warm_up(drafter)
     return drafter, info

@@ -50,8 +50,6 @@ def is_ready(session: DraftSession, share: int, step_seconds: float) -> bool:
     A step that expands the session's `share` best nodes brings a part of the sum of their worth. While it
     runs, the target could have committed `step_seconds` times the session's rate.
     """
-    if session.resting:
-        return False
     if session.worth == 0.0:
         return True
     if session.root_pending and not session.pipelined:
@@ -62,12 +60,7 @@ def is_ready(session: DraftSession, share: int, step_seconds: float) -> bool:
 
 
 def should_send(session: DraftSession, ready: bool, now: float) -> bool:
-    """True when a block should go out: one that says ready, or nodes that have waited for company.
-
-    A resting session answers every verdict with an empty block: it lives, but nothing is to be expected.
-    """
-    if session.resting:
-        return not session.posting.blocks
+    """True when a block should go out: one that says ready, or nodes that have waited for company."""
     due = session.worth == 0.0 or session.posting.due(now)
     if ready:
         return due or not session.posting.sparse

@@ -14,6 +14,7 @@ from draft_service.outbox import Outbox
 from outrider import wire
 from outrider.errors import InvalidRequest, MismatchedPair
 from outrider.messages import ModelInfo, OpenDraft, Opened, Verdict
+from outrider.telemetry.rpc_spans import DRAFT, server_span
 from outrider.v1 import draft_pb2, draft_pb2_grpc
 
 MAX_NODE_ID = 2**62
@@ -33,11 +34,15 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
 
     async def Draft(self, request_iterator: Requests, context: Context) -> None:  # noqa: N802
         """One session, from `open` to `close`, the end of the requests, or cancellation."""
-        request = await _opening(request_iterator)
+        with server_span(DRAFT, context):
+            await self._serve(request_iterator, context)
+
+    async def _serve(self, requests: Requests, context: Context) -> None:
+        request = await _opening(requests)
         check_open(request, self._info)
         outbox = Outbox(self._max_pending_blocks, asyncio.get_running_loop(), self._engine.wake)
         key = self._engine.open(request, outbox)
-        reading = self._read(request_iterator, key, VerdictCheck(request, self._info))
+        reading = self._read(requests, key, VerdictCheck(request, self._info))
         reader = asyncio.create_task(reading)
         reader.add_done_callback(lambda task: outbox.close(None if task.cancelled() else task.exception()))
         try:

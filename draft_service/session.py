@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from draft_service.calibration import TaskCalibration
 from draft_service.drafters.base import Candidate, Proposal, Source
 from draft_service.pace import Pace
-from draft_service.payoff import Payoff, probing
 from draft_service.posting import Posting
 from outrider.candidate_tree import CandidateTree, Node, Rerooted
 from outrider.messages import FinishReason, OpenDraft, TokenBlock, Verdict
@@ -62,9 +61,7 @@ class DraftSession:
     has an expanded parent; ids of unsent nodes are consecutive.
     """
 
-    def __init__(
-        self, key: int, request: OpenDraft, limits: Limits, calibration: TaskCalibration, payoff: Payoff
-    ) -> None:
+    def __init__(self, key: int, request: OpenDraft, limits: Limits, calibration: TaskCalibration) -> None:
         self.key = key
         self.request = request
         self.pipelined = request.pipelined
@@ -82,10 +79,6 @@ class DraftSession:
         """Out of memory: not expanded until it fits again."""
         self.root_pending = limits.expands
         """The children of the last committed token have not been computed."""
-        self._payoff = payoff
-        self._shared = False
-        """Other sessions took part in the last step: blocks cost their time, too."""
-        self._probing = False
         self._limits = limits
         self._least_reach = FIRST_REACH
         self._end = _end_of(request)
@@ -103,13 +96,7 @@ class DraftSession:
     @property
     def growing(self) -> bool:
         """False when nothing may be expanded before the next verdict."""
-        stays = self.finished or self.suspended or self.resting
-        return not (stays or (self.ready_sent and not self.pipelined))
-
-    @property
-    def resting(self) -> bool:
-        """True while drafting does not pay. A sequential session never rests: its target waits for it."""
-        return self.pipelined and self._shared and not self._payoff.pays and not self._probing
+        return not (self.finished or self.suspended or (self.ready_sent and not self.pipelined))
 
     @property
     def worth(self) -> float:
@@ -154,12 +141,8 @@ class DraftSession:
     def commit(self, verdict: Verdict, now: float) -> Rerooted:
         """Re-root below the committed tokens and learn from them."""
         self.pace.observe(len(verdict.tokens), verdict.times.forward_us * 1e-6, now)
-        if not self.resting:
-            self._payoff.observe(verdict, self.posting.blocks, self.pace.rate or 0.0)
         self.posting.verdict(now, self.pace.period, verdict.batch_size)
         self.step = verdict.step
-        self._shared = verdict.batch_size > 1
-        self._probing = probing(self.key, verdict.step, verdict.batch_size)
         self._least_reach = max(verdict.node_price * LOOKAHEAD, LEAST_REACH)
         self._learn(verdict.tokens)
         rerooted = self.tree.commit(list(verdict.tokens))
@@ -190,16 +173,13 @@ class DraftSession:
     @property
     def unsent_depths(self) -> list[int]:
         """Depths of the nodes that the next block takes."""
-        return [] if self.resting else [node.depth for node in self._unsent]
+        return [node.depth for node in self._unsent]
 
     def next_block(self, ready: bool, now: float = 0.0) -> TokenBlock:
-        """The unsent nodes as a block, sent at `now`; none to say ready, or not ready: the session rests."""
+        """The unsent nodes as a block, sent at `now`; there may be none, only to say ready."""
         self.posting.sent(now)
         first_id = self.first_unsent
-        nodes: list[Node] = []
-        parents: list[int] = []
-        if not self.resting:
-            nodes, parents, self._unsent, self._unsent_parents = self._unsent, self._unsent_parents, [], []
+        nodes, parents, self._unsent, self._unsent_parents = self._unsent, self._unsent_parents, [], []
         self.ready_sent = self.ready_sent or ready
         return TokenBlock(
             first_id=first_id,

@@ -11,6 +11,7 @@ from orchestrator.events import BlockArrived, DraftOpened, Event
 from orchestrator.stream import ReplicaStream
 from outrider.errors import InternalError, InvalidRequest, Unavailable
 from outrider.messages import OpenDraft, TokenBlock, Verdict
+from outrider.telemetry.rpc_spans import DRAFT, client_span
 from outrider.v1 import draft_pb2, draft_pb2_grpc
 from outrider.wire import block_from_pb, open_draft_to_pb, opened_draft_from_pb, verdict_to_pb
 
@@ -22,6 +23,7 @@ class DraftClient:
         self.stream = stream
         self._deliver = deliver
         self._endpoint = ""
+        self._traceparent = opening.traceparent
         self._may_be_silent = False
         self._opened = False
         first = draft_pb2.DraftRequest(open=open_draft_to_pb(opening))
@@ -49,7 +51,8 @@ class DraftClient:
         late = asyncio.get_running_loop().call_later(open_seconds, self._give_up)
         try:
             stub = draft_pb2_grpc.DraftServiceStub(channel)  # type: ignore[no-untyped-call]
-            await self._messages.run(stub.Draft(), self._receive)
+            with client_span(DRAFT, self._traceparent, endpoint) as metadata:
+                await self._messages.run(stub.Draft(metadata=metadata), self._receive)
         finally:
             late.cancel()
 

@@ -105,6 +105,13 @@ class DropDraft:
 
 
 @dataclass(slots=True)
+class ParkDraft:
+    """End the draft stream, nothing is held against its replica: drafting does not pay at present."""
+
+    stream: int
+
+
+@dataclass(slots=True)
 class SendBlock:
     """Give nodes to the verify replica."""
 
@@ -140,5 +147,14 @@ class Fail:
 
 
 Action = (
-    ConnectVerify | ConnectDraft | DropVerify | DropDraft | SendBlock | SendVerdict | Emit | Finish | Fail
+    ConnectVerify
+    | ConnectDraft
+    | DropVerify
+    | DropDraft
+    | ParkDraft
+    | SendBlock
+    | SendVerdict
+    | Emit
+    | Finish
+    | Fail
 )

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import grpc
 
 from orchestrator.discovery import Discovery
-from orchestrator.probe import Probe, fetch_tokenizer, probe
+from orchestrator.probe import fetch_tokenizer, probe
 from orchestrator.replicas import Lease, Replica, Replicas, State
 from orchestrator.tokenizer import TextTokenizer
 from outrider.channels import open_channel
@@ -25,8 +25,11 @@ from outrider.errors import NoReplica, OutriderError
 from outrider.logs import get_logger
 from outrider.messages import ModelInfo
 from outrider.telemetry.instruments import OrchestratorInstruments
+from outrider.tls import client_certificates
 
 logger = get_logger(__name__)
+MOVES = 8
+"""Sessions that leave a draft replica at once when it is going: each costs its new replica a prefill."""
 DOWN_PROBE_SECONDS = 0.25
 """Period of probes of a replica that cannot be used; it may be back at any moment."""
 
@@ -37,6 +40,18 @@ class Served:
 
     info: ModelInfo
     tokenizer: TextTokenizer | None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRoom:
+    """What the draft pool has room for."""
+
+    replicas: int
+    """That can be used."""
+    slots: int
+    """Sessions that they have room for."""
+    others: int
+    """Sessions that other orchestrators have open."""
 
 
 @dataclass(slots=True)
@@ -62,15 +77,22 @@ class Fleet:
         config: OrchestratorConfig,
         instruments: OrchestratorInstruments,
         on_serving: Callable[[bool], None] = lambda serving: None,
+        on_round: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.served: Served | None = None
+        self.certificates = client_certificates(
+            config.tls_client_ca, config.tls_client_cert, config.tls_client_key
+        )
+        """What is shown to replicas, and what theirs are checked against; None: plaintext."""
         self.pools = {
             kind: Replicas(config.breaker_failures, config.breaker_seconds) for kind in ("verify", "draft")
         }
         self._config = config
         self._instruments = instruments
         self._on_serving = on_serving
+        self._on_round = on_round
+        """Called every `discovery_seconds`, when all endpoints are known."""
         self._serving = False
         self._clock = clock
         addresses = {"verify": config.verify, "draft": config.draft}
@@ -78,7 +100,7 @@ class Fleet:
             Discovery.configure(kind, static, config.replicas_file) for kind, static in addresses.items()
         ]
         self._known: dict[tuple[str, str], _Known] = {}
-        self._retired: list[tuple[Replica, grpc.aio.Channel]] = []
+        self._retired: list[tuple[str, Replica, grpc.aio.Channel]] = []
         """Channels of replicas that discovery no longer lists, while sessions still use them."""
         self._change = asyncio.Event()
         self._adopting = asyncio.Lock()
@@ -92,6 +114,7 @@ class Fleet:
                         await self._take_up(discovery, await discovery.endpoints(), probes)
                     await self._close_retired()
                     self._report()
+                    self._on_round()
                     await asyncio.sleep(self._config.discovery_seconds)
         finally:
             await self._close_channels()
@@ -101,6 +124,18 @@ class Fleet:
         the first request already finds its draft."""
         while self.served is None or any(pool.count(State.UNKNOWN, 0.0) for pool in self.pools.values()):
             await self._change.wait()
+
+    def draft_room(self) -> DraftRoom:
+        """The draft pool as the last probes found it."""
+        usable = self.pools["draft"].usable(self._clock())
+        answered = [replica for replica in self.pools["draft"] if replica.info is not None]
+        slots = sum(replica.info.max_sessions for replica in usable if replica.info is not None)
+        others = sum(
+            replica.info.sessions - replica.leases_at_probe
+            for replica in answered
+            if replica.info is not None and replica.reachable
+        )
+        return DraftRoom(len(usable), slots, max(others, 0))
 
     def channel(self, kind: str, lease: Lease) -> grpc.aio.Channel:
         """The channel to a leased replica."""
@@ -159,7 +194,7 @@ class Fleet:
             known = self._known.pop((kind, replica.endpoint))
             assert known.task is not None
             known.task.cancel()
-            self._retired.append((replica, known.channel))
+            self._retired.append((kind, replica, known.channel))
             logger.info("replica gone", kind=kind, endpoint=replica.endpoint)
         for endpoint in endpoints:
             if (kind, endpoint) not in self._known:
@@ -183,9 +218,10 @@ class Fleet:
         pool = self.pools[known.kind]
         try:
             answer = await probe(known.kind, known.channel)
-            if known.kind == "verify":
-                await self._adopt(answer, known.channel)
-            pool.seen(endpoint, answer.info, answer.serving, self._mismatch(known.kind, answer.info))
+            if answer.info is None:
+                pool.refused(endpoint)
+            else:
+                await self._take_in(endpoint, known, answer.info, answer.serving)
             known.silent = False
         except OutriderError as error:
             pool.missed(endpoint, error)
@@ -199,13 +235,20 @@ class Fleet:
             return False
         self._complain(known, replica)
         self._changed()
-        return pool.state(replica, self._clock()) is State.USABLE
+        now = self._clock()
+        state = pool.state(replica, now)
+        if known.kind == "draft" and state is State.DRAINING:
+            pool.move(replica, now, MOVES)
+        return state is State.USABLE
 
-    async def _adopt(self, answer: Probe, channel: grpc.aio.Channel) -> None:
-        """Serve what this verify replica has, if nothing is served or nobody has that any more."""
-        async with self._adopting:
-            if answer.serving and not self._is_served(answer.info):
-                await self._serve(answer.info, channel)
+    async def _take_in(self, endpoint: str, known: _Known, info: ModelInfo, serving: bool) -> None:
+        """A replica has said what it serves; a verify replica's model is served from now on, if nothing is
+        served or nobody has that any more."""
+        if known.kind == "verify":
+            async with self._adopting:
+                if serving and not self._is_served(info):
+                    await self._serve(info, known.channel)
+        self.pools[known.kind].seen(endpoint, info, serving, self._mismatch(known.kind, info))
 
     def _is_served(self, info: ModelInfo) -> bool:
         """Whether this model is served, or another one still is."""
@@ -269,29 +312,35 @@ class Fleet:
         for kind, pool in self.pools.items():
             for state in State:
                 self._instruments.replicas(kind, state, pool.count(state, self._clock()))
-        drafts = self.pools["draft"].usable(self._clock())
-        slots = sum(replica.info.max_sessions for replica in drafts if replica.info is not None)
-        self._instruments.draft_pool.slots.set(slots)
+        self._instruments.draft_pool.slots.set(self.draft_room().slots)
+        self._instruments.kv_utilization(self._kv_utilization())
+
+    def _kv_utilization(self) -> float:
+        usable = self.pools["verify"].usable(self._clock())
+        infos = [replica.info for replica in usable if replica.info is not None]
+        pages = sum(info.pages for info in infos)
+        return 1 - sum(info.pages_free for info in infos) / pages if pages else 0.0
 
     def _open_channel(self, endpoint: str, tls_name: str) -> grpc.aio.Channel:
-        config = self._config
         return open_channel(
             endpoint,
-            max_message_mb=config.max_message_mb,
-            tls_ca=config.tls_client_ca,
-            tls_cert=config.tls_client_cert,
-            tls_key=config.tls_client_key,
+            max_message_mb=self._config.max_message_mb,
+            certificates=self.certificates,
             tls_name=tls_name,
         )
 
     async def _close_retired(self) -> None:
-        idle = [(replica, channel) for replica, channel in self._retired if not replica.leases]
+        """Drafts are left for others; a verify replica keeps its sessions, which would lose their keys."""
+        for kind, replica, _ in self._retired:
+            if kind == "draft":
+                self.pools[kind].move(replica, self._clock(), MOVES)
+        idle = [entry for entry in self._retired if not entry[1].leases]
         self._retired = [entry for entry in self._retired if entry not in idle]
-        for _, channel in idle:
+        for *_, channel in idle:
             await channel.close()
 
     async def _close_channels(self) -> None:
         for known in self._known.values():
             await known.channel.close()
-        for _, channel in self._retired:
+        for *_, channel in self._retired:
             await channel.close()

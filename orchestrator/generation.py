@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from orchestrator.fleet import Fleet
 from orchestrator.observer import Observers
 from orchestrator.output import Chunk, Completion, Output
+from orchestrator.payoff import Payoffs
 from orchestrator.pipeline import Pipeline, first_error
 from orchestrator.request import Request
 from orchestrator.session import Limits, Session
@@ -36,6 +37,7 @@ class Generation:
     config: OrchestratorConfig
     tokenizer: TextTokenizer | None
     observers: Observers
+    payoffs: Payoffs
     trace: RequestTrace
     admission_seconds: float
     clock: Callable[[], float] = time.monotonic
@@ -100,6 +102,7 @@ class Generation:
             handle=ticket.handle if ticket else None,
             handle_endpoint=ticket.endpoint if ticket else "",
             traceparent=traceparent,
+            payoff=self.payoffs.of(self.request.task, not self.request.sampling.greedy),
         )
 
     def _usable_ticket(self) -> Ticket | None:

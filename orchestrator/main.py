@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from contextlib import suppress
+from typing import Any
 
 from orchestrator.auth import BearerAuth, read_tokens
 from orchestrator.fleet import Fleet
+from orchestrator.scaler import Scaler
+from orchestrator.scaler_servicer import ScalerServicer
 from orchestrator.servicer import GenerationServicer
 from outrider.config import OrchestratorConfig
 from outrider.errors import ConfigError
+from outrider.keda import externalscaler_pb2_grpc
 from outrider.logs import get_logger
 from outrider.process import run_service
 from outrider.serving import GrpcServer
@@ -27,8 +32,16 @@ class Orchestrator:
         """Raises ConfigError when an address does not parse or a file cannot be read."""
         if not config.verify and not config.replicas_file:
             raise ConfigError("verify: name at least one verify replica, or a replicas_file")
-        self.fleet = Fleet(config, instruments, self._on_serving)
+        self.fleet = Fleet(config, instruments, self._on_serving, self._on_round)
         self.servicer = GenerationServicer(config, self.fleet, instruments)
+        self.scaler = ScalerServicer(
+            Scaler(config.draft_sessions_per_replica),
+            self.fleet,
+            self.servicer.observers.load,
+            instruments.draft_pool,
+        )
+        self.tokens = read_tokens(config.auth_tokens_file) if config.auth_tokens_file else None
+        self._instruments = instruments
         self._server: GrpcServer | None = None
         self._watching: asyncio.Task[None] | None = None
         self._changing: set[asyncio.Task[None]] = set()
@@ -38,6 +51,13 @@ class Orchestrator:
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(  # type: ignore[no-untyped-call]
             self.servicer, server.server
         )
+        externalscaler_pb2_grpc.add_ExternalScalerServicer_to_server(  # type: ignore[no-untyped-call]
+            self.scaler, server.server
+        )
+        for files in (self.tokens, self.fleet.certificates):
+            if files is not None:
+                server.watched.append(files)
+        self._instruments.files.watch(server.watched)
         self._watching = asyncio.create_task(self.fleet.run())
         self._watching.add_done_callback(self._on_watch_end)
         try:
@@ -75,14 +95,22 @@ class Orchestrator:
         """Nobody looks after the replicas any more: unless we stop, that is a mistake of ours."""
         if not watching.cancelled():
             logger.critical("the watch over the replicas has failed", exc_info=watching.exception())
-            self._on_serving(False)
+            if self._server is not None:
+                self._change(self._server.set_serving(False))
+
+    def _on_round(self) -> None:
+        """The fleet has looked around."""
+        self.scaler.observe()
 
     def _on_serving(self, serving: bool) -> None:
-        """Verify replicas came or went: health says so."""
+        """Verify replicas came or went: health says so. Requests that come all the same wait for one."""
         if self._server is not None:
-            task = asyncio.create_task(self._server.set_serving(serving))
-            self._changing.add(task)
-            task.add_done_callback(self._changing.discard)
+            self._change(self._server.set_ready(serving))
+
+    def _change(self, change: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(change)
+        self._changing.add(task)
+        task.add_done_callback(self._changing.discard)
 
 
 async def run(config: OrchestratorConfig) -> None:
@@ -93,7 +121,5 @@ async def run(config: OrchestratorConfig) -> None:
     """
     instruments = OrchestratorInstruments()
     orchestrator = Orchestrator(config, instruments)
-    interceptors = (
-        [BearerAuth(SERVICE, read_tokens(config.auth_tokens_file))] if config.auth_tokens_file else []
-    )
+    interceptors = [BearerAuth(SERVICE, orchestrator.tokens)] if orchestrator.tokens else []
     await run_service("orchestrator", config, [SERVICE], orchestrator.start, interceptors)

@@ -5,49 +5,64 @@ No I/O and no clock: `orchestrator.pipeline` says what happened and when.
 
 from __future__ import annotations
 
+from orchestrator.draft_load import DraftLoad
 from orchestrator.request import Request
 from outrider.drift import DriftWatch, Reading
 from outrider.logs import get_logger
-from outrider.messages import Mode, TokenBlock, Verdict
+from outrider.messages import TokenBlock, Verdict
 from outrider.telemetry.instruments import OrchestratorInstruments
 
 logger = get_logger(__name__)
 
 
 class Observers:
-    """Makes an observer for every continuation; they share the detectors of drift."""
+    """Makes an observer for every continuation; they share the detectors of drift and the need of drafts."""
 
     def __init__(self, instruments: OrchestratorInstruments) -> None:
+        self.load = DraftLoad(instruments.draft_pool)
         self._instruments = instruments
         self._drift = DriftWatch()
 
     def watch(self, request: Request) -> Observer:
         """An observer of one continuation, to be closed at its end."""
-        return Observer(self._instruments, self._drift, request.task, request.mode is not Mode.OFF)
+        return Observer(self._instruments, self.load, self._drift, request.task)
 
 
 class Observer:
     """Watches one continuation; times are seconds of the caller's clock."""
 
     def __init__(
-        self, instruments: OrchestratorInstruments, drift: DriftWatch, task: str, wants_drafts: bool
+        self, instruments: OrchestratorInstruments, load: DraftLoad, drift: DriftWatch, task: str
     ) -> None:
         self._instruments = instruments
-        self._pool = instruments.draft_pool
+        self._load = load
         self._drift = drift
         self._task = task
-        self._wants_drafts = wants_drafts
+        self._wants_draft = False
         self._draft = ""
         """Endpoint of the open draft replica; empty while there is none."""
         self._last_verdict: float | None = None
         self._unanswered: tuple[int, float] | None = None
         """Committed length and time of the first verdict that the draft has not answered."""
-        self._pool.wanted.inc(wants_drafts)
-        self._pool.waiting.inc(wants_drafts)
+
+    def wants_draft(self) -> None:
+        """The session looks for a draft replica."""
+        if not self._wants_draft:
+            self._wants_draft = True
+            self._load.want(1)
+            self._load.wait(1)
+
+    def parked(self) -> None:
+        """The session gave its draft up because drafting does not pay, or ended."""
+        self._load.want(-self._wants_draft)
+        self._load.wait(-self._waiting)
+        self._wants_draft = False
+        self._draft = ""
+        self._unanswered = None
 
     def draft_opened(self, endpoint: str) -> None:
         """A draft replica admitted the session."""
-        self._pool.waiting.dec(self._waiting)
+        self._load.wait(-self._waiting)
         self._draft = endpoint
 
     def lost(self, kind: str) -> None:
@@ -56,47 +71,48 @@ class Observer:
         if kind == "draft":
             self._leave_draft()
 
+    def moved(self) -> None:
+        """The draft replica is going; the session looks for another one."""
+        self._leave_draft()
+
     def block(self, block: TokenBlock, now: float) -> None:
         """The draft sent a block."""
         if self._unanswered is not None and block.base_length >= self._unanswered[0]:
-            self._pool.lag_seconds.observe(now - self._unanswered[1])
+            self._load.answered(now - self._unanswered[1])
             self._unanswered = None
 
     def verdict(self, verdict: Verdict, now: float) -> Reading | None:
         """A step committed tokens; returns what the drift detector says if it raises the alarm."""
         self._instruments.speculation.step(verdict, self._task, self._draft)
-        if self._wants_drafts:
+        if self._wants_draft:
             self._count_time(verdict, now)
+        self._last_verdict = now
         if not self._draft:
             return None
+        self._load.step((verdict.times.forward_us + verdict.times.sample_us) * 1e-6)
         if self._unanswered is None:
             self._unanswered = (verdict.base_length + len(verdict.tokens), now)
         return self._look_for_drift(verdict)
 
     def close(self) -> None:
         """The continuation has ended."""
-        self._pool.wanted.dec(self._wants_drafts)
-        self._pool.waiting.dec(self._waiting)
-        self._wants_drafts = False
+        self.parked()
 
     @property
     def _waiting(self) -> bool:
-        return self._wants_drafts and not self._draft
+        return self._wants_draft and not self._draft
 
     def _leave_draft(self) -> None:
         if self._draft:
             self._draft = ""
-            self._pool.waiting.inc(self._waiting)
+            self._load.wait(self._waiting)
         self._unanswered = None
 
     def _count_time(self, verdict: Verdict, now: float) -> None:
         """Time since the verdict before; the first one's was prefill."""
         if self._last_verdict is not None:
             elapsed = max(now - self._last_verdict, 0.0)
-            self._pool.wanted_seconds.inc(elapsed)
-            self._pool.missing_seconds.inc(0.0 if self._draft else elapsed)
-            self._pool.idle_seconds.inc(verdict.times.idle_us * 1e-6)
-        self._last_verdict = now
+            self._load.round(elapsed, verdict.times.idle_us * 1e-6, missing=not self._draft)
 
     def _look_for_drift(self, verdict: Verdict) -> Reading | None:
         reading = self._drift.observe(self._task, self._draft, verdict)

@@ -29,6 +29,7 @@ from orchestrator.events import (
     Event,
     Fail,
     Finish,
+    ParkDraft,
     SendBlock,
     SendVerdict,
     VerifyFailed,
@@ -43,7 +44,7 @@ from orchestrator.timeline import StepRecorder
 from orchestrator.tracing import record_prefill, record_step
 from orchestrator.verify_client import VerifyClient
 from outrider.drift import Reading
-from outrider.errors import NoReplica, OutriderError, Unavailable
+from outrider.errors import Draining, NoReplica, OutriderError, Unavailable
 from outrider.logs import get_logger
 from outrider.messages import FinishReason, KvHandle, Verdict
 
@@ -180,6 +181,7 @@ class Pipeline:
     def _connect_draft(self, action: ConnectDraft) -> Awaitable[None] | None:
         client = DraftClient(action.stream, action.opening, self._arrived)
         link = self._draft = _Link(client)
+        self._observer.wants_draft()
         link.lease = self._fleet.lease_draft(self.session.request.prompt, client.abort, action.avoid)
         if link.lease is None:
             failed = DraftFailed(action.stream, NoReplica("no draft replica can be used"), "")
@@ -197,14 +199,27 @@ class Pipeline:
         assert link is not None
         self._drop("draft", link, action.error)
 
+    def _park_draft(self, action: ParkDraft) -> None:
+        link, self._draft = self._draft, None
+        assert link is not None
+        if link.task is not None:
+            link.task.cancel()
+        if link.lease is not None:
+            self._fleet.pools["draft"].release(link.lease)
+        self._observer.parked()
+
     def _drop(self, kind: str, link: _Link[Client], error: OutriderError) -> None:
         if link.task is not None:
             link.task.cancel()
         if link.lease is None:
             return
         endpoint = link.lease.replica.endpoint
-        logger.warning("replica lost", kind=kind, endpoint=endpoint, error=str(error))
-        self._observer.lost(kind)
+        if kind == "draft" and isinstance(error, Draining):
+            logger.info("draft session moves", endpoint=endpoint)
+            self._observer.moved()
+        else:
+            logger.warning("replica lost", kind=kind, endpoint=endpoint, error=str(error))
+            self._observer.lost(kind)
         self._fleet.failed(kind, link.lease, error)
         self._fleet.pools[kind].release(link.lease)
 
@@ -336,6 +351,7 @@ _CARRY_OUT: dict[type[Any], Callable[[Pipeline, Any], Awaitable[None] | None]] =
     ConnectDraft: Pipeline._connect_draft,
     DropVerify: Pipeline._drop_verify,
     DropDraft: Pipeline._drop_draft,
+    ParkDraft: Pipeline._park_draft,
     Finish: Pipeline._finish,
     Fail: Pipeline._fail,
 }

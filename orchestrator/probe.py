@@ -9,6 +9,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-un
 
 from orchestrator.tokenizer import TextTokenizer
 from outrider.channels import error_of
+from outrider.errors import Unavailable
 from outrider.messages import ModelInfo
 from outrider.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
 from outrider.wire import model_info_from_pb
@@ -21,13 +22,13 @@ TOKENIZER_SECONDS = 30.0
 class Probe:
     """A replica's answer."""
 
-    info: ModelInfo
+    info: ModelInfo | None
+    """None: it loads or drains, and does not say."""
     serving: bool
 
 
 async def probe(kind: str, channel: grpc.aio.Channel) -> Probe:
-    """Health and model of a "verify" or "draft" replica. A replica that loads or drains may refuse to say
-    what it serves.
+    """Health and model of a "verify" or "draft" replica.
 
     Raises:
         OutriderError: it cannot be reached, or does not answer in time.
@@ -36,9 +37,15 @@ async def probe(kind: str, channel: grpc.aio.Channel) -> Probe:
         health = health_pb2_grpc.HealthStub(channel)
         answer = await health.Check(health_pb2.HealthCheckRequest(), timeout=PROBE_SECONDS)
         serving = answer.status == health_pb2.HealthCheckResponse.SERVING
-        return Probe(await _model_info(kind, channel), serving)
     except grpc.aio.AioRpcError as error:
         raise error_of(error) from None
+    try:
+        return Probe(await _model_info(kind, channel), serving)
+    except grpc.aio.AioRpcError as error:
+        problem = error_of(error)
+        if serving or not isinstance(problem, Unavailable):
+            raise problem from None
+        return Probe(None, serving)
 
 
 async def fetch_tokenizer(channel: grpc.aio.Channel, info: ModelInfo) -> TextTokenizer | None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from outrider.errors import (
+    Draining,
     InvalidRequest,
     MismatchedPair,
     OutriderError,
@@ -153,6 +154,14 @@ class Replicas:
             old = [lease for lease in replica.leases if lease.incarnation not in ("", info.incarnation)]
             _lose(old, Unavailable(f"{endpoint} was restarted"))
 
+    def refused(self, endpoint: str) -> None:
+        """A probe was answered by a replica that loads or drains: no new sessions, those it has go on."""
+        replica = self._replicas.get(endpoint)
+        if replica is None or replica.info is None:
+            self.missed(endpoint, Unavailable(f"{endpoint} is not serving"))
+            return
+        replica.serving, replica.reachable, replica.missed_probes = False, True, 0
+
     def missed(self, endpoint: str, error: OutriderError) -> None:
         """A probe failed: no new sessions, and after `LOST_PROBES` in a row the running ones are lost."""
         replica = self._replicas.get(endpoint)
@@ -209,13 +218,20 @@ class Replicas:
             return
         if isinstance(error, MismatchedPair):
             replica.mismatch = str(error)  # until the next probe
-        if isinstance(error, InvalidRequest | StaleHandle):
+        if isinstance(error, InvalidRequest | StaleHandle | Draining):
+            replica.serving = replica.serving and not isinstance(error, Draining)  # until the next probe
             return
         if isinstance(error, Unavailable):
             replica.reachable = False  # until the next probe
         replica.failures += 1
         if replica.failures >= self._breaker_failures:
             replica.open_until = now + self._breaker_seconds
+
+    def move(self, replica: Replica, now: float, most: int) -> None:
+        """Have up to `most` sessions leave a replica that is going, if there is another one for them."""
+        if any(other is not replica for other in self.usable(now)):
+            going = Draining(f"{replica.endpoint} is going; its sessions move")
+            _lose(list(replica.leases)[:most], going)
 
     def next_change(self, now: float) -> float | None:
         """When the passing of time alone may next make a replica usable; None: it will not."""

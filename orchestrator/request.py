@@ -59,6 +59,8 @@ class Request:
     ticket: Ticket | None = None
     keep_session: bool = False
     record_timeline: bool = False
+    chat: bool = False
+    """The prompt came as messages."""
 
     def seed_of(self, index: int) -> int:
         """Seed of one continuation."""
@@ -119,6 +121,7 @@ class Resolver:
             ticket=Ticket.parse(asked.session) if asked.session else None,
             keep_session=asked.keep_session,
             record_timeline=asked.record_timeline,
+            chat=field == "chat.messages",
         )
 
     def _prompt(self, asked: Asked) -> tuple[str, tuple[int, ...]]:

@@ -12,10 +12,13 @@ from typing import Any
 import grpc
 
 from orchestrator.admission import Admission
+from orchestrator.auth import digest_of
 from orchestrator.fleet import Fleet, Served
 from orchestrator.generation import Generation
 from orchestrator.observer import Observers
 from orchestrator.output import Chunk, Completion
+from orchestrator.payoff import Payoffs
+from orchestrator.rate_limit import RateLimit, client_of
 from orchestrator.replicas import State
 from orchestrator.request import Request, Resolver
 from orchestrator.tracing import RequestTrace
@@ -45,10 +48,12 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.admission = Admission(config.max_running, config.max_queued, clock)
+        self._rate_limit = RateLimit(config.client_rate, config.client_burst, clock)
         self._config = config
         self._fleet = fleet
         self._instruments = instruments
-        self._observers = Observers(instruments)
+        self.observers = Observers(instruments)
+        self._payoffs = Payoffs()
         self._clock = clock
 
     async def Generate(  # noqa: N802 - the name on the wire
@@ -60,6 +65,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         try:
             async with AsyncExitStack() as stack:
                 with self._counting_rejections():
+                    self._rate_limit.take(self._client(context))
                     served = self._served()
                     resolved = await self._resolve(request, served)
                     slot = self.admission.slot(deadline)
@@ -85,6 +91,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             text_prompts=tokenizer is not None,
             chat_prompts=tokenizer is not None and tokenizer.has_chat_template,
         )
+
+    def _client(self, context: Context) -> str:
+        """Whom the rate limit counts; a token that nobody checked would let one caller be many."""
+        checked = self._config.auth_tokens_file and context.invocation_metadata()
+        return client_of(digest_of(checked or ()), context.peer())
 
     def _served(self) -> Served:
         if self._fleet.served is None:
@@ -115,7 +126,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             self._fleet,
             self._config,
             served.tokenizer,
-            self._observers,
+            self.observers,
+            self._payoffs,
             trace,
             waited,
             self._clock,

@@ -3,6 +3,7 @@
     committed   prompt and generated tokens; only a verdict adds to it, nothing takes back
     verify      the stream to a verify replica; lost, another is opened with the committed tokens
     draft       the stream to a draft replica, or none: the target goes on by itself meanwhile
+                it is parked while drafting does not pay
     recent      blocks that drafts sent lately; what of them still hangs below the last committed token
                 is given to every verify replica that opens, so drafts need not know that one was lost
 
@@ -31,12 +32,14 @@ from orchestrator.events import (
     Event,
     Fail,
     Finish,
+    ParkDraft,
     SendBlock,
     SendVerdict,
     VerdictArrived,
     VerifyFailed,
     VerifyOpened,
 )
+from orchestrator.payoff import PROBE_ROUNDS, Payoff
 from orchestrator.request import Request
 from orchestrator.statistics import Statistics
 from outrider.errors import (
@@ -57,7 +60,6 @@ from outrider.messages import (
     TokenBlock,
     Verdict,
     VerifyPolicy,
-    joined,
 )
 
 RECENT_BLOCKS = 256
@@ -71,8 +73,6 @@ MAX_INTERNAL_ERRORS = 3
 """Verify replicas that may fail on one request in a row before the request is held at fault."""
 STALL_VERDICTS = 8
 """A draft that stays silent over this many verdicts and `Limits.stall_seconds` is given up."""
-RESTING_VERDICTS = 8
-"""A draft that rests gets its verdicts by so many: each message costs it and us more than it learns."""
 POLICIES = {
     Mode.AUTO: VerifyPolicy.PIPELINED,
     Mode.SEQUENTIAL: VerifyPolicy.SEQUENTIAL,
@@ -100,10 +100,10 @@ class _Draft:
     may_be_silent: bool = False
     last_block_at: float = 0.0
     verdicts_since_block: int = 0
-    resting: bool = False
-    """Drafting does not pay at present: it said so with an empty block."""
-    owed: list[Verdict] = field(default_factory=list)
-    """Verdicts that a resting draft gets together."""
+    blocks: int = 0
+    """Sent since the last verdict."""
+    probe_rounds: int = 0
+    """Rounds for which it is kept although drafting does not pay."""
 
 
 @dataclass(slots=True)
@@ -144,6 +144,8 @@ class Session:
     """Keys and values of an earlier turn; dropped when they turn out to be stale."""
     handle_endpoint: str = ""
     traceparent: str = ""
+    payoff: Payoff = field(default_factory=Payoff)
+    """Of drafting for this kind of traffic, in pipelined mode; shared with other sessions."""
     committed: list[int] = field(init=False)
     statistics: Statistics = field(default_factory=Statistics)
     finished: bool = False
@@ -177,7 +179,8 @@ class Session:
         reason = self.request.finished_by(self.request.resumed)
         if reason is not FinishReason.NONE:
             return self._finish(reason)
-        return [*self._connect_verify(now), *self._connect_draft(now)]
+        drafts = self.request.mode is not Mode.AUTO or self.payoff.admits(now)
+        return [*self._connect_verify(now), *(self._connect_draft(now) if drafts else [])]
 
     def handle_event(self, event: Event, now: float) -> list[Action]:
         """What to do about one event."""
@@ -213,9 +216,11 @@ class Session:
         self._ready = False
         self._verify_losses.count = self._verify_losses.internal = 0
         self.statistics.add_verdict(verdict, now)
-        actions = [*self._to_draft(verdict), Emit(verdict)]
+        actions: list[Action] = [] if self._draft is None else [SendVerdict(verdict)]
+        actions.append(Emit(verdict))
         if verdict.finish_reason is not FinishReason.NONE:
             return actions + self._finish(verdict.finish_reason)
+        self._weigh(verdict, now)
         return actions + self._nudge() + self._look_after_draft(now)
 
     def _on_verify_failed(self, event: VerifyFailed, now: float) -> list[Action]:
@@ -243,12 +248,12 @@ class Session:
             )
         draft.last_block_at = now
         draft.verdicts_since_block = 0
+        draft.blocks += 1
         self._draft_losses.count = 0
         self._ready = self._ready or block.ready
         self._recent.append(block)
         self.statistics.add_block(block)
-        draft.resting = not (block.tokens or block.ready)
-        return self._forward(block) if draft.resting else [*_pay(draft), *self._forward(block)]
+        return self._forward(block)
 
     def _on_draft_failed(self, event: DraftFailed, now: float) -> list[Action]:
         if self._draft is None or event.stream != self._draft.stream:
@@ -259,8 +264,6 @@ class Session:
         """To the verify replica: at once, or in sequential mode once the draft has had its turn."""
         if self._verify is None or not self._verify.opened:
             return []
-        if not (block.tokens or block.ready):
-            return []
         if self.request.mode is not Mode.SEQUENTIAL:
             return [SendBlock(block)]
         self._held.append(block)
@@ -269,15 +272,18 @@ class Session:
         blocks, self._held = self._held, []
         return [SendBlock(held) for held in blocks]
 
-    def _to_draft(self, verdict: Verdict) -> list[Action]:
-        """At once, or with others to a draft that rests."""
+    def _weigh(self, verdict: Verdict, now: float) -> None:
+        """Learn whether drafting pays; a round without blocks, as while a draft opens, says nothing."""
         draft = self._draft
+        if self.request.mode is not Mode.AUTO:
+            return
         if draft is None:
-            return []
-        draft.owed.append(verdict)
-        ended = verdict.finish_reason is not FinishReason.NONE
-        waits = draft.resting and len(draft.owed) < RESTING_VERDICTS and not ended
-        return [] if waits else _pay(draft)
+            self.payoff.alone(verdict, now)
+        elif draft.blocks:
+            probes = draft.probe_rounds > 0
+            self.payoff.drafted(verdict, draft.blocks, now, probes)
+            draft.blocks = 0
+            draft.probe_rounds -= probes
 
     def _nudge(self) -> list[Action]:
         """Sequential mode without a draft: an empty ready block, so that the target takes its turn."""
@@ -288,12 +294,13 @@ class Session:
         return [SendBlock(TokenBlock(0, (), (), (), ready=True, base_length=len(self.committed)))]
 
     def _look_after_draft(self, now: float) -> list[Action]:
-        """After a verdict: give up a draft that has fallen silent, or look for one."""
+        """After a verdict: look for a draft, park it, or give up one that has fallen silent."""
         draft = self._draft
         if draft is None:
-            return self._connect_draft(now) if now >= self._draft_losses.retry_at else []
-        if draft.owed:
-            return []
+            return self._find_draft(now)
+        if self.request.mode is Mode.AUTO and not (self.payoff.pays or draft.probe_rounds):
+            self._draft = None
+            return [ParkDraft(draft.stream)]
         draft.verdicts_since_block += 1
         silent = now - draft.last_block_at > self.limits.stall_seconds
         if not draft.opened or draft.may_be_silent or not silent:
@@ -302,6 +309,14 @@ class Session:
             return []
         error = Unavailable(f"draft replica sent nothing during {draft.verdicts_since_block} verdicts")
         return self._lose_draft(error, self._last_draft_endpoint, now)
+
+    def _find_draft(self, now: float) -> list[Action]:
+        """A draft where one may be looked for and drafting pays, or to see whether it does."""
+        if now < self._draft_losses.retry_at or not self._drafting:
+            return []
+        if self.request.mode is not Mode.AUTO or self.payoff.pays:
+            return self._connect_draft(now)
+        return self._connect_draft(now, probe_rounds=PROBE_ROUNDS) if self.payoff.take_probe() else []
 
     def _lose_draft(self, error: OutriderError, endpoint: str, now: float) -> list[Action]:
         """Go on without; look for another one now or at a later verdict."""
@@ -351,12 +366,12 @@ class Session:
             )
         ]
 
-    def _connect_draft(self, now: float, avoid: str = "") -> list[Action]:
+    def _connect_draft(self, now: float, avoid: str = "", probe_rounds: int = 0) -> list[Action]:
         if not self._drafting:
             return []
         first_id, end_id = self._drafts << CheckedIds.BITS, (self._drafts + 1) << CheckedIds.BITS
         ids = CheckedIds(first_id, end_id, self.request.served.vocabulary_size)
-        self._draft = _Draft(self._next_stream(), ids, last_block_at=now)
+        self._draft = _Draft(self._next_stream(), ids, last_block_at=now, probe_rounds=probe_rounds)
         self._drafts += 1
         return [ConnectDraft(self._draft.stream, self._open_draft(first_id), avoid)]
 
@@ -426,9 +441,3 @@ _HANDLERS: dict[type[Any], Callable[[Session, Any, float], list[Action]]] = {
     BlockArrived: Session._on_block,
     DraftFailed: Session._on_draft_failed,
 }
-
-
-def _pay(draft: _Draft) -> list[Action]:
-    """Send the verdicts that a draft is owed as one."""
-    owed, draft.owed = draft.owed, []
-    return [SendVerdict(joined(owed))] if owed else []

@@ -1,7 +1,8 @@
 """The spans of one request: `generate` -> `prefill` and one `speculation.step` per verdict.
 
 Nothing here runs for a request that is not sampled. Attributes of the root span are those of the
-OpenTelemetry conventions for generative AI.
+OpenTelemetry conventions for generative AI and for gRPC; `docs/tracing.md` lists those of all spans. Neither
+text nor tokens of a request are among them.
 """
 
 from __future__ import annotations
@@ -14,14 +15,22 @@ from orchestrator.request import Request
 from orchestrator.timeline import Step
 from outrider.drift import Reading
 from outrider.messages import FinishReason
+from outrider.rpc_errors import code_of_reason
+from outrider.telemetry.rpc_spans import GENERATE, rpc_attributes
 from outrider.telemetry.spans import (
+    Attribute,
     Attributes,
+    SpanKind,
     is_sampled,
     record_request,
     record_span,
     start_request,
     step_span_id,
 )
+
+MAX_INT = 2**63 - 1
+"""The largest integer that an attribute can hold."""
+CANCELLED = "CANCELLED"
 
 
 @dataclass(slots=True)
@@ -36,8 +45,9 @@ class RequestTrace:
     @classmethod
     def start(cls, request: Request, incoming: str, start_ns: int) -> RequestTrace:
         """Decide whether the request is sampled. `incoming` is the caller's traceparent, or empty."""
-        name = f"text_completion {request.served.model}"
-        traceparent = start_request(name, incoming, {"gen_ai.operation.name": "text_completion"})
+        operation = _operation(request)
+        name = f"{operation} {request.served.model}"
+        traceparent = start_request(name, incoming, {"gen_ai.operation.name": operation})
         return cls(name, incoming, start_ns, traceparent)
 
     def continuation(self, index: int) -> str:
@@ -61,7 +71,7 @@ class RequestTrace:
             )
 
     def finish(self, request: Request, completions: list[Completion], end_ns: int, error: str) -> None:
-        """Record the root span."""
+        """Record the root span; `error` is the reason of what ended the request early, or empty."""
         if self.traceparent:
             record_request(
                 self.traceparent,
@@ -69,7 +79,7 @@ class RequestTrace:
                 incoming=self.incoming,
                 start_ns=self.start_ns,
                 end_ns=end_ns,
-                attributes=_attributes(request, completions),
+                attributes=_attributes(request, completions) | _outcome(completions, error),
                 error=error,
             )
 
@@ -116,31 +126,66 @@ def _drift_attributes(drift: Reading) -> Attributes:
     return {"outrider.drift.mean_before": drift.before, "outrider.drift.steps": drift.steps}
 
 
-def _attributes(request: Request, completions: list[Completion]) -> Attributes:
-    sampling = request.sampling
+def _operation(request: Request) -> str:
+    return "chat" if request.chat else "text_completion"
+
+
+def _attributes(request: Request, completions: list[Completion]) -> dict[str, Attribute]:
+    """Of what was asked, and how much came of it."""
+    sampling, statistics = request.sampling, [completion.statistics for completion in completions]
     assert sampling.max_tokens is not None
     return {
-        "gen_ai.operation.name": "text_completion",
+        "gen_ai.operation.name": _operation(request),
         "gen_ai.provider.name": "outrider",
+        "gen_ai.output.type": "text",
         "gen_ai.request.model": request.served.model,
-        "gen_ai.response.model": request.served.model,
-        "gen_ai.response.id": request.request_id,
+        "gen_ai.request.stream": True,
         "gen_ai.request.max_tokens": sampling.max_tokens,
         "gen_ai.request.temperature": sampling.temperature,
-        "gen_ai.request.top_p": sampling.top_p,
-        "gen_ai.request.top_k": sampling.top_k,
-        "gen_ai.request.seed": sampling.seed,
-        "gen_ai.request.choice.count": sampling.n,
+        **_unusual(request),
+        "gen_ai.response.model": request.served.model,
+        "gen_ai.response.id": request.request_id,
         "gen_ai.usage.input_tokens": len(request.prompt),
         "gen_ai.usage.output_tokens": sum(completion.completion_tokens for completion in completions),
-        "gen_ai.response.finish_reasons": [_reason(completion.reason) for completion in completions],
+        "gen_ai.usage.cache_read.input_tokens": max((each.cached for each in statistics), default=0),
         "outrider.mode": request.mode.name.lower(),
-        "outrider.task": request.task,
-        "outrider.steps": sum(completion.statistics.steps for completion in completions),
-        "outrider.accepted": sum(completion.statistics.accepted for completion in completions),
-        "outrider.draft_losses": sum(completion.statistics.draft_losses for completion in completions),
-        "outrider.verify_losses": sum(completion.statistics.verify_losses for completion in completions),
+        **({"outrider.task": request.task} if request.task else {}),
+        "outrider.steps": sum(each.steps for each in statistics),
+        "outrider.verified": sum(each.verified for each in statistics),
+        "outrider.accepted": sum(each.accepted for each in statistics),
+        "outrider.draft_losses": sum(each.draft_losses for each in statistics),
+        "outrider.verify_losses": sum(each.verify_losses for each in statistics),
     }
+
+
+def _unusual(request: Request) -> dict[str, Attribute]:
+    """Parameters that differ from what they are when nobody sets them."""
+    sampling = request.sampling
+    given: dict[str, tuple[Attribute, Attribute]] = {
+        "gen_ai.request.top_p": (sampling.top_p, 1.0),
+        "gen_ai.request.top_k": (sampling.top_k, 0),
+        "gen_ai.request.presence_penalty": (sampling.presence_penalty, 0.0),
+        "gen_ai.request.frequency_penalty": (sampling.frequency_penalty, 0.0),
+        "gen_ai.request.choice.count": (sampling.n, 1),
+    }
+    found = {name: value for name, (value, default) in given.items() if value != default}
+    if not sampling.greedy and sampling.seed <= MAX_INT:
+        found["gen_ai.request.seed"] = sampling.seed
+    return found
+
+
+def _outcome(completions: list[Completion], error: str) -> dict[str, Attribute]:
+    """How the request ended."""
+    status = "OK" if not error else CANCELLED if error == CANCELLED else code_of_reason(error).name
+    found = rpc_attributes(GENERATE, status, SpanKind.SERVER)
+    if error:
+        found["error.type"] = error
+    if completions:
+        found["gen_ai.response.finish_reasons"] = [_reason(completion.reason) for completion in completions]
+        found["gen_ai.response.time_to_first_chunk"] = min(
+            completion.admission_seconds + completion.first_token_seconds for completion in completions
+        )
+    return found
 
 
 def _reason(reason: FinishReason) -> str:

@@ -10,6 +10,7 @@ from orchestrator.events import Event, VerdictArrived, VerifyOpened
 from orchestrator.stream import ReplicaStream
 from outrider.errors import InternalError, InvalidRequest
 from outrider.messages import KvHandle, OpenVerify, TokenBlock, Verdict
+from outrider.telemetry.rpc_spans import VERIFY, client_span
 from outrider.v1 import verify_pb2, verify_pb2_grpc
 from outrider.wire import (
     block_to_pb,
@@ -29,6 +30,7 @@ class VerifyClient:
         """What `close(keep=True)` brought, once `run` has returned."""
         self._deliver = deliver
         self._endpoint = ""
+        self._traceparent = opening.traceparent
         first = verify_pb2.VerifyRequest(open=open_verify_to_pb(opening))
         self._messages: ReplicaStream[verify_pb2.VerifyRequest, verify_pb2.VerifyResponse] = ReplicaStream(
             first
@@ -51,7 +53,8 @@ class VerifyClient:
         """
         self._endpoint = endpoint
         stub = verify_pb2_grpc.VerifyServiceStub(channel)  # type: ignore[no-untyped-call]
-        await self._messages.run(stub.Verify(), self._receive)
+        with client_span(VERIFY, self._traceparent, endpoint) as metadata:
+            await self._messages.run(stub.Verify(metadata=metadata), self._receive)
 
     async def _receive(self, response: verify_pb2.VerifyResponse) -> None:
         match response.WhichOneof("message"):

@@ -16,11 +16,15 @@ LOOKUP_BUCKETS = 12
 SHARPNESS_GRID = (0.5, 0.7, 0.85, 1.0, 1.2, 1.45, 1.75, 2.2, 3.0, 5.0)
 """Factors of the draft's log probability against the noise that `SharpnessFit` compares."""
 
+FLATNESS = 1.5
+"""A sampled token's confidence is its share of exp(score / FLATNESS), at temperatures below 1 of a flatter
+one."""
+
 _RANKS = 8
 _HALF = BUCKETS // 2
 _WIDEST_ODDS = 5.0
-_EDGES = [1.0 / (1.0 + exp(_WIDEST_ODDS - edge * 2.0 * _WIDEST_ODDS / _HALF)) for edge in range(1, _HALF)]
-"""Confidences where the next bucket begins."""
+EDGES = [1.0 / (1.0 + exp(_WIDEST_ODDS - edge * 2.0 * _WIDEST_ODDS / _HALF)) for edge in range(1, _HALF)]
+"""Confidences where the next bucket of a half begins."""
 _DECAY = 0.999
 _PRIOR_WEIGHT = 8.0
 _SHARED_WEIGHT = 32.0
@@ -32,7 +36,7 @@ _HEAD_START = 2.0
 def bucket(confidence: float, greedy: bool) -> int:
     """Bucket of a confidence in [0, 1]: 20 equal steps of log odds from -5 to 5."""
     known = confidence == confidence  # NaN, of a broken draft, counts as no confidence
-    place = bisect_right(_EDGES, confidence) if known else 0
+    place = bisect_right(EDGES, confidence) if known else 0
     return place if greedy else place + _HALF
 
 

@@ -39,8 +39,9 @@ class ServiceConfig(Settings):
         "", description="Name of this replica in logs, metrics and handles; empty: host and port."
     )
     grace_seconds: float = Field(30.0, ge=0, description="Longest wait for running work after SIGTERM.")
-    max_message_mb: Positive = Field(64, description="Largest gRPC message, in MiB.")
-    reflection: bool = Field(True, description="Serve gRPC reflection.")
+    max_message_mb: Positive = Field(64, description="Largest message sent or read from a replica, in MiB.")
+    max_request_mb: Positive = Field(64, description="Largest message of a caller, in MiB.")
+    reflection: bool = Field(False, description="Serve gRPC reflection: tells anyone who asks what there is.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severe log line."
     )
@@ -79,12 +80,6 @@ class EngineConfig(ServiceConfig):
 class VerifyConfig(EngineConfig):
     """The verify service."""
 
-    helper_cpus: str = Field(
-        "",
-        description="CPU list of cores that help with long steps, prompts and large batches, though they "
-        "belong to others, such as the draft; empty: none.",
-    )
-    max_sessions: Positive = Field(64, description="Most sessions at once.")
     page_size: Positive = Field(16, description="Tokens per KV page.")
     max_step_tokens: Positive = Field(512, description="Most tokens of one forward, prefill chunks included.")
     max_nodes: Positive = Field(32, description="Most candidates verified for one session in one step.")
@@ -125,6 +120,7 @@ class OrchestratorConfig(ServiceConfig):
     """The orchestrator."""
 
     port: Port = Field(7700, description="gRPC port; 0 picks a free one.")
+    max_request_mb: Positive = Field(8, description="Largest message of a caller, in MiB.")
     verify: tuple[str, ...] = Field(
         (), description="Verify replicas: host:port, or dns:name:port which is polled."
     )
@@ -151,8 +147,25 @@ class OrchestratorConfig(ServiceConfig):
         3, description="Failures in a row that open a replica's circuit breaker."
     )
     breaker_seconds: float = Field(5.0, gt=0, description="How long an open breaker keeps a replica out.")
+    draft_sessions_per_replica: int = Field(
+        0,
+        ge=0,
+        description="Sessions that one draft replica serves well, for scaling; 0: learned from how they do.",
+    )
     auth_tokens_file: str = Field(
-        "", description="File with one bearer token per line; empty: no authentication."
+        "",
+        description="File with one bearer token per line, read again when it changes; empty: no "
+        "authentication.",
+    )
+    client_rate: float = Field(
+        0.0,
+        ge=0,
+        le=1e6,
+        description="Requests per second that one client (its bearer token, else its address) may make in "
+        "the long run; 0: no limit.",
+    )
+    client_burst: Positive = Field(
+        32, description="Requests that a client with a limit may make at once after a rest."
     )
     tls_client_cert: str = Field("", description="PEM certificate shown to draft and verify replicas.")
     tls_client_key: str = Field("", description="PEM private key of tls_client_cert.")

@@ -8,7 +8,8 @@
     ├── MismatchedPair        draft and target do not share a vocabulary
     ├── Unauthenticated       the caller has no valid token
     ├── Overloaded            a bound was reached; try again later
-    │   └── OutOfPages        no KV page is left
+    │   ├── OutOfPages        no KV page is left
+    │   └── RateLimited       this client asks too often
     ├── Unavailable           nothing can serve this now; try again
     │   ├── Draining          this process is shutting down
     │   └── NoReplica         no usable replica of a kind
@@ -104,6 +105,10 @@ class OutOfPages(Overloaded):
     """No KV page is left."""
 
 
+class RateLimited(Overloaded):
+    """This client asks too often."""
+
+
 class Unavailable(OutriderError):
     """Nothing can serve this now."""
 
@@ -145,6 +150,7 @@ STATUS: dict[type[OutriderError], Status] = {
     Unauthenticated: Status.UNAUTHENTICATED,
     Overloaded: Status.RESOURCE_EXHAUSTED,
     OutOfPages: Status.RESOURCE_EXHAUSTED,
+    RateLimited: Status.RESOURCE_EXHAUSTED,
     Unavailable: Status.UNAVAILABLE,
     Draining: Status.UNAVAILABLE,
     NoReplica: Status.UNAVAILABLE,

@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 
 from outrider.errors import InternalError, InvalidRequest, OutriderError
 from outrider.logs import get_logger
-from outrider.rpc_errors import DETAILS_KEY, code_of, details_of
+from outrider.rpc_errors import DETAILS_KEY, code_of, details_of, message_of
 
 logger = get_logger(__name__)
 NEUTRAL = "internal error; the service's log has the details"
@@ -143,4 +143,4 @@ async def _statuses(context: grpc.aio.ServicerContext[Any, Any], method: str) ->
 
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: OutriderError) -> None:
-    await context.abort(code_of(error), str(error), ((DETAILS_KEY, details_of(error)),))
+    await context.abort(code_of(error), message_of(error), ((DETAILS_KEY, details_of(error)),))

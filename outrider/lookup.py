@@ -7,7 +7,7 @@ no block has come. (Saxena 2023, "Prompt Lookup Decoding"; the longest match fir
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 _ORDERS = (4, 3, 2)
@@ -26,6 +26,10 @@ class Proposed(NamedTuple):
     """Tokens before this one, proposed ones included, that also stood before its earlier occurrence."""
     rank: int
     """0 on the best match, 1 on the next and so on."""
+
+
+Keep = Callable[[int, int, int], bool]
+"""Whether to propose a token, by its parent, its match length and its rank."""
 
 
 class Lookup:
@@ -50,10 +54,13 @@ class Lookup:
         for order in _ORDERS:
             self._index(order, first_end=len(self._tokens) - len(tokens) + 1)
 
-    def propose(self, max_nodes: int, max_depth: int = 16, path: Sequence[int] = ()) -> list[Proposed]:
+    def propose(
+        self, max_nodes: int, max_depth: int = 16, path: Sequence[int] = (), keep: Keep | None = None
+    ) -> list[Proposed]:
         """Continue the sequence and a path below it: the longest match first, then the others.
 
-        Continuations that start alike share their nodes; a match that overlaps the end repeats itself.
+        Continuations that start alike share their nodes; a match that overlaps the end repeats itself. What
+        follows a token that `keep` refuses is not proposed either.
         """
         proposed: list[Proposed] = []
         places: dict[tuple[int, int], int] = {}
@@ -64,6 +71,8 @@ class Lookup:
                 if place is None:
                     if len(proposed) >= max_nodes:
                         return proposed
+                    if keep is not None and not keep(parent, length + depth, rank):
+                        break
                     place = places[parent, token] = len(proposed)
                     proposed.append(Proposed(parent, token, length + depth, rank))
                 parent = place

@@ -8,8 +8,7 @@ matched, and the *bonus* the one extra token that every step yields.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 from outrider.errors import InvalidRequest
@@ -160,22 +159,6 @@ class Verdict:
     finish_reason: FinishReason = FinishReason.NONE
     node_price: float = 0.0
     """What a verified node costs at present, in tokens that the replica could commit in the time."""
-
-
-def joined(verdicts: Sequence[Verdict]) -> Verdict:
-    """Consecutive verdicts of a session as one: what all committed, with the particulars of the last."""
-    last = verdicts[-1]
-    if len(verdicts) == 1:
-        return last
-    return replace(
-        last,
-        base_length=verdicts[0].base_length,
-        tokens=tuple(token for verdict in verdicts for token in verdict.tokens),
-        verified=sum(verdict.verified for verdict in verdicts),
-        accepted=sum(verdict.accepted for verdict in verdicts),
-        lookup_verified=sum(verdict.lookup_verified for verdict in verdicts),
-        logprobs=(),
-    )
 
 
 @dataclass(frozen=True, slots=True)

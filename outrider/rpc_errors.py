@@ -43,6 +43,10 @@ NO_DETAILS: dict[grpc.StatusCode, type[OutriderError]] = {
 }
 """What a status that gRPC made itself, without our details, stands for; the rest is an InternalError."""
 
+MAX_MESSAGE = 300
+"""Characters of a message. Some repeat what the caller sent; a client takes 8 KiB of metadata, in which a
+character may need 12 bytes in the status and twice 6 in the details."""
+
 _BY_REASON = {kind.__new__(kind).reason: kind for kind in STATUS}
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -57,12 +61,24 @@ def code_of(error: OutriderError) -> grpc.StatusCode:
     return _CODES[status_of(error).value]
 
 
+def code_of_reason(reason: str) -> grpc.StatusCode:
+    """The gRPC status code of the errors with a reason; UNKNOWN when there is none."""
+    kind = _BY_REASON.get(reason)
+    return grpc.StatusCode.UNKNOWN if kind is None else _CODES[STATUS[kind].value]
+
+
+def message_of(error: OutriderError) -> str:
+    """What an error says, cut in its middle where it is long."""
+    return _cut(str(error))
+
+
 def details_of(error: OutriderError) -> bytes:
     """The serialized `google.rpc.Status` of an error, for the trailing metadata."""
-    status = RpcStatus(code=status_of(error).value, message=str(error))
+    message = message_of(error)
+    status = RpcStatus(code=status_of(error).value, message=message)
     status.details.add().Pack(ErrorInfo(reason=error.reason, domain=DOMAIN))
     if error.field is not None:
-        violation = BadRequest.FieldViolation(field=error.field, description=str(error))
+        violation = BadRequest.FieldViolation(field=_cut(error.field), description=message)
         status.details.add().Pack(BadRequest(field_violations=[violation]))
     if error.retry_after is not None:
         delay = Duration()
@@ -70,6 +86,12 @@ def details_of(error: OutriderError) -> bytes:
         status.details.add().Pack(RetryInfo(retry_delay=delay))
     serialized: bytes = status.SerializeToString()
     return serialized
+
+
+def _cut(text: str) -> str:
+    if len(text) <= MAX_MESSAGE:
+        return text
+    return f"{text[: MAX_MESSAGE * 2 // 3]} ... {text[-(MAX_MESSAGE // 3 - 5) :]}"
 
 
 def error_of(call_error: grpc.aio.AioRpcError) -> OutriderError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
@@ -13,11 +14,15 @@ from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 from outrider.config import ServiceConfig
 from outrider.errors import ConfigError, Draining, Unavailable
 from outrider.interceptors import ServiceInterceptor
-from outrider.tls import server_credentials
+from outrider.reloading import Reloaded
+from outrider.tls import server_certificates, server_credentials
 
 MAX_CONCURRENT_STREAMS = 1024
 """Open calls on one connection; admission has its own, lower bounds."""
+MAX_METADATA_BYTES = 16 << 10
 DRAIN_POLL_SECONDS = 0.02
+WATCH_SECONDS = 2.0
+"""How often files that may be renewed are looked at, so that unusable ones are noticed before they matter."""
 STOP_GRACE_SECONDS = 0.25
 """For final statuses to leave after the last session ended; health watches never end by themselves."""
 
@@ -42,15 +47,16 @@ class GrpcServer:
         self.port = 0
         self.health_port = 0
         self._door = ServiceInterceptor(service_names, Unavailable("this replica is still loading"))
-        self._credentials = server_credentials(config.tls_cert, config.tls_key, config.tls_ca)
-        self.server = grpc.aio.server(
-            interceptors=[self._door, *interceptors], options=_options(config.max_message_mb)
-        )
+        self.certificates = server_certificates(config.tls_cert, config.tls_key, config.tls_ca)
+        self.watched: list[Reloaded[Any]] = [self.certificates] if self.certificates else []
+        """What is made of files that are looked at from time to time; a service adds its own."""
+        self._watching: asyncio.Task[None] | None = None
+        self.server = grpc.aio.server(interceptors=[self._door, *interceptors], options=_options(config))
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
         self._servers = [self.server]
         if config.health_port >= 0:
-            self._servers.append(grpc.aio.server(options=_options(config.max_message_mb)))
+            self._servers.append(grpc.aio.server(options=_options(config)))
             health_pb2_grpc.add_HealthServicer_to_server(self._health, self._servers[-1])
         if config.reflection:
             names = (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME)
@@ -72,13 +78,15 @@ class GrpcServer:
         Raises:
             ConfigError: an address cannot be bound.
         """
-        self.port = self._bind("port", self.server, self.config.port, self._credentials)
+        credentials = server_credentials(self.certificates) if self.certificates else None
+        self.port = self._bind("port", self.server, self.config.port, credentials)
         for probes in self._servers[1:]:
             self.health_port = self._bind("health_port", probes, self.config.health_port, None)
         await self._set_health(False)
         await self._health.set("liveness", health_pb2.HealthCheckResponse.SERVING)
         for server in self._servers:
             await server.start()
+        self._watching = asyncio.create_task(self._watch_files())
         return self.port
 
     async def set_serving(self, serving: bool) -> None:
@@ -87,6 +95,11 @@ class GrpcServer:
             return
         self._door.refusal = None if serving else Unavailable("this replica is not serving")
         await self._set_health(serving)
+
+    async def set_ready(self, ready: bool) -> None:
+        """Say in health whether new calls are better sent here than elsewhere; those that come are taken."""
+        if self._door.refusal is None:
+            await self._set_health(ready)
 
     async def drain(self, running: Callable[[], int]) -> None:
         """Take no new calls, wait until `running()` is 0 or the grace period has passed, and stop."""
@@ -100,6 +113,8 @@ class GrpcServer:
 
     async def stop(self) -> None:
         """Stop at once; calls that still run are cancelled."""
+        if self._watching is not None:
+            self._watching.cancel()
         await asyncio.gather(*(server.stop(STOP_GRACE_SECONDS) for server in self._servers))
 
     def _bind(
@@ -119,6 +134,12 @@ class GrpcServer:
             )
         return bound
 
+    async def _watch_files(self) -> None:
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            for files in self.watched:
+                files.current()
+
     async def _set_health(self, serving: bool) -> None:
         kinds = health_pb2.HealthCheckResponse
         status = kinds.SERVING if serving else kinds.NOT_SERVING
@@ -130,14 +151,14 @@ def _endpoint(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
 
-def _options(max_message_mb: int) -> list[tuple[str, int]]:
-    max_bytes = max_message_mb << 20
+def _options(config: ServiceConfig) -> list[tuple[str, int]]:
     return [
         ("grpc.so_reuseport", 0),  # a taken port is an error, not a second listener
-        ("grpc.max_send_message_length", max_bytes),
-        ("grpc.max_receive_message_length", max_bytes),
+        ("grpc.max_send_message_length", config.max_message_mb << 20),
+        ("grpc.max_receive_message_length", config.max_request_mb << 20),
         ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS),
-        ("grpc.max_metadata_size", 16 << 10),
+        ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),  # between the two it would be random
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),

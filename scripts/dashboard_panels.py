@@ -1,13 +1,18 @@
-"""What the dashboards show: one entry per panel, with the question it answers as its description."""
+"""What the dashboards show: one entry per panel, with the question it answers as its description.
+
+Queries are written short (`Promql.expand`); what stands before ` = ` is the legend, else the labels are.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from scripts.promql import Promql
 
-P = Promql("$__rate_interval", 'job=~"$job", instance=~"$instance"')
+MATCH = 'job=~"$job", instance=~"$instance"'
+P = Promql("$__rate_interval", MATCH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +21,14 @@ class Query:
 
     expression: str
     legend: str
+
+    @classmethod
+    def of(cls, short: str) -> Query:
+        """`legend = query`, or a query whose labels are the legend."""
+        legend, named, query = short.partition(" = ")
+        query = query if named else short
+        labels = query.partition(" by ")[2].split(", ")
+        return cls(P.expand(query), legend if named else " ".join(f"{{{{{label}}}}}" for label in labels))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,157 +64,272 @@ class Dashboard:
     rows: tuple[Row, ...]
 
 
-def _panel(
-    title: str, unit: str, description: str, *queries: tuple[str, str], **more: bool | int | str
-) -> Panel:
-    lines = tuple(Query(expression, legend) for expression, legend in queries)
+def _panel(unit: str, title: str, description: str, *queries: str, **more: bool | str) -> Panel:
+    lines = tuple(map(Query.of, queries))
     return Panel(title=title, unit=unit, description=description, queries=lines, **more)  # type: ignore[arg-type]
 
 
-def _quantiles(histogram: str) -> tuple[tuple[str, str], ...]:
-    return tuple((P.quantile(q, histogram), f"{q:.0%}") for q in (0.5, 0.95, 0.99))
+def _quantiles(title: str, description: str, histogram: str, **more: bool) -> Panel:
+    lines = (f"{quantile}% = p{quantile} {histogram}" for quantile in (50, 95, 99))
+    return _panel("s", title, description, *lines, **more)
 
 
-IDLE = (
-    f"{P.rate('v:idle_seconds_total')} / ({P.rate('v:idle_seconds_total')} + {P.rate('v:step_seconds_sum')})"
-)
-WASTED_VERIFIED = f"1 - {P.share('v:nodes_accepted_total', 'v:nodes_verified_total')}"
-V_ACCEPTANCE = ("v:position_accepted_total", "v:position_verified_total")
-O_ACCEPTANCE = ("o:position_accepted_total", "o:position_verified_total")
-FAILED = (
-    P.rate("o:requests_finished_total", match='reason!~"stop|length|cancelled"')
-    + " / "
-    + P.rate("o:requests_finished_total")
-)
+_share = partial(_panel, "percentunit")
+_number = partial(_panel, "short")
+_events = partial(_panel, "ops")
+_requests = partial(_panel, "reqps")
+_seconds = partial(_panel, "s")
 
-PIPELINE = Row(
-    "Pipeline",
-    (
-        _panel(
-            "Pipeline efficiency",
-            "percentunit",
-            "The target's step as a share of a session's round. 100 %: every step begins where the last "
-            "one ended. With many sessions a round also waits for the others' steps.",
-            (P.share("v:round_busy_seconds_total", "v:round_seconds_total", "task"), "{{task}}"),
-        ),
-        _panel(
-            "Target idle share",
-            "percentunit",
-            "Share of the time with open sessions in which the target ran no step: what waiting for "
-            "candidates costs.",
-            (IDLE, "idle"),
-        ),
-        _panel(
-            "Draft step to target step",
-            "percentunit",
-            "Mean time of a draft step divided by that of a target step.",
-            (f"({P.mean('d:step_seconds')}) / ({P.mean('v:step_seconds')})", "ratio"),
-        ),
+PIPELINE = (
+    _share(
+        "Pipeline efficiency",
+        "The target's step as a share of a session's round. 100 %: every step begins where the last one "
+        "ended. With many sessions a round also waits for the others' steps.",
+        "v:round_busy_seconds_total / v:round_seconds_total by task",
+    ),
+    _share(
+        "Target idle share",
+        "Share of the time with open sessions in which the target ran no step: what waiting for candidates "
+        "costs.",
+        "idle = v:idle_seconds_total / (v:idle_seconds_total + v:step_seconds_sum)",
+    ),
+    _share(
+        "Draft step to target step",
+        "Mean time of a draft step divided by that of a target step.",
+        "ratio = (mean d:step_seconds) / (mean v:step_seconds)",
     ),
 )
 
-ACCEPTANCE = Row(
-    "Acceptance",
-    (
-        _panel(
-            "Acceptance length",
-            "short",
-            "Tokens committed per step, the bonus token included: the factor that speculation saves in "
-            "target steps. 1 without speculation.",
-            (P.share("v:tokens_total", "v:steps_total", "task"), "{{task}}"),
-        ),
-        _panel(
-            "Acceptance by position",
-            "percentunit",
-            "Of the steps that verified candidates this deep, the share that accepted one; down to 8.",
-            (P.share(*V_ACCEPTANCE, "position", 'position=~"1|2|3|4|5|6|7|8"'), "{{position}}"),
-        ),
-        _panel(
-            "Acceptance by position and task",
-            "percentunit",
-            "The first three positions by traffic label: which traffic the draft fits.",
-            (P.share(*V_ACCEPTANCE, "task, position", 'position=~"1|2|3"'), "{{task}} {{position}}"),
-        ),
-        _panel(
-            "Acceptance by draft replica",
-            "percentunit",
-            "Share of steps whose first candidate was accepted, by draft replica: one that stands out "
-            "has another model, or is ill.",
-            (P.share(*O_ACCEPTANCE, "draft", 'position="1"'), "{{draft}}"),
-        ),
-        _panel(
-            "Hit rate",
-            "percentunit",
-            "Share of steps whose bonus token was already a candidate, so that the next step had "
-            "candidates at once.",
-            (P.share("v:hits_total", "v:steps_total", "task"), "{{task}}"),
-        ),
-        _panel(
-            "Drift",
-            "percentunit",
-            "How near each detector is to its next alarm. At 100 % acceptance has fallen for good, and "
-            "the detector begins anew.",
-            (P.gauge("o:drift_statistic", "task, draft", how="max"), "{{task}} {{draft}}"),
-        ),
+ACCEPTANCE = (
+    _number(
+        "Acceptance length",
+        "Tokens committed per step, the bonus token included: the factor that speculation saves in target "
+        "steps. 1 without speculation.",
+        "v:tokens_total / v:steps_total by task",
+    ),
+    _share(
+        "Acceptance by position",
+        "Of the steps that verified candidates this deep, the share that accepted one; down to 8.",
+        'v:position_accepted_total{position=~"1|2|3|4|5|6|7|8"}'
+        ' / v:position_verified_total{position=~"1|2|3|4|5|6|7|8"} by position',
+    ),
+    _share(
+        "Acceptance by position and task",
+        "The first three positions by traffic label: which traffic the draft fits.",
+        'v:position_accepted_total{position=~"1|2|3"} / v:position_verified_total{position=~"1|2|3"}'
+        " by task, position",
+    ),
+    _share(
+        "Acceptance by draft replica",
+        "Share of steps whose first candidate was accepted, by draft replica: one that stands out has "
+        "another model, or is ill.",
+        'o:position_accepted_total{position="1"} / o:position_verified_total{position="1"} by draft',
+    ),
+    _share(
+        "Hit rate",
+        "Share of steps whose bonus token was already a candidate, so that the next step had candidates at "
+        "once.",
+        "v:hits_total / v:steps_total by task",
+    ),
+    _share(
+        "Drift",
+        "How near each detector is to its next alarm. At 100 % acceptance has fallen for good, and the "
+        "detector begins anew.",
+        "max o:drift_statistic by task, draft",
     ),
 )
 
-BUDGET = Row(
-    "Budget",
-    (
-        _panel(
-            "Nodes",
-            "ops",
-            "Nodes drafted, verified and accepted per second, and those that a step verified because "
-            "prompt lookup found them.",
-            (P.rate("d:nodes_total"), "drafted"),
-            (P.rate("v:nodes_verified_total"), "verified"),
-            (P.rate("v:nodes_accepted_total"), "accepted"),
-            (P.rate("v:lookup_nodes_verified_total"), "verified, from lookup"),
+BUDGET = (
+    _events(
+        "Nodes",
+        "Nodes drafted, verified and accepted per second, and those that a step verified because prompt "
+        "lookup found them.",
+        "drafted = d:nodes_total",
+        "verified = v:nodes_verified_total",
+        "accepted = v:nodes_accepted_total",
+        "verified, from lookup = v:lookup_nodes_verified_total",
+    ),
+    _share(
+        "Wasted nodes",
+        "Verified and not accepted costs target time, drafted and dropped draft time. Some waste is the "
+        "price of long blocks.",
+        "verified, not accepted = 1 - v:nodes_accepted_total / v:nodes_verified_total",
+        "drafted, dropped = d:nodes_wasted_total / d:nodes_total",
+    ),
+    _share(
+        "Calibration",
+        "By bucket of the estimate, what was expected and what came. The budget is only as good as their "
+        "agreement.",
+        "{{bucket}} expected = v:calibration_predicted_total / v:calibration_nodes_total by bucket",
+        "{{bucket}} accepted = v:calibration_accepted_total / v:calibration_nodes_total by bucket",
+        kind="bargauge",
+    ),
+    _number(
+        "Step size",
+        "Tokens and sessions of a target step. More sessions should bring fewer nodes for each.",
+        "tokens = mean v:step_tokens",
+        "sessions = mean v:step_sessions",
+    ),
+    _share(
+        "Steps without drafts",
+        "Share of steps that verified no node of a draft replica: none was there, or verifying none was "
+        "expected to be best.",
+        "o:undrafted_steps_total / o:steps_total by task",
+    ),
+    _events(
+        "Fallbacks",
+        "Requests per second that lost a draft or a verify replica and went on without.",
+        "o:fallbacks_total by kind",
+    ),
+)
+
+LATENCY = (
+    _quantiles(
+        "Time to first token",
+        "From admission to the first token. Exemplars lead to traces.",
+        "o:time_to_first_token_seconds",
+        exemplars=True,
+    ),
+    _quantiles(
+        "Time per output token",
+        "Mean over a request's tokens after the first.",
+        "o:time_per_output_token_seconds",
+        exemplars=True,
+    ),
+    _quantiles("Request duration", "From admission to the end.", "o:request_seconds", exemplars=True),
+)
+
+THROUGHPUT = (
+    _number("Tokens", "Tokens generated per second.", "tokens per second = o:tokens_total"),
+    _requests(
+        "Requests",
+        "Requests admitted, and how they ended.",
+        "admitted = o:requests_admitted_total",
+        "o:requests_finished_total by reason",
+    ),
+    _number(
+        "Queue",
+        "Requests that run, and requests that wait for admission.",
+        "running = o:requests_running",
+        "queued = o:requests_queued",
+    ),
+)
+
+ERRORS = (
+    _requests(
+        "Refused",
+        "Requests refused before they ran, by reason.",
+        "o:requests_rejected_total by reason",
+        stacked=True,
+    ),
+    _share(
+        "Failed",
+        "Share of continuations that ended otherwise than by a stop token, a length or the caller.",
+        'failed = o:requests_finished_total{reason!~"stop|length|cancelled"} / o:requests_finished_total',
+    ),
+    _number(
+        "Replicas",
+        "Replicas by kind and state, as the orchestrators see them.",
+        "{{kind}} {{state}} = max o:replicas > 0 by kind, state",
+    ),
+)
+
+STEPS = (
+    _quantiles("Target step", "Time of a verify step.", "v:step_seconds"),
+    _quantiles("Draft step", "Time of a draft forward.", "d:step_seconds"),
+    _events(
+        "Stale handles",
+        "KV handles that were refused; their tokens were prefilled again.",
+        "v:stale_handles_total by reason",
+    ),
+)
+
+
+def _memory(service: str, name: str) -> tuple[Panel, ...]:
+    """Pages, sessions and device memory of one kind of replica."""
+    return (
+        _number(
+            f"KV pages, {name}",
+            "Used by sessions and leases, kept for reuse, and empty. Headroom is what is kept and what is "
+            "empty.",
+            f"used = {service}:pages_used",
+            f"kept for reuse = {service}:pages_cached",
+            f"empty = {service}:pages_free",
+            stacked=True,
         ),
-        _panel(
-            "Wasted nodes",
-            "percentunit",
-            "Verified and not accepted costs target time, drafted and dropped draft time. Some waste is "
-            "the price of long blocks.",
-            (WASTED_VERIFIED, "verified, not accepted"),
-            (P.share("d:nodes_wasted_total", "d:nodes_total"), "drafted, dropped"),
+        _share(
+            f"Sessions, {name}",
+            "Open sessions as a share of those that may be open.",
+            f"{service}:sessions / {service}:session_limit by instance",
         ),
-        _panel(
-            "Calibration",
-            "percentunit",
-            "By bucket of the estimate, what was expected and what came. The budget is only as good as "
-            "their agreement.",
-            (
-                P.share("v:calibration_predicted_total", "v:calibration_nodes_total", "bucket"),
-                "{{bucket}} expected",
-            ),
-            (
-                P.share("v:calibration_accepted_total", "v:calibration_nodes_total", "bucket"),
-                "{{bucket}} accepted",
-            ),
-            kind="bargauge",
+        _share(
+            f"Device memory headroom, {name}",
+            "Unused memory of the model's device (VRAM; of the machine where the model runs on the CPU).",
+            f"{service}:device_memory_free_bytes / {service}:device_memory_bytes by instance",
         ),
-        _panel(
-            "Step size",
-            "short",
-            "Tokens and sessions of a target step. More sessions should bring fewer nodes for each.",
-            (P.mean("v:step_tokens"), "tokens"),
-            (P.mean("v:step_sessions"), "sessions"),
-        ),
-        _panel(
-            "Steps without drafts",
-            "percentunit",
-            "Share of steps that verified no node of a draft replica: none was there, or verifying none "
-            "was expected to be best.",
-            (P.share("o:undrafted_steps_total", "o:steps_total", "task"), "{{task}}"),
-        ),
-        _panel(
-            "Fallbacks",
-            "ops",
-            "Requests per second that lost a draft or a verify replica and went on without.",
-            (P.rate("o:fallbacks_total", "kind"), "{{kind}}"),
-        ),
+    )
+
+
+PRESSURE = (
+    _share(
+        "KV utilization",
+        "Share of KV pages in use by replica, and of all usable ones; what an inference gateway balances by.",
+        "max v:kv_utilization by instance",
+        "all usable = max o:kv_utilization",
+    ),
+    _number(
+        "Waiting for pages",
+        "Sessions that were admitted and have no KV pages.",
+        "v:queued_sessions by instance",
+    ),
+    _events(
+        "Preemptions",
+        "Sessions paused per second because no KV page was left; they are prefilled again later.",
+        "v:preemptions_total by instance",
+    ),
+)
+
+DRAFT_POOL = (
+    _number(
+        "Demand and room",
+        "Sessions that want drafts, those of them without, and the room of all usable replicas.",
+        "wanted = o:draft_sessions_wanted",
+        "waiting = o:draft_sessions_waiting",
+        "room = max o:draft_slots",
+    ),
+    _share(
+        "Pool shortage",
+        "Share of the sessions' time without a draft replica, and share in which they waited while the "
+        "target idled. docs/metrics.md says when the pool is short.",
+        "no replica = o:draft_missing_seconds_total / o:draft_wanted_seconds_total",
+        "target idle = o:draft_idle_seconds_total / o:draft_wanted_seconds_total",
+    ),
+    _seconds(
+        "Draft lag",
+        "From a verdict to the draft's answer, as the orchestrator and the draft see it, beside the target's "
+        "step. Short of drafts: the lag is longer than the step and the target idles.",
+        "lag = mean o:draft_lag_seconds",
+        "of it in the draft = mean d:lag_seconds",
+        "target step = mean v:step_seconds",
+    ),
+)
+
+PROCESSES = (
+    _panel(
+        "bytes",
+        "Memory",
+        "Resident memory of every process.",
+        f"{{{{instance}}}} = process_resident_memory_bytes{{{MATCH}}}",
+    ),
+    _number(
+        "CPU",
+        "Cores in use by every process.",
+        f"{{{{instance}}}} = rate(process_cpu_seconds_total{{{MATCH}}}[$__rate_interval])",
+    ),
+    _share(
+        "File descriptors",
+        "Open file descriptors as a share of the limit.",
+        f"{{{{instance}}}} = process_open_fds{{{MATCH}}} / process_max_fds{{{MATCH}}}",
     ),
 )
 
@@ -209,253 +337,22 @@ SPECULATION = Dashboard(
     "speculation",
     "Speculation",
     "Do drafts pay, and do they still fit the traffic?",
-    (
-        PIPELINE,
-        ACCEPTANCE,
-        BUDGET,
-    ),
+    (Row("Pipeline", PIPELINE), Row("Acceptance", ACCEPTANCE), Row("Budget", BUDGET)),
 )
-
-LATENCY = Row(
-    "Latency",
-    (
-        _panel(
-            "Time to first token",
-            "s",
-            "From admission to the first token. Exemplars lead to traces.",
-            *_quantiles("o:time_to_first_token_seconds"),
-            exemplars=True,
-        ),
-        _panel(
-            "Time per output token",
-            "s",
-            "Mean over a request's tokens after the first.",
-            *_quantiles("o:time_per_output_token_seconds"),
-            exemplars=True,
-        ),
-        _panel(
-            "Request duration",
-            "s",
-            "From admission to the end.",
-            *_quantiles("o:request_seconds"),
-            exemplars=True,
-        ),
-    ),
-)
-
-THROUGHPUT = Row(
-    "Throughput",
-    (
-        _panel(
-            "Tokens",
-            "short",
-            "Tokens generated per second.",
-            (P.rate("o:tokens_total"), "tokens per second"),
-        ),
-        _panel(
-            "Requests",
-            "reqps",
-            "Requests admitted, and how they ended.",
-            (P.rate("o:requests_admitted_total"), "admitted"),
-            (P.rate("o:requests_finished_total", "reason"), "{{reason}}"),
-        ),
-        _panel(
-            "Queue",
-            "short",
-            "Requests that run, and requests that wait for admission.",
-            (P.gauge("o:requests_running"), "running"),
-            (P.gauge("o:requests_queued"), "queued"),
-        ),
-    ),
-)
-
-ERRORS = Row(
-    "Errors",
-    (
-        _panel(
-            "Refused",
-            "reqps",
-            "Requests refused before they ran, by reason.",
-            (P.rate("o:requests_rejected_total", "reason"), "{{reason}}"),
-            stacked=True,
-        ),
-        _panel(
-            "Failed",
-            "percentunit",
-            "Share of continuations that ended otherwise than by a stop token, a length or the caller.",
-            (
-                FAILED,
-                "failed",
-            ),
-        ),
-        _panel(
-            "Replicas",
-            "short",
-            "Replicas by kind and state, as the orchestrators see them.",
-            (f"{P.gauge('o:replicas', 'kind, state', how='max')} > 0", "{{kind}} {{state}}"),
-        ),
-    ),
-)
-
-STEPS = Row(
-    "Steps",
-    (
-        _panel("Target step", "s", "Time of a verify step.", *_quantiles("v:step_seconds")),
-        _panel("Draft step", "s", "Time of a draft forward.", *_quantiles("d:step_seconds")),
-        _panel(
-            "Stale handles",
-            "ops",
-            "KV handles that were refused; their tokens were prefilled again.",
-            (P.rate("v:stale_handles_total", "reason"), "{{reason}}"),
-        ),
-    ),
-)
-
 SERVING = Dashboard(
     "serving",
     "Serving",
     "What callers see.",
-    (
-        LATENCY,
-        THROUGHPUT,
-        ERRORS,
-        STEPS,
-    ),
+    (Row("Latency", LATENCY), Row("Throughput", THROUGHPUT), Row("Errors", ERRORS), Row("Steps", STEPS)),
 )
-
-
-def _pages(service: str, name: str) -> Panel:
-    return _panel(
-        f"KV pages, {name}",
-        "short",
-        "Used by sessions and leases, kept for reuse, and empty. Headroom is what is kept and what is empty.",
-        (P.gauge(f"{service}:pages_used"), "used"),
-        (P.gauge(f"{service}:pages_cached"), "kept for reuse"),
-        (P.gauge(f"{service}:pages_free"), "empty"),
-        stacked=True,
-    )
-
-
-def _sessions(service: str, name: str) -> Panel:
-    return _panel(
-        f"Sessions, {name}",
-        "percentunit",
-        "Open sessions as a share of those that may be open.",
-        (P.level(f"{service}:sessions", f"{service}:session_limit", "instance"), "{{instance}}"),
-    )
-
-
-def _memory(service: str, name: str) -> Panel:
-    free, total = f"{service}:device_memory_free_bytes", f"{service}:device_memory_bytes"
-    return _panel(
-        f"Device memory headroom, {name}",
-        "percentunit",
-        "Unused memory of the model's device (VRAM; of the machine where the model runs on the CPU).",
-        (P.level(free, total, "instance"), "{{instance}}"),
-    )
-
-
-VERIFY = Row(
-    "Verify",
-    (
-        _pages("v", "verify"),
-        _sessions("v", "verify"),
-        _memory("v", "verify"),
-        _panel(
-            "KV utilization",
-            "percentunit",
-            "Share of KV pages in use by replica; what an inference gateway balances by.",
-            (P.gauge("v:kv_utilization", "instance", how="max"), "{{instance}}"),
-        ),
-        _panel(
-            "Waiting for pages",
-            "short",
-            "Sessions that were admitted and have no KV pages.",
-            (P.gauge("v:queued_sessions", "instance"), "{{instance}}"),
-        ),
-        _panel(
-            "Preemptions",
-            "ops",
-            "Sessions paused per second because no KV page was left; they are prefilled again later.",
-            (P.rate("v:preemptions_total", "instance"), "{{instance}}"),
-        ),
-    ),
-)
-
-DRAFT_POOL = Row(
-    "Draft pool",
-    (
-        _panel(
-            "Demand and room",
-            "short",
-            "Sessions that want drafts, those of them without, and the room of all usable replicas.",
-            (P.gauge("o:draft_sessions_wanted"), "wanted"),
-            (P.gauge("o:draft_sessions_waiting"), "waiting"),
-            (P.gauge("o:draft_slots", how="max"), "room"),
-        ),
-        _panel(
-            "Pool shortage",
-            "percentunit",
-            "Share of the sessions' time without a draft replica, and share in which they waited while "
-            "the target idled. docs/metrics.md says when the pool is short.",
-            (P.share("o:draft_missing_seconds_total", "o:draft_wanted_seconds_total"), "no replica"),
-            (P.share("o:draft_idle_seconds_total", "o:draft_wanted_seconds_total"), "target idle"),
-        ),
-        _panel(
-            "Draft lag",
-            "s",
-            "From a verdict to the draft's answer, as the orchestrator and the draft see it, beside the "
-            "target's step. Short of drafts: the lag is longer than the step and the target idles.",
-            (P.mean("o:draft_lag_seconds"), "lag"),
-            (P.mean("d:lag_seconds"), "of it in the draft"),
-            (P.mean("v:step_seconds"), "target step"),
-        ),
-        _pages("d", "draft"),
-        _sessions("d", "draft"),
-        _memory("d", "draft"),
-    ),
-)
-
-PROCESSES = Row(
-    "Processes",
-    (
-        _panel(
-            "Memory",
-            "bytes",
-            "Resident memory of every process.",
-            ('process_resident_memory_bytes{job=~"$job", instance=~"$instance"}', "{{instance}}"),
-        ),
-        _panel(
-            "CPU",
-            "short",
-            "Cores in use by every process.",
-            (
-                'rate(process_cpu_seconds_total{job=~"$job", instance=~"$instance"}[$__rate_interval])',
-                "{{instance}}",
-            ),
-        ),
-        _panel(
-            "File descriptors",
-            "percentunit",
-            "Open file descriptors as a share of the limit.",
-            (
-                'process_open_fds{job=~"$job", instance=~"$instance"}'
-                ' / process_max_fds{job=~"$job", instance=~"$instance"}',
-                "{{instance}}",
-            ),
-        ),
-    ),
-)
-
 CAPACITY = Dashboard(
     "capacity",
     "Capacity",
     "How much room is left, and of what.",
     (
-        VERIFY,
-        DRAFT_POOL,
-        PROCESSES,
+        Row("Verify", (*_memory("v", "verify"), *PRESSURE)),
+        Row("Draft pool", (*DRAFT_POOL, *_memory("d", "draft"))),
+        Row("Processes", PROCESSES),
     ),
 )
-
 DASHBOARDS = (SPECULATION, SERVING, CAPACITY)

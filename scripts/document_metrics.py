@@ -28,6 +28,7 @@ QUERIES = {
     "o:time_per_output_token_seconds": Q.mean("o:time_per_output_token_seconds"),
     "o:requests_queued": Q.gauge("o:requests_queued"),
     "o:requests_running": Q.gauge("o:requests_running"),
+    "o:kv_utilization": Q.gauge("o:kv_utilization", how="max"),
     "o:fallbacks_total": Q.rate("o:fallbacks_total", "kind"),
     "o:replicas": Q.gauge("o:replicas", "kind, state", how="max"),
     "o:steps_total": Q.rate("o:steps_total", "draft"),
@@ -44,6 +45,8 @@ QUERIES = {
     "o:draft_sessions_wanted": Q.gauge("o:draft_sessions_wanted"),
     "o:draft_sessions_waiting": Q.gauge("o:draft_sessions_waiting"),
     "o:draft_slots": Q.gauge("o:draft_slots", how="max"),
+    "o:draft_sessions_per_replica": Q.gauge("o:draft_sessions_per_replica", how="min"),
+    "d:replicas_desired": f"ceil({Q.gauge('d:replicas_desired')})",
     "o:draft_wanted_seconds_total": Q.rate("o:draft_wanted_seconds_total"),
     "o:draft_missing_seconds_total": Q.share("o:draft_missing_seconds_total", "o:draft_wanted_seconds_total"),
     "o:draft_idle_seconds_total": Q.share("o:draft_idle_seconds_total", "o:draft_wanted_seconds_total"),
@@ -114,9 +117,18 @@ def _of_replicas(service: str) -> dict[str, str]:
     }
 
 
-EXAMPLES = {
-    full_name(metric): query for metric, query in (QUERIES | _of_replicas("v") | _of_replicas("d")).items()
-}
+def _of_files(service: str) -> dict[str, str]:
+    """Examples for certificates and tokens, which all services have in common."""
+    refused, expires = f"{service}:files_refused_total", f"{service}:certificate_expires_timestamp_seconds"
+    page = full_name(expires)
+    return {
+        refused: Q.rate(refused, "files"),
+        expires: f"min by (files) ({page} - time() and {page} > 0)",
+    }
+
+
+_SHARED = _of_replicas("v") | _of_replicas("d") | _of_files("o") | _of_files("v") | _of_files("d")
+EXAMPLES = {full_name(metric): query for metric, query in (QUERIES | _SHARED).items()}
 INTRODUCTION = f"""\
 # Metrics
 
@@ -126,11 +138,12 @@ running services export what it lists.
 Every service serves a Prometheus page when `metrics_port` is set. Counters are raw: ratios belong into the
 query, because only sums can be added up over replicas. Times are seconds. Dashboards and alerts that use
 these metrics are in `k8s/components/`; what to do about an alert is in the [runbook](runbook.md). Where no
-Grafana is at hand, `python -m scripts.draw_dashboards` draws the panels from a Prometheus. Made so, with one,
-three and six clients on the widened demo pair; one of two draft replicas is killed 40 seconds before the end:
-[speculation](dashboards/speculation.png), [serving](dashboards/serving.png),
-[capacity](dashboards/capacity.png). Other work ran on the two cores meanwhile: look at the shapes, not at the
-speed.
+Grafana is at hand, `python -m scripts.draw_dashboards` draws the panels from a Prometheus. Made so, with
+three, eight and three clients on the widened demo pair, with prompts of code and of prose; 80 seconds before
+the end both draft replicas are killed, one after the other, and one of them comes back:
+[speculation](images/dashboard-speculation.png), [serving](images/dashboard-serving.png),
+[capacity](images/dashboard-capacity.png). Much other work ran on the two cores meanwhile: look at the shapes,
+not at the speed.
 
 **Exemplars.** The histograms of the orchestrator carry the trace id of a sampled request (with
 `--enable-feature=exemplar-storage` in Prometheus), so that a slow bucket leads to its trace.
@@ -184,6 +197,46 @@ time is lost for want of drafts. Two things can be missing:
 Either makes the pool short; `outrider_orchestrator_draft_sessions_wanted` against
 `outrider_orchestrator_draft_slots` says how far demand is from room before it comes to that. A draft replica
 sees the same from its side: `outrider_draft_lag_seconds` is what of the lag passes inside of it.
+
+## How many draft replicas are needed
+
+`outrider_draft_replicas_desired` is the mean number of sessions that want drafts over the last seconds,
+divided by the number that one replica serves well (`outrider_orchestrator_draft_sessions_per_replica`): four
+fifths of its slots, and less once the pool was short by the definition above, so that the same load gets more
+replicas. `orchestrator/scaler.py` has the rule and where it comes from.
+
+Every orchestrator exports its own sessions' share, so **add them up and round up**:
+
+    ceil(sum(outrider_draft_replicas_desired))
+
+An orchestrator that has no sessions reports 0; one that is gone takes its share along. The least and the most
+replicas, and how long fewer have to suffice before one goes, are settings of the autoscaler. Whoever asks one
+orchestrator over gRPC (`externalscaler.ExternalScaler`, as KEDA does) gets the sum: the sessions of the other
+orchestrators are seen at the draft replicas. See [Kubernetes](kubernetes.md#scale).
+
+## Names that others use
+
+An inference gateway chooses among pods by three gauges (Gateway API Inference Extension, model server
+protocol). Pods that it can choose among are orchestrators:
+
+| gateway | here |
+|---|---|
+| TotalQueuedRequests | `outrider_orchestrator_requests_queued` |
+| TotalRunningRequests | `outrider_orchestrator_requests_running` |
+| KVCacheUtilization | `outrider_orchestrator_kv_utilization` |
+
+A dashboard made for vLLM's speculation finds the same counts under these names. There a draft is one round
+of a sequence; here one may verify several branches, so that *this deep* is the depth of the verified tree.
+Positions count from 0 there and from 1 here:
+
+| vLLM | here |
+|---|---|
+| `vllm:spec_decode_num_drafts_total` | `outrider_verify_position_verified_total{{position="1"}}` |
+| `vllm:spec_decode_num_draft_tokens_total` | `outrider_verify_nodes_verified_total` |
+| `vllm:spec_decode_num_accepted_tokens_total` | `outrider_verify_nodes_accepted_total` |
+| `vllm:spec_decode_num_accepted_tokens_per_pos_total` | `outrider_verify_position_accepted_total` |
+| `vllm:num_requests_waiting`, `vllm:num_requests_running` | the gateway's gauges above |
+| `vllm:kv_cache_usage_perc` | `outrider_verify_kv_utilization` |
 """
 
 

@@ -37,7 +37,7 @@ and last its default. For `max_sessions` of the verify service:
 status 2 and one sentence that names it. Lists are repeated flags or text separated by commas.
 
 Traces go where the standard `OTEL_*` variables say, such as `OTEL_EXPORTER_OTLP_ENDPOINT`;
-`OTEL_TRACES_SAMPLER` decides which requests. Without them nothing is recorded.
+`OTEL_TRACES_SAMPLER` decides which requests. Without them nothing is recorded; see [tracing](tracing.md).
 """
 
 

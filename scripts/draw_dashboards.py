@@ -110,6 +110,8 @@ def _draw_panel(panel: Panel, axes: Axes, source: Source) -> None:
             axes.plot(line.times, line.values, label=line.name, linewidth=1)
     axes.set_xlim(-source.seconds, 0)
     axes.set_ylim(bottom=0)
+    if panel.unit == "percentunit":
+        axes.set_ylim(top=min(axes.get_ylim()[1], 1.02))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: UNITS[panel.unit](value)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f} s"))
     axes.grid(alpha=0.3)

@@ -1,4 +1,4 @@
-"""Regenerate `outrider/v1` from `protos/`: `python scripts/generate_protos.py [output folder]`."""
+"""Regenerate `outrider/v1` and `outrider/keda` from `protos/`; an argument names another output folder."""
 
 import sys
 from importlib.resources import files

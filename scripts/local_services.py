@@ -89,7 +89,7 @@ class Fleet:
             proxy.ask({"round_trip_ms": milliseconds}, timeout=10.0)
 
     def metrics(self, name: str) -> str:
-        """The Prometheus page of `verify` or `draft-NAME`."""
+        """The Prometheus page of a process in `ready`."""
         with urlopen(self.ready[name]["metrics"], timeout=10) as response:
             return str(response.read().decode())
 
@@ -108,7 +108,8 @@ class Fleet:
             endpoint = self.ready[name]["endpoint"]
             flags += [f"--{kind}", self._proxied(endpoint, name) if remote else endpoint]
         name = f"orchestrator-{draft}-{'remote' if remote else 'local'}"
-        endpoint = self._serve("orchestrator", name, *flags).receive(START_SECONDS)["endpoint"]
+        self.ready[name] = self._serve("orchestrator", name, *flags).receive(START_SECONDS)
+        endpoint = self.ready[name]["endpoint"]
         _wait_for_draft(endpoint)
         return str(endpoint)
 

@@ -5,9 +5,13 @@ Metrics are written `o:name`, `v:name` and `d:name` for those of the orchestrato
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 PREFIXES = {"o": "outrider_orchestrator_", "v": "outrider_verify_", "d": "outrider_draft_"}
+
+COUNTERS = ("_total", "_sum", "_count", "_bucket")
+METRIC = re.compile(r"(?:(mean|max|min|p\d\d) )?\b([ovd]:\w+)(?:\{(.*?)\})?")
 
 
 def full_name(metric: str) -> str:
@@ -22,6 +26,26 @@ class Promql:
 
     window: str
     match: str = ""
+
+    def expand(self, short: str) -> str:
+        """The query that is written short: `v:hits_total / v:steps_total by task`.
+
+        A counter stands for its rate and a gauge for its sum, over all replicas or by the labels at the end;
+        `max`, `min`, `mean` (of a histogram) and `p95` before a metric ask for something else.
+        """
+        expression, _, by = short.partition(" by ")
+
+        def metric(found: re.Match[str]) -> str:
+            how, name, match = found[1], found[2], found[3] or ""
+            if how == "mean":
+                return self.mean(name, by)
+            if how is not None and how[0] == "p":
+                return self.quantile(int(how[1:]) / 100, name)
+            if name.endswith(COUNTERS):
+                return self.rate(name, by, match)
+            return self.gauge(name, by, how or "sum")
+
+        return METRIC.sub(metric, expression)
 
     def gauge(self, metric: str, by: str = "", how: str = "sum") -> str:
         """A gauge over all replicas, or by labels."""

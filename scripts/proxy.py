@@ -36,8 +36,7 @@ class Proxy:
         self.round_trip = round_trip
         """Seconds; may be changed at any time, what is on its way keeps its delay and its order."""
         self.endpoint = ""
-        self._host, _, port = upstream.rpartition(":")
-        self._port = int(port)
+        self.redirect(upstream)
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._connections: set[asyncio.Task[None]] = set()
@@ -48,6 +47,11 @@ class Proxy:
         self._server = await asyncio.start_server(self._accept, host, port)
         self.endpoint = f"{host}:{self._server.sockets[0].getsockname()[1]}"
         return self.endpoint
+
+    def redirect(self, upstream: str) -> None:
+        """Where connections go that come from now on; those that are there stay where they are."""
+        self._host, _, port = upstream.rpartition(":")
+        self._port = int(port)
 
     def freeze(self) -> None:
         """Hold back all bytes in both directions, those of new connections too."""

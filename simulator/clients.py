@@ -149,11 +149,12 @@ class Clients:
             _request(script, cluster, self._arm),
             cluster.fleet,
             cluster.timeline,
-            orchestrator,
+            orchestrator.host,
             partial(self._send_back, served, kept, then),
+            orchestrator.payoff,
         )
         served.statistics = generation.session.statistics
-        Link(cluster.timeline, cluster.client, orchestrator, lambda: 0.0).send(generation.start)
+        Link(cluster.timeline, cluster.client, orchestrator.host, lambda: 0.0).send(generation.start)
 
     def _send_back(
         self, served: Served, kept: list[Served], then: Callable[[], None], verdict: Verdict

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
+from orchestrator.payoff import Payoff
 from outrider.config import DraftConfig, VerifyConfig
 from outrider.engine.pages import PagePool
 from outrider.messages import ModelInfo
@@ -25,6 +26,14 @@ from verify_service.session import Limits
 
 
 @dataclass(frozen=True, slots=True)
+class Orchestrator:
+    """One process: its event loop, and what its sessions know of drafting together."""
+
+    host: Host
+    payoff: Payoff = field(default_factory=Payoff)
+
+
+@dataclass(frozen=True, slots=True)
 class Cluster:
     """Everything that runs; `scripts` are the texts of the sessions so far by number."""
 
@@ -32,7 +41,7 @@ class Cluster:
     corpus: Corpus
     scripts: dict[int, Script]
     fleet: Fleet
-    orchestrators: list[Host]
+    orchestrators: list[Orchestrator]
     client: Host
     cores: dict[str, list[Device]]
     """Of the processes of each kind."""
@@ -74,7 +83,9 @@ class Builder:
         """The cluster, with nothing asked of it yet."""
         if self.profile.cores == "two":
             self._cores = [Core(self.timeline), Core(self.timeline)]
-        orchestrators = [self._host(self._floating()) for _ in range(self.topology.orchestrators)]
+        orchestrators = [
+            Orchestrator(self._host(self._floating())) for _ in range(self.topology.orchestrators)
+        ]
         places = [self._place(0) for _ in range(self.topology.verify_replicas)]
         verify = {f"verify-{i:03}": self._verify(f"verify-{i:03}", place) for i, place in enumerate(places)}
         draft: dict[str, DraftReplica] = {}
@@ -92,7 +103,7 @@ class Builder:
             {
                 "verify": [replica.host.core for replica in verify.values()],
                 "draft": [replica.host.core for replica in draft.values()],
-                "orchestrator": [host.core for host in orchestrators],
+                "orchestrator": [each.host.core for each in orchestrators],
             },
         )
 

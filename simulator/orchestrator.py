@@ -19,11 +19,13 @@ from orchestrator.events import (
     Emit,
     Event,
     Finish,
+    ParkDraft,
     SendBlock,
     SendVerdict,
     VerdictArrived,
     VerifyOpened,
 )
+from orchestrator.payoff import Payoff
 from orchestrator.replicas import Lease, Replicas
 from orchestrator.request import Request
 from orchestrator.session import Limits, Session
@@ -70,13 +72,15 @@ class Generation:
     timeline: Timeline
     host: Host
     on_verdict: Callable[[Verdict], None]
+    payoff: Payoff
     session: Session = field(init=False)
-    _leases: list[tuple[Replicas, Lease]] = field(default_factory=list)
+    _leases: dict[str, Lease] = field(default_factory=dict)
+    """Of replicas of each kind."""
     _to_verify: _VerifyLink | None = None
     _to_draft: _DraftLink | None = None
 
     def __post_init__(self) -> None:
-        self.session = Session(self.request, self.request.seed_of(0), PATIENT)
+        self.session = Session(self.request, self.request.seed_of(0), PATIENT, payoff=self.payoff)
 
     def start(self) -> None:
         """Open the streams."""
@@ -101,6 +105,8 @@ class Generation:
                     self._to_draft.verdict(verdict)
                 case Emit(verdict):
                     self.host.loop.do(self.host.send_seconds, partial(self.on_verdict, verdict))
+                case ParkDraft():
+                    self._park_draft()
                 case Finish():
                     self._finish()
                 case _:
@@ -118,19 +124,28 @@ class Generation:
         self._to_draft = _DraftLink(self, stream, replica)
         self._to_draft.open(opening)
 
+    def _park_draft(self) -> None:
+        assert self._to_draft is not None
+        self._to_draft.close()
+        self._to_draft = None
+        self._release("draft")
+
     def _lease(self, kind: str, tokens: tuple[int, ...]) -> Lease:
         pool = self.fleet.pools[kind]
         lease = pool.lease(self.timeline.now, lambda error: None, tokens=tokens)
         assert lease is not None, "simulated replicas are always usable"
-        self._leases.append((pool, lease))
+        self._leases[kind] = lease
         return lease
+
+    def _release(self, kind: str) -> None:
+        self.fleet.pools[kind].release(self._leases.pop(kind))
 
     def _finish(self) -> None:
         for link in (self._to_verify, self._to_draft):
             if link is not None:
                 link.close()
-        for pool, lease in self._leases:
-            pool.release(lease)
+        for kind in list(self._leases):
+            self._release(kind)
 
 
 class _Links:

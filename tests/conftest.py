@@ -14,6 +14,17 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of our own."""
+    parser.addoption("--fault-seed", type=int, help="replay the fault tests with this seed")
+
+
+@pytest.fixture
+def fault_seed(request: pytest.FixtureRequest) -> int | None:
+    """The seed to replay, if one was given."""
+    return request.config.getoption("--fault-seed")
+
+
 @pytest.fixture(scope="session")
 def reference():
     """The demo target run by plain `transformers`."""

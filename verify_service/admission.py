@@ -8,6 +8,9 @@ from outrider.errors import ContextTooLong, InvalidRequest, MismatchedPair, Unkn
 from outrider.messages import ModelInfo, OpenVerify
 from verify_service.session import end_length
 
+MAX_FIRST_STEP = 2**31
+"""Steps have 32 bits on the wire, and a session may need as many as its context has tokens."""
+
 
 def check_open(opening: OpenVerify, info: ModelInfo) -> None:
     """Check the first message of a session.
@@ -29,6 +32,8 @@ def check_open(opening: OpenVerify, info: ModelInfo) -> None:
     _check_tokens("sampling.stop_token_ids", opening.sampling.stop_token_ids, info.vocabulary_size)
     _check_tokens("sampling.logit_bias", opening.sampling.logit_bias, info.vocabulary_size)
     _check_lengths(opening, info.context_length)
+    if opening.first_step > MAX_FIRST_STEP:
+        raise InvalidRequest("first_step", f"must be at most {MAX_FIRST_STEP}, not {opening.first_step}")
 
 
 def _check_tokens(field: str, tokens: Iterable[int], vocabulary_size: int) -> None:

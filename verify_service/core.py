@@ -58,7 +58,7 @@ class EngineCore:
     ) -> None:
         self.sessions: dict[int, Session] = {}
         self.handles = HandleTable(
-            runner.pool, settings.replica, settings.incarnation, settings.lease_seconds, wall_clock
+            runner.pool, settings.replica, settings.incarnation, settings.lease_seconds, clock, wall_clock
         )
         self._runner = runner
         self._cost = cost
@@ -66,13 +66,13 @@ class EngineCore:
         self._instruments = instruments
         self._deliver = deliver
         self._clock = clock
-        self._wall_clock = wall_clock
         self._verifier = Verifier(
             runner, settings.limits.eos_token_ids, clock, lambda: int(wall_clock() * 1e9)
         )
         self._memory = Memory(runner.pool, self.handles.release_oldest)
         self._idle = IdleMeter(clock())
-        self._lookup_acceptance = AcceptanceModel(lookup_priors())
+        self._lookup_acceptance = {greedy: AcceptanceModel(lookup_priors()) for greedy in (True, False)}
+        """Sampled text repeats itself less than greedy text."""
         self._habit = Patience(settings.limits.max_patience)
         """What the session that got a verdict last knows of its draft: where a new one begins."""
         self._unchecked_since: float | None = None
@@ -148,7 +148,9 @@ class EngineCore:
         session.kv = kv
         session.idle_before = self._idle.until(now)
         if opening.lookup and self._settings.lookup:
-            session.lookup = LookupCandidates(committed, self._lookup_acceptance, opening.task)
+            session.lookup = LookupCandidates(
+                committed, self._lookup_acceptance[opening.sampling.greedy], opening.task
+            )
         return session
 
     def _redeem(self, opening: OpenVerify) -> SequenceKv | None:
@@ -214,7 +216,7 @@ class EngineCore:
             [o.session.outbox.announce(verdict) for o, verdict in zip(result.outcomes, verdicts, strict=True)]
         )
         for outcome, verdict in zip(result.outcomes, verdicts, strict=True):
-            outcome.session.published(times.end, self._idle.total)
+            outcome.session.published(times.end, self._idle.total, price)
             if outcome.session.policy is VerifyPolicy.PIPELINED:
                 self._habit = outcome.session.patience
             count_verdict(self._instruments, outcome, verdict)
@@ -226,7 +228,7 @@ class EngineCore:
 
     def _rest(self) -> float | None:
         """Nothing to do: sweep leases and, when no session is left, check the page accounts once."""
-        if self.handles.expire(self._wall_clock()):
+        if self.handles.expire(self._clock()):
             self._count()
         if not self.sessions and self._unchecked_since is not None:
             if self._clock() - self._unchecked_since < SWEEP_SECONDS:

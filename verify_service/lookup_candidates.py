@@ -28,11 +28,20 @@ class LookupCandidates:
         self._features: dict[int, tuple[int, int]] = {}
         """(bucket, rank) of this round's nodes by id."""
 
-    def propose(self, tree: CandidateTree) -> None:
-        """Add what the lookup finds below the last committed token."""
+    def propose(self, tree: CandidateTree, least_reach: float = 0.0) -> None:
+        """Add what the lookup finds below the last committed token and the walk reaches likely enough."""
         self._features.clear()
+        reaches: list[float] = []
+
+        def keep(parent: int, match_length: int, rank: int) -> bool:
+            estimate = self._acceptance.estimate(lookup_bucket(match_length), rank, self._task)
+            reach = estimate * (reaches[parent] if parent >= 0 else 1.0)
+            if reach >= least_reach:
+                reaches.append(reach)
+            return reach >= least_reach
+
         nodes: list[Node | None] = []
-        for found in self._lookup.propose(MAX_LOOKUP_NODES):
+        for found in self._lookup.propose(MAX_LOOKUP_NODES, keep=keep):
             parent = nodes[found.parent] if found.parent >= 0 else None
             missing = found.parent >= 0 and parent is None
             bucket = lookup_bucket(found.match_length)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-import secrets
 import signal
 from dataclasses import dataclass
 
 from outrider.config import VerifyConfig
-from outrider.engine.loader import LoadedModel, TokenizerFiles, load_model, load_tokenizer, vocabulary_hash
-from outrider.engine.make_runner import make_runner
+from outrider.engine.loaded_model import LoadedModel
+from outrider.engine.replica import load_runner, model_info
 from outrider.engine.runner import ModelRunner
+from outrider.engine.tokenizer_files import TokenizerFiles, load_tokenizer
 from outrider.logs import get_logger
 from outrider.messages import ModelInfo
-from outrider.process import in_thread, parse_cpus, run_service
+from outrider.process import in_thread, run_service
 from outrider.serving import GrpcServer
 from outrider.telemetry.device_memory import device_memory
 from outrider.telemetry.instruments import VerifyInstruments
@@ -67,21 +67,9 @@ def load_target(config: VerifyConfig) -> Target:
     Raises:
         ConfigError: a setting is wrong or the model cannot be loaded.
     """
-    loaded = load_model(
-        config.model,
-        dtype=config.dtype,
-        device=config.device,
-        threads=config.threads,
-        helper_cores=parse_cpus("helper_cpus", config.helper_cpus),
-        context_length=config.context_length,
-        trust_remote_code=config.trust_remote_code,
-        deterministic=config.deterministic,
-        progress=logger.info,
-    )
-    num_pages = -(-config.kv_tokens // config.page_size)
-    runner = make_runner(loaded, num_pages, config.page_size, say=logger.info)
-    runner.pool.sharing = config.prefix_cache
-    max_step_tokens = min(config.max_step_tokens, num_pages * config.page_size, loaded.context_length)
+    runner = load_runner(config, config.page_size, say=logger.info, deterministic=config.deterministic)
+    room = runner.pool.statistics().total * config.page_size
+    max_step_tokens = min(config.max_step_tokens, room, runner.loaded.context_length)
     cost = measure_costs(runner, max_step_tokens)
     logger.info(
         "measured",
@@ -94,7 +82,9 @@ def load_target(config: VerifyConfig) -> Target:
 async def _build(config: VerifyConfig, server: GrpcServer) -> VerifyReplica:
     target = await in_thread(lambda: load_target(config))
     info = describe(config, target, config.name or server.endpoint)
-    engine = make_engine(config, target, info)
+    instruments = VerifyInstruments()
+    instruments.files.watch(server.watched)
+    engine = make_engine(config, target, info, instruments)
     servicer = VerifyServicer(engine, info, target.tokenizer)
     servicer.register(server.server)
     engine.start()
@@ -103,24 +93,19 @@ async def _build(config: VerifyConfig, server: GrpcServer) -> VerifyReplica:
 
 def describe(config: VerifyConfig, target: Target, replica: str) -> ModelInfo:
     """What the replica serves."""
-    loaded, files = target.runner.loaded, target.tokenizer
-    return ModelInfo(
-        model=config.served_name or loaded.name,
-        vocabulary_hash=vocabulary_hash(files.tokenizer_json if files else None, loaded.vocabulary_size),
-        vocabulary_size=loaded.vocabulary_size,
-        context_length=loaded.context_length,
-        eos_token_ids=loaded.eos_token_ids,
-        bos_token_id=loaded.bos_token_id,
-        replica=replica,
-        incarnation=secrets.token_hex(8),
-        max_sessions=config.max_sessions,
+    return model_info(
+        config,
+        target.runner.loaded,
+        target.tokenizer,
         kind="target",
-        dtype=loaded.dtype_name,
-        device=str(loaded.device),
+        replica=replica,
+        served_name=config.served_name,
     )
 
 
-def make_engine(config: VerifyConfig, target: Target, info: ModelInfo) -> VerifyEngine:
+def make_engine(
+    config: VerifyConfig, target: Target, info: ModelInfo, instruments: VerifyInstruments
+) -> VerifyEngine:
     """An engine that is not started yet."""
     settings = CoreSettings(
         replica=info.replica,
@@ -130,7 +115,6 @@ def make_engine(config: VerifyConfig, target: Target, info: ModelInfo) -> Verify
         lease_seconds=config.lease_seconds,
         lookup=config.lookup,
     )
-    instruments = VerifyInstruments()
     instruments.capacity(config.max_sessions, lambda: device_memory(info.device))
     return VerifyEngine(
         lambda deliver: EngineCore(target.runner, target.cost, settings, instruments, deliver),

@@ -13,6 +13,7 @@ from outrider import wire
 from outrider.engine.loader import TokenizerFiles
 from outrider.errors import InvalidRequest
 from outrider.messages import ModelInfo, Opened, OpenVerify, Verdict
+from outrider.telemetry.rpc_spans import VERIFY, server_span
 from outrider.v1 import verify_pb2, verify_pb2_grpc
 from verify_service.admission import check_open
 from verify_service.engine import VerifyEngine
@@ -37,10 +38,14 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
 
     async def Verify(self, request_iterator: Requests, context: Context) -> None:  # noqa: N802
         """One session, until it is closed, the requests end, or the call is cancelled."""
-        opening = await _opening(request_iterator)
+        with server_span(VERIFY, context):
+            await self._serve(request_iterator, context)
+
+    async def _serve(self, requests: Requests, context: Context) -> None:
+        opening = await _opening(requests)
         check_open(opening, self._info)
         stream = self._engine.open(opening)
-        reader = asyncio.create_task(self._read(request_iterator, stream))
+        reader = asyncio.create_task(self._read(requests, stream))
         reader.add_done_callback(lambda task: self._stop_if_failed(stream, task))
         try:
             await _write(stream, context)

@@ -24,6 +24,8 @@ from verify_service.trust import Trust
 
 LEAST_WORTH = 1e-3
 """Nodes that the walk reaches less likely than this are not verified."""
+LOOKUP_MARGIN = 0.5
+"""Share of a node's last price that a looked-up token has to be worth; the next step's may be lower."""
 MAX_UNANSWERED = 16
 """Verdicts whose answer by the draft is still timed; older ones are forgotten."""
 NOWHERE = -(2**62)
@@ -159,15 +161,14 @@ class Session:
         self.ready = self.ready or (block.ready and current)
         return added.stale
 
-    def row(self, path: Sequence[int]) -> Row:
-        """What choosing the token after the committed ones and `path` needs."""
-        position = self.tree.committed_length + len(path)
-        return Row(
-            params=self.opening.sampling,
-            position=position,
-            generated=position - self.opening.prompt_length,
-            history=self.history.extended(path) if path else self.history,
-        )
+    def row(self, node: Node | None) -> Row:
+        """What choosing the token after a node, or after the committed ones, needs."""
+        position = self.tree.committed_length + (node.depth if node is not None else 0)
+        params, history = self.opening.sampling, self.history
+        if node is not None and params.penalised:
+            path = history.extended([step.token for step in node.path()])
+            return Row(params, position, position - self.opening.prompt_length, path)
+        return Row(params, position, position - self.opening.prompt_length, history)
 
     def commit(self, tokens: Sequence[int]) -> Committed:
         """Append what a step chose, cut where the generation ends."""
@@ -184,8 +185,11 @@ class Session:
         self.finished = finish is not FinishReason.NONE
         return Committed(kept, finish, hit=len(kept) == len(tokens) == len(walked))
 
-    def published(self, now: float, idle: float) -> None:
-        """The verdict of a step left at `now`; `idle` are the engine's idle seconds so far."""
+    def published(self, now: float, idle: float, price: float = 0.0) -> None:
+        """The verdict of a step left at `now`, after `idle` seconds of the engine so far.
+
+        `price` is that of a node in the step.
+        """
         self.step += 1
         self.last_verdict, self.idle_before = now, idle
         self.ready = False
@@ -193,7 +197,7 @@ class Session:
         if len(self._unanswered) > MAX_UNANSWERED:
             del self._unanswered[next(iter(self._unanswered))]
         if self.lookup is not None and not self.finished:
-            self.lookup.propose(self.tree)
+            self.lookup.propose(self.tree, price * LOOKUP_MARGIN)
             self._eligible = None
         if self.policy is VerifyPolicy.SEQUENTIAL:
             self.deadline = now + self.patience.sequential_wait()

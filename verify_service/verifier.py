@@ -12,7 +12,7 @@ Shapes: W wanted rows over all sessions, V vocabulary.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,7 +22,7 @@ from outrider.candidate_tree import Node
 from outrider.engine.pages import PagePool, SequenceKv
 from outrider.engine.runner import Segment
 from outrider.messages import FinishReason, TokenLogprob
-from outrider.sampling.chooser import Row, choose, logprobs
+from outrider.sampling.chooser import Row, choose, logprobs, prepare
 from verify_service.scheduler import Work
 from verify_service.session import Session
 
@@ -93,15 +93,16 @@ class Verifier:
         self._eos_token_ids = eos_token_ids
         self._clock = clock
         self._wall_clock_ns = wall_clock_ns
+        prepare()
 
     def run(self, works: Sequence[Work]) -> StepResult:
         """Compute the works, whose pages are reserved, and commit what the target chose."""
         start, start_ns = self._clock(), self._wall_clock_ns()
         for work in works:
             work.nodes = most_likely_path_first(work.nodes)
+        rows = [row for work in works for row in _rows(work)]
         logits = self._runner.forward([_segment(work) for work in works])
         forwarded = self._clock()
-        rows = [row for work in works for row in _rows(work)]
         chosen = choose(logits, rows, self._eos_token_ids) if rows else []
         outcomes: list[Outcome] = []
         first = 0
@@ -192,15 +193,10 @@ def _parents(work: Work) -> list[int] | None:
     return [*range(-1, root), *parents]
 
 
-def _rows(work: Work) -> Iterator[Row]:
-    if not work.completes:
-        return
-    yield work.session.row(())
-    paths: dict[int, tuple[int, ...]] = {}
-    for node in work.nodes:
-        above = paths[node.parent.id] if node.parent is not None else ()
-        paths[node.id] = (*above, node.token)
-        yield work.session.row(paths[node.id])
+def _rows(work: Work) -> list[Row]:
+    """Of the last committed token and every node; none in the middle of a prompt."""
+    row = work.session.row
+    return [row(None), *map(row, work.nodes)] if work.completes else []
 
 
 def _logprobs(

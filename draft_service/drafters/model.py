@@ -20,7 +20,7 @@ from outrider.engine.pages import SequenceKv
 from outrider.engine.runner import ModelRunner, Segment
 from outrider.errors import Overloaded
 from outrider.messages import OpenDraft, SamplingParams
-from outrider.sampling.chooser import Ranking, Row, rank
+from outrider.sampling.chooser import Ranking, Row, prepare, rank
 from outrider.sampling.history import History, Path
 
 PREFILL_CHUNK = 256
@@ -75,6 +75,7 @@ class ModelDrafter:
         self._max_nodes = max_nodes
         self._eos_token_ids = runner.loaded.eos_token_ids
         self._sequences: dict[int, _Sequence] = {}
+        prepare()
 
     def open(self, key: int, request: OpenDraft) -> int:
         """See Drafter; attaches what is cached of the sequence's beginning.

@@ -192,7 +192,7 @@ def _config_error(error: ValidationError, raw: Mapping[str, _Raw]) -> ConfigErro
     first = error.errors()[0]
     name = str(first["loc"][0]) if first["loc"] else ""
     source = raw[name].source if name in raw else flag_of(name)
-    problem = first["msg"].replace("Input should be", "must be")
+    problem = first["msg"].replace("Input should be", "must be").removeprefix("Value error, ")
     shown = "" if isinstance(first["input"], types.NoneType | dict) else f", not {first['input']!r}"
     result = ConfigError(f"{source}: {problem}{shown}")
     result.field = name or None

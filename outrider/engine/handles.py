@@ -27,13 +27,14 @@ class _Kept:
     handle: KvHandle
     kv: SequenceKv
     expires: float
-    """In seconds of the injected clock."""
+    """By the table's clock."""
 
 
 class HandleTable:
     """Sequences kept for their next turn. Belongs to the engine thread, as the pool does.
 
-    `clock` gives Unix seconds; a lease starts anew whenever a handle is given out.
+    A lease starts anew whenever a handle is given out. It is measured by `clock`, which never jumps;
+    `wall_clock`, in Unix seconds, only tells the holder about when it ends.
     """
 
     def __init__(
@@ -43,12 +44,14 @@ class HandleTable:
         incarnation: str,
         lease_seconds: float,
         clock: Callable[[], float],
+        wall_clock: Callable[[], float],
     ) -> None:
         self.pool = pool
         self.replica = replica
         self.incarnation = incarnation
         self.lease_seconds = lease_seconds
         self._clock = clock
+        self._wall_clock = wall_clock
         self._kept: dict[str, _Kept] = {}
         """In the order of their expiry."""
 
@@ -62,16 +65,15 @@ class HandleTable:
     def keep(self, kv: SequenceKv) -> KvHandle:
         """Take `kv` over, without its scratch, and give out a handle for it."""
         kv.rollback()
-        expires = self._clock() + self.lease_seconds
         handle = KvHandle(
             owner=self.replica,
             incarnation=self.incarnation,
             id=secrets.token_hex(16),
             length=kv.length,
             digest=token_digest(kv.tokens),
-            expires_ms=int(expires * 1000),
+            expires_ms=int((self._wall_clock() + self.lease_seconds) * 1000),
         )
-        self._kept[handle.id] = _Kept(handle, kv, expires)
+        self._kept[handle.id] = _Kept(handle, kv, self._clock() + self.lease_seconds)
         return handle
 
     def take(self, handle: KvHandle) -> SequenceKv:

@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 from outrider.engine.check import TOLERANCE, Plain, check_paged, run_plain
 from outrider.engine.check_bits import check_bits
 from outrider.engine.kernels.crew import Crew
-from outrider.engine.lean import NotLean, lean_decoder
+from outrider.engine.lean import LeanDecoder, NotLean, lean_decoder
 from outrider.engine.loaded_model import Geometry, LoadedModel
 from outrider.engine.packed_linear import pack_linears, wrap_linears
 from outrider.engine.probes import find_arithmetic
@@ -71,9 +71,21 @@ def load_model(
     network = _read_weights(model, dtype, place, trust_remote_code)
     say("checking the model against this engine")
     plain = run_plain(network, limit)
-    loaded = LoadedModel(
+    loaded = _described(network, Path(model).name, plain, limit, place)
+    if lean:
+        loaded = _made_lean(loaded, network, plain, say)
+    del network  # a lean model's weights are fused, and freed as they are packed
+    # Helpers cut activations where vectorized loops may end: rounding would depend on the batch.
+    crew = Crew(threads, () if deterministic else helper_cores)
+    return _finished(loaded, plain, crew, deterministic, say)
+
+
+def _described(
+    network: PreTrainedModel, name: str, plain: Plain, limit: int, place: torch.device
+) -> LoadedModel:
+    return LoadedModel(
         model=network,
-        name=Path(model).name,
+        name=name,
         vocabulary_size=plain.logits.shape[-1],
         context_length=limit,
         eos_token_ids=_eos_token_ids(network),
@@ -82,12 +94,6 @@ def load_model(
         device=place,
         geometry=plain.geometry,
     )
-    if lean:
-        loaded = _made_lean(loaded, network, plain, say)
-    del network  # a lean model's weights are fused, and freed as they are packed
-    # Helpers cut activations where vectorized loops may end: rounding would depend on the batch.
-    crew = Crew(threads, () if deterministic else helper_cores)
-    return _finished(loaded, plain, crew, deterministic, say)
 
 
 def _made_lean(
@@ -108,7 +114,8 @@ def _finished(
 ) -> LoadedModel:
     """The model packed, made deterministic if asked for, and checked."""
     if loaded.device.type == "cpu":
-        say(f"packed {pack_linears(loaded.model, crew)} linear layers")
+        gates = loaded.model.gates if isinstance(loaded.model, LeanDecoder) else ()
+        say(f"packed {pack_linears(loaded.model, crew, gates)} linear layers")
     if deterministic:
         loaded = _made_deterministic(loaded, say)
     check_paged(loaded, plain)

@@ -11,7 +11,7 @@ A layer with `rows` set computes in blocks of these sizes alone; see `outrider.e
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -73,26 +73,45 @@ class PackedLinear(RowLinear):
 class StreamedLinear(RowLinear):
     """The same with kernels that read the weights once for up to fourteen rows."""
 
+    gated = False
+
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, crew: Crew | None = None) -> None:
         super().__init__(weight.new_empty(weight.shape[0], 0), None)
-        self.crew = crew or Crew()
         self.in_features, self.biased = weight.shape[1], bias is not None
-        self._packed = PackedRows(weight.detach(), None if bias is None else bias.detach(), self.crew)
+        self.crew = crew or Crew()
+        bias = None if bias is None else bias.detach()
+        self._packed = PackedRows(weight.detach(), bias, self.crew, gated=self.gated)
 
     def compute(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in] -> [..., out] in one product."""
+        if x.ndim == 2 and x.is_contiguous():
+            return self._packed.product(x)
         rows = x.reshape(-1, self.in_features).contiguous()
-        return self._packed.product(rows).view(*x.shape[:-1], self.out_features)
+        return self._packed.product(rows).view(*x.shape[:-1], -1)
 
 
-def pack_linears(model: nn.Module, crew: Crew | None = None) -> int:
+class StreamedGate(StreamedLinear):
+    """SiLU(gate) up, where the layer's result is the gate and up side by side."""
+
+    gated = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., in] -> [..., out / 2]; no row needs others, so there are no blocks of them."""
+        return self.compute(x)
+
+
+def pack_linears(model: nn.Module, crew: Crew | None = None, gates: Collection[str] = ()) -> int:
     """Replace the linear layers of a model on the CPU by packed ones, where there is a way; returns how many.
 
-    Kernels of our own are run by the crew, without one by the calling thread alone.
+    Kernels of our own are run by the crew, without one by the calling thread alone; with them the layers
+    named in `gates` become a `StreamedGate`.
     An embedding that shares its weight with the output layer keeps it: the output layer gets a packed copy.
     """
     streamed = [name for name, module in model.named_modules() if _can_be_streamed(module)]
-    count = _replace(model, streamed, partial(StreamedLinear, crew=crew))
+    opened = [name for name in streamed if name in gates]
+    others = [name for name in streamed if name not in gates]
+    count = _replace(model, opened, partial(StreamedGate, crew=crew))
+    count += _replace(model, others, partial(StreamedLinear, crew=crew))
     if _operators_exist():
         packed = [name for name, module in model.named_modules() if _can_be_packed(module)]
         count += _replace(model, packed, PackedLinear)

@@ -56,6 +56,10 @@ class View:
     `causal` says what is."""
     causal: bool
     folded: bool
+    open_keys: int
+    """How many of the first keys every query sees, if there is a mask."""
+    counts: torch.Tensor
+    """[B] int64 on the CPU, the queries of each sequence without padding."""
 
 
 @dataclass(slots=True)
@@ -203,13 +207,15 @@ def _make_view(group: Group, window: int | None, folded: bool, step: Step) -> Vi
         seen[row, : kv.scratch - start, : end - first] = _visible(kv, start, first, window)
     device = step.tokens.device
     causal = not folded and _is_plain_prefill(group, ends, window)
-    mask = None
+    mask, open_keys = None, 0
     if not causal and not seen.all():
+        open_keys = int(seen.all((0, 1)).argmin())
         copies = step.queries_per_kv if folded else 1
         hidden = np.where(seen, np.float32(0), np.float32("-inf"))
         hidden = np.tile(hidden, (1, copies, 1))[:, None]
         mask = torch.from_numpy(hidden).to(device, step.dtype)
-    return View(torch.from_numpy(slots.ravel()).to(device), mask, causal, folded)
+    places, counts = torch.from_numpy(slots.ravel()).to(device), torch.tensor(group.counts)
+    return View(places, mask, causal, folded, open_keys, counts)
 
 
 def _is_plain_prefill(group: Group, ends: list[int], window: int | None) -> bool:

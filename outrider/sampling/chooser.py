@@ -7,37 +7,39 @@ exact sample (Gumbel-max), and a function of logits, parameters, seed and positi
 the plain argmax. The draft knows the noise too, so it ranks its own tokens by
 `sharpness x logit / temperature + noise`.
 
+On the CPU one compiled pass does it (`outrider.sampling.kernels`), on a GPU kernels do (`on_device`), and
+where there is neither, the operations of torch that define the result.
+
 Shapes: N rows, V vocabulary, K ranked tokens of a row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from outrider.accelerator import has_kernels
-from outrider.acceptance import SHARPNESS_GRID, bucket
+from outrider.acceptance import FLATNESS, SHARPNESS_GRID, bucket
 from outrider.messages import TokenLogprob
+from outrider.sampling.kernels import search
 from outrider.sampling.noise import row_keys
-from outrider.sampling.perturbed import Leaders, leaders, leaders_among, likely_leaders
+from outrider.sampling.perturbed import Leaders, leaders, leaders_among
 from outrider.sampling.processors import Row, plain, processed
 from outrider.sampling.truncation import kept, truncates
 
-__all__ = ["Ranking", "Row", "choose", "logprobs", "rank"]
+__all__ = ["Ranking", "Row", "choose", "logprobs", "prepare", "rank"]
 
 _SHORT = 512
 """Lists up to this length are drawn in full; longer ones are searched like a vocabulary."""
 _RIVALS = 8
 """A sampled token's confidence is its share among at least so many leaders."""
-_FLATNESS = 1.5
 
 
-@dataclass(frozen=True, slots=True)
-class Ranking:
+class Ranking(NamedTuple):
     """The draft's best guesses of the target's choice at one row, best first."""
 
     tokens: list[int]
@@ -48,11 +50,17 @@ class Ranking:
     """Per sharpness of SHARPNESS_GRID, the token that would be first; empty for greedy rows."""
 
 
+def prepare() -> None:
+    """Compile what there is to compile, so that the first request does not wait for it."""
+    search.prepare()
+
+
 def choose(logits: Tensor, rows: Sequence[Row], eos_token_ids: Collection[int]) -> list[int]:
     """The target's token at each row: logits [N, V] float32."""
     if has_kernels(logits.device) and plain(rows):
         return _choose_on_device(logits, rows)
-    return _choose(logits, rows, eos_token_ids)
+    logits = processed(logits, rows, eos_token_ids)
+    return search.choose(logits, rows) if search.fits(logits) else _choose_in_torch(logits, rows)
 
 
 def _choose_on_device(logits: Tensor, rows: Sequence[Row]) -> list[int]:
@@ -62,19 +70,18 @@ def _choose_on_device(logits: Tensor, rows: Sequence[Row]) -> list[int]:
     tokens = on_device.choose(logits, rows)
     unknown = [index for index, token in enumerate(tokens) if token == on_device.UNKNOWN]
     if unknown:
-        found = _choose(logits[unknown], [rows[index] for index in unknown], ())
+        found = _choose_in_torch(logits[unknown], [rows[index] for index in unknown])
         for index, token in zip(unknown, found, strict=True):
             tokens[index] = token
     return tokens
 
 
-def _choose(logits: Tensor, rows: Sequence[Row], eos_token_ids: Collection[int]) -> list[int]:
-    logits = processed(logits, rows, eos_token_ids)
+def _choose_in_torch(logits: Tensor, rows: Sequence[Row]) -> list[int]:
     greedy, sampled = _split(rows)
     if not sampled:
         return logits.argmax(-1).tolist()
     tokens = [0] * len(rows)
-    for indices, found in _sampled_leaders(logits, rows, sampled, [1.0] * len(rows), 1, leaders):
+    for indices, found in _sampled_leaders(logits, rows, sampled, [1.0] * len(rows), 1):
         for index, token in zip(indices, found.tokens[:, 0].tolist(), strict=True):
             tokens[index] = token
     if greedy:
@@ -92,14 +99,24 @@ def rank(
 ) -> list[Ranking]:
     """Each row's `count` likeliest choices of the target, from the draft's logits [N, V] float32."""
     count = min(count, logits.shape[1])
-    slopes = [sharpness] * len(rows) if isinstance(sharpness, (int, float)) else list(sharpness)
+    slopes = [sharpness] * len(rows) if isinstance(sharpness, (int, float)) else sharpness
     if rows and has_kernels(logits.device) and plain(rows):
         return _rank_on_device(logits, rows, count, slopes)
     logits = processed(logits, rows, eos_token_ids)
+    if search.fits(logits):
+        found = search.rank(logits, rows, slopes, min(max(count, _RIVALS), logits.shape[1]))
+        return [
+            Ranking(tokens[:count], buckets[:count], () if row.params.greedy else winners)
+            for row, (tokens, buckets, winners) in zip(rows, found, strict=True)
+        ]
+    return _rank_in_torch(logits, rows, count, slopes)
+
+
+def _rank_in_torch(logits: Tensor, rows: Sequence[Row], count: int, slopes: Sequence[float]) -> list[Ranking]:
     greedy, sampled = _split(rows)
     rankings = dict(zip(greedy, _rank_greedy(logits[greedy], count), strict=True)) if greedy else {}
     rivals = min(max(count, _RIVALS), logits.shape[1])
-    for indices, found in _sampled_leaders(logits, rows, sampled, slopes, rivals, likely_leaders):
+    for indices, found in _sampled_leaders(logits, rows, sampled, slopes, rivals):
         temperatures = [rows[index].params.temperature for index in indices]
         ranked = _rank_sampled(found, [slopes[index] for index in indices], temperatures, count)
         rankings.update(zip(indices, ranked, strict=True))
@@ -112,7 +129,7 @@ def _rank_on_device(
     from outrider.sampling import on_device  # needs Triton, which is there
 
     rivals = min(max(count, _RIVALS), logits.shape[1])
-    ranked = on_device.rank(logits, rows, slopes, on_device.Ranks(rivals, _FLATNESS, _would_win))
+    ranked = on_device.rank(logits, rows, slopes, on_device.Ranks(rivals, FLATNESS, _would_win))
     rankings = []
     for row, tokens, scores, shares, winners in zip(rows, *ranked, strict=True):
         greedy = row.params.greedy
@@ -147,13 +164,12 @@ def _sampled_leaders(
     sampled: Sequence[int],
     slopes: Sequence[float],
     count: int,
-    search: Callable[[Tensor, Tensor, Tensor, int], Leaders],
 ) -> Iterator[tuple[list[int], Leaders]]:
     """Leaders of the sampled rows in parts, each with the indices of its rows."""
     whole = [index for index in sampled if not truncates(rows[index].params)]
     if whole:
         keys, scale = _draws(rows, slopes, whole, logits.device)
-        yield whole, _searched(_part(logits, whole), scale, keys, count, search)
+        yield whole, _searched(_part(logits, whole), scale, keys, count)
     cut = [index for index in sampled if truncates(rows[index].params)]
     for left in kept(_part(logits, cut), [rows[index].params for index in cut]) if cut else ():
         indices = [cut[place] for place in left.rows.tolist()]
@@ -161,20 +177,14 @@ def _sampled_leaders(
         if left.tokens.shape[1] <= _SHORT:
             yield indices, leaders_among(left.tokens, left.logits, scale, keys, count)
         else:
-            yield indices, _searched(left.spread(logits.shape[1]), scale, keys, count, search)
+            yield indices, _searched(left.spread(logits.shape[1]), scale, keys, count)
 
 
-def _searched(
-    logits: Tensor,
-    scale: Tensor,
-    keys: Tensor,
-    count: int,
-    search: Callable[[Tensor, Tensor, Tensor, int], Leaders],
-) -> Leaders:
+def _searched(logits: Tensor, scale: Tensor, keys: Tensor, count: int) -> Leaders:
     """The leaders over a vocabulary: a small one is drawn in full, like a short list."""
     size = logits.shape[1]
     if size > _SHORT:
-        return search(logits, scale, keys, count)
+        return leaders(logits, scale, keys, count)
     tokens = torch.arange(size, device=logits.device).expand(len(logits), size)
     return leaders_among(tokens, logits, scale, keys, count)
 
@@ -214,7 +224,7 @@ def _rank_sampled(
     share predicted acceptance about as well as any feature tried (margin to the best rival, entropy,
     draft probability, pairs of them), and was nearly calibrated as it is.
     """
-    flatness = torch.tensor([_FLATNESS / min(temperature, 1.0) for temperature in temperatures])
+    flatness = torch.tensor([FLATNESS / min(temperature, 1.0) for temperature in temperatures])
     shares = (found.scores / flatness.to(found.scores)[:, None]).softmax(-1)
     rankings = []
     for tokens, scores, row_shares, winners in zip(

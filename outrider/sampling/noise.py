@@ -34,18 +34,18 @@ GROUP = 64
 """Tokens whose noise is drawn below one common smallest exponential."""
 
 _WORD = 2**64 - 1
-_GAMMA = 0x9E3779B97F4A7C15
-_MIX_1 = 0xBF58476D1CE4E5B9
-_MIX_2 = 0x94D049BB133111EB
-_TOKEN_STREAM = 0xD1B54A32D192ED03
+GAMMA = 0x9E3779B97F4A7C15
+MIX_1 = 0xBF58476D1CE4E5B9
+MIX_2 = 0x94D049BB133111EB
+TOKEN_STREAM = 0xD1B54A32D192ED03
 
 _CELLS = 1024
 _EXPONENTIAL_BITS = 58  # fraction bits of an exponential; the largest, 21 ln 2, fills 62
 _RATIO_BITS = 23
 _LOG_BITS = 32
 _NOISE_BITS = 44
-_LN2_EXPONENTIAL = 199786072581291495  # round(ln 2 * 2**58)
-_LN2_NOISE = 12193974156573  # round(ln 2 * 2**44)
+LN2_EXPONENTIAL = 199786072581291495  # round(ln 2 * 2**58)
+LN2_NOISE = 12193974156573  # round(ln 2 * 2**44)
 
 
 def row_keys(seeds: Sequence[int], positions: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
@@ -57,8 +57,8 @@ def row_keys(seeds: Sequence[int], positions: Sequence[int], device: torch.devic
 @lru_cache(maxsize=4096)
 def _row_key(seed: int, position: int) -> tuple[int, int]:
     """The same for one row; a draft asks for a position again and again."""
-    key = _mix_word(_mix_word(seed) + position * _GAMMA)
-    return _signed(key), _signed(_mix_word(key ^ _TOKEN_STREAM))
+    key = _mix_word(_mix_word(seed) + position * GAMMA)
+    return _signed(key), _signed(_mix_word(key ^ TOKEN_STREAM))
 
 
 def gumbel(seed: int, position: int, tokens: Tensor) -> Tensor:
@@ -110,11 +110,11 @@ Both have the operators used below, and give the same bits.
 
 def _hash(keys: Integers, counters: Integers) -> Integers:
     """SplitMix64's output number `counter` of the stream that starts at `key`."""
-    state = counters * _signed(_GAMMA) + keys
+    state = counters * _signed(GAMMA) + keys
     state ^= state >> 30 & 2**34 - 1
-    state *= _signed(_MIX_1)
+    state *= _signed(MIX_1)
     state ^= state >> 27 & 2**37 - 1
-    state *= _signed(_MIX_2)
+    state *= _signed(MIX_2)
     state ^= state >> 31 & 2**33 - 1
     return state
 
@@ -134,7 +134,7 @@ def _exponential(hashed: Integers) -> Integers:
     rest += base[cell]
     rest *= uniform << 1 | 1
     rest >>= 63 - _EXPONENTIAL_BITS
-    rest += half_lives * _LN2_EXPONENTIAL
+    rest += half_lives * LN2_EXPONENTIAL
     return rest
 
 
@@ -147,7 +147,7 @@ def _minus_log(exponential: Integers) -> Any:
     inside >>= 28 - (_NOISE_BITS - _LOG_BITS)
     inside += base[cell] << _NOISE_BITS - _LOG_BITS
     exponent = 1023 + _EXPONENTIAL_BITS - (bits >> 52)
-    exponent *= _LN2_NOISE
+    exponent *= LN2_NOISE
     exponent -= inside
     return (exponent if isinstance(exponent, np.ndarray) else exponent.double()) * 2.0**-_NOISE_BITS
 
@@ -198,9 +198,9 @@ def _with_steps(values: list[int], device: torch.device | None) -> tuple[Integer
 
 
 def _mix_word(word: int) -> int:
-    word = (word + _GAMMA) & _WORD
-    word = ((word ^ word >> 30) * _MIX_1) & _WORD
-    word = ((word ^ word >> 27) * _MIX_2) & _WORD
+    word = (word + GAMMA) & _WORD
+    word = ((word ^ word >> 30) * MIX_1) & _WORD
+    word = ((word ^ word >> 27) * MIX_2) & _WORD
     return word ^ word >> 31
 
 

@@ -1,4 +1,6 @@
-"""The noise of `outrider.sampling.noise` in one launch: the same integers, so the same bits.
+"""The noise of `outrider.sampling.noise` in one launch, and the weights of `outrider.sampling.truncation`.
+
+The same integers, so the same bits.
 
 Drawing all of a vocabulary's noise is cheaper on a GPU than searching it. Scores are formed with a rounded
 product and a rounded sum, as everywhere: launches switch fused multiply-add off.
@@ -10,6 +12,8 @@ Shapes: N rows, V vocabulary, G groups of 64 tokens, C listed tokens of a row.
 
 import triton
 import triton.language as tl
+
+from outrider.sampling.truncation import LEAST, LOG2_E, POWER
 
 GAMMA = tl.constexpr(-7046029254386353131)
 MIX_1 = tl.constexpr(-4658895280553007687)
@@ -24,6 +28,15 @@ LN2_EXPONENTIAL = tl.constexpr(199786072581291495)
 LN2_NOISE = tl.constexpr(12193974156573)
 NOISE_UNIT = tl.constexpr(2.0**-44)
 CELLS = tl.constexpr(1024)
+LEAST_EXPONENT = tl.constexpr(LEAST)
+HALVINGS = tl.constexpr(LOG2_E)
+POWER_0 = tl.constexpr(POWER[0])
+POWER_1 = tl.constexpr(POWER[1])
+POWER_2 = tl.constexpr(POWER[2])
+POWER_3 = tl.constexpr(POWER[3])
+POWER_4 = tl.constexpr(POWER[4])
+POWER_5 = tl.constexpr(POWER[5])
+POWER_6 = tl.constexpr(POWER[6])
 
 
 @triton.jit
@@ -119,3 +132,31 @@ def listed_kernel(
     logit = tl.load(logits + at, mask=inside, other=0.0)
     tl.store(noises + at, noise, mask=inside)
     tl.store(scores + at, logit.to(tl.float64) * tl.load(scale + row) + noise, mask=inside)
+
+
+@triton.jit(do_not_specialize=["row_stride", "size"])
+def weights_kernel(
+    logits,  # [N, V] float32
+    highest,  # [N] float32, of each row
+    temperature,  # [N] float32
+    whole,  # [N] int64, zeros at first
+    row_stride,
+    size,  # V
+    BLOCK: tl.constexpr,
+):
+    """Adds up the weights of each row's tokens; see `truncation.weights` (grid [N, V / BLOCK])."""
+    row = tl.program_id(0).to(tl.int64)
+    token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    logit = tl.load(logits + row * row_stride + token, mask=token < size, other=float("-inf"))
+    heat = tl.div_rn(logit - tl.load(highest + row), tl.load(temperature + row))
+    halvings = tl.maximum(heat.to(tl.float64), LEAST_EXPONENT) * HALVINGS
+    down = tl.floor(halvings)
+    inside = halvings - down
+    power = inside * POWER_6 + POWER_5
+    power = power * inside + POWER_4
+    power = power * inside + POWER_3
+    power = power * inside + POWER_2
+    power = power * inside + POWER_1
+    power = power * inside + POWER_0
+    weight = power.to(tl.int64) >> (0.0 - down).to(tl.int64)
+    tl.atomic_add(whole + row, tl.sum(weight))

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from outrider.sampling.noise import GROUP, log_table, ratio_table, row_keys
-from outrider.sampling.noise_kernel import listed_kernel, peaks_kernel
+from outrider.sampling.noise_kernel import listed_kernel, peaks_kernel, weights_kernel
 from outrider.sampling.perturbed import Leaders
 from outrider.sampling.processors import Row
 from outrider.sampling.truncation import Limits, listing, nucleus_alone, truncates, with_whole
@@ -33,6 +33,7 @@ LISTED = 1024
 UNKNOWN = -1
 GROUPS_PER_PROGRAM = 16
 TOKENS_PER_PROGRAM = 256
+WEIGHED_PER_PROGRAM = 1024
 
 
 def choose(logits: Tensor, rows: Sequence[Row]) -> list[int]:
@@ -204,10 +205,28 @@ def _listed_leaders(logits: Tensor, draws: Draws, cut: Sequence[Row], count: int
     """Leaders among what truncation leaves, and where [N] that is all of it; `cut` are the truncated rows."""
     size = logits.shape[1]
     largest = max((row.params.top_k for row in cut if row.params.top_k < size), default=0)
-    limits = with_whole(draws.limits, logits, any(nucleus_alone(row.params, size) for row in cut))
+    whole = _whole(logits, draws) if any(nucleus_alone(row.params, size) for row in cut) else None
+    limits = with_whole(draws.limits, whole, size)
     found = listing(logits, limits, min(max(LISTED, largest + 1), size))
     left = found.logits.masked_fill(~found.stays, -torch.inf)
     return _top(found.tokens, left, draws, count), found.complete
+
+
+def _whole(logits: Tensor, draws: Draws) -> Tensor:
+    """The weight [N, 1] of all tokens of each row."""
+    rows, size = logits.shape
+    whole = torch.zeros(rows, dtype=torch.int64, device=logits.device)
+    weights_kernel[(rows, -(-size // WEIGHED_PER_PROGRAM))](
+        logits,
+        logits.amax(-1),
+        draws.limits.temperature,
+        whole,
+        logits.stride(0),
+        size,
+        BLOCK=WEIGHED_PER_PROGRAM,
+        enable_fp_fusion=False,
+    )
+    return whole[:, None]
 
 
 def _top(tokens: Tensor, logits: Tensor, draws: Draws, count: int) -> Leaders:

@@ -13,7 +13,6 @@ Shapes: N rows, V vocabulary, E (row, token) pairs that a penalty changes.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -23,8 +22,7 @@ from outrider.messages import SamplingParams
 from outrider.sampling.history import History, Path
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """What the choice at one row of logits depends on besides the logits."""
 
     params: SamplingParams
@@ -37,9 +35,16 @@ class Row:
 
 def plain(rows: Sequence[Row]) -> bool:
     """True when `processed` changes nothing for these rows."""
-    return not any(
-        row.params.penalised or row.params.logit_bias or row.generated < row.params.min_tokens for row in rows
-    )
+    last, min_tokens = None, 0
+    for row in rows:
+        params = row.params
+        if params is not last:  # a session's rows share one
+            if params.penalised or params.logit_bias:
+                return False
+            last, min_tokens = params, params.min_tokens
+        if row.generated < min_tokens:
+            return False
+    return True
 
 
 def processed(logits: Tensor, rows: Sequence[Row], eos_token_ids: Collection[int]) -> Tensor:
@@ -47,11 +52,11 @@ def processed(logits: Tensor, rows: Sequence[Row], eos_token_ids: Collection[int
 
     Token ids beyond V are skipped: the output layers of draft and target may be padded differently.
     """
+    if plain(rows):
+        return logits
     penalised = [index for index, row in enumerate(rows) if row.params.penalised]
     biased = [index for index, row in enumerate(rows) if row.params.logit_bias]
     masked = [index for index, row in enumerate(rows) if row.generated < row.params.min_tokens]
-    if not (penalised or biased or masked):
-        return logits
     logits = logits.clone()
     if penalised:
         _penalise(logits, rows, penalised)

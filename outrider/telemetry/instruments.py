@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, start_http_server
 
 from outrider.errors import ConfigError
 from outrider.messages import Verdict
+from outrider.reloading import Reloaded
 from outrider.telemetry.metric_parts import (
     MAX_POSITION,
     MAX_REPLICAS,
@@ -36,11 +39,12 @@ TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2,
 """Those of the gen_ai conventions, and three below: a pipelined token takes less than 10 ms."""
 REJECTIONS = (
     *("CONTEXT_TOO_LONG", "DEADLINE_EXCEEDED", "INVALID_REQUEST"),
-    *("NO_REPLICA", "OVERLOADED", "UNKNOWN_MODEL"),
+    *("NO_REPLICA", "OVERLOADED", "RATE_LIMITED", "UNKNOWN_MODEL"),
 )
 ENDINGS = ("stop", "length", "cancelled", "deadline_exceeded", "internal_error", "no_replica", "unavailable")
 """Reasons that are on the page from the start: a series that begins with its first event hides it from
 `rate`, which needs the zero before."""
+CERTIFICATES = ("server_certificate", "client_certificate")
 NO_DRAFT = "none"
 """Stands for the draft replica of a step that had none."""
 
@@ -82,6 +86,7 @@ class VerifyInstruments:
         self._preempted = make.counter("preemptions", "Sessions paused because no KV page was left.")
         self._stale = make.counter("stale_handles", "KV handles refused, by reason.", "reason")
         _begin(self._stale, ("replica", "incarnation", "lease"))
+        self.files = FileInstruments(make)
 
     @property
     def described(self) -> list[Described]:
@@ -170,6 +175,7 @@ class DraftInstruments:
         self._limit = make.gauge("session_limit", "Sessions that may be open at once.")
         self._pages = Pages(make)
         self._memory = DeviceMemory(make)
+        self.files = FileInstruments(make)
 
     @property
     def described(self) -> list[Described]:
@@ -236,6 +242,9 @@ class OrchestratorInstruments:
         )
         self._queued = make.gauge("requests_queued", "Requests that wait for admission.")
         self._running = make.gauge("requests_running", "Requests that run.")
+        self._kv = make.gauge(
+            "kv_utilization", "Share of the usable verify replicas' KV pages that is in use, 0 to 1."
+        )
         self._fallbacks = make.counter("fallbacks", "Times a request went on without a replica.", "kind")
         self._replicas = make.gauge("replicas", "Known replicas.", "kind", "state")
         _begin(self._rejected, REJECTIONS)
@@ -243,6 +252,7 @@ class OrchestratorInstruments:
         _begin(self._fallbacks, ("draft", "verify"))
         self.speculation = SpeculationInstruments(make)
         self.draft_pool = DraftPoolInstruments(make)
+        self.files = FileInstruments(make)
 
     @property
     def described(self) -> list[Described]:
@@ -284,6 +294,10 @@ class OrchestratorInstruments:
         """Running requests now."""
         self._running.set(count)
 
+    def kv_utilization(self, share: float) -> None:
+        """KV pages in use on the verify replicas, as the last probes found them."""
+        self._kv.set(share)
+
     def fallback(self, kind: str) -> None:
         """A request lost a replica of a kind ("draft" or "verify") and went on."""
         self._fallbacks.labels(kind).inc()
@@ -291,6 +305,38 @@ class OrchestratorInstruments:
     def replicas(self, kind: str, state: str, count: int) -> None:
         """Replicas of a kind ("draft" or "verify") in a state such as "ready", "down" or "open"."""
         self._replicas.labels(kind, state).set(count)
+
+
+class FileInstruments:
+    """Files that are renewed while a service runs: certificates and tokens."""
+
+    def __init__(self, make: Maker) -> None:
+        self._refused = make.counter(
+            "files_refused", "New certificates or tokens that could not be used.", "files"
+        )
+        self._expires = make.gauge(
+            "certificate_expires_timestamp_seconds",
+            "When the certificate in use expires, in Unix time; 0 without one.",
+            "files",
+        )
+        _begin(self._refused, CERTIFICATES)
+        for name in CERTIFICATES:
+            self._expires.labels(name)
+
+    def watch(self, watched: Iterable[Reloaded[Any]]) -> None:
+        """Report on these from now on."""
+        for files in watched:
+            self._refused.labels(files.name)
+            files.on_refused = self._refuse
+            if files.name in CERTIFICATES:
+                self._expires.labels(files.name).set_function(partial(_expiry, files))
+
+    def _refuse(self, name: str) -> None:
+        self._refused.labels(name).inc()
+
+
+def _expiry(files: Reloaded[Any]) -> float:
+    return float(files.value.expires)
 
 
 class SpeculationInstruments:
@@ -378,6 +424,15 @@ class DraftPoolInstruments:
         self.slots: Gauge = make.gauge(
             "draft_slots", "Sessions that the usable draft replicas have room for."
         )
+        self.per_replica: Gauge = make.gauge(
+            "draft_sessions_per_replica", "Sessions that one draft replica is taken to serve well."
+        )
+        pool = Maker("outrider_draft", make.registry)
+        self.replicas_desired: Gauge = pool.gauge(
+            "replicas_desired",
+            "Draft replicas that this orchestrator's sessions need; add up over orchestrators.",
+        )
+        make.made += pool.made
         self.wanted_seconds: Counter = make.counter(
             "draft_wanted_seconds", "Session time between verdicts in which drafts were wanted."
         )

@@ -28,6 +28,7 @@ from outrider.logs import get_logger
 
 __all__ = [
     "SpanKind",
+    "child_traceparent",
     "configure_tracing",
     "is_sampled",
     "record_request",
@@ -43,6 +44,7 @@ logger = get_logger(__name__)
 Attribute = str | bool | int | float | Sequence[str] | Sequence[int] | Sequence[float]
 Attributes = Mapping[str, Attribute]
 SCOPE = InstrumentationScope("outrider")
+SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 
 
 class _Recorder(NamedTuple):
@@ -57,9 +59,9 @@ def configure_tracing(service_name: str, replica: str) -> None:
     """Record spans as `outrider-<service_name>` when the OTEL_* variables ask for it."""
     if not _export_wanted(os.environ):
         return
-    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+    from outrider.telemetry.otlp import SpanExporter
 
-    use_processor(service_name, replica, BatchSpanProcessor(OTLPSpanExporter()))
+    use_processor(service_name, replica, BatchSpanProcessor(SpanExporter()))
 
 
 def use_processor(service_name: str, replica: str, processor: SpanProcessor) -> None:
@@ -142,11 +144,10 @@ def record_span(
     parent_context = _parse(parent)
     if parent_context is None:
         return ""
-    traceparent = _format(parent_context.trace_id, span_id or random.getrandbits(64))
-    context = _parse(traceparent)
-    assert context is not None
+    span_id = span_id or random.getrandbits(64) or 1
+    context = SpanContext(parent_context.trace_id, span_id, is_remote=False, trace_flags=SAMPLED)
     _record(context, parent_context, name, (start_ns, end_ns), attributes, kind, error, events, links)
-    return traceparent
+    return child_traceparent(parent, span_id)
 
 
 def step_span_id(request_traceparent: str, step: int) -> int:
@@ -159,8 +160,12 @@ def step_traceparent(request_traceparent: str, step: int) -> str:
     """The traceparent of the `speculation.step` span of one step; "" when the request is not sampled."""
     if not is_sampled(request_traceparent):
         return ""
-    span_id = step_span_id(request_traceparent, step)
-    return f"{request_traceparent[:36]}{span_id:016x}{request_traceparent[52:]}"
+    return child_traceparent(request_traceparent, step_span_id(request_traceparent, step))
+
+
+def child_traceparent(parent: str, span_id: int) -> str:
+    """The traceparent of a span of the same trace."""
+    return f"{parent[:36]}{span_id:016x}{parent[52:]}"
 
 
 def _record(

@@ -15,6 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 DEMO_TARGET = ROOT / "models" / "demo" / "target"
 DEMO_DRAFT = ROOT / "models" / "demo" / "draft"
+OUTRIDER = "outrider.cli.main"
 START_SECONDS = 120.0
 """Longest start of one process; loading torch takes about four seconds on a quiet core."""
 
@@ -22,7 +23,9 @@ START_SECONDS = 120.0
 class Process:
     """One `outrider` command. Its standard output is read as JSON lines, the rest goes to a log file."""
 
-    def __init__(self, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, arguments: Sequence[str], log: Path, environment: Mapping[str, str], module: str = OUTRIDER
+    ) -> None:
         self.arguments = list(arguments)
         self.log = log
         self.environment = dict(environment)
@@ -30,7 +33,7 @@ class Process:
         self._events: queue.Queue[dict[str, str] | None] = queue.Queue()
         with log.open("ab") as errors:
             self._popen = subprocess.Popen(
-                [sys.executable, "-m", "outrider.cli.main", *arguments],
+                [sys.executable, "-m", module, *arguments],
                 cwd=ROOT,
                 env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
                 stdout=subprocess.PIPE,
@@ -108,15 +111,19 @@ class Process:
 class Cluster:
     """The processes of one test module or session; `stop` ends them all."""
 
-    def __init__(self, folder: Path, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, folder: Path, environment: Mapping[str, str] | None = None, module: str = OUTRIDER
+    ) -> None:
         self.folder = folder
+        self.module = module
+        """What `python -m` runs."""
         self.environment = dict(environment or {})
         self.processes: list[Process] = []
 
     def launch(self, *arguments: str, environment: Mapping[str, str] | None = None) -> Process:
         """Start `outrider <arguments>` without waiting."""
         log = self.folder / f"{len(self.processes):02d}-{'-'.join(arguments[:2])}.log"
-        process = Process(arguments, log, {**self.environment, **(environment or {})})
+        process = Process(arguments, log, {**self.environment, **(environment or {})}, self.module)
         self.processes.append(process)
         return process
 
@@ -131,9 +138,9 @@ class Cluster:
 
     def restart(self, process: Process) -> Process:
         """Start an ended service again on the port it had, and wait until it is ready."""
-        port = process.endpoint.rpartition(":")[2]
-        arguments = [*process.arguments, "--port", port]
-        return self.launch(*arguments).wait_ready()
+        port = ["--port", process.endpoint.rpartition(":")[2]]
+        given = process.arguments[:-2] if process.arguments[-2:] == port else process.arguments
+        return self.launch(*given, *port).wait_ready()
 
     def stop(self) -> None:
         """Kill what still runs."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+from opentelemetry.proto.trace.v1 import trace_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,7 @@ class Span:
 
     service: str
     name: str
+    kind: str
     trace_id: str
     span_id: str
     parent_id: str
@@ -76,6 +78,7 @@ def _span(service: str, span: Any) -> Span:
     return Span(
         service=service,
         name=span.name,
+        kind=trace_pb2.Span.SpanKind.Name(span.kind).removeprefix("SPAN_KIND_"),
         trace_id=span.trace_id.hex(),
         span_id=span.span_id.hex(),
         parent_id=span.parent_span_id.hex(),

@@ -19,6 +19,7 @@ from scripts.document_metrics import EXAMPLES, PAGE
 from tests.integration.client import Client, eventually
 from tests.integration.cluster import ROOT, Process
 from tests.integration.prometheus import Prometheus, needs, prometheus, write_rules
+from tests.runbook import blocks
 
 CLIENTS = 3
 SCRAPES = 12
@@ -115,6 +116,14 @@ def test_every_documented_query_is_understood(watched) -> None:
         query for query in EXAMPLES.values() if not watched.prometheus.query(query) and " > " not in query
     ]
     assert silent == []
+
+
+def test_every_query_of_the_runbook_is_understood(watched) -> None:
+    """And those that do not ask for trouble are answered."""
+    silent = [query for query in blocks("promql") if not watched.prometheus.query(query)]
+    assert [
+        query for query in silent if " > " not in query and "== 0" not in query and "offset" not in query
+    ] == []
 
 
 def test_every_alert_is_evaluated(watched) -> None:

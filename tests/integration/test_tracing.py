@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import pytest
 
+from outrider.telemetry.rpc_spans import DRAFT, VERIFY
 from tests.integration.client import AUTO, OFF, Generation, eventually
 from tests.integration.collector import Collector, Span, new_traceparent
+from tests.tracing_page import documented
 
 STEP_ATTRIBUTES = (
     "drafted",
@@ -43,11 +45,18 @@ class Trace:
 
 
 def complete_trace(collector: Collector, trace_id: str, caller_span_id: str, steps: int) -> list[Span]:
-    """Wait for the root, all steps and their forwards, and the drafting that they link to.
+    """Wait for the root, all steps and their forwards, the drafting that they link to, and both streams.
 
     Every service exports in batches of its own, in no order.
     """
-    wanted = {"prefill": 1, "speculation.step": steps, "verify.forward": steps, "draft.expand": 1}
+    wanted = {
+        "prefill": 1,
+        "speculation.step": steps,
+        "verify.forward": steps,
+        "draft.expand": 1,
+        VERIFY: 2,
+        DRAFT: 2,
+    }
 
     def complete() -> bool:
         spans = collector.trace(trace_id)
@@ -121,6 +130,29 @@ def test_steps_carry_their_counts_and_times(traced):
             )
     accepted = sum(span.attributes["outrider.step.accepted"] for span in traced.named("speculation.step"))
     assert accepted == traced.generation.statistics.accepted
+
+
+@pytest.mark.parametrize(("method", "service"), [(VERIFY, "outrider-verify"), (DRAFT, "outrider-draft")])
+def test_both_ends_of_a_stream(traced, method, service):
+    """The orchestrator's end is below the request and names the replica, whose end is below it."""
+    ends = {span.kind: span for span in traced.named(method)}
+    assert ends["CLIENT"].service == "outrider-orchestrator"
+    assert ends["CLIENT"].parent_id == traced.root.span_id
+    assert ends["CLIENT"].attributes["server.address"]
+    assert ends["SERVER"].service == service
+    assert ends["SERVER"].parent_id == ends["CLIENT"].span_id
+    assert {span.attributes["rpc.response.status_code"] for span in ends.values()} == {"OK"}
+
+
+def test_attributes_are_those_of_the_page(traced):
+    """docs/tracing.md lists every attribute, and what it lists without a condition is there."""
+    page, root = documented(), "text_completion MODEL"
+    names = {traced.root.name: root, DRAFT: VERIFY}
+    for span in traced.spans:
+        attributes = page[names.get(span.name, span.name)]
+        assert set(span.attributes) <= set(attributes), span.name
+        assert {name for name, always in attributes.items() if always} <= set(span.attributes), span.name
+    assert {names.get(span.name, span.name) for span in traced.spans} == set(page) - {"continuation"}
 
 
 def test_spans_lie_inside_their_parents_on_one_machine(traced):

@@ -13,11 +13,14 @@ from opentelemetry.sdk import environment_variables
 from prometheus_client import CollectorRegistry
 
 from orchestrator.discovery import Address
+from orchestrator.fleet import MOVES
+from orchestrator.scaler_servicer import REPLICAS, ScalerServicer
 from outrider.cli.commands import SERVICES as CONFIGS
 from outrider.cli.main import _parser
 from outrider.cli.settings import resolve
 from outrider.config import EngineConfig, OrchestratorConfig, ServiceConfig
 from outrider.errors import ConfigError
+from outrider.keda import externalscaler_pb2
 from outrider.serving import GrpcServer
 from outrider.telemetry.instruments import OrchestratorInstruments
 from tests.k8s.manifests import (
@@ -248,16 +251,38 @@ def test_keda_asks_the_orchestrator() -> None:
     assert parameter["name"] in mounted
 
 
-@pytest.mark.xfail(reason="the orchestrator's scaler, which exports it, is not in yet", strict=True)
 def test_the_hpa_scales_on_a_metric_that_is_exported(tmp_path: Path) -> None:
-    """Its metric is a gauge of the orchestrator, and a number of pods already."""
+    """Its metric is a gauge of the orchestrator, and a number of pods already: KEDA gets the same name."""
     hpa = of_kind(compose(K8S / "base", ("hpa",), tmp_path), "HorizontalPodAutoscaler")["draft"]
     (metric,) = hpa["spec"]["metrics"]
     registry = CollectorRegistry()
     OrchestratorInstruments(registry)
     exported = {family.name: family.type for family in registry.collect()}
     assert exported.get(metric["external"]["metric"]["name"]) == "gauge"
+    assert metric["external"]["metric"]["name"] == REPLICAS
     assert metric["external"]["target"] == {"type": "AverageValue", "averageValue": "1"}
+
+
+def test_keda_speaks_to_a_service_that_is_there() -> None:
+    """The trigger's type is served: its methods are KEDA's, of its package and service, with its messages."""
+    (trigger,) = of_kind(overlay("everything"), "ScaledObject")["draft"]["spec"]["triggers"]
+    service = externalscaler_pb2.DESCRIPTOR.services_by_name["ExternalScaler"]
+    assert service.full_name == "externalscaler.ExternalScaler"
+    served = {method.name for method in service.methods if method.name in vars(ScalerServicer)}
+    assert served == {"IsActive", "StreamIsActive", "GetMetricSpec", "GetMetrics"}
+    assert trigger["type"] in ("external", "external-push")
+
+
+def test_pods_outlive_the_move_of_their_sessions() -> None:
+    """A draft pod that goes is not listed any more; its sessions have left it before it must have ended."""
+    for name in OVERLAYS:
+        orchestrator: OrchestratorConfig = settings(overlay(name), "orchestrator")
+        draft = settings(overlay(name), "draft")
+        rounds = draft.max_sessions / MOVES
+        assert 2 * orchestrator.discovery_seconds + rounds * orchestrator.discovery_seconds <= (
+            container(overlay(name), "draft")["lifecycle"]["preStop"]["sleep"]["seconds"]
+            + draft.grace_seconds
+        )
 
 
 def test_monitors_scrape_the_metrics_port() -> None:

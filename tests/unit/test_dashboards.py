@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 import yaml
 
+from outrider.config import DraftConfig, OrchestratorConfig, VerifyConfig
 from scripts import dashboards, document_metrics
 from scripts.dashboard_panels import DASHBOARDS, Dashboard, Panel
 from scripts.document_metrics import EXAMPLES, TABLES, described
 from scripts.promql import Promql
+from tests.runbook import RUNBOOK, blocks
 from tests.unit.test_architecture import ROOT
 
 KNOWN = {metric.name for service in TABLES for metric in described(service)}
-RUNBOOK = (ROOT / "docs/runbook.md").read_text(encoding="utf-8")
+SERVICES = {"VERIFY": VerifyConfig, "DRAFT": DraftConfig, "ORCHESTRATOR": OrchestratorConfig}
 RULES = [
     rule
     for group in yaml.safe_load((ROOT / "k8s/components/alerts/rules.yaml").read_text())["spec"]["groups"]
@@ -111,11 +113,28 @@ def test_a_query_says_what_it_means() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("short", "query"),
+    [
+        ("v:hits_total / v:steps_total by task", Promql("1m").share("v:hits_total", "v:steps_total", "task")),
+        ("1 - mean d:lag_seconds by instance", f"1 - {Promql('1m').mean('d:lag_seconds', 'instance')}"),
+        ("p95 v:step_seconds", Promql("1m").quantile(0.95, "v:step_seconds")),
+        ("v:pages_used", "sum(outrider_verify_pages_used)"),
+        ("max o:replicas > 0 by kind", "max by (kind) (outrider_orchestrator_replicas) > 0"),
+        ('o:hits_total{task="a b"}', Promql("1m").rate("o:hits_total", match='task="a b"')),
+    ],
+)
+def test_a_query_can_be_written_short(short: str, query: str) -> None:
+    """A metric stands for what is usually asked of its kind."""
+    assert Promql("1m").expand(short) == query
+
+
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
 def test_an_alert_has_a_runbook_entry(rule: dict[str, Any]) -> None:
     """What it means, what to look at, what to do; and it asks only for metrics that exist."""
     entry = RUNBOOK.partition(f"### {rule['alert']}\n")[2].partition("\n##")[0]
     assert [part for part in ("**Means:**", "**Look at:**", "**Do:**") if part not in entry] == []
+    assert "```promql" in entry or "```sh" in entry
     assert rule["labels"]["severity"] in ("critical", "warning", "info")
     assert rule["annotations"]["summary"]
     assert used(rule["expr"]) <= KNOWN
@@ -124,6 +143,29 @@ def test_an_alert_has_a_runbook_entry(rule: dict[str, Any]) -> None:
 def test_the_runbook_names_no_alert_that_is_gone() -> None:
     """Its entries are the alerts."""
     assert set(re.findall(r"^### (\w+)$", RUNBOOK, re.M)) == {rule["alert"] for rule in RULES}
+
+
+def test_the_runbook_refers_to_its_own_entries() -> None:
+    """ "As for ..." leads somewhere."""
+    assert set(re.findall(r"\bOutrider[A-Z]\w+", RUNBOOK)) == {rule["alert"] for rule in RULES}
+
+
+def test_the_runbooks_queries_ask_for_metrics_that_exist() -> None:
+    """Those of the blocks; that they are understood is tested with a real Prometheus."""
+    queries = blocks("promql")
+    assert len(queries) > 30
+    assert [query for query in queries if not used(query) <= KNOWN] == []
+
+
+def test_the_runbook_names_settings_and_log_lines_that_exist() -> None:
+    """A setting is a field of its service's class; an event is in the source of a service."""
+    settings = re.findall(r"OUTRIDER_([A-Z]+)_(\w+)", RUNBOOK)
+    assert [pair for pair in settings if pair[1].lower() not in SERVICES[pair[0]].model_fields] == []
+    sources = [ROOT / package for package in ("orchestrator", "verify_service", "draft_service", "outrider")]
+    source = "".join(path.read_text() for folder in sources for path in folder.rglob("*.py"))
+    events = re.findall(r'\.event == "(.+?)"', RUNBOOK)
+    assert len(events) > 3
+    assert [event for event in events if f'"{event}"' not in source] == []
 
 
 def test_the_runbook_names_panels_that_exist() -> None:

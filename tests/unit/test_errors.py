@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from urllib.parse import quote
 
 import grpc
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from outrider import errors
 from outrider.channels import error_of, open_channel
 from outrider.config import VerifyConfig
-from outrider.errors import STATUS, OutriderError
+from outrider.errors import STATUS, OutriderError, UnknownModel
+from outrider.rpc_errors import MAX_MESSAGE, details_of, message_of
 from outrider.serving import GrpcServer
 from outrider.v1 import verify_pb2, verify_pb2_grpc
 
@@ -109,3 +111,12 @@ def test_statuses_that_grpc_made_are_errors_of_ours_too() -> None:
     error = asyncio.run(connect())
     assert type(error) is errors.Unavailable
     assert error.retry_after == 1.0
+
+
+def test_long_messages_are_cut() -> None:
+    """What a caller sent may be repeated in a message; the status still fits what its client takes."""
+    error = UnknownModel("\U0001f600" * 5000, "served")
+    assert len(message_of(error)) <= MAX_MESSAGE
+    assert message_of(error).startswith("model: ")
+    assert message_of(error).endswith("or leave the field empty")
+    assert len(quote(message_of(error))) + len(details_of(error)) * 4 // 3 < 8192

@@ -137,3 +137,24 @@ def test_unknown_commands_are_refused() -> None:
                 proxy.obey({"do": "explode"})
 
     run(scenario)
+
+
+def test_new_connections_go_where_the_proxy_was_redirected() -> None:
+    """A connection stays with the server that it was made to; the next one reaches the other."""
+
+    async def scenario() -> None:
+        async with echo_behind_proxy() as proxy, echo_behind_proxy() as other:
+            reader, writer = await connect(proxy)
+            writer.write(b"before")
+            assert await reader.readexactly(6) == b"before"
+            proxy.redirect(other.endpoint)
+            fresh_reader, fresh_writer = await connect(proxy)
+            fresh_writer.write(b"after")
+            assert await fresh_reader.readexactly(5) == b"after"
+            other.cut()
+            with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+                await fresh_reader.readexactly(1)
+            writer.write(b"still here")
+            assert await reader.readexactly(10) == b"still here"
+
+    run(scenario)

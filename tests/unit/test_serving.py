@@ -247,11 +247,42 @@ def test_bytes_that_are_no_message_are_the_callers_mistake() -> None:
     run(scenario)
 
 
+def test_reflection_has_to_be_asked_for() -> None:
+    """Without the setting, nobody is told what there is."""
+
+    async def scenario() -> None:
+        async with serving() as (_, channel):
+            stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+            call = stub.ServerReflectionInfo()
+            await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call.read()
+            assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+    run(scenario)
+
+
+def test_callers_send_no_more_than_they_may() -> None:
+    """A message above max_request_mb ends its own call, and so do headers above the limit."""
+
+    async def scenario() -> None:
+        async with serving(max_request_mb=1) as (server, channel):
+            await server.set_serving(True)
+            call = channel.unary_unary(f"/{NAME}/GetModelInfo")
+            for request, metadata in ((b"x" * (1 << 20 | 1), ()), (b"", (("long", "x" * 20_000),))):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await call(request, metadata=metadata)
+                assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            await verify_pb2_grpc.VerifyServiceStub(channel).GetModelInfo(INFO())
+
+    run(scenario)
+
+
 def test_reflection_lists_the_service() -> None:
     """Generic clients can find out what is served."""
 
     async def scenario() -> None:
-        async with serving() as (_, channel):
+        async with serving(reflection=True) as (_, channel):
             stub = reflection_pb2_grpc.ServerReflectionStub(channel)
             call = stub.ServerReflectionInfo()
             await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
@@ -309,7 +340,7 @@ def test_mutual_tls_lets_in_only_who_has_a_certificate(tmp_path: Path) -> None:
         ({"tls_cert": "cert.pem"}, "tls_key: must be set"),
         ({"tls_key": "key.pem"}, "tls_cert: must be set"),
         ({"tls_ca": "ca.pem"}, "tls_ca: needs"),
-        ({"tls_cert": "no.pem", "tls_key": "no.pem"}, "tls_key: cannot read 'no.pem'"),
+        ({"tls_cert": "no.pem", "tls_key": "no.pem"}, "tls_cert: cannot read 'no.pem'"),
     ],
 )
 def test_wrong_tls_settings_stop_the_process_at_start(settings: dict[str, str], named: str) -> None:

@@ -2,7 +2,8 @@
 
 A short step waits for the memory, which one thread keeps busy. A long one, a prompt or a large batch, is
 arithmetic: then helpers on cores that belong to others, such as the draft's, take their part of it. Parts
-are handed out one by one, so that a helper whose core is busy does not hold up the rest.
+are handed out one by one, and a helper that has not begun when all are taken is not waited for: a core that
+is busy does not hold up the rest.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import TypeVar
 from outrider.errors import ConfigError
 
 _T = TypeVar("_T")
-LONG_ROWS = 28
-"""Helpers join from more rows on: up to here the weights' way from the memory takes most of the time."""
+LONG_ROWS = 14
+"""Helpers join from more rows on: up to here the time is that of the weights' way from the memory."""
 
 
 class Crew:
@@ -54,8 +55,9 @@ class Crew:
         try:
             work_off(0)
         finally:
-            wait(others)
-        for other in others:
+            begun = [other for other in others if not other.cancel()]
+            wait(begun)
+        for other in begun:
             other.result()
 
 

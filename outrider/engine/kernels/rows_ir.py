@@ -13,77 +13,56 @@ cost what one costs.
 
 A sum adds up the steps of a block in order, then the blocks, whatever the other rows are and however many:
 a row's bits do not depend on its batch.
+
+The product of a gated layer has LANES columns of the gate and the same ones of up in each panel, and writes
+SiLU(gate) up: the activations of the two never leave the cache.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-LANES = 16
-"""Numbers in a 512-bit accumulator."""
+from outrider.engine.kernels import silu_ir
+from outrider.engine.kernels.numbers_ir import (
+    LANES,
+    STEP_BYTES,
+    SUM,
+    Numbers,
+    declarations,
+    filled,
+    masked,
+    rounded,
+    splat,
+    write,
+)
+
 VECTORS = 2
 PANEL = LANES * VECTORS
 MAX_ROWS = 14
 """Their sums take 28 of 32 registers; the weights take two, a row's step in all lanes one."""
-STEP_BYTES = 4
 PANEL_STEP_BYTES = PANEL * STEP_BYTES
 AHEAD_BYTES = 8192
 """How far ahead weights are fetched. Measured on a processor with AVX-512 BF16 for 14 rows and 432 MB of
 weights: 17.6, 15.0, 13.1 and 14.8 ms with 512, 2048, 8192 and 32768 bytes."""
 BLOCK_STEPS = 1024
 """128 KB of weights; and short sums added up are nearer to the truth than one long one."""
-SUM = f"<{LANES} x float>"
-
-
-@dataclass(frozen=True, slots=True)
-class Numbers:
-    """One kind of number: how it is multiplied, added and written."""
-
-    name: str
-    bytes: int
-    llvm: str
-    suffix: str
-    """Of the masked store's name."""
-    multiply_add: str
-    declaration: str
-
-    @property
-    def weights(self) -> str:
-        """LLVM type of one step of LANES columns."""
-        return f"<{LANES * STEP_BYTES // self.bytes} x {self.llvm}>"
-
-
-BFLOAT16 = Numbers(
-    "bfloat16",
-    2,
-    "bfloat",
-    "v16bf16",
-    "call {sum} @llvm.x86.avx512bf16.dpbf16ps.512({sum} {a}, {weights} {w}, {weights} {x})",
-    "declare {sum} @llvm.x86.avx512bf16.dpbf16ps.512({sum}, {weights}, {weights})",
-)
-FLOAT32 = Numbers(
-    "float32",
-    4,
-    "float",
-    "v16f32",
-    "call {sum} @llvm.fma.v16f32({sum} {w}, {sum} {x}, {sum} {a})",
-    "declare {sum} @llvm.fma.v16f32({sum}, {sum}, {sum})",
-)
 
 
 def module(numbers: Numbers) -> str:
-    """IR with the function `product`; see `_PRODUCT` for its arguments."""
+    """IR with the functions `product` and `gated`; see `_PRODUCT` for their arguments."""
     kernels = (_kernel(numbers, rows) for rows in range(1, MAX_ROWS + 1))
-    return "\n".join([_declarations(numbers), *kernels, _finish(numbers), _product()])
+    finish = [_finish(numbers), _gate(numbers)]
+    products = [_product("product", _WRITE), _product("gated", _WRITE_GATED)]
+    return "\n".join([_declarations(numbers), *kernels, *finish, *products])
 
 
 def _declarations(numbers: Numbers) -> str:
     multiply_add = numbers.declaration.format(sum=SUM, weights=numbers.weights)
-    return f"""{multiply_add}
+    return f"""{declarations(numbers)}
+{"" if multiply_add in declarations(numbers) else multiply_add}
+{silu_ir.DECLARATIONS}
 declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
-declare i64 @llvm.umin.i64(i64, i64)
-declare void @llvm.masked.store.{numbers.suffix}.p0(<{LANES} x {numbers.llvm}>, ptr, i32, <{LANES} x i1>)"""
+declare i64 @llvm.umin.i64(i64, i64)"""
 
 
 def _kernel(numbers: Numbers, rows: int) -> str:
@@ -151,19 +130,16 @@ def _multiply(numbers: Numbers, r: int) -> Iterator[str]:
 
 def _finish(numbers: Numbers) -> str:
     """finish: write LANES sums plus bias as numbers, as far as there are columns left."""
-    output = f"<{LANES} x {numbers.llvm}>"
-    same = numbers.llvm == "float"
-    rounded = f"bitcast {SUM} %total to {SUM}" if same else f"fptrunc {SUM} %total to {output}"
-    lanes = f"<{LANES} x i64>"
-    order = ", ".join(f"i64 {lane}" for lane in range(LANES))
-    return f"""
+    places = {"MASKED": masked("%left"), "WRITTEN": write(numbers, "%total", "%y")}
+    return filled(_FINISH, {name: "\n".join(lines) for name, lines in places.items()})
+
+
+_FINISH = f"""
 define internal void @finish(ptr %sums, ptr %bias, ptr %y, i64 %left) noinline {{
   %some = icmp ne i64 %left, 0
   br i1 %some, label %write, label %done
 write:
-  %first = insertelement {lanes} poison, i64 %left, i32 0
-  %all = shufflevector {lanes} %first, {lanes} poison, <{LANES} x i32> zeroinitializer
-  %mask = icmp ugt {lanes} %all, <{order}>
+MASKED
   %sum = load {SUM}, ptr %sums, align 64
   %none = icmp eq ptr %bias, null
   br i1 %none, label %store, label %biased
@@ -173,30 +149,117 @@ biased:
   br label %store
 store:
   %total = phi {SUM} [ %sum, %write ], [ %added, %biased ]
-  %number = {rounded}
-  call void @llvm.masked.store.{numbers.suffix}.p0({output} %number, ptr %y, i32 {numbers.bytes}, \
-<{LANES} x i1> %mask)
+WRITTEN
   br label %done
 done:
   ret void
 }}"""
 
 
-def _product() -> str:
+def _gate(numbers: Numbers) -> str:
+    """gate: write SiLU(gate) up of each row's sums [2, LANES], as far as there are columns left.
+
+    Gate, up and activation are rounded as the modules of a model would round them.
+    """
+    body = [
+        *(line for half in ("gate", "up") for line in _half(numbers, half)),
+        *silu_ir.silu("%gate", "%silu_exact"),
+        *rounded(numbers, "%silu", "%silu_exact"),
+        f"  %opened = fmul {SUM} %silu, %up",
+        *write(numbers, "%opened", "%ry"),
+    ]
+    return filled(_GATE, {"MASKED": "\n".join(masked("%left")), "BODY": "\n".join(body)})
+
+
+def _half(numbers: Numbers, half: str) -> Iterator[str]:
+    yield f"  %{half}_exact = fadd {SUM} %{half}_sum, %{half}_b"
+    yield from rounded(numbers, f"%{half}", f"%{half}_exact")
+
+
+_GATE = f"""
+define internal void @gate(ptr %sums, ptr %bias, ptr %y, i64 %y_stride, i64 %left, i64 %rows) noinline {{
+entry:
+MASKED
+  %none = icmp eq ptr %bias, null
+  br i1 %none, label %row, label %biased
+biased:
+  %gate_bias = load {SUM}, ptr %bias, align 4
+  %up_bias_at = getelementptr float, ptr %bias, i64 {LANES}
+  %up_bias = load {SUM}, ptr %up_bias_at, align 4
+  br label %row
+row:
+  %r = phi i64 [ 0, %entry ], [ 0, %biased ], [ %r_next, %row ]
+  %gate_b = phi {SUM} [ {splat(-0.0)}, %entry ], [ %gate_bias, %biased ], [ %gate_b, %row ]
+  %up_b = phi {SUM} [ {splat(-0.0)}, %entry ], [ %up_bias, %biased ], [ %up_b, %row ]
+  %offset = mul i64 %r, {4 * PANEL}
+  %gate_at = getelementptr i8, ptr %sums, i64 %offset
+  %up_at = getelementptr float, ptr %gate_at, i64 {LANES}
+  %gate_sum = load {SUM}, ptr %gate_at, align 64
+  %up_sum = load {SUM}, ptr %up_at, align 64
+  %y_offset = mul i64 %r, %y_stride
+  %ry = getelementptr i8, ptr %y, i64 %y_offset
+BODY
+  %r_next = add i64 %r, 1
+  %r_more = icmp ult i64 %r_next, %rows
+  br i1 %r_more, label %row, label %done
+done:
+  ret void
+}}"""
+
+
+def _product(name: str, writing: str) -> str:
     cases = "\n".join(f"    i64 {rows}, label %case{rows}" for rows in range(1, MAX_ROWS + 1))
     calls = "\n".join(
         f"case{rows}:\n  call void @rows_{rows}(ptr %gx, i64 %x_stride, ptr %gw, i64 %count, ptr %gs,"
         " i1 %first)\n  br label %group_next"
         for rows in range(1, MAX_ROWS + 1)
     )
-    return _PRODUCT.replace("CASES", cases).replace("CALLS", calls)
+    return filled(_PRODUCT, {"NAME": name, "CASES": cases, "CALLS": calls, "WRITE": writing})
 
+
+_WRITE = f"""  %column = mul i64 %p, {PANEL}
+  %unbiased = icmp eq ptr %bias, null
+  %bias_at = getelementptr float, ptr %bias, i64 %column
+  %pb = select i1 %unbiased, ptr null, ptr %bias_at
+  %pb_high_at = getelementptr float, ptr %pb, i64 {LANES}
+  %pb_high = select i1 %unbiased, ptr null, ptr %pb_high_at
+  %left_low = sub i64 %columns, %column
+  %left_low_some = call i64 @llvm.umin.i64(i64 %left_low, i64 {LANES})
+  %left_high = sub i64 %left_low, %left_low_some
+  %y_column = mul i64 %column, %y_bytes
+  %y_half = mul i64 %y_bytes, {LANES}
+  br label %row
+row:
+  %r = phi i64 [ 0, %write ], [ %r_next, %row ]
+  %rs_bytes = mul i64 %r, {4 * PANEL}
+  %rs = getelementptr i8, ptr %sums, i64 %rs_bytes
+  %ry_bytes = mul i64 %r, %y_stride
+  %ry_all = add i64 %ry_bytes, %y_column
+  %ry = getelementptr i8, ptr %y, i64 %ry_all
+  call void @finish(ptr %rs, ptr %pb, ptr %ry, i64 %left_low_some)
+  %rs_high = getelementptr i8, ptr %rs, i64 {4 * LANES}
+  %ry_high = getelementptr i8, ptr %ry, i64 %y_half
+  call void @finish(ptr %rs_high, ptr %pb_high, ptr %ry_high, i64 %left_high)
+  %r_next = add i64 %r, 1
+  %r_more = icmp ult i64 %r_next, %rows
+  br i1 %r_more, label %row, label %panel_next"""
+
+_WRITE_GATED = f"""  %column = mul i64 %p, {LANES}
+  %bias_offset = mul i64 %p, {PANEL}
+  %unbiased = icmp eq ptr %bias, null
+  %bias_at = getelementptr float, ptr %bias, i64 %bias_offset
+  %pb = select i1 %unbiased, ptr null, ptr %bias_at
+  %left = sub i64 %columns, %column
+  %y_column = mul i64 %column, %y_bytes
+  %py = getelementptr i8, ptr %y, i64 %y_column
+  call void @gate(ptr %sums, ptr %pb, ptr %py, i64 %y_stride, i64 %left, i64 %rows)
+  br label %panel_next"""
 
 _PRODUCT = f"""
 ; X [rows, steps * {STEP_BYTES} bytes], rows x_stride bytes apart; W [panels, steps, {PANEL_STEP_BYTES}];
 ; bias [panels * {PANEL}] float32, or null; Y [rows, columns], rows y_stride bytes apart, numbers of y_bytes;
 ; sums: room for rows * {PANEL} float32; groups * {MAX_ROWS} >= rows.
-define void @product(ptr %x, i64 %x_stride, ptr %w, i64 %steps, i64 %panels, ptr %bias, ptr %y, i64 %y_stride,
+define void @NAME(ptr %x, i64 %x_stride, ptr %w, i64 %steps, i64 %panels, ptr %bias, ptr %y, i64 %y_stride,
                      i64 %y_bytes, i64 %columns, i64 %rows, i64 %groups, ptr %sums) {{
 entry:
   br label %panel
@@ -240,32 +303,7 @@ block_next:
   %s_more = icmp ult i64 %s_next, %steps
   br i1 %s_more, label %blocks, label %write
 write:
-  %column = mul i64 %p, {PANEL}
-  %unbiased = icmp eq ptr %bias, null
-  %bias_at = getelementptr float, ptr %bias, i64 %column
-  %pb = select i1 %unbiased, ptr null, ptr %bias_at
-  %pb_high_at = getelementptr float, ptr %pb, i64 {LANES}
-  %pb_high = select i1 %unbiased, ptr null, ptr %pb_high_at
-  %left_low = sub i64 %columns, %column
-  %left_low_some = call i64 @llvm.umin.i64(i64 %left_low, i64 {LANES})
-  %left_high = sub i64 %left_low, %left_low_some
-  %y_column = mul i64 %column, %y_bytes
-  %y_half = mul i64 %y_bytes, {LANES}
-  br label %row
-row:
-  %r = phi i64 [ 0, %write ], [ %r_next, %row ]
-  %rs_bytes = mul i64 %r, {4 * PANEL}
-  %rs = getelementptr i8, ptr %sums, i64 %rs_bytes
-  %ry_bytes = mul i64 %r, %y_stride
-  %ry_all = add i64 %ry_bytes, %y_column
-  %ry = getelementptr i8, ptr %y, i64 %ry_all
-  call void @finish(ptr %rs, ptr %pb, ptr %ry, i64 %left_low_some)
-  %rs_high = getelementptr i8, ptr %rs, i64 {4 * LANES}
-  %ry_high = getelementptr i8, ptr %ry, i64 %y_half
-  call void @finish(ptr %rs_high, ptr %pb_high, ptr %ry_high, i64 %left_high)
-  %r_next = add i64 %r, 1
-  %r_more = icmp ult i64 %r_next, %rows
-  br i1 %r_more, label %row, label %panel_next
+WRITE
 panel_next:
   %p_next = add i64 %p, 1
   %p_more = icmp ult i64 %p_next, %panels

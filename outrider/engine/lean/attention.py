@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from outrider.engine.attention import PagedAttention
+from outrider.engine.kernels.layer import AttendKernel, attends
 from outrider.engine.loaded_model import Geometry
 from outrider.engine.pages import Move
 from outrider.engine.step import Group, View
@@ -31,6 +32,7 @@ class LeanAttention(PagedAttention):
         del self.keys, self.values
         shape = (geometry.num_layers, num_slots, 2 * geometry.kv_heads, geometry.head_dim)
         self._entries = torch.zeros(shape, dtype=dtype, device=device)
+        self._kernel = AttendKernel(dtype) if attends(self._entries) else None
 
     def move(self, moves: Sequence[Move]) -> None:
         """See `PagedAttention.move`."""
@@ -38,19 +40,26 @@ class LeanAttention(PagedAttention):
             pairs = torch.tensor(moves, dtype=torch.int64, device=self._entries.device)  # [moves, 2]
             self._entries.index_copy_(1, pairs[:, 1], self._entries.index_select(1, pairs[:, 0]))
 
-    def mix(self, layer: nn.Module, qkv: Tensor, scaling: float, window: int | None) -> Tensor:
-        """Store keys and values of qkv [N, Q + 2 H, D], rotated; returns what its queries see [N, Q * D]."""
+    def room(self, layer: int) -> tuple[Tensor, Tensor]:
+        """A layer's entries [S, 2 H, D], and the slots [N or fewer] where the step's go."""
+        assert self._step is not None, "attention outside of a step"
+        return self._entries[layer], self._step.slots
+
+    def mix(self, layer: int, qkv: Tensor, scaling: float, window: int | None) -> Tensor:
+        """What the queries of qkv [N, Q + 2 H, D], stored before, see: [N, Q * D]."""
         step = self._step
         assert step is not None, "attention outside of a step"
-        index: int = layer.layer_idx  # type: ignore[assignment]
-        self.windows[index] = window
-        entries = self._entries[index]
+        self.windows[layer] = window
+        entries = self._entries[layer]
         query_heads, stored = qkv.shape[1] - entries.shape[1], step.slots.shape[0]
-        entries.index_copy_(0, step.slots, qkv[:stored, query_heads:])
         queries = qkv[:, :query_heads]
         mixed = queries.new_empty(queries.shape) if stored == len(qkv) else queries.new_zeros(queries.shape)
         for group in step.groups:
             view = step.view(group, window, False)
+            if self._kernel is not None and view.folded:
+                part = slice(group.start, group.stop)
+                self._kernel(queries[part], entries, view, scaling, mixed[part])
+                continue
             seen = _attended(_rows(group, queries, step.dtype), entries, view, scaling)  # [B, n, Q, D]
             if group.valid is not None:
                 seen = seen.flatten(0, 1).index_select(0, group.valid)

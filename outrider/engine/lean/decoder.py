@@ -13,6 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.linalg import vector_norm
+from torch.nn.functional import silu
+
+from outrider.engine.kernels.layer import NormKernel, runs
 
 
 class RmsNorm:
@@ -27,16 +30,25 @@ class RmsNorm:
         self.weight, self.eps = weight, eps
         self._scaled = weight.float() * width**0.5
         self._floor = torch.tensor([(eps * width) ** 0.5], device=weight.device)
-        self._has_kernel = weight.device.type != "cpu" and weight.ndim == 1
+        self._kernel = NormKernel(weight, eps) if weight.ndim == 1 and runs(weight) else None
+        self._torch_has_one = weight.device.type != "cpu" and weight.ndim == 1
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., C] -> [..., C]."""
-        if self._has_kernel:
+        if self._kernel is not None and x.dtype == self.weight.dtype:
+            return self._kernel(x)
+        if self._torch_has_one:
             return torch.rms_norm(x, self.weight.shape, self.weight, self.eps)
         # |x| / sqrt(C) is the root mean square; hypot adds eps below the root.
         exact = x.float()
         length = torch.hypot(vector_norm(exact, 2, -1, True), self._floor)
         return exact.div(length).mul_(self._scaled).to(x.dtype)
+
+    def after(self, x: Tensor, added: Tensor) -> Tensor:
+        """Add `added` to x, both [..., C] contiguous, and return the norm of the sum."""
+        if self._kernel is not None and x.dtype == added.dtype == self.weight.dtype:
+            return self._kernel.after(x, added)
+        return self(x.add_(added))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +111,9 @@ class LeanDecoder(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.stack = layers
         self.frequencies, self.stretch = frequencies, stretch
+
+    @property
+    def gates(self) -> list[str]:
+        """Names of the linear layers that SiLU opens."""
+        opened = [layer for layer in self.stack if layer.settings.activation is silu]
+        return [f"layers.{layer.layer_idx}.gate_up" for layer in opened]

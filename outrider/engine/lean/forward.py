@@ -1,7 +1,7 @@
 """The forward of pre-norm decoder layers with RMS norms, rotary positions, grouped queries and a gated MLP.
 
-    mix         norm, one product for queries, keys and values, rotation, attention over pages
-    transform   output product, norm, one product for gate and up, down product
+    mix         one product for queries, keys and values, rotation, attention over pages
+    transform   output product, norm, one product for gate and up, down product, the next layer's norm
 
 Llama, Mistral, Qwen 2 and 3, Phi 3 and their like. It computes what the model's own modules compute with a
 third of the operations: at decoding sizes an operation costs more than its arithmetic. The self check at
@@ -22,9 +22,11 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from outrider.engine.kernels.crew import Crew
+from outrider.engine.kernels.layer import Angles
 from outrider.engine.lean.attention import LeanAttention
-from outrider.engine.lean.decoder import LeanDecoder, LeanLayer
-from outrider.engine.packed_linear import StreamedLinear
+from outrider.engine.lean.decoder import LeanDecoder, LeanLayer, RmsNorm
+from outrider.engine.lean.rotation import Turns, make_rotation
+from outrider.engine.packed_linear import StreamedGate, StreamedLinear
 
 ROWS_PER_PART = 16
 """Rows of an activation that one of the crew computes at a time."""
@@ -68,62 +70,64 @@ class LeanForward:
 
     def __init__(self, decoder: LeanDecoder) -> None:
         self._embed = decoder.embed.weight
-        self._norm, self._head = decoder.norm, decoder.head.forward
-        self._layers = [_Layer(layer) for layer in decoder.stack]
-        self._frequencies = decoder.frequencies.float()
-        self._stretch = torch.full_like(self._frequencies, decoder.stretch)
+        self._head = decoder.head.forward
+        norms = [*(layer.settings.input_norm for layer in decoder.stack[1:]), decoder.norm]
+        self._first_norm = decoder.stack[0].settings.input_norm
+        self._layers = [_Layer(layer, norm) for layer, norm in zip(decoder.stack, norms, strict=True)]
+        self._angles = Angles(decoder.frequencies, decoder.stretch)
 
     def __call__(self, step: Step, attention: Attention) -> Tensor:
         """Logits [W, V] of the step's wanted tokens."""
         hidden = embedding(step.tokens[0], self._embed)
-        turns = self._turns(step.positions[0])
+        turns = Turns(step.positions[0], self._angles)
         last = self._layers[-1]
+        normed = self._first_norm(hidden)
         for layer in self._layers:
-            mixed = layer.mix(hidden, turns, attention)
+            mixed = layer.mix(normed, turns, attention)
             if layer is last:  # what follows is needed for the wanted rows only
                 hidden, mixed = hidden.index_select(0, step.wanted), mixed.index_select(0, step.wanted)
-            layer.transform(hidden, mixed)
-        logits: Tensor = self._head(self._norm(hidden))
+            normed = layer.transform(hidden, mixed)
+        logits: Tensor = self._head(normed)
         return logits
-
-    def _turns(self, positions: Tensor) -> Tensor:
-        """Complex rotations [N, 1, D / 2] of positions [N]."""
-        angles = positions.float()[:, None] * self._frequencies
-        return torch.polar(self._stretch.expand_as(angles), angles)[:, None]
 
 
 class _Layer:
     """One layer's functions by name: looking them up in modules takes as long as calling them."""
 
-    def __init__(self, layer: LeanLayer) -> None:
+    def __init__(self, layer: LeanLayer, next_norm: RmsNorm) -> None:
         settings = layer.settings
-        self._layer, self._settings = layer, settings
+        self._layer, self._index, self._settings = layer, layer.layer_idx, settings
         self._qkv, self._output = layer.qkv.forward, layer.output.forward
         self._gate_up, self._down = layer.gate_up.forward, layer.down.forward
-        self._input_norm, self._mlp_norm = settings.input_norm, settings.mlp_norm
-        self._head_norm, self._activation = settings.head_norm, settings.activation
+        self._mlp_norm, self._next_norm = settings.mlp_norm, next_norm
+        self._activation = settings.activation
+        self._opens = isinstance(layer.gate_up, StreamedGate)
         self._crew = layer.down.crew if isinstance(layer.down, StreamedLinear) else Crew()
         self._heads = settings.query_heads + 2 * settings.kv_heads
         self._turned = settings.query_heads + settings.kv_heads
+        self._rotate = make_rotation(settings, settings.input_norm.weight)
 
-    def mix(self, hidden: Tensor, turns: Tensor, attention: Attention) -> Tensor:
-        """Attention's output [N, Q * D] for hidden [N, C] and complex rotations [N, 1, D / 2]."""
-        rows = hidden.shape[0]
-        qkv: Tensor = self._qkv(self._input_norm(hidden)).view(rows, self._heads, -1)
-        turned = qkv[:, : self._turned]
-        turned.copy_(rotate(turned if self._head_norm is None else self._head_norm(turned), turns))
+    def mix(self, normed: Tensor, turns: Turns, attention: Attention) -> Tensor:
+        """Attention's output [N, Q * D] for normed [N, C]."""
+        rows = normed.shape[0]
+        qkv: Tensor = self._qkv(normed).view(rows, self._heads, -1)
         if isinstance(attention, LeanAttention):
-            return attention.mix(self._layer, qkv, self._settings.scaling, self._settings.window)
+            self._rotate(qkv, turns, attention.room(self._index))
+            return attention.mix(self._index, qkv, self._settings.scaling, self._settings.window)
+        self._rotate(qkv, turns, None)
         return self._attend(qkv, attention).view(rows, -1)
 
-    def transform(self, hidden: Tensor, mixed: Tensor) -> None:
-        """Add the layer's result to hidden [M, C]; mixed [M, Q * D]."""
-        hidden.add_(self._output(mixed))
-        hidden.add_(self._down(self._gated(self._gate_up(self._mlp_norm(hidden)))))
+    def transform(self, hidden: Tensor, mixed: Tensor) -> Tensor:
+        """Add the layer's result to hidden [M, C] and return the next norm of it; mixed [M, Q * D]."""
+        normed = self._mlp_norm.after(hidden, self._output(mixed))
+        return self._next_norm.after(hidden, self._down(self._gated(normed)))
 
-    def _gated(self, gate_up: Tensor) -> Tensor:
-        """[M, 2 F] -> [M, F]; the crew shares the rows of a long step."""
-        gate, up = gate_up.chunk(2, -1)
+    def _gated(self, normed: Tensor) -> Tensor:
+        """The opened gate [M, F] of normed [M, C]; the crew shares the rows of a long step."""
+        if self._opens:
+            opened: Tensor = self._gate_up(normed)
+            return opened
+        gate, up = self._gate_up(normed).chunk(2, -1)
         rows = gate.shape[0]
         size = self._crew.size(rows)
         if size == 1 or rows <= ROWS_PER_PART:
@@ -151,15 +155,3 @@ class _Layer:
             sliding_window=self._settings.window,
         )
         return mixed
-
-
-def rotate(x: Tensor, turns: Tensor) -> Tensor:
-    """Rotate each head by its position: x [N, heads, D], complex turns [N, 1, D / 2]; float32.
-
-    Columns i and i + D / 2 form a pair, as in transformers; here they end up side by side. That changes no
-    score, because queries and keys are laid out alike. (Su et al. 2021, "RoFormer".)
-    """
-    half = x.shape[-1] // 2
-    exact = x.float()
-    pairs = torch.complex(exact[..., :half], exact[..., half:])
-    return torch.view_as_real(pairs.mul_(turns)).flatten(-2)

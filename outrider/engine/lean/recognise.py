@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn.functional import silu
 from transformers import PreTrainedModel
+from transformers.activations import SiLUActivation
 
 from outrider.engine.lean.decoder import LeanDecoder, LeanLayer, RmsNorm, Settings
 from outrider.engine.loaded_model import Geometry
@@ -90,7 +91,7 @@ def _layer(index: int, parts: _Parts, geometry: Geometry, window: int | None) ->
         input_norm=_rms_norm([parts.input_norm], [1]),
         mlp_norm=_rms_norm([parts.mlp_norm], [1]),
         head_norm=_rms_norm(parts.head_norms, heads) if parts.head_norms else None,
-        activation=silu if isinstance(parts.activation, nn.SiLU) else parts.activation,
+        activation=silu if isinstance(parts.activation, nn.SiLU | SiLUActivation) else parts.activation,
         query_heads=geometry.query_heads,
         kv_heads=geometry.kv_heads,
         scaling=float(getattr(parts.attention, "scaling", geometry.head_dim**-0.5)),

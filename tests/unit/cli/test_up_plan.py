@@ -50,6 +50,15 @@ def test_lookup_and_no_drafts() -> None:
     assert list(_plan("--target", "big", "--draft", "none", "--drafts", "3")) == ["verify-0"]
 
 
+def test_a_target_without_drafts_is_helped_on_a_spare_core() -> None:
+    """As many as it has threads; where there is none it works alone."""
+    alone = ("--target", "big", "--draft", "none")
+    assert _plan(*alone)["verify-0"].helper_cpus == "1"
+    assert _plan(*alone, "--threads", "2", cores=8)["verify-0"].helper_cpus == "2,3"
+    assert _plan(*alone, cores=1)["verify-0"].helper_cpus == ""
+    assert _plan(*alone, "--cpus", "off")["verify-0"].helper_cpus == ""
+
+
 def test_several_replicas() -> None:
     """Draft and target scale separately."""
     plan = _plan("--target", "big", "--draft", "small", "--verifies", "2", "--drafts", "3", cores=8)
@@ -121,3 +130,27 @@ def test_deterministic_is_the_targets(flags: tuple[str, ...], expected: bool) ->
     plan = _plan("--target", "big", "--draft", "small", "--verifies", "2", *flags)
     assert [plan[name].deterministic for name in ("verify-0", "verify-1")] == [expected] * 2
     assert "deterministic" not in type(plan["draft-0"]).model_fields
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ((), (1, 1)),
+        (("--drafts", "3"), (3, 3)),
+        (("--drafts", "1..4"), (1, 4)),
+        (("--draft", "none"), (0, 0)),
+    ],
+)
+def test_drafts_are_a_number_or_a_range(flags: tuple[str, ...], expected: tuple[int, int]) -> None:
+    """The least and the most; as many as there may be are planned, so that each has its name and cores."""
+    resolved = _resolved("--target", "big", *flags)
+    assert resolved.config.draft_range == expected
+    drafts = [spec for spec in plan_replicas(resolved, [0], gpu=False) if spec.service == "draft"]
+    assert [spec.name for spec in drafts] == [f"draft-{i}" for i in range(expected[1])]
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two", "4..1", "0..2", "1..", "..3", "1..2..3", "1...3", "1.5"])
+def test_drafts_that_make_no_sense_are_refused(text: str) -> None:
+    """With the flag's name, and what it takes."""
+    with pytest.raises(ConfigError, match=r"--drafts: must .*MIN\.\.MAX"):
+        _resolved("--target", "big", f"--drafts={text}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from draft_service.drafters.base import Candidate, Pages, Proposal, Source
-from draft_service.payoff import Payoff
 from draft_service.session import DraftSession, Limits
 from outrider.errors import OutOfPages
 from outrider.messages import OpenDraft, SamplingParams, StepTimes, TokenBlock, Verdict
@@ -47,7 +46,7 @@ class FixedCalibration:
 def session(key=0, *, calibration=None, opening=None, **changes) -> DraftSession:
     """A session whose acceptances are what its proposals say."""
     opening = opening or request(pipelined=changes.pop("pipelined", True))
-    return DraftSession(key, opening, limits(**changes), calibration or FixedCalibration(), Payoff())
+    return DraftSession(key, opening, limits(**changes), calibration or FixedCalibration())
 
 
 def proposal(*percent_by_token, winners=()) -> Proposal:

@@ -15,10 +15,10 @@ class Clock:
     """Time that moves when told."""
 
     def __init__(self) -> None:
-        self.now = 1000.0
+        self.now = 50.0
 
     def __call__(self) -> float:
-        """Unix seconds."""
+        """Seconds."""
         return self.now
 
 
@@ -37,7 +37,7 @@ def pool() -> PagePool:
 @pytest.fixture
 def table(pool: PagePool, clock: Clock) -> HandleTable:
     """Leases of a minute."""
-    return HandleTable(pool, "verify-0", "a1", 60.0, clock)
+    return HandleTable(pool, "verify-0", "a1", 60.0, clock, lambda: 1000.0)
 
 
 def sequence(pool: PagePool, tokens: list[int]) -> SequenceKv:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import threading
 
 import pytest
 import torch
@@ -64,9 +65,10 @@ def test_nothing_is_written_beside_the_result(dtype: torch.dtype) -> None:
     packed = PackedRows(random(PANEL + 5, 8, dtype=dtype), None, Crew())
     room = torch.full((4 * (PANEL + 5),), 7.0, dtype=dtype)
     result = room[: 3 * (PANEL + 5)].view(3, PANEL + 5)
-    packed._multiply(0, (0, 2), random(3, 8, dtype=dtype, seed=1), result)
+    given = random(3, 8, dtype=dtype, seed=1)
+    packed._multiply(0, (0, 2, 0, 3), given.data_ptr(), result.data_ptr())
     assert torch.equal(room[3 * (PANEL + 5) :], torch.full((PANEL + 5,), 7.0, dtype=dtype))
-    assert torch.equal(result, packed.product(random(3, 8, dtype=dtype, seed=1)))
+    assert torch.equal(result, packed.product(given))
 
 
 @dtypes
@@ -91,6 +93,15 @@ def test_every_part_is_worked_off_once() -> None:
     assert sorted(part for part, _ in done) == list(range(100))
     assert {member for _, member in done} <= {0, 1, 2}
     assert (crew.size(1), crew.size(1000), crew.largest) == (3, 3, 3)
+
+
+def test_a_member_that_is_busy_elsewhere_is_not_waited_for() -> None:
+    """Its core has other work: the caller does all parts."""
+    crew, done, free = Crew(2), [], threading.Event()
+    crew._others[0].submit(free.wait)
+    crew.share(2, range(10), lambda member, part: done.append((part, member)))
+    free.set()
+    assert done == [(part, 0) for part in range(10)]
 
 
 def test_a_helper_needs_its_core() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.errors import (
     DeadlineExceeded,
@@ -179,7 +180,7 @@ def test_only_verify_replica_restarts() -> None:
 
 
 def test_no_verify_replica_within_the_recovery_time() -> None:
-    """When none comes back in time, the request ends with UNAVAILABLE; the next one is refused."""
+    """When none comes back in time, the request ends with UNAVAILABLE, and so does one that came later."""
 
     async def scenario() -> None:
         async with Rig(verify := FakeVerify(), FakeDraft(), recovery_seconds=0.4) as rig:
@@ -189,7 +190,7 @@ def test_no_verify_replica_within_the_recovery_time() -> None:
             await verify.kill()
             with pytest.raises(Unavailable):
                 await asking
-            with pytest.raises(Unavailable, match="not serving"):
+            with pytest.raises(Unavailable, match="no verify replica"):
                 await rig.generate()
             verify.hold.set()
 
@@ -206,6 +207,24 @@ def test_serving_again_when_a_verify_replica_is_back() -> None:
             await verify.restart()
             await rig.until(lambda: rig.fleet.pools["verify"].find(verify.endpoint).missed_probes == 0)
             assert (await rig.generate()).tokens[0] == continuation(PROMPT, 40)
+
+    run(scenario)
+
+
+def test_a_request_that_comes_while_no_replica_can_be_used_waits_for_one() -> None:
+    """Health says that others are better asked; who asks all the same is served once a replica is back."""
+
+    async def scenario() -> None:
+        async with Rig(verify := FakeVerify()) as rig:
+            await verify.kill()
+            await rig.until(lambda: rig.fleet.pools["verify"].find(verify.endpoint).missed_probes > 0)
+            asking = asyncio.create_task(rig.generate())
+            await rig.until(lambda: rig.orchestrator.running() == 1)
+            health = health_pb2_grpc.HealthStub(rig.channel)
+            answer = await health.Check(health_pb2.HealthCheckRequest(service="readiness"))
+            assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+            await verify.restart()
+            assert (await asking).tokens[0] == continuation(PROMPT, 40)
 
     run(scenario)
 

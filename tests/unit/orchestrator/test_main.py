@@ -12,6 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
+from orchestrator.fleet import DOWN_PROBE_SECONDS
 from orchestrator.main import SERVICE, Orchestrator
 from outrider.channels import open_channel
 from outrider.config import OrchestratorConfig
@@ -142,5 +143,25 @@ def test_replica_taken_from_the_file_ends_no_session(tmp_path: Path) -> None:
             assert len(verifies[1 - busy].openings) == 1
         for verify in verifies:
             await verify.kill()
+
+    run(scenario)
+
+
+def test_replica_that_drains_finishes_its_sessions() -> None:
+    """It says no more what it serves, as long as its grace period lasts; its sessions notice nothing."""
+
+    async def scenario() -> None:
+        async with Rig(verify := FakeVerify()) as rig:
+            verify.hold.clear()
+            asking = asyncio.create_task(rig.generate())
+            await rig.until(lambda: verify.sessions == 1)
+            assert verify.server is not None
+            draining = asyncio.create_task(verify.server.drain(lambda: verify.sessions))
+            (replica,) = rig.fleet.pools["verify"]
+            await rig.until(lambda: not replica.serving)
+            await asyncio.sleep(4 * DOWN_PROBE_SECONDS)
+            verify.hold.set()
+            assert (await asking).completes[0].speculation.verify_losses == 0
+            await draining
 
     run(scenario)

@@ -30,7 +30,10 @@ class Bench:
         request = Request(
             request_id="r", served=SERVED, prompt=(1, 2), sampling=SamplingParams(), mode=mode, task="code"
         )
-        return self.observers.watch(request)
+        observer = self.observers.watch(request)
+        if mode is not Mode.OFF:
+            observer.wants_draft()
+        return observer
 
     def value(self, name: str, **labels: str) -> float | None:
         """A sample of the page."""
@@ -66,6 +69,16 @@ def test_sessions_that_wait_for_a_draft_are_counted(bench) -> None:
     assert (bench.value("draft_sessions_wanted"), bench.value("draft_sessions_waiting")) == (0, 0)
 
 
+def test_a_session_that_moves_lost_nothing(bench) -> None:
+    """It waits for a draft again, and nobody is told of a fallback."""
+    observer = bench.watch()
+    observer.wants_draft()
+    observer.draft_opened("draft-1:7701")
+    observer.moved()
+    assert bench.value("draft_sessions_waiting") == 1
+    assert bench.value("fallbacks_total", kind="draft") == 0
+
+
 def test_a_lost_verify_replica_leaves_the_draft_alone(bench) -> None:
     """It is a fallback of its own kind."""
     observer = bench.watch()
@@ -73,6 +86,19 @@ def test_a_lost_verify_replica_leaves_the_draft_alone(bench) -> None:
     observer.lost("verify")
     assert bench.value("draft_sessions_waiting") == 0
     assert bench.value("fallbacks_total", kind="verify") == 1
+
+
+def test_a_session_that_gave_its_draft_up_wants_none(bench) -> None:
+    """Drafting does not pay: that is no lack of drafts."""
+    observer = bench.watch()
+    observer.draft_opened("draft-1:7701")
+    observer.verdict(verdict(1), 10.0)
+    observer.parked()
+    assert (bench.value("draft_sessions_wanted"), bench.value("draft_sessions_waiting")) == (0, 0)
+    observer.verdict(verdict(2), 11.0)
+    assert bench.value("draft_wanted_seconds_total") == 0
+    observer.close()
+    assert (bench.value("draft_sessions_wanted"), bench.value("draft_sessions_waiting")) == (0, 0)
 
 
 def test_who_wants_no_drafts_does_not_wait_for_one(bench) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.replicas import LOST_PROBES, Lease, Replicas, State
-from outrider.errors import InternalError, MismatchedPair, OutriderError, Overloaded, Unavailable
+from outrider.errors import Draining, InternalError, MismatchedPair, OutriderError, Overloaded, Unavailable
 from outrider.messages import ModelInfo
 
 
@@ -196,3 +196,52 @@ def test_endpoints_come_and_go() -> None:
     replicas.seen("a", info(), True)
     replicas.missed("a", Unavailable("gone"))
     assert replicas.find("a") is None
+
+
+def moved(replicas: Replicas, endpoint: str, most: int) -> list[OutriderError]:
+    """What sessions of a replica hear when up to `most` of them are to move."""
+    heard: list[OutriderError] = []
+    replica = replicas.find(endpoint)
+    assert replica is not None
+    replica.leases = {Lease(replica, heard.append) for _ in replica.leases}
+    replicas.move(replica, 0.0, most)
+    return heard
+
+
+def test_sessions_move_a_few_at_a_time() -> None:
+    """Each costs the replica that gets it a prefill."""
+    replicas = pool("a", "b")
+    for _ in range(5):
+        lease(replicas, prefer="a")
+    replicas.refused("a")
+    assert [type(error) for error in moved(replicas, "a", 3)] == [Draining] * 3
+
+
+def test_sessions_stay_where_nobody_else_is() -> None:
+    """A replica that drains is better than none."""
+    replicas = pool("a", "b")
+    lease(replicas, prefer="a")
+    replicas.refused("a")
+    replicas.missed("b", Unavailable("gone"))
+    assert moved(replicas, "a", 3) == []
+
+
+def test_a_drain_is_no_failure() -> None:
+    """Neither the probes that are refused nor the sessions that leave count against the replica."""
+    replicas = pool("a", "b")
+    one = lease(replicas, prefer="a")
+    for _ in range(2 * LOST_PROBES):
+        replicas.refused("a")
+    assert state(replicas, "a") is State.DRAINING
+    replicas.failed(one, Draining("going"), 0.0)
+    assert one.replica.failures == 0
+    replicas.seen("a", info(), True)
+    assert state(replicas, "a") is State.USABLE
+
+
+def test_a_replica_that_loads_is_not_waited_for() -> None:
+    """It answers, and does not say what it will serve: as good as down until it does."""
+    replicas = Replicas(2, 5.0)
+    replicas.set_endpoints(["a"])
+    replicas.refused("a")
+    assert state(replicas, "a") is State.DOWN

@@ -5,20 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from orchestrator.auth import BearerAuth, read_tokens
-from orchestrator.main import SERVICE
-from outrider.channels import error_of, open_channel
-from outrider.config import ServiceConfig
-from outrider.errors import ConfigError, InvalidRequest, Unauthenticated, UnknownModel
-from outrider.serving import GrpcServer
+from outrider.errors import InvalidRequest, UnknownModel
 from outrider.telemetry import spans
-from outrider.v1 import generation_pb2, generation_pb2_grpc, tokens_pb2
+from outrider.v1 import generation_pb2, tokens_pb2
 from tests.fakes import FakeDraft, FakeVerify, continuation
 from tests.unit.orchestrator.rig import AUTO, OFF, PROMPT, SEQUENTIAL, Rig, run
 from tests.unit.orchestrator.test_text import byte_level
@@ -127,45 +120,6 @@ def test_bad_requests_are_counted_and_harm_nothing() -> None:
     run(scenario)
 
 
-def test_bearer_tokens(tmp_path: Any) -> None:
-    """With a tokens file, calls need one of its tokens; health needs none."""
-    file = tmp_path / "tokens"
-    file.write_text("first\n\n second \n")
-
-    async def scenario() -> None:
-        server = GrpcServer(
-            ServiceConfig(host="127.0.0.1"), [SERVICE], [BearerAuth(SERVICE, read_tokens(str(file)))]
-        )
-        await server.start()
-        await server.set_serving(True)
-        async with open_channel(server.endpoint) as channel:
-            assert await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
-            stub = generation_pb2_grpc.GenerationServiceStub(channel)
-            for header in ("", "second", "Basic second", "Bearer", "Bearer third", "Bearer secondx"):
-                with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await stub.GetModelInfo(
-                        generation_pb2.GetModelInfoRequest(), metadata=(("authorization", header),)
-                    )
-                assert isinstance(error_of(caught.value), Unauthenticated)
-            for header in ("Bearer first", "bearer second"):
-                with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await stub.GetModelInfo(
-                        generation_pb2.GetModelInfoRequest(), metadata=(("authorization", header),)
-                    )
-                assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-        await server.stop()
-
-    run(scenario)
-
-
-def test_tokens_file_must_have_tokens(tmp_path: Any) -> None:
-    """A missing or empty tokens file stops the process instead of opening the door."""
-    (tmp_path / "empty").write_text("\n")
-    for name in ("empty", "missing"):
-        with pytest.raises(ConfigError, match="auth_tokens_file"):
-            read_tokens(str(tmp_path / name))
-
-
 @pytest.fixture
 def exporter() -> Any:
     """Spans of this process, in memory."""
@@ -239,6 +193,6 @@ def test_continuations_have_spans_of_their_own(exporter: InMemorySpanExporter) -
         first, second = (opening.traceparent for opening in verify.openings)
         assert first != second
         ids = [span.context.span_id for span in exporter.get_finished_spans()]
-        assert len(ids) == len(set(ids)) == 1 + 1 + 2 * (5 + 1)
+        assert len(ids) == len(set(ids)) == 1 + 1 + 2 * (5 + 1 + 1)  # steps, prefill, stream of each
 
     run(scenario)

@@ -18,12 +18,14 @@ from orchestrator.events import (
     Emit,
     Fail,
     Finish,
+    ParkDraft,
     SendBlock,
     SendVerdict,
     VerdictArrived,
     VerifyFailed,
     VerifyOpened,
 )
+from orchestrator.payoff import PROBE_EVERY, PROBE_ROUNDS, Payoff
 from orchestrator.request import Request
 from orchestrator.session import MAX_INTERNAL_ERRORS, Limits, Session
 from outrider.errors import (
@@ -55,7 +57,7 @@ GONE = Unavailable("gone")
 
 def session(mode: Mode = Mode.AUTO, **fields: Any) -> Session:
     """A session of a three token prompt."""
-    own = {name: fields.pop(name) for name in ("handle", "handle_endpoint") if name in fields}
+    own = {name: fields.pop(name) for name in ("handle", "handle_endpoint", "payoff") if name in fields}
     request = Request(
         request_id="r",
         served=SERVED,
@@ -67,9 +69,9 @@ def session(mode: Mode = Mode.AUTO, **fields: Any) -> Session:
     return Session(request, 0, LIMITS, **own)
 
 
-def started(mode: Mode = Mode.AUTO) -> Session:
+def started(mode: Mode = Mode.AUTO, payoff: Payoff | None = None) -> Session:
     """A session whose streams (verify 1, draft 2) are open and whose first token is committed."""
-    machine = session(mode)
+    machine = session(mode, payoff=payoff or Payoff())
     machine.start(0.0)
     machine.handle_event(VerifyOpened(1, Opened("v", "i"), "verify:1"), 0.0)
     if mode is not Mode.OFF:
@@ -159,32 +161,56 @@ def test_blocks_go_on_as_they_come() -> None:
     assert machine.handle_event(arrived, 0.1) == [SendBlock(arrived.block)]
 
 
-def test_a_sign_of_life_goes_no_further() -> None:
-    """An empty block that does not say ready tells the verify replica nothing, but it is no silence."""
-    machine = started()
-    assert machine.handle_event(block(0, (), (), ready=False), 0.1) == []
+def rest(payoff: Payoff) -> Payoff:
+    """Other sessions of the same traffic find that drafting does not pay, in batches of eight."""
+    for _ in range(500):
+        payoff.drafted(verdict(4, 11, verified=4, node_price=0.3, batch_size=8).verdict, 1, 0.0)
+    return payoff
 
 
-def test_a_resting_draft_gets_its_verdicts_by_eight() -> None:
-    """Until it drafts again; then it gets at once what it is owed, and every verdict by itself."""
-    machine = started()
-    machine.handle_event(block(0, (), (), ready=False), 0.1)
-    sent = [machine.handle_event(verdict(4 + i, 11 + i), 0.1) for i in range(8)]
-    assert [kinds(actions) for actions in sent] == [[Emit]] * 7 + [[SendVerdict, Emit]]
-    together = only(sent[-1], SendVerdict).verdict
-    assert (together.base_length, together.tokens, together.step) == (4, tuple(range(11, 19)), 9)
-    assert kinds(machine.handle_event(verdict(12, 19), 0.1)) == [Emit]
-    paid = machine.handle_event(block(0, (-12,), (19,)), 0.1)
-    assert only(paid, SendVerdict).verdict.tokens == (19,)
-    assert kinds(machine.handle_event(verdict(13, 20), 0.1)) == [SendVerdict, Emit]
+def test_a_draft_that_does_not_pay_is_parked() -> None:
+    """The session gives it up after the verdict that says so, and goes on without looking for another."""
+    payoff = Payoff()
+    machine = started(payoff=payoff)
+    machine.handle_event(block(0, (-4,), (11,)), 0.1)
+    assert kinds(machine.handle_event(verdict(4, 11, batch_size=8), 0.1)) == [SendVerdict, Emit]
+    rest(payoff)
+    actions = machine.handle_event(verdict(5, 12, batch_size=8), 0.1)
+    assert kinds(actions) == [SendVerdict, Emit, ParkDraft]
+    assert kinds(machine.handle_event(verdict(6, 13, batch_size=8), 9.9)) == [Emit]
 
 
-def test_the_last_verdict_reaches_a_resting_draft() -> None:
-    """It ends the draft's session."""
-    machine = started()
-    machine.handle_event(block(0, (), (), ready=False), 0.1)
-    actions = machine.handle_event(verdict(4, 11, finish_reason=FinishReason.STOP), 0.1)
-    assert kinds(actions) == [SendVerdict, Emit, Finish]
+def test_a_session_begins_without_a_draft_while_drafts_do_not_pay() -> None:
+    """Nor is one looked for in a batch; alone it gets one at its first verdict."""
+    payoff = rest(Payoff())
+    machine = session(payoff=payoff)
+    assert kinds(machine.start(0.5)) == [ConnectVerify]
+    machine.handle_event(VerifyOpened(1, Opened("v", "i"), "verify:1"), 0.5)
+    assert kinds(machine.handle_event(verdict(3, 11, batch_size=8), 0.6)) == [Emit]
+    assert kinds(machine.handle_event(verdict(4, 12), 0.7)) == [Emit, ConnectDraft]
+
+
+def test_a_probe_lasts_its_rounds() -> None:
+    """One session drafts for a few rounds with blocks, however they go, and gives its draft up again."""
+    payoff = rest(Payoff())
+    machine = session(payoff=payoff)
+    machine.start(0.5)
+    machine.handle_event(VerifyOpened(1, Opened("v", "i"), "verify:1"), 0.5)
+    length = 3
+    for length in range(3, 3 + PROBE_EVERY):
+        actions = machine.handle_event(verdict(length, 11, batch_size=8), 0.6)
+    assert kinds(actions) == [Emit, ConnectDraft]
+    for round_ in range(PROBE_ROUNDS):
+        length += 1
+        machine.handle_event(block(round_, (-length,), (11,)), 0.6)
+        actions = machine.handle_event(verdict(length, 12, batch_size=8), 0.6)
+    assert kinds(actions) == [SendVerdict, Emit, ParkDraft]
+
+
+def test_a_sequential_session_keeps_its_draft() -> None:
+    """Its target waits for one, whatever pays."""
+    machine = started(Mode.SEQUENTIAL, payoff=rest(Payoff()))
+    assert ParkDraft not in kinds(machine.handle_event(verdict(4, 11, batch_size=8), 0.1))
 
 
 def test_blocks_wait_for_the_target_to_open() -> None:

@@ -10,7 +10,7 @@ import torch
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from outrider.messages import SamplingParams
-from outrider.sampling.truncation import kept
+from outrider.sampling.truncation import kept, weights
 
 SETTINGS = [
     SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
@@ -97,3 +97,12 @@ def test_lists_are_as_short_as_what_stays() -> None:
     assert (short.rows.tolist(), short.tokens.shape) == ([0], (1, 5))
     assert long.rows.tolist() == [1]
     assert long.tokens.shape[1] > 1000
+
+
+def test_weights_are_exponentials() -> None:
+    """2^40 for the most likely token, to nine digits where they are large, and nothing far below."""
+    exponents = torch.linspace(-10.0, 0.0, 20_001, dtype=torch.float64)
+    exact = exponents.exp() * 2.0**40
+    assert ((weights(exponents) - exact).abs() <= 6e-9 * exact + 1.0).all()
+    assert weights(torch.tensor([0.0, -0.0, -27.0], dtype=torch.float64)).tolist() == [2**40, 2**40, 2]
+    assert not weights(torch.tensor([-28.0, -43.0, -1e9, -torch.inf], dtype=torch.float64)).any()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import socket
 import urllib.request
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from outrider.errors import ConfigError
 from outrider.messages import StepTimes, Verdict
+from outrider.reloading import Reloaded
 from outrider.telemetry.instruments import (
     DraftInstruments,
     OrchestratorInstruments,
@@ -170,17 +172,22 @@ def use_everything(registry: CollectorRegistry) -> None:
     orchestrator.finished("stop", 20, 1.0, 0.05, 0.01, trace_id="a" * 32)
     orchestrator.queued(1)
     orchestrator.running(2)
+    orchestrator.kv_utilization(0.5)
     orchestrator.fallback("draft")
     orchestrator.replicas("draft", "ready", 2)
     orchestrator.speculation.step(VERDICT, "", "draft-1:7701")
     orchestrator.speculation.step(Verdict(2, 13, (5,)), "", "")
     orchestrator.speculation.drift("", "draft-1:7701", 0.4, alarm=True)
     pool = orchestrator.draft_pool
-    for gauge in (pool.wanted, pool.waiting, pool.slots):
+    for gauge in (pool.wanted, pool.waiting, pool.slots, pool.per_replica, pool.replicas_desired):
         gauge.set(1)
     for counter in (pool.wanted_seconds, pool.missing_seconds, pool.idle_seconds):
         counter.inc(0.1)
     pool.lag_seconds.observe(0.001)
+    for service in (verify, draft, orchestrator):
+        certificate = Reloaded("server_certificate", {}, lambda _: SimpleNamespace(expires=2e9))
+        service.files.watch([certificate])
+        certificate.on_refused(certificate.name)
 
 
 def test_every_event_of_every_service_is_counted(registry) -> None:

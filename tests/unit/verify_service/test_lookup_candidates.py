@@ -54,3 +54,14 @@ def test_a_full_tree_is_left_alone(acceptance: AcceptanceModel) -> None:
     tree = CandidateTree(TEXT, 2)
     LookupCandidates(TEXT, acceptance, "").propose(tree)
     assert len(tree) == 2
+
+
+def test_what_is_not_worth_its_price_is_not_proposed(acceptance: AcceptanceModel) -> None:
+    """A chain ends where the walk no longer reaches it likely enough; nothing is left of one that begins so."""
+    whole, cut, none = (CandidateTree(TEXT, 64) for _ in range(3))
+    LookupCandidates(TEXT, acceptance, "").propose(whole)
+    second = list(whole.nodes())[1]
+    LookupCandidates(TEXT, acceptance, "").propose(cut, least_reach=second.reach)
+    assert [node.token for node in cut.nodes()] == [4, 5]
+    LookupCandidates(TEXT, acceptance, "").propose(none, least_reach=0.99)
+    assert len(none) == 0

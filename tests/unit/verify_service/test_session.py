@@ -52,14 +52,18 @@ def test_the_context_ends_a_generation() -> None:
 def test_a_resumed_generation_counts_what_it_has() -> None:
     """Tokens after the prompt are output: they count for max_tokens."""
     session = make_session(tokens=[1, 2, 3, 4], prompt_length=2, sampling=SamplingParams(max_tokens=3))
-    assert session.row(()).generated == 2
+    assert session.row(None).generated == 2
     assert session.commit([5, 6]).tokens == [5]
 
 
 def test_a_row_knows_its_place() -> None:
-    """Position and generated count include the path."""
-    row = make_session().row((4, 5))
-    assert (row.position, row.generated) == (5, 2)
+    """Position and generated count include the path; its tokens are history where that matters."""
+    for sampling, path in ((SamplingParams(), None), (SamplingParams(presence_penalty=1.0), (4, 5))):
+        session = make_session(sampling=sampling)
+        session.propose(chain_block(0, 3, [4, 5]), arrived=0.0)
+        row = session.row(session.tree.children[4].children[5])
+        assert (row.position, row.generated) == (5, 2)
+        assert getattr(row.history, "tokens", None) == path
 
 
 def test_hit_means_that_the_bonus_was_in_the_tree() -> None:

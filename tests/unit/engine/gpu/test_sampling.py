@@ -11,6 +11,7 @@ from outrider.sampling.chooser import Row, choose, rank
 from outrider.sampling.history import History
 from outrider.sampling.noise import gumbel_rows, row_keys
 from outrider.sampling.processors import plain
+from outrider.sampling.truncation import weights
 
 VOCABULARY = 1000
 NOTHING = History([])
@@ -26,6 +27,16 @@ def logits_of(rows: int, seed: int = 0, spread: float = 3.0) -> torch.Tensor:
     drawn = torch.randn((rows, VOCABULARY), generator=torch.Generator().manual_seed(seed)) * spread
     drawn[:, ::7] = -torch.inf
     return drawn
+
+
+def test_weights_have_the_bits_of_the_cpu():
+    """Of all tokens together, at every temperature, also where they are next to nothing."""
+    temperatures = [0.01, 0.3, 0.7, 1.0, 1.3, 2.0, 30.0]
+    rows = rows_of(*(SamplingParams(temperature=each, top_p=0.9) for each in temperatures))
+    logits = logits_of(len(rows), spread=8.0)
+    found = on_device._whole(logits, on_device.upload(rows, [1.0] * len(rows), logits))
+    heat = (logits - logits.amax(-1, keepdim=True)) / torch.tensor(temperatures)[:, None]
+    assert torch.equal(found, weights(heat.double()).sum(-1, keepdim=True))
 
 
 def test_noise_has_the_bits_of_the_cpu():

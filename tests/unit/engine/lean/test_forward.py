@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from outrider.engine.kernels import layer, rows
+from outrider.engine.lean import LeanDecoder
 from outrider.engine.lean.decoder import RmsNorm
-from outrider.engine.lean.forward import rotate
+from outrider.engine.lean.rotation import rotate
+from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.loader import load_model
+from outrider.engine.packed_linear import StreamedGate
 from outrider.engine.pages import SequenceKv
 from outrider.engine.runner import ModelRunner, Segment
 
@@ -56,22 +60,53 @@ def test_scores_depend_on_the_distance_alone() -> None:
     assert abs(score(7, 3) - score(9, 3)) > 1e-3
 
 
+def mixed_step(loaded: LoadedModel) -> torch.Tensor:
+    """Logits of a chunk too long to be folded, a tree and a sequence of another length in one forward."""
+    runner = ModelRunner(loaded, 128, 4)
+    tree, other, chunk = (SequenceKv.open(runner.pool, [], reuse=False) for _ in range(3))
+    runner.forward([Segment(tree, range(5, 45), None, []), Segment(other, range(9, 29), None, [])])
+    runner.commit(tree, range(40), range(5, 45))
+    runner.commit(other, range(20), range(9, 29))
+    segments = [
+        Segment(chunk, range(100, 200), None, [0, 50, 99]),
+        Segment(tree, [7, 8, 9, 10], [-1, -1, 0, 2], range(4)),
+        Segment(other, [11], None, [0]),
+    ]
+    return runner.forward(segments)
+
+
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "mistral"])
 def test_a_long_mixed_step_equals_the_modules(folder_of: Callable[[str], Path], architecture: str) -> None:
-    """A chunk too long to be folded, a tree and several sequences of unlike length in one forward."""
+    """With kernels, where they run, and modules of transformers."""
+    folder = str(folder_of(architecture))
+    lean, modules = (
+        mixed_step(load_model(folder, dtype="float32", device="cpu", threads=1, lean=lean))
+        for lean in (True, False)
+    )
+    torch.testing.assert_close(lean, modules, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "mistral"])
+def test_without_kernels_torch_computes_the_same(
+    folder_of: Callable[[str], Path], architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a processor without AVX-512 every part has its plain form."""
+    folder = str(folder_of(architecture))
     results = []
-    for lean in (True, False):
-        folder = str(folder_of(architecture))
-        loaded = load_model(folder, dtype="float32", device="cpu", threads=1, lean=lean)
-        runner = ModelRunner(loaded, 128, 4)
-        tree, other, chunk = (SequenceKv.open(runner.pool, [], reuse=False) for _ in range(3))
-        runner.forward([Segment(tree, range(5, 45), None, []), Segment(other, range(9, 29), None, [])])
-        runner.commit(tree, range(40), range(5, 45))
-        runner.commit(other, range(20), range(9, 29))
-        segments = [
-            Segment(chunk, range(100, 200), None, [0, 50, 99]),
-            Segment(tree, [7, 8, 9, 10], [-1, -1, 0, 2], range(4)),
-            Segment(other, [11], None, [0]),
-        ]
-        results.append(runner.forward(segments))
+    for kernels in (True, False):
+        if not kernels:
+            for module in (layer, rows):
+                monkeypatch.setattr(module, "available", lambda dtype: False)
+        loaded = load_model(folder, dtype="float32", device="cpu", threads=1)
+        assert isinstance(loaded.model, LeanDecoder)
+        results.append(mixed_step(loaded))
     torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-4)
+
+
+def test_silu_is_recognised(folder_of: Callable[[str], Path]) -> None:
+    """By either class that computes it; where the kernels run, the product opens the gate."""
+    loaded = load_model(str(folder_of("llama")), dtype="float32", device="cpu", threads=1)
+    assert isinstance(loaded.model, LeanDecoder)
+    assert len(loaded.model.gates) == len(loaded.model.stack)
+    opened = [isinstance(part.gate_up, StreamedGate) for part in loaded.model.stack]
+    assert opened == [rows.available(torch.float32)] * len(opened)

@@ -1,0 +1,88 @@
+"""How badly sessions need drafts: counted once, for the metrics and for the scaler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from outrider.telemetry.instruments import DraftPoolInstruments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """Sums since the start; seconds, but for the two counts."""
+
+    wanted_seconds: float = 0.0
+    """Session time between verdicts in which drafts were wanted."""
+    missing_seconds: float = 0.0
+    """The part of it without an open draft replica."""
+    idle_seconds: float = 0.0
+    """The part of it in which the session waited and its target ran no step."""
+    lag_seconds: float = 0.0
+    """From verdicts to the drafts' answers."""
+    lags: int = 0
+    step_seconds: float = 0.0
+    """Of verify steps of sessions that have a draft."""
+    steps: int = 0
+
+    def __add__(self, other: Totals) -> Totals:
+        return Totals(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+
+    def __sub__(self, other: Totals) -> Totals:
+        return Totals(**{f.name: getattr(self, f.name) - getattr(other, f.name) for f in fields(self)})
+
+
+class DraftLoad:
+    """Sessions that want drafts now, and the sums of what they had of them."""
+
+    def __init__(self, instruments: DraftPoolInstruments) -> None:
+        self.wanted = 0
+        """Sessions that want a draft replica."""
+        self.waiting = 0
+        """Those of them that have none open."""
+        self._instruments = instruments
+        self._wanted_seconds = self._missing_seconds = self._idle_seconds = 0.0
+        self._lag_seconds = self._step_seconds = 0.0
+        self._lags = self._steps = 0
+
+    @property
+    def totals(self) -> Totals:
+        """The sums so far."""
+        return Totals(
+            wanted_seconds=self._wanted_seconds,
+            missing_seconds=self._missing_seconds,
+            idle_seconds=self._idle_seconds,
+            lag_seconds=self._lag_seconds,
+            lags=self._lags,
+            step_seconds=self._step_seconds,
+            steps=self._steps,
+        )
+
+    def want(self, change: int) -> None:
+        """So many sessions more, or fewer, want a draft."""
+        self.wanted += change
+        self._instruments.wanted.set(self.wanted)
+
+    def wait(self, change: int) -> None:
+        """So many of them more, or fewer, have none open."""
+        self.waiting += change
+        self._instruments.waiting.set(self.waiting)
+
+    def round(self, seconds: float, idle: float, missing: bool) -> None:
+        """Time passed between two verdicts of a session that wants drafts."""
+        self._wanted_seconds += seconds
+        self._missing_seconds += seconds if missing else 0.0
+        self._idle_seconds += idle
+        self._instruments.wanted_seconds.inc(seconds)
+        self._instruments.missing_seconds.inc(seconds if missing else 0.0)
+        self._instruments.idle_seconds.inc(idle)
+
+    def step(self, seconds: float) -> None:
+        """The target verified for a session that has a draft."""
+        self._step_seconds += seconds
+        self._steps += 1
+
+    def answered(self, seconds: float) -> None:
+        """A draft's first block that knows of a verdict came so long after it."""
+        self._lag_seconds += seconds
+        self._lags += 1
+        self._instruments.lag_seconds.observe(seconds)

@@ -1,0 +1,262 @@
+"""Kernels between the products: right, within their rows, and the same bits in every batch."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention, silu
+
+from outrider.engine.kernels import compiler, rows, silu_ir
+from outrider.engine.kernels.crew import LONG_ROWS, Crew
+from outrider.engine.kernels.layer import LEAST_POSITIONS, Angles, AttendKernel, NormKernel, TurnKernel
+from outrider.engine.kernels.numbers_ir import FLOAT32, LANES, SUM
+from outrider.engine.kernels.rows import MOST_ROWS, PackedRows, available
+from outrider.engine.kernels.rows_ir import MAX_ROWS
+from outrider.engine.step import View
+
+pytestmark = pytest.mark.skipif(
+    not available(torch.float32), reason="the kernels need AVX-512 and the package llvmlite"
+)
+needs_bfloat16 = pytest.mark.skipif(not available(torch.bfloat16), reason="needs AVX-512 BF16")
+dtypes = pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=needs_bfloat16)], ids=str
+)
+WIDTHS = (5, LANES, 40, 300)
+"""Less than a vector, one, and some with a rest."""
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    """Normal numbers."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def vectorwise(name: str) -> Callable[[Tensor], Tensor]:
+    """A function of `silu_ir`, compiled for vectors of its own."""
+    lines = "\n".join(getattr(silu_ir, name)("%x", "%y"))
+    module = compiler.engine(f"""{FLOAT32.declaration.format(sum=SUM)}
+{silu_ir.DECLARATIONS}
+define void @each(ptr %from, ptr %to) {{
+  %x = load {SUM}, ptr %from, align 4
+{lines}
+  store {SUM} %y, ptr %to, align 4
+  ret void
+}}""")
+    call = compiler.function(module, "each", (ctypes.c_void_p, ctypes.c_void_p))
+
+    def run(x: Tensor) -> Tensor:
+        y = torch.empty_like(x)
+        for start in range(0, len(x), LANES):
+            call(x.data_ptr() + 4 * start, y.data_ptr() + 4 * start)
+        return y
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def exponential() -> Callable[[Tensor], Tensor]:
+    """The kernels' e^x."""
+    return vectorwise("exponential")
+
+
+def every_exponent(count: int) -> Tensor:
+    """Floats of all signs and exponents, denormal ones too: `count` steps through the bit patterns."""
+    bits = torch.linspace(0, 0xFFFF_FFFF, count, dtype=torch.float64).to(torch.int64)
+    patterns = [struct.unpack("f", struct.pack("I", pattern))[0] for pattern in bits.tolist()]
+    numbers = torch.tensor(patterns)
+    return numbers[torch.isfinite(numbers)][: count // 2 // LANES * LANES]
+
+
+def test_exponential_is_exact_to_a_unit(exponential: Callable[[Tensor], Tensor]) -> None:
+    """Over all results that are normal numbers, against float64; the largest error is stated in `silu_ir`."""
+    x = torch.linspace(-87.3, 88.7, LANES * 20_000)
+    exact = x.double().exp()
+    unit = torch.finfo(torch.float32).eps * 2 ** exact.log2().floor()
+    assert float(((exponential(x).double() - exact).abs() / unit).max()) < 1.0
+
+
+def test_exponential_at_the_edges(exponential: Callable[[Tensor], Tensor]) -> None:
+    """Infinity, NaN, zeros, overflow, underflow through the denormal numbers."""
+    inf, nan = float("inf"), float("nan")
+    x = torch.tensor([0.0, -0.0, inf, -inf, nan, 88.72, 88.73, 1e38, -1e38, -104.0, -103.9, 1e-45, -1e-45])
+    x = torch.cat([x, torch.tensor([-87.4, -95.0, -103.2])])
+    got, expected = exponential(x), x.double().exp().float()
+    assert torch.equal(got.isnan(), x.isnan())
+    torch.testing.assert_close(got, expected, rtol=2.4e-7, atol=1.5e-45, equal_nan=True)
+    assert got[[6, 8, 3]].tolist() == [inf, 0.0, 0.0]
+
+
+def test_exponential_of_everything(exponential: Callable[[Tensor], Tensor]) -> None:
+    """Numbers of every sign and exponent, as torch computes them."""
+    x = every_exponent(2**16)
+    torch.testing.assert_close(exponential(x), x.exp(), rtol=5e-7, atol=1.5e-45)
+
+
+def test_silu_is_torchs() -> None:
+    """Within the rounding of the exponential, for every exponent and what is no number."""
+    kernel = vectorwise("silu")
+    x = torch.cat([every_exponent(2**16), torch.linspace(-110, 110, LANES * 1000)])
+    torch.testing.assert_close(kernel(x), silu(x), rtol=1e-6, atol=1e-44)
+    special = torch.tensor([float("inf"), float("nan"), float("-inf"), -0.0] * 4)
+    torch.testing.assert_close(kernel(special), silu(special), equal_nan=True)
+
+
+@dtypes
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("shape", [(3, 4), (LANES, 64), (2 * LANES + 7, 4100)], ids=str)
+def test_a_gated_product_is_both_products_and_the_gate(
+    dtype: torch.dtype, shape: tuple[int, int], biased: bool
+) -> None:
+    """SiLU(gate) up, rounded where the modules round; in 16 bits that leaves hardly any difference."""
+    width, inner = shape
+    weight = random(2 * width, inner, dtype=dtype)
+    bias = random(2 * width, dtype=dtype, seed=1) if biased else None
+    gated, both = (PackedRows(weight, bias, Crew(), gated=opened) for opened in (True, False))
+    for count in (1, MAX_ROWS + 1, MOST_ROWS + 3):
+        given = random(count, inner, dtype=dtype, seed=2)
+        gate, up = both.product(given).chunk(2, -1)
+        expected = silu(gate) * up
+        result = gated.product(given)
+        torch.testing.assert_close(result, expected)
+        assert dtype == torch.float32 or (result != expected).float().mean() < 1e-3
+
+
+@dtypes
+def test_a_gate_s_bits_do_not_depend_on_batch_or_crew(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every number of rows, alone and with others at work, gives each row what it gets alone."""
+    weight = random(2 * 9 * LANES + 2 * 5, 130, dtype=dtype)
+    alone = PackedRows(weight, None, Crew(), gated=True)
+    monkeypatch.setattr(rows, "LEAST_SHARE", 1)
+    shared = PackedRows(weight, None, Crew(3), gated=True)
+    given = random(MOST_ROWS + 2, 130, dtype=dtype, seed=1)
+    expected = torch.cat([alone.product(row[None]) for row in given])
+    for count in (1, 2, MAX_ROWS, LONG_ROWS + 1, MOST_ROWS, MOST_ROWS + 2):
+        assert torch.equal(alone.product(given[:count]), expected[:count])
+        assert torch.equal(shared.product(given[:count]), expected[:count])
+
+
+def exact_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """In float64."""
+    exact = x.double()
+    return exact / (exact.square().mean(-1, keepdim=True) + eps).sqrt() * weight.double()
+
+
+@dtypes
+@pytest.mark.parametrize("width", WIDTHS)
+def test_norm_and_residual_add(dtype: torch.dtype, width: int) -> None:
+    """The sum is rounded as torch rounds it and stays in place; the norm is the sum's."""
+    weight, eps = random(width, dtype=dtype, seed=3), 1e-6
+    norm = NormKernel(weight, eps)
+    x, added = random(5, width, dtype=dtype), random(5, width, dtype=dtype, seed=1)
+    x[1] *= 1e-4
+    x[2] = added[2] = 0.0
+    torch.testing.assert_close(norm(x), exact_norm(x, weight, eps).to(dtype))
+    total = x + added
+    result = norm.after(x, added)
+    assert torch.equal(x, total)
+    torch.testing.assert_close(result, exact_norm(total, weight, eps).to(dtype))
+
+
+@dtypes
+def test_a_norm_s_bits_do_not_depend_on_the_batch(dtype: torch.dtype) -> None:
+    """Rows are computed one by one; none is fine."""
+    norm, x = NormKernel(random(40, dtype=dtype), 1e-5), random(7, 40, dtype=dtype, seed=1)
+    assert torch.equal(norm(x), torch.cat([norm(row[None]) for row in x]))
+    assert norm(x[:0]).shape == (0, 40)
+
+
+@dtypes
+@pytest.mark.parametrize("half", [4, LANES, 20, 32])
+@pytest.mark.parametrize("normed", [False, True])
+def test_turn_rotates_and_stores(dtype: torch.dtype, half: int, normed: bool) -> None:
+    """Queries and keys turn by their position, after their norm; keys and values go to their slots."""
+    queries, keys, width = 4, 2, 2 * half
+    qkv, frequencies = random(5, queries + 2 * keys, width, dtype=dtype), torch.linspace(1, 0.01, half)
+    positions = torch.tensor([0, 3, LEAST_POSITIONS - 1, LEAST_POSITIONS, 17])
+    weight = random(queries + keys, width, dtype=dtype, seed=1) if normed else None
+    before, slots = qkv.clone(), torch.tensor([3, 1, 8, 0])
+    entries = torch.zeros(9, 2 * keys, width, dtype=dtype)
+    table = Angles(frequencies, 2.0).table(positions)
+    TurnKernel(dtype, queries, keys, weight, 1e-6)(qkv, table, positions, entries, slots)
+    heads = before[:, : queries + keys]
+    if weight is not None:
+        heads = exact_norm(heads, weight, 1e-6).to(dtype)
+    low, high = heads.double().chunk(2, -1)
+    angles = (positions[:, None].float() * frequencies).double()[:, None]
+    cos, sin = 2 * angles.cos(), 2 * angles.sin()
+    expected = torch.cat([low * cos - high * sin, high * cos + low * sin], -1).to(dtype)
+    torch.testing.assert_close(qkv[:, : queries + keys], expected)
+    assert torch.equal(qkv[:, queries + keys :], before[:, queries + keys :])
+    assert torch.equal(entries[slots], qkv[:4, queries:])
+    assert not entries[[2, 4, 5, 6, 7]].any()
+
+
+@dtypes
+def test_without_entries_nothing_is_stored(dtype: torch.dtype) -> None:
+    """Another attention stores for itself."""
+    qkv, positions = random(2, 4, 8, dtype=dtype), torch.tensor([1, 2])
+    table = Angles(torch.ones(4), 1.0).table(positions)
+    alone = qkv[1:].clone()
+    turn = TurnKernel(dtype, 2, 1, None, 0.0)
+    turn(qkv, table, positions, None, positions)
+    turn(alone, table, positions[1:], None, positions)
+    assert torch.equal(qkv[1:], alone)
+
+
+CASES = [
+    (1, 1, 3, 64, 23, [1]),
+    (1, 2, 2, 20, 37, [9]),
+    (3, 2, 4, 36, 37, [1, 5, 3]),
+    (2, 1, 1, 128, 5, [40, 2]),
+]
+"""(sequences, kv heads, query heads for each, width, keys, tokens of each sequence)."""
+
+
+@dtypes
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("hidden", [False, True])
+def test_attention_is_the_plain_one(
+    dtype: torch.dtype, case: tuple[int, int, int, int, int, list[int]], hidden: bool
+) -> None:
+    """Several tiles, lanes that are not full, widths with a rest, keys that some queries do not see."""
+    sequences, kv_heads, per_kv, width, keys, counts = case
+    queries = random(sum(counts), kv_heads * per_kv + 3, width, dtype=dtype)[:, : kv_heads * per_kv]
+    entries = random(60, 2 * kv_heads, width, dtype=dtype, seed=1)
+    slots = torch.randint(60, (sequences * keys,), generator=torch.Generator().manual_seed(2))
+    mask, open_keys = None, 0
+    if hidden:
+        mask = random(sequences, 1, max(counts), keys, seed=3).sign().clamp(max=0) * torch.inf
+        mask, open_keys = mask.nan_to_num(0.0, neginf=-torch.inf).repeat(1, 1, per_kv, 1), 2
+        mask[..., :open_keys] = 0.0
+    view = View(slots, mask, False, True, open_keys, torch.tensor(counts))
+    result = torch.full(queries.shape, 7.0, dtype=dtype)
+    AttendKernel(dtype)(queries, entries, view, 0.3, result)
+    first = 0
+    for index, count in enumerate(counts):
+        seen = entries[slots.view(sequences, -1)[index]].double().transpose(0, 1)
+        k, v = (part.repeat_interleave(per_kv, 0) for part in seen.chunk(2))
+        rows = queries[first : first + count].double().transpose(0, 1)
+        hides = None if mask is None else mask[index, 0, :count].double()
+        expected = scaled_dot_product_attention(rows, k, v, attn_mask=hides, scale=0.3).transpose(0, 1)
+        torch.testing.assert_close(result[first : first + count], expected.to(dtype))
+        first += count
+
+
+@dtypes
+def test_attention_s_bits_depend_on_what_is_seen_alone(dtype: torch.dtype) -> None:
+    """Not on keys that are hidden, on others beside a query, or on the room that came before."""
+    entries, queries = random(20, 2, 64, dtype=dtype), random(9, 2, 64, dtype=dtype, seed=1)
+    kernel, alone = AttendKernel(dtype), torch.empty(1, 2, 64, dtype=dtype)
+    few = View(torch.arange(5), None, False, True, 0, torch.tensor([1]))
+    kernel(queries[4:5], entries, few, 0.2, alone)
+    mask = torch.zeros(1, 1, 18, 20)
+    mask[:, :, :, 5:] = -torch.inf
+    among = torch.empty(9, 2, 64, dtype=dtype)
+    kernel(queries, entries, View(torch.arange(20), mask, False, True, 5, torch.tensor([9])), 0.2, among)
+    assert torch.equal(among[4:5], alone)
