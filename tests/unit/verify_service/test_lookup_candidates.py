@@ -57,7 +57,7 @@ def test_a_full_tree_is_left_alone(acceptance: AcceptanceModel) -> None:
 
 
 def test_what_is_not_worth_its_price_is_not_proposed(acceptance: AcceptanceModel) -> None:
-    """A chain ends where the walk no longer reaches it likely enough; nothing is left of one that begins so."""
+    """A chain ends where the walk hardly reaches it; nothing is left of one that begins there."""
     whole, cut, none = (CandidateTree(TEXT, 64) for _ in range(3))
     LookupCandidates(TEXT, acceptance, "").propose(whole)
     second = list(whole.nodes())[1]
