@@ -67,6 +67,10 @@ class DraftLoad:
         self.waiting += change
         self._instruments.waiting.set(self.waiting)
 
+    def parked(self) -> None:
+        """A session gave its draft up because drafting does not pay."""
+        self._instruments.parkings.inc()
+
     def round(self, seconds: float, idle: float, missing: bool) -> None:
         """Time passed between two verdicts of a session that wants drafts."""
         self._wanted_seconds += seconds

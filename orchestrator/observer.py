@@ -53,7 +53,12 @@ class Observer:
             self._load.wait(1)
 
     def parked(self) -> None:
-        """The session gave its draft up because drafting does not pay, or ended."""
+        """The session gave its draft up because drafting does not pay."""
+        self._load.parked()
+        self.close()
+
+    def close(self) -> None:
+        """The continuation has ended, or wants no draft any more."""
         self._load.want(-self._wants_draft)
         self._load.wait(-self._waiting)
         self._wants_draft = False
@@ -93,10 +98,6 @@ class Observer:
         if self._unanswered is None:
             self._unanswered = (verdict.base_length + len(verdict.tokens), now)
         return self._look_for_drift(verdict)
-
-    def close(self) -> None:
-        """The continuation has ended."""
-        self.parked()
 
     @property
     def _waiting(self) -> bool:

@@ -43,6 +43,7 @@ from orchestrator.payoff import PROBE_ROUNDS, Payoff
 from orchestrator.request import Request
 from orchestrator.statistics import Statistics
 from outrider.errors import (
+    Draining,
     InternalError,
     InvalidRequest,
     NoReplica,
@@ -327,7 +328,7 @@ class Session:
         if isinstance(error, NoReplica):
             self._draft_losses.retry_at = now + NO_DRAFT_RETRY_SECONDS
             return [DropDraft(stream, error), *self._nudge()]
-        self.statistics.draft_losses += opened
+        self.statistics.draft_losses += opened and not isinstance(error, Draining)
         self._draft_losses.add(error, now, DRAFT_RETRY_SECONDS)
         self._drafting = not isinstance(error, InvalidRequest)  # the request itself does not suit drafts
         again = self._connect_draft(now, endpoint) if now >= self._draft_losses.retry_at else []

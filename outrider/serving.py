@@ -21,6 +21,9 @@ MAX_CONCURRENT_STREAMS = 1024
 """Open calls on one connection; admission has its own, lower bounds."""
 MAX_METADATA_BYTES = 16 << 10
 DRAIN_POLL_SECONDS = 0.02
+QUIET_POLLS = 4
+"""In a row without anything running before a drained server stops: a call past the door may not have been
+read yet."""
 WATCH_SECONDS = 2.0
 """How often files that may be renewed are looked at, so that unusable ones are noticed before they matter."""
 STOP_GRACE_SECONDS = 0.25
@@ -102,13 +105,12 @@ class GrpcServer:
             await self._set_health(ready)
 
     async def drain(self, running: Callable[[], int]) -> None:
-        """Take no new calls, wait until `running()` is 0 or the grace period has passed, and stop."""
+        """Take no new calls, wait until `running()` stays 0 or the grace period has passed, and stop."""
         self._door.refusal = Draining("this replica is shutting down; try another")
         await self._set_health(False)
         with suppress(TimeoutError):
             async with asyncio.timeout(self.config.grace_seconds):
-                while running() > 0:  # noqa: ASYNC110 - sessions end in other tasks, this only watches
-                    await asyncio.sleep(DRAIN_POLL_SECONDS)
+                await _quiet(running)
         await self.stop()
 
     async def stop(self) -> None:
@@ -164,3 +166,11 @@ def _options(config: ServiceConfig) -> list[tuple[str, int]]:
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ]
+
+
+async def _quiet(running: Callable[[], int]) -> None:
+    """Wait until nothing runs, and nothing begins that was past the door when it closed."""
+    quiet = 0
+    while quiet < QUIET_POLLS:
+        await asyncio.sleep(DRAIN_POLL_SECONDS)
+        quiet = 0 if running() else quiet + 1

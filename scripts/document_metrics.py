@@ -44,6 +44,7 @@ QUERIES = {
     ),
     "o:draft_sessions_wanted": Q.gauge("o:draft_sessions_wanted"),
     "o:draft_sessions_waiting": Q.gauge("o:draft_sessions_waiting"),
+    "o:draft_parkings_total": Q.rate("o:draft_parkings_total"),
     "o:draft_slots": Q.gauge("o:draft_slots", how="max"),
     "o:draft_sessions_per_replica": Q.gauge("o:draft_sessions_per_replica", how="min"),
     "d:replicas_desired": f"ceil({Q.gauge('d:replicas_desired')})",

@@ -421,6 +421,9 @@ class DraftPoolInstruments:
             "draft_sessions_wanted", "Running sessions that want a draft replica."
         )
         self.waiting: Gauge = make.gauge("draft_sessions_waiting", "Those of them that have none open.")
+        self.parkings: Counter = make.counter(
+            "draft_parkings", "Drafts that sessions gave up because drafting did not pay."
+        )
         self.slots: Gauge = make.gauge(
             "draft_slots", "Sessions that the usable draft replicas have room for."
         )

@@ -94,6 +94,7 @@ def test_a_session_that_gave_its_draft_up_wants_none(bench) -> None:
     observer.draft_opened("draft-1:7701")
     observer.verdict(verdict(1), 10.0)
     observer.parked()
+    assert bench.value("draft_parkings_total") == 1
     assert (bench.value("draft_sessions_wanted"), bench.value("draft_sessions_waiting")) == (0, 0)
     observer.verdict(verdict(2), 11.0)
     assert bench.value("draft_wanted_seconds_total") == 0

@@ -181,7 +181,7 @@ def use_everything(registry: CollectorRegistry) -> None:
     pool = orchestrator.draft_pool
     for gauge in (pool.wanted, pool.waiting, pool.slots, pool.per_replica, pool.replicas_desired):
         gauge.set(1)
-    for counter in (pool.wanted_seconds, pool.missing_seconds, pool.idle_seconds):
+    for counter in (pool.parkings, pool.wanted_seconds, pool.missing_seconds, pool.idle_seconds):
         counter.inc(0.1)
     pool.lag_seconds.observe(0.001)
     for service in (verify, draft, orchestrator):
