@@ -52,19 +52,31 @@ def test_health_answers_at_once_while_a_step_runs(demo):
         ("draft", "outrider.v1.DraftService"),
     ],
 )
-def test_every_service_has_health_and_reflection(demo, kind, service):
-    """Each service answers health under its name and lists itself by reflection."""
+def test_every_service_has_health_and_tells_nobody_what_else_it_has(demo, kind, service):
+    """Each service answers health under its name; reflection is off unless it is asked for."""
     orchestrator = demo.orchestrator("real").endpoint
     endpoint = {"orchestrator": orchestrator, "verify": demo.verify.endpoint, "draft": demo.draft("real")}[
         kind
     ]
     assert health_of(endpoint, service)[0] == SERVING
+    with pytest.raises(grpc.RpcError) as refused:
+        _listed(endpoint)
+    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_a_service_that_is_asked_to_lists_itself_by_reflection(own_cluster):
+    """With `--reflection`."""
+    draft = own_cluster.serve("draft", kind="lookup", reflection=True).wait_ready()
+    assert "outrider.v1.DraftService" in _listed(draft.endpoint)
+
+
+def _listed(endpoint):
+    """What reflection says is served."""
+    listing = reflection_pb2.ServerReflectionRequest(list_services="")
     with grpc.insecure_channel(endpoint) as channel:
-        listing = reflection_pb2.ServerReflectionRequest(list_services="")
-        [answer] = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(
-            iter([listing]), timeout=5
-        )
-    assert service in [one.name for one in answer.list_services_response.service]
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        [answer] = stub.ServerReflectionInfo(iter([listing]), timeout=5)
+    return [one.name for one in answer.list_services_response.service]
 
 
 @pytest.mark.parametrize("kind", ["orchestrator", "verify"])

@@ -48,12 +48,12 @@ def load(endpoint: str, prompts: list[list[int]]) -> Iterator[list[Generation]]:
 
 
 def test_up_starts_and_ends_drafts_with_the_load(own_cluster, prompts):
-    """`outrider up --drafts 1..3`: three clients bring three drafts, one that stays keeps one; no request is
+    """`outrider up --drafts 1..3`: five clients bring three drafts, one that stays keeps one; no request is
     lost, and KEDA would be told the same."""
     pair = ("--target", str(DEMO_TARGET), "--draft", "lookup", "--drafts", "1..3")
     up = own_cluster.launch(
         *("up", *pair, "--drafts-down-seconds", "8", "--port", "0"),
-        environment={"OUTRIDER_ORCHESTRATOR_DRAFT_SESSIONS_PER_REPLICA": "1"},
+        environment={"OUTRIDER_ORCHESTRATOR_DRAFT_SESSIONS_PER_REPLICA": "2"},
     ).wait_ready()
     client = Client(up.endpoint)
     scaler = externalscaler_pb2_grpc.ExternalScalerStub(client.channel)
@@ -61,13 +61,13 @@ def test_up_starts_and_ends_drafts_with_the_load(own_cluster, prompts):
     def drafts(count: int) -> bool:
         return client.info().draft_replicas == count
 
-    with load(up.endpoint, prompts(3)) as got:
+    with load(up.endpoint, prompts(5)) as got:
         eventually(lambda: drafts(3), "three drafts are used", START_SECONDS)
         assert scaler.IsActive(pb2.ScaledObjectRef(name="draft")).result
         asked = pb2.GetMetricsRequest(metricName="outrider_draft_replicas_desired")
         (value,) = scaler.GetMetrics(asked).metricValues
         assert 0.0 < value.metricValueFloat <= 3.0 + 1e-6
-    with load(up.endpoint, prompts(4)[3:]) as got_by_one:
+    with load(up.endpoint, prompts(6)[5:]) as got_by_one:
         eventually(lambda: drafts(1), "one draft is used", START_SECONDS)
     assert {len(one.tokens) for one in (*got, *got_by_one)} == {TOKENS}
     up.signal(signal.SIGINT)
