@@ -26,7 +26,7 @@ from benchmarks import machine, pairs, workload
 from benchmarks.arms import peers
 from benchmarks.arms.base import OWN, Arm
 from benchmarks.arms.own import MODES, Client, OwnArm
-from benchmarks.console import command, progress, run
+from benchmarks.console import command, json_file, progress, run
 from benchmarks.equality import Judgement, compare, judge_all
 from benchmarks.layout import layout_of
 from benchmarks.pairs import Pair, load_pair
@@ -78,7 +78,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--least", type=int, default=2, help="batches per arm and cell, at least")
     parser.add_argument("--modes", nargs="+", choices=list(MODES), default=list(MODES), help="own arms")
     parser.add_argument("--threads", type=int, default=1, help="torch threads of each service")
-    parser.add_argument("--out", type=Path, default=ROOT / "out/compare.json")
+    parser.add_argument("--out", type=json_file, default=ROOT / "out/compare.json")
     peers.add_flags(parser)
     return parser.parse_args()
 

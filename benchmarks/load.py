@@ -24,7 +24,7 @@ from benchmarks.arms.base import Arm
 from benchmarks.arms.own import Client, OwnArm
 from benchmarks.calibration import Bin, Observed, bins
 from benchmarks.compare import measure
-from benchmarks.console import command, progress, run
+from benchmarks.console import command, json_file, progress, run
 from benchmarks.drafts import noised_copy
 from benchmarks.layout import layout_of
 from benchmarks.pairs import load_pair
@@ -76,7 +76,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--least", type=int, default=3, help="batches per arm and concurrency, at least")
     parser.add_argument("--noise", type=float, default=1.0, help="of the bad draft's weights, in deviations")
     parser.add_argument("--threads", type=int, default=1, help="torch threads of each service")
-    parser.add_argument("--out", type=Path, default=ROOT / "out/load.json")
+    parser.add_argument("--out", type=json_file, default=ROOT / "out/load.json")
     return parser.parse_args()
 
 

@@ -21,7 +21,7 @@ import uvloop
 
 from benchmarks import machine, pairs
 from benchmarks.arms.own import Client, message
-from benchmarks.console import command, progress, run
+from benchmarks.console import command, json_file, progress, run
 from benchmarks.layout import layout_of
 from benchmarks.pairs import load_pair
 from benchmarks.samples import Request, Spread, percentile
@@ -68,7 +68,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--after", type=float, default=0.5, help="seconds after which the long prompt comes")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--threads", type=int, default=1, help="torch threads of each service")
-    parser.add_argument("--out", type=Path, default=ROOT / "out/prefill.json")
+    parser.add_argument("--out", type=json_file, default=ROOT / "out/prefill.json")
     return parser.parse_args()
 
 

@@ -30,7 +30,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from benchmarks import machine, pairs, workload
-from benchmarks.console import command, progress, run
+from benchmarks.console import command, json_file, progress, run
 from benchmarks.layout import layout_of
 from benchmarks.pairs import load_pair
 from benchmarks.samples import Request as Sample
@@ -115,7 +115,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--turns", type=int, default=20, help="of every arm")
     parser.add_argument("--requests", type=int, default=2, help="of a turn, one after the other")
     parser.add_argument("--threads", type=int, default=1, help="torch threads of each service")
-    parser.add_argument("--out", type=Path, default=ROOT / "out/tracing.json")
+    parser.add_argument("--out", type=json_file, default=ROOT / "out/tracing.json")
     return parser.parse_args()
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
+from pathlib import Path
+
 import pytest
 
-from benchmarks.console import run
+from benchmarks.console import json_file, run
 from scripts.child import ChildError
 
 
@@ -31,3 +34,11 @@ def test_a_benchmark_ends_with_a_status_and_a_sentence(main, status, sentence, c
         run(main)
     assert caught.value.code == status
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["out", "out/result.txt", ""])
+def test_a_result_that_is_no_json_file_is_refused_before_anything_runs(text) -> None:
+    """Half an hour of measuring is not lost for a wrong name."""
+    with pytest.raises(argparse.ArgumentTypeError, match="json"):
+        json_file(text)
+    assert json_file("out/result.json") == Path("out/result.json")
