@@ -19,8 +19,6 @@ class Posting:
     """The next time at which one session's nodes should go out."""
 
     def __init__(self) -> None:
-        self.blocks = 0
-        """Sent since the last verdict."""
         self.sparse = False
         """One block per round is all there is time for: even the one that says ready waits for its time."""
         self._due = 0.0
@@ -28,7 +26,6 @@ class Posting:
 
     def verdict(self, now: float, period: float | None, batch_size: int) -> None:
         """A round of about `period` seconds with `batch_size` sessions begins."""
-        self.blocks = 0
         self._gap = max(GAP * (period or 0.0), GAP_PER_SESSION * batch_size)
         first = FIRST * (period or 0.0)
         self.sparse = GAP_PER_SESSION * batch_size > first > 0.0
@@ -36,7 +33,6 @@ class Posting:
 
     def sent(self, now: float) -> None:
         """A block went out."""
-        self.blocks += 1
         self._due = max(self._due, now + self._gap)
 
     def due(self, now: float) -> bool:

@@ -202,26 +202,30 @@ class Pipeline:
     def _park_draft(self, action: ParkDraft) -> None:
         link, self._draft = self._draft, None
         assert link is not None
-        if link.task is not None:
-            link.task.cancel()
-        if link.lease is not None:
-            self._fleet.pools["draft"].release(link.lease)
+        self._let_go("draft", link)
         self._observer.parked()
 
     def _drop(self, kind: str, link: _Link[Client], error: OutriderError) -> None:
+        if link.lease is not None:
+            self._hold_against(kind, link.lease, error)
+        self._let_go(kind, link)
+
+    def _let_go(self, kind: str, link: _Link[Client]) -> None:
+        """End a stream; its replica has room for another session."""
         if link.task is not None:
             link.task.cancel()
-        if link.lease is None:
-            return
-        endpoint = link.lease.replica.endpoint
+        if link.lease is not None:
+            self._fleet.pools[kind].release(link.lease)
+
+    def _hold_against(self, kind: str, lease: Lease, error: OutriderError) -> None:
+        endpoint = lease.replica.endpoint
         if kind == "draft" and isinstance(error, Draining):
             logger.info("draft session moves", endpoint=endpoint)
             self._observer.moved()
         else:
             logger.warning("replica lost", kind=kind, endpoint=endpoint, error=str(error))
             self._observer.lost(kind)
-        self._fleet.failed(kind, link.lease, error)
-        self._fleet.pools[kind].release(link.lease)
+        self._fleet.failed(kind, lease, error)
 
     async def _hold_verify(self, link: _Link[VerifyClient], action: ConnectVerify) -> None:
         """Find a replica and hold the stream to it; the session hears how it ended."""

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from outrider.acceptance import SharpnessFit
-from outrider.engine.loader import load_model, load_tokenizer
+from outrider.engine.loader import load_model
 from outrider.engine.pages import SequenceKv
 from outrider.engine.runner import ModelRunner, Segment
+from outrider.engine.tokenizer_files import load_tokenizer
 from outrider.messages import SamplingParams
 from outrider.sampling.chooser import Ranking, Row, choose, rank
 from outrider.sampling.history import History

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from outrider.acceptance import AcceptanceModel, lookup_bucket
 from outrider.candidate_tree import CandidateTree, Node
-from outrider.lookup import Lookup
+from outrider.lookup import Lookup, Proposed
 
 FIRST_LOOKUP_ID = 2**62
 """Node ids from here on are the verify service's own."""
@@ -31,21 +31,22 @@ class LookupCandidates:
     def propose(self, tree: CandidateTree, least_reach: float = 0.0) -> None:
         """Add what the lookup finds below the last committed token and the walk reaches likely enough."""
         self._features.clear()
-        reaches: list[float] = []
+        kept: list[tuple[float, float]] = []
+        """Estimate and reach of each token that is proposed."""
 
         def keep(parent: int, match_length: int, rank: int) -> bool:
             estimate = self._acceptance.estimate(lookup_bucket(match_length), rank, self._task)
-            reach = estimate * (reaches[parent] if parent >= 0 else 1.0)
+            reach = estimate * (kept[parent][1] if parent >= 0 else 1.0)
             if reach >= least_reach:
-                reaches.append(reach)
+                kept.append((estimate, reach))
             return reach >= least_reach
 
         nodes: list[Node | None] = []
         for found in self._lookup.propose(MAX_LOOKUP_NODES, keep=keep):
             parent = nodes[found.parent] if found.parent >= 0 else None
             missing = found.parent >= 0 and parent is None
-            bucket = lookup_bucket(found.match_length)
-            nodes.append(None if missing else self._add(tree, parent, found.token, bucket, found.rank))
+            estimate, _ = kept[len(nodes)]
+            nodes.append(None if missing else self._add(tree, parent, found, estimate))
 
     def learn(self, tree: CandidateTree, tokens: Sequence[int]) -> None:
         """See which nodes the walk reached and took; before `tokens` are committed to the tree."""
@@ -63,16 +64,13 @@ class LookupCandidates:
         """Append committed tokens to the text."""
         self._lookup.append(tokens)
 
-    def _add(
-        self, tree: CandidateTree, parent: Node | None, token: int, bucket: int, rank: int
-    ) -> Node | None:
+    def _add(self, tree: CandidateTree, parent: Node | None, found: Proposed, estimate: float) -> Node | None:
         """The node of a found token, new or known; None when the tree is full."""
         siblings = tree.children if parent is None else parent.children
-        node = siblings.get(token)
+        node = siblings.get(found.token)
         if node is None:
-            estimate = self._acceptance.estimate(bucket, rank, self._task)
-            node = tree.add_child(self._next_id, parent, token, estimate)
+            node = tree.add_child(self._next_id, parent, found.token, estimate)
             self._next_id += 1
         if node is not None:
-            self._features[node.id] = (bucket, rank)
+            self._features[node.id] = (lookup_bucket(found.match_length), found.rank)
         return node

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from outrider import wire
-from outrider.engine.loader import TokenizerFiles
+from outrider.engine.tokenizer_files import TokenizerFiles
 from outrider.errors import InvalidRequest
 from outrider.messages import ModelInfo, Opened, OpenVerify, Verdict
 from outrider.telemetry.rpc_spans import VERIFY, server_span

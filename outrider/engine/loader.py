@@ -20,13 +20,11 @@ from outrider.engine.check import TOLERANCE, Plain, check_paged, run_plain
 from outrider.engine.check_bits import check_bits
 from outrider.engine.kernels.crew import Crew
 from outrider.engine.lean import LeanDecoder, NotLean, lean_decoder
-from outrider.engine.loaded_model import Geometry, LoadedModel
+from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.packed_linear import pack_linears, wrap_linears
 from outrider.engine.probes import find_arithmetic
-from outrider.engine.tokenizer_files import TokenizerFiles, check_place, load_tokenizer, vocabulary_hash
+from outrider.engine.tokenizer_files import check_place
 from outrider.errors import ModelError
-
-__all__ = ["Geometry", "LoadedModel", "TokenizerFiles", "load_model", "load_tokenizer", "vocabulary_hash"]
 
 LEAN_STRICTNESS = 2.0
 """How much nearer to the model's own results than `TOLERANCE` the lean forward must be in 16 bits."""

@@ -11,7 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from outrider.engine.loader import LoadedModel, load_model
+from outrider.engine.loaded_model import LoadedModel
+from outrider.engine.loader import load_model
 from tests.models import build_model
 
 

@@ -13,7 +13,8 @@ import torch
 import transformers
 from transformers.models.llama import modeling_llama
 
-from outrider.engine.loader import LoadedModel, load_model
+from outrider.engine.loaded_model import LoadedModel
+from outrider.engine.loader import load_model
 from outrider.engine.packed_linear import RowLinear
 from outrider.errors import ModelError
 from tests.models import BOS_ID, EOS_ID, UNSUPPORTED, build_model

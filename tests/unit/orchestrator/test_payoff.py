@@ -115,6 +115,18 @@ def test_probes_in_vain_become_rare() -> None:
     assert waits[-2:] == [MOST_PROBE_EVERY] * 2
 
 
+def test_a_long_time_of_paying_makes_probes_frequent_again() -> None:
+    """What was learned of probes in vain is old by then."""
+    payoff = rested()
+    rounds_to_probe(payoff)
+    after(PROBE_ROUNDS, BAD, payoff, probes=True)
+    rounds_to_probe(payoff)
+    after(PROBE_ROUNDS, GOOD, payoff, probes=True)
+    after(MOST_PROBE_EVERY + 1, GOOD, payoff)
+    after(500, BAD, payoff)
+    assert rounds_to_probe(payoff) == PROBE_EVERY
+
+
 def test_a_batch_of_half_the_size_is_probed_at_once() -> None:
     """Nodes are cheaper there; sessions that left do not need to come back first."""
     payoff = rested()

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.engine.loader import LoadedModel, load_model
+from outrider.engine.loaded_model import LoadedModel
+from outrider.engine.loader import load_model
 from outrider.engine.runner import ModelRunner
 from outrider.messages import SamplingParams, TokenBlock, VerifyPolicy
 from tests.models import build_model

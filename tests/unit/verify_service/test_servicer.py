@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from outrider import wire
 from outrider.config import VerifyConfig
-from outrider.engine.loader import TokenizerFiles
+from outrider.engine.tokenizer_files import TokenizerFiles
 from outrider.messages import ModelInfo, OpenVerify, SamplingParams, TokenBlock
 from outrider.serving import GrpcServer
 from outrider.telemetry.instruments import VerifyInstruments
