@@ -20,11 +20,13 @@ class Request:
 
     tokens: Tokens
     arrivals: tuple[tuple[float, int], ...]
-    """(seconds since the batch was sent, tokens delivered then), in order."""
+    """(seconds since the batch began, tokens delivered then), in order."""
     passes: int = 0
     """Target passes that made the tokens after the first delivery; 0: one per further delivery."""
     extra: Mapping[str, float] = field(default_factory=dict)
     """Further figures, of arms that can tell."""
+    sent: float = 0.0
+    """Seconds since the batch began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class Batch:
         return {
             "tokens_s": sum(len(request.tokens) for request in self.requests) / max(ends),
             "decode_s": sum(map(decode_rate, self.requests)),
-            "ttft_ms": median(request.arrivals[0][0] for request in self.requests) * 1e3,
+            "ttft_ms": median(request.arrivals[0][0] - request.sent for request in self.requests) * 1e3,
             "gap_p50_ms": percentile(waits, 0.5),
             "gap_p99_ms": percentile(waits, 0.99),
             "length": acceptance_length(self.requests),

@@ -70,14 +70,18 @@ def load_workload(flags: argparse.Namespace, target: Path) -> Workload:
     return Workload(tuple(tuple(prompt[: flags.prompt_tokens]) for prompt in ids), flags.tokens)
 
 
-def turns(cells: Sequence[Cell], requests: int, least: int, prompts: int) -> Iterator[Turn]:
+def turns(
+    cells: Sequence[Cell], requests: int, least: int, prompts: int, in_a_row: int = 1
+) -> Iterator[Turn]:
     """The turns of all cells, interleaved: the first of each cell, then the second of each, ...
 
-    A cell has as many turns as `requests` requests take, and not fewer than `least`. Prompts go round.
+    A turn is `in_a_row` requests for each place of its cell's concurrency. A cell has as many turns as
+    `requests` requests take, and not fewer than `least`. Prompts go round.
     """
-    counts = {cell: max(least, ceil(requests / cell.concurrency)) for cell in cells}
+    sizes = {cell: cell.concurrency * in_a_row for cell in cells}
+    counts = {cell: max(least, ceil(requests / sizes[cell])) for cell in cells}
     for index in range(max(counts.values())):
         for cell in cells:
             if index < counts[cell]:
-                first = index * cell.concurrency
-                yield Turn(cell, index, tuple((first + i) % prompts for i in range(cell.concurrency)))
+                first = index * sizes[cell]
+                yield Turn(cell, index, tuple((first + i) % prompts for i in range(sizes[cell])))

@@ -175,7 +175,7 @@ class DraftSession:
         """Depths of the nodes that the next block takes."""
         return [node.depth for node in self._unsent]
 
-    def next_block(self, ready: bool, now: float = 0.0) -> TokenBlock:
+    def next_block(self, ready: bool, now: float) -> TokenBlock:
         """The unsent nodes as a block, sent at `now`; there may be none, only to say ready."""
         self.posting.sent(now)
         first_id = self.first_unsent

@@ -64,7 +64,7 @@ class Dashboard:
     rows: tuple[Row, ...]
 
 
-def _panel(unit: str, title: str, description: str, *queries: str, **more: bool | str) -> Panel:
+def _panel(unit: str, title: str, description: str, *queries: str, **more: bool | str | int) -> Panel:
     lines = tuple(map(Query.of, queries))
     return Panel(title=title, unit=unit, description=description, queries=lines, **more)  # type: ignore[arg-type]
 
@@ -296,6 +296,14 @@ DRAFT_POOL = (
         "wanted = o:draft_sessions_wanted",
         "waiting = o:draft_sessions_waiting",
         "room = max o:draft_slots",
+        width=6,
+    ),
+    _number(
+        "Draft replicas",
+        "What the sessions need, which the autoscaler follows, and what the orchestrators can use.",
+        "desired = ceil(d:replicas_desired)",
+        f'usable = max(outrider_orchestrator_replicas{{{MATCH},kind="draft",state="usable"}})',
+        width=6,
     ),
     _share(
         "Pool shortage",
@@ -303,6 +311,7 @@ DRAFT_POOL = (
         "target idled. docs/metrics.md says when the pool is short.",
         "no replica = o:draft_missing_seconds_total / o:draft_wanted_seconds_total",
         "target idle = o:draft_idle_seconds_total / o:draft_wanted_seconds_total",
+        width=6,
     ),
     _seconds(
         "Draft lag",
@@ -311,6 +320,7 @@ DRAFT_POOL = (
         "lag = mean o:draft_lag_seconds",
         "of it in the draft = mean d:lag_seconds",
         "target step = mean v:step_seconds",
+        width=6,
     ),
 )
 

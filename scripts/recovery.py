@@ -26,6 +26,7 @@ from typing import Any
 
 import grpc
 
+from benchmarks.console import progress, run
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 from tests.faults.harness.plan import DRAFTS, VERIFIES
 from tests.faults.harness.system import Sizes, System
@@ -152,6 +153,8 @@ async def measure(kills: int, folder: Path) -> dict[str, Any]:
             while len(killer.seconds) < kills and number < 2 * kills + 5:
                 await killer.once(number)
                 number += 1
+                if number % 10 == 0:
+                    progress(f"{kind}: {number} of {kills} kills")
             found[kind] = killer.figures()
             print(
                 json.dumps({kind: {key: found[kind][key] for key in found[kind] if key != "each_ms"}}),
@@ -176,4 +179,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run(main)

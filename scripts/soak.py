@@ -18,6 +18,8 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from benchmarks.console import progress
+from benchmarks.console import run as run_to_end
 from tests.faults.harness.load import Finished
 from tests.faults.harness.plan import DRAFTS, ORCHESTRATOR, VERIFIES, Manner, Mix
 from tests.faults.harness.run import Options, Report, percentiles, run
@@ -119,6 +121,7 @@ def main() -> int:
         long_prompts=4,
         mix=mix,
         folder=flags.out / "logs",
+        say=progress,
     )
     report = run(options)
     report.violations += growing(report)
@@ -129,4 +132,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_to_end(main)

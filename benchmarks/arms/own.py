@@ -39,10 +39,10 @@ class OwnArm:
         return True
 
     def run(self, cell: Cell, prompts: Sequence[Tokens], tokens: int) -> list[Request]:
-        """Send all prompts at once."""
+        """Send the prompts, as many at once as the cell says; the next one goes when one has ended."""
         stub = self._client.stub(self.draft, cell.round_trip_ms)
         messages = [message(prompt, self.mode, tokens, cell.temperature) for prompt in prompts]
-        return self._client.run(stub, messages)
+        return self._client.run(stub, messages, at_once=cell.concurrency)
 
 
 class Client:
@@ -69,9 +69,11 @@ class Client:
         stub: generation_pb2_grpc.GenerationServiceStub,
         messages: Sequence[generation_pb2.GenerateRequest],
         delays: Sequence[float] = (),
+        at_once: int = 0,
     ) -> list[Request]:
-        """Send all messages at once, or each after its delay in seconds; arrivals count from the sending."""
-        return self._runner.run(_all(stub, messages, delays or [0.0] * len(messages)))
+        """Send each message after its delay in seconds, at most `at_once` of them (0: all) at a time."""
+        room = asyncio.Semaphore(at_once or len(messages))
+        return self._runner.run(_all(stub, messages, delays or [0.0] * len(messages), room))
 
 
 def message(
@@ -97,9 +99,10 @@ async def _all(
     stub: generation_pb2_grpc.GenerationServiceStub,
     messages: Sequence[generation_pb2.GenerateRequest],
     delays: Sequence[float],
+    room: asyncio.Semaphore,
 ) -> list[Request]:
     started = time.perf_counter()
-    calls = [_one(stub, one, started, delay) for one, delay in zip(messages, delays, strict=True)]
+    calls = [_one(stub, one, started, delay, room) for one, delay in zip(messages, delays, strict=True)]
     return await asyncio.gather(*calls)
 
 
@@ -108,18 +111,21 @@ async def _one(
     request: generation_pb2.GenerateRequest,
     started: float,
     delay: float,
+    room: asyncio.Semaphore,
 ) -> Request:
     if delay:
         await asyncio.sleep(delay)
     tokens: list[int] = []
     arrivals: list[tuple[float, int]] = []
     complete = generation_pb2.Complete()
-    async for response in stub.Generate(request, timeout=TIMEOUT):
-        if new := response.chunk.token_ids:
-            arrivals.append((time.perf_counter() - started, len(new)))
-            tokens += new
-        complete.MergeFrom(response.complete)
-    return Request(tuple(tokens), tuple(arrivals), complete.speculation.steps - 1, figures(complete))
+    async with room:
+        sent = time.perf_counter() - started
+        async for response in stub.Generate(request, timeout=TIMEOUT):
+            if new := response.chunk.token_ids:
+                arrivals.append((time.perf_counter() - started, len(new)))
+                tokens += new
+            complete.MergeFrom(response.complete)
+    return Request(tuple(tokens), tuple(arrivals), complete.speculation.steps - 1, figures(complete), sent)
 
 
 def figures(complete: generation_pb2.Complete) -> dict[str, float]:

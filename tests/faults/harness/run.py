@@ -21,6 +21,7 @@ from tests.integration.hostile_draft import ATTACKS
 from tests.integration.prompts import code_prompts, long_prompt
 
 BURST_ASKS = 16
+TELL_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,8 @@ class Options:
     """Prompts of several prefill chunks among the cases."""
     mix: Mix = field(default_factory=Mix)
     sizes: Sizes = field(default_factory=Sizes)
+    say: Callable[[str], None] = lambda line: None
+    """Is told every minute how far the run is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +170,7 @@ class _Run:
 
     async def _under_faults(self) -> None:
         self._began = time.monotonic()
-        watching = asyncio.create_task(self.watch.run())
+        watching = asyncio.gather(self.watch.run(), self._tell())
         breaking = asyncio.create_task(
             self._break_things() if self.drive is None else self._follow(self.drive)
         )
@@ -184,6 +187,16 @@ class _Run:
         watching.cancel()
         with suppress(asyncio.CancelledError):
             await watching
+
+    async def _tell(self) -> None:
+        while True:
+            await asyncio.sleep(TELL_SECONDS)
+            minutes = (time.monotonic() - self._began) / 60
+            wrong = len(self.journal.violations) + len(self.watch.violations)
+            faults = len(self.recoveries)
+            self.options.say(
+                f"{minutes:.0f} min: {self.journal.begun} requests, {faults} faults, {wrong} violations"
+            )
 
     def _next_ask(self) -> Ask | None:
         return None if self._over() else next(self._asks)

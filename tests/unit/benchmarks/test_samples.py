@@ -20,6 +20,14 @@ def test_speed_counts_all_tokens_until_the_last_one_came() -> None:
     assert figures["ttft_ms"] == 750.0
 
 
+def test_a_request_that_was_sent_later_waits_from_then_on() -> None:
+    """Time to the first token counts from a request's own sending, the batch's speed from its begin."""
+    later = Request(STEADY.tokens, STEADY.arrivals, sent=0.25)
+    figures = Batch("arm", TURN, (later,)).figures()
+    assert figures["ttft_ms"] == 250.0
+    assert figures["tokens_s"] == pytest.approx(5 / 1.5)
+
+
 def test_decoding_leaves_the_first_delivery_out() -> None:
     """Four tokens in the second after the first one are four per second, and requests add up."""
     assert Batch("arm", TURN, (STEADY,)).figures()["decode_s"] == 4.0

@@ -23,6 +23,12 @@ def test_prompts_go_round() -> None:
     assert plan[1].prompts == (8, 9, 10, 11, 0, 1, 2, 3)
 
 
+def test_clients_may_send_several_requests_in_a_row() -> None:
+    """A turn then has so many requests for each place, and the cell as many requests as before."""
+    plan = list(turns([LARGE], requests=32, least=1, prompts=48, in_a_row=2))
+    assert [turn.prompts for turn in plan] == [tuple(range(16)), tuple(range(16, 32))]
+
+
 def test_the_prompts_of_the_benchmark_fill_their_length() -> None:
     """Twelve different texts of at least 128 tokens each, cut to the length that was asked for."""
     work = load_workload(Namespace(prompts=None, prompt_tokens=128, tokens=16), TARGET)

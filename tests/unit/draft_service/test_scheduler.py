@@ -11,7 +11,7 @@ def grown(key, *children, **changes):
     """A session with an expanded root that has told the verify side so."""
     held = session(key, **changes)
     held.grow(held.take(), proposal(*children))
-    held.next_block(ready=False)
+    held.next_block(ready=False, now=0.0)
     held.starved = False
     return held
 

@@ -19,7 +19,7 @@ def test_the_root_is_expanded_first_and_its_children_are_named_after_it():
     """Children of the last committed token have minus the committed length as parent."""
     held = session(opening=request((5, 6, 7), first_node_id=100))
     expand(held, (10, 60), (11, 30))
-    block = held.next_block(ready=False)
+    block = held.next_block(ready=False, now=0.0)
     assert (block.first_id, block.parents, block.tokens) == (100, (-3, -3), (10, 11))
     assert block.acceptances == (0.6, 0.3)
     assert block.base_length == 3
@@ -42,9 +42,9 @@ def test_unlikely_candidates_are_not_sent_until_a_commit_brings_them_nearer():
     expand(held, (10, 60), (11, 1))
     expand(held, token=10)
     expand(held, (20, 30), token=11)  # reach 0.003
-    assert held.next_block(False).tokens == (10, 11)
+    assert held.next_block(False, 0.0).tokens == (10, 11)
     held.commit(verdict(3, 11), now=0.0)
-    assert held.next_block(False).tokens == (20,)
+    assert held.next_block(False, 0.0).tokens == (20,)
     assert not held.root_pending
     assert held.urgent, "the verify side had nothing below 11"
 
@@ -54,7 +54,7 @@ def test_a_hit_keeps_the_subtree_and_a_miss_starts_from_the_root():
     held = session()
     expand(held, (10, 60), (11, 30))
     expand(held, (20, 90), token=10)
-    held.next_block(False)
+    held.next_block(False, 0.0)
     rerooted = held.commit(verdict(3, 10), now=0.0)
     assert [node.token for node in rerooted.dropped] == [11]
     assert (held.root_pending, held.urgent) == (False, False)
@@ -67,7 +67,7 @@ def test_a_bonus_that_was_a_leaf_is_expanded_as_the_root():
     """The unexpanded node that became the last committed token is the next to expand."""
     held = session()
     expand(held, (10, 60))
-    held.next_block(False)
+    held.next_block(False, 0.0)
     held.commit(verdict(3, 10), now=0.0)
     assert held.root_pending
 
@@ -86,7 +86,7 @@ def test_nodes_that_were_committed_before_they_were_sent_still_lead_to_their_chi
     expand(held, (10, 60))
     expand(held, (20, 90), token=10)
     held.commit(verdict(3, 10), now=0.0)
-    block = held.next_block(False)
+    block = held.next_block(False, 0.0)
     assert (block.first_id, block.parents, block.tokens) == (7, (-3, 7), (10, 20))
 
 
@@ -115,7 +115,7 @@ def test_end_tokens_are_not_proposed():
     """Verifying them brings nothing: the parent's own choice ends the text."""
     held = session(end_tokens=frozenset({10}))
     expand(held, (10, 90), (11, 40))
-    assert held.next_block(False).tokens == (11,)
+    assert held.next_block(False, 0.0).tokens == (11,)
 
 
 def test_a_recalled_chain_is_placed_and_expanded_parent_first():
@@ -127,7 +127,7 @@ def test_a_recalled_chain_is_placed_and_expanded_parent_first():
         Candidate(12, Source.LOOKUP, 80, 0, 1),
     ]
     held.grow(None, Proposal(chain))
-    assert held.next_block(False).parents == (-3, 0, 1)
+    assert held.next_block(False, 0.0).parents == (-3, 0, 1)
     assert [held.take(), held.take().token, held.take().token, held.take().token] == [None, 10, 11, 12]
 
 
@@ -159,7 +159,7 @@ def test_forgotten_expansions_start_at_the_root_again():
     held = session()
     expand(held, (10, 60))
     expand(held, (20, 90), token=10)
-    held.next_block(False)
+    held.next_block(False, 0.0)
     held.forget_expansions()
     expand(held, (10, 60))
     expand(held, (20, 90), token=10)
@@ -188,7 +188,7 @@ def test_a_sequential_session_stops_at_ready_until_the_next_verdict():
     """Drafting and verification take turns."""
     held = session(pipelined=False)
     expand(held, (10, 60))
-    held.next_block(ready=True)
+    held.next_block(ready=True, now=0.0)
     assert held.worth == 0.0
     held.commit(verdict(3, 10), now=0.0)
     assert held.worth > 0.0
