@@ -85,10 +85,10 @@ def draw(dashboard: Dashboard, source: Source) -> Figure:
     rows = math.ceil(len(panels) / COLUMNS)
     figure = Figure(figsize=(6 * COLUMNS, 3 * rows), layout="constrained")
     figure.suptitle(f"Outrider / {dashboard.title}", fontsize=14)
-    grid = figure.subplots(rows, COLUMNS, squeeze=False).flat
+    grid = list(figure.subplots(rows, COLUMNS, squeeze=False).flat)
     for panel, axes in zip(panels, grid, strict=False):
         _draw_panel(panel, axes, source)
-    for axes in list(grid)[len(panels) :]:
+    for axes in grid[len(panels) :]:
         axes.set_visible(False)
     return figure
 
