@@ -89,6 +89,10 @@ class PagedAttention:
         for entries in (self.keys, self.values):
             entries.index_copy_(1, pairs[:, 1], entries.index_select(1, pairs[:, 0]))
 
+    def stored(self, slots: torch.Tensor) -> torch.Tensor:
+        """Keys and values at `slots` [T] in all layers: [layers, T, ...]."""
+        return torch.cat([entries.index_select(1, slots) for entries in (self.keys, self.values)], -1)
+
     def attend(
         self,
         module: torch.nn.Module,

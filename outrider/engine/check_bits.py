@@ -45,7 +45,7 @@ def check_bits(loaded: LoadedModel) -> None:
 class _Run:
     """`tokens` computed in chunks of these sizes.
 
-    `logits` [T, V] of every token, `entries` [layers, T, H, D] their keys and values.
+    `logits` [T, V] of every token, `entries` [layers, T, ...] their keys and values.
     """
 
     def __init__(self, runner: ModelRunner, tokens: list[int], sizes: Sequence[int]) -> None:
@@ -56,9 +56,8 @@ class _Run:
             parts.append(runner.forward([Segment(kv, chunk, None, range(size))]))
             runner.commit(kv, range(size), chunk)
         self.logits = torch.cat(parts)
-        slots = torch.from_numpy(kv.slots[: kv.length].copy()).to(runner.attention.keys.device)
-        stored = (runner.attention.keys, runner.attention.values)
-        self.entries = torch.cat([entries.index_select(1, slots) for entries in stored], -1)
+        slots = torch.from_numpy(kv.slots[: kv.length].copy()).to(runner.loaded.device)
+        self.entries = runner.attention.stored(slots)
         kv.release()
 
 

@@ -13,12 +13,15 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from outrider.engine.check import TOLERANCE, Plain, check_paged, run_plain
 from outrider.engine.check_bits import check_bits
 from outrider.engine.kernels.crew import Crew
+from outrider.engine.kernels.layer import attends
+from outrider.engine.kernels.rows import fits
 from outrider.engine.lean import LeanDecoder, NotLean, lean_decoder
 from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.packed_linear import pack_linears, wrap_linears
@@ -73,9 +76,16 @@ def load_model(
     if lean:
         loaded = _made_lean(loaded, network, plain, say)
     del network  # a lean model's weights are fused, and freed as they are packed
+    settled = not deterministic or _adds_up_in_order(loaded)
     # Helpers cut activations where vectorized loops may end: rounding would depend on the batch.
-    crew = Crew(threads, () if deterministic else helper_cores)
-    return _finished(loaded, plain, crew, deterministic, say)
+    loaded = _packed(loaded, Crew(threads, helper_cores if settled else ()), say)
+    if not settled:
+        loaded = _made_deterministic(loaded, say)
+    check_paged(loaded, plain)
+    if deterministic:
+        say("checking that a token's bits do not depend on its batch")
+        check_bits(loaded)
+    return loaded
 
 
 def _described(
@@ -107,19 +117,23 @@ def _made_lean(
     return made
 
 
-def _finished(
-    loaded: LoadedModel, plain: Plain, crew: Crew, deterministic: bool, say: Callable[[str], None]
-) -> LoadedModel:
-    """The model packed, made deterministic if asked for, and checked."""
+def _packed(loaded: LoadedModel, crew: Crew, say: Callable[[str], None]) -> LoadedModel:
+    """The model with linear layers that the crew computes, on the CPU."""
     if loaded.device.type == "cpu":
         gates = loaded.model.gates if isinstance(loaded.model, LeanDecoder) else ()
         say(f"packed {pack_linears(loaded.model, crew, gates)} linear layers")
-    if deterministic:
-        loaded = _made_deterministic(loaded, say)
-    check_paged(loaded, plain)
-    if deterministic:
-        check_bits(loaded)
     return loaded
+
+
+def _adds_up_in_order(loaded: LoadedModel) -> bool:
+    """True when kernels of our own compute all of the model: they add up in one order for any batch."""
+    network, geometry = loaded.model, loaded.geometry
+    return (
+        isinstance(network, LeanDecoder)
+        and len(network.gates) == len(network.stack)
+        and all(fits(module.weight) for module in network.modules() if isinstance(module, nn.Linear))
+        and attends(geometry.head_dim, loaded.dtype, loaded.device)
+    )
 
 
 def _made_deterministic(loaded: LoadedModel, say: Callable[[str], None]) -> LoadedModel:

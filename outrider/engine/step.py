@@ -60,6 +60,8 @@ class View:
     """How many of the first keys every query sees, if there is a mask."""
     counts: torch.Tensor
     """[B] int64 on the CPU, the queries of each sequence without padding."""
+    ends: torch.Tensor
+    """[B * n] int64 on the CPU, the number of keys up to the last one that a query sees."""
 
 
 @dataclass(slots=True)
@@ -77,7 +79,7 @@ class Group:
     """[B * n] packed position of every query, padding included; None when they simply follow `start`."""
     valid: torch.Tensor | None
     """Which of the B * n results are of real queries; None when all are."""
-    views: dict[tuple[int | None, bool], View] = field(default_factory=dict)
+    views: dict[tuple[int | None, bool | None], View] = field(default_factory=dict)
 
     @property
     def stop(self) -> int:
@@ -107,8 +109,16 @@ class Step:
         folded = fold or group.width <= FOLD_LIMIT
         view = group.views.get((window, folded))
         if view is None:
-            view = _make_view(group, window, folded, self)
+            copies = self.queries_per_kv if folded else 1
+            view = _make_view(group, window, copies, folded, not folded, self)
             group.views[window, folded] = view
+        return view
+
+    def plain_view(self, group: Group, window: int | None) -> View:
+        """The same for a kernel that reads one row of the mask for each query; it is never `causal`."""
+        view = group.views.get((window, None))
+        if view is None:
+            view = group.views[window, None] = _make_view(group, window, 1, False, False, self)
         return view
 
 
@@ -193,7 +203,9 @@ def _make_group(segments: list[Segment], start: int, queries_per_kv: int, device
     return Group([segment.kv for segment in segments], counts, start, width, rows, valid)
 
 
-def _make_view(group: Group, window: int | None, folded: bool, step: Step) -> View:
+def _make_view(
+    group: Group, window: int | None, copies: int, folded: bool, may_be_causal: bool, step: Step
+) -> View:
     starts = [kv.scratch - count for kv, count in zip(group.members, group.counts, strict=True)]
     firsts = [_first_visible(kv, start, window) for kv, start in zip(group.members, starts, strict=True)]
     ends = [kv.length + kv.scratch for kv in group.members]
@@ -206,16 +218,16 @@ def _make_view(group: Group, window: int | None, folded: bool, step: Step) -> Vi
         slots[row, end - first :] = kv.slots[first]
         seen[row, : kv.scratch - start, : end - first] = _visible(kv, start, first, window)
     device = step.tokens.device
-    causal = not folded and _is_plain_prefill(group, ends, window)
+    causal = may_be_causal and _is_plain_prefill(group, ends, window)
     mask, open_keys = None, 0
     if not causal and not seen.all():
         open_keys = int(seen.all((0, 1)).argmin())
-        copies = step.queries_per_kv if folded else 1
         hidden = np.where(seen, np.float32(0), np.float32("-inf"))
         hidden = np.tile(hidden, (1, copies, 1))[:, None]
         mask = torch.from_numpy(hidden).to(device, step.dtype)
     places, counts = torch.from_numpy(slots.ravel()).to(device), torch.tensor(group.counts)
-    return View(places, mask, causal, folded, open_keys, counts)
+    reach = torch.from_numpy(width - seen[:, :, ::-1].argmax(2).ravel())
+    return View(places, mask, causal, folded, open_keys, counts, reach)
 
 
 def _is_plain_prefill(group: Group, ends: list[int], window: int | None) -> bool:

@@ -1,7 +1,8 @@
-"""LLVM IR of attention for a few queries of each sequence over gathered keys and values.
+"""LLVM IR of attention for the queries of each sequence over gathered keys and values.
 
     tile       up to LANES query rows of one kv head; each is one lane
-    scores     key by key: a key's numbers in all lanes times the tile's, LANES scores at once
+    scores     key by key, up to the last that one of the tile sees: a key's numbers in all lanes times the
+               tile's, LANES scores at once
     weights    e^(score - largest), added up key by key
     values     LANES columns at a time: key by key into one sum per row
 
@@ -44,6 +45,7 @@ def module(numbers: Numbers) -> str:
 
 _DECLARATIONS = f"""{silu_ir.DECLARATIONS}
 declare i64 @llvm.umin.i64(i64, i64)
+declare i64 @llvm.umax.i64(i64, i64)
 declare {SUM} @llvm.maxnum.v16f32({SUM}, {SUM})"""
 
 _HEAD = f"""
@@ -51,17 +53,18 @@ _HEAD = f"""
 ; head_bytes. Sequences of counts [sequences] tokens follow each other. Each sees of entries [slots,
 ; entry_bytes], which hold the keys and then the values of all kv heads, at slots [sequences, keys]. What
 ; hidden [sequences, mask_rows, keys] float32 says for its tokens, in the first of mask_rows, is added to the
-; scores from key `open` on; it may be null. room: head_bytes * {LANES} + (keys + {KEYS}) * {ROW} bytes,
-; aligned to 64.
+; scores from key `open` on; it may be null. ends [sequences, mask_rows] says behind which key a token sees
+; nothing more. room: head_bytes * {LANES} + (keys + {KEYS}) * {ROW} bytes, aligned to 64.
 define void @attend(ptr %q, i64 %row_bytes, ptr %out, i64 %out_bytes, ptr %counts, i64 %sequences,
-                    ptr %entries, i64 %entry_bytes, ptr %slots, i64 %keys, ptr %hidden, i64 %mask_rows,
-                    i64 %open, i64 %kv_heads, i64 %per_kv, i64 %head_bytes, float %scale, ptr %room) {{
+                    ptr %entries, i64 %entry_bytes, ptr %slots, i64 %keys, ptr %hidden, ptr %ends,
+                    i64 %mask_rows, i64 %open, i64 %kv_heads, i64 %per_kv, i64 %head_bytes, float %scale,
+                    ptr %room) {{
   %places = alloca [{LANES} x ptr], align 64
   %inverses = alloca {SUM}, align 64
   %words = udiv i64 %head_bytes, {STEP_BYTES}
   %tile_bytes = mul i64 %head_bytes, {LANES}
   %scores = getelementptr i8, ptr %room, i64 %tile_bytes
-  %closed = sub i64 %keys, %open
+  %least_reach = add i64 %open, 1
   %last_key = sub i64 %keys, 1
   %value_offset = mul i64 %kv_heads, %head_bytes
   %scales_one = insertelement {SUM} poison, float %scale, i32 0
@@ -77,6 +80,7 @@ def _body(numbers: Numbers) -> Iterator[str]:
         "  %rows = mul i64 %count, %per_kv",
         *_at("%sequence_slots", "%slots", ("%sequence_i", "%keys", 8)),
         *_at("%sequence_mask", "%hidden", ("%sequence_i", "%mask_rows", "%keys", 4)),
+        *_at("%sequence_ends", "%ends", ("%sequence_i", "%mask_rows", 8)),
         *_loop("head", "%kv_heads", _loop("tile", "%rows", _tile(numbers), step=LANES)),
     ]
     carried = [("%first", "i64", "0", "%tokens_next")]
@@ -89,16 +93,17 @@ def _tile(numbers: Numbers) -> Iterator[str]:
     yield "  %tile_left = sub i64 %rows, %tile_i"
     yield f"  %size = call i64 @llvm.umin.i64(i64 {LANES}, i64 %tile_left)"
     yield from _loop("empty", str(LANES), [*_at("%empty_at", "%places", ("%empty_i", 8)), _KEEP_EMPTY])
-    yield from _loop("lane", "%size", _gathered())
-    yield from _loop("key", "%keys", _scored(numbers), step=KEYS)
+    yield from _loop("lane", "%size", _gathered(), carried=[("%seen_end", "i64", "%least_reach", "%reach")])
+    yield "  %closed = sub i64 %reach, %open"
+    yield from _loop("key", "%reach", _scored(numbers), step=KEYS)
     yield "  br i1 %hides, label %hiding, label %seen"
     yield "hiding:"
     yield from _loop("hiding_row", "%size", _hidden())
     yield "  br label %seen"
     yield "seen:"
     yield f"  %first_score = load {SUM}, ptr %scores, align 64"
-    yield from _loop("peak", "%keys", _largest(), carried=[("%most", SUM, "%first_score", "%most_next")])
-    yield from _loop("weigh", "%keys", _weighed(), carried=[("%sum", SUM, "zeroinitializer", "%sum_next")])
+    yield from _loop("peak", "%reach", _largest(), carried=[("%most", SUM, "%first_score", "%most_next")])
+    yield from _loop("weigh", "%reach", _weighed(), carried=[("%sum", SUM, "zeroinitializer", "%sum_next")])
     yield f"  %inverse = fdiv {SUM} {splat(1.0)}, %sum_next"
     yield f"  store {SUM} %inverse, ptr %inverses, align 64"
     yield f"  %columns = udiv i64 %head_bytes, {numbers.bytes}"
@@ -109,7 +114,7 @@ _KEEP_EMPTY = "  store ptr %out, ptr %empty_at, align 8"
 
 
 def _gathered() -> Iterator[str]:
-    """One row of the tile: its numbers into its lane, and where its result goes."""
+    """One row of the tile: its numbers into its lane, where its result goes, and how far it sees."""
     yield "  %row = add i64 %tile_i, %lane_i"
     yield "  %group = udiv i64 %row, %count"
     yield "  %index = urem i64 %row, %count"
@@ -120,6 +125,9 @@ def _gathered() -> Iterator[str]:
     yield from _at("%place", "%out", ("%token", "%out_bytes"), ("%query_head", "%head_bytes"))
     yield from _at("%place_at", "%places", ("%lane_i", 8))
     yield "  store ptr %place, ptr %place_at, align 8"
+    yield from _at("%end_at", "%sequence_ends", ("%index", 8))
+    yield "  %row_end = load i64, ptr %end_at, align 8"
+    yield "  %reach = call i64 @llvm.umax.i64(i64 %seen_end, i64 %row_end)"
     word = [
         *_at("%word_from", "%query", ("%word_i", STEP_BYTES)),
         *_at("%word_to", "%room", ("%word_i", ROW), ("%lane_i", STEP_BYTES)),
@@ -212,7 +220,7 @@ def _mixed(numbers: Numbers) -> Iterator[str]:
         *(line for lane in range(LANES) for line in _added(lane)),
     ]
     carried = [(f"%mix{lane}", SUM, "zeroinitializer", f"%mix{lane}_next") for lane in range(LANES)]
-    yield from _loop("value", "%keys", body, carried=carried)
+    yield from _loop("value", "%reach", body, carried=carried)
     for lane in range(LANES):
         yield from _placed(numbers, lane)
 

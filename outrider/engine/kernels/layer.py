@@ -24,7 +24,7 @@ _NORM = (*[_POINTER] * 4, *[_INTEGER] * 2, *[_FLOAT] * 2)
 _TURN = (_POINTER, *[_INTEGER] * 4, *[_POINTER] * 4, *[_INTEGER] * 3, _POINTER, *[_FLOAT] * 2)
 _ATTEND = (
     *(_POINTER, _INTEGER, _POINTER, _INTEGER, _POINTER, _INTEGER, _POINTER, _INTEGER, _POINTER, _INTEGER),
-    *(_POINTER, *[_INTEGER] * 5, _FLOAT, _POINTER),
+    *(_POINTER, _POINTER, *[_INTEGER] * 5, _FLOAT, _POINTER),
 )
 LEAST_POSITIONS = 4096
 """Positions whose angles are worked out at once; more are when they occur."""
@@ -35,9 +35,9 @@ def runs(like: Tensor) -> bool:
     return like.device.type == "cpu" and available(like.dtype)
 
 
-def attends(entries: Tensor) -> bool:
-    """True when `AttendKernel` takes entries [..., 2 H, D]."""
-    return runs(entries) and entries.shape[-1] * entries.element_size() % STEP_BYTES == 0
+def attends(width: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """True when `AttendKernel` takes heads of this width."""
+    return device.type == "cpu" and available(dtype) and width * dtype.itemsize % STEP_BYTES == 0
 
 
 class View(Protocol):
@@ -54,6 +54,10 @@ class View(Protocol):
     @property
     def counts(self) -> Tensor:
         """[B] int64, the tokens of each sequence, which follow each other; none is empty."""
+
+    @property
+    def ends(self) -> Tensor:
+        """[B * rows] int64, the number of keys up to the last one that a row sees."""
 
     @property
     def open_keys(self) -> int:
@@ -149,7 +153,7 @@ class TurnKernel:
 
 
 class AttendKernel:
-    """Attention of a few queries of each sequence over keys and values that lie side by side."""
+    """Attention of the queries of each sequence over keys and values that lie side by side."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._kernel = _attend(dtype)
@@ -176,7 +180,8 @@ class AttendKernel:
             view.slots.data_ptr(),
             keys,
             None if view.mask is None else view.mask.data_ptr(),
-            0 if view.mask is None else view.mask.shape[2],
+            view.ends.data_ptr(),
+            len(view.ends) // len(view.counts),
             view.open_keys,
             kv_heads,
             heads // kv_heads,

@@ -32,13 +32,17 @@ class LeanAttention(PagedAttention):
         del self.keys, self.values
         shape = (geometry.num_layers, num_slots, 2 * geometry.kv_heads, geometry.head_dim)
         self._entries = torch.zeros(shape, dtype=dtype, device=device)
-        self._kernel = AttendKernel(dtype) if attends(self._entries) else None
+        self._kernel = AttendKernel(dtype) if attends(geometry.head_dim, dtype, device) else None
 
     def move(self, moves: Sequence[Move]) -> None:
         """See `PagedAttention.move`."""
         if moves:
             pairs = torch.tensor(moves, dtype=torch.int64, device=self._entries.device)  # [moves, 2]
             self._entries.index_copy_(1, pairs[:, 1], self._entries.index_select(1, pairs[:, 0]))
+
+    def stored(self, slots: Tensor) -> Tensor:
+        """See `PagedAttention.stored`."""
+        return self._entries.index_select(1, slots)
 
     def room(self, layer: int) -> tuple[Tensor, Tensor]:
         """A layer's entries [S, 2 H, D], and the slots [N or fewer] where the step's go."""
@@ -55,11 +59,11 @@ class LeanAttention(PagedAttention):
         queries = qkv[:, :query_heads]
         mixed = queries.new_empty(queries.shape) if stored == len(qkv) else queries.new_zeros(queries.shape)
         for group in step.groups:
-            view = step.view(group, window, False)
-            if self._kernel is not None and view.folded:
+            if self._kernel is not None:
                 part = slice(group.start, group.stop)
-                self._kernel(queries[part], entries, view, scaling, mixed[part])
+                self._kernel(queries[part], entries, step.plain_view(group, window), scaling, mixed[part])
                 continue
+            view = step.view(group, window, False)
             seen = _attended(_rows(group, queries, step.dtype), entries, view, scaling)  # [B, n, Q, D]
             if group.valid is not None:
                 seen = seen.flatten(0, 1).index_select(0, group.valid)

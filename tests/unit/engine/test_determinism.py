@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import torch
 
 from outrider.engine import check_bits
 from outrider.engine.arithmetic import Arithmetic
+from outrider.engine.kernels import rows
 from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.loader import load_model
 from outrider.engine.pages import SequenceKv
@@ -28,6 +31,9 @@ TEXTS = 2
 QUICK = ("llama", "gemma2", "gpt2")
 """The lean forward; windows and capped scores in the model's own; and what is packed from GPT-2's layers."""
 DENSE = [name for name in ARCHITECTURES if name != "gpt_oss"]
+needs_kernels = pytest.mark.skipif(
+    not rows.available(torch.float32), reason="the kernels need AVX-512 and the package llvmlite"
+)
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in DENSE if name not in QUICK]
 
 
@@ -138,14 +144,48 @@ def test_any_way_of_computing_gives_the_same_bits(
         read_all(target, page_size, seed)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_without_kernels_of_our_own_blocks_see_to_it(
+    folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    """On other processors the lean forward gives the same bits by blocks, on one thread."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    rows.available.cache_clear()
+    folder, name = str(folder_of("llama")), str(dtype).removeprefix("torch.")
+    loaded = load_model(folder, dtype=name, device="cpu", threads=1, deterministic=True)
+    assert isinstance(loaded.arithmetic, Arithmetic)
+    read_all(random_text(loaded), 4, 0)
+    monkeypatch.undo()
+    rows.available.cache_clear()
+
+
+@needs_kernels
+def test_with_them_threads_and_helpers_change_no_bit(
+    target_of: Callable[[str, str], Target], folder_of: Callable[[str], Path]
+) -> None:
+    """The crew cuts the work between sums, never within one."""
+    target, folder = target_of("llama", "float32"), str(folder_of("llama"))
+    assert target.loaded.arithmetic is None
+    core = min(os.sched_getaffinity(0))
+    shared = load_model(
+        folder, dtype="float32", device="cpu", threads=2, deterministic=True, helper_cores=[core]
+    )
+    torch.set_num_threads(1)
+    read_all(replace(target, loaded=shared), 4, 0)
+
+
 def test_without_it_bits_differ(folder_of: Callable[[str], Path]) -> None:
-    """The comparison above finds the default arithmetic out."""
-    loaded = load_model(str(folder_of("llama")), dtype="float32", device="cpu", threads=1)
+    """The comparison above finds the default arithmetic of a model's own modules out."""
+    loaded = load_model(str(folder_of("llama")), dtype="float32", device="cpu", threads=1, lean=False)
+    with pytest.raises(AssertionError, match="from token"):
+        read_all(random_text(loaded), 4, 0)
+
+
+def random_text(loaded: LoadedModel) -> Target:
+    """One text, token by token."""
     generator = random.Random(1)
     text = [generator.randrange(VOCABULARY) for _ in range(LENGTH)]
-    target = Target(loaded, [text], [token_by_token(ModelRunner(loaded, 2 * LENGTH, 4), text)])
-    with pytest.raises(AssertionError, match="from token"):
-        read_all(target, 4, 0)
+    return Target(loaded, [text], [token_by_token(ModelRunner(loaded, 2 * LENGTH, 4), text)])
 
 
 def test_the_check_at_load_refuses_other_bits(folder_of: Callable[[str], Path]) -> None:
@@ -167,10 +207,10 @@ def test_the_result_is_the_models(
 def test_more_threads_are_refused(folder_of: Callable[[str], Path]) -> None:
     """Threads cut work where it depends on the batch."""
     with pytest.raises(ModelError, match="set threads to 1"):
-        load_model(str(folder_of("llama")), dtype="float32", device="cpu", threads=2, deterministic=True)
+        load_model(str(folder_of("gemma2")), dtype="float32", device="cpu", threads=2, deterministic=True)
     torch.set_num_threads(1)
 
 
 def test_the_model_says_what_it_keeps_to(target_of: Callable[[str, str], Target]) -> None:
-    """The default has no such arithmetic."""
-    assert isinstance(target_of("llama", "float32").loaded.arithmetic, Arithmetic)
+    """Where torch multiplies, sizes of blocks."""
+    assert isinstance(target_of("gemma2", "float32").loaded.arithmetic, Arithmetic)

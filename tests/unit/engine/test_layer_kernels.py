@@ -214,8 +214,18 @@ CASES = [
     (1, 2, 2, 20, 37, [9]),
     (3, 2, 4, 36, 37, [1, 5, 3]),
     (2, 1, 1, 128, 5, [40, 2]),
+    (1, 2, 3, 32, 150, [130]),
 ]
 """(sequences, kv heads, query heads for each, width, keys, tokens of each sequence)."""
+
+
+def view_of(slots: Tensor, mask: Tensor | None, open_keys: int, counts: list[int]) -> View:
+    """What queries see at slots [B * L] through a mask [B, 1, rows, L], as a step plans it."""
+    keys, rows = len(slots) // len(counts), max(counts)
+    ends = torch.full((len(counts) * rows,), keys)
+    if mask is not None:
+        ends = keys - (mask == 0).flip(-1).int().argmax(-1).flatten()
+    return View(slots, mask, False, False, open_keys, torch.tensor(counts), ends)
 
 
 @dtypes
@@ -232,9 +242,9 @@ def test_attention_is_the_plain_one(
     mask, open_keys = None, 0
     if hidden:
         mask = random(sequences, 1, max(counts), keys, seed=3).sign().clamp(max=0) * torch.inf
-        mask, open_keys = mask.nan_to_num(0.0, neginf=-torch.inf).repeat(1, 1, per_kv, 1), 2
+        mask, open_keys = mask.nan_to_num(0.0, neginf=-torch.inf), 2
         mask[..., :open_keys] = 0.0
-    view = View(slots, mask, False, True, open_keys, torch.tensor(counts))
+    view = view_of(slots, mask, open_keys, counts)
     result = torch.full(queries.shape, 7.0, dtype=dtype)
     AttendKernel(dtype)(queries, entries, view, 0.3, result)
     first = 0
@@ -253,10 +263,9 @@ def test_attention_s_bits_depend_on_what_is_seen_alone(dtype: torch.dtype) -> No
     """Not on keys that are hidden, on others beside a query, or on the room that came before."""
     entries, queries = random(20, 2, 64, dtype=dtype), random(9, 2, 64, dtype=dtype, seed=1)
     kernel, alone = AttendKernel(dtype), torch.empty(1, 2, 64, dtype=dtype)
-    few = View(torch.arange(5), None, False, True, 0, torch.tensor([1]))
-    kernel(queries[4:5], entries, few, 0.2, alone)
-    mask = torch.zeros(1, 1, 18, 20)
-    mask[:, :, :, 5:] = -torch.inf
+    kernel(queries[4:5], entries, view_of(torch.arange(5), None, 0, [1]), 0.2, alone)
+    mask = torch.zeros(1, 1, 9, 20)
+    mask[:, :, :4, 5:] = mask[:, :, 4, 5:] = -torch.inf
     among = torch.empty(9, 2, 64, dtype=dtype)
-    kernel(queries, entries, View(torch.arange(20), mask, False, True, 5, torch.tensor([9])), 0.2, among)
+    kernel(queries, entries, view_of(torch.arange(20), mask, 5, [9]), 0.2, among)
     assert torch.equal(among[4:5], alone)

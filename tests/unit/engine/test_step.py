@@ -86,6 +86,18 @@ def test_a_first_chunk_is_causal_without_a_mask(pool: PagePool) -> None:
     assert view.mask.shape == (1, 1, 100, 105)
 
 
+def test_a_kernel_gets_a_row_of_the_mask_for_each_query_and_its_end(pool: PagePool) -> None:
+    """Three new tokens behind five: however many heads there are, three rows, which see 6, 7 and 8 keys."""
+    step = plan([segment(pool, 5, 3)], queries_per_kv=4)
+    view = step.plain_view(step.groups[0], None)
+    assert view.mask is not None
+    assert view.mask.shape == (1, 1, 3, 8)
+    assert (view.open_keys, view.ends.tolist()) == (6, [6, 7, 8])
+    assert step.plain_view(step.groups[0], None) is view
+    first = plan([segment(pool, 0, 100)])
+    assert first.plain_view(first.groups[0], None).ends.tolist() == [*range(1, 101)]
+
+
 def test_a_window_gathers_only_what_it_reaches(pool: PagePool) -> None:
     """Two new tokens behind 50, with a window of 8: nine entries, of which each sees eight."""
     two = segment(pool, 50, 2)
