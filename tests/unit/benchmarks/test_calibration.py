@@ -47,7 +47,7 @@ class FakeClient:
     def stub(self, draft: str, round_trip_ms: float) -> None:
         """No service."""
 
-    def run(self, stub: None, messages: list[object]) -> list[Request]:
+    def run(self, stub: None, messages: list[object], at_once: int) -> list[Request]:
         """No requests."""
         return []
 
