@@ -11,6 +11,8 @@ import grpc
 from outrider.channels import error_of
 from outrider.errors import OutriderError, Unavailable
 
+END_SECONDS = 1.0
+"""Within which the last read of a cancelled call ends."""
 MAX_UNSENT = 256
 """Messages that may wait for a replica to read them; one that lets more pile up is given up."""
 
@@ -23,6 +25,9 @@ class ReplicaStream(Generic[Out, In]):
 
     `send` never waits; the call itself may not be open yet. `run` opens it and returns when the replica has
     ended the stream.
+
+    A read of the call is never cancelled while it waits: grpc.aio does not free what such a one holds
+    (github.com/grpc/grpc/issues/43360). The call is, and the read ends with it.
     """
 
     def __init__(self, first: Out) -> None:
@@ -30,6 +35,9 @@ class ReplicaStream(Generic[Out, In]):
         self._outbox.put_nowait(first)
         self._call: grpc.aio.StreamStreamCall[Any, Any] | None = None
         self._aborted: OutriderError | None = None
+        self._receiving = False
+        """What has been read is being handed on."""
+        self._ended = False
 
     def send(self, message: Out) -> None:
         """Queue a message; a replica that does not read its messages is given up."""
@@ -56,21 +64,21 @@ class ReplicaStream(Generic[Out, In]):
             OutriderError: the stream failed, or was aborted.
         """
         self._call = call
-        writer = asyncio.create_task(self._write(call))
+        if self._aborted is not None:
+            call.cancel()
+            raise self._aborted
+        reader, writer = (
+            asyncio.create_task(self._read(call, receive)),
+            asyncio.create_task(self._write(call)),
+        )
         try:
-            if self._aborted is None:
-                await self._read(call, receive)
-        except grpc.aio.AioRpcError as error:
-            raise self._aborted or error_of(error) from None
-        except asyncio.CancelledError:  # our own abort looks like this too
-            if self._aborted is None:
-                raise
+            await asyncio.wait({reader})
         finally:
             call.cancel()
-            writer.cancel()
-            await asyncio.wait({writer})
+            await self._end(reader, writer)
         if self._aborted is not None:
             raise self._aborted
+        _raise_error_of(reader)
 
     def _put(self, message: Out | None) -> None:
         try:
@@ -81,8 +89,10 @@ class ReplicaStream(Generic[Out, In]):
     async def _read(
         self, call: grpc.aio.StreamStreamCall[Any, Any], receive: Callable[[In], Awaitable[None]]
     ) -> None:
-        while (message := await call.read()) is not grpc.aio.EOF:
+        while (message := await call.read()) is not grpc.aio.EOF and not self._ended:
+            self._receiving = True
             await receive(cast(In, message))
+            self._receiving = False
 
     async def _write(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> None:
         try:
@@ -91,3 +101,25 @@ class ReplicaStream(Generic[Out, In]):
             await call.done_writing()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             return  # the call is over; the reader says why
+
+    async def _end(self, reader: asyncio.Task[None], writer: asyncio.Task[None]) -> None:
+        """Wait for both after the call has been cancelled: a read ends by itself, other waits do not."""
+        self._ended = True
+        writer.cancel()
+        if self._receiving:
+            reader.cancel()
+        ended, late = await asyncio.wait({reader, writer}, timeout=END_SECONDS)
+        for task in late:
+            task.cancel()
+        for task in ended:
+            task.cancelled() or task.exception()  # looked at, so that asyncio does not report it
+
+
+def _raise_error_of(reader: asyncio.Task[None]) -> None:
+    if reader.cancelled():
+        raise Unavailable("the channel to the replica was closed")
+    error = reader.exception()
+    if isinstance(error, grpc.aio.AioRpcError):
+        raise error_of(error) from None
+    if error is not None:
+        raise error
