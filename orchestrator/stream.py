@@ -12,7 +12,7 @@ from outrider.channels import error_of
 from outrider.errors import OutriderError, Unavailable
 
 END_SECONDS = 1.0
-"""Within which the last read of a cancelled call ends."""
+"""Within which the last read and write of a cancelled call end."""
 MAX_UNSENT = 256
 """Messages that may wait for a replica to read them; one that lets more pile up is given up."""
 
@@ -26,8 +26,8 @@ class ReplicaStream(Generic[Out, In]):
     `send` never waits; the call itself may not be open yet. `run` opens it and returns when the replica has
     ended the stream.
 
-    A read of the call is never cancelled while it waits: grpc.aio does not free what such a one holds
-    (github.com/grpc/grpc/issues/43360). The call is, and the read ends with it.
+    A read or write of the call is never cancelled while it waits: grpc.aio does not free what such a one
+    holds (github.com/grpc/grpc/issues/43360). The call is, and they end with it.
     """
 
     def __init__(self, first: Out) -> None:
@@ -37,6 +37,8 @@ class ReplicaStream(Generic[Out, In]):
         self._aborted: OutriderError | None = None
         self._receiving = False
         """What has been read is being handed on."""
+        self._sending = False
+        """A message is on its way to the call."""
         self._ended = False
 
     def send(self, message: Out) -> None:
@@ -96,18 +98,22 @@ class ReplicaStream(Generic[Out, In]):
 
     async def _write(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> None:
         try:
-            while (message := await self._outbox.get()) is not None:
+            await call.wait_for_connection()
+            while not self._ended and (message := await self._outbox.get()) is not None:
+                self._sending = True
                 await call.write(message)
+                self._sending = False
             await call.done_writing()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             return  # the call is over; the reader says why
 
     async def _end(self, reader: asyncio.Task[None], writer: asyncio.Task[None]) -> None:
-        """Wait for both after the call has been cancelled: a read ends by itself, other waits do not."""
+        """Wait for both after the call has been cancelled: its reads and writes end by themselves."""
         self._ended = True
-        writer.cancel()
         if self._receiving:
             reader.cancel()
+        if not self._sending:
+            writer.cancel()
         ended, late = await asyncio.wait({reader, writer}, timeout=END_SECONDS)
         for task in late:
             task.cancel()

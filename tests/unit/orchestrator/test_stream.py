@@ -29,6 +29,9 @@ class FakeCall:
             self.reads_cancelled += 1
             raise
 
+    async def wait_for_connection(self) -> None:
+        """It is there."""
+
     async def write(self, message: object) -> None:
         """Note that one was written."""
         self.written.set()
