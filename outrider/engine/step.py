@@ -109,16 +109,14 @@ class Step:
         folded = fold or group.width <= FOLD_LIMIT
         view = group.views.get((window, folded))
         if view is None:
-            copies = self.queries_per_kv if folded else 1
-            view = _make_view(group, window, copies, folded, not folded, self)
-            group.views[window, folded] = view
+            view = group.views[window, folded] = _make_view(group, window, folded, self)
         return view
 
     def plain_view(self, group: Group, window: int | None) -> View:
         """The same for a kernel that reads one row of the mask for each query; it is never `causal`."""
         view = group.views.get((window, None))
         if view is None:
-            view = group.views[window, None] = _make_view(group, window, 1, False, False, self)
+            view = group.views[window, None] = _make_view(group, window, None, self)
         return view
 
 
@@ -203,9 +201,8 @@ def _make_group(segments: list[Segment], start: int, queries_per_kv: int, device
     return Group([segment.kv for segment in segments], counts, start, width, rows, valid)
 
 
-def _make_view(
-    group: Group, window: int | None, copies: int, folded: bool, may_be_causal: bool, step: Step
-) -> View:
+def _make_view(group: Group, window: int | None, folded: bool | None, step: Step) -> View:
+    """`folded` None is the view for a kernel."""
     starts = [kv.scratch - count for kv, count in zip(group.members, group.counts, strict=True)]
     firsts = [_first_visible(kv, start, window) for kv, start in zip(group.members, starts, strict=True)]
     ends = [kv.length + kv.scratch for kv in group.members]
@@ -218,16 +215,17 @@ def _make_view(
         slots[row, end - first :] = kv.slots[first]
         seen[row, : kv.scratch - start, : end - first] = _visible(kv, start, first, window)
     device = step.tokens.device
-    causal = may_be_causal and _is_plain_prefill(group, ends, window)
+    causal = folded is False and _is_plain_prefill(group, ends, window)
     mask, open_keys = None, 0
     if not causal and not seen.all():
         open_keys = int(seen.all((0, 1)).argmin())
+        copies = step.queries_per_kv if folded else 1
         hidden = np.where(seen, np.float32(0), np.float32("-inf"))
         hidden = np.tile(hidden, (1, copies, 1))[:, None]
         mask = torch.from_numpy(hidden).to(device, step.dtype)
     places, counts = torch.from_numpy(slots.ravel()).to(device), torch.tensor(group.counts)
     reach = torch.from_numpy(width - seen[:, :, ::-1].argmax(2).ravel())
-    return View(places, mask, causal, folded, open_keys, counts, reach)
+    return View(places, mask, causal, bool(folded), open_keys, counts, reach)
 
 
 def _is_plain_prefill(group: Group, ends: list[int], window: int | None) -> bool:

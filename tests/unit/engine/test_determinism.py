@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -144,19 +144,26 @@ def test_any_way_of_computing_gives_the_same_bits(
         read_all(target, page_size, seed)
 
 
+@pytest.fixture
+def no_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An installation without the compiler."""
+    with monkeypatch.context() as patch:
+        patch.setattr(importlib.util, "find_spec", lambda name: None)
+        rows.available.cache_clear()
+        yield
+    rows.available.cache_clear()
+
+
+@pytest.mark.usefixtures("no_kernels")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_without_kernels_of_our_own_blocks_see_to_it(
-    folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+    folder_of: Callable[[str], Path], dtype: torch.dtype
 ) -> None:
     """On other processors the lean forward gives the same bits by blocks, on one thread."""
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    rows.available.cache_clear()
     folder, name = str(folder_of("llama")), str(dtype).removeprefix("torch.")
     loaded = load_model(folder, dtype=name, device="cpu", threads=1, deterministic=True)
     assert isinstance(loaded.arithmetic, Arithmetic)
     read_all(random_text(loaded), 4, 0)
-    monkeypatch.undo()
-    rows.available.cache_clear()
 
 
 @needs_kernels

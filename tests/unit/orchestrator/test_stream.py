@@ -9,38 +9,54 @@ from typing import Any
 import grpc
 import pytest
 
+from orchestrator import stream as stream_module
 from orchestrator.stream import ReplicaStream
 from outrider.errors import Unavailable
 
 
-class FakeCall:
-    """A call whose messages come from a queue; cancelling it ends the read that waits, as gRPC does."""
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not end by itself is not cancelled before a test gives up."""
+    monkeypatch.setattr(stream_module, "END_SECONDS", 3600.0)
 
-    def __init__(self) -> None:
+
+class FakeCall:
+    """A call whose messages come from a queue; cancelling it ends what waits, as gRPC does."""
+
+    def __init__(self, slow: bool = False) -> None:
         self.messages: asyncio.Queue[object] = asyncio.Queue()
         self.written = asyncio.Event()
-        self.reads_cancelled = 0
+        self.over = asyncio.Event()
+        self.cancelled: list[str] = []
+        """Operations whose awaiter was cancelled."""
+        self._slow = slow
 
     async def read(self) -> object:
         """The next message."""
         try:
             return await self.messages.get()
         except asyncio.CancelledError:
-            self.reads_cancelled += 1
+            self.cancelled.append("read")
             raise
 
     async def wait_for_connection(self) -> None:
         """It is there."""
 
     async def write(self, message: object) -> None:
-        """Note that one was written."""
+        """Note that one was written; a slow one is on its way until the call is over."""
         self.written.set()
+        try:
+            await (self.over.wait() if self._slow else asyncio.sleep(0))
+        except asyncio.CancelledError:
+            self.cancelled.append("write")
+            raise
 
     async def done_writing(self) -> None:
         """Nothing follows."""
 
     def cancel(self) -> None:
         """End the call."""
+        self.over.set()
         self.messages.put_nowait(grpc.aio.EOF)
 
 
@@ -48,23 +64,32 @@ async def ignore(message: Any) -> None:
     """Take a message."""
 
 
-async def begun(receive: Callable[[Any], Awaitable[None]]) -> tuple[FakeCall, asyncio.Task[None]]:
+async def begun(
+    receive: Callable[[Any], Awaitable[None]], slow: bool = False
+) -> tuple[FakeCall, asyncio.Task[None]]:
     """A call, and the stream that runs over it and waits for a message."""
-    call, stream = FakeCall(), ReplicaStream[str, str]("open")
+    call, stream = FakeCall(slow), ReplicaStream[str, str]("open")
     running = asyncio.create_task(stream.run(call, receive))  # type: ignore[arg-type]
     await call.written.wait()
     return call, running
 
 
-def test_a_read_that_waits_is_ended_by_its_call() -> None:
-    """When the stream is cancelled, the call is; grpc.aio would not free what a cancelled read holds."""
-
-    async def scenario() -> None:
-        call, running = await begun(ignore)
-        running.cancel()
+async def ended(running: asyncio.Task[None]) -> None:
+    """Cancel a stream and see it end."""
+    running.cancel()
+    async with asyncio.timeout(5.0):
         with pytest.raises(asyncio.CancelledError):
             await running
-        assert call.reads_cancelled == 0
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_a_read_and_a_write_that_wait_are_ended_by_their_call(slow: bool) -> None:
+    """When the stream is cancelled, the call is; grpc.aio would not free what cancelled ones hold."""
+
+    async def scenario() -> None:
+        call, running = await begun(ignore, slow)
+        await ended(running)
+        assert not call.cancelled
 
     asyncio.run(scenario())
 
@@ -82,9 +107,7 @@ def test_who_cannot_hand_a_message_on_is_told() -> None:
         call, running = await begun(full)
         call.messages.put_nowait("block")
         await handed.wait()
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
+        await ended(running)
 
     asyncio.run(scenario())
 
