@@ -24,6 +24,9 @@ from outrider.engine.kernels.crew import Crew
 from outrider.engine.kernels.rows import PackedRows, fits
 from outrider.engine.row_blocks import RowBlocks
 
+KEPT_BYTES = 16 * 2**20
+"""Weights of a model up to which they may stay in the cache that the cores share: half of a common one."""
+
 
 class RowLinear(nn.Module):
     """`x @ weight.T + bias`, a row at a time as far as results go, where `rows` is set."""
@@ -75,12 +78,14 @@ class StreamedLinear(RowLinear):
 
     gated = False
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, crew: Crew | None = None) -> None:
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, crew: Crew | None = None, kept: bool = True
+    ) -> None:
         super().__init__(weight.new_empty(weight.shape[0], 0), None)
         self.in_features, self.biased = weight.shape[1], bias is not None
         self.crew = crew or Crew()
         bias = None if bias is None else bias.detach()
-        self._packed = PackedRows(weight.detach(), bias, self.crew, gated=self.gated)
+        self._packed = PackedRows(weight.detach(), bias, self.crew, gated=self.gated, kept=kept)
 
     def compute(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in] -> [..., out] in one product."""
@@ -110,8 +115,9 @@ def pack_linears(model: nn.Module, crew: Crew | None = None, gates: Collection[s
     streamed = [name for name, module in model.named_modules() if _can_be_streamed(module)]
     opened = [name for name in streamed if name in gates]
     others = [name for name in streamed if name not in gates]
-    count = _replace(model, opened, partial(StreamedGate, crew=crew))
-    count += _replace(model, others, partial(StreamedLinear, crew=crew))
+    kept = sum(_weight(model.get_submodule(name)).nbytes for name in streamed) <= KEPT_BYTES
+    count = _replace(model, opened, partial(StreamedGate, crew=crew, kept=kept))
+    count += _replace(model, others, partial(StreamedLinear, crew=crew, kept=kept))
     if _operators_exist():
         packed = [name for name, module in model.named_modules() if _can_be_packed(module)]
         count += _replace(model, packed, PackedLinear)
@@ -127,8 +133,7 @@ def _replace(model: nn.Module, names: list[str], kind: Callable[..., RowLinear])
     for name in names:
         parent, _, attribute = name.rpartition(".")
         module: Any = model.get_submodule(name)
-        weight = module.weight.t() if isinstance(module, Conv1D) else module.weight
-        setattr(model.get_submodule(parent), attribute, kind(weight, module.bias))
+        setattr(model.get_submodule(parent), attribute, kind(_weight(module), module.bias))
     return len(names)
 
 
@@ -144,19 +149,21 @@ def _is_linear(module: nn.Module) -> bool:
     return type(module) in (nn.Linear, Conv1D)  # a subclass may compute something else
 
 
-def _can_be_streamed(module: nn.Module) -> bool:
-    if not _is_linear(module):
-        return False
+def _weight(module: nn.Module) -> torch.Tensor:
+    """[out, in] of a linear layer."""
     weight = module.weight
     assert isinstance(weight, torch.Tensor)
-    return fits(weight.t() if isinstance(module, Conv1D) else weight)
+    return weight.t() if isinstance(module, Conv1D) else weight
+
+
+def _can_be_streamed(module: nn.Module) -> bool:
+    return _is_linear(module) and fits(_weight(module))
 
 
 def _can_be_packed(module: nn.Module) -> bool:
     if not _is_linear(module):
         return False
-    weight = module.weight
-    assert isinstance(weight, torch.Tensor)
+    weight = _weight(module)
     if weight.device.type != "cpu":
         return False
     if weight.dtype == torch.bfloat16:

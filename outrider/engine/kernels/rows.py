@@ -40,11 +40,18 @@ class PackedRows:
 
     `weight` [out, in] and `bias` [out] or None, of a dtype that `available` names; `in` times the size of a
     number must be a multiple of 4 bytes. Products are shared by the crew. With `gated` the first half of
-    `out` is a gate, the second half up, and the product is SiLU(gate) up.
+    `out` is a gate, the second half up, and the product is SiLU(gate) up. Weights that are not `kept` leave
+    the cache that the cores share to others.
     """
 
     def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor | None, crew: Crew, *, gated: bool = False
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        crew: Crew,
+        *,
+        gated: bool = False,
+        kept: bool = True,
     ) -> None:
         self._crew = crew
         self._columns = weight.shape[0] // 2 if gated else weight.shape[0]
@@ -56,7 +63,7 @@ class PackedRows:
         self._panel_columns = LANES if gated else PANEL
         self._weight = _aligned(_panels(weight, self._panels, self._numbers))
         self._bias = None if bias is None else _padded(bias.float(), self._panels * PANEL)
-        self._product = _compiled(weight.dtype, "gated" if gated else "product")
+        self._product = _compiled(weight.dtype, kept, "gated" if gated else "product")
         self._sums = _aligned(torch.zeros(crew.largest, SUMS_BYTES // 4))
         self._row_bytes = STEP_BYTES * self._steps
         self._weight_at, self._sums_at = self._weight.data_ptr(), self._sums.data_ptr()
@@ -117,13 +124,13 @@ def fits(weight: torch.Tensor) -> bool:
 
 
 @cache
-def _module(dtype: torch.dtype) -> Any:
-    return compiler.engine(module(NUMBERS[dtype]))
+def _module(dtype: torch.dtype, kept: bool) -> Any:
+    return compiler.engine(module(NUMBERS[dtype], kept))
 
 
 @cache
-def _compiled(dtype: torch.dtype, name: str) -> Callable[..., None]:
-    return compiler.function(_module(dtype), name, _ARGUMENTS)
+def _compiled(dtype: torch.dtype, kept: bool, name: str) -> Callable[..., None]:
+    return compiler.function(_module(dtype, kept), name, _ARGUMENTS)
 
 
 def _cut(whole: int, count: int) -> list[tuple[int, int]]:

@@ -48,9 +48,14 @@ BLOCK_STEPS = 1024
 """128 KB of weights; and short sums added up are nearer to the truth than one long one."""
 
 
-def module(numbers: Numbers) -> str:
-    """IR with the functions `product` and `gated`; see `_PRODUCT` for their arguments."""
-    kernels = (_kernel(numbers, rows) for rows in range(1, MAX_ROWS + 1))
+def module(numbers: Numbers, kept: bool) -> str:
+    """IR with the functions `product` and `gated`; see `_PRODUCT` for their arguments.
+
+    Weights that are not `kept` are fetched past the cache that the cores share: they would be gone before the
+    next step, and what others have there with them.
+    """
+    locality = 3 if kept else 0
+    kernels = (_kernel(numbers, rows, locality) for rows in range(1, MAX_ROWS + 1))
     finish = [_finish(numbers), _gate(numbers)]
     products = [_product("product", _WRITE), _product("gated", _WRITE_GATED)]
     return "\n".join([_declarations(numbers), *kernels, *finish, *products])
@@ -65,7 +70,7 @@ declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
 declare i64 @llvm.umin.i64(i64, i64)"""
 
 
-def _kernel(numbers: Numbers, rows: int) -> str:
+def _kernel(numbers: Numbers, rows: int, locality: int) -> str:
     """rows_R: add `steps` steps of one panel to the sums [R, PANEL] of R rows, or set them if `first`."""
     cells = [(row, vector) for row in range(rows) for vector in range(VECTORS)]
     return "\n".join(
@@ -78,7 +83,7 @@ def _kernel(numbers: Numbers, rows: int) -> str:
             "loop:",
             "  %k = phi i64 [ 0, %entry ], [ %k_next, %loop ]",
             *(f"  %a{r}{v} = phi {SUM} [ zeroinitializer, %entry ], [ %b{r}{v}, %loop ]" for r, v in cells),
-            *_weights(numbers),
+            *_weights(numbers, locality),
             *(line for row in range(rows) for line in _multiply(numbers, row)),
             "  %k_next = add nuw i64 %k, 1",
             "  %more = icmp ult i64 %k_next, %steps",
@@ -104,7 +109,7 @@ def _add(r: int, v: int) -> Iterator[str]:
     yield f"  store {SUM} %after{r}{v}, ptr %sum{r}{v}, align 64"
 
 
-def _weights(numbers: Numbers) -> Iterator[str]:
+def _weights(numbers: Numbers, locality: int) -> Iterator[str]:
     """Load one step of the panel, and fetch what comes AHEAD_BYTES later."""
     yield f"  %at = mul i64 %k, {PANEL_STEP_BYTES}"
     yield "  %panel = getelementptr i8, ptr %w, i64 %at"
@@ -112,7 +117,7 @@ def _weights(numbers: Numbers) -> Iterator[str]:
         yield f"  %p{v} = getelementptr i8, ptr %panel, i64 {64 * v}"
         yield f"  %w{v} = load {numbers.weights}, ptr %p{v}, align 64"
         yield f"  %ahead{v} = getelementptr i8, ptr %p{v}, i64 {AHEAD_BYTES}"
-        yield f"  call void @llvm.prefetch.p0(ptr %ahead{v}, i32 0, i32 3, i32 1)"
+        yield f"  call void @llvm.prefetch.p0(ptr %ahead{v}, i32 0, i32 {locality}, i32 1)"
 
 
 def _multiply(numbers: Numbers, r: int) -> Iterator[str]:

@@ -60,6 +60,14 @@ def test_bits_do_not_depend_on_the_batch(dtype: torch.dtype) -> None:
 
 
 @dtypes
+def test_how_weights_are_fetched_changes_no_bit(dtype: torch.dtype) -> None:
+    """Past the shared cache or into it."""
+    weight, given = random(70, 5000, dtype=dtype), random(MAX_ROWS + 1, 5000, dtype=dtype, seed=1)
+    kept, passing = (PackedRows(weight, None, Crew(), kept=kept) for kept in (True, False))
+    assert torch.equal(kept.product(given), passing.product(given))
+
+
+@dtypes
 def test_nothing_is_written_beside_the_result(dtype: torch.dtype) -> None:
     """With columns that do not fill a panel, what lies behind every row and the last one stays."""
     packed = PackedRows(random(PANEL + 5, 8, dtype=dtype), None, Crew())
