@@ -5,10 +5,12 @@ that the replicas spend on receiving blocks and verdicts, in which the target wo
 In large batches nodes are dear, a session's gain is small and messages are many: then drafts are given up,
 and the target goes on alone.
 
-    pays        every session has a draft; the mean of what rounds brought is kept
+    pays        sessions have drafts; the mean of what rounds brought is kept
     rests       none has; after many rounds one session gets a draft for a few, and those decide
 
-Each probe doubles the time to the next. A batch that has shrunk by half is probed at once.
+Each probe doubles the time to the next. A batch that has shrunk by half is probed at once. While drafting
+pays, few sessions have drafts at first and twice as many whenever the rounds of those have paid, so that a
+burst of requests does not draft for all before it is known what that is worth in so large a batch.
 """
 
 from __future__ import annotations
@@ -21,12 +23,14 @@ BLOCK_SECONDS = 2.5e-4
 """Time of the replica that a block costs: 0.1 ms in Python's grpc.aio at the verify side, and more on its way
 there, where helpers of long steps are kept from their work. Compared at 0.1, 0.25 and 0.5 ms in
 docs/performance.md."""
+FIRST_DRAFTS = 4
+"""Sessions that have drafts before it is known whether those pay."""
 WEIGHT = 1 / 32
 """Share of the newest round in the mean."""
 OPTIMISM = 1.0
 """Mean that new traffic is credited with: a few dozen rounds without profit refute it."""
 PROBE_ROUNDS = 16
-"""Rounds with blocks of one session that decide whether drafting pays again."""
+"""Rounds that decide whether drafting pays again, or for twice as many sessions."""
 PROBE_EVERY = 1024
 MOST_PROBE_EVERY = 8192
 """Rounds of all sessions without drafts between two probes, at first and at most."""
@@ -52,20 +56,36 @@ class Payoff:
         """Rounds without a draft since the last probe."""
         self._every = PROBE_EVERY
         self._probe: list[float] = []
-        """What the rounds of the probe brought."""
+        """What the last rounds brought that decide on more drafts: of the probe, or of all sessions."""
+        self._drafts = 0
+        """Sessions with a draft."""
+        self._most_drafts = FIRST_DRAFTS
 
     @property
     def pays(self) -> bool:
         """True when sessions should have drafts; one that has the target for itself always should."""
         return not self._resting_at or self._batch_size <= 1
 
+    @property
+    def has_room(self) -> bool:
+        """True when one more session may have a draft."""
+        return self._drafts < self._most_drafts
+
     def admits(self, now: float) -> bool:
         """True when a new session should have a draft; the first after a quiet time may be the only one."""
         if not self._resting_at:
-            return True
+            return self.has_room
         quiet = now - self._seen >= QUIET_SECONDS
         self._seen = now
         return quiet
+
+    def join(self) -> None:
+        """A session gets a draft."""
+        self._drafts += 1
+
+    def leave(self) -> None:
+        """It has none any more."""
+        self._drafts -= 1
 
     def take_probe(self) -> bool:
         """True when it is time for a probe, which the caller then has to make."""
@@ -81,7 +101,7 @@ class Payoff:
         self._alone += 1
 
     def drafted(self, verdict: Verdict, blocks: int, now: float, probes: bool = False) -> None:
-        """A session whose draft sent `blocks`, at least one, since its last verdict had a round."""
+        """A session whose draft sent `blocks` since its last verdict, and some before, had a round."""
         self._see(verdict.batch_size, now)
         profit = _profit(verdict, blocks)
         if self._resting_at:
@@ -92,6 +112,8 @@ class Payoff:
         self._mean += WEIGHT * (profit - self._mean)
         if self._mean <= 0.0 and self._batch_size > 1:
             self._rest()
+        elif (self._brought(profit) or 0.0) > 0.0 and 2 * self._drafts > self._most_drafts:
+            self._most_drafts *= 2
 
     def _see(self, batch_size: int, now: float) -> None:
         self._batch_size, self._seen = batch_size, now
@@ -102,17 +124,25 @@ class Payoff:
             self._resting_at, self._alone = batch_size, self._every
 
     def _add_to_probe(self, profit: float) -> None:
-        self._probe.append(profit)
-        if len(self._probe) < PROBE_ROUNDS:
+        mean = self._brought(profit)
+        if mean is None:
             return
-        mean = sum(self._probe) / len(self._probe)
-        self._probe.clear()
         self._every = min(2 * self._every, MOST_PROBE_EVERY)
         if mean > 0.0:
             self._mean, self._resting_at, self._paid = mean, 0, 0
 
+    def _brought(self, profit: float) -> float | None:
+        """Mean of PROBE_ROUNDS rounds, when this is the last of them."""
+        self._probe.append(profit)
+        if len(self._probe) < PROBE_ROUNDS:
+            return None
+        mean = sum(self._probe) / len(self._probe)
+        self._probe.clear()
+        return mean
+
     def _rest(self) -> None:
         self._resting_at = self._batch_size
+        self._most_drafts = FIRST_DRAFTS
         self._alone = 0
         self._probe.clear()
         if self._paid > MOST_PROBE_EVERY:
@@ -141,4 +171,4 @@ def _profit(verdict: Verdict, blocks: int) -> float:
     times = verdict.times
     seconds = (times.queue_us + times.forward_us + times.sample_us) * 1e-6
     rate = verdict.batch_size * len(verdict.tokens) / seconds if seconds else 0.0
-    return gain - blocks * BLOCK_SECONDS * rate
+    return gain - max(blocks, 1) * BLOCK_SECONDS * rate

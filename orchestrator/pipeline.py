@@ -116,6 +116,7 @@ class Pipeline:
                     await on_end(await self._close())
                     await self._end_streams()
         finally:
+            self.session.end()
             self._release()
 
     async def _generate(self) -> None:

@@ -103,6 +103,7 @@ class _Draft:
     verdicts_since_block: int = 0
     blocks: int = 0
     """Sent since the last verdict."""
+    has_sent: bool = False
     probe_rounds: int = 0
     """Rounds for which it is kept although drafting does not pay."""
 
@@ -193,6 +194,11 @@ class Session:
         """The text has reached a stop string."""
         return self._finish(FinishReason.STOP)
 
+    def end(self) -> None:
+        """Nothing follows, however it ended; to be called once."""
+        if self._draft is not None:
+            self._forget_draft()
+
     def _on_verify_opened(self, event: VerifyOpened, now: float) -> list[Action]:
         verify = self._verify
         if verify is None or event.stream != verify.stream:
@@ -217,11 +223,12 @@ class Session:
         self._ready = False
         self._verify_losses.count = self._verify_losses.internal = 0
         self.statistics.add_verdict(verdict, now)
-        actions: list[Action] = [] if self._draft is None else [SendVerdict(verdict)]
-        actions.append(Emit(verdict))
-        if verdict.finish_reason is not FinishReason.NONE:
+        finished = verdict.finish_reason is not FinishReason.NONE
+        parked = [] if finished else self._weigh(verdict, now)
+        told = [] if self._draft is None else [SendVerdict(verdict)]
+        actions = [*parked, *told, Emit(verdict)]
+        if finished:
             return actions + self._finish(verdict.finish_reason)
-        self._weigh(verdict, now)
         return actions + self._nudge() + self._look_after_draft(now)
 
     def _on_verify_failed(self, event: VerifyFailed, now: float) -> list[Action]:
@@ -250,6 +257,7 @@ class Session:
         draft.last_block_at = now
         draft.verdicts_since_block = 0
         draft.blocks += 1
+        draft.has_sent = True
         self._draft_losses.count = 0
         self._ready = self._ready or block.ready
         self._recent.append(block)
@@ -273,18 +281,23 @@ class Session:
         blocks, self._held = self._held, []
         return [SendBlock(held) for held in blocks]
 
-    def _weigh(self, verdict: Verdict, now: float) -> None:
-        """Learn whether drafting pays; a round without blocks, as while a draft opens, says nothing."""
+    def _weigh(self, verdict: Verdict, now: float) -> list[Action]:
+        """Learn whether drafting pays, from the draft's first block on, and give the draft up if not."""
         draft = self._draft
         if self.request.mode is not Mode.AUTO:
-            return
+            return []
         if draft is None:
             self.payoff.alone(verdict, now)
-        elif draft.blocks:
+            return []
+        if draft.has_sent:
             probes = draft.probe_rounds > 0
             self.payoff.drafted(verdict, draft.blocks, now, probes)
             draft.blocks = 0
             draft.probe_rounds -= probes
+        if self.payoff.pays or draft.probe_rounds:
+            return []
+        self._forget_draft()
+        return [ParkDraft(draft.stream)]
 
     def _nudge(self) -> list[Action]:
         """Sequential mode without a draft: an empty ready block, so that the target takes its turn."""
@@ -295,13 +308,10 @@ class Session:
         return [SendBlock(TokenBlock(0, (), (), (), ready=True, base_length=len(self.committed)))]
 
     def _look_after_draft(self, now: float) -> list[Action]:
-        """After a verdict: look for a draft, park it, or give up one that has fallen silent."""
+        """After a verdict: look for a draft, or give up one that has fallen silent."""
         draft = self._draft
         if draft is None:
             return self._find_draft(now)
-        if self.request.mode is Mode.AUTO and not (self.payoff.pays or draft.probe_rounds):
-            self._draft = None
-            return [ParkDraft(draft.stream)]
         draft.verdicts_since_block += 1
         silent = now - draft.last_block_at > self.limits.stall_seconds
         if not draft.opened or draft.may_be_silent or not silent:
@@ -315,15 +325,17 @@ class Session:
         """A draft where one may be looked for and drafting pays, or to see whether it does."""
         if now < self._draft_losses.retry_at or not self._drafting:
             return []
-        if self.request.mode is not Mode.AUTO or self.payoff.pays:
+        if self.request.mode is not Mode.AUTO:
             return self._connect_draft(now)
+        if self.payoff.pays:
+            return self._connect_draft(now) if self.payoff.has_room else []
         return self._connect_draft(now, probe_rounds=PROBE_ROUNDS) if self.payoff.take_probe() else []
 
     def _lose_draft(self, error: OutriderError, endpoint: str, now: float) -> list[Action]:
         """Go on without; look for another one now or at a later verdict."""
         assert self._draft is not None
         stream, opened = self._draft.stream, self._draft.opened
-        self._draft = None
+        self._forget_draft()
         self._held.clear()
         if isinstance(error, NoReplica):
             self._draft_losses.retry_at = now + NO_DRAFT_RETRY_SECONDS
@@ -374,7 +386,14 @@ class Session:
         ids = CheckedIds(first_id, end_id, self.request.served.vocabulary_size)
         self._draft = _Draft(self._next_stream(), ids, last_block_at=now, probe_rounds=probe_rounds)
         self._drafts += 1
+        if self.request.mode is Mode.AUTO:
+            self.payoff.join()
         return [ConnectDraft(self._draft.stream, self._open_draft(first_id), avoid)]
+
+    def _forget_draft(self) -> None:
+        self._draft = None
+        if self.request.mode is Mode.AUTO:
+            self.payoff.leave()
 
     def _open_verify(self) -> OpenVerify:
         request = self.request

@@ -84,7 +84,7 @@ class Builder:
         if self.profile.cores == "two":
             self._cores = [Core(self.timeline), Core(self.timeline)]
         orchestrators = [
-            Orchestrator(self._host(self._floating())) for _ in range(self.topology.orchestrators)
+            Orchestrator(self._host(self._orchestrators_core())) for _ in range(self.topology.orchestrators)
         ]
         places = [self._place(0) for _ in range(self.topology.verify_replicas)]
         verify = {f"verify-{i:03}": self._verify(f"verify-{i:03}", place) for i, place in enumerate(places)}
@@ -99,7 +99,7 @@ class Builder:
             Fleet(verify, draft, self._served(), self._delay),
             orchestrators,
             # Clients are many and elsewhere, unless there is one small machine for all.
-            self._host(self._floating()) if self._cores else Host(Accelerator(self.timeline), 0.0, 0.0),
+            self._host(Floating(self._cores)) if self._cores else self._elsewhere(),
             {
                 "verify": [replica.host.core for replica in verify.values()],
                 "draft": [replica.host.core for replica in draft.values()],
@@ -124,21 +124,24 @@ class Builder:
     def _place(self, pinned: int) -> Place:
         """Where an engine runs: on a core that it is pinned to, or an accelerator with a core beside it."""
         if self._cores:
-            return Place(self._cores[pinned], self._cores[pinned])
+            return Place(self._cores[pinned], self._cores[pinned], self._cores[1 - pinned])
         return Place(Accelerator(self.timeline), Core(self.timeline))
 
     def _beside(self, place: Place) -> Place:
         """The same device, with a core of its own where there are more than two."""
         return place if self._cores else Place(place.device, Core(self.timeline))
 
-    def _floating(self) -> Device:
-        return Floating(self._cores) if self._cores else Core(self.timeline)
+    def _orchestrators_core(self) -> Device:
+        return self._cores[1] if self._cores else Core(self.timeline)
+
+    def _elsewhere(self) -> Host:
+        return Host(self.timeline, Accelerator(self.timeline))
 
     def _host(self, core: Device) -> Host:
         times = self.profile.host
         if self.topology.arm is Arm.COLOCATED:
-            return Host(core, 0.0, 0.0)
-        return Host(core, times.send, times.receive)
+            return Host(self.timeline, core)
+        return Host(self.timeline, core, times.send, times.receive, times.rewarm)
 
     @property
     def _wake(self) -> float:
@@ -147,15 +150,17 @@ class Builder:
     def _verify(self, name: str, place: Place) -> VerifyReplica:
         config = VerifyConfig.model_validate({"max_sessions": self.topology.max_sessions})
         pages = config.max_sessions * -(-self.profile.context_length // config.page_size)
+        times = self.profile.target_times(self.temperature)
         runner = ScriptedRunner(
             place,
-            self.profile.target_times(self.temperature),
+            times,
             self.scripts,
             self.corpus.vocabulary_size,
             PagePool(pages, config.page_size),
         )
         points = measuring_points(config.max_step_tokens)
-        seconds = [interpolate(self.profile.target_forward, count) for count in points]
+        alone = [(count, interpolate(self.profile.target_forward, count)) for count in points]
+        seconds = [time - times.helped(count, time) / 2 for count, time in alone]
         return VerifyReplica(
             name,
             self.timeline,

@@ -12,11 +12,18 @@ from simulator.timeline import Call, Timeline
 class Host:
     """The event loop of one process on its core."""
 
-    def __init__(self, core: Device, send_seconds: float, receive_seconds: float) -> None:
+    def __init__(
+        self,
+        timeline: Timeline,
+        core: Device,
+        send_seconds: float = 0.0,
+        receive_seconds: float = 0.0,
+        rewarm_seconds: float = 0.0,
+    ) -> None:
         self.core = core
         self.send_seconds = send_seconds
         self.receive_seconds = receive_seconds
-        self.loop = Thread(core)
+        self.loop = Thread(timeline, core, rewarm_seconds)
 
 
 @dataclass(slots=True)

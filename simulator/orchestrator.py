@@ -146,6 +146,7 @@ class Generation:
                 link.close()
         for kind in list(self._leases):
             self._release(kind)
+        self.session.end()
 
 
 class _Links:

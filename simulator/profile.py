@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from outrider.engine.kernels.crew import LONG_ROWS
 from outrider.errors import ConfigError
 
 FOLDER = Path(__file__).parent / "profiles"
@@ -27,6 +28,7 @@ class HostTimes(_Frozen):
 
     send: Seconds = Field(description="Sending a message: conversion, gRPC, system calls.")
     receive: Seconds = Field(description="Receiving one.")
+    rewarm: Seconds = Field(0.0, description="What the first message after a pause takes longer.")
     wake: Seconds = Field(description="From a message at hand to the engine thread that sleeps.")
     verify_session: Seconds = Field(description="One session's part of a target step beside the forward.")
     draft_step: Seconds = Field(description="A draft step beside the forward.")
@@ -43,14 +45,16 @@ class Profile(_Frozen):
     traces: str
     """File beside the profiles with the pair's texts."""
     cores: Literal["two", "own"]
-    """two: target and draft are pinned to a core each of a machine with two, the rest floats between them;
-    own: every engine has an accelerator, every process a core."""
+    """two: of a machine with two cores one is the target's, one the draft's and the orchestrator's, clients
+    use both; own: every engine has an accelerator, every process a core."""
     target_forward: Points
     """T(n) by tokens, as measured or modelled; straight between the points."""
     target_context: Seconds = 0.0
     """What one session's context adds to a target forward."""
     target_sampling: Seconds = 0.0
     """What sampling adds to a target step at temperatures above 0."""
+    target_helped: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """With two cores: part of a step of more than LONG_ROWS tokens that the draft's core helps with."""
     draft_forward: Points
     draft_context: Seconds = 0.0
     draft_sampling: Seconds = 0.0
@@ -74,9 +78,8 @@ class Profile(_Frozen):
     def target_times(self, temperature: float) -> TargetTimes:
         """Times of the target at a temperature."""
         sampling = self.target_sampling if temperature else 0.0
-        return TargetTimes(
-            _seconds(self.target_forward, self.target_context, sampling), self.host.verify_session
-        )
+        forward = _seconds(self.target_forward, self.target_context, sampling)
+        return TargetTimes(forward, self.host.verify_session, self.target_helped)
 
     def draft_times(self, temperature: float) -> DraftTimes:
         """Times of the draft at a temperature."""
@@ -95,6 +98,12 @@ class TargetTimes:
 
     forward: Forward
     session: float
+    share: float
+    """Of a long step that a second core takes parts of."""
+
+    def helped(self, tokens: int, seconds: float) -> float:
+        """How much of a step a second core takes parts of."""
+        return self.share * seconds if tokens > LONG_ROWS else 0.0
 
 
 @dataclass(frozen=True, slots=True)

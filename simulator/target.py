@@ -12,7 +12,7 @@ import torch
 
 from outrider.engine.pages import PagePool, SequenceKv
 from outrider.engine.runner import Segment
-from simulator.devices import Place, StepTotals, work
+from simulator.devices import Place, StepTotals, work, work_shared
 from simulator.profile import TargetTimes
 from simulator.traces import Script
 
@@ -47,9 +47,12 @@ class ScriptedRunner:
             segment.kv.append(segment.tokens, segment.parents)
         tokens = sum(len(segment.tokens) for segment in segments)
         seconds = self._times.forward(tokens, len(segments))
-        self.totals.add(tokens, len(segments), seconds)
+        helped = self._times.helped(tokens, seconds) if self._place.helper else 0.0
+        self.totals.add(tokens, len(segments), seconds - helped / 2)
         work(self._place.core, self._times.session * len(segments))
-        work(self._place.device, seconds)
+        work(self._place.device, seconds - helped)
+        if self._place.helper:
+            work_shared([self._place.device, self._place.helper], helped)
         logits = torch.zeros(len(chosen), self._vocabulary_size)
         logits[torch.arange(len(chosen)), torch.tensor(chosen, dtype=torch.int64)] = 1.0
         return logits

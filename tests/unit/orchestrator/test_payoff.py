@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.payoff import (
+    FIRST_DRAFTS,
     MAX_KINDS,
     MOST_PROBE_EVERY,
     PROBE_EVERY,
@@ -159,6 +160,36 @@ def test_only_the_first_session_after_a_quiet_time_begins_with_a_draft() -> None
     assert payoff.admits(QUIET_SECONDS / 2 + QUIET_SECONDS)
     assert not payoff.admits(QUIET_SECONDS / 2 + QUIET_SECONDS)
     assert Payoff().admits(0.0)
+
+
+def test_sessions_with_drafts_double_while_those_pay() -> None:
+    """Few at first; more after rounds that paid, if there are as many; few again after a rest."""
+    payoff = Payoff()
+    for _ in range(FIRST_DRAFTS):
+        assert payoff.admits(0.0)
+        payoff.join()
+    assert not payoff.admits(0.0)
+    assert after(PROBE_ROUNDS, GOOD, payoff).has_room
+    for _ in range(FIRST_DRAFTS):
+        payoff.join()
+    assert not payoff.has_room
+    after(500, BAD, payoff)
+    for _ in range(FIRST_DRAFTS):
+        payoff.leave()
+    after(PROBE_ROUNDS, round_of(3, 4, price=0.1, batch_size=1), payoff)
+    assert payoff.pays
+    assert not payoff.has_room
+
+
+def test_drafts_that_are_not_used_bring_no_more_of_them() -> None:
+    """What one session's rounds brought says nothing of a hundred."""
+    payoff = Payoff()
+    payoff.join()
+    after(500, GOOD, payoff)
+    for _ in range(FIRST_DRAFTS - 1):
+        assert payoff.has_room
+        payoff.join()
+    assert not payoff.has_room
 
 
 def test_kinds_of_traffic_are_weighed_apart() -> None:

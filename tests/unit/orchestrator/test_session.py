@@ -25,7 +25,7 @@ from orchestrator.events import (
     VerifyFailed,
     VerifyOpened,
 )
-from orchestrator.payoff import PROBE_EVERY, PROBE_ROUNDS, Payoff
+from orchestrator.payoff import FIRST_DRAFTS, PROBE_EVERY, PROBE_ROUNDS, Payoff
 from orchestrator.request import Request
 from orchestrator.session import MAX_INTERNAL_ERRORS, Limits, Session
 from outrider.errors import (
@@ -45,6 +45,7 @@ from outrider.messages import (
     ModelInfo,
     Opened,
     SamplingParams,
+    StepTimes,
     TokenBlock,
     Verdict,
     VerifyPolicy,
@@ -176,7 +177,7 @@ def test_a_draft_that_does_not_pay_is_parked() -> None:
     assert kinds(machine.handle_event(verdict(4, 11, batch_size=8), 0.1)) == [SendVerdict, Emit]
     rest(payoff)
     actions = machine.handle_event(verdict(5, 12, batch_size=8), 0.1)
-    assert kinds(actions) == [SendVerdict, Emit, ParkDraft]
+    assert kinds(actions) == [ParkDraft, Emit]
     assert kinds(machine.handle_event(verdict(6, 13, batch_size=8), 9.9)) == [Emit]
 
 
@@ -191,7 +192,7 @@ def test_a_session_begins_without_a_draft_while_drafts_do_not_pay() -> None:
 
 
 def test_a_probe_lasts_its_rounds() -> None:
-    """One session drafts for a few rounds with blocks, however they go, and gives its draft up again."""
+    """One session drafts for a few rounds, however they go, and gives its draft up again."""
     payoff = rest(Payoff())
     machine = session(payoff=payoff)
     machine.start(0.5)
@@ -204,7 +205,34 @@ def test_a_probe_lasts_its_rounds() -> None:
         length += 1
         machine.handle_event(block(round_, (-length,), (11,)), 0.6)
         actions = machine.handle_event(verdict(length, 12, batch_size=8), 0.6)
-    assert kinds(actions) == [SendVerdict, Emit, ParkDraft]
+    assert kinds(actions) == [ParkDraft, Emit]
+
+
+def test_in_a_burst_few_sessions_draft_until_that_has_paid() -> None:
+    """Those that began without a draft get one when there is room; whoever ends makes some."""
+    payoff = Payoff()
+    machines = [session(payoff=payoff) for _ in range(FIRST_DRAFTS + 1)]
+    started_with = [ConnectDraft in kinds(machine.start(0.0)) for machine in machines]
+    assert started_with == [True] * FIRST_DRAFTS + [False]
+    late = machines[-1]
+    late.handle_event(VerifyOpened(1, Opened("v", "i"), "verify:1"), 0.1)
+    assert kinds(late.handle_event(verdict(3, 11, batch_size=8), 0.2)) == [Emit]
+    machines[0].end()
+    assert kinds(late.handle_event(verdict(4, 11, batch_size=8), 0.2)) == [Emit, ConnectDraft]
+
+
+def test_a_draft_that_is_still_opening_says_nothing() -> None:
+    """However long the prompt takes it; from its first block on, rounds without one count too."""
+    payoff = Payoff()
+    machine = started(payoff=payoff)
+    times = StepTimes(forward_us=10_000)
+    for length in range(4, 300):
+        machine.handle_event(verdict(length, 11, batch_size=8, times=times), 0.1)
+    assert payoff.pays
+    machine.handle_event(block(0, (-300,), (11,)), 0.1)
+    for length in range(300, 600):
+        machine.handle_event(verdict(length, 11, batch_size=8, times=times), 0.1)
+    assert not payoff.pays
 
 
 def test_a_sequential_session_keeps_its_draft() -> None:

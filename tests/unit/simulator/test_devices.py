@@ -51,7 +51,7 @@ def test_floating_work_takes_the_core_with_less_to_do():
 def test_a_thread_does_its_jobs_in_order():
     """A short job does not pass a long one of the same thread, though the core is shared."""
     timeline, seen = Timeline(), []
-    thread = Thread(Core(timeline))
+    thread = Thread(timeline, Core(timeline))
     thread.do(2.0, lambda: seen.append(("long", timeline.now)))
     thread.do(0.5, lambda: seen.append(("short", timeline.now)))
     timeline.run()
