@@ -80,7 +80,7 @@ class _Engine:
             self._now += seconds + self._draft.step
         seconds = self._target.forward(count * (self._chain + 1), count)
         self._run.target.add(count * (self._chain + 1), count, seconds)
-        self._now += seconds + self._target.session * count
+        self._now += seconds + self._target.step + self._target.session * count
         for script, served in running:
             self._commit(script, served, seconds)
 

@@ -1,6 +1,7 @@
 """Measures a pair on this machine: the times that a profile needs, from the project's own engines.
 
-Processor time of one thread, least of several rounds: what else the machine does meanwhile hardly counts.
+Processor time of one thread, median of several rounds, with the caches as they are behind a target step: a
+draft that had them for itself would be a third quicker than it is.
 Messages between processes are not measured here: `MESSAGE` and `REWARM` are what gRPC for Python takes.
 """
 
@@ -43,7 +44,7 @@ blocks, many have short ones. The kernels for few rows end at 14 and 28."""
 CHUNKS = (256, 512)
 """Tokens of measured prefill."""
 CONTEXT = 100
-ROUNDS = 5
+ROUNDS = 7
 SESSIONS = 8
 TOKENS = 40
 MESSAGE = 0.000095
@@ -65,11 +66,14 @@ def measure(target: Path, draft: Path, dtype: str, traces: str, texts: Sequence[
     """The profile of a pair with one core for each model."""
     torch.set_num_threads(1)
     runner = _runner(target, dtype)
-    plain, sampled = (_verify_steps(runner, texts, temperature) for temperature in (0.0, 1.0))
+    alone, plain = (_verify_steps(runner, texts[:count], 0.0) for count in (1, SESSIONS))
+    sampled = _verify_steps(runner, texts[:SESSIONS], 1.0)
+    session = max(plain - alone, 0.0) / (SESSIONS - 1)
     forward = [(sessions * count, _step(runner, sessions, count)) for sessions, count in STEPS]
     forward += [(count, _step(runner, 1, count, context=0)) for count in CHUNKS]
     drafting, drafting_sampled = (
-        _draft_steps(draft, dtype, texts, temperature) for temperature in (0.0, 1.0)
+        _draft_steps(draft, dtype, texts, temperature, lambda: _step(runner, 1, 1, rounds=1))
+        for temperature in (0.0, 1.0)
     )
     return Profile(
         name=target.name,
@@ -79,7 +83,7 @@ def measure(target: Path, draft: Path, dtype: str, traces: str, texts: Sequence[
         cores="two",
         target_forward=tuple(forward),
         target_helped=_helped(target, dtype, dict(forward)),
-        target_sampling=max(sampled - plain, 0.0) * SESSIONS,
+        target_sampling=max(sampled - plain, 0.0),
         draft_forward=tuple(drafting.forward),
         draft_sampling=max(drafting_sampled.forward[1][1] - drafting.forward[1][1], 0.0),
         host=HostTimes(
@@ -87,7 +91,8 @@ def measure(target: Path, draft: Path, dtype: str, traces: str, texts: Sequence[
             receive=MESSAGE,
             rewarm=REWARM,
             wake=WAKE,
-            verify_session=plain,
+            verify_step=max(alone - session, 0.0),
+            verify_session=session,
             draft_step=drafting.step,
             draft_verdict=drafting.verdict,
         ),
@@ -100,7 +105,7 @@ def _runner(model: Path, dtype: str, helper_cores: Sequence[int] = ()) -> ModelR
 
 
 def _helped(target: Path, dtype: str, alone: Mapping[int, float]) -> float:
-    """Part of a long step that a helper on a core of its own takes half of: s in T (1 - s / 2)."""
+    """Part of T(n) - T(1) that a helper on a core of its own takes half of."""
     cores = os.sched_getaffinity(0)
     own, *others = sorted(cores)
     if not others:
@@ -108,13 +113,15 @@ def _helped(target: Path, dtype: str, alone: Mapping[int, float]) -> float:
     os.sched_setaffinity(0, {own})
     try:
         runner = _runner(target, dtype, others[:1])
-        ratios = [
-            _step(runner, sessions, count, context=0, clock=time.perf_counter) / alone[sessions * count]
+        shares = [
+            2.0
+            * (alone[sessions * count] - _step(runner, sessions, count, clock=time.perf_counter))
+            / (alone[sessions * count] - alone[1])
             for sessions, count in HELPED_STEPS
         ]
     finally:
         os.sched_setaffinity(0, cores)
-    return min(max(2.0 * (1.0 - median(ratios)), 0.0), 1.0)
+    return min(max(median(shares), 0.0), 1.0)
 
 
 def _step(
@@ -123,18 +130,19 @@ def _step(
     count: int,
     context: int = CONTEXT,
     clock: Callable[[], float] = now,
+    rounds: int = ROUNDS,
 ) -> float:
     """Seconds of a forward over `count` tokens of each session."""
-    best = float("inf")
-    for _ in range(ROUNDS):
+    seconds: list[float] = []
+    for _ in range(rounds):
         sequences = [_sequence(runner, context) for _ in range(sessions)]
         segments = [Segment(kv, [1] * count, None, range(min(count, 64))) for kv in sequences]
         start = clock()
         runner.forward(segments)
-        best = min(best, clock() - start)
+        seconds.append(clock() - start)
         for kv in sequences:
             kv.release()
-    return best
+    return median(seconds)
 
 
 def _sequence(runner: ModelRunner, context: int) -> SequenceKv:
@@ -164,7 +172,7 @@ class _Timed:
 
 
 def _verify_steps(runner: ModelRunner, texts: Sequence[Trace], temperature: float) -> float:
-    """Seconds per session and step that the verify engine adds to its forwards."""
+    """Seconds per step that the verify engine adds to its forwards over one token of each text."""
     timed = _Timed(runner)
     core = EngineCore(
         timed,
@@ -174,14 +182,14 @@ def _verify_steps(runner: ModelRunner, texts: Sequence[Trace], temperature: floa
         lambda deliveries: None,
     )
     params = SamplingParams(temperature=temperature, max_tokens=TOKENS, ignore_eos=True)
-    openings = [_opening(text, params) for text in texts[:SESSIONS]]
+    openings = [_opening(text, params) for text in texts]
     core.turn([Open(Stream(id, EventOutbox(lambda event: None)), o) for id, o in enumerate(openings)])
     beside: list[float] = []
     while not all(session.finished for session in core.sessions.values()):
         start, forward = now(), timed.seconds
         core.turn(())
         beside.append(now() - start - (timed.seconds - forward))
-    return median(beside) / SESSIONS
+    return median(beside)
 
 
 def _opening(text: Trace, params: SamplingParams) -> OpenVerify:
@@ -244,8 +252,10 @@ class _TimedDrafter(ModelDrafter):
         return proposals
 
 
-def _draft_steps(draft: Path, dtype: str, texts: Sequence[Trace], temperature: float) -> _Drafting:
-    """Verdicts of two tokens to all sessions, then steps, for as long as the texts go."""
+def _draft_steps(
+    draft: Path, dtype: str, texts: Sequence[Trace], temperature: float, verify: Callable[[], object]
+) -> _Drafting:
+    """A target step, verdicts of two tokens to all sessions, then draft steps, as long as the texts go."""
     config = DraftConfig.model_validate({})
     runner = _runner(draft, dtype)
     drafter = _TimedDrafter(runner, config)
@@ -256,6 +266,7 @@ def _draft_steps(draft: Path, dtype: str, texts: Sequence[Trace], temperature: f
     drafter.full.clear()
     learning, stepping = [], []
     for number in range(1, TOKENS):
+        verify()
         for key, text in zip(keys, texts, strict=False):
             base = 2 * number - 2
             engine.verdict(key, Verdict(number, len(text.prompt) + base, text.tokens[base : base + 2]))

@@ -30,6 +30,7 @@ class HostTimes(_Frozen):
     receive: Seconds = Field(description="Receiving one.")
     rewarm: Seconds = Field(0.0, description="What the first message after a pause takes longer.")
     wake: Seconds = Field(description="From a message at hand to the engine thread that sleeps.")
+    verify_step: Seconds = Field(0.0, description="A target step beside the forward, whatever its sessions.")
     verify_session: Seconds = Field(description="One session's part of a target step beside the forward.")
     draft_step: Seconds = Field(description="A draft step beside the forward.")
     draft_verdict: Seconds = Field(description="A verdict in the draft's engine.")
@@ -54,7 +55,8 @@ class Profile(_Frozen):
     target_sampling: Seconds = 0.0
     """What sampling adds to a target step at temperatures above 0."""
     target_helped: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """With two cores: part of a step of more than LONG_ROWS tokens that the draft's core helps with."""
+    """With two cores: part of T(n) - T(1) that the draft's core helps with beyond LONG_ROWS tokens; T(1) is
+    the time in which the weights come from the memory, which two cores cannot do faster."""
     draft_forward: Points
     draft_context: Seconds = 0.0
     draft_sampling: Seconds = 0.0
@@ -79,7 +81,10 @@ class Profile(_Frozen):
         """Times of the target at a temperature."""
         sampling = self.target_sampling if temperature else 0.0
         forward = _seconds(self.target_forward, self.target_context, sampling)
-        return TargetTimes(forward, self.host.verify_session, self.target_helped)
+        least = self.target_forward[0][1]
+        return TargetTimes(
+            forward, self.host.verify_step, self.host.verify_session, least, self.target_helped
+        )
 
     def draft_times(self, temperature: float) -> DraftTimes:
         """Times of the draft at a temperature."""
@@ -94,16 +99,19 @@ Forward = Callable[[int, int], float]
 
 @dataclass(frozen=True, slots=True)
 class TargetTimes:
-    """How long a target step takes: on the device, and per session on the host."""
+    """How long a target step takes: on the device, and on the host beside it, for itself and per session."""
 
     forward: Forward
+    step: float
     session: float
+    least: float
+    """T(1)."""
     share: float
-    """Of a long step that a second core takes parts of."""
+    """Of what a long step takes beyond that: a second core takes parts of it."""
 
     def helped(self, tokens: int, seconds: float) -> float:
         """How much of a step a second core takes parts of."""
-        return self.share * seconds if tokens > LONG_ROWS else 0.0
+        return self.share * max(seconds - self.least, 0.0) if tokens > LONG_ROWS else 0.0
 
 
 @dataclass(frozen=True, slots=True)

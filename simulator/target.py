@@ -49,7 +49,7 @@ class ScriptedRunner:
         seconds = self._times.forward(tokens, len(segments))
         helped = self._times.helped(tokens, seconds) if self._place.helper else 0.0
         self.totals.add(tokens, len(segments), seconds - helped / 2)
-        work(self._place.core, self._times.session * len(segments))
+        work(self._place.core, self._times.step + self._times.session * len(segments))
         work(self._place.device, seconds - helped)
         if self._place.helper:
             work_shared([self._place.device, self._place.helper], helped)

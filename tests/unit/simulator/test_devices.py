@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from simulator.devices import Accelerator, Core, Floating, Thread, work
+import pytest
+
+from simulator.devices import COOLING_SECONDS, Accelerator, Core, Floating, Thread, work, work_shared
 from simulator.timeline import Fiber, Timeline
 
 
@@ -71,3 +73,47 @@ def test_a_fiber_works_on_a_device():
     Fiber(main).resume()
     timeline.run()
     assert seen == [1.5, 1.5]
+
+
+def test_a_thread_that_paused_begins_cold():
+    """The first job after a pause takes longer, after half of one half as much, behind another not at all."""
+    timeline, seen = Timeline(), []
+    thread = Thread(timeline, Core(timeline), rewarm=0.004)
+
+    def note():
+        seen.append(timeline.now)
+
+    thread.do(1.0, note)
+    thread.do(1.0, note)
+    timeline.run()
+    timeline.after(COOLING_SECONDS / 2, lambda: thread.do(1.0, note))
+    timeline.run()
+    assert seen == pytest.approx([1.004, 2.004, 3.006 + COOLING_SECONDS / 2])
+
+
+def share(timeline, devices, seconds):
+    """When work that devices share is done."""
+    done = []
+
+    def main():
+        work_shared(devices, seconds)
+        done.append(timeline.now)
+
+    timeline.at(0.0, Fiber(main).resume)
+    timeline.run()
+    return done[0]
+
+
+def test_shared_work_takes_half_as_long_on_two_cores():
+    """Neither waits for the other."""
+    timeline = Timeline()
+    assert share(timeline, [Core(timeline), Core(timeline)], 2.4) == pytest.approx(1.2)
+
+
+def test_a_busy_core_takes_fewer_parts():
+    """The free one does most; together they are quicker than one, and slower than two."""
+    timeline = Timeline()
+    busy = Core(timeline)
+    for _ in range(3):
+        busy.submit(100.0, lambda: None)
+    assert 2.4 * 24 / 30 <= share(timeline, [Core(timeline), busy], 2.4) < 2.2

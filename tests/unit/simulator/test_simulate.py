@@ -88,6 +88,18 @@ def test_a_sequential_round_is_the_sum_of_its_parts(make_profile, rtt):
     assert parts - 0.015 - 2.5 * rtt < report.seconds <= parts
 
 
+def test_an_idle_draft_s_core_helps_with_long_steps(make_profile):
+    """On two cores what 16 tokens take longer than one takes half; up to LONG_ROWS nothing is shared."""
+    target = ((1, 0.010), (14, 0.010), (16, 0.030), (512, 0.526))
+    alone = make_profile(target=target).model_copy(update={"cores": "two"})
+    helped = alone.model_copy(update={"target_helped": 1.0})
+    for sessions, before, after in ((8, 0.010, 0.010), (16, 0.030, 0.020)):
+        load = replace(LOAD, sessions=sessions)
+        slow, quick = (simulate(each, Topology(arm=Arm.OFF), load) for each in (alone, helped))
+        assert slow.per_token_p50 == pytest.approx(before, rel=0.05)
+        assert quick.per_token_p50 == pytest.approx(after, rel=0.05)
+
+
 def test_a_perfect_draft_hides_behind_the_target(make_profile):
     """Ten draft steps a round, each right: the target never waits and commits many tokens a step."""
     load = Load(sessions=1, prompt_tokens=8, new_tokens=250)
