@@ -102,7 +102,9 @@ class Generation:
             handle=ticket.handle if ticket else None,
             handle_endpoint=ticket.endpoint if ticket else "",
             traceparent=traceparent,
-            payoff=self.payoffs.of(self.request.task, not self.request.sampling.greedy),
+            payoff=self.payoffs.of(
+                self.request.task, not self.request.sampling.greedy, self.request.served.device
+            ),
         )
 
     def _usable_ticket(self) -> Ticket | None:

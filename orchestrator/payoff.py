@@ -19,10 +19,13 @@ from collections import OrderedDict
 
 from outrider.messages import Verdict
 
-BLOCK_SECONDS = 2.5e-4
-"""Time of the replica that a block costs: 0.1 ms in Python's grpc.aio at the verify side, and more on its way
-there, where helpers of long steps are kept from their work. Compared at 0.1, 0.25 and 0.5 ms in
+BLOCK_SECONDS_CPU = 2.5e-4
+"""Time of the target that a block costs where its core also receives: 0.1 ms in Python's grpc.aio, and more
+on its way there, where helpers of long steps are kept from their work. Compared at 0.1, 0.25 and 0.5 ms in
 docs/performance.md."""
+BLOCK_SECONDS_DEVICE = 2e-5
+"""The same where the target runs on a device of its own: it goes on while a block is received, and waits
+only for what the engine does with it between two steps. Simulated, see docs/capacity.md."""
 FIRST_DRAFTS = 4
 """Sessions that have drafts before it is known whether those pay."""
 WEIGHT = 1 / 32
@@ -41,9 +44,10 @@ MAX_KINDS = 64
 
 
 class Payoff:
-    """What drafting brought for one kind of traffic, over all its sessions."""
+    """What drafting brought for one kind of traffic, over all its sessions; `device`: the target's."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cpu") -> None:
+        self._block_seconds = BLOCK_SECONDS_CPU if device in ("", "cpu") else BLOCK_SECONDS_DEVICE
         self._mean = OPTIMISM
         self._batch_size = 1
         self._seen = -QUIET_SECONDS
@@ -103,7 +107,7 @@ class Payoff:
     def drafted(self, verdict: Verdict, blocks: int, now: float, probes: bool = False) -> None:
         """A session whose draft sent `blocks` since its last verdict, and some before, had a round."""
         self._see(verdict.batch_size, now)
-        profit = _profit(verdict, blocks)
+        profit = _profit(verdict, blocks, self._block_seconds)
         if self._resting_at:
             if probes or self._batch_size == 1:
                 self._add_to_probe(profit)
@@ -150,25 +154,26 @@ class Payoff:
 
 
 class Payoffs:
-    """One payoff per kind of traffic: task, and whether tokens are sampled."""
+    """One payoff per kind of traffic: task, whether tokens are sampled, and the device of the target."""
 
     def __init__(self) -> None:
-        self._kinds: OrderedDict[tuple[str, bool], Payoff] = OrderedDict()
+        self._kinds: OrderedDict[tuple[str, bool, str], Payoff] = OrderedDict()
 
-    def of(self, task: str, sampled: bool) -> Payoff:
+    def of(self, task: str, sampled: bool, device: str = "cpu") -> Payoff:
         """That of one kind, which its sessions share."""
-        found = self._kinds.setdefault((task, sampled), Payoff())
-        self._kinds.move_to_end((task, sampled))
+        kind = task, sampled, device
+        found = self._kinds.setdefault(kind, Payoff(device))
+        self._kinds.move_to_end(kind)
         if len(self._kinds) > MAX_KINDS:
             self._kinds.popitem(last=False)
         return found
 
 
-def _profit(verdict: Verdict, blocks: int) -> float:
+def _profit(verdict: Verdict, blocks: int, block_seconds: float) -> float:
     """Tokens that a round with a draft brought beyond one without."""
     drafted = 1.0 - verdict.lookup_verified / verdict.verified if verdict.verified else 1.0
     gain = drafted * (verdict.accepted - verdict.node_price * verdict.verified)
     times = verdict.times
     seconds = (times.queue_us + times.forward_us + times.sample_us) * 1e-6
     rate = verdict.batch_size * len(verdict.tokens) / seconds if seconds else 0.0
-    return gain - max(blocks, 1) * BLOCK_SECONDS * rate
+    return gain - max(blocks, 1) * block_seconds * rate

@@ -30,7 +30,7 @@ class Orchestrator:
     """One process: its event loop, and what its sessions know of drafting together."""
 
     host: Host
-    payoff: Payoff = field(default_factory=Payoff)
+    payoff: Payoff
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +83,10 @@ class Builder:
         """The cluster, with nothing asked of it yet."""
         if self.profile.cores == "two":
             self._cores = [Core(self.timeline), Core(self.timeline)]
+        device = "cpu" if self._cores else "device"
         orchestrators = [
-            Orchestrator(self._host(self._orchestrators_core())) for _ in range(self.topology.orchestrators)
+            Orchestrator(self._host(self._orchestrators_core()), Payoff(device))
+            for _ in range(self.topology.orchestrators)
         ]
         places = [self._place(0) for _ in range(self.topology.verify_replicas)]
         verify = {f"verify-{i:03}": self._verify(f"verify-{i:03}", place) for i, place in enumerate(places)}

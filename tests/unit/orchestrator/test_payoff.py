@@ -76,6 +76,13 @@ def test_small_gains_do_not_pay_for_blocks_in_a_large_batch() -> None:
     assert after(500, round_of(1, 1, price=0.9, batch_size=2), blocks=2).pays
 
 
+def test_where_the_target_has_a_device_blocks_cost_it_little() -> None:
+    """The same rounds pay there."""
+    dear = round_of(1, 1, price=0.9, batch_size=32)
+    assert not after(500, dear, Payoffs().of("", True, "cpu")).pays
+    assert after(500, dear, Payoffs().of("", True, "cuda:0")).pays
+
+
 def test_tokens_of_a_lookup_are_not_the_draft_s() -> None:
     """What the verify side found by itself says nothing for drafting."""
     assert not after(500, round_of(3, 3, price=0.01, lookup_verified=3)).pays
