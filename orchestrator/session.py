@@ -104,6 +104,8 @@ class _Draft:
     blocks: int = 0
     """Sent since the last verdict."""
     has_sent: bool = False
+    counts: bool = False
+    """Among those that the payoff limits."""
     probe_rounds: int = 0
     """Rounds for which it is kept although drafting does not pay."""
 
@@ -241,6 +243,8 @@ class Session:
         if draft is not None and event.stream == draft.stream:
             draft.opened = True
             draft.may_be_silent = event.may_be_silent
+            if draft.may_be_silent:
+                self._leave(draft)  # it may never tell whether it pays
             draft.last_block_at = now
             self._last_draft_endpoint = event.endpoint
         return []
@@ -289,7 +293,7 @@ class Session:
         if draft is None:
             self.payoff.alone(verdict, now)
             return []
-        if draft.has_sent:
+        if draft.blocks or (draft.has_sent and not draft.may_be_silent):
             probes = draft.probe_rounds > 0
             self.payoff.drafted(verdict, draft.blocks, now, probes)
             draft.blocks = 0
@@ -387,12 +391,18 @@ class Session:
         self._draft = _Draft(self._next_stream(), ids, last_block_at=now, probe_rounds=probe_rounds)
         self._drafts += 1
         if self.request.mode is Mode.AUTO:
+            self._draft.counts = True
             self.payoff.join()
         return [ConnectDraft(self._draft.stream, self._open_draft(first_id), avoid)]
 
     def _forget_draft(self) -> None:
+        assert self._draft is not None
+        self._leave(self._draft)
         self._draft = None
-        if self.request.mode is Mode.AUTO:
+
+    def _leave(self, draft: _Draft) -> None:
+        if draft.counts:
+            draft.counts = False
             self.payoff.leave()
 
     def _open_verify(self) -> OpenVerify:

@@ -221,6 +221,21 @@ def test_in_a_burst_few_sessions_draft_until_that_has_paid() -> None:
     assert kinds(late.handle_event(verdict(4, 11, batch_size=8), 0.2)) == [Emit, ConnectDraft]
 
 
+def test_drafts_that_may_be_silent_keep_no_others_out() -> None:
+    """A lookup draft with nothing to say would never tell whether it pays."""
+    payoff = Payoff()
+    silent = [session(payoff=payoff) for _ in range(FIRST_DRAFTS)]
+    for machine in silent:
+        machine.start(0.0)
+        machine.handle_event(DraftOpened(2, Opened("d", "i"), "draft:1", may_be_silent=True), 0.0)
+    for machine in silent:
+        machine.end()
+    for _ in range(FIRST_DRAFTS):
+        assert payoff.admits(0.0)
+        payoff.join()
+    assert not payoff.admits(0.0)
+
+
 def test_a_draft_that_is_still_opening_says_nothing() -> None:
     """However long the prompt takes it; from its first block on, rounds without one count too."""
     payoff = Payoff()
