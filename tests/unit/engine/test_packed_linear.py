@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from outrider.engine import packed_linear
+from outrider.engine.kernels.rows import PackedRows, available
 from outrider.engine.packed_linear import PackedLinear, pack_linears
 
 
@@ -81,3 +83,21 @@ def test_the_unpacked_weight_is_freed() -> None:
     assert pack_linears(model) == 2
     assert unpacked() is None
     assert model["embed"].weight is shared
+
+
+@pytest.mark.skipif(not available(torch.float32), reason="the processor has no kernels of ours")
+def test_the_weights_of_all_layers_decide_whether_they_stay_in_the_cache(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two layers that are too large together are both fetched past it."""
+    found: list[bool] = []
+
+    def note(*args: Any, kept: bool, **others: Any) -> PackedRows:
+        found.append(kept)
+        return PackedRows(*args, kept=kept, **others)
+
+    monkeypatch.setattr(packed_linear, "PackedRows", note)
+    for limit in (2 * 4 * 8 * 8, 2 * 4 * 8 * 8 - 1):
+        monkeypatch.setattr(packed_linear, "KEPT_BYTES", limit)
+        assert pack_linears(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))) == 2
+    assert found == [True, True, False, False]
