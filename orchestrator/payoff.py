@@ -77,7 +77,7 @@ class Payoff:
 
     def admits(self, now: float) -> bool:
         """True when a new session should have a draft; the first after a quiet time may be the only one."""
-        if not self._resting_at:
+        if self.pays:
             return self.has_room
         quiet = now - self._seen >= QUIET_SECONDS
         self._seen = now

@@ -152,12 +152,15 @@ def test_the_last_session_of_a_batch_gets_a_draft() -> None:
     assert payoff.pays
 
 
-def test_a_batch_that_follows_a_lone_session_begins_without_drafts() -> None:
-    """Unless the lone session's rounds have shown that drafting pays."""
+def test_who_follows_a_lone_session_begins_with_a_draft() -> None:
+    """It may be alone too; of a batch few do."""
     payoff = rested()
-    lone = round_of(3, 4, price=0.1, batch_size=1)
-    assert not after(PROBE_ROUNDS - 1, lone, payoff).admits(0.0)
-    assert after(1, lone, payoff).admits(0.0)
+    assert not payoff.admits(0.0)
+    payoff.alone(round_of(0, 0, 0.3, batch_size=1), now=0.0)
+    for _ in range(FIRST_DRAFTS):
+        assert payoff.admits(0.0)
+        payoff.join()
+    assert not payoff.admits(0.0)
 
 
 def test_only_the_first_session_after_a_quiet_time_begins_with_a_draft() -> None:
