@@ -159,7 +159,7 @@ class Payoffs:
     def __init__(self) -> None:
         self._kinds: OrderedDict[tuple[str, bool, str], Payoff] = OrderedDict()
 
-    def of(self, task: str, sampled: bool, device: str = "cpu") -> Payoff:
+    def of(self, task: str, sampled: bool, device: str) -> Payoff:
         """That of one kind, which its sessions share."""
         kind = task, sampled, device
         found = self._kinds.setdefault(kind, Payoff(device))

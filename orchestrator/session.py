@@ -104,8 +104,6 @@ class _Draft:
     blocks: int = 0
     """Sent since the last verdict."""
     has_sent: bool = False
-    counts: bool = False
-    """Among those that the payoff limits."""
     probe_rounds: int = 0
     """Rounds for which it is kept although drafting does not pay."""
 
@@ -242,9 +240,9 @@ class Session:
         draft = self._draft
         if draft is not None and event.stream == draft.stream:
             draft.opened = True
-            draft.may_be_silent = event.may_be_silent
-            if draft.may_be_silent:
-                self._leave(draft)  # it may never tell whether it pays
+            if event.may_be_silent:
+                self._stop_counting(draft)  # it may never tell whether it pays
+                draft.may_be_silent = True
             draft.last_block_at = now
             self._last_draft_endpoint = event.endpoint
         return []
@@ -391,18 +389,17 @@ class Session:
         self._draft = _Draft(self._next_stream(), ids, last_block_at=now, probe_rounds=probe_rounds)
         self._drafts += 1
         if self.request.mode is Mode.AUTO:
-            self._draft.counts = True
             self.payoff.join()
         return [ConnectDraft(self._draft.stream, self._open_draft(first_id), avoid)]
 
     def _forget_draft(self) -> None:
         assert self._draft is not None
-        self._leave(self._draft)
+        self._stop_counting(self._draft)
         self._draft = None
 
-    def _leave(self, draft: _Draft) -> None:
-        if draft.counts:
-            draft.counts = False
+    def _stop_counting(self, draft: _Draft) -> None:
+        """The payoff limits how many drafts there are, but for those that may be silent."""
+        if self.request.mode is Mode.AUTO and not draft.may_be_silent:
             self.payoff.leave()
 
     def _open_verify(self) -> OpenVerify:

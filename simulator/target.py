@@ -47,12 +47,13 @@ class ScriptedRunner:
             segment.kv.append(segment.tokens, segment.parents)
         tokens = sum(len(segment.tokens) for segment in segments)
         seconds = self._times.forward(tokens, len(segments))
-        helped = self._times.helped(tokens, seconds) if self._place.helper else 0.0
+        helper = self._place.helper
+        helped = self._times.helped(tokens, seconds) if helper is not None else 0.0
         self.totals.add(tokens, len(segments), seconds - helped / 2)
         work(self._place.core, self._times.step + self._times.session * len(segments))
         work(self._place.device, seconds - helped)
-        if self._place.helper:
-            work_shared([self._place.device, self._place.helper], helped)
+        if helper is not None and helped:
+            work_shared([self._place.device, helper], helped)
         logits = torch.zeros(len(chosen), self._vocabulary_size)
         logits[torch.arange(len(chosen)), torch.tensor(chosen, dtype=torch.int64)] = 1.0
         return logits

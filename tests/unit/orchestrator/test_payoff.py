@@ -205,9 +205,9 @@ def test_drafts_that_are_not_used_bring_no_more_of_them() -> None:
 def test_kinds_of_traffic_are_weighed_apart() -> None:
     """Greedy and sampled, and every task; the kind seen longest ago makes room."""
     payoffs = Payoffs()
-    code = payoffs.of("code", sampled=False)
-    assert payoffs.of("code", sampled=False) is code
-    assert payoffs.of("code", sampled=True) is not code
+    code = payoffs.of("code", sampled=False, device="cpu")
+    assert payoffs.of("code", sampled=False, device="cpu") is code
+    assert payoffs.of("code", sampled=True, device="cpu") is not code
     for number in range(MAX_KINDS):
-        payoffs.of(f"task {number}", sampled=False)
-    assert payoffs.of("code", sampled=False) is not code
+        payoffs.of(f"task {number}", sampled=False, device="cpu")
+    assert payoffs.of("code", sampled=False, device="cpu") is not code
