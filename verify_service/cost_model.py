@@ -37,6 +37,11 @@ class CostModel:
         # By token count: the point at or below it, and how far it lies towards the next one.
         self._places = [self._place(tokens) for tokens in range(max_tokens + 1)]
 
+    @property
+    def points(self) -> Sequence[int]:
+        """Token counts between which T is a straight line."""
+        return self._points
+
     def seconds(self, tokens: int) -> float:
         """T(tokens); counts above `max_tokens` cost as much as `max_tokens`."""
         index, share = self._places[min(tokens, len(self._places) - 1)]

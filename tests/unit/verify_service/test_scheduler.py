@@ -134,6 +134,23 @@ def test_nodes_leave_room_for_waiting_prompts() -> None:
     assert sum(work.tokens for work in plan.works) == 26
 
 
+def test_a_prompt_beside_decoding_comes_in_chunks_that_are_computed_well() -> None:
+    """Sessions do not wait for larger ones, hardly quicker per token; alone a prompt has the step."""
+    cost = CostModel([1, 16, 64, 128, 512], [1.0, 1.1, 4.0, 7.5, 29.0], 512)
+    prompt = make_session(9, tokens=[1] * 900, computed=0)
+    assert [work.chain for work in plan_step([prompt], 0.0, cost, 512).works] == [512]
+    for count in (1, 100):
+        plan = plan_step([*(make_session(i) for i in range(count)), prompt], 0.0, cost, 512)
+        assert plan.works[-1].chain == 128
+
+
+def test_a_prompt_fills_what_a_step_computes_for_nothing() -> None:
+    """Where T hardly rises (memory sets it), the chunk is as large as the step may be."""
+    prompt = make_session(9, tokens=[1] * 900, computed=0)
+    plan = plan_step([make_session(1), prompt], 0.0, FLAT, 512)
+    assert plan.works[-1].chain == 511
+
+
 def test_more_sessions_than_tokens_take_turns() -> None:
     """Who stepped longest ago goes first."""
     sessions = [make_session(i) for i in range(5)]
