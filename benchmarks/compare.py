@@ -26,8 +26,8 @@ from benchmarks import machine, pairs, workload
 from benchmarks.arms import peers
 from benchmarks.arms.base import OWN, Arm
 from benchmarks.arms.own import MODES, Client, OwnArm
-from benchmarks.console import command, json_file, progress, run
 from benchmarks.equality import Judgement, compare, judge_all
+from benchmarks.flags import command, json_file
 from benchmarks.layout import layout_of
 from benchmarks.pairs import Pair, load_pair
 from benchmarks.plot import draw_comparison
@@ -35,6 +35,7 @@ from benchmarks.report import Row, equality_lines, rows, tables
 from benchmarks.samples import Batch, Request
 from benchmarks.workload import Cell, Turn, Workload, load_workload, turns
 from scripts.child import ROOT, ChildError
+from scripts.console import progress, run
 from scripts.local_services import fleet
 
 WARM_UP_TOKENS = 8

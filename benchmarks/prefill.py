@@ -21,12 +21,13 @@ import uvloop
 
 from benchmarks import machine, pairs
 from benchmarks.arms.own import Client, message
-from benchmarks.console import command, json_file, progress, run
+from benchmarks.flags import command, json_file
 from benchmarks.layout import layout_of
 from benchmarks.pairs import load_pair
 from benchmarks.samples import Request, Spread, percentile
 from benchmarks.workload import PROMPTS, SEPARATOR, Tokens
 from scripts.child import ROOT
+from scripts.console import progress, run
 from scripts.local_services import fleet
 
 MODES = ("off", "auto")

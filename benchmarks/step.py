@@ -24,7 +24,7 @@ from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer
 
 import draft_service.drafters.model as model_drafter
-from benchmarks import console, machine
+from benchmarks import machine
 from draft_service.engine import DraftEngine
 from outrider.config import DraftConfig
 from outrider.engine.loaded_model import LoadedModel
@@ -36,6 +36,7 @@ from outrider.messages import OpenDraft, SamplingParams, StepTimes, TokenBlock, 
 from outrider.sampling.chooser import Row, choose, rank
 from outrider.sampling.history import History
 from outrider.telemetry.instruments import DraftInstruments
+from scripts import console
 
 PAGES, PAGE_SIZE = 512, 16
 WARM_UP = 3

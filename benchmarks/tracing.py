@@ -30,7 +30,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from benchmarks import machine, pairs, workload
-from benchmarks.console import command, json_file, progress, run
+from benchmarks.flags import command, json_file
 from benchmarks.layout import layout_of
 from benchmarks.pairs import load_pair
 from benchmarks.samples import Request as Sample
@@ -40,6 +40,7 @@ from outrider.telemetry import spans
 from outrider.telemetry.otlp import request_of
 from outrider.v1 import generation_pb2, generation_pb2_grpc, tokens_pb2
 from scripts.child import ROOT, Child
+from scripts.console import progress, run
 from scripts.local_services import Fleet, fleet
 
 DRAFT = "demo"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -46,13 +47,13 @@ class Tokens:
         return sum(hmac.compare_digest(digest, known) for known in self.digests) > 0
 
 
-def read_tokens(path: str) -> Reloaded[Tokens]:
+def read_tokens(path: str, clock: Callable[[], float] = time.monotonic) -> Reloaded[Tokens]:
     """The tokens of a file, as they are at the time.
 
     Raises:
         ConfigError: the file cannot be read or has no usable token.
     """
-    return Reloaded("bearer_tokens", {SETTING: path}, Tokens.parse, period=LOOK_SECONDS)
+    return Reloaded("bearer_tokens", {SETTING: path}, Tokens.parse, period=LOOK_SECONDS, clock=clock)
 
 
 def digest_of(metadata: Iterable[tuple[str, str | bytes]]) -> bytes:

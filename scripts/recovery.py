@@ -26,8 +26,8 @@ from typing import Any
 
 import grpc
 
-from benchmarks.console import progress, run
 from outrider.v1 import generation_pb2, generation_pb2_grpc
+from scripts.console import progress, run
 from tests.faults.harness.plan import DRAFTS, VERIFIES
 from tests.faults.harness.system import Sizes, System
 from tests.integration.client import draft_info, request, verify_info

@@ -18,8 +18,8 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.console import progress
-from benchmarks.console import run as run_to_end
+from scripts.console import progress
+from scripts.console import run as run_to_end
 from tests.faults.harness.load import Finished
 from tests.faults.harness.plan import DRAFTS, ORCHESTRATOR, VERIFIES, Manner, Mix
 from tests.faults.harness.run import Options, Report, percentiles, run

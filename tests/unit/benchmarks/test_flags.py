@@ -1,4 +1,4 @@
-"""How a benchmark ends."""
+"""How a benchmark takes its flags, and how it ends."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.console import json_file, run
+from benchmarks.flags import json_file
 from scripts.child import ChildError
+from scripts.console import run
 
 
 def raising(error: BaseException):
