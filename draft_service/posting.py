@@ -1,16 +1,16 @@
 """When the nodes of a session go out. Pure: times are passed in.
 
-A block costs the verify side time that its forwards lose, so nodes wait for company: those drafted ahead
-while a step is in flight go out shortly before it ends, because the next one begins at once. Only the
-answer to a verdict, the block that says ready, does not wait.
+A block costs the verify side time that its forwards lose, so nodes wait for company: a single session's go
+out every now and then while a step is in flight, in larger batches once, shortly before it ends, because the
+next one begins at once. Only the answer to a verdict, the block that says ready, does not wait.
 """
 
 from __future__ import annotations
 
-FIRST = 0.6
-"""Share of a round after which the first nodes drafted ahead go out."""
 GAP = 0.15
-"""Share of a round between blocks after that."""
+"""Share of a round between blocks, and before the first one for each session that shares the step."""
+LATEST_FIRST = 0.6
+"""Share of a round after which the first nodes drafted ahead go out at the latest."""
 GAP_PER_SESSION = 1e-3
 """Seconds between blocks for each session that shares the step: many sessions send one block each."""
 
@@ -27,9 +27,9 @@ class Posting:
     def verdict(self, now: float, period: float | None, batch_size: int) -> None:
         """A round of about `period` seconds with `batch_size` sessions begins."""
         self._gap = max(GAP * (period or 0.0), GAP_PER_SESSION * batch_size)
-        first = FIRST * (period or 0.0)
-        self.sparse = GAP_PER_SESSION * batch_size > first > 0.0
-        self._due = now + first
+        latest = LATEST_FIRST * (period or 0.0)
+        self.sparse = GAP_PER_SESSION * batch_size > latest > 0.0
+        self._due = now + min(GAP * batch_size * (period or 0.0), latest)
 
     def sent(self, now: float) -> None:
         """A block went out."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from draft_service.posting import Posting
 from draft_service.scheduler import should_send
 from tests.unit.draft_service.fakes import proposal, session, verdict
@@ -13,22 +15,31 @@ def test_before_the_first_verdict_nothing_waits():
 
 
 def test_nodes_drafted_ahead_go_out_before_the_step_ends():
-    """Six tenths into a round of ten milliseconds, and again after the gap."""
+    """A single session's every 1.5 of ten milliseconds."""
     posting = Posting()
     posting.verdict(now=1.0, period=0.010, batch_size=1)
-    assert not posting.due(1.0055)
-    assert posting.due(1.0061)
-    posting.sent(1.0061)
-    assert not posting.due(1.007)
-    assert posting.due(1.008)
+    assert not posting.due(1.0014)
+    assert posting.due(1.0016)
+    posting.sent(1.0016)
+    assert not posting.due(1.003)
+    assert posting.due(1.0032)
+
+
+@pytest.mark.parametrize(("batch_size", "first"), [(2, 0.003), (3, 0.0045), (4, 0.006), (8, 0.006)])
+def test_with_others_the_first_nodes_wait_longer(batch_size, first):
+    """The step is longer and has more to receive; six tenths into the round it is time for everybody."""
+    posting = Posting()
+    posting.verdict(now=1.0, period=0.010, batch_size=batch_size)
+    assert not posting.due(0.9999 + first)
+    assert posting.due(1.0001 + first)
 
 
 def test_an_early_answer_does_not_put_the_others_off():
     """The block that says ready goes out at once; those drafted ahead keep their time."""
     posting = Posting()
     posting.verdict(now=1.0, period=0.010, batch_size=1)
-    posting.sent(1.0005)
-    assert posting.due(1.0061)
+    posting.sent(1.0)
+    assert posting.due(1.0016)
 
 
 def test_many_sessions_send_one_block_each():
