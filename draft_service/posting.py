@@ -26,10 +26,11 @@ class Posting:
 
     def verdict(self, now: float, period: float | None, batch_size: int) -> None:
         """A round of about `period` seconds with `batch_size` sessions begins."""
-        self._gap = max(GAP * (period or 0.0), GAP_PER_SESSION * batch_size)
-        latest = LATEST_FIRST * (period or 0.0)
+        period = period or 0.0
+        self._gap = max(GAP * period, GAP_PER_SESSION * batch_size)
+        latest = LATEST_FIRST * period
         self.sparse = GAP_PER_SESSION * batch_size > latest > 0.0
-        self._due = now + min(GAP * batch_size * (period or 0.0), latest)
+        self._due = now + min(GAP * batch_size * period, latest)
 
     def sent(self, now: float) -> None:
         """A block went out."""

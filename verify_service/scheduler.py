@@ -93,11 +93,12 @@ def plan_step(sessions: Sequence[Session], now: float, cost: CostModel, max_toke
     if wait is not None:
         return Plan([], now + wait)
     room -= sum(len(work.nodes) for work in works)
-    room = min(room, chunk(cost)) if works else room
+    if works and prefills:
+        room = min(room, chunk_length(cost))
     return Plan(works + list(_chunks(prefills, room)), price=budget.price)
 
 
-def chunk(cost: CostModel) -> int:
+def chunk_length(cost: CostModel) -> int:
     """How many prompt tokens a step takes along where sessions decode in it: the fewest that a step of their
     own would compute at nearly the best rate.
     """
