@@ -24,7 +24,10 @@ FIRST_REACH = 0.01
 has told the price of a node."""
 LOOKAHEAD = 1 / 16
 """Share of that price that is enough afterwards: the tree is for the rounds to come too, and what is
-unlikely now may be near then. Measured at a price of 0.2, see docs/performance.md."""
+unlikely now may be near then."""
+FEW_SESSIONS = 3
+"""In a step with more, only nodes worth the whole price: the target has room for few, and what drafts and
+sends the others takes time from it and from other sessions' drafts. Measured, see docs/performance.md."""
 LEAST_REACH = 0.005
 """Not even where nodes cost the target nothing."""
 ROOT = -1
@@ -143,7 +146,8 @@ class DraftSession:
         self.pace.observe(len(verdict.tokens), verdict.times.forward_us * 1e-6, now)
         self.posting.verdict(now, self.pace.period, verdict.batch_size)
         self.step = verdict.step
-        self._least_reach = max(verdict.node_price * LOOKAHEAD, LEAST_REACH)
+        share = LOOKAHEAD if verdict.batch_size <= FEW_SESSIONS else 1.0
+        self._least_reach = max(verdict.node_price * share, LEAST_REACH)
         self._learn(verdict.tokens)
         rerooted = self.tree.commit(list(verdict.tokens))
         self._rekey(rerooted, len(verdict.tokens))
