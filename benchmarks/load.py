@@ -2,6 +2,9 @@
 
     python -m benchmarks.load --concurrency 1 2 4 8 16 32 64
 
+Every client sends its requests one after another. Tokens are counted until the last one is sent, as long as
+all clients are busy; with one request each, until all have ended.
+
 All arms use one verify replica; two draft replicas share a core, and one of them has noise on its weights.
 The budget rule should verify fewer nodes as concurrency grows and as drafts get worse, and never make AUTO
 slower than OFF. How well the estimates behind it fit is read from the verify service's counters.
@@ -29,7 +32,7 @@ from benchmarks.flags import command, json_file
 from benchmarks.layout import layout_of
 from benchmarks.pairs import load_pair
 from benchmarks.plot import draw_load
-from benchmarks.report import Row, rows
+from benchmarks.report import SPEED, Row, rows
 from benchmarks.samples import Spread
 from benchmarks.workload import Cell, load_workload, turns
 from scripts.child import ROOT
@@ -37,6 +40,7 @@ from scripts.console import progress, run
 from scripts.local_services import fleet
 
 GOOD, BAD = "good", "bad"
+STEADY = "steady_s"
 HEADING = "\nat once  arm                 tokens/s               ÷ off  length  verified  drafted"
 
 
@@ -62,7 +66,8 @@ def main() -> int:
             arms: list[Arm] = [OwnArm("off", client, GOOD), *autos.values()]
             batches = measure(arms, work, plan)
     title = f"{pair.name}, {pair.dtype}, T = {flags.temperature:g}"
-    report(rows(batches, arms), {draft: bins(arm.counts) for draft, arm in autos.items()}, title, flags)
+    table = rows(batches, arms, speed_of(flags))
+    report(table, {draft: bins(arm.counts) for draft, arm in autos.items()}, title, flags)
     return 0
 
 
@@ -90,7 +95,7 @@ def report(
     print(machine.lines(about))
     print(HEADING)
     for row in table:
-        print(load_line(row))
+        print(load_line(row, speed_of(flags)))
     for draft, found in calibration.items():
         print(f"\n{draft} draft: nodes by estimate: estimated, accepted, verified")
         print("\n".join(f"{one.predicted:10.3f}{one.observed:10.3f}{one.nodes:10.0f}" for one in found))
@@ -103,12 +108,17 @@ def report(
     flags.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
-def load_line(row: Row) -> str:
+def speed_of(flags: argparse.Namespace) -> str:
+    """The figure that arms are compared by."""
+    return STEADY if flags.in_a_row > 1 else SPEED
+
+
+def load_line(row: Row, speed: str) -> str:
     """One arm at one concurrency; nodes are per session and step."""
     figures = row.figures
     ratio = row.against_off or Spread(1.0, 1.0, 1.0)
     return (
-        f"{row.cell.concurrency:7}  {row.arm:18}{figures['tokens_s'].middle:10.1f}"
+        f"{row.cell.concurrency:7}  {row.arm:18}{figures[speed].middle:10.1f}"
         f"{ratio.middle:7.2f} [{ratio.low:.2f}, {ratio.high:.2f}]{figures['length'].middle:8.2f}"
         f"{figures['verified'].middle:10.2f}{figures['drafted'].middle:9.2f}"
     )

@@ -28,18 +28,18 @@ class Row:
     best_peer: str
 
 
-def rows(batches: Sequence[Batch], arms: Sequence[Arm]) -> list[Row]:
-    """A row for every arm in every cell that it ran, in the order of cells and arms."""
+def rows(batches: Sequence[Batch], arms: Sequence[Arm], speed: str = SPEED) -> list[Row]:
+    """A row for every arm in every cell that it ran, in the order of cells and arms; `speed` is compared."""
     cells = sorted({batch.turn.cell for batch in batches})
-    return [row for cell in cells for row in _of_cell(cell, batches, arms)]
+    return [row for cell in cells for row in _of_cell(cell, batches, arms, speed)]
 
 
-def _of_cell(cell: Cell, batches: Sequence[Batch], arms: Sequence[Arm]) -> Iterable[Row]:
+def _of_cell(cell: Cell, batches: Sequence[Batch], arms: Sequence[Arm], speed: str) -> Iterable[Row]:
     found: dict[str, dict[int, Figures]] = {}
     for batch in batches:
         if batch.turn.cell == cell:
             found.setdefault(batch.arm, {})[batch.turn.index] = batch.figures()
-    speeds = {name: {at: one[SPEED] for at, one in of.items()} for name, of in found.items()}
+    speeds = {name: {at: one[speed] for at, one in of.items()} for name, of in found.items()}
     peers = {arm.name for arm in arms if arm.kind != OWN and arm.name in speeds}
     best = max(peers, key=lambda name: Spread.of(list(speeds[name].values())).middle, default="")
     for arm in arms:

@@ -48,8 +48,20 @@ class Batch:
             "gap_p50_ms": percentile(waits, 0.5),
             "gap_p99_ms": percentile(waits, 0.99),
             "length": acceptance_length(self.requests),
+            **steady(self.requests),
             **means(request.extra for request in self.requests),
         }
+
+
+def steady(requests: Sequence[Request]) -> Figures:
+    """Tokens per second until the last request was sent: till then one ran in every place.
+
+    What follows is a batch that grows smaller, the longer the more its texts differ in speed. None when all
+    were sent at once.
+    """
+    end = max(request.sent for request in requests)
+    tokens = sum(count for request in requests for at, count in request.arrivals if at <= end)
+    return {"steady_s": tokens / end} if tokens else {}
 
 
 def gaps(request: Request) -> list[float]:

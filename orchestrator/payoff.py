@@ -1,22 +1,28 @@
 """Whether sessions should have drafts at all. Pure: times come with the verdicts.
 
-A round of speculation brings the accepted tokens, less the price of the verified nodes. It costs the time
-that the replicas spend on receiving blocks and verdicts, in which the target would have committed tokens.
-In large batches nodes are dear, a session's gain is small and messages are many: then drafts are given up,
-and the target goes on alone.
+A round of speculation brings the tokens that it commits, less those that the session would have committed
+in its time if no session had a draft (`pace.py`). What that is has to be seen from time to time; until then
+a draft's profit is estimated: its accepted tokens, less the price of the verified nodes, less what the
+target would have committed while it received blocks. In large batches nodes are dear, a session's gain is
+small and messages are many: then drafts are given up, and the target goes on alone.
 
-    pays        sessions have drafts; the mean of what rounds brought is kept
-    rests       none has; after many rounds one session gets a draft for a few, and those decide
+    pays     sessions have drafts; the mean of what rounds brought is kept
+    rests    none has: now and then for a few steps, to see what is committed without, and for many
+             rounds when the mean has fallen to nothing; then drafting is tried again
 
-Each probe doubles the time to the next. A batch that has shrunk by half is probed at once. While drafting
-pays, few sessions have drafts at first and twice as many whenever the rounds of those have paid, so that a
-burst of requests does not draft for all before it is known what that is worth in so large a batch.
+Each trial in vain doubles the time to the next. All this is known for every batch size, in doublings, so
+that a batch of eight may rest where two sessions draft. While drafting pays, few sessions have drafts at
+first and twice as many whenever the rounds of those have paid, so that a burst of requests does not draft
+for all before it is known what that is worth in so large a batch.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass, field
+from math import log2
 
+from orchestrator.pace import Pace
 from outrider.messages import Verdict
 
 BLOCK_SECONDS_CPU = 2.5e-4
@@ -28,19 +34,74 @@ BLOCK_SECONDS_DEVICE = 2e-5
 only for what the engine does with it between two steps. Simulated, see docs/capacity.md."""
 FIRST_DRAFTS = 4
 """Sessions that have drafts before it is known whether those pay."""
-WEIGHT = 1 / 32
-"""Share of the newest round in the mean."""
-OPTIMISM = 1.0
-"""Mean that new traffic is credited with: a few dozen rounds without profit refute it."""
-PROBE_ROUNDS = 16
-"""Rounds that decide whether drafting pays again, or for twice as many sessions."""
-PROBE_EVERY = 1024
-MOST_PROBE_EVERY = 8192
-"""Rounds of all sessions without drafts between two probes, at first and at most."""
+WEIGHT = 1 / 128
+"""Share of the newest round in the mean. Sampled texts' rounds differ by half a token: it is known to some
+hundredths."""
+OPTIMISM = 0.1
+"""Mean that a trial begins with: some dozens of rounds without profit refute it, and a profit of a tenth of
+a token seldom looks like none."""
+LOOK_AFTER = 128
+LOOK_EVERY = 8192
+"""Rounds with drafts after which it is looked what rounds without bring, at first and at most: each time
+four times as many."""
+LOOK_STEPS = 16
+"""Steps without drafts that it takes."""
+ENOUGH_ROUNDS = 16
+"""Rounds that decide on drafts for twice as many sessions."""
+REST = 1024
+LONGEST_REST = 8192
+"""Rounds of all sessions without drafts before the next trial, at first and at most."""
 QUIET_SECONDS = 1.0
 """After so long without verdicts nothing is known of the batch that a new session comes to."""
 MAX_KINDS = 64
 """Kinds of traffic that are told apart; the one seen longest ago is forgotten."""
+
+
+@dataclass(slots=True)
+class _Standing:
+    """What drafting brought in batches of about one size."""
+
+    mean: float = OPTIMISM
+    paid: int = 0
+    """Rounds of this trial."""
+    unseen: int = 0
+    """Rounds with drafts since those without were last looked at."""
+    next_look: int = LOOK_AFTER
+    recent: list[float] = field(default_factory=list)
+    """What the last rounds brought that decide on more drafts."""
+    most_drafts: int = FIRST_DRAFTS
+    rest: int = 0
+    """Rounds without drafts until the next trial; 0: drafting pays."""
+    next_rest: int = REST
+
+    def add(self, profit: float) -> None:
+        """A round with a draft."""
+        self.paid += 1
+        self.unseen += 1
+        self.mean += WEIGHT * (profit - self.mean)
+
+    def pays_for_more(self, profit: float) -> bool:
+        """True when this is the last of the rounds that decide, and they brought something."""
+        self.recent.append(profit)
+        if len(self.recent) < ENOUGH_ROUNDS:
+            return False
+        total = sum(self.recent)
+        self.recent.clear()
+        return total > 0.0
+
+    def give_up(self) -> None:
+        """Rest for long; for longer next time, unless drafting has paid for long. Then a trial begins."""
+        if self.paid > LONGEST_REST:
+            self.next_rest = REST
+        self.rest, self.next_rest = self.next_rest, min(2 * self.next_rest, LONGEST_REST)
+        self.most_drafts = FIRST_DRAFTS
+        self.mean, self.paid, self.unseen = OPTIMISM, 0, 0
+        self.recent.clear()
+
+    def look(self, rounds: int) -> None:
+        """Rest for a few rounds, then go on."""
+        self.rest, self.next_look = rounds, min(4 * self.next_look, LOOK_EVERY)
+        self.mean, self.unseen = OPTIMISM, 0
 
 
 class Payoff:
@@ -48,32 +109,28 @@ class Payoff:
 
     def __init__(self, device: str = "cpu") -> None:
         self._block_seconds = BLOCK_SECONDS_CPU if device in ("", "cpu") else BLOCK_SECONDS_DEVICE
-        self._mean = OPTIMISM
-        self._batch_size = 1
+        self._pace = Pace()
+        self._size = 1
+        """The power of two that batches are around: 1 for lone sessions, which always have drafts."""
+        self._standings = {1: _Standing()}
         self._seen = -QUIET_SECONDS
         """Time of the last verdict."""
-        self._resting_at = 0
-        """Largest batch since drafting ceased to pay; 0: it pays."""
-        self._paid = 0
-        """Rounds since drafting began to pay."""
-        self._alone = 0
-        """Rounds without a draft since the last probe."""
-        self._every = PROBE_EVERY
-        self._probe: list[float] = []
-        """What the last rounds brought that decide on more drafts: of the probe, or of all sessions."""
         self._drafts = 0
         """Sessions with a draft."""
-        self._most_drafts = FIRST_DRAFTS
+
+    @property
+    def _now(self) -> _Standing:
+        return self._standings[self._size]
 
     @property
     def pays(self) -> bool:
         """True when sessions should have drafts; one that has the target for itself always should."""
-        return not self._resting_at or self._batch_size <= 1
+        return not self._now.rest
 
     @property
     def has_room(self) -> bool:
         """True when one more session may have a draft."""
-        return self._drafts < self._most_drafts
+        return self._drafts < self._now.most_drafts
 
     def admits(self, now: float) -> bool:
         """True when a new session should have a draft; the first after a quiet time may be the only one."""
@@ -91,66 +148,53 @@ class Payoff:
         """It has none any more."""
         self._drafts -= 1
 
-    def take_probe(self) -> bool:
-        """True when it is time for a probe, which the caller then has to make."""
-        if self._alone < self._every:
-            return False
-        self._alone = 0
-        self._probe.clear()
-        return True
-
     def alone(self, verdict: Verdict, now: float) -> None:
         """A session without a draft had a round."""
         self._see(verdict.batch_size, now)
-        self._alone += 1
+        if not self._drafts:
+            self._pace.observe(verdict)
+        if not self.pays:
+            self._now.rest -= 1
 
-    def drafted(self, verdict: Verdict, blocks: int, now: float, probes: bool = False) -> None:
+    def drafted(self, verdict: Verdict, blocks: int, now: float) -> None:
         """A session whose draft sent `blocks` since its last verdict, and some before, had a round."""
         self._see(verdict.batch_size, now)
-        profit = _profit(verdict, blocks, self._block_seconds)
-        if self._resting_at:
-            if probes or self._batch_size == 1:
-                self._add_to_probe(profit)
+        if verdict.prompt_tokens or not self.pays:  # a round is long for prompts, or the last before a rest
             return
-        self._paid += 1
-        self._mean += WEIGHT * (profit - self._mean)
-        if self._mean <= 0.0 and self._batch_size > 1:
-            self._rest()
-        elif (self._brought(profit) or 0.0) > 0.0 and 2 * self._drafts > self._most_drafts:
-            self._most_drafts *= 2
+        standing, profit = self._now, self._profit(verdict, blocks)
+        standing.add(profit)
+        if self._size == 1:
+            return
+        if standing.mean <= 0.0:
+            standing.give_up()
+        elif standing.unseen >= standing.next_look:
+            standing.look(LOOK_STEPS * verdict.batch_size)
+        elif standing.pays_for_more(profit) and 2 * self._drafts > standing.most_drafts:
+            standing.most_drafts *= 2
 
     def _see(self, batch_size: int, now: float) -> None:
-        self._batch_size, self._seen = batch_size, now
-        if not self._resting_at:
+        """Batches are of about another size when they have doubled or are half as large.
+
+        Of a larger one nothing better is expected, of a smaller one something may.
+        """
+        self._seen = now
+        if self._size < 2 * batch_size and batch_size < 2 * self._size:
             return
-        self._resting_at = max(self._resting_at, batch_size)
-        if self._resting_at >= 2 * batch_size:
-            self._resting_at, self._alone = batch_size, self._every
+        before, self._size = self._size, 1 << round(log2(max(batch_size, 1)))
+        if self._size not in self._standings:
+            grown = self._size > before
+            self._standings[self._size] = _Standing(rest=self._standings[before].rest if grown else 0)
 
-    def _add_to_probe(self, profit: float) -> None:
-        mean = self._brought(profit)
-        if mean is None:
-            return
-        self._every = min(2 * self._every, MOST_PROBE_EVERY)
-        if mean > 0.0:
-            self._mean, self._resting_at, self._paid = mean, 0, 0
-
-    def _brought(self, profit: float) -> float | None:
-        """Mean of PROBE_ROUNDS rounds, when this is the last of them."""
-        self._probe.append(profit)
-        if len(self._probe) < PROBE_ROUNDS:
-            return None
-        mean = sum(self._probe) / len(self._probe)
-        self._probe.clear()
-        return mean
-
-    def _rest(self) -> None:
-        self._resting_at = self._batch_size
-        self._most_drafts = FIRST_DRAFTS
-        self._alone = 0
-        self._probe.clear()
-        if self._paid > MOST_PROBE_EVERY:
-            self._every = PROBE_EVERY
+    def _profit(self, verdict: Verdict, blocks: int) -> float:
+        """Tokens that a round with a draft brought beyond one without."""
+        without = self._pace.expected(verdict)
+        if without is not None:
+            return len(verdict.tokens) - without
+        drafted = 1.0 - verdict.lookup_verified / verdict.verified if verdict.verified else 1.0
+        gain = drafted * (verdict.accepted - verdict.node_price * verdict.verified)
+        seconds = verdict.times.round_seconds
+        rate = verdict.batch_size * len(verdict.tokens) / seconds if seconds else 0.0
+        return gain - max(blocks, 1) * self._block_seconds * rate
 
 
 class Payoffs:
@@ -167,13 +211,3 @@ class Payoffs:
         if len(self._kinds) > MAX_KINDS:
             self._kinds.popitem(last=False)
         return found
-
-
-def _profit(verdict: Verdict, blocks: int, block_seconds: float) -> float:
-    """Tokens that a round with a draft brought beyond one without."""
-    drafted = 1.0 - verdict.lookup_verified / verdict.verified if verdict.verified else 1.0
-    gain = drafted * (verdict.accepted - verdict.node_price * verdict.verified)
-    times = verdict.times
-    seconds = (times.queue_us + times.forward_us + times.sample_us) * 1e-6
-    rate = verdict.batch_size * len(verdict.tokens) / seconds if seconds else 0.0
-    return gain - max(blocks, 1) * block_seconds * rate

@@ -39,7 +39,7 @@ from orchestrator.events import (
     VerifyFailed,
     VerifyOpened,
 )
-from orchestrator.payoff import PROBE_ROUNDS, Payoff
+from orchestrator.payoff import Payoff
 from orchestrator.request import Request
 from orchestrator.statistics import Statistics
 from outrider.errors import (
@@ -104,8 +104,6 @@ class _Draft:
     blocks: int = 0
     """Sent since the last verdict."""
     has_sent: bool = False
-    probe_rounds: int = 0
-    """Rounds for which it is kept although drafting does not pay."""
 
 
 @dataclass(slots=True)
@@ -292,11 +290,9 @@ class Session:
             self.payoff.alone(verdict, now)
             return []
         if draft.blocks or (draft.has_sent and not draft.may_be_silent):
-            probes = draft.probe_rounds > 0
-            self.payoff.drafted(verdict, draft.blocks, now, probes)
+            self.payoff.drafted(verdict, draft.blocks, now)
             draft.blocks = 0
-            draft.probe_rounds -= probes
-        if self.payoff.pays or draft.probe_rounds:
+        if self.payoff.pays:
             return []
         self._forget_draft()
         return [ParkDraft(draft.stream)]
@@ -324,14 +320,11 @@ class Session:
         return self._lose_draft(error, self._last_draft_endpoint, now)
 
     def _find_draft(self, now: float) -> list[Action]:
-        """A draft where one may be looked for and drafting pays, or to see whether it does."""
+        """A draft where one may be looked for and drafting pays."""
         if now < self._draft_losses.retry_at or not self._drafting:
             return []
-        if self.request.mode is not Mode.AUTO:
-            return self._connect_draft(now)
-        if self.payoff.pays:
-            return self._connect_draft(now) if self.payoff.has_room else []
-        return self._connect_draft(now, probe_rounds=PROBE_ROUNDS) if self.payoff.take_probe() else []
+        wanted = self.request.mode is not Mode.AUTO or (self.payoff.pays and self.payoff.has_room)
+        return self._connect_draft(now) if wanted else []
 
     def _lose_draft(self, error: OutriderError, endpoint: str, now: float) -> list[Action]:
         """Go on without; look for another one now or at a later verdict."""
@@ -381,12 +374,12 @@ class Session:
             )
         ]
 
-    def _connect_draft(self, now: float, avoid: str = "", probe_rounds: int = 0) -> list[Action]:
+    def _connect_draft(self, now: float, avoid: str = "") -> list[Action]:
         if not self._drafting:
             return []
         first_id, end_id = self._drafts << CheckedIds.BITS, (self._drafts + 1) << CheckedIds.BITS
         ids = CheckedIds(first_id, end_id, self.request.served.vocabulary_size)
-        self._draft = _Draft(self._next_stream(), ids, last_block_at=now, probe_rounds=probe_rounds)
+        self._draft = _Draft(self._next_stream(), ids, last_block_at=now)
         self._drafts += 1
         if self.request.mode is Mode.AUTO:
             self.payoff.join()

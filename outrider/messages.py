@@ -140,6 +140,11 @@ class StepTimes:
     sample_us: int = 0
     idle_us: int = 0
 
+    @property
+    def round_seconds(self) -> float:
+        """From the session's last verdict to this one."""
+        return (self.queue_us + self.forward_us + self.sample_us) * 1e-6
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -159,6 +164,8 @@ class Verdict:
     finish_reason: FinishReason = FinishReason.NONE
     node_price: float = 0.0
     """What a verified node costs at present, in tokens that the replica could commit in the time."""
+    prompt_tokens: int = 0
+    """Of all sessions, computed in the step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,6 +103,7 @@ def verdict_to_pb(verdict: Verdict) -> tokens_pb2.Verdict:
         ),
         finish_reason=cast(tokens_pb2.FinishReason, verdict.finish_reason),
         node_price=verdict.node_price,
+        prompt_tokens=verdict.prompt_tokens,
     )
 
 
@@ -135,6 +136,7 @@ def verdict_from_pb(pb: tokens_pb2.Verdict) -> Verdict:
         ),
         _enum("verdict.finish_reason", FinishReason, pb.finish_reason),
         _finite("verdict.node_price", pb.node_price),
+        pb.prompt_tokens,
     )
 
 

@@ -60,6 +60,7 @@ def verdict_of(outcome: Outcome, result: StepResult, idle_total: float, price: f
         ),
         finish_reason=outcome.finish,
         node_price=price,
+        prompt_tokens=result.prompt_tokens,
     )
 
 
@@ -103,6 +104,7 @@ def record_forward(outcome: Outcome, verdict: Verdict, step_tokens: int) -> None
             "outrider.step.hit": verdict.hit,
             "outrider.step.batch_size": verdict.batch_size,
             "outrider.step.batch_tokens": step_tokens,
+            "outrider.step.prompt_tokens": verdict.prompt_tokens,
             "outrider.step.queue_us": times.queue_us,
             "outrider.step.idle_us": times.idle_us,
             "outrider.step.sample_us": times.sample_us,

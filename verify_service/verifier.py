@@ -77,6 +77,7 @@ class StepResult:
     timings: StepTimings
     sessions: int
     tokens: int
+    prompt_tokens: int
 
 
 class Verifier:
@@ -114,7 +115,8 @@ class Verifier:
             else:
                 self._keep_chain(work)
         timings = StepTimings(start, start_ns, forwarded, self._clock())
-        return StepResult(outcomes, timings, len(works), sum(work.tokens for work in works))
+        prompt_tokens = sum(work.chain - work.completes for work in works)
+        return StepResult(outcomes, timings, len(works), sum(work.tokens for work in works), prompt_tokens)
 
     def _commit(self, work: Work, chosen: Sequence[int], logits: torch.Tensor) -> Outcome:
         """Walk and commit one session; `chosen` [1 + n] and `logits` [1 + n, V] are its rows'."""

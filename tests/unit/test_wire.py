@@ -109,6 +109,7 @@ def verdicts(draw: st.DrawFn) -> Verdict:
         logprobs=tuple(reported) if draw(st.booleans()) else (),
         times=StepTimes(draw(uint64), draw(uint32), draw(uint32), draw(uint32), draw(uint32)),
         finish_reason=draw(st.sampled_from(FinishReason)),
+        prompt_tokens=draw(uint32),
     )
 
 

@@ -28,6 +28,13 @@ def test_a_request_that_was_sent_later_waits_from_then_on() -> None:
     assert figures["tokens_s"] == pytest.approx(5 / 1.5)
 
 
+def test_a_steady_load_is_measured_while_all_places_are_taken() -> None:
+    """What comes after the last request was sent does not count; sent all at once there is no such time."""
+    later = Request(STEADY.tokens, ((1.5, 1), (2.0, 2), (9.0, 2)), sent=1.0)
+    assert Batch("arm", TURN, (STEADY, later)).figures()["steady_s"] == pytest.approx(3 / 1.0)
+    assert "steady_s" not in Batch("arm", TURN, (STEADY, STEADY)).figures()
+
+
 def test_decoding_leaves_the_first_delivery_out() -> None:
     """Four tokens in the second after the first one are four per second, and requests add up."""
     assert Batch("arm", TURN, (STEADY,)).figures()["decode_s"] == 4.0

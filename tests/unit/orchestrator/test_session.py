@@ -25,7 +25,7 @@ from orchestrator.events import (
     VerifyFailed,
     VerifyOpened,
 )
-from orchestrator.payoff import FIRST_DRAFTS, PROBE_EVERY, PROBE_ROUNDS, Payoff
+from orchestrator.payoff import FIRST_DRAFTS, LOOK_AFTER, REST, Payoff
 from orchestrator.request import Request
 from orchestrator.session import MAX_INTERNAL_ERRORS, Limits, Session
 from outrider.errors import (
@@ -164,7 +164,7 @@ def test_blocks_go_on_as_they_come() -> None:
 
 def rest(payoff: Payoff) -> Payoff:
     """Other sessions of the same traffic find that drafting does not pay, in batches of eight."""
-    for _ in range(500):
+    while payoff.pays:
         payoff.drafted(verdict(4, 11, verified=4, node_price=0.3, batch_size=8).verdict, 1, 0.0)
     return payoff
 
@@ -191,21 +191,15 @@ def test_a_session_begins_without_a_draft_while_drafts_do_not_pay() -> None:
     assert kinds(machine.handle_event(verdict(4, 12), 0.7)) == [Emit, ConnectDraft]
 
 
-def test_a_probe_lasts_its_rounds() -> None:
-    """One session drafts for a few rounds, however they go, and gives its draft up again."""
-    payoff = rest(Payoff())
-    machine = session(payoff=payoff)
+def test_a_draft_is_looked_for_when_the_rest_is_over() -> None:
+    """However long it was: rounds of sessions without a draft end it."""
+    machine = session(payoff=rest(Payoff()))
     machine.start(0.5)
     machine.handle_event(VerifyOpened(1, Opened("v", "i"), "verify:1"), 0.5)
-    length = 3
-    for length in range(3, 3 + PROBE_EVERY):
-        actions = machine.handle_event(verdict(length, 11, batch_size=8), 0.6)
+    for length in range(3, 2 + REST):
+        assert kinds(machine.handle_event(verdict(length, 11, batch_size=8), 0.6)) == [Emit]
+    actions = machine.handle_event(verdict(2 + REST, 11, batch_size=8), 0.6)
     assert kinds(actions) == [Emit, ConnectDraft]
-    for round_ in range(PROBE_ROUNDS):
-        length += 1
-        machine.handle_event(block(round_, (-length,), (11,)), 0.6)
-        actions = machine.handle_event(verdict(length, 12, batch_size=8), 0.6)
-    assert kinds(actions) == [ParkDraft, Emit]
 
 
 def test_in_a_burst_few_sessions_draft_until_that_has_paid() -> None:
@@ -240,11 +234,11 @@ def test_a_draft_that_is_still_opening_says_nothing() -> None:
     payoff = Payoff()
     machine = started(payoff=payoff)
     times = StepTimes(forward_us=10_000)
-    for length in range(4, 300):
+    for length in range(4, 4 + LOOK_AFTER):
         machine.handle_event(verdict(length, 11, batch_size=8, times=times), 0.1)
     assert payoff.pays
-    machine.handle_event(block(0, (-300,), (11,)), 0.1)
-    for length in range(300, 600):
+    machine.handle_event(block(0, (-length - 1,), (11,)), 0.1)
+    for length in range(4 + LOOK_AFTER, 4 + 2 * LOOK_AFTER):
         machine.handle_event(verdict(length, 11, batch_size=8, times=times), 0.1)
     assert not payoff.pays
 

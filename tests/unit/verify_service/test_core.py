@@ -153,6 +153,15 @@ def test_a_verdict_counts_what_happened() -> None:
     assert (third.verified, third.accepted, third.hit) == (3, 3, True)
 
 
+def test_verdicts_tell_of_prompts_in_their_step() -> None:
+    """Whosever they are; the last token of each brings one like any other session's."""
+    bench = Bench(max_step_tokens=8)
+    decoding = bench.open(opening((1, 2, 3)))
+    assert [verdict.prompt_tokens for verdict in verdicts(decoding)] == [2]
+    bench.open(opening(tuple(range(1, 11))))
+    assert [verdict.prompt_tokens for verdict in verdicts(decoding)] == [7]
+
+
 def test_times_are_split_into_queue_idle_forward_and_sample() -> None:
     """Queue runs from the verdict before; idle is the part of it in which no step ran."""
     clock = Clock()
