@@ -1,10 +1,11 @@
 """Whether sessions should have drafts at all. Pure: times come with the verdicts.
 
 A round of speculation brings the tokens that it commits, less those that the session would have committed
-in its time if no session had a draft (`pace.py`). What that is has to be seen from time to time; until then
-a draft's profit is estimated: its accepted tokens, less the price of the verified nodes, less what the
-target would have committed while it received blocks. In large batches nodes are dear, a session's gain is
-small and messages are many: then drafts are given up, and the target goes on alone.
+in its time if no session had a draft (`pace.py`). What that is has to be seen from time to time. Until then,
+and while little doubt is left, the profit is estimated: a draft's accepted tokens, less the price of the
+verified nodes, less what the target would have committed while it received blocks. In large batches nodes
+are dear, a session's gain is small and messages are many: then drafts are given up, and the target goes on
+alone.
 
     pays     sessions have drafts; the mean of what rounds brought is kept
     rests    none has: now and then for a few steps, to see what is committed without, and for many
@@ -40,6 +41,8 @@ hundredths."""
 OPTIMISM = 0.1
 """Mean that a trial begins with: some dozens of rounds without profit refute it, and a profit of a tenth of
 a token seldom looks like none."""
+CLOSE = 0.25
+"""A mean below this is not left to estimates."""
 LOOK_AFTER = 128
 LOOK_EVERY = 8192
 """Rounds with drafts after which it is looked what rounds without bring, at first and at most: each time
@@ -88,6 +91,10 @@ class _Standing:
         total = sum(self.recent)
         self.recent.clear()
         return total > 0.0
+
+    def should_look(self, measured: bool) -> bool:
+        """True when it has not been seen for long what rounds without drafts bring, and may matter."""
+        return self.unseen >= self.next_look and (measured or self.mean < CLOSE)
 
     def give_up(self) -> None:
         """Rest for long; for longer next time, unless drafting has paid for long. Then a trial begins."""
@@ -161,13 +168,12 @@ class Payoff:
         self._see(verdict.batch_size, now)
         if verdict.prompt_tokens or not self.pays:  # a round is long for prompts, or the last before a rest
             return
-        standing, profit = self._now, self._profit(verdict, blocks)
+        standing, without = self._now, self._pace.expected(verdict)
+        profit = self._estimate(verdict, blocks) if without is None else len(verdict.tokens) - without
         standing.add(profit)
-        if self._size == 1:
-            return
-        if standing.mean <= 0.0:
+        if standing.mean <= 0.0 and self._size > 1:
             standing.give_up()
-        elif standing.unseen >= standing.next_look:
+        elif standing.should_look(without is not None) and self._size > 1:
             standing.look(LOOK_STEPS * verdict.batch_size)
         elif standing.pays_for_more(profit) and 2 * self._drafts > standing.most_drafts:
             standing.most_drafts *= 2
@@ -185,11 +191,8 @@ class Payoff:
             grown = self._size > before
             self._standings[self._size] = _Standing(rest=self._standings[before].rest if grown else 0)
 
-    def _profit(self, verdict: Verdict, blocks: int) -> float:
+    def _estimate(self, verdict: Verdict, blocks: int) -> float:
         """Tokens that a round with a draft brought beyond one without."""
-        without = self._pace.expected(verdict)
-        if without is not None:
-            return len(verdict.tokens) - without
         drafted = 1.0 - verdict.lookup_verified / verdict.verified if verdict.verified else 1.0
         gain = drafted * (verdict.accepted - verdict.node_price * verdict.verified)
         seconds = verdict.times.round_seconds

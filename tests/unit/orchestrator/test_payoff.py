@@ -39,6 +39,7 @@ def round_of(accepted: int, verified: int, price: float, batch_size: int = 8, **
 
 GOOD = round_of(3, 4, price=0.1)
 BAD = round_of(0, 4, price=0.3, times=StepTimes(forward_us=60_000))
+LITTLE = round_of(1, 4, price=0.2)
 PLAIN = round_of(0, 0, price=0.3)
 
 
@@ -117,16 +118,21 @@ def test_now_and_then_it_is_looked_what_is_committed_without_drafts() -> None:
     for _ in range(5):
         rounds.append(0)
         while payoff.pays:
-            payoff.drafted(GOOD, 1, now=0.0)
+            payoff.drafted(LITTLE, 1, now=0.0)
             rounds[-1] += 1
-        assert rest_out(payoff) == LOOK_STEPS * GOOD.batch_size
+        assert rest_out(payoff) == LOOK_STEPS * LITTLE.batch_size
     assert rounds == [LOOK_AFTER, 4 * LOOK_AFTER, 16 * LOOK_AFTER, 8192, 8192]
+
+
+def test_nobody_looks_while_the_estimate_is_clear() -> None:
+    """Steps without drafts would cost a lot then."""
+    assert after(2 * LONGEST_REST, GOOD).pays
 
 
 @pytest.mark.parametrize(("seconds", "pays"), [(0.04, False), (0.06, True)])
 def test_rounds_are_held_against_those_without_drafts(seconds: float, pays: bool) -> None:
-    """Two tokens per round of a tenth of a second, estimated to be all profit: is one without so long?"""
-    drafted = round_of(1, 1, price=0.0, times=StepTimes(forward_us=100_000))
+    """Two tokens per round of a tenth of a second, by estimate a small profit: is one without so long?"""
+    drafted = round_of(1, 1, price=0.8, times=StepTimes(forward_us=100_000))
     payoff = after(LOOK_AFTER, drafted)
     rest_out(payoff, plain=replace(PLAIN, times=StepTimes(forward_us=round(seconds * 1e6))))
     assert after(LOOK_AFTER, drafted, payoff).pays is pays
