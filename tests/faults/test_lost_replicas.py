@@ -15,13 +15,13 @@ from tests.integration.client import (
     Client,
     Generation,
     collect,
-    draft_info,
     eventually,
     request,
     verify_info,
 )
 from tests.integration.cluster import DEMO_DRAFT, DEMO_TARGET, Cluster, Process
 from tests.integration.collector import environment
+from tests.integration.metrics import samples
 from tests.integration.reference import assert_same
 
 TOKENS = 1500
@@ -31,16 +31,23 @@ SAMPLERS: list[dict[str, Any]] = [{"max_tokens": TOKENS}, {"max_tokens": 300, "t
 
 @dataclass
 class Pair:
-    """Two verify replicas, a draft and an orchestrator that may be broken."""
+    """Two verify replicas and a draft that may be broken, and an orchestrator."""
 
     cluster: Cluster
     verify: list[Process]
     draft: Process
+    orchestrator: Process
     client: Client
 
-    def kill_draft(self) -> None:
-        """Kill the draft once it has opened the running session."""
-        eventually(lambda: draft_info(self.draft.endpoint).sessions == 1, "the draft takes part")
+    def drafted_steps(self) -> float:
+        """Steps of all requests so far that verified nodes of the draft."""
+        counts = samples(self.orchestrator)
+        steps, undrafted = "outrider_orchestrator_steps_total", "outrider_orchestrator_undrafted_steps_total"
+        return counts.get(steps, 0.0) - counts.get(undrafted, 0.0)
+
+    def kill_draft(self, drafted_before: float) -> None:
+        """Kill the draft once it takes part in the request that began after so many drafted steps."""
+        eventually(lambda: self.drafted_steps() > drafted_before, "the draft takes part")
         self.draft.kill()
 
     def serving(self) -> Process:
@@ -66,7 +73,7 @@ def pair(tmp_path_factory, collector) -> Iterator[Pair]:
         breaker_seconds=0.5,
         discovery_seconds=0.2,
     ).wait_ready()
-    yield Pair(cluster, [verify_a, verify_b], draft, Client(orchestrator.endpoint))
+    yield Pair(cluster, [verify_a, verify_b], draft, orchestrator, Client(orchestrator.endpoint))
     cluster.stop()
 
 
@@ -86,7 +93,8 @@ def test_a_draft_killed_mid_sentence_costs_no_token(pair, reference, prompts, sa
     """The request goes on without its draft; a restarted draft serves the next one."""
     prompt = prompts(5)[4]
     expected = pair.client.generate(prompt, **sampler).tokens
-    generation = broken_after(pair.client, prompt, pair.kill_draft, **sampler)
+    before = pair.drafted_steps()
+    generation = broken_after(pair.client, prompt, lambda: pair.kill_draft(before), **sampler)
     pair.draft = pair.cluster.restart(pair.draft)
     assert_same(reference, prompt, expected, generation.tokens)
     assert generation.statistics.draft_losses == 1
