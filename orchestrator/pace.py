@@ -23,8 +23,11 @@ class Pace:
         self._seen: dict[int, _Seen] = {}
 
     def observe(self, verdict: Verdict) -> None:
-        """Learn from a round while no session had a draft; if prompts were computed in it, nothing."""
-        if not verdict.prompt_tokens:
+        """Learn from a round while no session had a draft.
+
+        If prompts were computed in it, or a broken replica says that it took no time, it teaches nothing.
+        """
+        if verdict.times.round_seconds and not verdict.prompt_tokens:
             self._seen.setdefault(_key(verdict.batch_size), _Seen()).add(verdict)
 
     def expected(self, verdict: Verdict) -> float | None:

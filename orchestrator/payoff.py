@@ -171,9 +171,10 @@ class Payoff:
         standing, without = self._now, self._pace.expected(verdict)
         profit = self._estimate(verdict, blocks) if without is None else len(verdict.tokens) - without
         standing.add(profit)
-        if standing.mean <= 0.0 and self._size > 1:
+        shared = self._size > 1
+        if shared and standing.mean <= 0.0:
             standing.give_up()
-        elif standing.should_look(without is not None) and self._size > 1:
+        elif shared and standing.should_look(without is not None):
             standing.look(LOOK_STEPS * verdict.batch_size)
         elif standing.pays_for_more(profit) and 2 * self._drafts > standing.most_drafts:
             standing.most_drafts *= 2

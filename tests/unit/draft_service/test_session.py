@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from draft_service.drafters.base import Candidate, Proposal, Source
+from draft_service.session import FEW_SESSIONS
 from outrider.messages import FinishReason, SamplingParams
 from tests.unit.draft_service.fakes import FixedCalibration, proposal, request, session, verdict
 
@@ -47,6 +50,19 @@ def test_unlikely_candidates_are_not_sent_until_a_commit_brings_them_nearer():
     assert held.next_block(False, 0.0).tokens == (20,)
     assert not held.root_pending
     assert held.urgent, "the verify side had nothing below 11"
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "sent"), [(1, (20, 21)), (FEW_SESSIONS, (20, 21)), (FEW_SESSIONS + 1, (20,))]
+)
+def test_in_batches_only_nodes_worth_their_price_are_drafted(batch_size, sent):
+    """At a price of a fifth of a token; few sessions draft what may be worth it in a round to come."""
+    held = session()
+    expand(held, (10, 60))
+    held.commit(verdict(3, 10, batch_size=batch_size, node_price=0.2), now=0.0)
+    held.next_block(False, 0.0)
+    expand(held, (20, 30), (21, 10))
+    assert held.next_block(False, 0.0).tokens == sent
 
 
 def test_a_hit_keeps_the_subtree_and_a_miss_starts_from_the_root():

@@ -49,6 +49,11 @@ def test_rounds_with_prompts_teach_nothing() -> None:
     assert pace.expected(round_of(1, 20)) == pytest.approx(1.0)
 
 
+def test_rounds_that_took_no_time_teach_nothing() -> None:
+    """What a broken replica says must not break the session."""
+    assert after(2 * LEAST_ROUNDS, round_of(1, 0)).expected(round_of(1, 20)) is None
+
+
 def test_it_follows_a_machine_that_slows_down() -> None:
     """What was seen long ago counts less and less."""
     pace = after(MEMORY, round_of(1, 40), after(MEMORY, round_of(1, 20)))
