@@ -23,6 +23,9 @@ TOGETHER = tuple(name for name in COMPONENTS if name not in ("hpa", "writable-ro
 SERVICES = ("orchestrator", "verify", "draft")
 WORKLOADS = ("Deployment", "StatefulSet")
 COLLECTOR = "otel-collector"
+NAMESPACE = "outrider"
+CLUSTER_WIDE = ("Namespace", "PriorityClass")
+"""Kinds that are in no namespace."""
 
 Manifest = dict[str, Any]
 Manifests = list[Manifest]
@@ -46,14 +49,18 @@ def overlay(name: str) -> Manifests:
     return render(K8S / "overlays" / name)
 
 
-def compose(base: Path, components: tuple[str, ...], folder: Path) -> Manifests:
-    """A base or overlay with components, as somebody's own overlay would put them together."""
+def compose(base: Path, components: tuple[str, ...], folder: Path, namespace: str | None = None) -> Manifests:
+    """A base or overlay with components, as somebody's own overlay would put them together.
+
+    `namespace` is what that overlay names, if it names any.
+    """
     needed = tuple(dict.fromkeys(need for name in components for need in (*NEEDS.get(name, ()), name)))
     (folder / "kustomization.yaml").write_text(
         yaml.safe_dump(
             {
                 "apiVersion": "kustomize.config.k8s.io/v1beta1",
                 "kind": "Kustomization",
+                **({"namespace": namespace} if namespace else {}),
                 "resources": [_relative(base, folder)],
                 "components": [_relative(K8S / "components" / name, folder) for name in needed],
             }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -174,16 +175,6 @@ def test_resources_fit_the_settings(name: str, service: str) -> None:
     assert resources["requests"]["memory"] == resources["limits"]["memory"]
 
 
-def test_targets_and_drafts_do_not_share_a_node() -> None:
-    """With GPUs, a draft goes to no node that has a verify pod; the scheduler holds it the other way too."""
-    (term,) = pod(overlay("gpu"), "draft")["affinity"]["podAntiAffinity"][
-        "requiredDuringSchedulingIgnoredDuringExecution"
-    ]
-    verify = workload(overlay("gpu"), "verify")["spec"]["template"]["metadata"]["labels"]
-    assert term["topologyKey"] == "kubernetes.io/hostname"
-    assert term["labelSelector"]["matchLabels"].items() <= verify.items()
-
-
 @pytest.mark.parametrize("name", OVERLAYS)
 @pytest.mark.parametrize("service", ["verify", "draft"])
 def test_models_come_from_where_they_are(name: str, service: str) -> None:
@@ -233,13 +224,16 @@ def test_certificates_are_for_the_names_that_are_checked() -> None:
 
 
 def test_keda_asks_the_orchestrator() -> None:
-    """The trigger's address is the orchestrator's Service, and its authority is beside its certificate."""
+    """The trigger's address is the orchestrator's Service, and its authority is beside its certificate, which
+    the page says is for that name."""
     manifests = overlay("everything")
     (trigger,) = of_kind(manifests, "ScaledObject")["draft"]["spec"]["triggers"]
     service = of_kind(manifests, "Service")["orchestrator"]
     host = f"{service['metadata']['name']}.{service['metadata']['namespace']}.svc"
     assert trigger["type"] == "external"
     assert trigger["metadata"] == {"scalerAddress": f"{host}:{service['spec']['ports'][0]['port']}"}
+    (row,) = re.findall(r"^\| `orchestrator-tls`.*", (ROOT / "docs/kubernetes.md").read_text(), re.M)
+    assert f"`{host}`" in row
     authority = of_kind(manifests, "TriggerAuthentication")[trigger["authenticationRef"]["name"]]
     (parameter,) = authority["spec"]["secretTargetRef"]
     mounted = [

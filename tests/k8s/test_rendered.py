@@ -14,8 +14,10 @@ import pytest
 import yaml
 
 from tests.k8s.manifests import (
+    CLUSTER_WIDE,
     COMPONENTS,
     K8S,
+    NAMESPACE,
     OVERLAYS,
     SERVICES,
     TOGETHER,
@@ -59,8 +61,10 @@ def test_overlays_are_valid(name: str, version: str) -> None:
 
 @pytest.mark.parametrize("component", COMPONENTS)
 def test_components_stand_alone(component: str, tmp_path: Path) -> None:
-    """A component, with what it says it needs, is valid on the base."""
-    for manifest in compose(K8S / "base", (component,), tmp_path):
+    """A component, with what it says it needs, is valid on the base and stays in its namespace."""
+    manifests = compose(K8S / "base", (component,), tmp_path)
+    check_namespace(manifests, NAMESPACE)
+    for manifest in manifests:
         check(manifest, VERSIONS[-1])
 
 
@@ -99,20 +103,46 @@ def test_mistakes_are_found(kind: str, change: Manifest) -> None:
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_nothing_is_left_outside_of_the_namespace(name: str) -> None:
     """Every object is in the namespace outrider and says whose part it is."""
+    check_namespace(overlay(name), NAMESPACE)
     for manifest in overlay(name):
         metadata = manifest["metadata"]
-        expected = None if manifest["kind"] == "Namespace" else "outrider"
-        assert metadata.get("namespace") == expected, metadata
         assert metadata["labels"]["app.kubernetes.io/part-of"] == "outrider", metadata
 
 
-def test_the_draft_pool_belongs_to_its_autoscaler(tmp_path: Path) -> None:
-    """The Deployment sets no replicas, which applying it again would undo; each autoscaler aims at it."""
+@pytest.mark.parametrize("components", [TOGETHER, ("hpa", "writable-root")])
+def test_components_follow_the_namespace(components: tuple[str, ...], tmp_path: Path) -> None:
+    """In an overlay with a namespace of its own every object is in it, and no name leads out of it; it is the
+    same when an overlay below has named the namespace."""
+    for folder in ("one", "below", "above"):
+        (tmp_path / folder).mkdir()
+    manifests = compose(K8S / "overlays/gpu", components, tmp_path / "one", "team-b")
+    check_namespace(manifests, "team-b")
+    assert "outrider.svc" not in yaml.safe_dump_all(manifests)
+    compose(K8S / "overlays/gpu", (), tmp_path / "below", "team-b")
+    assert compose(tmp_path / "below", components, tmp_path / "above") == manifests
+
+
+def check_namespace(manifests: Manifests, namespace: str) -> None:
+    """Raises when an object is elsewhere."""
+    for manifest in manifests:
+        expected = None if manifest["kind"] in CLUSTER_WIDE else namespace
+        assert manifest["metadata"].get("namespace") == expected, manifest["metadata"]
+    assert list(of_kind(manifests, "Namespace")) == [namespace]
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+@pytest.mark.parametrize("service", SERVICES)
+def test_an_apply_leaves_the_number_of_pods_alone(name: str, service: str) -> None:
+    """No service's manifest says how many pods there are: that would undo `kubectl scale` and autoscalers."""
+    assert "replicas" not in workload(overlay(name), service)["spec"]
+
+
+def test_autoscalers_aim_at_the_draft_pool(tmp_path: Path) -> None:
+    """Both aim at the drafts' Deployment, within the same bounds and by the same behavior."""
     (tmp_path / "hpa").mkdir()
     with_hpa = compose(K8S / "base", ("hpa",), tmp_path / "hpa")
     hpa = of_kind(with_hpa, "HorizontalPodAutoscaler")["draft"]["spec"]
     scaled = of_kind(overlay("everything"), "ScaledObject")["draft"]["spec"]
-    assert "replicas" not in workload(with_hpa, "draft")["spec"]
     assert hpa["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "Deployment", "name": "draft"}
     assert scaled["scaleTargetRef"] == {"name": "draft"}
     assert (hpa["minReplicas"], hpa["maxReplicas"]) == (scaled["minReplicaCount"], scaled["maxReplicaCount"])
@@ -123,18 +153,20 @@ def test_the_draft_pool_belongs_to_its_autoscaler(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", OVERLAYS)
 @pytest.mark.parametrize("service", SERVICES)
 def test_selectors_find_their_pods(name: str, service: str) -> None:
-    """Service, disruption budget and topology spread select the pods of their own workload."""
+    """Service, disruption budget and topology spread select the pods of their own workload; drafts have no
+    budget."""
     manifests = overlay(name)
     template = workload(manifests, service)["spec"]["template"]
-    budget = of_kind(manifests, "PodDisruptionBudget")[service]["spec"]
+    budgets = of_kind(manifests, "PodDisruptionBudget")
     spreads = template["spec"]["topologySpreadConstraints"]
     selectors = [
         workload(manifests, service)["spec"]["selector"]["matchLabels"],
         of_kind(manifests, "Service")[service]["spec"]["selector"],
-        budget["selector"]["matchLabels"],
+        *(budget["spec"]["selector"]["matchLabels"] for name, budget in budgets.items() if name == service),
         *(spread["labelSelector"]["matchLabels"] for spread in spreads),
     ]
     assert len(spreads) == 2
+    assert budgets.keys() == {"orchestrator", "verify"}
     for selector in selectors:
         assert selector.items() <= template["metadata"]["labels"].items()
         assert selector["app.kubernetes.io/component"] == service
@@ -152,15 +184,16 @@ def test_a_changed_setting_rolls_the_pods(tmp_path: Path) -> None:
 
 
 def test_the_pages_examples_are_valid(tmp_path: Path) -> None:
-    """The overlay and the patches of docs/kubernetes.md, put together, render and are valid."""
+    """The overlay and the patches of docs/kubernetes.md, put together, render and are valid; so is the pod
+    that fills the claim."""
     text = (K8S.parent / "docs/kubernetes.md").read_text()
     for folder in ("../../components", "../gpu"):
         path = (K8S / "overlays/any" / folder).resolve()
         text = text.replace(f"- {folder}", f"- {os.path.relpath(path, tmp_path.resolve())}")
-    overlay_of_your_own, patches = re.findall(r"^```yaml\n(.*?)^```", text, re.M | re.S)
+    overlay_of_your_own, fill, patches = re.findall(r"^```yaml\n(.*?)^```", text, re.M | re.S)
     (tmp_path / "kustomization.yaml").write_text(overlay_of_your_own + patches)
     manifests = render(tmp_path)
-    for manifest in manifests:
+    for manifest in (*manifests, yaml.safe_load(fill)):
         check(manifest, VERSIONS[-1])
-    assert workload(manifests, "verify")["spec"]["replicas"] == 4
+    check_namespace(manifests, NAMESPACE)
     assert "nvidia.com/mig-1g.10gb" in container(manifests, "draft")["resources"]["limits"]
