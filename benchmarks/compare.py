@@ -28,10 +28,11 @@ from benchmarks.arms.base import OWN, Arm
 from benchmarks.arms.own import MODES, Client, OwnArm
 from benchmarks.equality import Judgement, compare, judge_all
 from benchmarks.flags import command, json_file
+from benchmarks.floor import measure_floor
 from benchmarks.layout import layout_of
 from benchmarks.pairs import Pair, load_pair
 from benchmarks.plot import draw_comparison
-from benchmarks.report import Row, equality_lines, rows, tables
+from benchmarks.report import Row, equality_lines, floor_lines, rows, tables
 from benchmarks.samples import Batch, Request
 from benchmarks.workload import Cell, Turn, Workload, load_workload, turns
 from scripts.child import ROOT, ChildError
@@ -47,6 +48,7 @@ def main() -> int:
     pair = load_pair(flags)
     work = load_workload(flags, pair.target)
     plan = list(turns(grid(flags), flags.requests, flags.least, len(work.prompts)))
+    floor = measure_floor(pair.target, pair.dtype, len(machine.cores()))
     with running_arms(flags, pair) as arms:
         batches = measure(arms, work, plan)
     table = rows(batches, arms)
@@ -54,8 +56,9 @@ def main() -> int:
     tallies, differences = compare(batches, {arm.name: arm.kind for arm in arms})
     judgements = judge_all(pair.target, pair.dtype, work, differences)
     engines = "; ".join(dict.fromkeys(arm.engine for arm in arms))
-    about = {**machine.describe(), "engines": engines, **setting(flags, pair)}
-    print(machine.lines(about), tables(table), *equality_lines(tallies, judgements), sep="\n")
+    about = {**machine.describe(), "engines": engines, **setting(flags, pair), "floor": str(floor)}
+    print(machine.lines(about), tables(table), *floor_lines(table, floor), sep="\n")
+    print(*equality_lines(tallies, judgements), sep="\n")
     title = f"{pair.name}, {pair.dtype}; {about['cpu']}, {about['date']}"
     draw_comparison(table, title, flags.out.with_suffix(".png"))
     write(flags.out, about, table, batches, judgements)

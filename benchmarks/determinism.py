@@ -1,22 +1,19 @@
-"""Does a token's result depend on its batch, and what does it cost that it does not?
+"""Does a token's result depend on its batch?
 
     python -m benchmarks.determinism --model DIR --dtype bfloat16
 
-The model is loaded twice, without and with `deterministic`. Each decodes some prompts greedily token by
-token, then again with candidates and all at once; candidates are the text decoded before, partly spoilt.
+The model decodes some prompts greedily token by token, then again with candidates and all at once; candidates
+are the text decoded before, partly spoilt.
 
     rows     of logits that are equal, in every bit, to those computed token by token; up to the first token
              that differs
     texts    that differ
-    cost     CPU time of a step of so many tokens of one sequence, both in turn, best of the rounds; the last
-             is a tree in which every node has two children
 """
 
 from __future__ import annotations
 
 import argparse
 import random
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +21,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.workload import add_flags, load_workload
+from outrider.engine.check_bits import library_part
 from outrider.engine.loader import load_model
 from outrider.engine.pages import SequenceKv
 from outrider.engine.runner import ModelRunner, Segment
@@ -49,24 +47,15 @@ class Decoding:
 
 
 def main() -> None:
-    """Load both, print what differs and what it costs."""
+    """Load the model and print what differs."""
     flags = _flags()
     prompts = load_workload(flags, flags.model).prompts[: flags.requests]
-    runners = [_runner(flags, prompts, deterministic) for deterministic in (False, True)]
-    print(f"{flags.model.name} {flags.dtype}; deterministic: {runners[1].loaded.arithmetic}\n")
-    print(f"{'':20} {'default':>24} {'deterministic':>24}")
-    found = [compare(runner, prompts, flags.tokens) for runner in runners]
-    for way in found[0]:
-        cells = [
-            f"{rows:.1%} of rows, {texts:2} of {len(prompts)} texts"
-            for rows, texts in (f[way] for f in found)
-        ]
-        print(f"{way:20} {cells[0]:>28} {cells[1]:>28}")
-    print("\nstep of     default  deterministic")
-    binary = [(node - 1) // 2 for node in range(flags.tree)]
-    for name, parents in [*((f"{n}", list(range(-1, n - 1))) for n in flags.rows), ("tree", binary)]:
-        plain, same = step_seconds(runners, prompts[0], parents, flags.rounds)
-        print(f"{name:>7} {plain * 1e3:8.2f} ms {same * 1e3:11.2f} ms {same / plain - 1:+7.1%}")
+    runner = _runner(flags, prompts)
+    library = library_part(runner.loaded)
+    print(f"{flags.model.name} {flags.dtype}; computed by the library: {library or 'nothing'}\n")
+    print(f"{'':20} {'equal rows':>12} {'other texts':>12}")
+    for way, (rows, texts) in compare(runner, prompts, flags.tokens).items():
+        print(f"{way:20} {rows:12.1%} {f'{texts} of {len(prompts)}':>12}")
 
 
 def compare(runner: ModelRunner, prompts: Sequence[Tokens], count: int) -> dict[str, tuple[float, int]]:
@@ -105,23 +94,6 @@ def decode(
         decoding.kv.release()
         del decoding.text[count:], decoding.rows[count:]
     return decodings
-
-
-def step_seconds(
-    runners: Sequence[ModelRunner], prompt: Tokens, parents: Sequence[int], rounds: int
-) -> tuple[float, float]:
-    """CPU seconds, on each of two runners, of a step of tokens with these parents behind a prompt."""
-    sequences = [_prefilled(runner, prompt).kv for runner in runners]
-    best = [float("inf")] * 2
-    for _ in range(rounds):
-        for i, (runner, kv) in enumerate(zip(runners, sequences, strict=True)):
-            start = time.thread_time()
-            runner.forward([Segment(kv, prompt[: len(parents)], parents, range(len(parents)))])
-            best[i] = min(best[i], time.thread_time() - start)
-            kv.rollback()
-    for kv in sequences:
-        kv.release()
-    return best[0], best[1]
 
 
 def _prefilled(runner: ModelRunner, prompt: Tokens) -> Decoding:
@@ -169,10 +141,8 @@ def _judge(expected: Sequence[Decoding], found: Sequence[Decoding]) -> tuple[flo
     return sum(equal) / len(equal), changed
 
 
-def _runner(flags: argparse.Namespace, prompts: Sequence[Tokens], deterministic: bool) -> ModelRunner:
-    loaded = load_model(
-        str(flags.model), dtype=flags.dtype, device="cpu", threads=1, deterministic=deterministic
-    )
+def _runner(flags: argparse.Namespace, prompts: Sequence[Tokens]) -> ModelRunner:
+    loaded = load_model(str(flags.model), dtype=flags.dtype, device="cpu", threads=1)
     longest = max(len(prompt) for prompt in prompts) + flags.tokens + 4 * NODES
     return ModelRunner(loaded, (len(prompts) + 1) * -(-longest // PAGE_SIZE), PAGE_SIZE)
 
@@ -182,9 +152,6 @@ def _flags() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, required=True, help="folder with config.json and weights")
     parser.add_argument("--dtype", default="bfloat16", help="arithmetic of the weights")
     parser.add_argument("--requests", type=int, default=8, help="prompts that are decoded")
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16], help="step sizes")
-    parser.add_argument("--tree", type=int, default=12, help="nodes of the tree")
-    parser.add_argument("--rounds", type=int, default=20, help="steps per size")
     add_flags(parser)
     return parser.parse_args()
 

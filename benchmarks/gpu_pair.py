@@ -18,7 +18,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.engine.check import Plain, check_paged, run_plain
-from outrider.engine.lean import lean_decoder
+from outrider.engine.fused_decoder import fused_decoder
 from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.pages import SequenceKv
 from outrider.engine.runner import ModelRunner, Segment
@@ -112,7 +112,7 @@ def loaded_from(network: LlamaForCausalLM, name: str) -> tuple[LoadedModel, Plai
     limit = network.config.max_position_embeddings
     plain = run_plain(network, limit)
     loaded = LoadedModel(
-        model=lean_decoder(network, plain.geometry, plain.windows),
+        model=fused_decoder(network, plain.geometry, plain.windows),
         name=name,
         vocabulary_size=network.config.vocab_size,
         context_length=limit,

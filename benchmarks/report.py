@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.arms.base import OWN, Arm
 from benchmarks.equality import Judgement, Tally
+from benchmarks.floor import Floor
 from benchmarks.samples import Batch, Figures, Spread, paired_ratio
 from benchmarks.workload import Cell
 
@@ -119,6 +120,17 @@ def tables(found: Sequence[Row]) -> str:
         parts.append(line((heading for heading, _, _ in COLUMNS), COLUMNS))
         parts += [line((text(row) for _, _, text in COLUMNS), COLUMNS) for row in here]
     return "\n".join(parts)
+
+
+def floor_lines(found: Sequence[Row], floor: Floor) -> Iterable[str]:
+    """How far one session without speculation is from what the memory allows."""
+    yield ""
+    for row in found:
+        if row.arm == "off" and row.cell.concurrency == 1:
+            step = 1.0 / row.figures["decode_s"].middle
+            counts = range(1, len(floor.bandwidths) + 1)
+            each = ", ".join(f"{step / floor.seconds(cores):.2f} by {cores}" for cores in counts)
+            yield f"off, {row.cell}: a step of {step * 1e3:.1f} ms; of the floor, by cores that read: {each}"
 
 
 def equality_lines(tallies: dict[tuple[str, float], Tally], judgements: Sequence[Judgement]) -> Iterable[str]:

@@ -2,8 +2,9 @@
 
     python -m benchmarks.step models/demo/draft
 
-    forward      of some tokens behind a context: by the model's own modules, by the lean forward, and the
-                 matrix products of the lean forward alone, all in turn; overhead is what it adds to them
+    forward      of some tokens behind a context: by the model's own modules, by the fused decoder, and the
+                 matrix products of that alone, all in turn; overhead is what it adds to them;
+                 / floor: the fused decoder, of the least time that reading the weights takes one core
     choosing     the target's token at as many rows, and a draft's ranking; with --sweep behind so many MB of
                  memory that were written, as the products of a large model leave the caches
     draft step   of a session whose verdicts follow a real text: forward, ranking, moving entries, the rest
@@ -25,11 +26,12 @@ from tokenizers import Tokenizer
 
 import draft_service.drafters.model as model_drafter
 from benchmarks import machine
+from benchmarks.floor import Floor, measure_floor
 from draft_service.engine import DraftEngine
 from outrider.config import DraftConfig
+from outrider.engine.cpu.linear import CpuLinear
 from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.loader import load_model
-from outrider.engine.packed_linear import RowLinear
 from outrider.engine.pages import SequenceKv
 from outrider.engine.runner import ModelRunner, Segment
 from outrider.messages import OpenDraft, SamplingParams, StepTimes, TokenBlock, Verdict
@@ -55,18 +57,20 @@ def main() -> int:
     torch.set_num_threads(1)
     print(machine.lines(machine.describe()) + "\n")
     text = Tokenizer.from_file(str(flags.model / "tokenizer.json")).encode(TEXT.read_text()).ids
-    lean, modules = (_load(flags, lean=lean) for lean in (True, False))
-    print("rows          modules             lean         products  overhead   (least / median ms)")
+    fused, modules = (_load(flags, fused=fused) for fused in (True, False))
+    floor = measure_floor(flags.model, fused.dtype_name, len(machine.cores()))
+    print(f"floor: {floor}\n")
+    print("rows          modules            fused         products  overhead  / floor   (least / median ms)")
     for rows in flags.rows:
-        print(_forward_line(rows, lean, modules, text[: flags.context], flags.rounds))
-    logits = _some_logits(lean, text)
+        print(_forward_line(rows, fused, modules, text[: flags.context], flags.rounds, floor))
+    logits = _some_logits(fused, text)
     print("\nrows   T         choosing          ranking")
     for rows in flags.rows:
         for temperature in flags.temperatures:
             print(_choosing_line(logits[:rows], temperature, flags.rounds, flags.sweep))
     print("\n  T  draft step           least / median ms   steps")
     for temperature in flags.temperatures:
-        print("\n".join(_draft_lines(lean, temperature, text, flags.rounds)))
+        print("\n".join(_draft_lines(fused, temperature, text, flags.rounds)))
     return 0
 
 
@@ -84,9 +88,9 @@ def _flags() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _load(flags: argparse.Namespace, *, lean: bool) -> LoadedModel:
-    say = console.progress if lean else None
-    return load_model(str(flags.model), dtype=flags.dtype, device="cpu", threads=1, lean=lean, progress=say)
+def _load(flags: argparse.Namespace, *, fused: bool) -> LoadedModel:
+    say = console.progress if fused else None
+    return load_model(str(flags.model), dtype=flags.dtype, device="cpu", threads=1, fused=fused, progress=say)
 
 
 def _times(calls: Sequence[Callable[[], object]], rounds: int, sweep: int = 0) -> list[list[float]]:
@@ -108,12 +112,14 @@ def _pair(times: Sequence[float]) -> str:
 
 
 def _forward_line(
-    rows: int, lean: LoadedModel, modules: LoadedModel, context: Sequence[int], rounds: int
+    rows: int, fused: LoadedModel, modules: LoadedModel, context: Sequence[int], rounds: int, floor: Floor
 ) -> str:
-    calls = [_forward(modules, rows, context), _forward(lean, rows, context), _products(lean, rows)]
-    modules_ms, lean_ms, products_ms = _times(calls, rounds)
-    overhead = min(lean_ms) - min(products_ms)
-    return f"{rows:4}{_pair(modules_ms)}{_pair(lean_ms)}{_pair(products_ms)}{overhead:10.3f}"
+    calls = [_forward(modules, rows, context), _forward(fused, rows, context), _products(fused, rows)]
+    modules_ms, fused_ms, products_ms = _times(calls, rounds)
+    overhead = min(fused_ms) - min(products_ms)
+    of_floor = min(fused_ms) / floor.seconds() / 1e3
+    times = f"{_pair(modules_ms)}{_pair(fused_ms)}{_pair(products_ms)}"
+    return f"{rows:4}{times}{overhead:10.3f}{of_floor:9.2f}"
 
 
 def _forward(loaded: LoadedModel, rows: int, context: Sequence[int]) -> Callable[[], None]:
@@ -133,7 +139,7 @@ def _forward(loaded: LoadedModel, rows: int, context: Sequence[int]) -> Callable
 
 def _products(loaded: LoadedModel, rows: int) -> Callable[[], None]:
     """The packed matrix products of a forward, alone."""
-    layers = [module for module in loaded.model.modules() if isinstance(module, RowLinear)]
+    layers = [module for module in loaded.model.modules() if isinstance(module, CpuLinear)]
     inputs = [torch.randn(rows, layer.in_features).to(loaded.dtype) for layer in layers]
 
     def multiply() -> None:

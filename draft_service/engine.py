@@ -91,7 +91,8 @@ class DraftEngine:
         self._news = threading.Condition()
         self._woken = False
         self._stopping = False
-        self._failure: InternalError | None = None
+        self.failure: InternalError | None = None
+        """What ended the engine, unless it was stopped."""
         self._thread = threading.Thread(target=self._run, name="draft-engine", daemon=True)
 
     @property
@@ -157,8 +158,8 @@ class DraftEngine:
         return bool(chosen)
 
     def _check_inbox(self) -> None:
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
         if len(self._inbox) >= self._inbox_bound:
             raise Overloaded(f"{len(self._inbox)} messages wait for the engine, the limit; send fewer")
 
@@ -183,7 +184,7 @@ class DraftEngine:
             self._woken = False
 
     def _fail(self) -> None:
-        failure = self._failure = InternalError("the draft engine failed; its log has the details")
+        failure = self.failure = InternalError("the draft engine failed; its log has the details")
         for outbox in list(self._outboxes.values()):
             outbox.close(failure)
         self._entries.clear()

@@ -11,7 +11,7 @@ from draft_service.drafters.lookup import MAX_VOCABULARY, LookupDrafter
 from draft_service.engine import DraftEngine
 from draft_service.servicer import DraftServicer
 from outrider.config import DraftConfig
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, OutriderError
 from outrider.logs import get_logger
 from outrider.messages import ModelInfo, OpenDraft, SamplingParams
 from outrider.process import in_thread, run_service
@@ -42,6 +42,11 @@ class DraftService:
 
     def __init__(self, engine: DraftEngine) -> None:
         self._engine = engine
+
+    @property
+    def failure(self) -> OutriderError | None:
+        """See `outrider.process.Service`."""
+        return self._engine.failure
 
     def running(self) -> int:
         """Open sessions."""
@@ -101,7 +106,10 @@ def _tokenizer_hash(tokenizer: str) -> str:
 
 
 def _load_model(config: DraftConfig, replica: str) -> tuple[Drafter, ModelInfo]:
-    # Imports torch, which a lookup drafter does without.
+    from outrider.engine.place import check_place
+
+    check_place(config.model)
+    # Imports torch, which takes seconds and which a lookup drafter does without.
     from draft_service.drafters.model import ModelDrafter
     from outrider.engine.replica import load_runner, model_info
     from outrider.engine.tokenizer_files import load_tokenizer

@@ -126,6 +126,11 @@ class SendVerdict:
 
 
 @dataclass(slots=True)
+class Announce:
+    """Tell the client that the continuation begins: what it needs to resume it."""
+
+
+@dataclass(slots=True)
 class Emit:
     """Give the verdict's tokens to the client."""
 
@@ -154,6 +159,7 @@ Action = (
     | ParkDraft
     | SendBlock
     | SendVerdict
+    | Announce
     | Emit
     | Finish
     | Fail

@@ -31,7 +31,8 @@ logger = get_logger(__name__)
 MOVES = 8
 """Sessions that leave a draft replica at once when it is going: each costs its new replica a prefill."""
 DOWN_PROBE_SECONDS = 0.25
-"""Period of probes of a replica that cannot be used; it may be back at any moment."""
+"""Period of probes of a replica that cannot be used, and of the search for the first one that can verify: it
+may be there at any moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,8 @@ class _Known:
     """The last complaint about it, so that each is logged once."""
     silent: bool = False
     """It did not answer the last probe."""
+    arithmetic: str = ""
+    """That it was last compared with."""
 
 
 class Fleet:
@@ -92,7 +95,7 @@ class Fleet:
         self._instruments = instruments
         self._on_serving = on_serving
         self._on_round = on_round
-        """Called every `discovery_seconds`, when all endpoints are known."""
+        """Called whenever endpoints were looked for: every `discovery_seconds` once something is served."""
         self._serving = False
         self._clock = clock
         addresses = {"verify": config.verify, "draft": config.draft}
@@ -115,7 +118,7 @@ class Fleet:
                     await self._close_retired()
                     self._report()
                     self._on_round()
-                    await asyncio.sleep(self._config.discovery_seconds)
+                    await asyncio.sleep(self._period(self.served is not None))
         finally:
             await self._close_channels()
 
@@ -124,6 +127,10 @@ class Fleet:
         the first request already finds its draft."""
         while self.served is None or any(pool.count(State.UNKNOWN, 0.0) for pool in self.pools.values()):
             await self._change.wait()
+
+    def misfits(self) -> list[str]:
+        """Why drafts that answered cannot be used with the model that is served."""
+        return [replica.mismatch for replica in self.pools["draft"] if replica.mismatch]
 
     def draft_room(self) -> DraftRoom:
         """The draft pool as the last probes found it."""
@@ -206,12 +213,14 @@ class Fleet:
         """Probe one replica for as long as it is known."""
         while True:
             usable = await self._look_at(endpoint, known)
-            period = self._config.discovery_seconds
             with suppress(TimeoutError):
-                await asyncio.wait_for(
-                    known.poke.wait(), period if usable else min(period, DOWN_PROBE_SECONDS)
-                )
+                await asyncio.wait_for(known.poke.wait(), self._period(usable))
             known.poke.clear()
+
+    def _period(self, well: bool) -> float:
+        """Seconds until the next look; not long where what was found cannot be used."""
+        period = self._config.discovery_seconds
+        return period if well else min(period, DOWN_PROBE_SECONDS)
 
     async def _look_at(self, endpoint: str, known: _Known) -> bool:
         """One probe and what follows from it; whether the replica can be used."""
@@ -249,6 +258,21 @@ class Fleet:
                 if serving and not self._is_served(info):
                     await self._serve(info, known.channel)
         self.pools[known.kind].seen(endpoint, info, serving, self._mismatch(known.kind, info))
+        if known.kind == "verify" and known.arithmetic != info.arithmetic:
+            known.arithmetic = info.arithmetic
+            self._compare_arithmetic(endpoint, info)
+
+    def _compare_arithmetic(self, endpoint: str, info: ModelInfo) -> None:
+        """Say that a verify replica of the same model rounds otherwise than the one it was compared with."""
+        if self.served is None or not self._agrees(info) or info.arithmetic == self.served.info.arithmetic:
+            return
+        logger.warning(
+            "verify replicas differ in arithmetic: a session that moves between them may continue otherwise "
+            "where two tokens are nearly equally likely; use one kind of processor, or set cpu_backend",
+            endpoint=endpoint,
+            arithmetic=info.arithmetic,
+            others=self.served.info.arithmetic,
+        )
 
     def _is_served(self, info: ModelInfo) -> bool:
         """Whether this model is served, or another one still is."""

@@ -1,4 +1,4 @@
-"""One admitted request: its continuations run side by side, one queue carries their chunks to the client."""
+"""One admitted request: its continuations run side by side, one queue carries them to the client."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from orchestrator.fleet import Fleet
 from orchestrator.observer import Observers
-from orchestrator.output import Chunk, Completion, Output
+from orchestrator.output import Chunk, Completion, Output, Started
 from orchestrator.payoff import Payoffs
 from orchestrator.pipeline import Pipeline, first_error
 from orchestrator.request import Request
@@ -23,14 +23,15 @@ from outrider.config import OrchestratorConfig
 from outrider.messages import FinishReason, KvHandle
 
 CLIENT_BUFFER = 64
-"""Chunks that may wait for a slow client; then the continuations wait, and the replicas with them."""
+"""Items that may wait for a slow client; then the continuations wait, and the replicas with them."""
 
-Write = Callable[[Chunk | Completion], Awaitable[None]]
+Item = Started | Chunk | Completion
+Write = Callable[[Item], Awaitable[None]]
 
 
 @dataclass(slots=True)
 class Generation:
-    """Runs `request`, which waited `admission_seconds` to be admitted."""
+    """Runs `request`, which came at `arrived` on `clock` and waited `admission_seconds` to be admitted."""
 
     request: Request
     fleet: Fleet
@@ -39,20 +40,19 @@ class Generation:
     observers: Observers
     payoffs: Payoffs
     trace: RequestTrace
+    arrived: float
     admission_seconds: float
     clock: Callable[[], float] = time.monotonic
     completions: list[Completion] = field(default_factory=list)
     """Those that have ended, for the metrics and the root span."""
-    _began: float = 0.0
 
     async def run(self, write: Write) -> None:
-        """Write chunks as they come and one completion per continuation.
+        """Write what the continuations give as it comes: of each its beginning, its chunks and its end.
 
         Raises:
             OutriderError: a continuation cannot be completed; the others are given up with it.
         """
-        self._began = self.clock()
-        items: asyncio.Queue[Chunk | Completion] = asyncio.Queue(CLIENT_BUFFER)
+        items: asyncio.Queue[Item] = asyncio.Queue(CLIENT_BUFFER)
         with first_error():
             async with asyncio.TaskGroup() as group:
                 for index in range(self.request.sampling.n):
@@ -137,7 +137,7 @@ class Generation:
         request, session = self.request, pipeline.session
         statistics = session.statistics
         assert pipeline.reason is not FinishReason.NONE
-        first_at = statistics.first_token_at or self._began
+        first_at = statistics.first_token_at or self.arrived
         session_bytes = b""
         if kept is not None and kept.length <= len(session.committed):
             session_bytes = Ticket.issue(pipeline.endpoint, kept, session.committed).serialize()
@@ -149,8 +149,8 @@ class Generation:
             completion_tokens=len(request.resumed) + output.consumed,
             statistics=statistics,
             admission_seconds=self.admission_seconds,
-            first_token_seconds=first_at - self._began,
-            total_seconds=self.clock() - self._began,
+            first_token_seconds=first_at - self.arrived,
+            total_seconds=self.clock() - self.arrived,
             session=session_bytes,
             seed=session.seed,
             model=request.served.model,

@@ -1,4 +1,4 @@
-"""What the client gets of one continuation: chunks, then the end."""
+"""What the client gets of one continuation: its beginning, chunks, the end."""
 
 from __future__ import annotations
 
@@ -10,6 +10,18 @@ from orchestrator.statistics import Statistics
 from orchestrator.text import Piece, TextStream
 from orchestrator.timeline import TimelineEvent
 from outrider.messages import FinishReason, TokenLogprob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """The beginning of a continuation: what it takes to resume it."""
+
+    index: int
+    request_id: str
+    seed: int
+    model: str
+    prompt_tokens: int
+    cached_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +40,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """The end of a continuation. Times are seconds."""
+    """The end of a continuation. Times are seconds from the request's arrival."""
 
     index: int
     reason: FinishReason
@@ -51,7 +63,7 @@ class Output:
     """Turns committed tokens into chunks; holds tokens back until their text is certain."""
 
     def __init__(self, index: int, text: TextStream) -> None:
-        self._index = index
+        self.index = index
         self._text = text
         self._tokens: deque[int] = deque()
         self._logprobs: deque[TokenLogprob] = deque()
@@ -81,4 +93,4 @@ class Output:
         tokens = tuple([self._tokens.popleft() for _ in range(count)])
         logprobs = tuple([self._logprobs.popleft() for _ in range(count if self._logprobs else 0)])
         text = "".join([piece.text for piece in pieces])
-        return Chunk(self._index, text, tokens, logprobs) if tokens or text else None
+        return Chunk(self.index, text, tokens, logprobs) if tokens or text else None

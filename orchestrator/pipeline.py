@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 from orchestrator.draft_client import DraftClient
 from orchestrator.events import (
     Action,
+    Announce,
     BlockArrived,
     ConnectDraft,
     ConnectVerify,
@@ -37,7 +38,7 @@ from orchestrator.events import (
 )
 from orchestrator.fleet import Fleet
 from orchestrator.observer import Observer
-from orchestrator.output import Chunk, Output
+from orchestrator.output import Chunk, Output, Started
 from orchestrator.replicas import Lease
 from orchestrator.session import Session
 from orchestrator.timeline import StepRecorder
@@ -69,14 +70,14 @@ class _Link(Generic[Client]):
 
 
 class Pipeline:
-    """Runs one session to its end; chunks go to `emit`, which may wait for a slow client."""
+    """Runs one session to its end; what the client gets goes to `emit`, which may wait for a slow client."""
 
     def __init__(
         self,
         session: Session,
         output: Output,
         fleet: Fleet,
-        emit: Callable[[Chunk], Awaitable[None]],
+        emit: Callable[[Started | Chunk], Awaitable[None]],
         observer: Observer,
         draft_open_seconds: float,
         recorder: StepRecorder | None = None,
@@ -88,7 +89,7 @@ class Pipeline:
         """Of the verify replica that the session ended on."""
         self._output = output
         self._fleet = fleet
-        self._emit_chunk = emit
+        self._emit_item = emit
         self._observer = observer
         self._draft_open_seconds = draft_open_seconds
         self._recorder = recorder
@@ -138,7 +139,7 @@ class Pipeline:
         if self._output.stop:
             self.reason = FinishReason.STOP
         if rest is not None:
-            await self._emit_chunk(rest)
+            await self._emit_item(rest)
 
     async def _carry_out(self, actions: Sequence[Action]) -> None:
         for action in actions:
@@ -155,12 +156,25 @@ class Pipeline:
         self._draft.client.commit(action.verdict)
         await asyncio.sleep(0)  # let it leave before the text is made
 
+    async def _announce(self, _action: Announce) -> None:
+        session = self.session
+        await self._emit_item(
+            Started(
+                index=self._output.index,
+                request_id=session.request.request_id,
+                seed=session.seed,
+                model=session.request.served.model,
+                prompt_tokens=len(session.request.prompt),
+                cached_tokens=session.statistics.cached,
+            )
+        )
+
     async def _emit(self, action: Emit) -> None:
         verdict = action.verdict
         self._note_verdict(verdict)
         chunk = self._output.push(verdict.tokens, verdict.logprobs)
         if chunk is not None:
-            await self._emit_chunk(chunk)
+            await self._emit_item(chunk)
         if self._output.stop:
             await self._carry_out(self.session.stop())
 
@@ -351,6 +365,7 @@ def first_error() -> Iterator[None]:
 _CARRY_OUT: dict[type[Any], Callable[[Pipeline, Any], Awaitable[None] | None]] = {
     SendBlock: Pipeline._send_block,
     SendVerdict: Pipeline._send_verdict,
+    Announce: Pipeline._announce,
     Emit: Pipeline._emit,
     ConnectVerify: Pipeline._connect_verify,
     ConnectDraft: Pipeline._connect_draft,

@@ -14,9 +14,8 @@ import grpc
 from orchestrator.admission import Admission
 from orchestrator.auth import digest_of
 from orchestrator.fleet import Fleet, Served
-from orchestrator.generation import Generation
+from orchestrator.generation import Generation, Item
 from orchestrator.observer import Observers
-from orchestrator.output import Chunk, Completion
 from orchestrator.payoff import Payoffs
 from orchestrator.rate_limit import RateLimit, client_of
 from orchestrator.replicas import State
@@ -60,8 +59,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self, request: generation_pb2.GenerateRequest, context: Context
     ) -> None:
         """Stream the continuations of a prompt."""
-        remaining = context.time_remaining()
-        deadline = self._clock() + (self._config.default_deadline_seconds if remaining is None else remaining)
+        arrived, remaining = self._clock(), context.time_remaining()
+        deadline = arrived + (self._config.default_deadline_seconds if remaining is None else remaining)
         try:
             async with AsyncExitStack() as stack:
                 with self._counting_rejections():
@@ -71,9 +70,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                     slot = self.admission.slot(deadline)
                     self._instruments.queued(self.admission.statistics().queued + 1)
                     waited = await stack.enter_async_context(slot)
-                self._instruments.admitted()
+                self._instruments.admitted(waited)
                 self._report_load()
-                await self._run(resolved, served, waited, deadline, context)
+                await self._run(resolved, served, arrived, waited, deadline, context)
         finally:
             self._report_load()
 
@@ -116,11 +115,17 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         return resolver.resolve(asked, request_id)
 
     async def _run(
-        self, request: Request, served: Served, waited: float, deadline: float, context: Context
+        self,
+        request: Request,
+        served: Served,
+        arrived: float,
+        waited: float,
+        deadline: float,
+        context: Context,
     ) -> None:
         """Generate, and count and record how it ended."""
-        trace = RequestTrace.start(request, _traceparent(context), time.time_ns() - round(waited * 1e9))
-        began = self._clock()
+        arrived_ns = time.time_ns() - round((self._clock() - arrived) * 1e9)
+        trace = RequestTrace.start(request, _traceparent(context), arrived_ns)
         generation = Generation(
             request,
             self._fleet,
@@ -129,11 +134,12 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             self.observers,
             self._payoffs,
             trace,
+            arrived,
             waited,
             self._clock,
         )
 
-        async def write(item: Chunk | Completion) -> None:
+        async def write(item: Item) -> None:
             await context.write(response_to_pb(item))
 
         with request_context(request.request_id, trace.traceparent):
@@ -148,7 +154,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                 problem = "CANCELLED"
                 raise
             finally:
-                self._count(generation, problem, self._clock() - began)
+                self._count(generation, problem, self._clock() - arrived)
                 trace.finish(request, generation.completions, time.time_ns(), problem)
 
     async def _until(self, deadline: float, generation: Generation, write: Any) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 from orchestrator.candidates import CheckedIds, live_blocks
 from orchestrator.events import (
     Action,
+    Announce,
     BlockArrived,
     ConnectDraft,
     ConnectVerify,
@@ -151,6 +152,8 @@ class Session:
     finished: bool = False
     step: int = 0
     """Steps verified."""
+    _announced: bool = False
+    """The client knows what it needs to resume the continuation."""
     _verify: _Verify | None = None
     _draft: _Draft | None = None
     _streams: int = 0
@@ -178,7 +181,7 @@ class Session:
         """Open both streams at the same time, or end at once when the resumed tokens are all there is."""
         reason = self.request.finished_by(self.request.resumed)
         if reason is not FinishReason.NONE:
-            return self._finish(reason)
+            return [*self._announce(), *self._finish(reason)]
         drafts = self.request.mode is not Mode.AUTO or self.payoff.admits(now)
         return [*self._connect_verify(now), *(self._connect_draft(now) if drafts else [])]
 
@@ -207,13 +210,20 @@ class Session:
             self.statistics.cached = min(event.opened.cached_length, len(self.request.prompt))
         self._held.clear()  # part of what is replayed
         blocks = live_blocks(self.committed, self._recent, self._ready)
-        return [*map(SendBlock, blocks), *self._nudge()]
+        return [*map(SendBlock, blocks), *self._nudge(), *self._announce()]
+
+    def _announce(self) -> list[Action]:
+        """Once, before the first token."""
+        if self._announced:
+            return []
+        self._announced = True
+        return [Announce()]
 
     def _on_verdict(self, event: VerdictArrived, now: float) -> list[Action]:
         verify, verdict = self._verify, event.verdict
         if verify is None or event.stream != verify.stream:
             return []
-        problem = self._problem_of(verdict)
+        problem = self._problem_of(verdict) if verify.opened else "verdict before the session was opened"
         if problem:
             return self._lose_verify(InternalError(f"verify replica: {problem}"), verify.endpoint, now)
         self.committed.extend(verdict.tokens)

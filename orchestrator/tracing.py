@@ -183,7 +183,7 @@ def _outcome(completions: list[Completion], error: str) -> dict[str, Attribute]:
     if completions:
         found["gen_ai.response.finish_reasons"] = [_reason(completion.reason) for completion in completions]
         found["gen_ai.response.time_to_first_chunk"] = min(
-            completion.admission_seconds + completion.first_token_seconds for completion in completions
+            completion.first_token_seconds for completion in completions
         )
     return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from orchestrator.output import Chunk, Completion
+from orchestrator.output import Chunk, Completion, Started
 from orchestrator.request import Asked
 from orchestrator.timeline import TimelineEvent
 from orchestrator.tokenizer import ChatMessage
@@ -41,17 +41,35 @@ def asked_from_pb(pb: generation_pb2.GenerateRequest) -> Asked:
     )
 
 
-def response_to_pb(item: Chunk | Completion) -> generation_pb2.GenerateResponse:
+def response_to_pb(item: Started | Chunk | Completion) -> generation_pb2.GenerateResponse:
     """One message of the response stream."""
-    if isinstance(item, Chunk):
-        chunk = generation_pb2.Chunk(
-            index=item.index,
-            text=item.text,
-            token_ids=item.tokens,
-            logprobs=[logprob_to_pb(logprob) for logprob in item.logprobs],
-        )
-        return generation_pb2.GenerateResponse(chunk=chunk)
-    return generation_pb2.GenerateResponse(complete=_complete(item))
+    match item:
+        case Chunk():
+            return generation_pb2.GenerateResponse(chunk=_chunk(item))
+        case Completion():
+            return generation_pb2.GenerateResponse(complete=_complete(item))
+        case Started():
+            return generation_pb2.GenerateResponse(started=_started(item))
+
+
+def _started(item: Started) -> generation_pb2.Started:
+    return generation_pb2.Started(
+        index=item.index,
+        request_id=item.request_id,
+        seed=item.seed,
+        model=item.model,
+        prompt_tokens=item.prompt_tokens,
+        cached_tokens=item.cached_tokens,
+    )
+
+
+def _chunk(item: Chunk) -> generation_pb2.Chunk:
+    return generation_pb2.Chunk(
+        index=item.index,
+        text=item.text,
+        token_ids=item.tokens,
+        logprobs=[logprob_to_pb(logprob) for logprob in item.logprobs],
+    )
 
 
 def _complete(item: Completion) -> generation_pb2.Complete:

@@ -65,6 +65,11 @@ class EngineConfig(ServiceConfig):
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
     threads: Positive = Field(1, description="Torch threads on the CPU.")
+    cpu_backend: Literal["auto", "amx", "avx512", "onednn"] = Field(
+        "auto",
+        description="What multiplies on the CPU: kernels of the project for AMX or AVX-512, or the library "
+        "oneDNN. auto: the best for the processor, or the library where it is found quicker at load.",
+    )
     helper_cpus: str = Field(
         "",
         description="CPU list of cores that help with long steps, prompts and large batches, though they "
@@ -93,7 +98,7 @@ class VerifyConfig(EngineConfig):
     deterministic: bool = Field(
         False,
         description="A token's bits never depend on what is computed beside it: equal tokens in every mode, "
-        "batch and replica on like machines.",
+        "batch and replica on like machines. Refused where the library's kernels compute the model.",
     )
     served_name: str = Field("", description="Model name on the wire; empty: the last part of `model`.")
 
@@ -126,6 +131,10 @@ class OrchestratorConfig(ServiceConfig):
     )
     draft: tuple[str, ...] = Field(
         (), description="Draft replicas: host:port, or dns:name:port; none: lookup only."
+    )
+    require_fit: bool = Field(
+        False,
+        description="A draft that does not fit the target ends the process at start; off: it is left out.",
     )
     replicas_file: str = Field(
         "", description="File with lines 'verify host:port' or 'draft host:port', read again when it changes."

@@ -199,6 +199,9 @@ class ModelInfo:
     device: str = ""
     pages: int = 0
     pages_free: int = 0
+    arithmetic: str = ""
+    """Replicas whose arithmetic is equal give a token the same bits."""
+    arithmetic_reason: str = ""
 
 
 class VerifyPolicy(IntEnum):

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 import uvloop
 
 from outrider.config import ServiceConfig
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, OutriderError
 from outrider.logs import get_logger
 from outrider.serving import GrpcServer
 from outrider.telemetry.instruments import start_metrics
@@ -29,6 +29,10 @@ PR_SET_PDEATHSIG = 1
 
 class Service(Protocol):
     """What a process runs once it is loaded."""
+
+    @property
+    def failure(self) -> OutriderError | None:
+        """Why the process has to end by itself; None: it has not."""
 
     def running(self) -> int:
         """Sessions that a drain waits for."""
@@ -50,7 +54,7 @@ async def run_service(
     build: Callable[[GrpcServer], Awaitable[Service]],
     interceptors: Sequence[Any] = (),
 ) -> None:
-    """The life of a service process: listen, load, serve, drain, and return.
+    """The life of a service process: listen on every port, load, serve, drain, and return.
 
     `build` loads what is needed (blocking parts with `in_thread`: health answers meanwhile), registers
     servicers on `server.server` and returns the running service. SIGTERM or SIGINT starts the drain, or
@@ -59,17 +63,19 @@ async def run_service(
     Raises:
         ConfigError: the address or the metrics port cannot be bound, the cores are not there, or `build`
             says so.
+        OutriderError: the service's own failure, once it has drained.
     """
     pin_cpus(config.cpus)
     stop = _stop_on_signals()
     server = GrpcServer(config, service_names, interceptors)
     try:
         await server.start()
+        metrics = _start_metrics(config)
         configure_tracing(service, server.replica)
-        logger.info("listening", endpoint=server.endpoint)
+        logger.info("listening", endpoint=server.endpoint, metrics=metrics)
         running = await _unless(stop, build(server))
         if running is not None:
-            await _serve(service, server, running, stop)
+            await _serve(service, server, running, stop, metrics)
     finally:
         await server.stop()
         shutdown_tracing()
@@ -149,11 +155,12 @@ def _core_range(part: str) -> range:
     return range(int(first), int(last if dash else first) + 1)
 
 
-async def _serve(service: str, server: GrpcServer, running: Service, stop: asyncio.Event) -> None:
+async def _serve(
+    service: str, server: GrpcServer, running: Service, stop: asyncio.Event, metrics: str
+) -> None:
     try:
-        metrics = _start_metrics(server.config)
-        await server.set_serving(True)
-        logger.info("serving", endpoint=server.endpoint, metrics=metrics)
+        server.set_serving(True)
+        logger.info("serving", endpoint=server.endpoint)
         ready = {"event": "ready", "service": service, "endpoint": server.endpoint, "metrics": metrics}
         print(json.dumps(ready), flush=True)
         await stop.wait()
@@ -161,6 +168,8 @@ async def _serve(service: str, server: GrpcServer, running: Service, stop: async
         await server.drain(running.running)
     finally:
         await running.close()
+    if running.failure is not None:
+        raise running.failure
 
 
 def _start_metrics(config: ServiceConfig) -> str:

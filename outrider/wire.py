@@ -251,6 +251,8 @@ def model_info_to_pb(info: ModelInfo) -> tokens_pb2.ModelInfo:
         device=info.device,
         pages=info.pages,
         pages_free=info.pages_free,
+        arithmetic=info.arithmetic,
+        arithmetic_reason=info.arithmetic_reason,
     )
 
 
@@ -272,6 +274,8 @@ def model_info_from_pb(pb: tokens_pb2.ModelInfo) -> ModelInfo:
         device=pb.device,
         pages=pb.pages,
         pages_free=pb.pages_free,
+        arithmetic=pb.arithmetic,
+        arithmetic_reason=pb.arithmetic_reason,
     )
 
 

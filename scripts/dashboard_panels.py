@@ -69,7 +69,7 @@ def _panel(unit: str, title: str, description: str, *queries: str, **more: bool 
     return Panel(title=title, unit=unit, description=description, queries=lines, **more)  # type: ignore[arg-type]
 
 
-def _quantiles(title: str, description: str, histogram: str, **more: bool) -> Panel:
+def _quantiles(title: str, description: str, histogram: str, **more: bool | int) -> Panel:
     lines = (f"{quantile}% = p{quantile} {histogram}" for quantile in (50, 95, 99))
     return _panel("s", title, description, *lines, **more)
 
@@ -186,17 +186,31 @@ BUDGET = (
 LATENCY = (
     _quantiles(
         "Time to first token",
-        "From admission to the first token. Exemplars lead to traces.",
+        "From a request's arrival to its first token, in the queue too. Exemplars lead to traces.",
         "o:time_to_first_token_seconds",
         exemplars=True,
+        width=6,
+    ),
+    _quantiles(
+        "Time in the queue",
+        "How long admitted requests waited for their admission: a part of the time to first token.",
+        "o:queue_seconds",
+        width=6,
     ),
     _quantiles(
         "Time per output token",
         "Mean over a request's tokens after the first.",
         "o:time_per_output_token_seconds",
         exemplars=True,
+        width=6,
     ),
-    _quantiles("Request duration", "From admission to the end.", "o:request_seconds", exemplars=True),
+    _quantiles(
+        "Request duration",
+        "From a request's arrival to its end, in the queue too.",
+        "o:request_seconds",
+        exemplars=True,
+        width=6,
+    ),
 )
 
 THROUGHPUT = (

@@ -23,6 +23,7 @@ QUERIES = {
     "o:requests_rejected_total": Q.rate("o:requests_rejected_total", "reason"),
     "o:requests_finished_total": Q.rate("o:requests_finished_total", "reason"),
     "o:tokens_total": Q.rate("o:tokens_total"),
+    "o:queue_seconds": Q.quantile(0.95, "o:queue_seconds"),
     "o:request_seconds": Q.quantile(0.95, "o:request_seconds"),
     "o:time_to_first_token_seconds": Q.quantile(0.95, "o:time_to_first_token_seconds"),
     "o:time_per_output_token_seconds": Q.mean("o:time_per_output_token_seconds"),

@@ -33,8 +33,20 @@ and last its default. For `max_sessions` of the verify service:
 | environment | `OUTRIDER_VERIFY_MAX_SESSIONS=16` |
 | file | `[verify]` with `max_sessions = 16`; named by `--config` or `OUTRIDER_CONFIG` |
 
-`--print-config` prints every value with its source and exits. A wrong setting ends the process with exit
-status 2 and one sentence that names it. Lists are repeated flags or text separated by commas.
+`--print-config` prints every value with its source and exits. Lists are repeated flags or text separated by
+commas.
+
+Every command ends with one of these statuses; with 1 and 2 one sentence on standard error says why:
+
+| status | when |
+|---|---|
+| 0 | it did what was asked, or a service was told to end |
+| 1 | it failed: nobody answers, the stream broke for good, a process or an engine crashed |
+| 2 | it was asked for wrongly: a flag, a setting, a missing file, a port in use, a pair that does not fit |
+| 130 | Ctrl-C ended `generate` or `timeline` |
+
+2 is also the status of a request that the orchestrator refuses as it is: another try would be refused too.
+`outrider up` ends with 1 or 2 when a process does not start; one that crashes later is started again.
 
 Traces go where the standard `OTEL_*` variables say, such as `OTEL_EXPORTER_OTLP_ENDPOINT`;
 `OTEL_TRACES_SAMPLER` decides which requests. Without them nothing is recorded; see [tracing](tracing.md).

@@ -103,8 +103,10 @@ class Kills:
         async with grpc.aio.insecure_channel(self.system.endpoint) as channel:
             killing: asyncio.Task[None] | None = None
             async for response in generation_pb2_grpc.GenerationServiceStub(channel).Generate(message):
-                if response.WhichOneof("event") == "complete":
+                kind = response.WhichOneof("event")
+                if kind == "complete":
                     stream.complete = response.complete
+                if kind != "chunk":
                     continue
                 stream.arrivals.append(time.monotonic())
                 stream.tokens += response.chunk.token_ids

@@ -12,6 +12,7 @@ from functools import partial
 
 from orchestrator.events import (
     Action,
+    Announce,
     BlockArrived,
     ConnectDraft,
     ConnectVerify,
@@ -107,6 +108,8 @@ class Generation:
                     self.host.loop.do(self.host.send_seconds, partial(self.on_verdict, verdict))
                 case ParkDraft():
                     self._park_draft()
+                case Announce():
+                    pass  # simulated clients know their seeds
                 case Finish():
                     self._finish()
                 case _:

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from outrider.engine.kernels.crew import LONG_ROWS
+from outrider.engine.cpu.team import HELPED_ROWS
 from outrider.errors import ConfigError
 
 FOLDER = Path(__file__).parent / "profiles"
@@ -55,8 +55,8 @@ class Profile(_Frozen):
     target_sampling: Seconds = 0.0
     """What sampling adds to a target step at temperatures above 0."""
     target_helped: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """With two cores: part of T(n) - T(1) that the draft's core helps with beyond LONG_ROWS tokens; T(1) is
-    the time in which the weights come from the memory, which two cores cannot do faster."""
+    """With two cores: part of T(n) - T(1) that the draft's core helps with, from HELPED_ROWS tokens on; T(1)
+    is the time in which the weights come from the memory, which two cores cannot do faster."""
     draft_forward: Points
     draft_context: Seconds = 0.0
     draft_sampling: Seconds = 0.0
@@ -111,7 +111,7 @@ class TargetTimes:
 
     def helped(self, tokens: int, seconds: float) -> float:
         """How much of a step a second core takes parts of."""
-        return self.share * max(seconds - self.least, 0.0) if tokens > LONG_ROWS else 0.0
+        return self.share * max(seconds - self.least, 0.0) if tokens >= HELPED_ROWS else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
+os.environ["OMP_NUM_THREADS"] = "1"  # tests run side by side; who wants more threads says so
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -17,6 +18,16 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Options of our own."""
     parser.addoption("--fault-seed", type=int, help="replay the fault tests with this seed")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Side by side, the tests of a file stay together, and so do all that use the demo services."""
+    if not config.pluginmanager.has_plugin("xdist"):
+        return
+    for item in items:
+        shared = "demo" in getattr(item, "fixturenames", ())
+        item.add_marker(pytest.mark.xdist_group("demo" if shared else item.nodeid.partition("::")[0]))
 
 
 @pytest.fixture

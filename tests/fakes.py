@@ -85,7 +85,7 @@ class FakeReplica:
         self.server = GrpcServer(config, [self.service])
         self.register(self.server.server)
         await self.server.start()
-        await self.server.set_serving(True)
+        self.server.set_serving(True)
         self.endpoint = self.server.endpoint
         return self.endpoint
 

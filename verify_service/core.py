@@ -55,7 +55,9 @@ class EngineCore:
         deliver: Callable[[Sequence[Delivery]], None],
         clock: Callable[[], float] = time.perf_counter,
         wall_clock: Callable[[], float] = time.time,
+        on_drafting: Callable[[bool], None] = lambda drafting: None,
     ) -> None:
+        """`on_drafting` is told before each step whether blocks came since the last one."""
         self.sessions: dict[int, Session] = {}
         self.handles = HandleTable(
             runner.pool, settings.replica, settings.incarnation, settings.lease_seconds, clock, wall_clock
@@ -66,6 +68,7 @@ class EngineCore:
         self._instruments = instruments
         self._deliver = deliver
         self._clock = clock
+        self._on_drafting, self._drafting = on_drafting, False
         self._verifier = Verifier(
             runner, settings.limits.eos_token_ids, clock, lambda: int(wall_clock() * 1e9)
         )
@@ -97,6 +100,8 @@ class EngineCore:
         if works:
             for work in works:
                 work.session.started(now)
+            self._on_drafting(self._drafting)
+            self._drafting = False
             self._publish(self._verifier.run(works), plan.price)
         if plan.works:
             return 0.0
@@ -169,6 +174,7 @@ class EngineCore:
 
     def _propose(self, message: Propose) -> None:
         message.stream.absorbed += 1
+        self._drafting = True
         session = self.sessions.get(message.stream.id)
         if session is not None:
             dropped = session.propose(message.block, message.arrived)

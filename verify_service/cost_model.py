@@ -10,9 +10,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from outrider.engine.kernels.rows import MOST_ROWS
-from outrider.engine.kernels.rows_ir import MAX_ROWS
-
 OWN_WEIGHT = 0.1
 """How far one observation moves the estimate of the points around it."""
 OTHERS_WEIGHT = 0.05
@@ -80,9 +77,11 @@ class CostModel:
         return index - 1, (tokens - low) / (high - low)
 
 
-def measuring_points(max_tokens: int) -> list[int]:
-    """Which token counts to measure: powers of two, their halfway points, and the edges of the kernels."""
-    edges = range(MAX_ROWS, MOST_ROWS + 1, MAX_ROWS)
+def measuring_points(max_tokens: int, edges: Sequence[int] = ()) -> list[int]:
+    """Which token counts to measure: powers of two, their halfway points, and where a step gets longer.
+
+    Behind each of `edges` it does.
+    """
     counts = {1, max_tokens, *(edge + over for edge in edges for over in (0, 1) if edge + over < max_tokens)}
     power = 2
     while power < max_tokens:

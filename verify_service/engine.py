@@ -76,6 +76,11 @@ class VerifyEngine:
         """KV pages by state."""
         return self._core.statistics
 
+    @property
+    def failure(self) -> InternalError | None:
+        """What ended the engine, unless it was stopped."""
+        return self._ended if isinstance(self._ended, InternalError) else None
+
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
@@ -172,7 +177,7 @@ class VerifyEngine:
                     deliver([stream.outbox.announce(error)])
                 case ReleaseKv(reply=reply) | ForkKv(reply=reply):
                     deliver([reply.answer(error)])
-        if isinstance(error, InternalError):
+        if self.failure is not None:
             self._on_failure()
 
     def _hand_over(self, deliveries: Sequence[Delivery]) -> None:

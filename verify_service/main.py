@@ -1,30 +1,15 @@
-"""Starts a verify replica: load the target, measure it, start its engine, serve."""
+"""Starts a verify replica: bind the port, load the target, serve."""
 
 from __future__ import annotations
 
-import os
-import signal
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from outrider.config import VerifyConfig
-from outrider.engine.loaded_model import LoadedModel
-from outrider.engine.replica import load_runner, model_info
-from outrider.engine.runner import ModelRunner
-from outrider.engine.tokenizer_files import TokenizerFiles, load_tokenizer
-from outrider.logs import get_logger
-from outrider.messages import ModelInfo
-from outrider.process import in_thread, run_service
+from outrider.process import Service, in_thread, run_service
 from outrider.serving import GrpcServer
-from outrider.telemetry.device_memory import device_memory
-from outrider.telemetry.instruments import VerifyInstruments
-from verify_service.core import CoreSettings, EngineCore
-from verify_service.cost_model import CostModel
-from verify_service.engine import VerifyEngine
-from verify_service.measure import measure_costs
-from verify_service.servicer import SERVICE, VerifyServicer
-from verify_service.session import Limits
+from outrider.v1 import verify_pb2
 
-logger = get_logger(__name__)
+SERVICE: str = verify_pb2.DESCRIPTOR.services_by_name["VerifyService"].full_name
 
 
 async def run(config: VerifyConfig) -> None:
@@ -36,105 +21,15 @@ async def run(config: VerifyConfig) -> None:
     await run_service("verify", config, [SERVICE], lambda server: _build(config, server))
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyReplica:
-    """A running replica."""
+async def _build(config: VerifyConfig, server: GrpcServer) -> Service:
+    """Load while health answers; the import alone takes seconds, for it brings torch."""
 
-    engine: VerifyEngine
+    def load() -> Callable[[GrpcServer], Service]:
+        from outrider.engine.place import check_place
 
-    def running(self) -> int:
-        """Open sessions."""
-        return self.engine.sessions
+        check_place(config.model)
+        from verify_service.replica import load_replica
 
-    async def close(self) -> None:
-        """Stop the engine."""
-        await self.engine.stop()
+        return load_replica(config)
 
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The target, ready to run."""
-
-    runner: ModelRunner
-    tokenizer: TokenizerFiles | None
-    cost: CostModel
-    max_step_tokens: int
-
-
-def load_target(config: VerifyConfig) -> Target:
-    """Load the model and measure its step time; blocks.
-
-    Raises:
-        ConfigError: a setting is wrong or the model cannot be loaded.
-    """
-    runner = load_runner(config, config.page_size, say=logger.info, deterministic=config.deterministic)
-    room = runner.pool.statistics().total * config.page_size
-    max_step_tokens = min(config.max_step_tokens, room, runner.loaded.context_length)
-    cost = measure_costs(runner, max_step_tokens)
-    logger.info(
-        "measured",
-        step_ms=round(cost.seconds(1) * 1e3, 3),
-        largest_step_ms=round(cost.seconds(max_step_tokens) * 1e3, 3),
-    )
-    return Target(runner, load_tokenizer(config.model), cost, max_step_tokens)
-
-
-async def _build(config: VerifyConfig, server: GrpcServer) -> VerifyReplica:
-    target = await in_thread(lambda: load_target(config))
-    info = describe(config, target, config.name or server.endpoint)
-    instruments = VerifyInstruments()
-    instruments.files.watch(server.watched)
-    engine = make_engine(config, target, info, instruments)
-    servicer = VerifyServicer(engine, info, target.tokenizer)
-    servicer.register(server.server)
-    engine.start()
-    return VerifyReplica(engine)
-
-
-def describe(config: VerifyConfig, target: Target, replica: str) -> ModelInfo:
-    """What the replica serves."""
-    return model_info(
-        config,
-        target.runner.loaded,
-        target.tokenizer,
-        kind="target",
-        replica=replica,
-        served_name=config.served_name,
-    )
-
-
-def make_engine(
-    config: VerifyConfig, target: Target, info: ModelInfo, instruments: VerifyInstruments
-) -> VerifyEngine:
-    """An engine that is not started yet."""
-    settings = CoreSettings(
-        replica=info.replica,
-        incarnation=info.incarnation,
-        limits=_limits(config, target.runner.loaded),
-        max_step_tokens=target.max_step_tokens,
-        lease_seconds=config.lease_seconds,
-        lookup=config.lookup,
-    )
-    instruments.capacity(config.max_sessions, lambda: device_memory(info.device))
-    return VerifyEngine(
-        lambda deliver: EngineCore(target.runner, target.cost, settings, instruments, deliver),
-        max_sessions=config.max_sessions,
-        max_pending_verdicts=config.max_pending_verdicts,
-        on_failure=_end_process,
-    )
-
-
-def _limits(config: VerifyConfig, loaded: LoadedModel) -> Limits:
-    return Limits(
-        max_nodes=config.max_nodes,
-        max_tree_nodes=config.max_tree_nodes,
-        context_length=loaded.context_length,
-        vocabulary_size=loaded.vocabulary_size,
-        eos_token_ids=frozenset(loaded.eos_token_ids),
-        max_patience=config.max_patience_ms / 1000.0,
-    )
-
-
-def _end_process() -> None:
-    """A replica without an engine is of no use: let whoever started it start another."""
-    os.kill(os.getpid(), signal.SIGTERM)
+    return (await in_thread(load))(server)

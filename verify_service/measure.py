@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from outrider.engine.pages import SequenceKv
 from outrider.engine.runner import Segment
@@ -18,14 +18,17 @@ LONGEST_MEASUREMENT = 3.0
 
 
 def measure_costs(
-    runner: Runner, max_tokens: int, clock: Callable[[], float] = time.perf_counter
+    runner: Runner,
+    max_tokens: int,
+    edges: Sequence[int] = (),
+    clock: Callable[[], float] = time.perf_counter,
 ) -> CostModel:
-    """T(n) for n up to `max_tokens`, with one sequence and no context.
+    """T(n) for n up to `max_tokens`, with one sequence and no context; steps take longer behind `edges`.
 
     Each point is the best of some rounds over all points: what else the machine does meanwhile then
     spoils no single one.
     """
-    points = measuring_points(max_tokens)
+    points = measuring_points(max_tokens, edges)
     end = clock() + LONGEST_MEASUREMENT
     _time_step(runner, points[0], clock)  # the first step of all is slow
     best = _round(runner, points, clock, end)

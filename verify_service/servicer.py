@@ -19,7 +19,6 @@ from verify_service.admission import check_open
 from verify_service.engine import VerifyEngine
 from verify_service.mailbox import Closed, Stream
 
-SERVICE: str = verify_pb2.DESCRIPTOR.services_by_name["VerifyService"].full_name
 Requests = AsyncIterator[verify_pb2.VerifyRequest]
 Context = grpc.aio.ServicerContext[Any, Any]
 

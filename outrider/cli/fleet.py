@@ -1,8 +1,9 @@
 """The processes of `outrider up`: carries out what the supervisor decides.
 
-A child's ready line means that its health says SERVING; the orchestrator's, that it can verify. With
-`drafts`, the orchestrator is asked how many drafts are needed, and drafts are started and ended accordingly:
-one that ends is first taken from the file, so that its sessions move, then told to drain.
+All start at once, so that a port that is taken is found before a model is loaded. A child's ready line means
+that its health says SERVING; the orchestrator's, that it has found all replicas and that they fit together.
+With `drafts`, the orchestrator is asked how many drafts are needed, and drafts are started and ended
+accordingly: one that ends is first taken from the file, so that its sessions move, then told to drain.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ ASK_SECONDS = 1.0
 """Period at which the orchestrator is asked how many drafts are needed."""
 LEAVE_SECONDS = 3.0
 """From a draft's removal from the file to its drain: the orchestrator has read the file meanwhile."""
+WRONG = 2
+"""Exit status of a child that was asked for something wrong."""
 KILL_SECONDS = 5.0
 """Beyond the grace period, before a child is killed."""
 
@@ -66,7 +69,8 @@ class Scaling:
 
 
 class Fleet:
-    """Replicas first, then the orchestrator, which reads their endpoints from `replicas_file`."""
+    """The replicas, and the orchestrator, which reads their endpoints from `replicas_file`: none until all of
+    the first ones are ready, so that it is ready when everything is."""
 
     def __init__(
         self,
@@ -77,6 +81,7 @@ class Fleet:
         grace_seconds: float,
         start_child: Callable[[ChildSpec, str | None, Callable[[str], None]], Awaitable[Child]] = Child.start,
         scaling: Scaling | None = None,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.specs = {spec.name: spec for spec in (*replicas, orchestrator)}
         self.orchestrator = orchestrator.name
@@ -85,6 +90,8 @@ class Fleet:
         self.grace_seconds = grace_seconds
         self.start_child = start_child
         self.scaling = scaling
+        self.pause = pause
+        """Waits so many seconds before a child that crashed is started again."""
         self.supervisor = Supervisor(tuple(self.specs))
         self.children: dict[str, Child] = {}
         self.endpoints: dict[str, str] = {}
@@ -94,12 +101,13 @@ class Fleet:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> int:
-        """Start, watch, and stop everything; 0 when asked to stop, 1 when a child did not start."""
+        """Start, watch, and stop everything; 0 when asked to stop, 1 when a child did not start, 2 when what
+        it was asked for is wrong."""
         self._stop_on_signals()
+        self._write_replicas()
         try:
             for name in self.specs:
-                if name != self.orchestrator:
-                    await self._launch(name)
+                await self._launch(name)
             return await self._watch()
         finally:
             await self._stop_all()
@@ -115,7 +123,7 @@ class Fleet:
                     await self._scale(count, why)
                 case _Exited(child, status):
                     if not self._on_exit(child, status):
-                        return 1
+                        return WRONG if status == WRONG else 1
 
     async def _on_ready(self, child: Child) -> None:
         name, first = child.spec.name, not self.supervisor.up
@@ -125,15 +133,14 @@ class Fleet:
         self.supervisor.ready(name, time.monotonic())
         self.endpoints[name] = ready["endpoint"]
         self._say(name, "ready at " + " ".join(filter(None, (ready["endpoint"], ready["metrics"]))))
-        self._write_replicas()
+        if self.supervisor.up or len(self.endpoints) == len(self.specs) - 1:
+            self._write_replicas()
         if name == self.orchestrator:
             self._keep_port(ready["endpoint"])
             if first:
                 _announce(ready)
                 if self.scaling is not None:
                     self._spawn(self._follow(self.scaling, ready["endpoint"]))
-        elif self.orchestrator not in self.children and len(self.endpoints) == len(self.specs) - 1:
-            await self._launch(self.orchestrator)
 
     def _on_exit(self, child: Child, status: int) -> bool:
         """False when there is no going on."""
@@ -162,7 +169,7 @@ class Fleet:
         self._spawn(self._await_exit(child))
 
     async def _relaunch(self, name: str, pause_seconds: float) -> None:
-        await asyncio.sleep(pause_seconds)
+        await self.pause(pause_seconds)
         if not self.supervisor.stopping and name in self._pausing:
             self._pausing.discard(name)
             await self._launch(name)

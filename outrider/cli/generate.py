@@ -24,9 +24,9 @@ def generate(arguments: argparse.Namespace) -> int:
         OutriderError: the request failed; what came before it has been printed.
     """
     if arguments.timeline:
-        _check_suffix("--timeline", arguments.timeline)
+        _check_picture("--timeline", arguments.timeline)
     show = _discard if arguments.json else _print_now
-    answer = asyncio.run(run_request(arguments, show, bool(arguments.timeline)))
+    answer = asyncio.run(run_request(arguments, show, bool(arguments.timeline), _say))
     if arguments.json:
         print(json.dumps(to_json(answer)))
     elif sys.stdout.isatty():
@@ -44,11 +44,11 @@ def timeline(arguments: argparse.Namespace) -> int:
     Raises:
         OutriderError: the request failed, or the saved one cannot be read.
     """
-    _check_suffix("--output", arguments.output)
+    _check_picture("--output", arguments.output)
     if arguments.from_json:
         bars = _read(arguments.from_json)
     else:
-        answer = asyncio.run(run_request(arguments, _discard, record_timeline=True))
+        answer = asyncio.run(run_request(arguments, _discard, record_timeline=True, say=_say))
         print(f"[{summary(answer)}]", file=sys.stderr)
         bars = answer.timeline
     _write(arguments.output, bars)
@@ -66,6 +66,7 @@ def to_json(answer: Answer) -> dict[str, Any]:
         "seed": answer.seed,
         "model": answer.model,
         "request_id": answer.request_id,
+        "resumptions": answer.resumptions,
         "seconds": answer.seconds,
         "tokens_per_second": _rate(answer),
     }
@@ -98,13 +99,22 @@ def _print_now(text: str) -> None:
     sys.stdout.flush()
 
 
+def _say(sentence: str) -> None:
+    """Beside the text; on a terminal on a line of its own."""
+    begin = "\n" if sys.stdout.isatty() else ""
+    print(f"{begin}outrider: {sentence}", file=sys.stderr, flush=True)
+
+
 def _discard(_text: str) -> None:
     pass
 
 
-def _check_suffix(flag: str, path: str) -> None:
+def _check_picture(flag: str, path: str) -> None:
+    """Before the request is sent, so that nothing is generated that cannot be drawn."""
     if Path(path).suffix not in WRITERS:
         raise InvalidRequest(flag, f"{path!r} must end in {', '.join(WRITERS)}")
+    if not Path(path).parent.is_dir():
+        raise InvalidRequest(flag, f"there is no folder {str(Path(path).parent)!r}")
 
 
 def _read(path: str) -> list[Bar]:

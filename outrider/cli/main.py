@@ -12,8 +12,10 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from outrider import __version__
 from outrider.cli import commands
-from outrider.errors import ConfigError, InvalidRequest, OutriderError
+from outrider.errors import ConfigError, InvalidRequest, OutriderError, Unauthenticated, UnknownModel
 
+ASKED_WRONGLY = (ConfigError, InvalidRequest, UnknownModel, Unauthenticated)
+"""What another try with the same arguments cannot mend."""
 DESCRIPTION = """\
 Serve a large language model faster than it can run by itself: a small draft model proposes tokens on
 its own processor, the target model verifies them on another, and the output is exactly the target's.
@@ -28,13 +30,13 @@ examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status: 0, 1 (failed), 2 (wrong setting or request), 130."""
+    """Run the command line; returns the exit status: 0, 1 (failed), 2 (asked for wrongly), 130 (Ctrl-C)."""
     parsed = _parser().parse_args(arguments)
     try:
         status: int = parsed.run(parsed)
     except OutriderError as error:
         print(f"outrider: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError | InvalidRequest) else 1
+        return 2 if isinstance(error, ASKED_WRONGLY) else 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader of our output has gone, as in `outrider generate ... | head`

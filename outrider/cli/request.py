@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -67,6 +69,7 @@ def add_connection_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("connection")
     group.add_argument(
         "--endpoint",
+        type=_endpoint,
         metavar="HOST:PORT",
         default=os.environ.get("OUTRIDER_ENDPOINT", "127.0.0.1:7700"),
         help="the orchestrator (environment OUTRIDER_ENDPOINT; default 127.0.0.1:7700)",
@@ -77,7 +80,7 @@ def add_connection_flags(parser: argparse.ArgumentParser) -> None:
         default=os.environ.get("OUTRIDER_TOKEN", ""),
         help="bearer token (better: environment OUTRIDER_TOKEN)",
     )
-    group.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS", help="default 600")
+    group.add_argument("--timeout", type=_seconds, default=600.0, metavar="SECONDS", help="default 600")
     group.add_argument(
         "--tls-ca", default="", metavar="FILE", help="PEM authorities, or system; turns TLS on"
     )
@@ -148,6 +151,23 @@ def _bias(text: str) -> tuple[int, float]:
         return int(token), float(bias)
     except ValueError:
         raise InvalidRequest("--logit-bias", f"must be ID=X such as 42=-1.5, not {text!r}") from None
+
+
+def _endpoint(text: str) -> str:
+    """What gRPC can resolve: `host:port`, or with a scheme such as `ipv4:host:port,host:port`."""
+    if not re.fullmatch(r".+:\d+", text) and not text.startswith("unix:"):
+        raise argparse.ArgumentTypeError(f"must be HOST:PORT, not {text!r}")
+    return text
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, not {text!r}")
+    return seconds
 
 
 def _flag(name: str) -> str:

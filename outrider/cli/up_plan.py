@@ -52,6 +52,9 @@ class UpConfig(Settings):
     )
     verifies: Positive = Field(1, description="Verify replicas.")
     threads: Positive = Field(1, description="Torch threads of each replica on the CPU.")
+    cpu_backend: Literal["auto", "amx", "avx512", "onednn"] = Field(
+        "auto", description="What multiplies on the CPU; see `serve verify`."
+    )
     deterministic: bool = Field(
         False, description="The target's tokens are the same in every mode and batch; see `serve verify`."
     )
@@ -119,6 +122,7 @@ def plan_orchestrator(
     """The orchestrator, which reads the replicas' endpoints from a file."""
     config = resolved.config
     arguments = ["--host", config.host, "--port", str(config.port), "--replicas-file", replicas_file]
+    arguments.append("--require-fit")
     if config.metrics_port >= 0:
         arguments += ["--metrics-port", str(config.metrics_port)]
     taken = {core for spec in replicas if spec.service == "verify" for core in spec.cores}
@@ -149,7 +153,9 @@ def _replica(
     arguments = ["--name", name, "--host", "127.0.0.1", "--port", "0", *_model(config, service)]
     if device != "auto":
         arguments += ["--device", device]
-    arguments += _passed_on(resolved, "dtype", "threads", *(["deterministic"] if service == "verify" else []))
+    arguments += _passed_on(
+        resolved, "dtype", "threads", "cpu_backend", *(["deterministic"] if service == "verify" else [])
+    )
     if cores:
         arguments += ["--cpus", ",".join(map(str, cores))]
     if helpers and not _is_draft(name):

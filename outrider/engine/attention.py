@@ -5,8 +5,7 @@ attention. We store the new keys and values in their slots, gather what each gro
 return the mixed values. Which tokens those are stands in the step that is current during the forward.
 
 On the CPU the arithmetic is float32 whatever the model's is. It takes no longer, and the order of
-additions, which depends on the batch and on a tree's shape, then hardly ever shows in a 16-bit result. With
-an `Arithmetic` it never does: `outrider.engine.ordered_attention` takes over.
+additions, which depends on the batch and on a tree's shape, then hardly ever shows in a 16-bit result.
 
 Shapes: N packed tokens, Q query heads, H kv heads, G = Q / H, D head width, S slots; B, n, L as in
 `outrider.engine.step`. Query rows are folded as [B, H, G * n, D]: one problem per kv head instead of one
@@ -25,9 +24,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from outrider.engine.arithmetic import Arithmetic
 from outrider.engine.loaded_model import Geometry
-from outrider.engine.ordered_attention import Batch, mix, plan_batches, plan_runs
 from outrider.engine.pages import Move
 from outrider.engine.step import Group, Step, View
 from outrider.errors import ModelError
@@ -46,18 +43,9 @@ class PagedAttention:
         ModelError: the device has no memory for so many slots.
     """
 
-    def __init__(
-        self,
-        geometry: Geometry,
-        num_slots: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        arithmetic: Arithmetic | None = None,
-    ) -> None:
-        shape = (geometry.num_layers, num_slots, geometry.kv_heads)
+    def __init__(self, geometry: Geometry, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
         try:
-            self.keys = torch.zeros((*shape, geometry.head_dim), dtype=dtype, device=device)
-            self.values = torch.zeros((*shape, geometry.value_dim), dtype=dtype, device=device)
+            self.allocate(geometry, num_slots, dtype, device)
         except RuntimeError as error:
             raise ModelError(f"kv_tokens: no memory for {num_slots} tokens ({error}); lower it") from error
         self.windows: dict[int, int | None] = {}
@@ -65,11 +53,14 @@ class PagedAttention:
         self.unknown: set[str] = set()
         """Arguments that a layer passed and that we know nothing of."""
         self.name = f"outrider_{next(_names)}"
-        self._arithmetic = arithmetic
         self._step: Step | None = None
-        self._batches: dict[int | None, list[Batch]] = {}
-        """By sliding window, for the current step."""
         _register(self)
+
+    def allocate(self, geometry: Geometry, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
+        """Make the memory of all slots."""
+        shape = (geometry.num_layers, num_slots, geometry.kv_heads)
+        self.keys = torch.zeros((*shape, geometry.head_dim), dtype=dtype, device=device)
+        self.values = torch.zeros((*shape, geometry.value_dim), dtype=dtype, device=device)
 
     @contextmanager
     def during(self, step: Step) -> Iterator[None]:
@@ -79,7 +70,6 @@ class PagedAttention:
             yield
         finally:
             self._step = None
-            self._batches.clear()
 
     def move(self, moves: Sequence[Move]) -> None:
         """Copy entries between slots in all layers; all reads come before all writes."""
@@ -88,10 +78,6 @@ class PagedAttention:
         pairs = torch.tensor(moves, dtype=torch.int64, device=self.keys.device)  # [moves, 2]
         for entries in (self.keys, self.values):
             entries.index_copy_(1, pairs[:, 1], entries.index_select(1, pairs[:, 0]))
-
-    def stored(self, slots: torch.Tensor) -> torch.Tensor:
-        """Keys and values at `slots` [T] in all layers: [layers, T, ...]."""
-        return torch.cat([entries.index_select(1, slots) for entries in (self.keys, self.values)], -1)
 
     def attend(
         self,
@@ -119,11 +105,6 @@ class PagedAttention:
         stored = step.slots.shape[0]
         keys.index_copy_(0, step.slots, key[0, :, :stored].transpose(0, 1))
         values.index_copy_(0, step.slots, value[0, :, :stored].transpose(0, 1))
-        if self._arithmetic is not None:
-            batches, blocks = self._ordered(step, sliding_window, s_aux), self._arithmetic.attention
-            scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-            packed = mix(batches, query[0], keys, values, blocks, scale, softcap)
-            return packed.to(query.dtype).unsqueeze(0), None
         explicit = softcap is not None or s_aux is not None
         mixed: list[torch.Tensor] = []
         for group in step.groups:
@@ -141,14 +122,6 @@ class PagedAttention:
             mixed.append(query.new_zeros(padding, dtype=step.dtype))
         packed = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
         return packed.to(query.dtype).unsqueeze(0), None
-
-    def _ordered(self, step: Step, window: int | None, sinks: torch.Tensor | None) -> list[Batch]:
-        """What the step's queries see through a window, in order of positions."""
-        if sinks is not None:
-            raise ModelError("deterministic: not offered for attention with sinks; set deterministic off")
-        if window not in self._batches:
-            self._batches[window] = plan_batches(plan_runs(step.groups), window, step.tokens.device)
-        return self._batches[window]
 
     def note(self, layer: int, window: int | None, others: Mapping[str, Any]) -> None:
         """Remember what a layer asks for when it calls first; the self check looks at it."""

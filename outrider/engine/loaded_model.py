@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from outrider.engine.arithmetic import Arithmetic
+from outrider.engine.cpu.backend import Backend
+from outrider.engine.cpu.choice import Choice
+from outrider.engine.cpu.team import Team
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class LoadedModel:
     """A decoder-only model in evaluation mode, and what callers need to know of it."""
 
     model: nn.Module
-    """A `LeanDecoder`, or the transformers model."""
+    """A `FusedDecoder`, or the transformers model."""
     name: str
     """The last part of the folder or hub id."""
     vocabulary_size: int
@@ -42,13 +44,27 @@ class LoadedModel:
     dtype: torch.dtype
     device: torch.device
     geometry: Geometry
-    arithmetic: Arithmetic | None = None
-    """Set: a token's results do not depend on its batch."""
+    choice: Choice | None = None
+    """What computes the products, on the CPU."""
+    team: Team | None = None
+    """The threads that do, on the CPU."""
 
     @property
     def kind(self) -> str:
         """The class of the model in transformers."""
         return str(getattr(self.model, "kind", type(self.model).__name__))
+
+    @property
+    def arithmetic(self) -> str:
+        """What a token's bits depend on besides the model, for comparison with other replicas."""
+        forward = "fused" if hasattr(self.model, "stack") else "modules"
+        if self.device.type != "cpu":
+            kernels = torch.cuda.get_device_name(self.device)
+        elif self.choice is None or self.choice.backend is Backend.ONEDNN:
+            kernels = f"onednn {torch.backends.cpu.get_cpu_capability()} torch {torch.__version__}"
+        else:
+            kernels = self.choice.backend
+        return f"{self.dtype_name} {forward} {kernels}"
 
     @property
     def num_layers(self) -> int:

@@ -1,7 +1,7 @@
 """Loads a decoder-only model and makes sure that this engine computes what the model computes.
 
-`load_model` goes: settings -> support -> weights -> lean forward -> packing -> deterministic arithmetic, if
-asked for -> self check. Whatever is wrong ends in a ModelError with one sentence, before a port is opened.
+`load_model` goes: settings -> support -> weights -> fused decoder -> packing -> self check. Whatever is
+wrong ends in a ModelError with one sentence, before a port is opened.
 """
 
 from __future__ import annotations
@@ -13,24 +13,22 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from outrider.engine.check import TOLERANCE, Plain, check_paged, run_plain
 from outrider.engine.check_bits import check_bits
-from outrider.engine.kernels.crew import Crew
-from outrider.engine.kernels.layer import attends
-from outrider.engine.kernels.rows import fits
-from outrider.engine.lean import LeanDecoder, NotLean, lean_decoder
+from outrider.engine.cpu.backend import AUTO
+from outrider.engine.cpu.choice import choose_backend
+from outrider.engine.cpu.linear import is_linear, linear_weight, pack_linears
+from outrider.engine.cpu.team import Team
+from outrider.engine.fused_decoder import FusedDecoder, NotFused, fused_decoder
 from outrider.engine.loaded_model import LoadedModel
-from outrider.engine.packed_linear import pack_linears, wrap_linears
-from outrider.engine.probes import find_arithmetic
-from outrider.engine.tokenizer_files import check_place
+from outrider.engine.place import cannot_load, check_place
 from outrider.errors import ModelError
 
-LEAN_STRICTNESS = 2.0
-"""How much nearer to the model's own results than `TOLERANCE` the lean forward must be in 16 bits."""
+FUSED_STRICTNESS = 2.0
+"""How much nearer to the model's own results than `TOLERANCE` the fused decoder must be in 16 bits."""
 _factory: Any = AutoModelForCausalLM  # its annotations leave out what the arguments below change
 _LOAD_ERRORS = (OSError, ValueError, ImportError, RuntimeError, KeyError, TypeError, SafetensorError)
 """What transformers raises for files that are missing, unreadable, too large or not a known model."""
@@ -44,23 +42,23 @@ def load_model(
     threads: int,
     context_length: int = 0,
     trust_remote_code: bool = False,
-    lean: bool = True,
+    fused: bool = True,
     deterministic: bool = False,
     helper_cores: Sequence[int] = (),
+    cpu_backend: str = AUTO,
     progress: Callable[[str], None] | None = None,
 ) -> LoadedModel:
     """Load a model from a folder or hub id.
 
-    `dtype` and `device` may be auto; `context_length` 0 is the model's own limit; without `lean`, or where
-    that forward does not fit, the model's own modules run. With `deterministic` a token's results do not
-    depend on its batch. On the CPU a thread on each of `helper_cores` takes part in long steps.
+    `dtype` and `device` may be auto; `context_length` 0 is the model's own limit; without `fused`, or where
+    that decoder does not fit, the model's own modules run. With `deterministic` a model is refused whose
+    results depend on the batch. On the CPU a thread on each of `helper_cores` takes part in long steps, and
+    `cpu_backend` is auto or one of `outrider.engine.cpu.backend`.
 
     Raises:
         ModelError: it cannot be loaded, is of a kind that cannot run here, or fails the self check.
     """
     say = progress or (lambda _: None)
-    if not model:
-        raise ModelError("model: not set; give a folder with config.json and weights, or a hub id")
     check_place(model)
     torch.set_num_threads(threads)
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -73,14 +71,11 @@ def load_model(
     say("checking the model against this engine")
     plain = run_plain(network, limit)
     loaded = _described(network, Path(model).name, plain, limit, place)
-    if lean:
-        loaded = _made_lean(loaded, network, plain, say)
-    del network  # a lean model's weights are fused, and freed as they are packed
-    settled = not deterministic or _adds_up_in_order(loaded)
-    # Helpers cut activations where vectorized loops may end: rounding would depend on the batch.
-    loaded = _packed(loaded, Crew(threads, helper_cores if settled else ()), say)
-    if not settled:
-        loaded = _made_deterministic(loaded, say)
+    if fused:
+        loaded = _made_fused(loaded, network, plain, say)
+    del network  # a fused decoder's weights are its own, and freed as they are packed
+    # The library's results depend on the batch, so it is no alternative then.
+    loaded = _packed(loaded, Team(threads, helper_cores), cpu_backend, not deterministic, say)
     check_paged(loaded, plain)
     if deterministic:
         say("checking that a token's bits do not depend on its batch")
@@ -104,51 +99,32 @@ def _described(
     )
 
 
-def _made_lean(
+def _made_fused(
     loaded: LoadedModel, network: PreTrainedModel, plain: Plain, say: Callable[[str], None]
 ) -> LoadedModel:
-    """The model with the lean forward if it computes the same, else as it is."""
+    """The model as a fused decoder if that computes the same, else as it is."""
     try:
-        made = replace(loaded, model=lean_decoder(network, plain.geometry, plain.windows))
-        check_paged(made, plain, LEAN_STRICTNESS)
-    except (NotLean, ModelError) as reason:
-        say(f"without the lean forward: {reason}")
+        made = replace(loaded, model=fused_decoder(network, plain.geometry, plain.windows))
+        check_paged(made, plain, FUSED_STRICTNESS)
+    except (NotFused, ModelError) as reason:
+        say(f"without the fused decoder: {reason}")
         return loaded
     return made
 
 
-def _packed(loaded: LoadedModel, crew: Crew, say: Callable[[str], None]) -> LoadedModel:
-    """The model with linear layers that the crew computes, on the CPU."""
-    if loaded.device.type == "cpu":
-        gates = loaded.model.gates if isinstance(loaded.model, LeanDecoder) else ()
-        say(f"packed {pack_linears(loaded.model, crew, gates)} linear layers")
-    return loaded
-
-
-def _adds_up_in_order(loaded: LoadedModel) -> bool:
-    """True when kernels of our own compute all of the model: they add up in one order for any batch."""
-    network, geometry = loaded.model, loaded.geometry
-    return (
-        isinstance(network, LeanDecoder)
-        and len(network.gates) == len(network.stack)
-        and all(fits(module.weight) for module in network.modules() if isinstance(module, nn.Linear))
-        and attends(geometry.head_dim, loaded.dtype, loaded.device)
-    )
-
-
-def _made_deterministic(loaded: LoadedModel, say: Callable[[str], None]) -> LoadedModel:
-    """The model, packed already, with arithmetic that does not depend on the batch.
-
-    Raises:
-        ModelError: that is not offered for this model, or not with this device and threads.
-    """
-    if loaded.device.type == "cpu" and torch.get_num_threads() > 1:
-        raise ModelError("deterministic: on the CPU it takes one thread per replica; set threads to 1")
-    wrap_linears(loaded.model)
-    arithmetic = find_arithmetic(loaded.model, loaded.kind, loaded.geometry)
-    linear, attention = arithmetic.linear.sizes[0], arithmetic.attention.sizes[0]
-    say(f"deterministic: blocks of {linear} rows and more in linear layers, of {attention} in attention")
-    return replace(loaded, arithmetic=arithmetic)
+def _packed(
+    loaded: LoadedModel, team: Team, wanted: str, measured: bool, say: Callable[[str], None]
+) -> LoadedModel:
+    """The model with packed linear layers, whose work the team shares, on the CPU."""
+    if loaded.device.type != "cpu":
+        return loaded
+    weights = [linear_weight(module) for module in loaded.model.modules() if is_linear(module)]
+    choice = choose_backend(weights, wanted, measured=measured)
+    del weights
+    gates = loaded.model.gates if isinstance(loaded.model, FusedDecoder) else ()
+    count = pack_linears(loaded.model, choice.backend, team, gates)
+    say(f"{count} linear layers on {choice.backend}: {choice.reason}")
+    return replace(loaded, choice=choice, team=team)
 
 
 def _device(device: str) -> torch.device:
@@ -260,7 +236,4 @@ def _generation_setting(network: PreTrainedModel, name: str) -> Any:
 
 def _cannot_load(model: str, error: Exception) -> ModelError:
     reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
-    return ModelError(
-        f"model: {model!r} cannot be loaded ({reason}); "
-        "give a folder with config.json and weights, or a hub id"
-    )
+    return cannot_load(model, f"cannot be loaded ({reason})")

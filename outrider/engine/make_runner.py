@@ -37,13 +37,7 @@ def make_runner(
 def _kernels_fit(loaded: LoadedModel) -> bool:
     """True when a model runs on kernels here; others run as they do on the CPU.
 
-    Those are 32-bit ones, whose exact products need more registers than there are, and those that were asked
-    to compute the same whatever the batch.
+    Those are 32-bit ones, whose exact products need more registers than there are.
     """
     widest = max(loaded.geometry.head_dim, loaded.geometry.value_dim)
-    return (
-        has_kernels(loaded.device)
-        and loaded.dtype.itemsize == 2
-        and loaded.arithmetic is None
-        and widest <= WIDEST_HEAD
-    )
+    return has_kernels(loaded.device) and loaded.dtype.itemsize == 2 and widest <= WIDEST_HEAD

@@ -29,6 +29,7 @@ def load_runner(
         device=config.device,
         threads=config.threads,
         helper_cores=parse_cpus("helper_cpus", config.helper_cpus),
+        cpu_backend=config.cpu_backend,
         context_length=config.context_length,
         trust_remote_code=config.trust_remote_code,
         deterministic=deterministic,
@@ -62,4 +63,6 @@ def model_info(
         kind=kind,
         dtype=loaded.dtype_name,
         device=str(loaded.device),
+        arithmetic=loaded.arithmetic,
+        arithmetic_reason=loaded.choice.reason if loaded.choice else "",
     )

@@ -10,14 +10,17 @@ Belongs to one thread. Shapes: N packed tokens, W wanted rows, V vocabulary.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from outrider.engine.attention import PagedAttention
-from outrider.engine.lean import LeanAttention, LeanDecoder, LeanForward
-from outrider.engine.lean.forward import Step as Inputs
+from outrider.engine.cpu.backend import row_edges
+from outrider.engine.fused_decoder import FusedDecoder, FusedForward
+from outrider.engine.fused_decoder.attention import FusedAttention
+from outrider.engine.fused_decoder.cpu_operations import CpuOperations
+from outrider.engine.fused_decoder.forward import Inputs
 from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.pages import PagePool, SequenceKv
 from outrider.engine.step import Segment, Step, plan_step
@@ -36,13 +39,12 @@ class ModelRunner:
         self.pool = PagePool(num_pages, page_size)
         self.attention = self.make_attention(num_pages * page_size)
         network: Any = loaded.model
-        if isinstance(network, LeanDecoder):
-            self._lean = LeanForward(network)
-            self._logits = self._lean_logits
+        self._logits: Callable[[Any], torch.Tensor] = self._module_logits
+        if isinstance(network, FusedDecoder):
+            self._logits = self.make_fused(network)
         else:
             network.set_attn_implementation(self.attention.name)
             self._selects_rows = "logits_to_keep" in inspect.signature(network.forward).parameters
-            self._logits = self._module_logits
 
     def forward(self, segments: Sequence[Segment]) -> torch.Tensor:
         """Run the segments' tokens as one packed batch; they become scratch entries of their sequences.
@@ -59,11 +61,21 @@ class ModelRunner:
             queries_per_kv=self.loaded.geometry.queries_per_kv,
             dtype=self.loaded.dtype,
             device=self.loaded.device,
-            arithmetic=self.loaded.arithmetic,
         )
         wanted = sum(len(segment.wanted) for segment in segments)
         # A copy outside of inference mode: callers may write into it.
         return self._run(step)[:wanted].to(torch.float32, copy=True)
+
+    @property
+    def row_edges(self) -> Sequence[int]:
+        """Token counts behind which a forward takes longer."""
+        choice = self.loaded.choice
+        return () if choice is None else row_edges(choice.backend)
+
+    def drafting(self, at_work: bool) -> None:
+        """Say whether drafts are at work, perhaps on cores that would help this runner."""
+        if self.loaded.team is not None:
+            self.loaded.team.helpers_idle = not at_work
 
     def append(self, segments: Sequence[Segment]) -> None:
         """Make the segments' tokens scratch entries of their sequences.
@@ -78,7 +90,14 @@ class ModelRunner:
 
     def make_attention(self, num_slots: int) -> PagedAttention:
         """The attention that this runner's forwards call."""
-        return _attention(self.loaded, num_slots)
+        loaded = self.loaded
+        kind = FusedAttention if isinstance(loaded.model, FusedDecoder) else PagedAttention
+        return kind(loaded.geometry, num_slots, loaded.dtype, loaded.device)
+
+    def make_fused(self, decoder: FusedDecoder) -> Callable[[Any], torch.Tensor]:
+        """The forward of a fused decoder with this runner's attention: a step -> logits [W, V]."""
+        assert isinstance(self.attention, FusedAttention), "made for this decoder"
+        return FusedForward(decoder, CpuOperations(decoder, self.attention))
 
     def commit(
         self, kv: SequenceKv, keep: Sequence[int], tokens: Sequence[int], survivors: Sequence[int] = ()
@@ -101,19 +120,9 @@ class ModelRunner:
         with torch.inference_mode(), self.attention.during(step):
             return self._logits(step)
 
-    def _lean_logits(self, step: Step) -> torch.Tensor:
-        return self._lean(step, self.attention)
-
     def _module_logits(self, step: Inputs) -> torch.Tensor:
         selection = {"logits_to_keep": step.wanted} if self._selects_rows else {}
         logits: torch.Tensor = self.loaded.model(
             input_ids=step.tokens, position_ids=step.positions, use_cache=False, **selection
         ).logits[0]
         return logits if self._selects_rows else logits.index_select(0, step.wanted)
-
-
-def _attention(loaded: LoadedModel, num_slots: int) -> PagedAttention:
-    shape, dtype, device = loaded.geometry, loaded.dtype, loaded.device
-    if isinstance(loaded.model, LeanDecoder) and device.type == "cpu" and loaded.arithmetic is None:
-        return LeanAttention(shape, num_slots, dtype, device)
-    return PagedAttention(shape, num_slots, dtype, device, loaded.arithmetic)

@@ -13,13 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from outrider.engine.arithmetic import Arithmetic
 from outrider.engine.pages import SequenceKv
 
 MIN_ROWS = 4
@@ -126,10 +124,8 @@ def plan_step(
     queries_per_kv: int,
     dtype: torch.dtype,
     device: torch.device,
-    arithmetic: Arithmetic | None = None,
 ) -> Step:
     """Plan one forward over segments whose tokens are appended to their sequences already."""
-    padded = arithmetic.padded if arithmetic is not None else partial(padded_size, dtype=dtype)
     groups: list[Group] = []
     order: list[int] = []
     start = 0
@@ -137,7 +133,7 @@ def plan_step(
         groups.append(_make_group([segments[i] for i in members], start, queries_per_kv, device))
         order.extend(members)
         start = groups[-1].stop
-    rows = np.zeros((3, padded(start)), dtype=np.int64)
+    rows = np.zeros((3, padded_size(start, dtype)), dtype=np.int64)
     first_row = [0] * len(segments)
     stop = 0
     for i in order:
@@ -147,7 +143,7 @@ def plan_step(
         rows[1, first_row[i] : stop] = kv.positions(kv.scratch - count)
         rows[2, first_row[i] : stop] = kv.slots[kv.length + kv.scratch - count : kv.length + kv.scratch]
     wanted = [first_row[i] + index for i, segment in enumerate(segments) for index in segment.wanted]
-    wanted += [0] * (padded(len(wanted)) - len(wanted))
+    wanted += [0] * (padded_size(len(wanted), dtype) - len(wanted))
     packed = torch.from_numpy(rows).to(device)
     return Step(
         tokens=packed[0:1],

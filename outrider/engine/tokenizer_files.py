@@ -10,6 +10,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from outrider.engine.place import cannot_load, check_place
 from outrider.errors import ModelError
 
 OLDER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
@@ -33,7 +34,7 @@ def load_tokenizer(model: str) -> TokenizerFiles | None:
     """The tokenizer of a model folder or hub id, converted from an older format if need be; None without one.
 
     Raises:
-        ModelError: a file is there and cannot be read.
+        ModelError: there is no such model, or a file is there and cannot be read.
     """
     check_place(model)
     tokenizer_json = _file(model, "tokenizer.json") or _converted(model)
@@ -52,16 +53,6 @@ def load_tokenizer(model: str) -> TokenizerFiles | None:
         special_tokens=special_tokens,
         add_bos_token=bool(settings.get("add_bos_token", False)),
     )
-
-
-def check_place(model: str) -> None:
-    """Refuse a path that is no folder, before anything takes it for a hub id.
-
-    Raises:
-        ModelError: `model` is written as a path, and there is no such folder.
-    """
-    if model.startswith(("/", "./", "../", "~")) and not Path(model).is_dir():
-        raise ModelError(f"model: there is no folder {model!r}; give a folder with config.json and weights")
 
 
 def vocabulary_hash(tokenizer_json: bytes | None, vocabulary_size: int) -> str:
@@ -103,7 +94,7 @@ def _file(model: str, name: str) -> bytes | None:
     try:
         found = cached_file(model, name, _raise_exceptions_for_missing_entries=False)
     except (OSError, ValueError) as error:
-        raise ModelError(f"model: {name} of {model!r} cannot be fetched ({_first_line(error)})") from error
+        raise cannot_load(model, f"has no {name} that can be fetched ({_first_line(error)})") from error
     return Path(found).read_bytes() if found is not None else None
 
 

@@ -7,8 +7,8 @@ exact sample (Gumbel-max), and a function of logits, parameters, seed and positi
 the plain argmax. The draft knows the noise too, so it ranks its own tokens by
 `sharpness x logit / temperature + noise`.
 
-On the CPU one compiled pass does it (`outrider.sampling.kernels`), on a GPU kernels do (`on_device`), and
-where there is neither, the operations of torch that define the result.
+On the CPU compiled kernels do it (`compiled`), on a GPU kernels of its own (`on_device`), and where there is
+neither, the operations of torch that define the result.
 
 Shapes: N rows, V vocabulary, K ranked tokens of a row.
 """
@@ -24,8 +24,8 @@ from torch import Tensor
 
 from outrider.accelerator import has_kernels
 from outrider.acceptance import FLATNESS, SHARPNESS_GRID, bucket
+from outrider.kernels.compiling import available
 from outrider.messages import TokenLogprob
-from outrider.sampling.kernels import search
 from outrider.sampling.noise import row_keys
 from outrider.sampling.perturbed import Leaders, leaders, leaders_among
 from outrider.sampling.processors import Row, plain, processed
@@ -52,7 +52,8 @@ class Ranking(NamedTuple):
 
 def prepare() -> None:
     """Compile what there is to compile, so that the first request does not wait for it."""
-    search.prepare()
+    if available():
+        from outrider.sampling import compiled  # noqa: F401
 
 
 def choose(logits: Tensor, rows: Sequence[Row], eos_token_ids: Collection[int]) -> list[int]:
@@ -60,7 +61,16 @@ def choose(logits: Tensor, rows: Sequence[Row], eos_token_ids: Collection[int]) 
     if has_kernels(logits.device) and plain(rows):
         return _choose_on_device(logits, rows)
     logits = processed(logits, rows, eos_token_ids)
-    return search.choose(logits, rows) if search.fits(logits) else _choose_in_torch(logits, rows)
+    if not _compiled_for(logits):
+        return _choose_in_torch(logits, rows)
+    from outrider.sampling import compiled  # needs numba, which is there
+
+    return compiled.choose(logits, rows)
+
+
+def _compiled_for(logits: Tensor) -> bool:
+    """True when the kernels of the CPU take some logits."""
+    return logits.dtype is torch.float32 and logits.device.type == "cpu" and available()
 
 
 def _choose_on_device(logits: Tensor, rows: Sequence[Row]) -> list[int]:
@@ -103,13 +113,15 @@ def rank(
     if rows and has_kernels(logits.device) and plain(rows):
         return _rank_on_device(logits, rows, count, slopes)
     logits = processed(logits, rows, eos_token_ids)
-    if search.fits(logits):
-        found = search.rank(logits, rows, slopes, min(max(count, _RIVALS), logits.shape[1]))
-        return [
-            Ranking(tokens[:count], buckets[:count], () if row.params.greedy else winners)
-            for row, (tokens, buckets, winners) in zip(rows, found, strict=True)
-        ]
-    return _rank_in_torch(logits, rows, count, slopes)
+    if not _compiled_for(logits):
+        return _rank_in_torch(logits, rows, count, slopes)
+    from outrider.sampling import compiled  # needs numba, which is there
+
+    found = compiled.rank(logits, rows, slopes, min(max(count, _RIVALS), logits.shape[1]))
+    return [
+        Ranking(tokens[:count], buckets[:count], () if row.params.greedy else winners)
+        for row, (tokens, buckets, winners) in zip(rows, found, strict=True)
+    ]
 
 
 def _rank_in_torch(logits: Tensor, rows: Sequence[Row], count: int, slopes: Sequence[float]) -> list[Ranking]:

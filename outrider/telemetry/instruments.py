@@ -34,7 +34,7 @@ from outrider.telemetry.metric_parts import (
 )
 
 DURATION_BUCKETS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
-FIRST_TOKEN_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
+FIRST_TOKEN_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 40, 160)
 TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5)
 """Those of the gen_ai conventions, and three below: a pipelined token takes less than 10 ms."""
 REJECTIONS = (
@@ -233,9 +233,16 @@ class OrchestratorInstruments:
         self._rejected = make.counter("requests_rejected", "Requests refused, by reason.", "reason")
         self._finished = make.counter("requests_finished", "Continuations ended, by reason.", "reason")
         self._tokens = make.counter("tokens", "Tokens generated.")
-        self._seconds = make.histogram("request_seconds", "Time from admission to end.", DURATION_BUCKETS)
+        self._queue_seconds = make.histogram(
+            "queue_seconds", "Time that an admitted request waited for its admission.", FIRST_TOKEN_BUCKETS
+        )
+        self._seconds = make.histogram(
+            "request_seconds", "Time from a request's arrival to its end.", DURATION_BUCKETS
+        )
         self._first = make.histogram(
-            "time_to_first_token_seconds", "Time from admission to the first token.", FIRST_TOKEN_BUCKETS
+            "time_to_first_token_seconds",
+            "Time from a request's arrival to its first token, in the queue too.",
+            FIRST_TOKEN_BUCKETS,
         )
         self._per_token = make.histogram(
             "time_per_output_token_seconds", "Mean time per token after the first.", TOKEN_BUCKETS
@@ -259,9 +266,10 @@ class OrchestratorInstruments:
         """All metrics."""
         return self._make.made
 
-    def admitted(self) -> None:
-        """A request was admitted."""
+    def admitted(self, waited: float) -> None:
+        """A request was admitted after so many seconds in the queue."""
         self._admitted.inc()
+        self._queue_seconds.observe(waited)
 
     def rejected(self, reason: str) -> None:
         """A request was refused; the reason is an error's `reason`."""

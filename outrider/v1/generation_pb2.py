@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from outrider.v1 import tokens_pb2 as outrider_dot_v1_dot_tokens__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1coutrider/v1/generation.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/tokens.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"2\n\x04\x43hat\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.outrider.v1.ChatMessage\"\x80\x01\n\x11SpeculationParams\x12\x1f\n\x04mode\x18\x01 \x01(\x0e\x32\x11.outrider.v1.Mode\x12\x16\n\tmax_nodes\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x16\n\tmax_depth\x18\x03 \x01(\rH\x01\x88\x01\x01\x42\x0c\n\n_max_nodesB\x0c\n\n_max_depth\"\xe7\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.outrider.v1.TokenIdsH\x00\x12!\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x11.outrider.v1.ChatH\x00\x12-\n\x08sampling\x18\x05 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12\x33\n\x0bspeculation\x18\x06 \x01(\x0b\x32\x1e.outrider.v1.SpeculationParams\x12\x0c\n\x04task\x18\x07 \x01(\t\x12\x18\n\x10resume_token_ids\x18\x08 \x03(\r\x12\x0f\n\x07session\x18\t \x01(\x0c\x12\x14\n\x0ckeep_session\x18\n \x01(\x08\x12\x17\n\x0frecord_timeline\x18\x0b \x01(\x08\x12\x10\n\x08priority\x18\x0c \x01(\x05\x42\x08\n\x06prompt\"d\n\x05\x43hunk\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12+\n\x08logprobs\x18\x04 \x03(\x0b\x32\x19.outrider.v1.TokenLogprob\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\x9b\x03\n\x10SpeculationStats\x12\r\n\x05steps\x18\x01 \x01(\r\x12\x0f\n\x07\x64rafted\x18\x02 \x01(\r\x12\x10\n\x08verified\x18\x03 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x04 \x01(\r\x12\x0c\n\x04hits\x18\x05 \x01(\r\x12\x19\n\x11\x61\x63\x63\x65ptance_length\x18\x06 \x01(\x02\x12\x14\n\x0c\x64raft_losses\x18\x07 \x01(\r\x12\x15\n\rverify_losses\x18\x08 \x01(\r\x12\x1a\n\x12\x66irst_token_micros\x18\t \x01(\r\x12\x14\n\x0ctotal_micros\x18\n \x01(\r\x12\x16\n\x0e\x66orward_micros\x18\x0b \x01(\r\x12\x15\n\rsample_micros\x18\x0c \x01(\r\x12\x14\n\x0cqueue_micros\x18\r \x01(\r\x12\x13\n\x0bidle_micros\x18\x0e \x01(\r\x12\x14\n\x0c\x64raft_micros\x18\x0f \x01(\r\x12\x18\n\x10\x61\x64mission_micros\x18\x10 \x01(\r\x12\x15\n\rdecode_micros\x18\x11 \x01(\r\x12\x1a\n\x12\x64\x65\x63ode_busy_micros\x18\x12 \x01(\r\"\xfb\x01\n\rTimelineEvent\x12-\n\x04lane\x18\x01 \x01(\x0e\x32\x1f.outrider.v1.TimelineEvent.Lane\x12\x17\n\x0fstart_unix_nano\x18\x02 \x01(\x04\x12\x17\n\x0f\x64uration_micros\x18\x03 \x01(\r\x12\x0c\n\x04name\x18\x04 \x01(\t\x12\x0c\n\x04step\x18\x05 \x01(\r\x12\r\n\x05nodes\x18\x06 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x07 \x01(\r\"L\n\x04Lane\x12\x14\n\x10LANE_UNSPECIFIED\x10\x00\x12\x0e\n\nLANE_DRAFT\x10\x01\x12\r\n\tLANE_WIRE\x10\x02\x12\x0f\n\x0bLANE_VERIFY\x10\x03\"\xa0\x02\n\x08\x43omplete\x12\r\n\x05index\x18\x01 \x01(\r\x12\x30\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12\x0c\n\x04stop\x18\x03 \x01(\t\x12!\n\x05usage\x18\x04 \x01(\x0b\x32\x12.outrider.v1.Usage\x12\x32\n\x0bspeculation\x18\x05 \x01(\x0b\x32\x1d.outrider.v1.SpeculationStats\x12\x0f\n\x07session\x18\x06 \x01(\x0c\x12\x0c\n\x04seed\x18\x07 \x01(\x04\x12\r\n\x05model\x18\x08 \x01(\t\x12\x12\n\nrequest_id\x18\t \x01(\t\x12,\n\x08timeline\x18\n \x03(\x0b\x32\x1a.outrider.v1.TimelineEvent\"k\n\x10GenerateResponse\x12#\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x12.outrider.v1.ChunkH\x00\x12)\n\x08\x63omplete\x18\x02 \x01(\x0b\x32\x15.outrider.v1.CompleteH\x00\x42\x07\n\x05\x65vent\"\x15\n\x13GetModelInfoRequest\"\x9b\x01\n\x14GetModelInfoResponse\x12&\n\x06target\x18\x01 \x01(\x0b\x32\x16.outrider.v1.ModelInfo\x12\x17\n\x0fverify_replicas\x18\x02 \x01(\r\x12\x16\n\x0e\x64raft_replicas\x18\x03 \x01(\r\x12\x14\n\x0ctext_prompts\x18\x04 \x01(\x08\x12\x14\n\x0c\x63hat_prompts\x18\x05 \x01(\x08*N\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\r\n\tMODE_AUTO\x10\x01\x12\x13\n\x0fMODE_SEQUENTIAL\x10\x02\x12\x0c\n\x08MODE_OFF\x10\x03\x32\xb3\x01\n\x11GenerationService\x12I\n\x08Generate\x12\x1c.outrider.v1.GenerateRequest\x1a\x1d.outrider.v1.GenerateResponse0\x01\x12S\n\x0cGetModelInfo\x12 .outrider.v1.GetModelInfoRequest\x1a!.outrider.v1.GetModelInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1coutrider/v1/generation.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/tokens.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"2\n\x04\x43hat\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.outrider.v1.ChatMessage\"\x80\x01\n\x11SpeculationParams\x12\x1f\n\x04mode\x18\x01 \x01(\x0e\x32\x11.outrider.v1.Mode\x12\x16\n\tmax_nodes\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x16\n\tmax_depth\x18\x03 \x01(\rH\x01\x88\x01\x01\x42\x0c\n\n_max_nodesB\x0c\n\n_max_depth\"\xe7\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.outrider.v1.TokenIdsH\x00\x12!\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x11.outrider.v1.ChatH\x00\x12-\n\x08sampling\x18\x05 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12\x33\n\x0bspeculation\x18\x06 \x01(\x0b\x32\x1e.outrider.v1.SpeculationParams\x12\x0c\n\x04task\x18\x07 \x01(\t\x12\x18\n\x10resume_token_ids\x18\x08 \x03(\r\x12\x0f\n\x07session\x18\t \x01(\x0c\x12\x14\n\x0ckeep_session\x18\n \x01(\x08\x12\x17\n\x0frecord_timeline\x18\x0b \x01(\x08\x12\x10\n\x08priority\x18\x0c \x01(\x05\x42\x08\n\x06prompt\"w\n\x07Started\x12\r\n\x05index\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\r\n\x05model\x18\x04 \x01(\t\x12\x15\n\rprompt_tokens\x18\x05 \x01(\r\x12\x15\n\rcached_tokens\x18\x06 \x01(\r\"d\n\x05\x43hunk\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12+\n\x08logprobs\x18\x04 \x03(\x0b\x32\x19.outrider.v1.TokenLogprob\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\x9b\x03\n\x10SpeculationStats\x12\r\n\x05steps\x18\x01 \x01(\r\x12\x0f\n\x07\x64rafted\x18\x02 \x01(\r\x12\x10\n\x08verified\x18\x03 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x04 \x01(\r\x12\x0c\n\x04hits\x18\x05 \x01(\r\x12\x19\n\x11\x61\x63\x63\x65ptance_length\x18\x06 \x01(\x02\x12\x14\n\x0c\x64raft_losses\x18\x07 \x01(\r\x12\x15\n\rverify_losses\x18\x08 \x01(\r\x12\x1a\n\x12\x66irst_token_micros\x18\t \x01(\r\x12\x14\n\x0ctotal_micros\x18\n \x01(\r\x12\x16\n\x0e\x66orward_micros\x18\x0b \x01(\r\x12\x15\n\rsample_micros\x18\x0c \x01(\r\x12\x14\n\x0cqueue_micros\x18\r \x01(\r\x12\x13\n\x0bidle_micros\x18\x0e \x01(\r\x12\x14\n\x0c\x64raft_micros\x18\x0f \x01(\r\x12\x18\n\x10\x61\x64mission_micros\x18\x10 \x01(\r\x12\x15\n\rdecode_micros\x18\x11 \x01(\r\x12\x1a\n\x12\x64\x65\x63ode_busy_micros\x18\x12 \x01(\r\"\xfb\x01\n\rTimelineEvent\x12-\n\x04lane\x18\x01 \x01(\x0e\x32\x1f.outrider.v1.TimelineEvent.Lane\x12\x17\n\x0fstart_unix_nano\x18\x02 \x01(\x04\x12\x17\n\x0f\x64uration_micros\x18\x03 \x01(\r\x12\x0c\n\x04name\x18\x04 \x01(\t\x12\x0c\n\x04step\x18\x05 \x01(\r\x12\r\n\x05nodes\x18\x06 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x07 \x01(\r\"L\n\x04Lane\x12\x14\n\x10LANE_UNSPECIFIED\x10\x00\x12\x0e\n\nLANE_DRAFT\x10\x01\x12\r\n\tLANE_WIRE\x10\x02\x12\x0f\n\x0bLANE_VERIFY\x10\x03\"\xa0\x02\n\x08\x43omplete\x12\r\n\x05index\x18\x01 \x01(\r\x12\x30\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12\x0c\n\x04stop\x18\x03 \x01(\t\x12!\n\x05usage\x18\x04 \x01(\x0b\x32\x12.outrider.v1.Usage\x12\x32\n\x0bspeculation\x18\x05 \x01(\x0b\x32\x1d.outrider.v1.SpeculationStats\x12\x0f\n\x07session\x18\x06 \x01(\x0c\x12\x0c\n\x04seed\x18\x07 \x01(\x04\x12\r\n\x05model\x18\x08 \x01(\t\x12\x12\n\nrequest_id\x18\t \x01(\t\x12,\n\x08timeline\x18\n \x03(\x0b\x32\x1a.outrider.v1.TimelineEvent\"\x94\x01\n\x10GenerateResponse\x12#\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x12.outrider.v1.ChunkH\x00\x12)\n\x08\x63omplete\x18\x02 \x01(\x0b\x32\x15.outrider.v1.CompleteH\x00\x12\'\n\x07started\x18\x03 \x01(\x0b\x32\x14.outrider.v1.StartedH\x00\x42\x07\n\x05\x65vent\"\x15\n\x13GetModelInfoRequest\"\x9b\x01\n\x14GetModelInfoResponse\x12&\n\x06target\x18\x01 \x01(\x0b\x32\x16.outrider.v1.ModelInfo\x12\x17\n\x0fverify_replicas\x18\x02 \x01(\r\x12\x16\n\x0e\x64raft_replicas\x18\x03 \x01(\r\x12\x14\n\x0ctext_prompts\x18\x04 \x01(\x08\x12\x14\n\x0c\x63hat_prompts\x18\x05 \x01(\x08*N\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\r\n\tMODE_AUTO\x10\x01\x12\x13\n\x0fMODE_SEQUENTIAL\x10\x02\x12\x0c\n\x08MODE_OFF\x10\x03\x32\xb3\x01\n\x11GenerationService\x12I\n\x08Generate\x12\x1c.outrider.v1.GenerateRequest\x1a\x1d.outrider.v1.GenerateResponse0\x01\x12S\n\x0cGetModelInfo\x12 .outrider.v1.GetModelInfoRequest\x1a!.outrider.v1.GetModelInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outrider.v1.generation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MODE']._serialized_start=2095
-  _globals['_MODE']._serialized_end=2173
+  _globals['_MODE']._serialized_start=2258
+  _globals['_MODE']._serialized_end=2336
   _globals['_CHATMESSAGE']._serialized_start=71
   _globals['_CHATMESSAGE']._serialized_end=115
   _globals['_CHAT']._serialized_start=117
@@ -42,24 +42,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SPECULATIONPARAMS']._serialized_end=298
   _globals['_GENERATEREQUEST']._serialized_start=301
   _globals['_GENERATEREQUEST']._serialized_end=660
-  _globals['_CHUNK']._serialized_start=662
-  _globals['_CHUNK']._serialized_end=762
-  _globals['_USAGE']._serialized_start=764
-  _globals['_USAGE']._serialized_end=844
-  _globals['_SPECULATIONSTATS']._serialized_start=847
-  _globals['_SPECULATIONSTATS']._serialized_end=1258
-  _globals['_TIMELINEEVENT']._serialized_start=1261
-  _globals['_TIMELINEEVENT']._serialized_end=1512
-  _globals['_TIMELINEEVENT_LANE']._serialized_start=1436
-  _globals['_TIMELINEEVENT_LANE']._serialized_end=1512
-  _globals['_COMPLETE']._serialized_start=1515
-  _globals['_COMPLETE']._serialized_end=1803
-  _globals['_GENERATERESPONSE']._serialized_start=1805
-  _globals['_GENERATERESPONSE']._serialized_end=1912
-  _globals['_GETMODELINFOREQUEST']._serialized_start=1914
-  _globals['_GETMODELINFOREQUEST']._serialized_end=1935
-  _globals['_GETMODELINFORESPONSE']._serialized_start=1938
-  _globals['_GETMODELINFORESPONSE']._serialized_end=2093
-  _globals['_GENERATIONSERVICE']._serialized_start=2176
-  _globals['_GENERATIONSERVICE']._serialized_end=2355
+  _globals['_STARTED']._serialized_start=662
+  _globals['_STARTED']._serialized_end=781
+  _globals['_CHUNK']._serialized_start=783
+  _globals['_CHUNK']._serialized_end=883
+  _globals['_USAGE']._serialized_start=885
+  _globals['_USAGE']._serialized_end=965
+  _globals['_SPECULATIONSTATS']._serialized_start=968
+  _globals['_SPECULATIONSTATS']._serialized_end=1379
+  _globals['_TIMELINEEVENT']._serialized_start=1382
+  _globals['_TIMELINEEVENT']._serialized_end=1633
+  _globals['_TIMELINEEVENT_LANE']._serialized_start=1557
+  _globals['_TIMELINEEVENT_LANE']._serialized_end=1633
+  _globals['_COMPLETE']._serialized_start=1636
+  _globals['_COMPLETE']._serialized_end=1924
+  _globals['_GENERATERESPONSE']._serialized_start=1927
+  _globals['_GENERATERESPONSE']._serialized_end=2075
+  _globals['_GETMODELINFOREQUEST']._serialized_start=2077
+  _globals['_GETMODELINFOREQUEST']._serialized_end=2098
+  _globals['_GETMODELINFORESPONSE']._serialized_start=2101
+  _globals['_GETMODELINFORESPONSE']._serialized_end=2256
+  _globals['_GENERATIONSERVICE']._serialized_start=2339
+  _globals['_GENERATIONSERVICE']._serialized_end=2518
 # @@protoc_insertion_point(module_scope)

@@ -52,7 +52,7 @@ class GenerationServiceServicer:
     """
 
     def Generate(self, request, context):
-        """Streams the continuation of a prompt: chunks, then one Complete per continuation.
+        """Streams the continuation of a prompt: per continuation one Started, its chunks, and one Complete.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -168,7 +168,7 @@ class KvHandle(_message.Message):
     def __init__(self, owner: _Optional[str] = ..., incarnation: _Optional[str] = ..., id: _Optional[str] = ..., length: _Optional[int] = ..., digest: _Optional[bytes] = ..., expires_unix_ms: _Optional[int] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("model", "vocabulary_hash", "vocabulary_size", "context_length", "eos_token_ids", "bos_token_id", "replica", "incarnation", "max_sessions", "sessions", "kind", "dtype", "device", "pages", "pages_free")
+    __slots__ = ("model", "vocabulary_hash", "vocabulary_size", "context_length", "eos_token_ids", "bos_token_id", "replica", "incarnation", "max_sessions", "sessions", "kind", "dtype", "device", "pages", "pages_free", "arithmetic", "arithmetic_reason")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_HASH_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -184,6 +184,8 @@ class ModelInfo(_message.Message):
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
     PAGES_FREE_FIELD_NUMBER: _ClassVar[int]
+    ARITHMETIC_FIELD_NUMBER: _ClassVar[int]
+    ARITHMETIC_REASON_FIELD_NUMBER: _ClassVar[int]
     model: str
     vocabulary_hash: str
     vocabulary_size: int
@@ -199,4 +201,6 @@ class ModelInfo(_message.Message):
     device: str
     pages: int
     pages_free: int
-    def __init__(self, model: _Optional[str] = ..., vocabulary_hash: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., context_length: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., bos_token_id: _Optional[int] = ..., replica: _Optional[str] = ..., incarnation: _Optional[str] = ..., max_sessions: _Optional[int] = ..., sessions: _Optional[int] = ..., kind: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., pages: _Optional[int] = ..., pages_free: _Optional[int] = ...) -> None: ...
+    arithmetic: str
+    arithmetic_reason: str
+    def __init__(self, model: _Optional[str] = ..., vocabulary_hash: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., context_length: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., bos_token_id: _Optional[int] = ..., replica: _Optional[str] = ..., incarnation: _Optional[str] = ..., max_sessions: _Optional[int] = ..., sessions: _Optional[int] = ..., kind: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., pages: _Optional[int] = ..., pages_free: _Optional[int] = ..., arithmetic: _Optional[str] = ..., arithmetic_reason: _Optional[str] = ...) -> None: ...

@@ -37,7 +37,7 @@ from tests.unit.verify_service.fakes import LIMITS, STEP_SECONDS, FakeRunner
 from verify_service.core import CoreSettings, EngineCore
 from verify_service.cost_model import CostModel
 from verify_service.engine import VerifyEngine
-from verify_service.servicer import SERVICE as VERIFY
+from verify_service.main import SERVICE as VERIFY
 from verify_service.servicer import VerifyServicer
 
 DRAFT = "outrider.v1.DraftService"
@@ -123,7 +123,7 @@ async def verify_service() -> AsyncIterator[tuple[grpc.aio.Channel, VerifyEngine
     server = GrpcServer(VerifyConfig(), [VERIFY])
     VerifyServicer(engine, VERIFY_INFO, None).register(server.server)
     await server.start()
-    await server.set_serving(True)
+    server.set_serving(True)
     engine.start()
     async with open_channel(server.endpoint) as channel:
         yield channel, engine, server.endpoint
@@ -157,7 +157,7 @@ async def draft_service(
     servicer = DraftServicer(engine, DRAFT_INFO, config.max_pending_blocks)
     draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server.server)  # type: ignore[no-untyped-call]
     await server.start()
-    await server.set_serving(True)
+    server.set_serving(True)
     engine.start()
     async with open_channel(server.endpoint) as channel:
         yield channel, engine, server.endpoint

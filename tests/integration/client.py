@@ -48,6 +48,7 @@ class Generation:
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     logprobs: list[tokens_pb2.TokenLogprob] = field(default_factory=list)
+    started: generation_pb2.Started = field(default_factory=generation_pb2.Started)
     complete: generation_pb2.Complete = field(default_factory=generation_pb2.Complete)
 
     @property
@@ -119,14 +120,17 @@ def collect(responses: Iterable[generation_pb2.GenerateResponse]) -> list[Genera
     """All continuations of a stream, by index."""
     found: dict[int, Generation] = {}
     for response in responses:
-        event = response.chunk if response.WhichOneof("event") == "chunk" else response.complete
+        event = getattr(response, response.WhichOneof("event"))
         generation = found.setdefault(event.index, Generation())
-        if isinstance(event, generation_pb2.Complete):
-            generation.complete = event
-            continue
-        generation.tokens += event.token_ids
-        generation.text += event.text
-        generation.logprobs += event.logprobs
+        match event:
+            case generation_pb2.Started():
+                generation.started = event
+            case generation_pb2.Chunk():
+                generation.tokens += event.token_ids
+                generation.text += event.text
+                generation.logprobs += event.logprobs
+            case generation_pb2.Complete():
+                generation.complete = event
     return [found[index] for index in sorted(found)]
 
 

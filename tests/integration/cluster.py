@@ -6,18 +6,18 @@ import json
 import os
 import queue
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from tests.integration.forks import Fork
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO_TARGET = ROOT / "models" / "demo" / "target"
 DEMO_DRAFT = ROOT / "models" / "demo" / "draft"
 OUTRIDER = "outrider.cli.main"
 START_SECONDS = 120.0
-"""Longest start of one process; loading torch takes about four seconds on a quiet core."""
+"""Longest start of one process."""
 
 
 class Process:
@@ -31,22 +31,14 @@ class Process:
         self.environment = dict(environment)
         self.ready: dict[str, str] = {}
         self._events: queue.Queue[dict[str, str] | None] = queue.Queue()
-        with log.open("ab") as errors:
-            self._popen = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments],
-                cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                start_new_session=True,
-            )
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+        self._fork = Fork(module, arguments, environment, log)
         threading.Thread(target=self._read, daemon=True).start()
 
     @property
     def pid(self) -> int:
         """Process id."""
-        return self._popen.pid
+        return self._fork.pid
 
     @property
     def endpoint(self) -> str:
@@ -56,7 +48,7 @@ class Process:
     @property
     def running(self) -> bool:
         """The process has not ended."""
-        return self._popen.poll() is None
+        return self._fork.status() is None
 
     def wait_ready(self) -> Process:
         """Block until the ready line has come.
@@ -79,30 +71,30 @@ class Process:
                 f"{self.arguments} said nothing for {START_SECONDS:g} s:\n{self.tail()}"
             ) from None
         if event is None:
-            raise AssertionError(f"{self.arguments} ended with {self._popen.wait()}:\n{self.tail()}")
+            raise AssertionError(f"{self.arguments} ended with {self.wait()}:\n{self.tail()}")
         return event
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to this process alone."""
-        self._popen.send_signal(number)
+        if self.running:
+            os.kill(self.pid, number)
 
     def wait(self, timeout: float = 60.0) -> int:
         """Exit status; fails the test when the process does not end in time."""
-        return self._popen.wait(timeout)
+        return self._fork.wait(timeout)
 
     def kill(self) -> None:
         """End it at once, as a crash would."""
         if self.running:
             self.signal(signal.SIGKILL)
-        self._popen.wait(10)
+        self.wait(10)
 
     def tail(self, characters: int = 4000) -> str:
         """The end of the log."""
         return self.log.read_text(errors="replace")[-characters:]
 
     def _read(self) -> None:
-        assert self._popen.stdout is not None
-        for line in self._popen.stdout:
+        for line in self._fork.output:
             if line.startswith("{"):
                 self._events.put(json.loads(line))
         self._events.put(None)
@@ -132,7 +124,7 @@ class Cluster:
 
         A setting becomes a flag; a tuple repeats it, True and False become --flag and --no-flag.
         """
-        always = {"port": 0, "metrics_port": 0, "log_format": "json", "parent_pid": os.getpid()}
+        always = {"port": 0, "metrics_port": 0, "log_format": "json"}
         settings = {**always, **settings}
         return self.launch("serve", service, *flags(settings))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,13 +15,16 @@ import pytest
 from tests.integration.client import Client, eventually
 from tests.integration.cluster import DEMO_DRAFT, DEMO_TARGET, ROOT, Cluster
 from tests.integration.reference import assert_same
+from tests.integration.test_distribution import tiny_llama
+
+COMMAND = (sys.executable, "-m", "outrider.cli.main")
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 def outrider(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command to its end."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "outrider.cli.main", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    command = [*COMMAND, *arguments]
+    return subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +79,24 @@ def test_generate_streams_text(up):
     assert "speculation" in record
 
 
+def test_generate_resumes_when_the_orchestrator_is_killed(up):
+    """The text is that of an unbroken stream with the seed that the service chose; stderr tells of it."""
+    request = ("generate", "--endpoint", up.endpoint, "--max-tokens", "900", "--ignore-eos")
+    request += ("--temperature", "1", "--stats", "def main():\n")
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "bufsize": 0}
+    with subprocess.Popen([*COMMAND, *request], cwd=ROOT, env=ENVIRONMENT, **pipes) as broken:
+        begin = broken.stdout.read(1)
+        os.kill(children(up.pid)["orchestrator"], signal.SIGKILL)
+        rest, said = (stream.decode() for stream in broken.communicate(timeout=120))
+    assert broken.returncode == 0, said
+    assert "outrider: the stream broke after" in said
+    assert "; resuming it" in said
+    seed = re.search(r"seed (\d+)\]", said)[1]
+    whole = outrider(*request, "--seed", seed)
+    assert whole.returncode == 0, whole.stderr
+    assert begin.decode() + rest == whole.stdout
+
+
 def test_timeline_draws_the_steps(up, tmp_path):
     """`outrider timeline` writes a picture and a Chrome trace of one request."""
     picture, trace = tmp_path / "timeline.html", tmp_path / "trace.json"
@@ -123,6 +145,15 @@ def test_an_interrupt_stops_everything(own_cluster):
     assert process.wait(30) == 0
     for pid in services.values():
         assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_pair_that_does_not_fit_ends_up(own_cluster, tmp_path):
+    """`outrider up` names both models, exits with 2, and never says that it is ready."""
+    wrong = tiny_llama(tmp_path / "wrong", 1, 8)
+    process = own_cluster.launch("up", "--target", str(DEMO_TARGET), "--draft", str(wrong), "--port", "0")
+    assert process.wait(120) == 2
+    assert process.ready == {}
+    assert "the vocabulary of 'wrong' is not that of 'target'" in process.tail()
 
 
 def test_an_unreachable_endpoint_is_explained():

@@ -7,7 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
+import torch
 
+from outrider.engine.cpu.backend import Backend, obstacle
 from tests.integration.client import (
     AUTO,
     OFF,
@@ -21,6 +23,10 @@ from tests.integration.client import (
 )
 from tests.integration.cluster import DEMO_DRAFT, DEMO_TARGET, Cluster, Process
 
+pytestmark = pytest.mark.skipif(
+    obstacle(Backend.AVX512, torch.bfloat16) is not None,
+    reason="`deterministic` needs AVX-512 BF16 and the package numba",
+)
 TOKENS = 32
 PROMPTS = 8
 SAMPLERS = {"greedy": {}, "T=0.7": {"temperature": 0.7}}

@@ -32,6 +32,7 @@ def test_the_next_turn_reuses_keys_and_values(demo, reference):
     turn = [*prompt, *first.tokens, 7, 8, 9]
     second = client.generate(turn, max_tokens=8, fields={"session": first.complete.session})
     assert second.complete.usage.cached_tokens >= len(prompt) + 15
+    assert second.started.cached_tokens == second.complete.usage.cached_tokens
     assert_same(reference, turn, reference.greedy(turn, 8), second.tokens)
 
 

@@ -95,7 +95,7 @@ def test_the_orchestrator_starts_without_torch():
     """Importing the orchestrator loads neither torch nor transformers."""
     program = (
         "import sys, orchestrator.main\n"
-        "sys.exit(', '.join(m for m in ('torch', 'transformers', 'numpy') if m in sys.modules) or 0)"
+        "sys.exit(', '.join(m for m in ('torch', 'transformers', 'numpy', 'numba') if m in sys.modules) or 0)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60

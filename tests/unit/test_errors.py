@@ -58,7 +58,7 @@ async def _what_arrives(error: Exception) -> list[OutriderError]:
     server = GrpcServer(VerifyConfig(), [NAME])
     verify_pb2_grpc.add_VerifyServiceServicer_to_server(Raiser(error), server.server)
     await server.start()
-    await server.set_serving(True)
+    server.set_serving(True)
     found = []
     async with open_channel(server.endpoint) as channel:
         stub = verify_pb2_grpc.VerifyServiceStub(channel)

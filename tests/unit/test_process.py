@@ -6,13 +6,18 @@ import asyncio
 import json
 import os
 import signal
+import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Awaitable, Callable
 
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from outrider.channels import open_channel
 from outrider.config import VerifyConfig
-from outrider.errors import ConfigError, ModelError
+from outrider.errors import ConfigError, InternalError, ModelError, OutriderError
 from outrider.process import end_with_parent, in_thread, pin_cpus, run_event_loop, run_service
 from outrider.serving import GrpcServer
 
@@ -22,7 +27,8 @@ NAME = "outrider.v1.VerifyService"
 class FakeService:
     """Has one session less each time it is asked; notes its end."""
 
-    def __init__(self) -> None:
+    def __init__(self, failure: OutriderError | None = None) -> None:
+        self.failure = failure
         self.sessions = 3
         self.closed = False
 
@@ -56,6 +62,47 @@ def test_ready_line_then_drain_on_sigterm(capsys: pytest.CaptureFixture[str]) ->
     assert ready["metrics"].endswith("/metrics")
     assert service.closed
     assert service.sessions == 0
+
+
+def test_a_service_that_failed_says_so() -> None:
+    """Whoever restarts processes that fail must see that this one did not end because it was told to."""
+    service = FakeService(InternalError("the engine of this replica has failed"))
+
+    async def build(server: GrpcServer) -> FakeService:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return service
+
+    with pytest.raises(InternalError, match="has failed"):
+        _run(build)
+    assert service.closed
+
+
+def test_every_port_is_bound_before_the_load() -> None:
+    """Health says NOT_SERVING during the load, and a port that is taken is found before it."""
+    seen = []
+
+    async def build(server: GrpcServer) -> FakeService:
+        async with open_channel(server.endpoint) as channel:
+            answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        seen.append(answer.status)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return FakeService()
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for setting in ("port", "metrics_port", "health_port"):
+            with pytest.raises(ConfigError, match=f"{setting}: cannot listen on 127.0.0.1:{port}"):
+                _run(build, VerifyConfig(**{setting: port}))
+    assert seen == []
+    _run(build)
+    assert seen == [health_pb2.HealthCheckResponse.NOT_SERVING]
+
+
+@pytest.mark.parametrize("service", ["orchestrator.main", "draft_service.main", "verify_service.main"])
+def test_torch_is_not_imported_before_the_port_is_bound(service: str) -> None:
+    """It takes seconds, so that no service imports it with its main module."""
+    check = f"import sys, {service}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], timeout=120).returncode == 0
 
 
 def test_a_load_that_is_stopped_ends_at_once() -> None:

@@ -144,7 +144,7 @@ async def serving(folder: Path) -> AsyncIterator[tuple[GrpcServer, Echo]]:
     server, echo = GrpcServer(VerifyConfig(**files), [NAME]), Echo()
     verify_pb2_grpc.add_VerifyServiceServicer_to_server(echo, server.server)
     await server.start()
-    await server.set_serving(True)
+    server.set_serving(True)
     yield server, echo
     await server.stop()
 

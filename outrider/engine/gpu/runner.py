@@ -10,18 +10,19 @@ Moves wait for the next step: nothing reads keys and values before it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from outrider.accelerator import multiprocessors
+from outrider.engine.fused_decoder import FusedDecoder, FusedForward
 from outrider.engine.gpu.attention import KernelAttention
-from outrider.engine.gpu.forward import KernelForward
 from outrider.engine.gpu.graphs import BUCKETS, CudaGraphs, Graphs, Replay, bucket_of
-from outrider.engine.gpu.layout import MOVES, DeviceStep, Layout
+from outrider.engine.gpu.layout import MOVES, Layout
 from outrider.engine.gpu.moves import PendingMoves
+from outrider.engine.gpu.operations import GpuOperations
 from outrider.engine.gpu.plan import Machine, Words, fill, graph_capacity, plan_tiles
-from outrider.engine.lean import LeanDecoder
 from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.pages import SequenceKv
 from outrider.engine.runner import ModelRunner, Segment
@@ -54,12 +55,14 @@ class GraphRunner(ModelRunner):
         items = -(-2 * multiprocessors(device) // geometry.kv_heads)
         self.machine = Machine(geometry.queries_per_kv, page_size, self.attention.trash, items)
         self._moves = PendingMoves(self.attention.move)
-        self._kernels = (
-            KernelForward(loaded.model, self.attention) if isinstance(loaded.model, LeanDecoder) else None
-        )
         self._replays: dict[int, tuple[Layout, Replay]] = {}
         if buckets:
             self._capture(buckets, CudaGraphs(device) if graphs is None else graphs, say)
+
+    @property
+    def row_edges(self) -> Sequence[int]:
+        """See `ModelRunner`: a graph computes as many tokens as its bucket has."""
+        return tuple(self._replays)
 
     def forward(self, segments: Sequence[Segment]) -> Tensor:
         """See `ModelRunner.forward`. Returns before the device has computed the logits."""
@@ -86,6 +89,10 @@ class GraphRunner(ModelRunner):
         """See `ModelRunner.make_attention`."""
         loaded = self.loaded
         return KernelAttention(loaded.geometry, num_slots, self._page_size, loaded.dtype, loaded.device)
+
+    def make_fused(self, decoder: FusedDecoder) -> Callable[[Any], Tensor]:
+        """See `ModelRunner.make_fused`."""
+        return FusedForward(decoder, GpuOperations(decoder, self.attention))
 
     def _run_segments(self, segments: Sequence[Segment], wanted: int) -> Tensor:
         """Logits [W with padding, V] of segments that are appended; overwritten by the next step."""
@@ -122,17 +129,11 @@ class GraphRunner(ModelRunner):
         with torch.inference_mode():
             step = self.attention.open_step(buffer, layout, wanted)
             self.attention.move_in_step(step)
-            if self._kernels is not None:
-                return self._kernels(step)
-            return self._modules(step)
-
-    def _modules(self, step: DeviceStep) -> Tensor:
-        """The model's own modules, with our attention."""
-        self.attention.current = step
-        try:
-            return self._module_logits(step)
-        finally:
-            self.attention.current = None
+            self.attention.current = step
+            try:
+                return self._logits(step)
+            finally:
+                self.attention.current = None
 
     def _capture(self, buckets: tuple[int, ...], graphs: Graphs, say: Callable[[str], None]) -> None:
         """Capture the forward of each bucket, the largest first: the smaller ones then fit its memory."""

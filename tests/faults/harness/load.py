@@ -116,8 +116,10 @@ class _Reading:
 
     def take(self, response: generation_pb2.GenerateResponse) -> bool:
         """Add a response; whether it brought tokens."""
-        if response.WhichOneof("event") == "complete":
+        kind = response.WhichOneof("event")
+        if kind == "complete":
             self.complete = response.complete
+        if kind != "chunk":
             return False
         self.tokens += response.chunk.token_ids
         self.text += response.chunk.text

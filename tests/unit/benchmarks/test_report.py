@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.arms.base import OWN, PEER
 from benchmarks.equality import Difference, Judgement, Tally
-from benchmarks.report import equality_lines, rows, tables
+from benchmarks.floor import Floor
+from benchmarks.report import equality_lines, floor_lines, rows, tables
 from benchmarks.samples import Batch, Request, Spread
 from benchmarks.workload import Cell, Tokens, Turn
 
@@ -80,3 +81,11 @@ def test_a_sure_target_is_named() -> None:
     assert "4 of 5" in found
     assert "2 first differences replayed: 1 near-ties" in found
     assert "NO NEAR-TIE: prompt 3, T = 0, token 2: 8 instead of 7" in found
+
+
+def test_a_step_without_speculation_stands_beside_its_floor() -> None:
+    """At 20 tokens a second a step takes 50 ms; the memory would allow 25, or 12.5 to two cores."""
+    found = [row for row in rows(batches(), ARMS) if row.arm == "off"]
+    at_20 = [replace(row, figures={"decode_s": Spread(20.0, 20.0, 20.0)}) for row in found]
+    lines = list(floor_lines(at_20, Floor(step_bytes=25, bandwidths=(1000.0, 2000.0))))
+    assert lines[1].endswith("a step of 50.0 ms; of the floor, by cores that read: 2.00 by 1, 4.00 by 2")

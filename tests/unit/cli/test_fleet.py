@@ -65,7 +65,10 @@ class World:
         self.log: list[str] = []
         self.started: asyncio.Queue[FakeChild] = asyncio.Queue()
         self.file = folder / "replicas"
-        self.fleet = Fleet(REPLICAS, ORCHESTRATOR, self.file, None, 1.0, self._start, scaling)
+        self.restarts = asyncio.Event()
+        """Cleared, crashed children wait for their restart."""
+        self.restarts.set()
+        self.fleet = Fleet(REPLICAS, ORCHESTRATOR, self.file, None, 1.0, self._start, scaling, self._pause)
 
     async def _start(self, spec: ChildSpec, _file: str | None, _show: Callable[[str], None]) -> FakeChild:
         child = FakeChild(spec, self.log)
@@ -73,13 +76,14 @@ class World:
         self.started.put_nowait(child)
         return child
 
+    async def _pause(self, _seconds: float) -> None:
+        await self.restarts.wait()
+
     async def up(self) -> list[FakeChild]:
         """Bring everything up; returns verify, draft and orchestrator."""
-        children = [await self.started.get(), await self.started.get()]
-        children[0].become_ready("127.0.0.1:1001")
-        children[1].become_ready("127.0.0.1:1002")
-        children.append(await self.started.get())
-        children[2].become_ready("127.0.0.1:7700")
+        children = [await self.started.get() for _ in range(3)]
+        for child, port in zip(children, (1001, 1002, 7700), strict=True):
+            child.become_ready(f"127.0.0.1:{port}")
         await until(lambda: self.fleet.supervisor.up)
         return children
 
@@ -98,10 +102,10 @@ def _run(
     return asyncio.run(asyncio.wait_for(both(), 20))
 
 
-def test_replicas_first_orchestrator_last_and_back(
+def test_all_start_and_the_orchestrator_stops_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The orchestrator starts when all replicas are ready, and stops before them: its requests need them."""
+    """The ready line comes when everything is ready; the orchestrator's last requests need the replicas."""
 
     async def scenario(world: World) -> None:
         await world.up()
@@ -114,6 +118,22 @@ def test_replicas_first_orchestrator_last_and_back(
     assert log[3:] == ["SIGTERM orchestrator", "SIGTERM verify-0", "SIGTERM draft-0"]
     ready = json.loads(capsys.readouterr().out)
     assert (ready["event"], ready["service"]) == ("ready", "up")
+
+
+def test_the_orchestrator_is_told_of_all_replicas_at_once(tmp_path: Path) -> None:
+    """It would be ready with the first one that can verify, and the first request would have no draft."""
+
+    async def scenario(world: World) -> None:
+        verify, draft, _ = [await world.started.get() for _ in range(3)]
+        assert world.file.read_text() == ""
+        verify.become_ready("127.0.0.1:1001")
+        await until(lambda: len(world.fleet.endpoints) == 1)
+        assert world.file.read_text() == ""
+        draft.become_ready("127.0.0.1:1002")
+        await until(lambda: world.file.read_text().count("\n") == 2)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    assert _run(tmp_path, scenario)[0] == 0
 
 
 def test_a_crashed_replica_comes_back_under_its_new_address(tmp_path: Path) -> None:
@@ -147,18 +167,34 @@ def test_a_restarted_orchestrator_keeps_its_port(tmp_path: Path) -> None:
     assert _run(tmp_path, scenario)[0] == 0
 
 
-def test_a_child_that_does_not_start_stops_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its own sentence is shown, everything else is stopped, and the exit status says so."""
+@pytest.mark.parametrize(("child_status", "status"), [(2, 2), (1, 1), (-11, 1)])
+def test_a_child_that_does_not_start_stops_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], child_status: int, status: int
+) -> None:
+    """Its own sentence is shown, everything else is stopped, and 2 says that what was asked for is wrong."""
 
     async def scenario(world: World) -> None:
-        verify, draft = await world.started.get(), await world.started.get()
+        verify, draft, _ = [await world.started.get() for _ in range(3)]
         verify.become_ready("127.0.0.1:1001")
-        draft.end(2, "outrider: model: 'x' has no weights")
+        draft.end(child_status, "outrider: model: 'x' has no weights")
+
+    found, log = _run(tmp_path, scenario)
+    assert found == status
+    assert log[-2:] == ["SIGTERM orchestrator", "SIGTERM verify-0"]
+    assert "outrider: draft-0 did not start: model: 'x' has no weights" in capsys.readouterr().err
+
+
+def test_a_taken_port_does_not_wait_for_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The orchestrator runs while replicas load; when it cannot listen, they are stopped."""
+
+    async def scenario(world: World) -> None:
+        *_, orchestrator = [await world.started.get() for _ in range(3)]
+        orchestrator.end(2, "outrider: port: cannot listen on 127.0.0.1:7700")
 
     status, log = _run(tmp_path, scenario)
-    assert status == 1
-    assert log[-1] == "SIGTERM verify-0"
-    assert "outrider: draft-0 did not start: model: 'x' has no weights" in capsys.readouterr().err
+    assert status == 2
+    assert log[-2:] == ["SIGTERM verify-0", "SIGTERM draft-0"]
+    assert "orchestrator did not start: port: cannot listen" in capsys.readouterr().err
 
 
 class Need:
@@ -210,15 +246,20 @@ def test_a_draft_that_crashed_may_go_too(tmp_path: Path, monkeypatch: pytest.Mon
     need = Need(monkeypatch)
 
     async def scenario(world: World) -> None:
-        await world.up()
+        _, draft, _ = await world.up()
         need.replicas = 2.0
         crashing = await world.started.get()
         crashing.become_ready("127.0.0.1:2001")
         await until(lambda: world.file.read_text().count("draft") == 2)
+        world.restarts.clear()
         crashing.end(-9)
+        await until(lambda: "127.0.0.1:2001" not in world.file.read_text())
         need.replicas = 0.5
         await until(lambda: "draft-1" not in world.fleet.specs)
-        await asyncio.sleep(0.6)  # longer than the pause before its restart
+        draft.end(-9)
+        await until(lambda: "draft" not in world.file.read_text())
+        world.restarts.set()
+        assert (await world.started.get()).spec.name == "draft-0"  # the other one would have come before it
         os.kill(os.getpid(), signal.SIGINT)
 
     status, log = _run(tmp_path, scenario, _scaling())

@@ -11,19 +11,35 @@ from typing import Any
 import grpc
 import pytest
 
+from outrider.cli import resume
 from outrider.cli.main import main
-from outrider.errors import Overloaded
+from outrider.errors import (
+    InternalError,
+    InvalidRequest,
+    NoReplica,
+    OutriderError,
+    Overloaded,
+    Unauthenticated,
+    UnknownModel,
+)
 from outrider.rpc_errors import DETAILS_KEY, code_of, details_of
 from outrider.v1 import generation_pb2, generation_pb2_grpc, tokens_pb2
 
+TEXT = {11: "one ", 12: "two ", 13: "three"}
+SEED = 2**64 - 1
+
 
 class FakeOrchestrator(generation_pb2_grpc.GenerationServiceServicer):
-    """Answers every request with two chunks; keeps what it was asked."""
+    """Answers every request with the tokens of `TEXT` that it does not have yet; keeps what it was asked."""
 
     def __init__(self) -> None:
         self.requests: list[generation_pb2.GenerateRequest] = []
         self.metadata: list[dict[str, Any]] = []
-        self.error: Overloaded | None = None
+        self.error: OutriderError | None = None
+        self.begins = True
+        """Sends `Started`; orchestrators of before do not."""
+        self.breaks: list[tuple[int, grpc.StatusCode]] = []
+        """The next streams end with these statuses instead of bringing more than so many tokens."""
 
     def Generate(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:  # noqa: N802
         """See the proto."""
@@ -32,8 +48,15 @@ class FakeOrchestrator(generation_pb2_grpc.GenerationServiceServicer):
         if self.error is not None:
             context.set_trailing_metadata(((DETAILS_KEY, details_of(self.error)),))
             context.abort(code_of(self.error), str(self.error))
-        for text, token in (("one ", 11), ("two", 12)):
-            yield generation_pb2.GenerateResponse(chunk=generation_pb2.Chunk(text=text, token_ids=[token]))
+        if self.begins:
+            started = generation_pb2.Started(request_id="r", seed=SEED, model="demo", prompt_tokens=3)
+            yield generation_pb2.GenerateResponse(started=started)
+        room, status = self.breaks.pop(0) if self.breaks else (len(TEXT), None)
+        for token in [token for token in TEXT if token not in request.resume_token_ids][:room]:
+            chunk = generation_pb2.Chunk(text=TEXT[token], token_ids=[token])
+            yield generation_pb2.GenerateResponse(chunk=chunk)
+        if status is not None:
+            context.abort(status, "gone")
         yield generation_pb2.GenerateResponse(complete=_complete(request.record_timeline))
 
 
@@ -49,11 +72,11 @@ def _complete(timeline: bool) -> generation_pb2.Complete:
     )
     return generation_pb2.Complete(
         finish_reason=tokens_pb2.FINISH_REASON_STOP,
-        usage=generation_pb2.Usage(prompt_tokens=3, completion_tokens=2),
+        usage=generation_pb2.Usage(prompt_tokens=3, completion_tokens=3),
         speculation=generation_pb2.SpeculationStats(
             steps=1, hits=1, acceptance_length=2.0, decode_micros=200, decode_busy_micros=190
         ),
-        seed=2**64 - 1,
+        seed=SEED,
         model="demo",
         timeline=[event] if timeline else [],
     )
@@ -78,9 +101,9 @@ def test_text_goes_to_standard_output_and_nothing_else(
     """The output can be piped; the summary goes elsewhere and only on demand."""
     assert main(["generate", "count"]) == 0
     captured = capsys.readouterr()
-    assert (captured.out, captured.err) == ("one two", "")
+    assert (captured.out, captured.err) == ("one two three", "")
     assert main(["generate", "count", "--stats"]) == 0
-    assert "2 tokens in" in (summary := capsys.readouterr().err)
+    assert "3 tokens in" in (summary := capsys.readouterr().err)
     assert "1 steps of 2.00 tokens; hit rate 100%; pipeline efficiency 95%" in summary
 
 
@@ -88,10 +111,11 @@ def test_json_has_everything(orchestrator: FakeOrchestrator, capsys: pytest.Capt
     """One object with tokens, counts and the seed in full precision."""
     main(["generate", "count", "--json"])
     found = json.loads(capsys.readouterr().out)
-    assert (found["text"], found["token_ids"], found["finish_reason"]) == ("one two", [11, 12], "stop")
+    assert (found["text"], found["token_ids"]) == ("one two three", [11, 12, 13])
+    assert (found["finish_reason"], found["resumptions"]) == ("stop", 0)
     assert found["usage"]["prompt_tokens"] == 3
     assert found["speculation"]["hits"] == 1
-    assert found["seed"] == 2**64 - 1
+    assert found["seed"] == SEED
 
 
 def test_flags_become_the_request(orchestrator: FakeOrchestrator) -> None:
@@ -159,12 +183,63 @@ def test_a_refusal_is_one_sentence(
     assert capsys.readouterr().err == "outrider: the queue is full; try again in 1 s\n"
 
 
+UNAVAILABLE, INTERNAL = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL
+
+
+def test_a_broken_stream_is_resumed(
+    orchestrator: FakeOrchestrator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The rest is asked for with the seed, model and tokens that came; the text is whole, stderr says why."""
+    orchestrator.breaks = [(1, UNAVAILABLE), (1, INTERNAL)]
+    assert main(["generate", "count", "--temperature", "1", "--task", "t", "--json"]) == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert (found["text"], found["token_ids"]) == ("one two three", [11, 12, 13])
+    assert found["resumptions"] == 2
+    first, second, third = orchestrator.requests
+    assert not first.sampling.HasField("seed")
+    for request, tokens in ((second, [11]), (third, [11, 12])):
+        assert list(request.resume_token_ids) == tokens
+        assert (request.text, request.task, request.sampling.temperature) == ("count", "t", 1.0)
+        assert (request.sampling.seed, request.model) == (SEED, "demo")
+    assert "outrider: the stream broke after 1 token (UNAVAILABLE: gone); resuming it\n" in captured.err
+
+
+def test_a_stream_that_brings_nothing_more_is_given_up(
+    orchestrator: FakeOrchestrator, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attempts are bounded, and what failed is one sentence."""
+    monkeypatch.setattr(resume, "PAUSES", (0.0, 0.0))
+    orchestrator.breaks = [(1, UNAVAILABLE), *[(0, UNAVAILABLE)] * 9]
+    assert main(["generate", "count"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == "one "
+    assert len(orchestrator.requests) == 3
+    last = captured.err.splitlines()[-1]
+    assert last == "outrider: the stream broke after 1 token and cannot be resumed: UNAVAILABLE: gone"
+
+
+@pytest.mark.parametrize(("begins", "status"), [(False, UNAVAILABLE), (True, grpc.StatusCode.NOT_FOUND)])
+def test_what_cannot_be_resumed_ends_at_once(
+    orchestrator: FakeOrchestrator, begins: bool, status: grpc.StatusCode
+) -> None:
+    """An orchestrator that does not tell the seed, and an error that would come again."""
+    orchestrator.begins = begins
+    orchestrator.breaks = [(1, status)]
+    assert main(["generate", "count"]) == 1
+    assert len(orchestrator.requests) == 1
+
+
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
         (["--token-ids", "a,b"], "--token-ids: must be numbers"),
         (["x", "--logit-bias", "7"], "--logit-bias: must be ID=X"),
         (["x", "--timeline", "steps.png"], "--timeline: 'steps.png' must end in"),
+        (
+            ["x", "--timeline", "/no/such/folder/steps.svg"],
+            "--timeline: there is no folder '/no/such/folder'",
+        ),
         (["--file", "/no/such/file"], "--file: cannot read"),
         (["x", "--top-k", "-1"], "request: a number is out of the range"),
         (["x", "--tls-cert", "cert.pem"], "tls_client_key: must be set"),
@@ -176,6 +251,38 @@ def test_wrong_flags_are_one_sentence(
     """Nothing is sent when the request cannot be meant, and no traceback is shown."""
     assert main(["generate", *flags]) == 2
     assert capsys.readouterr().err.startswith(f"outrider: {sentence}")
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("--endpoint", "nonsense"), ("--endpoint", "host:port"), ("--timeout", "0"), ("--timeout", "nan")],
+)
+def test_a_value_that_no_request_can_have_is_refused(
+    flag: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As for any other flag: usage, a sentence, status 2."""
+    with pytest.raises(SystemExit) as end:
+        main(["generate", "x", flag, value])
+    assert end.value.code == 2
+    assert f"argument {flag}: must be" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (UnknownModel("a", "b"), 2),
+        (Unauthenticated("authorization: send a bearer token"), 2),
+        (InvalidRequest("sampling.top_p", "must be between 0 and 1"), 2),
+        (NoReplica("no verify replica is known yet"), 1),
+        (InternalError("a mistake of ours"), 1),
+    ],
+)
+def test_what_is_asked_wrongly_is_told_from_what_fails(
+    orchestrator: FakeOrchestrator, error: OutriderError, status: int
+) -> None:
+    """The exit status says whether to change the request or to try it again."""
+    orchestrator.error = error
+    assert main(["generate", "count"]) == status
 
 
 def test_nobody_there_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:

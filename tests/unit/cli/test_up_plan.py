@@ -101,9 +101,10 @@ def test_only_what_was_asked_for_is_passed_on() -> None:
 
 
 def test_the_orchestrator_reads_the_replicas_from_a_file() -> None:
-    """A restarted replica has another port; the file says which."""
+    """A restarted replica has another port; the file says which. What was named has to fit together."""
     spec = plan_orchestrator(_resolved("--target", "big", "--port", "7801"), "/run/replicas", [], [])
-    assert spec.arguments[:6] == ("--host", "127.0.0.1", "--port", "7801", "--replicas-file", "/run/replicas")
+    assert spec.arguments[:4] == ("--host", "127.0.0.1", "--port", "7801")
+    assert spec.arguments[4:7] == ("--replicas-file", "/run/replicas", "--require-fit")
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,7 @@ def test_the_orchestrator_stays_off_the_target_s_cores(cores: list[int], expecte
     """What it does for one request must not slow down the step of all; without a pinned target it floats."""
     resolved = _resolved("--target", "big", "--draft", "small")
     replicas = plan_replicas(resolved, cores, gpu=False)
-    assert plan_orchestrator(resolved, "/run/replicas", replicas, cores).arguments[6:] == expected
+    assert plan_orchestrator(resolved, "/run/replicas", replicas, cores).arguments[7:] == expected
 
 
 def test_a_target_is_needed() -> None:

@@ -51,7 +51,7 @@ async def _service(**config):
     servicer = DraftServicer(engine, INFO, settings.max_pending_blocks)
     draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server.server)
     await server.start()
-    await server.set_serving(True)
+    server.set_serving(True)
     engine.start()
     try:
         async with asyncio.timeout(DEADLINE), open_channel(server.endpoint) as channel:

@@ -1,10 +1,12 @@
-"""With `deterministic`, a token's bits are the same however it is computed."""
+"""With `deterministic` a token's bits are the same however it is computed, or the model does not load."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -14,27 +16,27 @@ import pytest
 import torch
 
 from outrider.engine import check_bits
-from outrider.engine.arithmetic import Arithmetic
-from outrider.engine.kernels import rows
+from outrider.engine.cpu.backend import Backend, obstacle
+from outrider.engine.cpu.product import Product
 from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.loader import load_model
 from outrider.engine.pages import SequenceKv
 from outrider.engine.runner import ModelRunner, Segment
 from outrider.errors import ModelError
-from tests.models import ARCHITECTURES
-from tests.unit.engine.conftest import Pair
 
 VOCABULARY = 300
 LENGTH = 150
 """Longer than a block of keys."""
 TEXTS = 2
-QUICK = ("llama", "gemma2", "gpt2")
-"""The lean forward; windows and capped scores in the model's own; and what is packed from GPT-2's layers."""
-DENSE = [name for name in ARCHITECTURES if name != "gpt_oss"]
+QUICK = ("llama", "mistral")
+"""Plain attention, and with a window."""
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("phi3", "qwen2", "qwen3")]
+OTHERS = ("gpt2", "gemma2", "gpt_oss")
+"""GPT-2's kind of layers, capped scores, and experts."""
 needs_kernels = pytest.mark.skipif(
-    not rows.available(torch.float32), reason="the kernels need AVX-512 and the package llvmlite"
+    obstacle(Backend.AVX512, torch.bfloat16) is not None,
+    reason="the kernels need AVX-512 BF16 and the package numba",
 )
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in DENSE if name not in QUICK]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,7 @@ def read_all(target: Target, page_size: int, seed: int) -> None:
             reader.check_and_commit(part)
 
 
+@needs_kernels
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("architecture", [*QUICK, *SLOW])
 def test_any_way_of_computing_gives_the_same_bits(
@@ -149,30 +152,52 @@ def no_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An installation without the compiler."""
     with monkeypatch.context() as patch:
         patch.setattr(importlib.util, "find_spec", lambda name: None)
-        rows.available.cache_clear()
         yield
-    rows.available.cache_clear()
+
+
+def refusal(folder: Path, dtype: str = "float32") -> str:
+    """The sentence that a model is refused with."""
+    with pytest.raises(ModelError, match=r"^deterministic: .* set deterministic off$") as refused:
+        load_model(str(folder), dtype=dtype, device="cpu", threads=1, deterministic=True)
+    return str(refused.value)
 
 
 @pytest.mark.usefixtures("no_kernels")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_without_kernels_of_our_own_blocks_see_to_it(
-    folder_of: Callable[[str], Path], dtype: torch.dtype
-) -> None:
-    """On other processors the lean forward gives the same bits by blocks, on one thread."""
-    folder, name = str(folder_of("llama")), str(dtype).removeprefix("torch.")
-    loaded = load_model(folder, dtype=name, device="cpu", threads=1, deterministic=True)
-    assert isinstance(loaded.arithmetic, Arithmetic)
-    read_all(random_text(loaded), 4, 0)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_processor_without_kernels_is_refused(folder_of: Callable[[str], Path], dtype: str) -> None:
+    """The sentence says that the library computes the model there."""
+    assert "of LlamaForCausalLM is computed by the library's kernels" in refusal(folder_of("llama"), dtype)
+
+
+@needs_kernels
+@pytest.mark.parametrize("architecture", OTHERS)
+def test_another_architecture_is_refused(folder_of: Callable[[str], Path], architecture: str) -> None:
+    """The sentence names the class of the model."""
+    kinds = {"gpt2": "GPT2LMHeadModel", "gemma2": "Gemma2ForCausalLM", "gpt_oss": "GptOssForCausalLM"}
+    assert f"deterministic: {kinds[architecture]} is computed" in refusal(folder_of(architecture))
+
+
+def test_another_activation_is_refused(folder_of: Callable[[str], Path], tmp_path: Path) -> None:
+    """Torch computes GELU, and rounds by where a row stands in the batch."""
+    folder = shutil.copytree(folder_of("llama"), tmp_path, dirs_exist_ok=True)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"hidden_act": "gelu"}))
+    assert "LlamaForCausalLM is computed" in refusal(folder)
+
+
+def test_another_device_is_refused(folder_of: Callable[[str], Path]) -> None:
+    """Other kernels run there."""
+    loaded = load_model(str(folder_of("llama")), dtype="float32", device="cpu", threads=1)
+    with pytest.raises(ModelError, match="deterministic: a model on cuda:0 is computed by the library"):
+        check_bits.check_bits(replace(loaded, device=torch.device("cuda:0")))
 
 
 @needs_kernels
 def test_with_them_threads_and_helpers_change_no_bit(
     target_of: Callable[[str, str], Target], folder_of: Callable[[str], Path]
 ) -> None:
-    """The crew cuts the work between sums, never within one."""
+    """The team cuts the work between sums, never within one."""
     target, folder = target_of("llama", "float32"), str(folder_of("llama"))
-    assert target.loaded.arithmetic is None
     core = min(os.sched_getaffinity(0))
     shared = load_model(
         folder, dtype="float32", device="cpu", threads=2, deterministic=True, helper_cores=[core]
@@ -183,7 +208,7 @@ def test_with_them_threads_and_helpers_change_no_bit(
 
 def test_without_it_bits_differ(folder_of: Callable[[str], Path]) -> None:
     """The comparison above finds the default arithmetic of a model's own modules out."""
-    loaded = load_model(str(folder_of("llama")), dtype="float32", device="cpu", threads=1, lean=False)
+    loaded = load_model(str(folder_of("llama")), dtype="float32", device="cpu", threads=1, fused=False)
     with pytest.raises(AssertionError, match="from token"):
         read_all(random_text(loaded), 4, 0)
 
@@ -195,29 +220,20 @@ def random_text(loaded: LoadedModel) -> Target:
     return Target(loaded, [text], [token_by_token(ModelRunner(loaded, 2 * LENGTH, 4), text)])
 
 
-def test_the_check_at_load_refuses_other_bits(folder_of: Callable[[str], Path]) -> None:
-    """A model that is said to be deterministic and is not does not load."""
-    folder = str(folder_of("llama"))
-    loaded = load_model(folder, dtype="float32", device="cpu", threads=1, lean=False)
-    with pytest.raises(ModelError, match="deterministic: LlamaForCausalLM in float32 computes other bits"):
-        check_bits.check_bits(loaded)
-
-
-def test_the_result_is_the_models(
-    target_of: Callable[[str, str], Target], pair_of: Callable[..., Pair]
+@needs_kernels
+def test_the_check_at_load_refuses_other_bits(
+    folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Same arithmetic everywhere, and still the model's own but for rounding."""
-    target, pair = target_of("gemma2", "float32"), pair_of("gemma2", "float32")
-    torch.testing.assert_close(target.alone[0], pair.expected(target.texts[0]), rtol=1e-4, atol=1e-4)
+    """A product whose results depend on how many rows there are is found out."""
+    loaded = load_model(str(folder_of("llama")), dtype="float32", device="cpu", threads=1)
+    check_bits.check_bits(loaded)
+    product = Product.__call__
 
+    def wrong(self: Product, x: torch.Tensor) -> torch.Tensor:
+        return product(self, x) * (1.0 + 1e-5 * len(x))
 
-def test_more_threads_are_refused(folder_of: Callable[[str], Path]) -> None:
-    """Threads cut work where it depends on the batch."""
-    with pytest.raises(ModelError, match="set threads to 1"):
-        load_model(str(folder_of("gemma2")), dtype="float32", device="cpu", threads=2, deterministic=True)
-    torch.set_num_threads(1)
-
-
-def test_the_model_says_what_it_keeps_to(target_of: Callable[[str, str], Target]) -> None:
-    """Where torch multiplies, sizes of blocks."""
-    assert isinstance(target_of("gemma2", "float32").loaded.arithmetic, Arithmetic)
+    monkeypatch.setattr(Product, "__call__", wrong)
+    with pytest.raises(
+        ModelError, match="LlamaForCausalLM in float32 computes other bits for a token in a tree"
+    ):
+        check_bits.check_bits(loaded)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import struct
 from collections.abc import Callable
 
@@ -11,18 +10,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention, silu
 
-from outrider.engine.kernels import compiler, rows, silu_ir
-from outrider.engine.kernels.crew import LONG_ROWS, Crew
-from outrider.engine.kernels.layer import LEAST_POSITIONS, Angles, AttendKernel, NormKernel, TurnKernel
-from outrider.engine.kernels.numbers_ir import FLOAT32, LANES, SUM
-from outrider.engine.kernels.rows import MOST_ROWS, PackedRows, available
-from outrider.engine.kernels.rows_ir import MAX_ROWS
+from outrider.engine.cpu.backend import Backend, obstacle
+from outrider.engine.cpu.layer import MIN_POSITIONS, Angles, AttendKernel, NormKernel, TurnKernel
 from outrider.engine.step import View
 
 pytestmark = pytest.mark.skipif(
-    not available(torch.float32), reason="the kernels need AVX-512 and the package llvmlite"
+    obstacle(Backend.AVX512, torch.float32) is not None, reason="needs AVX-512 and the package numba"
 )
-needs_bfloat16 = pytest.mark.skipif(not available(torch.bfloat16), reason="needs AVX-512 BF16")
+needs_bfloat16 = pytest.mark.skipif(
+    obstacle(Backend.AVX512, torch.bfloat16) is not None, reason="needs AVX-512 BF16"
+)
+LANES = 16
 dtypes = pytest.mark.parametrize(
     "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=needs_bfloat16)], ids=str
 )
@@ -36,22 +34,15 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Te
 
 
 def vectorwise(name: str) -> Callable[[Tensor], Tensor]:
-    """A function of `silu_ir`, compiled for vectors of its own."""
-    lines = "\n".join(getattr(silu_ir, name)("%x", "%y"))
-    module = compiler.engine(f"""{FLOAT32.declaration.format(sum=SUM)}
-{silu_ir.DECLARATIONS}
-define void @each(ptr %from, ptr %to) {{
-  %x = load {SUM}, ptr %from, align 4
-{lines}
-  store {SUM} %y, ptr %to, align 4
-  ret void
-}}""")
-    call = compiler.function(module, "each", (ctypes.c_void_p, ctypes.c_void_p))
+    """A function of vectors, as a kernel of its own."""
+    from tests.unit.engine import vectorwise as kernels
+
+    call = getattr(kernels, name)
 
     def run(x: Tensor) -> Tensor:
+        x = x.clone()  # torch aligns it
         y = torch.empty_like(x)
-        for start in range(0, len(x), LANES):
-            call(x.data_ptr() + 4 * start, y.data_ptr() + 4 * start)
+        call(x.data_ptr(), y.data_ptr(), len(x))
         return y
 
     return run
@@ -72,7 +63,7 @@ def every_exponent(count: int) -> Tensor:
 
 
 def test_exponential_is_exact_to_a_unit(exponential: Callable[[Tensor], Tensor]) -> None:
-    """Over all results that are normal numbers, against float64; the largest error is stated in `silu_ir`."""
+    """Over all results that are normal numbers, against float64; `epilogue` states the largest error."""
     x = torch.linspace(-87.3, 88.7, LANES * 20_000)
     exact = x.double().exp()
     unit = torch.finfo(torch.float32).eps * 2 ** exact.log2().floor()
@@ -103,42 +94,6 @@ def test_silu_is_torchs() -> None:
     torch.testing.assert_close(kernel(x), silu(x), rtol=1e-6, atol=1e-44)
     special = torch.tensor([float("inf"), float("nan"), float("-inf"), -0.0] * 4)
     torch.testing.assert_close(kernel(special), silu(special), equal_nan=True)
-
-
-@dtypes
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("shape", [(3, 4), (LANES, 64), (2 * LANES + 7, 4100)], ids=str)
-def test_a_gated_product_is_both_products_and_the_gate(
-    dtype: torch.dtype, shape: tuple[int, int], biased: bool
-) -> None:
-    """SiLU(gate) up, rounded where the modules round; in 16 bits that leaves hardly any difference."""
-    width, inner = shape
-    weight = random(2 * width, inner, dtype=dtype)
-    bias = random(2 * width, dtype=dtype, seed=1) if biased else None
-    gated, both = (PackedRows(weight, bias, Crew(), gated=opened) for opened in (True, False))
-    for count in (1, MAX_ROWS + 1, MOST_ROWS + 3):
-        given = random(count, inner, dtype=dtype, seed=2)
-        gate, up = both.product(given).chunk(2, -1)
-        expected = silu(gate) * up
-        result = gated.product(given)
-        torch.testing.assert_close(result, expected)
-        assert dtype == torch.float32 or (result != expected).float().mean() < 1e-3
-
-
-@dtypes
-def test_a_gate_s_bits_do_not_depend_on_batch_or_crew(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every number of rows, alone and with others at work, gives each row what it gets alone."""
-    weight = random(2 * 9 * LANES + 2 * 5, 130, dtype=dtype)
-    alone = PackedRows(weight, None, Crew(), gated=True)
-    monkeypatch.setattr(rows, "LEAST_SHARE", 1)
-    shared = PackedRows(weight, None, Crew(3), gated=True)
-    given = random(MOST_ROWS + 2, 130, dtype=dtype, seed=1)
-    expected = torch.cat([alone.product(row[None]) for row in given])
-    for count in (1, 2, MAX_ROWS, LONG_ROWS + 1, MOST_ROWS, MOST_ROWS + 2):
-        assert torch.equal(alone.product(given[:count]), expected[:count])
-        assert torch.equal(shared.product(given[:count]), expected[:count])
 
 
 def exact_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -178,7 +133,7 @@ def test_turn_rotates_and_stores(dtype: torch.dtype, half: int, normed: bool) ->
     """Queries and keys turn by their position, after their norm; keys and values go to their slots."""
     queries, keys, width = 4, 2, 2 * half
     qkv, frequencies = random(5, queries + 2 * keys, width, dtype=dtype), torch.linspace(1, 0.01, half)
-    positions = torch.tensor([0, 3, LEAST_POSITIONS - 1, LEAST_POSITIONS, 17])
+    positions = torch.tensor([0, 3, MIN_POSITIONS - 1, MIN_POSITIONS, 17])
     weight = random(queries + keys, width, dtype=dtype, seed=1) if normed else None
     before, slots = qkv.clone(), torch.tensor([3, 1, 8, 0])
     entries = torch.zeros(9, 2 * keys, width, dtype=dtype)

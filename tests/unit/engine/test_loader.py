@@ -13,9 +13,9 @@ import torch
 import transformers
 from transformers.models.llama import modeling_llama
 
+from outrider.engine.cpu.linear import CpuLinear
 from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.loader import load_model
-from outrider.engine.packed_linear import RowLinear
 from outrider.errors import ModelError
 from tests.models import BOS_ID, EOS_ID, UNSUPPORTED, build_model
 
@@ -50,7 +50,7 @@ def test_linear_layers_are_packed(folder_of: Folders) -> None:
     """On the CPU every linear layer is, GPT-2's kind and the tied output layer included."""
     network = load(folder_of("gpt2")).model
     kinds = [type(module) for module in network.modules()]
-    assert sum(issubclass(kind, RowLinear) for kind in kinds) == 3 * 4 + 1
+    assert sum(issubclass(kind, CpuLinear) for kind in kinds) == 3 * 4 + 1
     assert torch.nn.Linear not in kinds
 
 
@@ -58,7 +58,8 @@ def test_progress_is_told(folder_of: Folders) -> None:
     """A slow load says what it is doing."""
     said: list[str] = []
     load(folder_of("llama"), progress=said.append)
-    assert [line.split()[0] for line in said] == ["loading", "checking", "packed"]
+    assert [line.split()[0] for line in said[:2]] == ["loading", "checking"]
+    assert "linear layers on" in said[2]
 
 
 def test_the_context_can_be_shortened(folder_of: Folders) -> None:
@@ -105,7 +106,7 @@ def test_other_kinds_of_model_are_refused(folder_of: Folders, kind: str, reason:
     [
         ("", "not set"),
         ("/nowhere/at-all", "no folder .* give a folder"),
-        ("no such id", "cannot be loaded .* give a folder"),
+        ("no-such-id", "no folder .* as a hub id it cannot be loaded .* give a folder"),
     ],
 )
 def test_a_missing_model_is_refused(model: str, reason: str) -> None:
@@ -173,7 +174,7 @@ class TestSelfCheck:
 
         self.patched(monkeypatch, biased)
         with pytest.raises(ModelError, match=r"LlamaForCausalLM gives other logits .* asks for unheard_of"):
-            load(folder_of("llama"), lean=False)
+            load(folder_of("llama"), fused=False)
 
     def test_a_window_longer_than_the_check_is_compared(
         self, monkeypatch: pytest.MonkeyPatch, folder_of: Folders
@@ -181,7 +182,7 @@ class TestSelfCheck:
         """A window that the model's cache does not have cannot show in a short run."""
         self.patched(monkeypatch, lambda name, kwargs: {**kwargs, "sliding_window": 100})
         with pytest.raises(ModelError, match="attends over a window of 100, its cache keeps None"):
-            load(folder_of("llama"), lean=False)
+            load(folder_of("llama"), fused=False)
 
     def test_an_exception_is_refused(self, monkeypatch: pytest.MonkeyPatch, folder_of: Folders) -> None:
         """A model that cannot run over pages says so with the reason."""
@@ -193,4 +194,4 @@ class TestSelfCheck:
 
         self.patched(monkeypatch, broken)
         with pytest.raises(ModelError, match=r"does not run over paged memory \(no such thing\)"):
-            load(folder_of("llama"), lean=False)
+            load(folder_of("llama"), fused=False)

@@ -97,10 +97,3 @@ def test_an_older_format_is_converted(folder: Path, tmp_path: Path) -> None:
     assert (
         Tokenizer.from_str(files.tokenizer_json.decode()).encode(text, add_special_tokens=False).ids == newer
     )
-
-
-@pytest.mark.parametrize("place", ["/nowhere", "./nowhere", "../nowhere", "~nobody/model"])
-def test_a_path_to_nothing_is_not_taken_for_a_hub_id(place: str) -> None:
-    """The sentence names the folder that is missing."""
-    with pytest.raises(ModelError, match="there is no folder"):
-        load_tokenizer(place)

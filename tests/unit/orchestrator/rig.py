@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,11 +30,19 @@ class Answer:
     tokens: dict[int, list[int]] = field(default_factory=dict)
     text: dict[int, str] = field(default_factory=dict)
     logprobs: list[tokens_pb2.TokenLogprob] = field(default_factory=list)
+    starts: dict[int, generation_pb2.Started] = field(default_factory=dict)
     completes: dict[int, generation_pb2.Complete] = field(default_factory=dict)
 
     def add(self, response: generation_pb2.GenerateResponse) -> None:
         """One message of the stream."""
+        if response.HasField("started"):
+            assert response.started.index not in {*self.starts, *self.tokens}, (
+                "it begins once, before its tokens"
+            )
+            self.starts[response.started.index] = response.started
+            return
         if response.HasField("complete"):
+            assert response.complete.index in self.starts
             self.completes[response.complete.index] = response.complete
             return
         chunk = response.chunk
@@ -46,8 +55,12 @@ class Answer:
 class Rig:
     """Replicas, orchestrator and client; `async with` starts, stops, and checks that nothing is left."""
 
-    def __init__(self, *replicas: FakeReplica, **settings: Any) -> None:
+    def __init__(
+        self, *replicas: FakeReplica, clock: Callable[[], float] = time.monotonic, **settings: Any
+    ) -> None:
         self.replicas = replicas
+        self.clock = clock
+        """Of requests; replicas are watched on the real one."""
         self.settings = {
             "draft_open_timeout_ms": 300,
             "discovery_seconds": 0.1,
@@ -71,9 +84,9 @@ class Rig:
         )
         self.server = GrpcServer(self.config, [SERVICE])
         await self.server.start()
-        self.orchestrator = Orchestrator(self.config, OrchestratorInstruments(self.registry))
+        self.orchestrator = Orchestrator(self.config, OrchestratorInstruments(self.registry), self.clock)
         await self.orchestrator.start(self.server)
-        await self.server.set_serving(True)
+        self.server.set_serving(True)
         self.fleet = self.orchestrator.fleet
         self.channel = open_channel(self.server.endpoint)
         self.stub = generation_pb2_grpc.GenerationServiceStub(self.channel)
@@ -101,11 +114,9 @@ class Rig:
         tasks = (getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks())
         return left + [name for name in tasks if name.startswith(names)]
 
-    async def until(self, condition: Callable[[], bool], seconds: float = 10.0) -> None:
-        """Let the event loop turn until the condition holds."""
-        async with asyncio.timeout(seconds):
-            while not condition():  # noqa: ASYNC110 - no one event says it
-                await asyncio.sleep(0.002)
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """See the function of this name."""
+        await until(condition)
 
     async def generate(
         self, prompt: Sequence[int] = PROMPT, deadline: float | None = 20.0, **fields: Any
@@ -122,6 +133,13 @@ class Rig:
     def metric(self, name: str, **labels: str) -> float:
         """A sample of the orchestrator's metrics."""
         return self.registry.get_sample_value(f"outrider_orchestrator_{name}", labels) or 0.0
+
+
+async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Let the event loop turn until the condition holds."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 - no one event says it
+            await asyncio.sleep(0.002)
 
 
 def request(

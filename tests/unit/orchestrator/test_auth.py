@@ -46,7 +46,7 @@ async def door(file: Path) -> Any:
     """A server that wants a token of the file."""
     server = GrpcServer(ServiceConfig(), [SERVICE], [BearerAuth(SERVICE, read_tokens(str(file)))])
     await server.start()
-    await server.set_serving(True)
+    server.set_serving(True)
     async with open_channel(server.endpoint) as channel:
         yield Door(channel)
     await server.stop()

@@ -6,7 +6,7 @@ import pytest
 
 from outrider.v1 import tokens_pb2
 from tests.fakes import FakeDraft, FakeVerify, continuation
-from tests.unit.orchestrator.rig import AUTO, OFF, PROMPT, SEQUENTIAL, Rig, run
+from tests.unit.orchestrator.rig import AUTO, OFF, PROMPT, SEQUENTIAL, Rig, request, run
 
 
 @pytest.mark.parametrize("mode", [AUTO, SEQUENTIAL, OFF])
@@ -217,5 +217,65 @@ def test_timeline_has_bars_of_all_lanes() -> None:
             assert verify[0].start_unix_nano == 1_000_000_000
             assert verify[0].duration_micros == 105
             assert (await rig.generate()).completes[0].timeline == []
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_stream_begins_with_what_resuming_it_takes(temperature: float) -> None:
+    """The first event names request, model, prompt, cached tokens and the seed, whoever chose it."""
+
+    async def scenario() -> None:
+        async with Rig(verify := FakeVerify(), FakeDraft()) as rig:
+            verify.cached = 2
+            call = rig.stub.Generate(request(temperature=temperature))
+            events = [response async for response in call]
+            started, complete = events[0].started, events[-1].complete
+            assert [event.WhichOneof("event") for event in events].count("started") == 1
+            assert (started.request_id, started.seed) == (complete.request_id, complete.seed)
+            assert (started.model, started.prompt_tokens, started.cached_tokens) == ("fake", 3, 2)
+            assert started.seed == verify.openings[0].sampling.seed
+
+    run(scenario)
+
+
+def test_a_stream_without_a_seed_is_resumed_with_that_of_its_beginning() -> None:
+    """What was received before the stream was cut is enough to get exactly the rest."""
+
+    async def scenario() -> None:
+        async with Rig(FakeVerify(), FakeDraft()) as rig:
+            call = rig.stub.Generate(request(temperature=1.0, max_tokens=300))
+            started, tokens = (await call.read()).started, []
+            while len(tokens) < 17:
+                tokens += (await call.read()).chunk.token_ids
+            call.cancel()
+            rest = await rig.generate(
+                temperature=1.0, max_tokens=300, seed=started.seed, resume_token_ids=tokens
+            )
+            assert [*tokens, *rest.tokens[0]] == continuation(PROMPT, 300, started.seed)
+
+    run(scenario)
+
+
+def test_every_continuation_begins_with_its_own_seed() -> None:
+    """With n = 2 each can be resumed by a request of its own."""
+
+    async def scenario() -> None:
+        async with Rig(FakeVerify()) as rig:
+            answer = await rig.generate(temperature=1.0, seed=8, n=2)
+            assert [answer.starts[index].seed for index in (0, 1)] == [8, 9]
+
+    run(scenario)
+
+
+def test_a_continuation_begins_once() -> None:
+    """A verify replica that is lost before the first token does not have it announced again."""
+
+    async def scenario() -> None:
+        async with Rig(FakeVerify(), FakeVerify()) as rig:
+            for replica in rig.replicas:
+                replica.die_at_verdict = 0
+            answer = await rig.generate()  # `Answer` refuses a second beginning
+            assert answer.tokens[0] == continuation(PROMPT, 40)
 
     run(scenario)

@@ -12,15 +12,15 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
-from orchestrator.fleet import DOWN_PROBE_SECONDS
 from orchestrator.main import SERVICE, Orchestrator
+from orchestrator.replicas import LOST_PROBES
 from outrider.channels import open_channel
 from outrider.config import OrchestratorConfig
 from outrider.errors import ConfigError
 from outrider.serving import GrpcServer
 from outrider.telemetry.instruments import OrchestratorInstruments
 from tests.fakes import FakeDraft, FakeVerify
-from tests.unit.orchestrator.rig import Rig, run
+from tests.unit.orchestrator.rig import Rig, run, until
 
 
 def build(**settings: object) -> Orchestrator:
@@ -62,6 +62,24 @@ def test_the_first_request_finds_its_draft() -> None:
     run(scenario)
 
 
+def test_a_pair_that_does_not_fit_ends_the_start() -> None:
+    """With `require_fit`, what else keeps a draft out ends the process before it says that it is ready."""
+
+    async def scenario() -> None:
+        verify, draft = FakeVerify(), FakeDraft()
+        draft.info = replace(draft.info, model="other", vocabulary_hash="another")
+        settings = {"verify": (await verify.start(),), "draft": (await draft.start(),)}
+        server = GrpcServer(OrchestratorConfig(port=0), [SERVICE])
+        with pytest.raises(ConfigError, match="draft: the vocabulary of 'other' is not that of 'fake'; use"):
+            await build(**settings, require_fit=True).start(server)
+        orchestrator = await build(**settings).start(server)
+        await orchestrator.close()
+        for replica in (verify, draft):
+            await replica.kill()
+
+    run(scenario)
+
+
 def test_not_serving_until_a_verify_replica_is_known() -> None:
     """The orchestrator starts without any replica and is ready when the first verify replica appears."""
 
@@ -71,11 +89,12 @@ def test_not_serving_until_a_verify_replica_is_known() -> None:
         await verify.kill()
         server = GrpcServer(OrchestratorConfig(port=0), [SERVICE])
         await server.start()
-        starting = asyncio.create_task(build(verify=(endpoint,), discovery_seconds=0.1).start(server))
-        await asyncio.wait({starting}, timeout=0.3)
+        orchestrator = build(verify=(endpoint,), discovery_seconds=0.1)
+        starting = asyncio.create_task(orchestrator.start(server))
+        await until(lambda: any(r.missed_probes for r in orchestrator.fleet.pools["verify"]))
         assert not starting.done()
         await verify.restart()
-        orchestrator = await starting
+        await starting
         await orchestrator.close()
         await server.stop()
         await verify.kill()
@@ -159,7 +178,9 @@ def test_replica_that_drains_finishes_its_sessions() -> None:
             draining = asyncio.create_task(verify.server.drain(lambda: verify.sessions))
             (replica,) = rig.fleet.pools["verify"]
             await rig.until(lambda: not replica.serving)
-            await asyncio.sleep(4 * DOWN_PROBE_SECONDS)
+            for _ in range(LOST_PROBES + 1):
+                replica.reachable = False  # what the next probe is to find otherwise
+                await rig.until(lambda: replica.reachable)
             verify.hold.set()
             assert (await asking).completes[0].speculation.verify_losses == 0
             await draining

@@ -227,7 +227,7 @@ def test_a_draft_that_is_going_hands_its_sessions_over() -> None:
             await rig.until(lambda: going.sessions + staying.sessions == 4)
             leaving, other = (going, staying) if going.sessions else (staying, going)
             assert leaving.server is not None
-            await leaving.server.set_serving(False)
+            leaving.server.set_serving(False)
             await rig.until(lambda: leaving.sessions == 0)
             await rig.until(lambda: other.sessions == 4)
             answers = await asyncio.gather(*asking)
@@ -259,7 +259,7 @@ def test_keda_needs_the_authority_and_no_token(tmp_path: Path) -> None:
         server = GrpcServer(config, [SERVICE], [BearerAuth(SERVICE, orchestrator.tokens)])
         await server.start()
         await orchestrator.start(server)
-        await server.set_serving(True)
+        server.set_serving(True)
         async with open_channel(server.endpoint, tls_ca=files["cert"]) as channel:
             scaler = externalscaler_pb2_grpc.ExternalScalerStub(channel)
             assert not (await scaler.IsActive(SCALED)).result

@@ -120,6 +120,30 @@ def test_bad_requests_are_counted_and_harm_nothing() -> None:
     run(scenario)
 
 
+def test_the_queue_counts_in_the_time_to_the_first_token() -> None:
+    """A request that waited four seconds for its turn has its first token four seconds after it came."""
+
+    async def scenario() -> None:
+        now = 100.0
+        async with Rig(verify := FakeVerify(), clock=lambda: now, max_running=1) as rig:
+            verify.hold.clear()
+            held = asyncio.create_task(rig.generate())
+            await rig.until(lambda: verify.sessions == 1)
+            queued = asyncio.create_task(rig.generate())
+            await rig.until(lambda: rig.orchestrator.servicer.admission.statistics().queued == 1)
+            now += 4.0
+            verify.hold.set()
+            await held
+            speculation = (await queued).completes[0].speculation
+            assert speculation.admission_micros == speculation.first_token_micros == 4_000_000
+            assert speculation.total_micros == 4_000_000
+            for histogram in ("time_to_first_token", "request"):
+                assert rig.metric(f"{histogram}_seconds_sum") == 8.0
+            assert (rig.metric("queue_seconds_sum"), rig.metric("queue_seconds_count")) == (4.0, 2)
+
+    run(scenario)
+
+
 @pytest.fixture
 def exporter() -> Any:
     """Spans of this process, in memory."""

@@ -8,6 +8,7 @@ import pytest
 
 from orchestrator.events import (
     Action,
+    Announce,
     BlockArrived,
     ConnectDraft,
     ConnectVerify,
@@ -135,8 +136,8 @@ def test_resumed_tokens_count_as_generated() -> None:
     ("resumed", "reason"), [((7,) * 50, FinishReason.LENGTH), ((7, 99), FinishReason.STOP)]
 )
 def test_finished_resumed_tokens_need_no_replica(resumed: tuple[int, ...], reason: FinishReason) -> None:
-    """Resumed tokens that are complete finish at once."""
-    assert session(resumed=resumed).start(0.0) == [Finish(reason)]
+    """Resumed tokens that are complete finish at once, after the beginning."""
+    assert session(resumed=resumed).start(0.0) == [Announce(), Finish(reason)]
 
 
 def test_verdict_goes_to_the_draft_first() -> None:

@@ -167,7 +167,7 @@ def use_everything(registry: CollectorRegistry) -> None:
     draft.wasted(5, "")
     draft.sessions(2)
     draft.pages(100, 1, 2)
-    orchestrator.admitted()
+    orchestrator.admitted(0.5)
     orchestrator.rejected("OVERLOADED")
     orchestrator.finished("stop", 20, 1.0, 0.05, 0.01, trace_id="a" * 32)
     orchestrator.queued(1)

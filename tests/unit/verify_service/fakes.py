@@ -177,6 +177,7 @@ class Bench:
         max_unread: int = 1000,
         lookup: bool = True,
         clock: Clock | None = None,
+        on_drafting: Callable[[bool], None] = lambda drafting: None,
     ) -> None:
         self.clock = clock or Clock()
         self.runner = runner or FakeRunner()
@@ -193,6 +194,7 @@ class Bench:
             self._deliver,
             self.clock,
             self.clock,
+            on_drafting,
         )
         self.streams: dict[int, Stream] = {}
 

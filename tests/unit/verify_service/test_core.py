@@ -381,3 +381,14 @@ def test_log_probabilities_come_one_per_token() -> None:
     assert all(
         entry.top[0] == (entry.token, entry.logprob) and len(entry.top) == 2 for entry in verdict.logprobs
     )
+
+
+def test_a_step_knows_whether_drafts_are_at_work() -> None:
+    """They are while blocks come: their cores can help with steps before which none came."""
+    told: list[bool] = []
+    bench = Bench(on_drafting=told.append)
+    stream = bench.open(opening())
+    bench.propose(stream, block(0, [(-4, 5, 1.0)], base=4))
+    bench.core.turn([])
+    bench.core.turn([])
+    assert told == [False, True, False, False]

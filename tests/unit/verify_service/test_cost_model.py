@@ -61,5 +61,10 @@ def test_one_pause_hardly_counts() -> None:
 
 def test_measuring_points_cover_the_range() -> None:
     """Points are powers of two and halfway points, and always one token and the most."""
-    assert measuring_points(20) == [1, 2, 3, 4, 6, 8, 12, 14, 15, 16, 20]
+    assert measuring_points(20) == [1, 2, 3, 4, 6, 8, 12, 16, 20]
     assert measuring_points(1) == [1]
+
+
+def test_both_sides_of_an_edge_are_measured() -> None:
+    """Behind it a forward takes longer; edges beyond the most tokens are left out."""
+    assert measuring_points(20, edges=(14, 28)) == [1, 2, 3, 4, 6, 8, 12, 14, 15, 16, 20]

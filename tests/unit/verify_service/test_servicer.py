@@ -32,7 +32,8 @@ from tests.unit.verify_service.fakes import (
 from verify_service.core import CoreSettings, EngineCore
 from verify_service.cost_model import CostModel
 from verify_service.engine import VerifyEngine
-from verify_service.servicer import SERVICE, VerifyServicer
+from verify_service.main import SERVICE
+from verify_service.servicer import VerifyServicer
 
 INFO = ModelInfo(
     model="fake",
@@ -80,7 +81,7 @@ async def serving(runner: FakeRunner | None = None, max_pending: int = 8) -> Asy
     tokenizer = TokenizerFiles(b"{}", "template", {"bos_token": "<s>"}, True)
     VerifyServicer(engine, INFO, tokenizer).register(server.server)
     port = await server.start()
-    await server.set_serving(True)
+    server.set_serving(True)
     engine.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield Service(engine, runner, verify_pb2_grpc.VerifyServiceStub(channel), failures)

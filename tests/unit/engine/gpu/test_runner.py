@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 
+from outrider.engine import loader
 from outrider.engine.gpu.runner import GraphRunner
 from outrider.engine.pages import SequenceKv
 from outrider.engine.runner import ModelRunner, Segment
@@ -12,6 +15,19 @@ from tests.unit.engine.gpu.fakes import FakeGraphs
 
 PAGES, PAGE = 48, 4
 TOKENS = [(7 * i + 3) % 290 for i in range(60)]
+
+
+@pytest.fixture(scope="module")
+def loaded_of(folder_of):
+    """A tiny model in float32 by architecture as a GPU has it: with the linear layers of torch."""
+
+    @cache
+    def load(architecture):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(loader, "pack_linears", lambda *_: 0)
+            return loader.load_model(str(folder_of(architecture)), dtype="float32", device="cpu", threads=1)
+
+    return load
 
 
 def script(runner: ModelRunner) -> list[torch.Tensor]:
@@ -37,9 +53,9 @@ def script(runner: ModelRunner) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "mistral", "gemma2", "gpt_oss"])
-def test_logits_are_those_of_the_plain_runner(pair_of, architecture):
+def test_logits_are_those_of_the_plain_runner(loaded_of, architecture):
     """Lean models and others, windows, softcap, sinks, experts: the same logits from kernels and graphs."""
-    loaded = pair_of(architecture).loaded
+    loaded = loaded_of(architecture)
     graphs = FakeGraphs()
     found = script(GraphRunner(loaded, PAGES, PAGE, buckets=(8, 16), graphs=graphs))
     expected = script(ModelRunner(loaded, PAGES, PAGE))
@@ -48,18 +64,26 @@ def test_logits_are_those_of_the_plain_runner(pair_of, architecture):
     assert (graphs.captured, graphs.replayed) == (2, 4), "the first chunk alone is longer than any bucket"
 
 
-def test_graphs_change_nothing(pair_of):
-    """Without a bucket every step runs eagerly, to the same logits."""
+def test_a_model_that_was_packed_for_the_cpu_runs_too(pair_of):
+    """A gate is as wide whether a kernel, a packed product or torch opens it."""
     loaded = pair_of("llama").loaded
+    found = script(GraphRunner(loaded, PAGES, PAGE, buckets=()))
+    for ours, theirs in zip(found, script(ModelRunner(loaded, PAGES, PAGE)), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+
+
+def test_graphs_change_nothing(loaded_of):
+    """Without a bucket every step runs eagerly, to the same logits."""
+    loaded = loaded_of("llama")
     eager = script(GraphRunner(loaded, PAGES, PAGE, buckets=()))
     graphs = script(GraphRunner(loaded, PAGES, PAGE, buckets=(8, 16), graphs=FakeGraphs()))
     for ours, theirs in zip(graphs, eager, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-def test_results_outlive_the_next_step(pair_of):
+def test_results_outlive_the_next_step(loaded_of):
     """Logits are the caller's: the next replay of the same graph leaves them alone."""
-    runner = GraphRunner(pair_of("llama").loaded, PAGES, PAGE, buckets=(4,), graphs=FakeGraphs())
+    runner = GraphRunner(loaded_of("llama"), PAGES, PAGE, buckets=(4,), graphs=FakeGraphs())
     kv = SequenceKv.open(runner.pool, [], reuse=False)
     first = runner.forward([Segment(kv, [1, 2], None, [1])])
     kept = first.clone()
@@ -67,10 +91,10 @@ def test_results_outlive_the_next_step(pair_of):
     assert torch.equal(first, kept)
 
 
-def test_a_tail_too_long_for_the_graphs_runs_without_one(pair_of, monkeypatch):
+def test_a_tail_too_long_for_the_graphs_runs_without_one(loaded_of, monkeypatch):
     """A step whose page tables do not fit the graphs' buffer still runs."""
     monkeypatch.setattr("outrider.engine.gpu.runner.TAIL_WORDS", 2)
-    loaded = pair_of("llama").loaded
+    loaded = loaded_of("llama")
     graphs = FakeGraphs()
     found = script(GraphRunner(loaded, PAGES, PAGE, buckets=(16,), graphs=graphs))
     for ours, theirs in zip(found, script(ModelRunner(loaded, PAGES, PAGE)), strict=True):
@@ -78,7 +102,7 @@ def test_a_tail_too_long_for_the_graphs_runs_without_one(pair_of, monkeypatch):
     assert graphs.replayed == 0
 
 
-def test_a_forward_that_cannot_be_captured_runs_without_graphs(pair_of):
+def test_a_forward_that_cannot_be_captured_runs_without_graphs(loaded_of):
     """The reason is said, and steps run eagerly."""
 
     class Refusing:
@@ -86,7 +110,7 @@ def test_a_forward_that_cannot_be_captured_runs_without_graphs(pair_of):
             raise RuntimeError("operation not permitted when stream is capturing")
 
     said: list[str] = []
-    loaded = pair_of("llama").loaded
+    loaded = loaded_of("llama")
     found = script(GraphRunner(loaded, PAGES, PAGE, buckets=(8,), graphs=Refusing(), say=said.append))
     expected = script(ModelRunner(loaded, PAGES, PAGE))
     torch.testing.assert_close(found[-1], expected[-1], rtol=1e-3, atol=1e-3)

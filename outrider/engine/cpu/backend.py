@@ -1,0 +1,110 @@
+"""Which kernels compute a model's products on this processor.
+
+    amx        matrix tiles (Intel from Sapphire Rapids on), bfloat16
+    avx512     AVX-512 (bfloat16 takes AVX-512 BF16), bfloat16 and float32
+    onednn     the library's, for everything else
+
+The first two give a row the same bits in every batch. Their bits differ: a model runs on one of them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+from collections.abc import Sequence
+from enum import StrEnum
+from functools import cache
+from typing import TYPE_CHECKING
+
+import torch
+
+from outrider.errors import ModelError
+
+if TYPE_CHECKING:
+    from outrider.engine.cpu.product import Product
+
+AUTO = "auto"
+
+
+class Backend(StrEnum):
+    """Named as settings name them."""
+
+    AMX = "amx"
+    AVX512 = "avx512"
+    ONEDNN = "onednn"
+
+
+_AVX512 = ("avx512f", "avx512bw", "avx512dq")
+_FEATURES = {
+    (Backend.AMX, torch.bfloat16): (*_AVX512, "avx512bf16", "amx-tile", "amx-bf16"),
+    (Backend.AVX512, torch.bfloat16): (*_AVX512, "avx512bf16"),
+    (Backend.AVX512, torch.float32): _AVX512,
+}
+"""What the processor must have, in LLVM's names."""
+
+
+def obstacle(backend: Backend, dtype: torch.dtype) -> str | None:
+    """Why a back end cannot compute a dtype here; None when it can."""
+    if backend is Backend.ONEDNN:
+        return None
+    wanted = _FEATURES.get((backend, dtype))
+    if wanted is None:
+        return f"it does not compute {dtype}"
+    if importlib.util.find_spec("numba") is None:
+        return "the package numba is not installed"
+    missing = [feature for feature in wanted if feature not in _processor_features()]
+    if missing:
+        return f"the processor has no {', '.join(missing)}"
+    if backend is Backend.AMX and not _tiles_allowed():
+        return "the system refuses the use of tiles (arch_prctl)"
+    return None
+
+
+def preferred(dtype: torch.dtype, wanted: str = AUTO) -> Backend:
+    """The back end that was asked for, or the first of the list above that can run.
+
+    Raises:
+        ModelError: the one that was asked for cannot.
+    """
+    if wanted == AUTO:
+        return next(backend for backend in Backend if obstacle(backend, dtype) is None)
+    reason = obstacle(backend := Backend(wanted), dtype)
+    if reason is not None:
+        raise ModelError(f"cpu_backend: {wanted} cannot run here: {reason}; set cpu_backend to auto")
+    return backend
+
+
+def product_type(backend: Backend) -> type[Product] | None:
+    """What computes a layer with a back end of the project, compiled if need be; None for the library."""
+    match backend:
+        case Backend.AMX:
+            from outrider.engine.cpu.tile_product import TileProduct
+
+            return TileProduct
+        case Backend.AVX512:
+            from outrider.engine.cpu.row_product import RowProduct
+
+            return RowProduct
+        case Backend.ONEDNN:
+            return None
+
+
+def row_edges(backend: Backend) -> Sequence[int]:
+    """Numbers of rows behind which a product takes another pass, and so longer."""
+    kind = product_type(backend)
+    return () if kind is None else range(kind.pass_rows, kind.max_rows + 1, kind.pass_rows)
+
+
+@cache
+def _processor_features() -> frozenset[str]:
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return frozenset()
+    from llvmlite import binding
+
+    return frozenset(name for name, there in binding.get_host_cpu_features().items() if there)
+
+
+def _tiles_allowed() -> bool:
+    from outrider.kernels import tiles
+
+    return tiles.allowed()

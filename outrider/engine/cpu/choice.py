@@ -1,0 +1,102 @@
+"""Chooses a model's back end on the CPU, and measures that it is not slower than the library.
+
+Kernels for one processor can lose on the next. So before a model is packed, its largest kind of layer is
+multiplied by both, as few rows as a step has and as many as a batch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.engine.cpu.backend import AUTO, Backend, preferred, product_type
+from outrider.engine.cpu.linear import LibraryLinear, operators_exist
+from outrider.engine.cpu.product import Product
+from outrider.engine.cpu.team import Team
+
+MEASURED_ROWS = (1, 32)
+SAMPLE_BYTES = 96 * 2**20
+"""Most weights that are multiplied."""
+MIN_BYTES = 4 * 2**20
+"""Below, products are not what a step's time goes to, and a measurement would be noise."""
+ROUNDS = 5
+MAX_LOSS = 1.1
+"""Mean time, of the library's, above which the library computes. Results that do not depend on the batch are
+worth a tenth."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A back end and why it was chosen."""
+
+    backend: Backend
+    reason: str
+
+
+def choose_backend(
+    weights: Sequence[Tensor],
+    wanted: str = AUTO,
+    *,
+    measured: bool = True,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Choice:
+    """The back end for a model with these weights [out, in] of linear layers, all of one dtype.
+
+    Without `measured`, what the processor has decides alone.
+
+    Raises:
+        ModelError: the one that is wanted cannot run here.
+    """
+    dtype = weights[0].dtype if weights else torch.float32
+    backend = preferred(dtype, wanted)
+    if wanted != AUTO:
+        return Choice(backend, "asked for")
+    kind = product_type(backend)
+    if kind is None or not weights:
+        return Choice(backend, f"no kernels of the project for {dtype} on this processor")
+    chosen = sample(weights)
+    if not measured or not operators_exist(dtype) or sum(weight.nbytes for weight in chosen) < MIN_BYTES:
+        return Choice(backend, "the first that this processor can run")
+    ratios = [_ratio(kind, chosen, rows, clock) for rows in MEASURED_ROWS]
+    figures = ", ".join(f"{ratio:.2f} at {rows}" for rows, ratio in zip(MEASURED_ROWS, ratios, strict=True))
+    reason = f"time of {backend} / onednn by rows: {figures}"
+    return Choice(backend if sum(ratios) <= MAX_LOSS * len(ratios) else Backend.ONEDNN, reason)
+
+
+def sample(weights: Sequence[Tensor]) -> list[Tensor]:
+    """Weights of the shape that has most bytes, cut so that all together are at most SAMPLE_BYTES."""
+    total: dict[torch.Size, int] = {}
+    for weight in weights:
+        total[weight.shape] = total.get(weight.shape, 0) + weight.nbytes
+    largest = max(total, key=lambda shape: total[shape])
+    chosen: list[Tensor] = []
+    room = SAMPLE_BYTES
+    for weight in (weight for weight in weights if weight.shape == largest):
+        rows = min(room * weight.shape[0] // weight.nbytes, weight.shape[0])
+        if rows:
+            chosen.append(weight[:rows])
+            room -= chosen[-1].nbytes
+    return chosen
+
+
+def _ratio(kind: type[Product], weights: Sequence[Tensor], rows: int, clock: Callable[[], float]) -> float:
+    """Time of the project's kernels / the library's: the best of some rounds, in turns."""
+    team = Team(torch.get_num_threads())
+    arms: list[Sequence[Callable[[Tensor], Tensor]]] = [
+        [kind(weight, None, team, passing=True) for weight in weights],
+        [LibraryLinear(weight, None) for weight in weights],
+    ]
+    x = torch.zeros(rows, weights[0].shape[1], dtype=weights[0].dtype)
+    best = [float("inf")] * len(arms)
+    with torch.inference_mode():
+        for _ in range(ROUNDS + 1):  # the first one is slow in both
+            for arm, layers in enumerate(arms):
+                begun = clock()
+                for layer in layers:
+                    layer(x)
+                best[arm] = min(best[arm], clock() - begun)
+    return best[0] / best[1]

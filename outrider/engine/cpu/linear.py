@@ -1,0 +1,180 @@
+"""Linear layers on the CPU, whose weights are packed once, and what replaces those of a model by them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from outrider.engine.cpu.backend import Backend, obstacle, product_type
+from outrider.engine.cpu.panels import STEP_BYTES
+from outrider.engine.cpu.product import MIN_SHARE, Product
+from outrider.engine.cpu.team import Team
+
+KEPT_BYTES = 16 * 2**20
+"""Weights of a model up to which they may stay in the cache that the cores share: half of a common one."""
+
+
+class CpuLinear(nn.Module):
+    """`x @ weight.T + bias`, [..., in] -> [..., out]."""
+
+    ordered = False
+    """True where a row's bits do not depend on the others."""
+    out_features: int
+    in_features: int
+    dtype: torch.dtype
+    nbytes: int
+    """Of the weight."""
+
+    def extra_repr(self) -> str:
+        """For printing the model."""
+        return f"in_features={self.in_features}, out_features={self.out_features}"
+
+
+class LibraryLinear(CpuLinear):
+    """The same by oneDNN, in the block layout that its kernels read.
+
+    That halves the time of small batches; these are the operators that torch's own compiler uses. A row's
+    result seldom depends on how many others there are, while plain float32 products change their order of
+    additions at four: so weights too small to gain speed are packed too.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, team: Team | None = None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.dtype, self.nbytes = weight.dtype, weight.nbytes
+        self._team = team or Team()
+        # torch's own threads share a product by themselves; helpers get a part each.
+        shared = torch.get_num_threads() == 1 and weight.nbytes >= self._team.largest * MIN_SHARE
+        self._parts = list(_split(weight.detach(), bias, self._team.largest if shared else 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out]."""
+        if len(self._parts) == 1:
+            return self._product(self._parts[0], x)
+        result = x.new_empty(*x.shape[:-1], self.out_features)
+
+        @torch.inference_mode()
+        def work(_member: int, part: tuple[slice, Tensor, Tensor | None]) -> None:
+            result[..., part[0]] = self._product(part, x)
+
+        self._team.share(self._team.size(x.numel() // self.in_features), self._parts, work)
+        return result
+
+    @staticmethod
+    def _product(part: tuple[slice, Tensor, Tensor | None], x: Tensor) -> Tensor:
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, part[1], part[2], "none", [], "")
+        return y
+
+
+class KernelLinear(CpuLinear):
+    """The same with a kernel of the project, which reads a weight once for many rows."""
+
+    ordered = True
+
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        *,
+        kind: Callable[..., Product],
+        team: Team,
+        gated: bool = False,
+    ) -> None:
+        """With `gated` the result is SiLU(gate) up, [..., out / 2]: of the weight's first and second half."""
+        super().__init__()
+        self.out_features, self.in_features = (
+            weight.shape[0] // 2 if gated else weight.shape[0],
+            weight.shape[1],
+        )
+        self.dtype, self.nbytes = weight.dtype, weight.nbytes
+        self.team, self.gated = team, gated
+        self.product = kind(weight.detach(), None if bias is None else bias.detach(), team, gated=gated)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out]."""
+        if x.ndim == 2 and x.is_contiguous():
+            return self.product(x)
+        rows = x.reshape(-1, self.in_features).contiguous()
+        return self.product(rows).view(*x.shape[:-1], -1)
+
+
+def pack_linears(
+    model: nn.Module, backend: Backend, team: Team | None = None, gates: Collection[str] = ()
+) -> int:
+    """Replace the linear layers of a model on the CPU by packed ones, where there is a way; returns how many.
+
+    Work is shared by the team. With a back end of the project the layers named in `gates` return the opened
+    gate. An embedding that shares its weight with the output layer keeps it: the output layer gets a packed
+    copy.
+    """
+    team, kind = team or Team(), product_type(backend)
+    names = [name for name, module in model.named_modules() if is_linear(module)]
+    count = 0
+    if kind is not None:
+        fitting = [name for name in names if _fits(_weight_of(model, name), backend)]
+        passing = sum(_weight_of(model, name).nbytes for name in fitting) > KEPT_BYTES
+        made = partial(KernelLinear, kind=partial(kind, passing=passing), team=team)
+        count += _replace(model, [name for name in fitting if name in gates], partial(made, gated=True))
+        count += _replace(model, [name for name in fitting if name not in gates], made)
+    rest = [name for name in names if _library_packs(model.get_submodule(name))]
+    return count + _replace(model, rest, partial(LibraryLinear, team=team))
+
+
+def is_linear(module: nn.Module) -> bool:
+    """True for a layer that `pack_linears` replaces; a subclass may compute something else."""
+    return type(module) in (nn.Linear, Conv1D)
+
+
+def linear_weight(module: nn.Module) -> Tensor:
+    """[out, in] of a linear layer."""
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    return weight.t() if isinstance(module, Conv1D) else weight
+
+
+def operators_exist(dtype: torch.dtype) -> bool:
+    """True when the library has packed products of a dtype here."""
+    mkldnn = torch.ops.mkldnn
+    if not (torch.backends.mkldnn.is_available() and hasattr(mkldnn, "_reorder_linear_weight")):  # type: ignore[no-untyped-call]
+        return False
+    if dtype == torch.bfloat16:
+        return bool(mkldnn._is_mkldnn_bf16_supported())
+    return dtype == torch.float32 and hasattr(mkldnn, "_linear_pointwise")
+
+
+def _split(weight: Tensor, bias: Tensor | None, count: int) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
+    """Parts of a layer's columns: where they are, and their packed weights and bias."""
+    for start, stop in pairwise(len(weight) * part // count for part in range(count + 1)):
+        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight[start:stop].contiguous())
+        yield slice(start, stop), packed, None if bias is None else bias.detach()[start:stop]
+
+
+def _replace(model: nn.Module, names: Sequence[str], made: Callable[..., CpuLinear]) -> int:
+    for name in names:
+        parent, _, attribute = name.rpartition(".")
+        module: Any = model.get_submodule(name)
+        setattr(model.get_submodule(parent), attribute, made(linear_weight(module), module.bias))
+    return len(names)
+
+
+def _weight_of(model: nn.Module, name: str) -> Tensor:
+    return linear_weight(model.get_submodule(name))
+
+
+def _fits(weight: Tensor, backend: Backend) -> bool:
+    """True when a back end of the project takes a weight [out, in]."""
+    whole_steps = weight.shape[1] * weight.itemsize % STEP_BYTES == 0
+    return weight.device.type == "cpu" and whole_steps and obstacle(backend, weight.dtype) is None
+
+
+def _library_packs(module: nn.Module) -> bool:
+    if not is_linear(module):
+        return False
+    weight = linear_weight(module)
+    return weight.device.type == "cpu" and operators_exist(weight.dtype)

@@ -1,0 +1,56 @@
+"""Weights as the kernels read them: in panels of 32 columns of W^T, each from front to back.
+
+A step is 4 bytes of each row of W: two bfloat16 numbers or one float32. A panel holds its steps one after the
+other, of each step the 4 bytes of all its columns.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+PANEL = 32
+"""Columns of a panel; those of a gated one are 16 of the gate and the 16 of up that belong to them."""
+STEP_BYTES = 4
+"""Of a row of weights."""
+PANEL_STEP_BYTES = PANEL * STEP_BYTES
+_ALIGNMENT = 64
+
+
+def panel_count(weight: Tensor) -> int:
+    """Panels of a weight [out, in]."""
+    return -(-weight.shape[0] // PANEL)
+
+
+def in_panels(weight: Tensor, multiple: int = 1) -> Tensor:
+    """[out, in] -> [panels, steps, PANEL, numbers of a step], zeros behind `out` and `in`.
+
+    The steps are a multiple of `multiple`.
+    """
+    per_step = STEP_BYTES // weight.itemsize
+    columns = panel_count(weight) * PANEL
+    padded = pad(weight, (0, -weight.shape[1] % (per_step * multiple), 0, columns - weight.shape[0]))
+    return aligned(padded.view(-1, PANEL, padded.shape[1] // per_step, per_step).transpose(1, 2))
+
+
+def bias_in_panels(bias: Tensor) -> Tensor:
+    """[out] -> [panels * PANEL] float32, zeros behind `out`."""
+    return aligned(pad(bias.float(), (0, -len(bias) % PANEL)))
+
+
+def paired(values: Tensor) -> Tensor:
+    """[2 F, ...] -> [panels * PANEL, ...]: half a panel of the gate, the same columns of up, and so on."""
+    half, rest = values.shape[0] // 2, values.shape[1:]
+    width = PANEL // 2
+    count = -(-half // width)
+    filled = values.new_zeros(2, count * width, *rest)
+    filled[:, :half] = values.view(2, half, *rest)
+    return filled.view(2, count, width, *rest).transpose(0, 1).reshape(count * PANEL, *rest)
+
+
+def aligned(values: Tensor) -> Tensor:
+    """A contiguous copy whose storage begins at a multiple of 64 bytes, as torch allocates it."""
+    copy = values.clone(memory_format=torch.contiguous_format)
+    assert copy.data_ptr() % _ALIGNMENT == 0, "torch aligns its storage to 64 bytes"
+    return copy

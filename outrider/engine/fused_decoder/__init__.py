@@ -1,0 +1,7 @@
+"""The description of decoders that run fused, what recognises them, and their forward on all devices."""
+
+from outrider.engine.fused_decoder.decoder import FusedDecoder
+from outrider.engine.fused_decoder.forward import FusedForward
+from outrider.engine.fused_decoder.recognise import NotFused, fused_decoder
+
+__all__ = ["FusedDecoder", "FusedForward", "NotFused", "fused_decoder"]

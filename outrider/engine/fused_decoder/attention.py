@@ -1,0 +1,93 @@
+"""Paged attention for queries, keys and values that come out of one product.
+
+Keys and values of a token lie side by side, so that one copy stores both and one gathers both. Otherwise it
+is the attention of `outrider.engine.attention`, with the same planned steps, groups and views.
+
+Shapes: N packed tokens, Q query heads, H kv heads, G = Q / H, D head width, S slots; B, n, L as in
+`outrider.engine.step`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from outrider.engine.attention import PagedAttention
+from outrider.engine.cpu.layer import AttendKernel, attends
+from outrider.engine.loaded_model import Geometry
+from outrider.engine.pages import Move
+from outrider.engine.step import Group, View
+
+
+class FusedAttention(PagedAttention):
+    """Entries [layers, S, 2 H, D] in place of `keys` and `values`: of each token its key heads, then its
+    value heads.
+    """
+
+    def __init__(self, geometry: Geometry, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(geometry, num_slots, dtype, device)
+        self._kernel = AttendKernel(dtype) if attends(geometry.head_dim, dtype, device) else None
+
+    def allocate(self, geometry: Geometry, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
+        """See `PagedAttention.allocate`."""
+        shape = (geometry.num_layers, num_slots, 2 * geometry.kv_heads, geometry.head_dim)
+        self._entries = torch.zeros(shape, dtype=dtype, device=device)
+
+    def move(self, moves: Sequence[Move]) -> None:
+        """See `PagedAttention.move`."""
+        if moves:
+            pairs = torch.tensor(moves, dtype=torch.int64, device=self._entries.device)  # [moves, 2]
+            self._entries.index_copy_(1, pairs[:, 1], self._entries.index_select(1, pairs[:, 0]))
+
+    def room(self, layer: int) -> tuple[Tensor, Tensor]:
+        """A layer's entries [S, 2 H, D], and the slots [N or fewer] where the step's go."""
+        assert self._step is not None, "attention outside of a step"
+        return self._entries[layer], self._step.slots
+
+    def mix(self, layer: int, qkv: Tensor, scaling: float, window: int | None) -> Tensor:
+        """What the queries of qkv [N, Q + 2 H, D], stored before, see: [N, Q * D]."""
+        step = self._step
+        assert step is not None, "attention outside of a step"
+        self.windows[layer] = window
+        entries = self._entries[layer]
+        query_heads, stored = qkv.shape[1] - entries.shape[1], step.slots.shape[0]
+        queries = qkv[:, :query_heads]
+        mixed = queries.new_empty(queries.shape) if stored == len(qkv) else queries.new_zeros(queries.shape)
+        for group in step.groups:
+            if self._kernel is not None:
+                part = slice(group.start, group.stop)
+                self._kernel(queries[part], entries, step.plain_view(group, window), scaling, mixed[part])
+                continue
+            view = step.view(group, window, False)
+            seen = _attended(_rows(group, queries, step.dtype), entries, view, scaling)  # [B, n, Q, D]
+            if group.valid is not None:
+                seen = seen.flatten(0, 1).index_select(0, group.valid)
+            mixed[group.start : group.stop].view(seen.shape).copy_(seen)
+        return mixed.view(len(qkv), -1)
+
+
+def _rows(group: Group, queries: Tensor, dtype: torch.dtype) -> Tensor:
+    """A group's queries [B, Q, n, D] in `dtype`, contiguous; queries are [N, Q, D]."""
+    packed = queries[group.start : group.stop] if group.rows is None else queries.index_select(0, group.rows)
+    shape = (len(group.members), group.width, *queries.shape[1:])
+    rows = packed.new_empty((shape[0], shape[2], shape[1], shape[3]), dtype=dtype)
+    return rows.copy_(packed.view(shape).transpose(1, 2))
+
+
+def _attended(rows: Tensor, entries: Tensor, view: View, scaling: float) -> Tensor:
+    """What the queries [B, Q, n, D] of a group see of a layer's entries [S, 2 H, D]: [B, n, Q, D]."""
+    batch, query_heads, _, width = rows.shape
+    both = entries.index_select(0, view.slots).to(rows.dtype)
+    keys, values = both.view(batch, -1, *entries.shape[1:]).transpose(1, 2).chunk(2, 1)  # [B, H, L, D]
+    if view.folded:
+        rows = rows.view(batch, keys.shape[1], -1, width)
+    else:
+        repeats = query_heads // keys.shape[1]
+        keys, values = keys.repeat_interleave(repeats, 1), values.repeat_interleave(repeats, 1)
+    seen = scaled_dot_product_attention(
+        rows, keys, values, attn_mask=view.mask, is_causal=view.causal, scale=scaling
+    )
+    return seen.reshape(batch, query_heads, -1, width).transpose(1, 2)

@@ -1,0 +1,119 @@
+"""The forward of pre-norm decoder layers with RMS norms, rotary positions, grouped queries and a gated MLP.
+
+    one product for queries, keys and values; rotation, storing and attention; output product
+    residual add and norm; one product for gate and up, and the gate; down product
+    residual add and the next layer's norm
+
+Llama, Mistral, Qwen 2 and 3, Phi 3 and their like, on every device. It computes what the model's own modules
+compute with a third of the operations: at decoding sizes an operation costs more than its arithmetic. The
+self check at load compares the two. What lies between the products is the device's: see `Operations`.
+
+Shapes: N packed tokens, M of them or the W wanted ones, C hidden width, Q query heads, H kv heads, D head
+width, F width of the MLP, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+
+from torch import Tensor
+from torch.nn.functional import embedding
+
+from outrider.engine.fused_decoder.decoder import FusedDecoder, FusedLayer, Gate, Norm
+
+
+class Inputs(Protocol):
+    """What a forward needs of a step, `outrider.engine.step.Step` or a device's."""
+
+    @property
+    def tokens(self) -> Tensor:
+        """[1, N] int64."""
+
+    @property
+    def positions(self) -> Tensor:
+        """[1, N] int64."""
+
+    @property
+    def wanted(self) -> Tensor:
+        """[W] int64, packed positions whose logits are wanted."""
+
+
+StepT = TypeVar("StepT", bound=Inputs, contravariant=True)
+Shared = TypeVar("Shared")
+Linear: TypeAlias = Callable[[Tensor], Tensor]
+AddNorm: TypeAlias = Callable[[Tensor, Tensor | None], Tensor]
+"""Add the second to the first [M, C], where it is, and return the norm of the sum; None adds nothing."""
+Mix: TypeAlias = Callable[[Tensor, Shared], Tensor]
+"""Store keys and values of qkv [N, Q + 2 H, D], which it may overwrite, and return what each token sees,
+[N, Q * D]."""
+
+
+class Operations(Protocol[StepT, Shared]):
+    """What a device computes between the products, as functions that are made once for each layer."""
+
+    def begin(self, step: StepT) -> Shared:
+        """What all layers need of a step."""
+
+    def norm(self, norm: Norm) -> AddNorm:
+        """See `AddNorm`."""
+
+    def mix(self, layer: FusedLayer) -> Mix[Shared]:
+        """See `Mix`."""
+
+    def gate(self, gate: Gate) -> Linear:
+        """What `Gate.forward` computes."""
+
+
+class _Layer(NamedTuple, Generic[Shared]):
+    """One layer's functions by name: looking them up in modules takes as long as calling them."""
+
+    qkv: Linear
+    mix: Mix[Shared]
+    output: Linear
+    mlp_norm: AddNorm
+    gate: Linear
+    down: Linear
+    next_norm: AddNorm
+
+
+class FusedForward(Generic[StepT, Shared]):
+    """Runs a decoder with the linear layers that it has now, so make it after they were packed.
+
+    Nothing depends on values in tensors but what the operations do.
+    """
+
+    def __init__(self, decoder: FusedDecoder, operations: Operations[StepT, Shared]) -> None:
+        first, stack = decoder.stack[0].settings, decoder.stack
+        norms = [*(layer.settings.input_norm for layer in stack[1:]), decoder.norm]
+        self._begin = operations.begin
+        self._embed, self._head = decoder.embed.weight, decoder.head.forward
+        self._heads = first.query_heads + 2 * first.kv_heads
+        self._first_norm = operations.norm(first.input_norm)
+        self._layers = [_functions(layer, norm, operations) for layer, norm in zip(stack, norms, strict=True)]
+
+    def __call__(self, step: StepT) -> Tensor:
+        """Logits [W, V] of the step's wanted tokens."""
+        hidden = embedding(step.tokens[0], self._embed)
+        shared, shape = self._begin(step), (hidden.shape[0], self._heads, -1)
+        normed, left = self._first_norm(hidden, None), len(self._layers)
+        for qkv, mix, output, mlp_norm, gate, down, next_norm in self._layers:
+            mixed, left = mix(qkv(normed).view(shape), shared), left - 1
+            if not left:  # what follows is needed for the wanted rows only
+                hidden, mixed = hidden.index_select(0, step.wanted), mixed.index_select(0, step.wanted)
+            normed = mlp_norm(hidden, output(mixed))
+            normed = next_norm(hidden, down(gate(normed)))
+        logits: Tensor = self._head(normed)
+        return logits
+
+
+def _functions(layer: FusedLayer, next_norm: Norm, operations: Operations[StepT, Shared]) -> _Layer[Shared]:
+    return _Layer(
+        layer.qkv.forward,
+        operations.mix(layer),
+        layer.output.forward,
+        operations.norm(layer.settings.mlp_norm),
+        operations.gate(layer.gate),
+        layer.down.forward,
+        operations.norm(next_norm),
+    )

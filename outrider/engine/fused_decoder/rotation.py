@@ -1,0 +1,82 @@
+"""Rotary positions of queries and keys, and where keys and values are stored meanwhile.
+
+(Su et al. 2021, "RoFormer".) Columns i and i + D / 2 of a head form a pair, as in transformers.
+
+Shapes: N packed tokens, Q query heads, H kv heads, D head width, S slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property, partial
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from outrider.engine.cpu.layer import Angles, TurnKernel, runs
+from outrider.engine.fused_decoder.decoder import Settings
+from outrider.engine.fused_decoder.norm import RmsNorm
+
+Room: TypeAlias = tuple[Tensor, Tensor]
+"""Entries [S, 2 H, D] of keys and values, and the slots [N or fewer] of the first tokens."""
+
+
+class Turns:
+    """The rotations of a step's positions [N], as what runs takes them."""
+
+    def __init__(self, positions: Tensor, angles: Angles) -> None:
+        self.positions, self._angles = positions, angles
+
+    @cached_property
+    def table(self) -> Tensor:
+        """See `Angles.table`."""
+        return self._angles.table(self.positions)
+
+    @cached_property
+    def complex(self) -> Tensor:
+        """Complex rotations [N, 1, D / 2]."""
+        angles = self.positions.float()[:, None] * self._angles.frequencies
+        return torch.polar(torch.full_like(angles, self._angles.stretch), angles)[:, None]
+
+
+Rotation: TypeAlias = Callable[[Tensor, Turns, Room], None]
+"""Turns queries and keys of qkv [N, Q + 2 H, D] where they are, and stores keys and values."""
+
+
+def make_rotation(settings: Settings) -> Rotation:
+    """The rotation of a layer."""
+    like, head_norm = settings.input_norm.weight, settings.head_norm
+    norm = None if head_norm is None else RmsNorm(head_norm)
+    plain = partial(_rotate, settings.query_heads + settings.kv_heads, norm)
+    return partial(_run, _kernel(settings, like.dtype), like.dtype, plain) if runs(like) else plain
+
+
+def rotate(x: Tensor, turns: Tensor) -> Tensor:
+    """Rotate each head by its position: x [N, heads, D], complex turns [N, 1, D / 2]; float32."""
+    half = x.shape[-1] // 2
+    exact = x.float()
+    pairs = torch.complex(exact[..., :half], exact[..., half:]).mul_(turns)
+    return torch.cat((pairs.real, pairs.imag), -1)
+
+
+def _kernel(settings: Settings, dtype: torch.dtype) -> TurnKernel:
+    norm = settings.head_norm
+    weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+    return TurnKernel(dtype, settings.query_heads, settings.kv_heads, weight, eps)
+
+
+def _run(
+    kernel: TurnKernel, dtype: torch.dtype, plain: Rotation, qkv: Tensor, turns: Turns, room: Room
+) -> None:
+    if qkv.dtype == dtype:
+        kernel(qkv, turns.table, turns.positions, *room)
+    else:
+        plain(qkv, turns, room)
+
+
+def _rotate(turned: int, norm: RmsNorm | None, qkv: Tensor, turns: Turns, room: Room) -> None:
+    heads = qkv[:, :turned]
+    heads.copy_(rotate(heads if norm is None else norm(heads), turns.complex))
+    entries, slots = room
+    entries.index_copy_(0, slots, qkv[: len(slots), qkv.shape[1] - entries.shape[1] :])

@@ -1,0 +1,329 @@
+"""What numba's Python lacks for a matrix kernel: vectors of 16 numbers, and the processor's instructions.
+
+A `Vector` holds LANES float32 numbers in one 512-bit register; a `Mask` says which of them count. Both are
+values of numba's: they are assigned, passed on and combined with `+ - * /`. Everything else is a function
+below, whose body says which LLVM instruction it becomes. Addresses are integers. A first argument `kind`
+is the dtype of numbers in memory, "bfloat16" or "float32", and has to be known when the kernel is compiled.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from inspect import Parameter, Signature, signature
+from typing import Any, TypeAlias
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.datamodel import models, register_default
+from numba.core.typing.templates import ConcreteTemplate, infer_global
+from numba.extending import intrinsic, lower_builtin
+
+LANES = 16
+"""Float32 numbers of a 512-bit register."""
+Builder: TypeAlias = Any
+"""llvmlite's `IRBuilder`."""
+Value: TypeAlias = Any
+"""A value of LLVM; in a kernel, an integer, a `Vector` or a `Mask`."""
+
+
+class _Bfloat(ir.Type):  # type: ignore[misc]  # llvmlite has no type for it
+    """LLVM's bfloat."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Bfloat)
+
+    def __hash__(self) -> int:
+        return hash(_Bfloat)
+
+
+I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
+F32, BF16 = ir.FloatType(), _Bfloat()
+VOID, POINTER = ir.VoidType(), ir.PointerType()
+SUM = ir.VectorType(F32, LANES)
+PAIRS = ir.VectorType(BF16, 2 * LANES)
+_ROWS = {"bfloat16": ir.VectorType(BF16, LANES), "float32": SUM}
+_SUFFIXES = {"bfloat16": "v16bf16", "float32": "v16f32"}
+_BYTES = {"bfloat16": 2, "float32": 4}
+
+
+class _VectorType(types.Type):  # type: ignore[misc]  # numba has no annotations
+    """A type of numba's that is one LLVM value."""
+
+    def __init__(self, name: str, llvm: Value) -> None:
+        self.llvm = llvm
+        super().__init__(name=name)
+
+
+@register_default(_VectorType)
+class _Model(models.PrimitiveModel):  # type: ignore[misc]
+    """How numba holds one."""
+
+    def __init__(self, manager: Any, kind: _VectorType) -> None:
+        super().__init__(manager, kind, kind.llvm)
+
+
+Vector = _VectorType("Vector", SUM)
+Mask = _VectorType("Mask", ir.VectorType(I1, LANES))
+Address = types.intp
+
+
+def emits(
+    result: Any, *arguments: Any, literals: int = 0
+) -> Callable[[Callable[..., Value]], Callable[..., Any]]:
+    """Make a function that numba can call of one that builds LLVM.
+
+    The builder function takes the IRBuilder, then `literals` arguments whose values must be known when the
+    kernel is compiled, then one LLVM value for each of `arguments`; its result is of type `result`.
+    """
+
+    def wrap(build: Callable[..., Value]) -> Callable[..., Any]:
+        def typing(_context: Any, *given: Any) -> Any:
+            fixed = [kind.literal_value for kind in given[:literals]]
+
+            def generate(context: Any, builder: Builder, _signature: Any, values: Any) -> Value:
+                made = build(builder, *fixed, *values[literals:])
+                return context.get_dummy_value() if result is types.void else made
+
+            return result(*given[:literals], *arguments), generate
+
+        names = [
+            Parameter("context", Parameter.POSITIONAL_ONLY),
+            *list(signature(build).parameters.values())[1:],
+        ]
+        typing.__signature__ = Signature(names)  # type: ignore[attr-defined]
+        typing.__name__, typing.__doc__ = build.__name__, build.__doc__
+        made: Callable[..., Any] = intrinsic(prefer_literal=True)(typing)
+        return made
+
+    return wrap
+
+
+def call(builder: Builder, name: str, result: Value, *arguments: Value) -> Value:
+    """Call an LLVM intrinsic."""
+    kind = ir.FunctionType(result, [argument.type for argument in arguments])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
+
+
+def pointer(builder: Builder, address: Value) -> Value:
+    """The pointer of an address."""
+    return builder.inttoptr(address, POINTER)
+
+
+def spread(builder: Builder, value: Value, count: int = LANES) -> Value:
+    """A number in each of `count` lanes."""
+    first = builder.insert_element(ir.Constant(ir.VectorType(value.type, count), ir.Undefined), value, I32(0))
+    return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(I32, count), [0] * count))
+
+
+def below(builder: Builder, count: Value, lanes: int) -> Value:
+    """A mask of the first `count` of some lanes, none if it is negative."""
+    order = ir.Constant(ir.VectorType(I64, lanes), list(range(lanes)))
+    return builder.icmp_signed("<", order, spread(builder, count, lanes))
+
+
+@emits(Mask, Address)
+def first_lanes(builder: Builder, count: Value) -> Value:
+    """The first `count` lanes; all of them from LANES on, none if it is negative."""
+    return below(builder, count, LANES)
+
+
+@emits(Vector, types.float32)
+def splat(builder: Builder, value: Value) -> Value:
+    """A number in all lanes."""
+    return spread(builder, value)
+
+
+@emits(Vector, Address)
+def splat_at(builder: Builder, address: Value) -> Value:
+    """The float32 number at an address in all lanes."""
+    return spread(builder, builder.load(pointer(builder, address), typ=F32, align=4))
+
+
+@emits(Vector, Address)
+def load_aligned(builder: Builder, address: Value) -> Value:
+    """LANES float32 numbers at a multiple of 64 bytes."""
+    return builder.load(pointer(builder, address), typ=SUM, align=64)
+
+
+@emits(types.void, Address, Vector)
+def store_aligned(builder: Builder, address: Value, value: Value) -> None:
+    """Write LANES float32 numbers to a multiple of 64 bytes."""
+    builder.store(value, pointer(builder, address), align=64)
+
+
+@emits(Vector, Address, Mask, literals=1)
+def load(builder: Builder, kind: str, address: Value, mask: Value) -> Value:
+    """Numbers of a kind as float32; 0 where the mask is off, and nothing is read there."""
+    row = _ROWS[kind]
+    name = f"llvm.masked.load.{_SUFFIXES[kind]}.p0"
+    zero = ir.Constant(row, None)
+    found = call(builder, name, row, pointer(builder, address), I32(_BYTES[kind]), mask, zero)
+    return found if row is SUM else builder.fpext(found, SUM)
+
+
+@emits(types.void, Address, Vector, Mask, literals=1)
+def store(builder: Builder, kind: str, address: Value, value: Value, mask: Value) -> None:
+    """Write numbers of a kind, rounded to it, where the mask is on."""
+    number = value if kind == "float32" else builder.fptrunc(value, _ROWS[kind])
+    name = f"llvm.masked.store.{_SUFFIXES[kind]}.p0"
+    call(builder, name, VOID, number, pointer(builder, address), I32(_BYTES[kind]), mask)
+
+
+@emits(Vector, Vector, literals=1)
+def rounded(builder: Builder, kind: str, value: Value) -> Value:
+    """What a kind keeps of float32 numbers."""
+    return value if kind == "float32" else builder.fpext(builder.fptrunc(value, _ROWS[kind]), SUM)
+
+
+@emits(Vector, Vector, Vector, Vector)
+def multiply_add(builder: Builder, a: Value, b: Value, c: Value) -> Value:
+    """a b + c, rounded once."""
+    return call(builder, "llvm.fma.v16f32", SUM, a, b, c)
+
+
+def step_weights(builder: Builder, kind: str, address: Value) -> Value:
+    """64 bytes of weights: for each lane one float32 number, or two bfloat16 ones."""
+    return builder.load(pointer(builder, address), typ=SUM if kind == "float32" else PAIRS, align=64)
+
+
+def step_numbers(builder: Builder, kind: str, address: Value) -> Value:
+    """4 bytes of a row, in all lanes."""
+    word = builder.load(pointer(builder, address), typ=I32, align=_BYTES[kind])
+    return builder.bitcast(spread(builder, word), SUM if kind == "float32" else PAIRS)
+
+
+def add_products(builder: Builder, kind: str, total: Value, weights: Value, numbers: Value) -> Value:
+    """Add to `total` the products of a step; two bfloat16 ones in the order of the instruction VDPBF16PS."""
+    if kind == "float32":
+        return call(builder, "llvm.fma.v16f32", SUM, weights, numbers, total)
+    return call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", SUM, total, weights, numbers)
+
+
+def fetch(builder: Builder, locality: int, address: Value) -> None:
+    """See `prefetch`."""
+    call(builder, "llvm.prefetch.p0", VOID, pointer(builder, address), I32(0), I32(locality), I32(1))
+
+
+@emits(Vector, Vector)
+def nearest(builder: Builder, x: Value) -> Value:
+    """The nearest integers, even ones in the middle."""
+    return call(builder, "llvm.roundeven.v16f32", SUM, x)
+
+
+@emits(Vector, Vector, Vector)
+def minimum(builder: Builder, x: Value, limit: Value) -> Value:
+    """The smaller ones; x where it is not a number."""
+    return builder.select(builder.fcmp_ordered(">", x, limit), limit, x)
+
+
+@emits(Vector, Vector, Vector)
+def maximum(builder: Builder, x: Value, limit: Value) -> Value:
+    """The larger ones; x where it is not a number."""
+    return builder.select(builder.fcmp_ordered("<", x, limit), limit, x)
+
+
+@emits(Vector, Vector, Vector)
+def times_power_of_two(builder: Builder, x: Value, exponent: Value) -> Value:
+    """x 2^exponent."""
+    zero = ir.Constant(SUM, None)
+    return call(builder, "llvm.x86.avx512.mask.scalef.ps.512", SUM, x, exponent, zero, I16(-1), I32(4))
+
+
+@emits(types.float32, Vector)
+def added_up(builder: Builder, x: Value) -> Value:
+    """The sum of all lanes, in an order of its own that never changes."""
+    zero = ir.Constant(F32, 0.0)
+    kind = ir.FunctionType(F32, [F32, SUM])
+    add = cgutils.get_or_insert_function(builder.module, kind, "llvm.vector.reduce.fadd.v16f32")
+    return builder.call(add, [zero, x], fastmath=("reassoc",))
+
+
+@emits(types.void, Address, literals=1)
+def prefetch(builder: Builder, locality: int, address: Value) -> None:
+    """Fetch a cache line: locality 3 into all caches, 2 past the first one, 0 past the shared one."""
+    fetch(builder, locality, address)
+
+
+@emits(Vector, Vector)
+def negative(builder: Builder, x: Value) -> Value:
+    """-x."""
+    return builder.fneg(x)
+
+
+def _define(operation: Any, instruction: str) -> None:
+    """Make an operator of Python work lane by lane."""
+
+    @infer_global(operation)
+    class _OfVectors(ConcreteTemplate):  # type: ignore[misc]
+        cases = (Vector(Vector, Vector),)
+
+    @lower_builtin(operation, Vector, Vector)  # type: ignore[untyped-decorator]
+    def combined(_context: Any, builder: Builder, _signature: Any, values: Any) -> Value:
+        return getattr(builder, instruction)(*values)
+
+
+_define(operator.add, "fadd")
+_define(operator.sub, "fsub")
+_define(operator.mul, "fmul")
+_define(operator.truediv, "fdiv")
+
+
+@emits(Vector, Vector)
+def root(builder: Builder, x: Value) -> Value:
+    """The square root."""
+    return call(builder, "llvm.sqrt.v16f32", SUM, x)
+
+
+@emits(Vector, Vector, Address, Address, literals=1)
+def add_step(builder: Builder, kind: str, total: Value, weights: Value, numbers: Value) -> Value:
+    """Add to `total` the products of 64 bytes of weights and 4 bytes of a row; see `add_products`."""
+    row = step_numbers(builder, kind, numbers)
+    return add_products(builder, kind, total, step_weights(builder, kind, weights), row)
+
+
+@emits(types.void, Address, Address, Address)
+def copy(builder: Builder, target: Value, source: Value, count: Value) -> None:
+    """Copy bytes."""
+    places = pointer(builder, target), pointer(builder, source)
+    call(builder, "llvm.memcpy.p0.p0.i64", VOID, *places, count, I1(0))
+
+
+@emits(types.void, Address, Address)
+def copy_word(builder: Builder, target: Value, source: Value) -> None:
+    """Copy 4 bytes, by one move: of moves that may be put together, LLVM makes slow scatters."""
+    word = builder.load(pointer(builder, source), typ=I32, align=2)
+    builder.store_atomic(word, builder.inttoptr(target, I32.as_pointer()), "monotonic", 4)
+
+
+@emits(types.CPointer(types.int64), Address)
+def integers(builder: Builder, address: Value) -> Value:
+    """The int64 numbers at an address; they are indexed like an array, as those of the next functions are."""
+    return builder.inttoptr(address, I64.as_pointer())
+
+
+@emits(types.CPointer(types.float32), Address)
+def floats(builder: Builder, address: Value) -> Value:
+    """The float32 numbers at an address."""
+    return builder.inttoptr(address, F32.as_pointer())
+
+
+@emits(types.CPointer(Vector), Address)
+def vectors(builder: Builder, address: Value) -> Value:
+    """The vectors at an address, a multiple of 64."""
+    return builder.inttoptr(address, SUM.as_pointer())
+
+
+@emits(types.CPointer(Vector), literals=1)
+def zeros(builder: Builder, count: int) -> Value:
+    """So many vectors of 0.
+
+    They are registers if every loop over them has a fixed number of turns that LLVM unrolls; a few
+    operations in each of 16 turns are few enough.
+    """
+    array = cgutils.alloca_once(builder, ir.ArrayType(SUM, count), zfill=True)
+    return builder.bitcast(array, SUM.as_pointer())

@@ -1,0 +1,104 @@
+"""The choices and rankings of `outrider.sampling.chooser` by the kernels of the CPU, row by row.
+
+Importing this compiles the kernels, or loads them. They keep the interpreter's lock: a row takes a
+fraction of a millisecond, and to give the lock up lets another thread in for longer.
+
+Shapes: N rows, V vocabulary, G groups of tokens, K leaders of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from outrider.acceptance import BUCKETS, EDGES, FLATNESS, SHARPNESS_GRID
+from outrider.kernels.search import describe, find_maxima, lead
+from outrider.kernels.truncation import LOWEST, Limits, lowest_key, weight_of_all
+from outrider.sampling.noise import GROUP
+from outrider.sampling.processors import Row
+from outrider.sampling.truncation import truncates
+
+_EDGES, _GRID = np.array(EDGES), np.array(SHARPNESS_GRID)
+
+
+class Ranked(NamedTuple):
+    """The leaders of one row, best first."""
+
+    tokens: list[int]
+    buckets: list[int]
+    winners: tuple[int, ...]
+    """By sharpness of the grid; of greedy rows all the same token."""
+
+
+def choose(logits: Tensor, rows: Sequence[Row]) -> list[int]:
+    """The token that leads each row: logits [N, V] float32 on the CPU."""
+    search = _Search(logits.shape[1], 1)
+    chosen = []
+    for line, row in zip(_lines(logits), rows, strict=True):
+        search.run(line, row, 1.0)
+        chosen.append(int(search.tokens[0]))
+    return chosen
+
+
+def rank(logits: Tensor, rows: Sequence[Row], slopes: Sequence[float], count: int) -> list[Ranked]:
+    """The `count` leaders of each row by `slope x logit / temperature + noise`: logits [N, V], slopes [N].
+
+    Fewer than `count` where truncation left fewer.
+    """
+    search = _Search(logits.shape[1], count)
+    ranked = []
+    for line, row, slope in zip(_lines(logits), rows, slopes, strict=True):
+        top = search.run(line, row, slope)
+        ranked.append(search.ranked(line, top, row.params.temperature, slope))
+    return ranked
+
+
+def _lines(logits: Tensor) -> NDArray[np.float32]:
+    """The same logits as an array whose rows have no gaps."""
+    lines: NDArray[np.float32] = (logits if logits.stride(1) == 1 else logits.contiguous()).numpy()
+    return lines
+
+
+class _Search:
+    """A search over one row after the other, and what the last one found."""
+
+    def __init__(self, size: int, count: int) -> None:
+        self.tokens = np.empty(count, np.int64)
+        self._scores = np.empty(count)
+        self._noises = np.empty(count)
+        self._maxima = np.empty(-(-size // GROUP), np.float32)
+        self._buckets = np.empty(count, np.int64)
+        self._winners = np.empty(len(_GRID), np.int64)
+
+    def run(self, line: NDArray[np.float32], row: Row, slope: float) -> float:
+        """Find the leaders of a row [V]; returns its highest logit."""
+        params = row.params
+        top = find_maxima(line, self._maxima)
+        lowest, scale = LOWEST, 1.0
+        if not params.greedy:
+            scale = slope / params.temperature
+            if truncates(params):
+                lowest = lowest_key(line, self._maxima, top, Limits.of(params, len(line)))
+        lead(
+            *(line, self._maxima, lowest, scale, not params.greedy, params.seed, row.position),
+            *(self.tokens, self._scores, self._noises),
+        )
+        return top
+
+    def ranked(self, line: NDArray[np.float32], top: float, temperature: float, slope: float) -> Ranked:
+        """The leaders just found, described: see `chooser._rank_greedy` and `chooser._rank_sampled`."""
+        greedy = temperature == 0.0
+        total = weight_of_all(line, top, 1.0) * 2.0**-40 if greedy else 0.0
+        flatness = 1.0 if greedy else FLATNESS / min(temperature, 1.0)
+        left = describe(
+            *(self.tokens, self._scores, self._noises, total, flatness, slope),
+            *(_EDGES, _GRID, self._buckets, self._winners),
+        )
+        self._buckets += 0 if greedy else BUCKETS // 2
+        return Ranked(
+            self.tokens[:left].tolist(), self._buckets[:left].tolist(), tuple(self._winners.tolist())
+        )

@@ -1,1 +1,0 @@
-"""Choosing and ranking tokens in one compiled pass over the logits, for rows on the CPU."""

@@ -1,0 +1,150 @@
+"""Which back end computes a model."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+import torch
+from torch import Tensor
+
+from outrider.engine.cpu import backend, choice
+from outrider.engine.cpu.backend import Backend, obstacle, preferred, row_edges
+from outrider.engine.cpu.choice import MIN_BYTES, choose_backend, sample
+from outrider.errors import ModelError
+
+EVERYTHING = frozenset(name for names in backend._FEATURES.values() for name in names)
+NO_TILES = EVERYTHING - {"amx-tile", "amx-bf16"}
+
+
+@pytest.fixture
+def processor(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A processor that has everything, and a system that allows it."""
+    pretend(monkeypatch, EVERYTHING)
+    monkeypatch.setattr(backend, "_tiles_allowed", lambda: True)
+    return monkeypatch
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, features: frozenset[str]) -> None:
+    """Let the processor have these features alone."""
+    monkeypatch.setattr(backend, "_processor_features", lambda: features)
+
+
+def test_each_dtype_has_its_best_back_end(processor: pytest.MonkeyPatch) -> None:
+    """Tiles compute bfloat16 alone, AVX-512 also float32, the library everything else."""
+    assert preferred(torch.bfloat16) is Backend.AMX
+    assert preferred(torch.float32) is Backend.AVX512
+    assert preferred(torch.float16) is Backend.ONEDNN
+
+
+def test_the_next_best_runs_where_the_best_cannot(processor: pytest.MonkeyPatch) -> None:
+    """No tiles, then no bfloat16 in AVX-512, then no AVX-512 at all."""
+    pretend(processor, NO_TILES)
+    assert preferred(torch.bfloat16) is Backend.AVX512
+    pretend(processor, NO_TILES - {"avx512bf16"})
+    assert (preferred(torch.bfloat16), preferred(torch.float32)) == (Backend.ONEDNN, Backend.AVX512)
+    pretend(processor, frozenset())
+    assert preferred(torch.float32) is Backend.ONEDNN
+
+
+def test_a_system_that_refuses_tiles_is_obeyed(processor: pytest.MonkeyPatch) -> None:
+    """As a seccomp filter does; using them all the same would end the process."""
+    processor.setattr(backend, "_tiles_allowed", lambda: False)
+    assert preferred(torch.bfloat16) is Backend.AVX512
+    assert "arch_prctl" in (obstacle(Backend.AMX, torch.bfloat16) or "")
+
+
+def test_without_numba_the_library_computes(processor: pytest.MonkeyPatch) -> None:
+    """An installation that lacks the compiler still serves."""
+    processor.setattr(importlib.util, "find_spec", lambda name: None)
+    assert preferred(torch.bfloat16) is Backend.ONEDNN
+
+
+@pytest.mark.parametrize(
+    ("wanted", "dtype", "reason"),
+    [("amx", torch.bfloat16, "no amx-tile, amx-bf16"), ("avx512", torch.float16, "does not compute")],
+)
+def test_what_cannot_be_forced_says_why(
+    processor: pytest.MonkeyPatch, wanted: str, dtype: torch.dtype, reason: str
+) -> None:
+    """And what to set instead."""
+    pretend(processor, NO_TILES)
+    with pytest.raises(ModelError, match=f"cpu_backend: {wanted} .*{reason}.* set cpu_backend to auto"):
+        preferred(dtype, wanted)
+
+
+def test_the_library_can_be_forced() -> None:
+    """On any processor, without a measurement."""
+    chosen = choose_backend([torch.zeros(4096, 1024)], "onednn", clock=no_clock)
+    assert (chosen.backend, chosen.reason) == (Backend.ONEDNN, "asked for")
+
+
+def no_clock() -> float:
+    """Nobody may ask for the time."""
+    raise AssertionError("measured")
+
+
+class Clock:
+    """Time as a measurement sees it: the second reading of a pair is later by what its arm takes."""
+
+    def __init__(self, own: float, library: float) -> None:
+        self._now, self._calls, self._arms = 0.0, 0, (own, library)
+
+    def __call__(self) -> float:
+        """Seconds."""
+        if self._calls % 2:
+            self._now += self._arms[self._calls // 2 % 2]
+        self._calls += 1
+        return self._now
+
+
+def large() -> list[Tensor]:
+    """Weights of a size that is measured."""
+    return [torch.zeros(MIN_BYTES // 4 // 256 + 1, 256)]
+
+
+needs_avx512 = pytest.mark.skipif(
+    obstacle(Backend.AVX512, torch.float32) is not None, reason="needs a processor with AVX-512 and numba"
+)
+
+
+@needs_avx512
+@pytest.mark.parametrize(("own", "backend"), [(1.05, Backend.AVX512), (1.2, Backend.ONEDNN)])
+def test_kernels_that_lose_by_more_than_a_tenth_give_way(own: float, backend: Backend) -> None:
+    """The measurement decides, and is told."""
+    chosen = choose_backend(large(), clock=Clock(own, 1.0))
+    assert chosen.backend is backend
+    assert f"{own:.2f} at 1, {own:.2f} at 32" in chosen.reason
+
+
+@needs_avx512
+def test_small_models_and_deterministic_ones_are_not_measured() -> None:
+    """There is nothing to gain, or nothing to choose."""
+    assert choose_backend([torch.zeros(64, 64)], clock=no_clock).backend is Backend.AVX512
+    assert choose_backend(large(), measured=False, clock=no_clock).backend is Backend.AVX512
+
+
+def test_the_sample_is_of_the_shape_that_takes_most_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut to the most that is multiplied."""
+    monkeypatch.setattr(choice, "SAMPLE_BYTES", 5 * 4 * 8)
+    shapes = [(4, 8), (2, 16), (4, 8)]
+    assert [tuple(weight.shape) for weight in sample([torch.zeros(shape) for shape in shapes])] == [
+        (4, 8),
+        (1, 8),
+    ]
+
+
+def test_a_model_without_linear_layers_has_a_back_end() -> None:
+    """Nothing is measured."""
+    assert (
+        choose_backend([], clock=no_clock).backend is Backend.ONEDNN
+        or obstacle(Backend.AVX512, torch.float32) is None
+    )
+
+
+def test_edges_are_where_a_product_takes_another_pass() -> None:
+    """The library's are not known."""
+    assert list(row_edges(Backend.ONEDNN)) == []
+    if obstacle(Backend.AVX512, torch.float32) is None:
+        edges = list(row_edges(Backend.AVX512))
+        assert edges[1] == 2 * edges[0]

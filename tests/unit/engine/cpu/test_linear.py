@@ -1,0 +1,122 @@
+"""Linear layers with packed weights."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from outrider.engine.cpu import linear
+from outrider.engine.cpu.backend import Backend, obstacle, preferred, product_type
+from outrider.engine.cpu.linear import KernelLinear, LibraryLinear, pack_linears
+from outrider.engine.cpu.product import MIN_SHARE, Product
+from outrider.engine.cpu.team import Team
+
+needs_avx512 = pytest.mark.skipif(
+    obstacle(Backend.AVX512, torch.bfloat16) is not None, reason="needs AVX-512 BF16 and the package numba"
+)
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """The same numbers in every run."""
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [True, False])
+def test_computes_what_the_linear_layer_computes(dtype: torch.dtype, bias: bool) -> None:
+    """Packing changes the layout of the weight alone."""
+    model = nn.Sequential(nn.Linear(48, 80, bias=bias, dtype=dtype))
+    x = torch.randn(2, 5, 48, dtype=dtype)
+    with torch.inference_mode():
+        expected = model(x)
+        assert pack_linears(model, preferred(dtype)) == 1
+        torch.testing.assert_close(model(x), expected)
+
+
+def test_computes_what_gpt2s_layer_computes() -> None:
+    """Conv1D keeps its weight the other way round."""
+    model = nn.Sequential(Conv1D(80, 48))
+    x = torch.randn(5, 48)
+    with torch.inference_mode():
+        expected = model(x)
+        assert pack_linears(model, preferred(torch.float32)) == 1
+        torch.testing.assert_close(model(x), expected)
+
+
+def test_subclasses_and_other_dtypes_stay() -> None:
+    """A subclass may compute something else, and oneDNN packs no float64."""
+
+    class Odd(nn.Linear):
+        pass
+
+    model = nn.Sequential(Odd(8, 8), nn.Linear(8, 8, dtype=torch.float64), nn.Embedding(8, 8))
+    assert pack_linears(model, preferred(torch.float32)) == 0
+
+
+def test_without_the_operators_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch build without oneDNN, on a processor without kernels of the project, runs the plain layers."""
+    monkeypatch.setattr(linear, "operators_exist", lambda dtype: False)
+    model = nn.Sequential(nn.Linear(8, 8))
+    assert pack_linears(model, Backend.ONEDNN) == 0
+    assert type(model[0]) is nn.Linear
+
+
+@needs_avx512
+def test_what_does_not_fill_steps_is_left_to_the_library() -> None:
+    """An odd number of bfloat16 numbers does not make whole steps of 4 bytes."""
+    model = nn.Sequential(nn.Linear(5, 8, dtype=torch.bfloat16), nn.Linear(8, 4, dtype=torch.bfloat16))
+    assert pack_linears(model, preferred(torch.bfloat16)) == 2
+    assert [type(layer) for layer in model] == [LibraryLinear, KernelLinear]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_helpers_share_the_library_s_products(dtype: torch.dtype) -> None:
+    """Each has some of the columns; the result is that of one thread but for the order of sums."""
+    weight, bias = (
+        torch.randn(2 * MIN_SHARE // 256, 256).to(dtype),
+        torch.randn(2 * MIN_SHARE // 256).to(dtype),
+    )
+    x = torch.randn(3, 20, 256).to(dtype)
+    torch.set_num_threads(1)
+    alone, shared = LibraryLinear(weight, bias), LibraryLinear(weight, bias, Team(2))
+    with torch.inference_mode():
+        torch.testing.assert_close(shared(x), alone(x))
+
+
+def test_the_unpacked_weight_is_freed() -> None:
+    """Memory holds each weight once, but for an embedding that shares it."""
+    shared = nn.Parameter(torch.randn(32, 16), requires_grad=False)
+    model = nn.ModuleDict(
+        {"embed": nn.Embedding(32, 16), "mlp": nn.Linear(16, 16), "head": nn.Linear(16, 32)}
+    )
+    model["embed"].weight = model["head"].weight = shared
+    unpacked = weakref.ref(model["mlp"].weight)
+    assert pack_linears(model, preferred(torch.float32)) == 2
+    assert unpacked() is None
+    assert model["embed"].weight is shared
+
+
+@needs_avx512
+def test_the_weights_of_all_layers_decide_whether_they_pass_the_cache(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two layers that are too large together are both fetched past it."""
+    found: list[bool] = []
+    real = product_type(Backend.AVX512)
+    assert real is not None
+
+    def note(*args: Any, passing: bool, **others: Any) -> Product:
+        found.append(passing)
+        return real(*args, passing=passing, **others)
+
+    monkeypatch.setattr(linear, "product_type", lambda backend: note)
+    for limit in (2 * 4 * 8 * 8, 2 * 4 * 8 * 8 - 1):
+        monkeypatch.setattr(linear, "KEPT_BYTES", limit)
+        assert pack_linears(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), Backend.AVX512) == 2
+    assert found == [False, False, True, True]

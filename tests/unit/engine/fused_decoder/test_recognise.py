@@ -1,0 +1,119 @@
+"""Which models run as a fused decoder, and what becomes of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from outrider.engine.check import Plain, run_plain
+from outrider.engine.fused_decoder import FusedDecoder, NotFused, fused_decoder
+from outrider.engine.loader import load_model
+from tests.models import ARCHITECTURES, BOS_ID, EOS_ID, build_tokenizer
+
+Folders = Callable[[str], Path]
+FUSED = {"llama", "qwen2", "qwen3", "mistral", "phi3"}
+
+
+def plain_model(folder: Path) -> tuple[PreTrainedModel, Plain]:
+    """A model as transformers loads it, and what it computes."""
+    network = AutoModelForCausalLM.from_pretrained(folder).eval().requires_grad_(False)
+    return network, run_plain(network, 512)
+
+
+def decoder_of(network: PreTrainedModel, plain: Plain) -> FusedDecoder:
+    """Its fused decoder."""
+    return fused_decoder(network, plain.geometry, plain.windows)
+
+
+@pytest.mark.parametrize("architecture", list(ARCHITECTURES))
+def test_who_is_fused(folder_of: Folders, architecture: str) -> None:
+    """The common decoder layer is; the others run their own modules, and one line says why."""
+    said: list[str] = []
+    loaded = load_model(
+        str(folder_of(architecture)), dtype="float32", device="cpu", threads=1, progress=said.append
+    )
+    fused = isinstance(loaded.model, FusedDecoder)
+    assert fused == (architecture in FUSED)
+    assert [line for line in said if line.startswith("without the fused decoder: ")] == [
+        line for line in said if "fused" in line
+    ]
+    assert len([line for line in said if "fused" in line]) == (0 if fused else 1)
+
+
+def test_the_modules_are_kept_when_asked_for(folder_of: Folders) -> None:
+    """`fused=False` leaves the transformers model in place."""
+    loaded = load_model(str(folder_of("llama")), dtype="float32", device="cpu", threads=1, fused=False)
+    assert isinstance(loaded.model, PreTrainedModel)
+    assert loaded.kind == "LlamaForCausalLM"
+
+
+def test_a_factor_in_the_code_is_found_by_the_check(tmp_path: Path) -> None:
+    """Granite looks like Llama and scales embeddings and residuals: it loads, with its own modules."""
+    config = transformers.GraniteConfig(
+        vocab_size=300,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        initializer_range=0.25,
+        embedding_multiplier=3.0,
+        residual_multiplier=0.5,
+        bos_token_id=BOS_ID,
+        eos_token_id=EOS_ID,
+    )
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    build_tokenizer(tmp_path)
+    said: list[str] = []
+    loaded = load_model(str(tmp_path), dtype="float32", device="cpu", threads=1, progress=said.append)
+    assert isinstance(loaded.model, PreTrainedModel)
+    assert any("without the fused decoder" in line and "gives other logits" in line for line in said)
+
+
+def test_a_weight_without_a_place_is_named(folder_of: Folders) -> None:
+    """What the fused layer does not know of may change what the layer computes."""
+    network, plain = plain_model(folder_of("llama"))
+    network.model.layers[1].self_attn.gate = nn.Linear(4, 4)
+    with pytest.raises(NotFused, match=r"model\.layers\.1\.self_attn\.gate\.weight has no place"):
+        decoder_of(network, plain)
+
+
+def test_a_subclass_of_a_linear_layer_is_refused(folder_of: Folders) -> None:
+    """It may compute something else."""
+
+    class Odd(nn.Linear):
+        pass
+
+    network, plain = plain_model(folder_of("llama"))
+    network.model.layers[0].mlp.down_proj.__class__ = Odd
+    with pytest.raises(NotFused, match="down_proj is a Odd"):
+        decoder_of(network, plain)
+
+
+def test_a_window_that_the_cache_does_not_have_is_refused(folder_of: Folders) -> None:
+    """It would not show in the check's short sequences."""
+    network, plain = plain_model(folder_of("qwen2"))
+    network.model.layers[2].self_attn.sliding_window = 100
+    with pytest.raises(NotFused, match="layer 2 has a window of 100, its cache one of None"):
+        decoder_of(network, plain)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_the_modules_weights_become_views(folder_of: Folders, architecture: str) -> None:
+    """Nothing is held twice, and the model still computes the same."""
+    network, plain = plain_model(folder_of(architecture))
+    decoder = decoder_of(network, plain)
+    for ours, theirs in zip(decoder.stack, network.model.layers, strict=True):
+        fused = ours.qkv.weight.untyped_storage().data_ptr()
+        for part in (theirs.self_attn.q_proj, theirs.self_attn.k_proj, theirs.self_attn.v_proj):
+            assert part.weight.untyped_storage().data_ptr() == fused
+    again = run_plain(network, 512)
+    torch.testing.assert_close(again.logits, plain.logits)
