@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import time
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 from orchestrator.auth import BearerAuth, read_tokens
 from orchestrator.fleet import Fleet
@@ -13,7 +13,7 @@ from orchestrator.scaler import Scaler
 from orchestrator.scaler_servicer import ScalerServicer
 from orchestrator.servicer import GenerationServicer
 from outrider.config import OrchestratorConfig
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, OutriderError
 from outrider.keda import externalscaler_pb2_grpc
 from outrider.logs import get_logger
 from outrider.process import run_service
@@ -28,12 +28,20 @@ SERVICE = "outrider.v1.GenerationService"
 class Orchestrator:
     """What the process runs: the public servicer and the fleet behind it."""
 
-    def __init__(self, config: OrchestratorConfig, instruments: OrchestratorInstruments) -> None:
+    failure: OutriderError | None = None
+    """None: what breaks, health tells; see `outrider.process.Service`."""
+
+    def __init__(
+        self,
+        config: OrchestratorConfig,
+        instruments: OrchestratorInstruments,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Raises ConfigError when an address does not parse or a file cannot be read."""
         if not config.verify and not config.replicas_file:
             raise ConfigError("verify: name at least one verify replica, or a replicas_file")
         self.fleet = Fleet(config, instruments, self._on_serving, self._on_round)
-        self.servicer = GenerationServicer(config, self.fleet, instruments)
+        self.servicer = GenerationServicer(config, self.fleet, instruments, clock)
         self.scaler = ScalerServicer(
             Scaler(config.draft_sessions_per_replica),
             self.fleet,
@@ -41,13 +49,17 @@ class Orchestrator:
             instruments.draft_pool,
         )
         self.tokens = read_tokens(config.auth_tokens_file) if config.auth_tokens_file else None
+        self._require_fit = config.require_fit
         self._instruments = instruments
         self._server: GrpcServer | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._changing: set[asyncio.Task[None]] = set()
 
     async def start(self, server: GrpcServer) -> Orchestrator:
-        """Register the servicer, find the replicas, and return when one can verify."""
+        """Register the servicer, find the replicas, and return when one can verify.
+
+        Raises:
+            ConfigError: with `require_fit`, a draft does not fit the target.
+        """
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(  # type: ignore[no-untyped-call]
             self.servicer, server.server
         )
@@ -62,6 +74,7 @@ class Orchestrator:
         self._watching.add_done_callback(self._on_watch_end)
         try:
             await self._ready(self._watching)
+            self._check_fit()
         except BaseException:
             await self.close()
             raise
@@ -91,12 +104,18 @@ class Orchestrator:
         finally:
             ready.cancel()
 
+    def _check_fit(self) -> None:
+        """A pair that does not fit would run without drafts, and only a log would say why."""
+        misfits = self.fleet.misfits() if self._require_fit else []
+        if misfits:
+            raise ConfigError(f"draft: {misfits[0]}; use a draft with the target's tokenizer, or lookup")
+
     def _on_watch_end(self, watching: asyncio.Task[None]) -> None:
         """Nobody looks after the replicas any more: unless we stop, that is a mistake of ours."""
         if not watching.cancelled():
             logger.critical("the watch over the replicas has failed", exc_info=watching.exception())
             if self._server is not None:
-                self._change(self._server.set_serving(False))
+                self._server.set_serving(False)
 
     def _on_round(self) -> None:
         """The fleet has looked around."""
@@ -105,12 +124,7 @@ class Orchestrator:
     def _on_serving(self, serving: bool) -> None:
         """Verify replicas came or went: health says so. Requests that come all the same wait for one."""
         if self._server is not None:
-            self._change(self._server.set_ready(serving))
-
-    def _change(self, change: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(change)
-        self._changing.add(task)
-        task.add_done_callback(self._changing.discard)
+            self._server.set_ready(serving)
 
 
 async def run(config: OrchestratorConfig) -> None:

@@ -8,11 +8,13 @@ from contextlib import suppress
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+from grpc_health.v1 import health_pb2_grpc  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 
 from outrider.config import ServiceConfig
 from outrider.errors import ConfigError, Draining, Unavailable
+from outrider.health import NAME as HEALTH
+from outrider.health import HealthServicer
 from outrider.interceptors import ServiceInterceptor
 from outrider.reloading import Reloaded
 from outrider.tls import server_certificates, server_credentials
@@ -55,14 +57,14 @@ class GrpcServer:
         """What is made of files that are looked at from time to time; a service adds its own."""
         self._watching: asyncio.Task[None] | None = None
         self.server = grpc.aio.server(interceptors=[self._door, *interceptors], options=_options(config))
-        self._health = health.aio.HealthServicer()
+        self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
         self._servers = [self.server]
         if config.health_port >= 0:
             self._servers.append(grpc.aio.server(options=_options(config)))
             health_pb2_grpc.add_HealthServicer_to_server(self._health, self._servers[-1])
         if config.reflection:
-            names = (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            names = (*service_names, HEALTH, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, self.server)
 
     @property
@@ -85,29 +87,29 @@ class GrpcServer:
         self.port = self._bind("port", self.server, self.config.port, credentials)
         for probes in self._servers[1:]:
             self.health_port = self._bind("health_port", probes, self.config.health_port, None)
-        await self._set_health(False)
-        await self._health.set("liveness", health_pb2.HealthCheckResponse.SERVING)
+        self._set_health(False)
+        self._health.set(["liveness"], serving=True)
         for server in self._servers:
             await server.start()
         self._watching = asyncio.create_task(self._watch_files())
         return self.port
 
-    async def set_serving(self, serving: bool) -> None:
+    def set_serving(self, serving: bool) -> None:
         """Open or close the door, and say so in health; a drain that has begun is not taken back."""
         if isinstance(self._door.refusal, Draining):
             return
         self._door.refusal = None if serving else Unavailable("this replica is not serving")
-        await self._set_health(serving)
+        self._set_health(serving)
 
-    async def set_ready(self, ready: bool) -> None:
+    def set_ready(self, ready: bool) -> None:
         """Say in health whether new calls are better sent here than elsewhere; those that come are taken."""
         if self._door.refusal is None:
-            await self._set_health(ready)
+            self._set_health(ready)
 
     async def drain(self, running: Callable[[], int]) -> None:
         """Take no new calls, wait until `running()` stays 0 or the grace period has passed, and stop."""
         self._door.refusal = Draining("this replica is shutting down; try another")
-        await self._set_health(False)
+        self._set_health(False)
         with suppress(TimeoutError):
             async with asyncio.timeout(self.config.grace_seconds):
                 await _quiet(running)
@@ -142,11 +144,8 @@ class GrpcServer:
             for files in self.watched:
                 files.current()
 
-    async def _set_health(self, serving: bool) -> None:
-        kinds = health_pb2.HealthCheckResponse
-        status = kinds.SERVING if serving else kinds.NOT_SERVING
-        for name in ("", "readiness", *self.service_names):
-            await self._health.set(name, status)
+    def _set_health(self, serving: bool) -> None:
+        self._health.set(["", "readiness", *self.service_names], serving)
 
 
 def _endpoint(host: str, port: int) -> str:
@@ -164,7 +163,7 @@ def _options(config: ServiceConfig) -> list[tuple[str, int]]:
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ]
 
 

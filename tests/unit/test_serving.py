@@ -78,6 +78,14 @@ async def health(channel: grpc.aio.Channel, name: str = "") -> int:
     return int(answer.status)
 
 
+async def watch(channel: grpc.aio.Channel, name: str) -> AsyncIterator[int]:
+    """What health says about a name, from now on."""
+    async for answer in health_pb2_grpc.HealthStub(channel).Watch(
+        health_pb2.HealthCheckRequest(service=name)
+    ):
+        yield int(answer.status)
+
+
 async def failure(call: Awaitable[object]) -> OutriderError:
     """The error that a call ends with."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -104,8 +112,36 @@ def test_health_follows_the_lifecycle() -> None:
             names = ("", NAME, "readiness")
             assert [await health(channel, name) for name in names] == [NOT_SERVING] * 3
             assert await health(channel, "liveness") == SERVING
-            await server.set_serving(True)
+            server.set_serving(True)
             assert [await health(channel, name) for name in names] == [SERVING] * 3
+
+    run(scenario)
+
+
+def test_a_watcher_that_leaves_takes_nobody_with_it() -> None:
+    """Who watches health hears of every change, also when another one who watched has gone."""
+
+    async def scenario() -> None:
+        async with serving() as (server, channel), open_channel(server.endpoint) as other:
+            staying, leaving = watch(channel, NAME), watch(other, NAME)
+            assert [await anext(staying), await anext(leaving)] == [NOT_SERVING] * 2
+            await other.close()
+            for serving_now, status in ((True, SERVING), (False, NOT_SERVING)):
+                server.set_serving(serving_now)
+                assert await anext(staying) == status
+
+    run(scenario)
+
+
+def test_health_of_an_unknown_service() -> None:
+    """A check of a name that no service has is NOT_FOUND; a watch says so and goes on."""
+
+    async def scenario() -> None:
+        async with serving() as (_, channel):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await health(channel, "nobody")
+            assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+            assert await anext(watch(channel, "nobody")) == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
     run(scenario)
 
@@ -120,7 +156,7 @@ def test_probes_need_no_certificate(tmp_path: Path) -> None:
         async with serving(**files, health_port=0) as (server, _), _probe(server) as probe:
             assert await health(probe, "liveness") == SERVING
             assert await health(probe, "readiness") == NOT_SERVING
-            await server.set_serving(True)
+            server.set_serving(True)
             assert await health(probe, "readiness") == SERVING
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await verify_pb2_grpc.VerifyServiceStub(probe).GetModelInfo(INFO())
@@ -158,7 +194,7 @@ def test_drain_finishes_running_sessions_and_refuses_new_ones() -> None:
     async def scenario() -> None:
         running = 1
         async with serving(grace_seconds=10) as (server, channel):
-            await server.set_serving(True)
+            server.set_serving(True)
             stub = verify_pb2_grpc.VerifyServiceStub(channel)
             watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
             assert (await watch.read()).status == SERVING
@@ -184,7 +220,7 @@ def test_drain_gives_up_after_the_grace_period() -> None:
     async def scenario() -> None:
         servicer = Servicer()
         async with serving(servicer, grace_seconds=0.05) as (server, channel):
-            await server.set_serving(True)
+            server.set_serving(True)
             stream = verify_pb2_grpc.VerifyServiceStub(channel).Verify()
             await stream.write(verify_pb2.VerifyRequest())
             await servicer.entered.wait()
@@ -201,7 +237,7 @@ def test_cancelled_calls_release_what_they_hold() -> None:
     async def scenario() -> None:
         servicer = Servicer()
         async with serving(servicer) as (server, channel):
-            await server.set_serving(True)
+            server.set_serving(True)
             stream = verify_pb2_grpc.VerifyServiceStub(channel).Verify()
             await stream.write(verify_pb2.VerifyRequest())
             await servicer.entered.wait()
@@ -219,7 +255,7 @@ def test_handlers_that_read_and_write_get_statuses_too() -> None:
 
     async def scenario() -> None:
         async with serving(WritingServicer()) as (server, channel):
-            await server.set_serving(True)
+            server.set_serving(True)
             stream = verify_pb2_grpc.VerifyServiceStub(channel).Verify()
             await stream.write(verify_pb2.VerifyRequest())
             assert await stream.read() == verify_pb2.VerifyResponse()
@@ -236,7 +272,7 @@ def test_bytes_that_are_no_message_are_the_callers_mistake() -> None:
 
     async def scenario() -> None:
         async with serving() as (server, channel):
-            await server.set_serving(True)
+            server.set_serving(True)
             unary = channel.unary_unary(f"/{NAME}/GetModelInfo")
             stream = channel.stream_stream(f"/{NAME}/Verify")()
             await stream.write(b"\xff\xff")
@@ -267,7 +303,7 @@ def test_callers_send_no_more_than_they_may() -> None:
 
     async def scenario() -> None:
         async with serving(max_request_mb=1) as (server, channel):
-            await server.set_serving(True)
+            server.set_serving(True)
             call = channel.unary_unary(f"/{NAME}/GetModelInfo")
             for request, metadata in ((b"x" * (1 << 20 | 1), ()), (b"", (("long", "x" * 20_000),))):
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
