@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from orchestrator.main import SERVICE, Orchestrator
-from orchestrator.replicas import LOST_PROBES
+from orchestrator.replicas import LOST_PROBES, State
 from outrider.channels import open_channel
 from outrider.config import OrchestratorConfig
 from outrider.errors import ConfigError
@@ -119,6 +120,24 @@ def test_health_follows_the_verify_replicas() -> None:
             await becomes(health_pb2.HealthCheckResponse.NOT_SERVING)
             await verify.restart()
             await becomes(health_pb2.HealthCheckResponse.SERVING)
+
+    run(scenario)
+
+
+def test_replicas_that_round_differently_are_told_of() -> None:
+    """A verify replica whose arithmetic is not its pool's is named once, with what to change; it serves."""
+
+    async def scenario() -> None:
+        tiles, vectors = FakeVerify(), FakeVerify()
+        tiles.info = replace(tiles.info, arithmetic="amx")
+        vectors.info = replace(vectors.info, arithmetic="avx512")
+        with capture_logs() as lines:
+            async with Rig(tiles, vectors) as rig:
+                await rig.until(lambda: rig.fleet.pools["verify"].count(State.USABLE, 0.0) == 2)
+        differing = [line for line in lines if "differ in arithmetic" in line["event"]]
+        assert len(differing) == 1
+        assert "cpu_backend" in differing[0]["event"]
+        assert {differing[0]["arithmetic"], differing[0]["others"]} == {"amx", "avx512"}
 
     run(scenario)
 
