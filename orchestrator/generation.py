@@ -123,7 +123,12 @@ class Generation:
             return TextStream(None)
         sampling = request.sampling
         return TextStream(
-            tokenizer.decode, tokenizer.byte_tokens, sampling.stop, sampling.min_tokens, request.resumed
+            tokenizer.decode,
+            tokenizer.byte_tokens,
+            sampling.stop,
+            sampling.min_tokens,
+            request.resumed,
+            tokenizer.has_no_text,
         )
 
     def _completion(

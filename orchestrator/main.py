@@ -84,11 +84,12 @@ class Orchestrator:
     def running(self) -> int:
         """Requests that a drain waits for."""
         statistics = self.servicer.admission.statistics()
-        return statistics.running + statistics.queued
+        return statistics.running + statistics.queued + self.servicer.tokenizing.waiting
 
     async def close(self) -> None:
-        """Stop watching the replicas."""
+        """Stop watching the replicas, and end the process that tokenizes."""
         self._server = None
+        await self.servicer.tokenizing.close()
         if self._watching is not None:
             self._watching.cancel()
             with suppress(asyncio.CancelledError):

@@ -93,20 +93,31 @@ class Resolver:
     draw_seed: Callable[[], int]
     """A random unsigned 64-bit number, for sampled requests that bring none."""
 
-    def resolve(self, asked: Asked, request_id: str) -> Request:
-        """The request to run.
+    def check(self, asked: Asked) -> None:
+        """Everything that can be said before the prompt is tokenized.
 
         Raises:
-            InvalidRequest: a field is wrong; `ContextTooLong` when the tokens do not fit the context.
+            InvalidRequest: a field is wrong.
             UnknownModel: another model is served.
         """
         if asked.model not in ("", self.served.model):
             raise UnknownModel(asked.model, self.served.model)
         _check_ranges(asked)
         self._check_sampling(asked.sampling)
-        field, prompt = self._prompt(asked)
+        if asked.text is not None or asked.chat is not None:
+            self._text_tokenizer("text" if asked.chat is None else "chat")
         self._check_tokens("resume_token_ids", asked.resume_token_ids)
         _check_resume(asked)
+
+    def resolve(self, asked: Asked, request_id: str, tokens: tuple[int, ...] | None = None) -> Request:
+        """The request to run; `tokens` are those of its text or chat where they are known already.
+
+        Raises:
+            InvalidRequest: a field is wrong; `ContextTooLong` when the tokens do not fit the context.
+            UnknownModel: another model is served.
+        """
+        self.check(asked)
+        field, prompt = self._prompt(asked, tokens)
         return Request(
             request_id=request_id,
             served=self.served,
@@ -124,15 +135,17 @@ class Resolver:
             chat=field == "chat.messages",
         )
 
-    def _prompt(self, asked: Asked) -> tuple[str, tuple[int, ...]]:
+    def _prompt(self, asked: Asked, tokens: tuple[int, ...] | None) -> tuple[str, tuple[int, ...]]:
         """The field that the prompt came in, and its tokens."""
         if asked.token_ids is not None:
             field, tokens = "token_ids.ids", asked.token_ids
             self._check_tokens(field, tokens)
         elif asked.text is not None:
-            field, tokens = "text", self._text_tokenizer("text").encode(asked.text)
+            field = "text"
+            tokens = self._text_tokenizer(field).encode(asked.text) if tokens is None else tokens
         elif asked.chat is not None:
-            field, tokens = "chat.messages", self._text_tokenizer("chat").encode_chat(asked.chat)
+            field = "chat.messages"
+            tokens = self._text_tokenizer("chat").encode_chat(asked.chat) if tokens is None else tokens
         else:
             raise InvalidRequest("prompt", "set one of text, token_ids and chat")
         if not tokens:

@@ -20,8 +20,9 @@ from orchestrator.payoff import Payoffs
 from orchestrator.rate_limit import RateLimit, client_of
 from orchestrator.replicas import State
 from orchestrator.request import Request, Resolver
+from orchestrator.tokenizing import INLINE_BYTES, Tokenizing, size_of
 from orchestrator.tracing import RequestTrace
-from orchestrator.wire import asked_from_pb, response_to_pb
+from orchestrator.wire import asked_from_pb, check_lengths, response_to_pb
 from outrider.config import OrchestratorConfig
 from outrider.errors import DeadlineExceeded, NoReplica, OutriderError
 from outrider.logs import get_logger, request_context
@@ -30,8 +31,8 @@ from outrider.v1 import generation_pb2, generation_pb2_grpc
 from outrider.wire import model_info_to_pb
 
 logger = get_logger(__name__)
-LONG_TEXT = 16_384
-"""Prompts of more characters are tokenized in a thread, so that other streams go on meanwhile."""
+WAITING_MESSAGES = 4
+"""Prompts that wait to be tokenized, in messages of the largest size."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -47,6 +48,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.admission = Admission(config.max_running, config.max_queued, clock)
+        self.tokenizing = Tokenizing(WAITING_MESSAGES * config.max_request_mb << 20)
         self._rate_limit = RateLimit(config.client_rate, config.client_burst, clock)
         self._config = config
         self._fleet = fleet
@@ -66,7 +68,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                 with self._counting_rejections():
                     self._rate_limit.take(self._client(context))
                     served = self._served()
-                    resolved = await self._resolve(request, served)
+                    resolved = await self._resolve(request, served, deadline)
                     slot = self.admission.slot(deadline)
                     self._instruments.queued(self.admission.statistics().queued + 1)
                     waited = await stack.enter_async_context(slot)
@@ -101,18 +103,26 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             raise NoReplica("no verify replica is known yet")
         return self._fleet.served
 
-    async def _resolve(self, pb: generation_pb2.GenerateRequest, served: Served) -> Request:
+    async def _resolve(self, pb: generation_pb2.GenerateRequest, served: Served, deadline: float) -> Request:
+        """What cannot fit is refused before it is read, and what is long is tokenized elsewhere."""
+        positions, tokenizer = served.info.context_length, served.tokenizer
+        check_lengths(pb, positions, tokenizer.bytes_per_token if tokenizer is not None else 0)
         resolver = Resolver(
             served=served.info,
-            tokenizer=served.tokenizer,
+            tokenizer=tokenizer,
             default_max_tokens=self._config.default_max_tokens,
             draw_seed=_draw_seed,
         )
         asked, request_id = asked_from_pb(pb), secrets.token_hex(8)
-        characters = len(asked.text or "") + sum(len(message.content) for message in asked.chat or ())
-        if characters > LONG_TEXT:
-            return await asyncio.to_thread(resolver.resolve, asked, request_id)
-        return resolver.resolve(asked, request_id)
+        if tokenizer is None or size_of(asked) <= INLINE_BYTES:
+            return resolver.resolve(asked, request_id)
+        resolver.check(asked)
+        try:
+            async with asyncio.timeout(deadline - self._clock()):
+                tokens = await self.tokenizing.tokens(asked, tokenizer, positions)
+        except TimeoutError:
+            raise DeadlineExceeded("the deadline passed before the prompt was tokenized") from None
+        return resolver.resolve(asked, request_id, tokens)
 
     async def _run(
         self,

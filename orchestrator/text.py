@@ -15,7 +15,13 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 REPLACEMENT = "\ufffd"
+RESUMED_AT_ONCE = 1024
+"""Of many resumed tokens so many are decoded together: decoding goes back to text that is certain."""
 Decode = Callable[[Sequence[int]], str]
+
+
+def _never(token: int) -> bool:
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +42,26 @@ class Detokenizer:
 
     Two things may change text: a character whose bytes are spread over tokens (its unfinished bytes decode
     to U+FFFD), and byte tokens of a byte-fallback vocabulary, which decode together as one run.
+
+    Tokens that decoding leaves out (special ones) are counted with the token before them and not kept: any
+    number of them may follow an unfinished character, and each would cost a look at all of them.
     """
 
-    def __init__(self, decode: Decode, byte_tokens: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        decode: Decode,
+        byte_tokens: Collection[int] = (),
+        has_no_text: Callable[[int], bool] = _never,
+    ) -> None:
+        """`has_no_text` says whether `decode` leaves a token out."""
         self._decode = decode
         self._byte_tokens = byte_tokens
+        self._has_no_text = has_no_text
         self._tokens: list[int] = []
+        self._counts: list[int] = []
+        """For each of `_tokens`: itself, and those without text that follow it."""
+        self._run = 0
+        """Byte tokens at the end of `_tokens`."""
         self._given = 0
         self._given_text = ""
         """The decoded text of [window, given); `_tokens` begins at the window."""
@@ -49,19 +69,29 @@ class Detokenizer:
     @property
     def held(self) -> int:
         """Tokens held back."""
-        return len(self._tokens) - self._given
+        return sum(self._counts[self._given :])
 
     def push(self, tokens: Sequence[int]) -> Piece:
         """Add tokens; the piece has those whose text is now certain."""
-        self._tokens.extend(tokens)
-        end = len(self._tokens)
-        while end > self._given and self._tokens[end - 1] in self._byte_tokens:
-            end -= 1
-        return self._give_certain(end)
+        without_text = sum([self._take(token) for token in tokens])
+        piece = self._give_certain(max(self._given, len(self._tokens) - self._run))
+        return Piece(without_text + piece.tokens, piece.text)
 
     def flush(self) -> Piece:
         """Everything held back; unfinished characters become U+FFFD."""
         return self._give(len(self._tokens), self._decode(self._tokens))
+
+    def _take(self, token: int) -> int:
+        """Keep a token; 1 if it is given out instead, because it has no text and follows none held back."""
+        if not self._has_no_text(token):
+            self._tokens.append(token)
+            self._counts.append(1)
+            self._run = self._run + 1 if token in self._byte_tokens else 0
+        elif len(self._tokens) > self._given:
+            self._counts[-1] += 1
+        else:
+            return 1
+        return 0
 
     def _give_certain(self, end: int) -> Piece:
         """Give out the longest run of tokens up to `end` whose text is a beginning of what cannot change."""
@@ -77,10 +107,10 @@ class Detokenizer:
         return self._give(end, text)
 
     def _give(self, end: int, text: str) -> Piece:
-        piece = Piece(end - self._given, text[len(self._given_text) :])
+        piece = Piece(sum(self._counts[self._given : end]), text[len(self._given_text) :])
         if piece.text:
-            del self._tokens[: self._given]
-            self._given = piece.tokens
+            del self._tokens[: self._given], self._counts[: self._given]
+            self._given = end - self._given
             self._given_text = self._decode(self._tokens[: self._given])
         else:  # tokens without text cannot begin a window: the next one would be decoded as a first token
             self._given = end
@@ -141,9 +171,10 @@ class TextStream:
         stops: Sequence[str] = (),
         min_tokens: int = 0,
         resumed: Sequence[int] = (),
+        has_no_text: Callable[[int], bool] = _never,
     ) -> None:
         """`resumed` tokens and their text were given out before; their count is part of `min_tokens`."""
-        self._detokenizer = Detokenizer(decode, byte_tokens) if decode is not None else None
+        self._detokenizer = Detokenizer(decode, byte_tokens, has_no_text) if decode is not None else None
         self._stops = StopStrings(stops) if stops else None
         self.consumed = 0
         """Tokens taken in; those after a stop string are not."""
@@ -152,7 +183,8 @@ class TextStream:
         self._already_given = 0
         """Held back tokens that the caller has, because it resumed in the middle of a character."""
         if self._detokenizer is not None and resumed:
-            self._detokenizer.push(resumed)
+            for at in range(0, len(resumed), RESUMED_AT_ONCE):
+                self._detokenizer.push(resumed[at : at + RESUMED_AT_ONCE])
             self._already_given = self._detokenizer.held
 
     def push(self, tokens: Sequence[int]) -> list[Piece]:

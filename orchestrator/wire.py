@@ -8,10 +8,65 @@ from orchestrator.output import Chunk, Completion, Started
 from orchestrator.request import Asked
 from orchestrator.timeline import TimelineEvent
 from orchestrator.tokenizer import ChatMessage
+from outrider.errors import ContextTooLong, InvalidRequest
 from outrider.v1 import generation_pb2, tokens_pb2
 from outrider.wire import logprob_to_pb, mode_from_pb, sampling_from_pb
 
 MAX_UINT32 = 2**32 - 1
+MAX_NAME = 512
+"""Characters of the name of a model."""
+MAX_MESSAGES = 4096
+"""Messages of a conversation; each also takes a position of the context or more."""
+MAX_ROLE = 64
+"""Characters of the role of a message."""
+
+
+def check_lengths(pb: generation_pb2.GenerateRequest, positions: int, bytes_per_token: int) -> None:
+    """Whether what is repeated or long in a request can fit, before anything is made of it.
+
+    `positions` are those of the context, `bytes_per_token` the most bytes of text that a token stands for.
+    A few milliseconds for the largest message. Lists of sampling parameters are counted as they are read.
+
+    Raises:
+        InvalidRequest: there are too many entries; `ContextTooLong` when a prompt cannot fit the context.
+    """
+    if len(pb.model) > MAX_NAME:
+        raise InvalidRequest("model (characters)", f"must be at most {MAX_NAME}")
+    _check_tokens("resume_token_ids", len(pb.resume_token_ids), positions)
+    match pb.WhichOneof("prompt"):
+        case "token_ids":
+            _check_tokens("token_ids.ids", len(pb.token_ids.ids), positions)
+        case "text":
+            _check_bytes("text", len(pb.text.encode()), positions, bytes_per_token)
+        case "chat":
+            _check_chat(pb.chat, positions, bytes_per_token)
+
+
+def _check_chat(chat: generation_pb2.Chat, positions: int, bytes_per_token: int) -> None:
+    most = min(MAX_MESSAGES, positions)
+    if len(chat.messages) > most:
+        raise InvalidRequest("chat.messages", f"must be at most {most}, not {len(chat.messages)}")
+    size = 0
+    for index, message in enumerate(chat.messages):
+        size += len(message.content.encode())
+        if len(message.role) > MAX_ROLE:
+            raise InvalidRequest(f"chat.messages[{index}].role", f"must have at most {MAX_ROLE} characters")
+    _check_bytes("chat.messages", size, positions, bytes_per_token)
+
+
+def _check_tokens(field: str, tokens: int, positions: int) -> None:
+    if tokens > positions:
+        raise ContextTooLong(field, f"{tokens} tokens do not fit the context of {positions}; send fewer")
+
+
+def _check_bytes(field: str, size: int, positions: int, bytes_per_token: int) -> None:
+    """Nothing is said where there is no tokenizer: then the field itself is refused."""
+    if bytes_per_token and size > positions * bytes_per_token:
+        raise ContextTooLong(
+            field,
+            f"{size} bytes cannot fit the context of {positions} tokens of at most {bytes_per_token} bytes; "
+            "shorten it",
+        )
 
 
 def asked_from_pb(pb: generation_pb2.GenerateRequest) -> Asked:

@@ -13,6 +13,9 @@ from enum import IntEnum
 
 from outrider.errors import InvalidRequest
 
+MOST_ENTRIES = {"logit_bias": 1024, "stop": 16, "stop_token_ids": 256}
+"""Most entries of the sampling parameters that are lists."""
+
 
 class FinishReason(IntEnum):
     """How a generation ended; the numbers are those of the wire."""
@@ -66,7 +69,8 @@ class SamplingParams:
         _within("sampling.repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         _within("sampling.presence_penalty", self.presence_penalty, -2.0, 2.0)
         _within("sampling.frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _within("sampling.logit_bias (entries)", len(self.logit_bias), 0, 1024)
+        for name in MOST_ENTRIES:
+            check_entries(name, len(getattr(self, name)))
         for token, bias in self.logit_bias.items():
             _within(f"sampling.logit_bias[{token}]", bias, -100.0, 100.0)
         _within("sampling.seed", self.seed, 0, 2**64 - 1)
@@ -75,10 +79,8 @@ class SamplingParams:
         _within("sampling.min_tokens", self.min_tokens, 0, 2**31 - 1)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest("sampling.min_tokens", f"must not exceed max_tokens {self.max_tokens}")
-        _within("sampling.stop (entries)", len(self.stop), 0, 16)
         for index, text in enumerate(self.stop):
             _within(f"sampling.stop[{index}] (characters)", len(text), 1, 1024)
-        _within("sampling.stop_token_ids (entries)", len(self.stop_token_ids), 0, 256)
         if self.logprobs is not None:
             _within("sampling.logprobs", self.logprobs, 0, 20)
         _within("sampling.n", self.n, 1, 16)
@@ -92,6 +94,15 @@ class SamplingParams:
     def penalised(self) -> bool:
         """True when logits depend on the tokens before them."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+def check_entries(name: str, entries: int) -> None:
+    """Whether a list among the sampling parameters is short enough; `name` is one of `MOST_ENTRIES`.
+
+    Raises:
+        InvalidRequest: it is not.
+    """
+    _within(f"sampling.{name} (entries)", entries, 0, MOST_ENTRIES[name])
 
 
 def _within(name: str, value: float, low: float, high: float) -> None:

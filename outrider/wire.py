@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 
 from outrider.errors import InvalidRequest
 from outrider.messages import (
+    MOST_ENTRIES,
     FinishReason,
     KvHandle,
     Mode,
@@ -28,6 +29,7 @@ from outrider.messages import (
     TokenLogprob,
     Verdict,
     VerifyPolicy,
+    check_entries,
 )
 from outrider.v1 import draft_pb2, generation_pb2, tokens_pb2, verify_pb2
 
@@ -190,8 +192,10 @@ def sampling_from_pb(pb: tokens_pb2.SamplingParams) -> SamplingParams:
     A float32 becomes the shortest decimal number that it stands for: a caller's 0.7 is 0.7 here.
 
     Raises:
-        InvalidRequest: a value is out of its range.
+        InvalidRequest: a value is out of its range, or a list is too long; it is counted before it is read.
     """
+    for name in MOST_ENTRIES:
+        check_entries(name, len(getattr(pb, name)))
     present: dict[str, Any] = {name: getattr(pb, name) for name in _OPTIONALS if pb.HasField(name)}
     present |= {name: _shortest(getattr(pb, name)) for name in _DECIMALS if pb.HasField(name)}
     return SamplingParams(

@@ -178,11 +178,15 @@ def _read_weights(model: str, dtype: str, place: torch.device, trust_remote_code
     kind: Any = dtype if dtype == "auto" else getattr(torch, dtype)
     try:
         network, info = _factory.from_pretrained(
-            model, dtype=kind, trust_remote_code=trust_remote_code, output_loading_info=True
+            model,
+            dtype=kind,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+            use_safetensors=True,  # other formats are pickles: opening one runs what is in it
         )
         network.to(place)
     except _LOAD_ERRORS as error:
-        raise _cannot_load(model, error) from error
+        raise _without_safetensors(model, error) or _cannot_load(model, error) from error
     missing = sorted({*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])})
     if missing:
         raise ModelError(
@@ -232,6 +236,17 @@ def _generation_setting(network: PreTrainedModel, name: str) -> Any:
     generation: GenerationConfig | None = network.generation_config
     value = getattr(generation, name, None)
     return value if value is not None else getattr(network.config.get_text_config(), name, None)
+
+
+def _without_safetensors(model: str, error: Exception) -> ModelError | None:
+    """The error for a model that has no safetensors file; None when `error` is about something else."""
+    if not isinstance(error, OSError) or "model.safetensors" not in str(error):
+        return None
+    return cannot_load(
+        model,
+        "has no weights in safetensors, and others (.bin, .pt) are pickles, which are never opened; convert "
+        "them where you trust them: load with transformers and save_pretrained",
+    )
 
 
 def _cannot_load(model: str, error: Exception) -> ModelError:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -142,6 +144,28 @@ def test_a_checkpoint_without_head_is_refused(tmp_path: Path) -> None:
     headless.save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=r"lacks 1 weights .* lm_head\.weight"):
         load(tmp_path)
+
+
+class _Trap:
+    """Opening a pickle of it makes a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.folder),)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt"])
+def test_pickled_weights_are_never_opened(folder_of: Folders, tmp_path: Path, name: str) -> None:
+    """A folder that has nothing else is refused with what to do; beside safetensors they are left alone."""
+    folder = changed(folder_of("llama"), tmp_path / "model")
+    (folder / name).write_bytes(pickle.dumps(_Trap(tmp_path / "opened")))
+    load(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"no weights in safetensors.*convert"):
+        load(folder)
+    assert not (tmp_path / "opened").exists()
 
 
 def test_a_dtype_that_cannot_run_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -54,7 +56,12 @@ BYTE_LEVEL, METASPACE, PLAIN = byte_level(), metaspace(), plain_metaspace()
 
 def stream(tokenizer: TextTokenizer, **options: object) -> TextStream:
     """The text stream of a tokenizer."""
-    return TextStream(tokenizer.decode, tokenizer.byte_tokens, **options)  # type: ignore[arg-type]
+    return TextStream(
+        tokenizer.decode,
+        tokenizer.byte_tokens,
+        has_no_text=tokenizer.has_no_text,
+        **options,  # type: ignore[arg-type]
+    )
 
 
 def pieces_of(text_stream: TextStream, tokens: list[int], sizes: list[int]) -> list[Piece]:
@@ -90,7 +97,7 @@ def test_characters_are_never_split(tokenizer: TextTokenizer, text: str) -> None
 @given(data=st.data())
 def test_any_tokens_give_the_text_of_all_at_once(tokenizer: TextTokenizer, data: st.DataObject) -> None:
     """Whatever the tokens and however they are grouped, the pieces join to the text of all tokens."""
-    size = 260 if tokenizer is BYTE_LEVEL else 11
+    size = 263 if tokenizer is BYTE_LEVEL else 13  # a few ids that no token has among them
     tokens = data.draw(st.lists(st.integers(0, size - 1), max_size=30))
     sizes = data.draw(st.lists(st.integers(1, 6), max_size=10))
     pieces = pieces_of(stream(tokenizer), tokens, sizes)
@@ -131,6 +138,52 @@ def test_text_is_held_only_as_long_as_it_may_change() -> None:
     detokenizer = Detokenizer(BYTE_LEVEL.decode)
     detokenizer.push([stray] * 20)
     assert detokenizer.held == 1
+
+
+UNFINISHED = BYTE_LEVEL.encode("é")[0]
+BYTE = 11 + 0xF0
+
+
+@pytest.mark.parametrize("at_once", [1, 2001])
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize(
+    ("tokenizer", "tokens"),
+    [
+        (BYTE_LEVEL, [UNFINISHED, *[SPECIAL] * 2000]),
+        (BYTE_LEVEL, [UNFINISHED, *[9999] * 2000]),
+        (BYTE_LEVEL, [SPECIAL] * 2001),
+        (METASPACE, [BYTE] * 2001),
+    ],
+    ids=["specials", "unknown", "specials alone", "bytes"],
+)
+def test_no_tokens_make_decoding_expensive(
+    tokenizer: TextTokenizer, tokens: list[int], resumed: bool, at_once: int
+) -> None:
+    """Whatever may be held back, and however it comes: each token is decoded a few times."""
+    decoded = 0
+
+    def decode(window: Sequence[int]) -> str:
+        nonlocal decoded
+        decoded += len(window)
+        return tokenizer.decode(window)
+
+    before = tokens if resumed else []
+    text_stream = TextStream(decode, tokenizer.byte_tokens, (), 0, before, tokenizer.has_no_text)
+    given = [] if resumed else pieces_of(text_stream, tokens, [at_once])
+    assert decoded < 4 * len(tokens)
+    if not resumed:
+        assert sum(piece.tokens for piece in given) == len(tokens)
+        assert "".join(piece.text for piece in given) == tokenizer.decode(tokens)
+
+
+def test_tokens_without_text_are_counted_where_they_came() -> None:
+    """Behind a character that is not finished they wait with it; otherwise they go out at once."""
+    first, second = BYTE_LEVEL.encode("é")
+    text_stream = stream(BYTE_LEVEL)
+    assert text_stream.push([SPECIAL, 9999]) == [Piece(2, "")]
+    assert text_stream.push([SPECIAL, first, SPECIAL]) == [Piece(1, "")]
+    assert text_stream.push([SPECIAL]) == []
+    assert text_stream.push([second, SPECIAL]) == [Piece(5, "é")]
 
 
 def test_without_a_tokenizer_tokens_pass() -> None:
