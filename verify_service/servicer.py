@@ -43,7 +43,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
     async def _serve(self, requests: Requests, context: Context) -> None:
         opening = await _opening(requests)
         check_open(opening, self._info)
-        stream = self._engine.open(opening)
+        stream = await self._engine.open(opening)
         reader = asyncio.create_task(self._read(requests, stream))
         reader.add_done_callback(lambda task: self._stop_if_failed(stream, task))
         try:
