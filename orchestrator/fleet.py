@@ -98,7 +98,7 @@ class Fleet:
         self._on_round = on_round
         """Called whenever endpoints were looked for: every `discovery_seconds` once something is served."""
         self._on_change = on_change
-        """Called after every probe."""
+        """Called after every probe, and when a replica has admitted a session."""
         self._room = 0
         """Sessions of ours that verify replicas have room for; what it last was while none can be used."""
         self._serving = False
@@ -152,7 +152,14 @@ class Fleet:
     def capacity(self) -> int:
         """How many continuations may run at once. While no verify replica can be used that is as many as
         before: they wait for a replica, and not longer than the recovery time."""
+        if usable := self.pools["verify"].usable(self._clock()):
+            self._room = sum(replica.room for replica in usable)
         return min(self._room, self._config.max_running or self._room)
+
+    def admitted(self, lease: Lease, incarnation: str) -> None:
+        """A replica, in this life of its, has admitted the session."""
+        lease.incarnation = incarnation
+        self._on_change()
 
     def channel(self, kind: str, lease: Lease) -> grpc.aio.Channel:
         """The channel to a leased replica."""
@@ -339,8 +346,6 @@ class Fleet:
 
     def _changed(self) -> None:
         """Wake who waits for a replica or a place; say whether there is a verify replica at all."""
-        usable = self.pools["verify"].usable(self._clock())
-        self._room = sum(replica.room for replica in usable) or self._room
         self._on_change()
         self._change.set()
         self._change = asyncio.Event()

@@ -282,7 +282,7 @@ class Pipeline:
     def _note_opened(self, event: VerifyOpened | DraftOpened) -> None:
         for link in (self._verify, self._draft):
             if link is not None and link.client.stream == event.stream and link.lease is not None:
-                link.lease.incarnation = event.opened.incarnation
+                self._fleet.admitted(link.lease, event.opened.incarnation)
                 if link is self._draft:
                     self._observer.draft_opened(event.endpoint)
 

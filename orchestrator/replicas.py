@@ -73,8 +73,6 @@ class Replica:
     """It refused a session for lack of room."""
     leases: set[Lease] = field(default_factory=set)
     leases_at_probe: int = 0
-    admitted_at_probe: int = 0
-    """Of these leases."""
 
     @property
     def load(self) -> float:
@@ -86,12 +84,13 @@ class Replica:
 
     @property
     def room(self) -> int:
-        """Sessions of ours that it has room for, and one more where others use it too: that one waits in the
-        replica's own line, so that our turn comes when one of theirs ends."""
+        """Sessions of ours that it has room for. Where others use it too, one more than it has admitted: that
+        one waits in the replica's own line, so that our turn comes when one of theirs ends."""
         if self.info is None:
             return 0
-        others = max(0, self.info.sessions - self.admitted_at_probe)
-        return max(0, self.info.max_sessions - others) + (others > 0)
+        others = max(0, self.info.sessions - self.leases_at_probe)
+        admitted = sum(lease.incarnation != "" for lease in self.leases)
+        return max(self.info.max_sessions - others, admitted) + (others > 0)
 
 
 @dataclass(slots=True, eq=False)
@@ -162,7 +161,6 @@ class Replicas:
         replica.info, replica.serving, replica.reachable = info, serving, True
         replica.missed_probes = 0
         replica.leases_at_probe = len(replica.leases)
-        replica.admitted_at_probe = sum(lease.incarnation != "" for lease in replica.leases)
         replica.mismatch = mismatch
         if restarted:
             replica.failures, replica.open_until, replica.trial = 0, 0.0, None

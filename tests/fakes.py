@@ -157,7 +157,7 @@ class FakeVerify(FakeReplica, verify_pb2_grpc.VerifyServiceServicer):
 
     async def GetModelInfo(self, request: object, context: Context) -> Any:  # noqa: N802
         """See the proto."""
-        info = replace(self.info, sessions=self.sessions)
+        info = replace(self.info, sessions=self.sessions + self.places.waiting)
         return verify_pb2.VerifyServiceGetModelInfoResponse(info=wire.model_info_to_pb(info))
 
     async def GetTokenizer(self, request: object, context: Context) -> Any:  # noqa: N802

@@ -59,7 +59,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         pages = self._engine.statistics
         info = replace(
             self._info,
-            sessions=self._engine.sessions,
+            sessions=self._engine.sessions + self._engine.waiting,
             pages=pages.total,
             pages_free=pages.free + pages.cached,
         )

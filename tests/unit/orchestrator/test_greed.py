@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from orchestrator.events import ConnectVerify, Fail, VerifyFailed
 from orchestrator.replicas import State
-from outrider.errors import DeadlineExceeded, Overloaded
+from outrider.errors import DeadlineExceeded, OutOfPages, Overloaded
 from tests.fakes import INFO, FakeVerify, continuation
 from tests.unit.orchestrator.rig import OFF, PROMPT, Rig, request, run, until
+from tests.unit.orchestrator.test_session import kinds, only, session
 
 
 def verify_with(places: int) -> FakeVerify:
@@ -200,3 +202,28 @@ def test_two_orchestrators_share_a_full_replica() -> None:
             assert verify.most_sessions == 1
 
     run(scenario)
+
+
+def test_full_replicas_are_no_loss() -> None:
+    """However often they refuse, another opening follows at once, and patience with losses is untouched."""
+    machine, stream = session(), 1
+    machine.start(0.0)
+    for now in range(100):
+        refused = VerifyFailed(stream, Overloaded("full", 3.0), "v:1")
+        again = only(machine.handle_event(refused, float(now)), ConnectVerify)
+        assert (again.not_before, again.give_up_at, again.avoid) == (0.0, now + 10.0, "")
+        stream = again.stream
+    assert machine.statistics.verify_losses == 0
+
+
+def test_a_session_that_fits_no_pages_ends_in_time() -> None:
+    """A replica that can never hold the tokens is asked again when it said, not for ever."""
+    machine, now, stream = session(), 0.0, 1
+    machine.start(0.0)
+    error = OutOfPages("too long", 3.0)
+    while not machine.finished:
+        actions = machine.handle_event(VerifyFailed(stream, error, "v:1"), now)
+        if ConnectVerify in kinds(actions):
+            now, stream = only(actions, ConnectVerify).not_before, only(actions, ConnectVerify).stream
+    assert now == pytest.approx(9.0)
+    assert actions[-1] == Fail(error)

@@ -34,9 +34,7 @@ from outrider.errors import (
     InternalError,
     MismatchedPair,
     NoReplica,
-    OutOfPages,
     OutriderError,
-    Overloaded,
     StaleHandle,
     Unavailable,
 )
@@ -454,31 +452,6 @@ def test_progress_restores_patience() -> None:
     machine.handle_event(verdict(4, 11, stream=3), 8.0)
     again = only(machine.handle_event(VerifyFailed(3, GONE, "verify:2"), 9.0), ConnectVerify)
     assert (again.not_before, again.give_up_at) == (9.0, 19.0)
-
-
-def test_full_replicas_are_no_loss() -> None:
-    """However often they refuse, another opening follows at once, and patience with losses is untouched."""
-    machine, stream = session(), 1
-    machine.start(0.0)
-    for now in range(100):
-        refused = VerifyFailed(stream, Overloaded("full", 3.0), "v:1")
-        again = only(machine.handle_event(refused, float(now)), ConnectVerify)
-        assert (again.not_before, again.give_up_at, again.avoid) == (0.0, now + 10.0, "")
-        stream = again.stream
-    assert machine.statistics.verify_losses == 0
-
-
-def test_a_session_that_fits_no_pages_ends_in_time() -> None:
-    """A replica that can never hold the tokens is asked again when it said, not for ever."""
-    machine, now, stream = session(), 0.0, 1
-    machine.start(0.0)
-    error = OutOfPages("too long", 3.0)
-    while not machine.finished:
-        actions = machine.handle_event(VerifyFailed(stream, error, "v:1"), now)
-        if ConnectVerify in kinds(actions):
-            now, stream = only(actions, ConnectVerify).not_before, only(actions, ConnectVerify).stream
-    assert now == pytest.approx(9.0)
-    assert actions[-1] == Fail(error)
 
 
 def test_request_on_which_replicas_fail_internally_is_given_up() -> None:
