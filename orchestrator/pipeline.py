@@ -45,7 +45,7 @@ from orchestrator.timeline import StepRecorder
 from orchestrator.tracing import record_prefill, record_step
 from orchestrator.verify_client import VerifyClient
 from outrider.drift import Reading
-from outrider.errors import Draining, NoReplica, OutriderError, Unavailable
+from outrider.errors import Draining, NoReplica, OutriderError, Overloaded, Unavailable
 from outrider.logs import get_logger
 from outrider.messages import FinishReason, KvHandle, Verdict
 
@@ -237,6 +237,8 @@ class Pipeline:
         if kind == "draft" and isinstance(error, Draining):
             logger.info("draft session moves", endpoint=endpoint)
             self._observer.moved()
+        elif kind == "verify" and isinstance(error, Overloaded):
+            logger.debug("replica has no room", kind=kind, endpoint=endpoint, error=str(error))
         else:
             logger.warning("replica lost", kind=kind, endpoint=endpoint, error=str(error))
             self._observer.lost(kind)
@@ -280,7 +282,7 @@ class Pipeline:
     def _note_opened(self, event: VerifyOpened | DraftOpened) -> None:
         for link in (self._verify, self._draft):
             if link is not None and link.client.stream == event.stream and link.lease is not None:
-                link.lease.incarnation = event.opened.incarnation
+                self._fleet.admitted(link.lease, event.opened.incarnation)
                 if link is self._draft:
                     self._observer.draft_opened(event.endpoint)
 

@@ -48,6 +48,7 @@ from outrider.errors import (
     InternalError,
     InvalidRequest,
     NoReplica,
+    OutOfPages,
     OutriderError,
     Overloaded,
     StaleHandle,
@@ -360,6 +361,9 @@ class Session:
         if isinstance(error, StaleHandle) and self.handle is not None:
             self.handle = None
             return [dropped, *self._connect_verify(now, prefer=endpoint)]
+        if isinstance(error, Overloaded) and not isinstance(error, OutOfPages) and not opened:
+            self.handle = None
+            return [dropped, *self._connect_verify(now)]  # merely full: another one, or this one in a while
         self.statistics.verify_losses += opened
         losses = self._verify_losses
         losses.add(error, now, VERIFY_RETRY_SECONDS)

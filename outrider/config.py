@@ -140,8 +140,15 @@ class OrchestratorConfig(ServiceConfig):
         "", description="File with lines 'verify host:port' or 'draft host:port', read again when it changes."
     )
     discovery_seconds: float = Field(2.0, gt=0, description="Period of DNS polls and of replica checks.")
-    max_running: Positive = Field(64, description="Most requests that run at once.")
-    max_queued: int = Field(256, ge=0, description="Most requests that wait; more are refused.")
+    max_running: int = Field(
+        0,
+        ge=0,
+        description="Most continuations that run at once, of all requests; 0: as many as the verify replicas "
+        "have room for.",
+    )
+    max_queued: int = Field(
+        256, ge=0, description="Most requests that wait to begin; of more, the one served last is refused."
+    )
     default_max_tokens: int = Field(
         0, ge=0, description="max_tokens of requests that set none; 0: up to the context length."
     )

@@ -35,7 +35,6 @@ from outrider.errors import (
     MismatchedPair,
     NoReplica,
     OutriderError,
-    Overloaded,
     StaleHandle,
     Unavailable,
 )
@@ -453,19 +452,6 @@ def test_progress_restores_patience() -> None:
     machine.handle_event(verdict(4, 11, stream=3), 8.0)
     again = only(machine.handle_event(VerifyFailed(3, GONE, "verify:2"), 9.0), ConnectVerify)
     assert (again.not_before, again.give_up_at) == (9.0, 19.0)
-
-
-def test_full_replicas_are_asked_again_when_they_said() -> None:
-    """After the first refusal another replica is tried at once, then after the time it asked for."""
-    machine = session()
-    machine.start(0.0)
-    first = only(machine.handle_event(VerifyFailed(1, Overloaded("full", 3.0), "v:1"), 0.0), ConnectVerify)
-    assert (first.not_before, first.avoid) == (0.0, "v:1")
-    stream = first.stream
-    second = only(
-        machine.handle_event(VerifyFailed(stream, Overloaded("full", 3.0), "v:2"), 0.1), ConnectVerify
-    )
-    assert second.not_before == pytest.approx(3.1)
 
 
 def test_request_on_which_replicas_fail_internally_is_given_up() -> None:

@@ -231,25 +231,32 @@ async def test_a_reader_that_stops_pauses_its_session(service: Service) -> None:
     await service.idle()
 
 
-def test_sessions_beyond_the_limit_are_refused() -> None:
-    """With RESOURCE_EXHAUSTED and when to try again; a place that gets free is given away again."""
+def test_sessions_beyond_the_limit_wait_and_then_are_refused() -> None:
+    """As many as run may wait for a place; more get RESOURCE_EXHAUSTED and when to try again."""
 
     async def run(service: Service) -> None:
         calls = [service.stub.Verify() for _ in range(3)]
         for call in calls:
             await call.write(open_pb(opening((1, 2, 3))))
             await call.read()
-        fourth = service.stub.Verify()
-        await fourth.write(open_pb(opening((1, 2, 3))))
-        error = await failure(fourth)
+        waiting = [service.stub.Verify() for _ in range(3)]
+        for call in waiting:
+            await call.write(open_pb(opening((1, 2, 3))))
+        while service.engine.waiting < 3:  # noqa: ASYNC110 - the server's
+            await asyncio.sleep(0.001)
+        seventh = service.stub.Verify()
+        await seventh.write(open_pb(opening((1, 2, 3))))
+        error = await failure(seventh)
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert details(error, error_details_pb2.RetryInfo).retry_delay.ToTimedelta().total_seconds() > 0
+        waiting[0].cancel()
         for call in calls:
             call.cancel()
+        for call in waiting[1:]:
+            assert (await call.read()).HasField("opened")
+            call.cancel()
         await service.idle()
-        again = service.stub.Verify()
-        await again.write(open_pb(opening((1, 2, 3))))
-        assert (await again.read()).HasField("opened")
+        assert service.engine.waiting == 0
 
     over_grpc()(run)()
 
