@@ -3,6 +3,7 @@ have room for sessions. What does not fit waits in a line:
 
     served next     the highest priority; within it the caller with the fewest continuations ahead, running
                     ones included; then whoever has waited longest since its caller was last served
+    kept            the last places, one in `KEPT`, are for callers that have none
     refused         of more than `max_queued` requests that have not begun, the one that would be served last
 
 A request begins with its first place. Its other continuations wait on in the same line, each for a place of
@@ -22,6 +23,8 @@ from dataclasses import dataclass, field
 
 from outrider.errors import DeadlineExceeded, Overloaded
 
+KEPT = 16
+"""One place in so many is kept for callers without one: a newcomer need not wait for another's long text."""
 MIN_RETRY_SECONDS = 0.1
 MAX_RETRY_SECONDS = 30.0
 NEWEST_WEIGHT = 0.2
@@ -79,10 +82,12 @@ class Line:
 
     def serve(self, capacity: int) -> Party | None:
         """Give a place to the next in line; None when there is none of either."""
-        order = self._order() if self.running < capacity else []
-        if not order:
+        free = capacity - self.running
+        order = self._order() if free > 0 else []
+        allowed = (party for party in order if free > capacity // KEPT or not self._running[party.caller])
+        party = next(allowed, None)
+        if party is None:
             return None
-        party = order[0]
         party.waiting -= 1
         party.running += 1
         party.begun = True

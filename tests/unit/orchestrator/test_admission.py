@@ -52,13 +52,18 @@ def test_continuations_are_counted_and_callers_take_turns() -> None:
 
 
 def test_four_large_requests_do_not_starve_a_small_one() -> None:
-    """One caller holds all 64 places and more of it wait: another caller has the next free place."""
+    """One caller wants more than there is: four of 64 places are kept for others, who have them at once; then
+    another caller has the next place that gets free."""
     line = Line(10)
     large = [join(line, "a", 16) for _ in range(5)]
-    assert serve(line, 64) == "a" * 64
-    join(line, "b")
+    assert serve(line, 64) == "a" * 60
+    for caller in "bcde":
+        join(line, caller, 2)
+        assert serve(line, 64) == caller
+    join(line, "f")
+    assert serve(line, 64) == ""
     line.free(large[0])
-    assert serve(line, 64) == "b"
+    assert serve(line, 64) == "f"
 
 
 def test_callers_without_a_place_take_turns() -> None:

@@ -75,6 +75,23 @@ def test_small_requests_come_before_the_rest_of_large_ones(tokens: dict[str, str
     run(scenario)
 
 
+def test_a_newcomer_does_not_wait_for_long_texts(tokens: dict[str, str]) -> None:
+    """One place in sixteen is kept from a caller who wants them all: another one's request begins at once."""
+
+    async def scenario() -> None:
+        verify = verify_with(16)
+        async with Rig(verify, **tokens) as rig:
+            large = await ask(rig, 10, "greedy", n=16)
+            await rig.until(lambda: verify.sessions == 15)
+            small = await ask(rig, 20, "other")
+            await rig.until(lambda: verify.sessions == 16)
+            assert order(verify)[15:] == [20]
+            verify.hold.set()
+            assert await asyncio.gather(large, small) == [16, 1]
+
+    run(scenario)
+
+
 def test_continuations_fill_the_replicas_and_no_more() -> None:
     """Six requests with n = 4 on two replicas with room for eight: all are used, none is asked for more."""
 
