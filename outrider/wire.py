@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 
 from outrider.errors import InvalidRequest
 from outrider.messages import (
-    MOST_ENTRIES,
+    MAX_ENTRIES,
     FinishReason,
     KvHandle,
     Mode,
@@ -194,7 +194,7 @@ def sampling_from_pb(pb: tokens_pb2.SamplingParams) -> SamplingParams:
     Raises:
         InvalidRequest: a value is out of its range, or a list is too long; it is counted before it is read.
     """
-    for name in MOST_ENTRIES:
+    for name in MAX_ENTRIES:
         check_entries(name, len(getattr(pb, name)))
     present: dict[str, Any] = {name: getattr(pb, name) for name in _OPTIONALS if pb.HasField(name)}
     present |= {name: _shortest(getattr(pb, name)) for name in _DECIMALS if pb.HasField(name)}
