@@ -9,6 +9,7 @@ from contextlib import suppress
 
 from orchestrator.auth import BearerAuth, read_tokens
 from orchestrator.fleet import Fleet
+from orchestrator.memory import MemoryReturn, resident_bytes, trim_heaps
 from orchestrator.scaler import Scaler
 from orchestrator.scaler_servicer import ScalerServicer
 from orchestrator.servicer import GenerationServicer
@@ -53,6 +54,7 @@ class Orchestrator:
         self._instruments = instruments
         self._server: GrpcServer | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._memory: asyncio.Task[None] | None = None
 
     async def start(self, server: GrpcServer) -> Orchestrator:
         """Register the servicer, find the replicas, and return when one can verify.
@@ -70,6 +72,7 @@ class Orchestrator:
             if files is not None:
                 server.watched.append(files)
         self._instruments.files.watch(server.watched)
+        self._memory = asyncio.create_task(MemoryReturn(resident_bytes, trim_heaps).run())
         self._watching = asyncio.create_task(self.fleet.run())
         self._watching.add_done_callback(self._on_watch_end)
         try:
@@ -90,10 +93,11 @@ class Orchestrator:
         """Stop watching the replicas, and end the process that tokenizes."""
         self._server = None
         await self.servicer.tokenizing.close()
-        if self._watching is not None:
-            self._watching.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._watching
+        for task in (self._memory, self._watching):
+            if task is not None:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
 
     async def _ready(self, watching: asyncio.Task[None]) -> None:
         """Wait for the first verify replica; a watch that fails ends the process."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import marshal
 import os
+import socket
+import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +16,7 @@ from orchestrator.tokenizer import TextTokenizer
 from orchestrator.tokenizing_worker import LENGTH_BYTES, frame
 from outrider.errors import Unavailable
 
+COMMAND = (sys.executable, "-P", "-m", "orchestrator.tokenizing_worker")
 ANSWER_SECONDS = 120.0
 """After so long without an answer the process is taken to hang. Its own bounds are of processor time."""
 ROOT = Path(__file__).resolve().parents[1]
@@ -22,8 +25,16 @@ ROOT = Path(__file__).resolve().parents[1]
 class TokenizerProcess:
     """A process that tokenizes for one tokenizer; a `Worker` of `orchestrator.tokenizing`."""
 
-    def __init__(self, process: asyncio.subprocess.Process, tokenizer: TextTokenizer) -> None:
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        tokenizer: TextTokenizer,
+    ) -> None:
         self._process = process
+        self._reader = reader
+        self._writer = writer
         self.tokenizer = tokenizer
         self.leaving = False
 
@@ -34,24 +45,20 @@ class TokenizerProcess:
 
     @classmethod
     async def start(cls, tokenizer: TextTokenizer, positions: int) -> TokenizerProcess:
-        """Start it, in a session of its own so that Ctrl-C does not reach it before requests have drained.
+        """Start it and hand it the tokenizer; `positions` are those of the context.
 
         Raises:
             Unavailable: this machine has no room for another process.
         """
-        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        ours, theirs = socket.socketpair()
         try:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "orchestrator.tokenizing_worker"),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,  # what a library says of a prompt belongs in no log
-                start_new_session=True,
-                env={**os.environ, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"},
-            )
+            with theirs:
+                process = _spawn(theirs)
         except OSError as error:
+            ours.close()
             raise Unavailable(f"no process to tokenize long prompts can be started: {error}") from error
-        started, files = cls(process, tokenizer), tokenizer.files
+        reader, writer = await asyncio.open_connection(sock=ours)
+        started, files = cls(process, reader, writer, tokenizer), tokenizer.files
         started._send(
             files.tokenizer_json, files.chat_template, files.special_tokens, files.bos_token_id, positions
         )
@@ -63,25 +70,39 @@ class TokenizerProcess:
         `leaving` then says whether it ends after this answer. One prompt at a time.
         """
         self._send(*prompt)
-        output = self._process.stdout
-        assert output is not None
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                length = int.from_bytes(await output.readexactly(LENGTH_BYTES), "little")
-                kind, content, self.leaving = marshal.loads(await output.readexactly(length))
+                length = int.from_bytes(await self._reader.readexactly(LENGTH_BYTES), "little")
+                kind, content, self.leaving = marshal.loads(await self._reader.readexactly(length))
         except (EOFError, OSError, TimeoutError):  # the first: IncompleteReadError
             return None
         return kind, content
 
     async def end(self) -> int:
         """End it, if it has not; its exit status, minus the signal's number after a signal."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        with suppress(ProcessLookupError):
-            self._process.kill()
-        return await self._process.wait()
+        self._writer.close()
+        self._process.kill()
+        return await asyncio.to_thread(self._process.wait)
 
     def _send(self, *value: Any) -> None:
-        """Into memory: what cannot be written, because the process has ended, is not read either."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(frame(value))
+        """What cannot be written, because the process has ended, is not answered either; that says it."""
+        with suppress(OSError, RuntimeError):  # the latter is uvloop's
+            self._writer.write(frame(value))
+
+
+def _spawn(channel: socket.socket) -> subprocess.Popen[bytes]:
+    """The process, with its input and output on a socket.
+
+    `subprocess` starts it with vfork. uvloop would fork, and what gRPC does in a child before it becomes
+    another program aborts it under load. In a session of its own, Ctrl-C does not reach it before requests
+    have drained.
+    """
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    return subprocess.Popen(
+        COMMAND,
+        stdin=channel.fileno(),
+        stdout=channel.fileno(),
+        stderr=subprocess.DEVNULL,  # what a library says of a prompt belongs in no log
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"},
+    )

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from outrider.errors import InvalidRequest, UnknownModel
+from orchestrator.tokenizer import TextTokenizer
+from orchestrator.tokenizer_process import TokenizerProcess
+from outrider.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, UnknownModel
 from outrider.telemetry import spans
 from outrider.v1 import generation_pb2, tokens_pb2
-from tests.fakes import FakeDraft, FakeVerify, continuation
+from tests.fakes import INFO, FakeDraft, FakeVerify, continuation
 from tests.unit.orchestrator.rig import AUTO, OFF, PROMPT, SEQUENTIAL, Rig, run
 from tests.unit.orchestrator.test_text import byte_level
 from tests.unit.orchestrator.test_tokenizer import TEMPLATE
@@ -86,6 +89,84 @@ def test_chat_uses_the_models_template() -> None:
             info = await rig.stub.GetModelInfo(generation_pb2.GetModelInfoRequest())
             assert info.chat_prompts
             assert info.text_prompts
+
+    run(scenario)
+
+
+def long_text(tokens: int) -> str:
+    """More than is tokenized on the event loop; the vocabulary has a token for four characters of it."""
+    return "hell" * tokens
+
+
+@pytest.mark.parametrize("kind", ["text", "chat"])
+def test_long_prompts_are_answered_like_short_ones(kind: str) -> None:
+    """Tokenized in another process, which ends with the orchestrator."""
+
+    async def scenario() -> None:
+        verify = text_verify(info=replace(INFO, context_length=4096), chat_template=TEMPLATE)
+        async with Rig(verify) as rig:
+            content = long_text(1500)
+            if kind == "text":
+                await rig.generate(text=content)
+                expected = content
+            else:
+                messages = [generation_pb2.ChatMessage(role="user", content=content)]
+                await rig.generate(chat=generation_pb2.Chat(messages=messages))
+                expected = f"user: {content}\nassistant:"
+            assert byte_level().decode(verify.openings[0].token_ids) == expected
+            process = rig.orchestrator.servicer.tokenizing._worker
+            assert isinstance(process, TokenizerProcess)
+        assert process._process.returncode is not None
+
+    run(scenario)
+
+
+def test_long_prompts_that_do_not_fit_name_their_field() -> None:
+    """By their bytes at once, by their tokens when they have been counted; each is counted as rejected."""
+
+    async def scenario() -> None:
+        async with Rig(text_verify(info=replace(INFO, context_length=2048))) as rig:
+            for content in (long_text(3000), "x" * 5000):
+                with pytest.raises(ContextTooLong) as caught:
+                    await rig.generate(text=content)
+                assert caught.value.field == "text"
+            assert rig.metric("requests_rejected_total", reason="CONTEXT_TOO_LONG") == 2
+            assert (await rig.generate(text="x")).completes
+
+    run(scenario)
+
+
+class Never:
+    """A process that never answers."""
+
+    leaving = False
+
+    async def start(self, tokenizer: TextTokenizer, positions: int) -> Never:
+        """Of `Tokenizing`."""
+        self.tokenizer = tokenizer
+        return self
+
+    async def ask(self, prompt: object) -> None:
+        """Of `Worker`."""
+        await asyncio.Event().wait()
+
+    async def end(self) -> int:
+        """Of `Worker`."""
+        return 0
+
+
+def test_a_prompt_that_waits_is_bounded_and_holds_up_nobody() -> None:
+    """Its deadline ends it, a drain waits for it, and short requests pass it."""
+
+    async def scenario() -> None:
+        async with Rig(text_verify(info=replace(INFO, context_length=4096))) as rig:
+            rig.orchestrator.servicer.tokenizing._start = Never().start
+            content = long_text(1500)
+            waiting = asyncio.create_task(rig.generate(text=content, deadline=1.0))
+            await rig.until(lambda: rig.orchestrator.running() == 1)
+            assert (await rig.generate(text="hello")).completes
+            with pytest.raises(DeadlineExceeded):
+                await waiting
 
     run(scenario)
 
