@@ -28,6 +28,15 @@ from outrider.telemetry.instruments import OrchestratorInstruments
 from outrider.tls import client_certificates
 
 logger = get_logger(__name__)
+RESPONSE_BYTES = {
+    "grpc.health.v1.Health": 4 << 10,
+    "outrider.v1.DraftService": 64 << 10,
+    "outrider.v1.VerifyService": 64 << 10,
+    "outrider.v1.VerifyService/Verify": 1 << 20,
+    "outrider.v1.VerifyService/GetTokenizer": 64 << 20,
+}
+"""Largest messages of replicas. A block of 1,024 nodes has 19 KiB, a verdict 300 bytes for each token with 20
+alternatives, a tokenizer tens of MiB; `max_message_mb` bounds it too."""
 MOVES = 8
 """Sessions that leave a draft replica at once when it is going: each costs its new replica a prefill."""
 DOWN_PROBE_SECONDS = 0.25
@@ -203,7 +212,8 @@ class Fleet:
             else:
                 wake_at = min(give_up_at, wake_at)
             with suppress(TimeoutError):
-                await asyncio.wait_for(change.wait(), wake_at - now)
+                async with asyncio.timeout(wake_at - now):
+                    await change.wait()
 
     def failed(self, kind: str, lease: Lease, error: OutriderError) -> None:
         """A session lost a replica: hold it against it, and look at it at once."""
@@ -235,7 +245,8 @@ class Fleet:
         while True:
             usable = await self._look_at(endpoint, known)
             with suppress(TimeoutError):
-                await asyncio.wait_for(known.poke.wait(), self._period(usable))
+                async with asyncio.timeout(self._period(usable)):
+                    await known.poke.wait()
             known.poke.clear()
 
     def _period(self, well: bool) -> float:
@@ -371,6 +382,7 @@ class Fleet:
         return open_channel(
             endpoint,
             max_message_mb=self._config.max_message_mb,
+            response_bytes=RESPONSE_BYTES,
             certificates=self.certificates,
             tls_name=tls_name,
         )

@@ -11,6 +11,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from outrider.allowance import MAX_TREE_NODES
+
 Port = Annotated[int, Field(ge=0, le=65535)]
 Positive = Annotated[int, Field(gt=0)]
 
@@ -114,7 +116,7 @@ class DraftConfig(EngineConfig):
     )
     expansions: Positive = Field(8, description="Most nodes expanded in one draft forward.")
     children: Positive = Field(8, description="Most children proposed below one node.")
-    max_nodes: Positive = Field(256, description="Most live nodes of one session's tree.")
+    max_nodes: Positive = Field(256, le=MAX_TREE_NODES, description="Most live nodes of one session's tree.")
     max_depth: Positive = Field(24, description="Deepest node below the last committed token.")
     max_pending_blocks: Positive = Field(
         64, description="Blocks a slow reader may leave unread before its session pauses."

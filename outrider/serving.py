@@ -70,7 +70,8 @@ class GrpcServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
         self._servers = [self.server]
         if config.health_port >= 0:
-            self._servers.append(grpc.aio.server(options=_options(config)))
+            door = ServiceInterceptor((), None)
+            self._servers.append(grpc.aio.server(interceptors=[door], options=_options(config)))
             health_pb2_grpc.add_HealthServicer_to_server(self._health, self._servers[-1])
         if config.reflection:
             names = (*service_names, HEALTH, reflection.SERVICE_NAME)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from outrider.engine.pages import PoolStatistics
-from outrider.errors import InternalError, OutriderError, Overloaded, Unavailable
+from outrider.errors import Flood, InternalError, OutriderError, Overloaded, Unavailable
 from outrider.logs import get_logger
 from outrider.messages import KvHandle, OpenVerify, TokenBlock
 from verify_service.admission import Places
@@ -118,7 +118,13 @@ class VerifyEngine:
         return stream
 
     def propose(self, stream: Stream, block: TokenBlock) -> None:
-        """Offer candidates; dropped when the session has too many unread blocks."""
+        """Offer candidates; dropped when the session has too many unread blocks.
+
+        Raises:
+            Flood: more of them than fit between two verdicts.
+        """
+        if not stream.allowance.spend(len(block)):
+            raise Flood("propose: more blocks or nodes than fit between two verdicts")
         if not stream.crowded:
             stream.sent += 1
             self._post(Propose(stream, block, self._clock()))

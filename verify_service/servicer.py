@@ -128,6 +128,8 @@ async def _write(stream: Stream, context: Context) -> None:
     """Send the session's events until it is closed."""
     while True:
         event = await stream.outbox.take()
+        if isinstance(event, Verdict):
+            stream.allowance.refill()
         await context.write(_response(event))
         if isinstance(event, Closed):
             return

@@ -16,10 +16,19 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from structlog.testing import capture_logs
 
 from outrider import channels
+from outrider import health as health_module
 from outrider import serving as server_module
 from outrider.channels import error_of, open_channel
 from outrider.config import VerifyConfig
-from outrider.errors import ConfigError, Draining, InvalidRequest, OutriderError, Unavailable
+from outrider.errors import (
+    ConfigError,
+    Draining,
+    Flood,
+    InvalidRequest,
+    OutriderError,
+    Overloaded,
+    Unavailable,
+)
 from outrider.serving import GrpcServer
 from outrider.v1 import verify_pb2, verify_pb2_grpc
 from tests.certificates import self_signed
@@ -134,6 +143,59 @@ def test_a_watcher_that_leaves_takes_nobody_with_it() -> None:
             for serving_now, status in ((True, SERVING), (False, NOT_SERVING)):
                 server.set_serving(serving_now)
                 assert await anext(staying) == status
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("port", [-1, 0])
+def test_watchers_of_health_are_few(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
+    """Beyond the limit a watch is refused, on both ports; checks go on, and one that ends makes room."""
+    monkeypatch.setattr(health_module, "MAX_WATCHES", 2)
+
+    async def scenario() -> None:
+        async with serving(health_port=port) as (server, own):
+            channel = own if port else _probe(server)
+            stub = health_pb2_grpc.HealthStub(channel)
+            watches = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(2)]
+            for one in watches:
+                await one.read()
+            error = await failure(stub.Watch(health_pb2.HealthCheckRequest()).read())
+            assert type(error) is Overloaded
+            assert await health(channel, "liveness") == SERVING
+            watches[0].cancel()
+            while True:  # the server hears of it a moment later
+                again = stub.Watch(health_pb2.HealthCheckRequest())
+                try:
+                    await again.read()
+                except grpc.aio.AioRpcError:
+                    continue
+                break
+            await channel.close()
+
+    run(scenario)
+
+
+def test_health_of_a_name_that_is_none() -> None:
+    """A watch would hold it for as long as it lasts."""
+
+    async def scenario() -> None:
+        async with serving() as (_, channel):
+            call = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="x" * 257))
+            assert (await failure(call.read())).field == "service"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("name", ["grpc.health.v1.Health", "grpc.health.v1.Health/Check"])
+def test_a_response_larger_than_its_kind_may_be_is_a_flood(name: str) -> None:
+    """The limit is the method's own; what is within it comes."""
+
+    async def scenario() -> None:
+        async with serving() as (server, _):
+            async with open_channel(server.endpoint, response_bytes={name: 2}) as channel:
+                assert await health(channel) == NOT_SERVING
+            async with open_channel(server.endpoint, response_bytes={name: 1}) as channel:
+                assert type(await failure(health(channel))) is Flood
 
     run(scenario)
 
