@@ -61,6 +61,9 @@ class ServiceConfig(Settings):
 class EngineConfig(ServiceConfig):
     """What services that run a model have."""
 
+    max_request_mb: Positive = Field(
+        16, description="Largest message of an orchestrator, in MiB; a token of a prompt takes up to 5 bytes."
+    )
     model: str = Field("", description="Folder or hub id of the model.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Arithmetic of the weights; auto is the checkpoint's own."

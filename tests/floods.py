@@ -12,8 +12,8 @@ from outrider.v1 import draft_pb2, verify_pb2
 from tests.fakes import VOCABULARY, Context, FakeDraft, FakeVerify, _VerifySession, next_token
 
 LARGEST = wire.MAX_BLOCK_NODES
-HUGE = 50 << 20
-"""Bytes of a message that no channel should take."""
+HUGE = 8 << 20
+"""Bytes of a message that no channel to a draft takes."""
 Responses = Callable[[OpenDraft, int], draft_pb2.DraftResponse]
 """The flood's message number n."""
 
@@ -29,7 +29,7 @@ def blank(opening: OpenDraft, number: int) -> draft_pb2.DraftResponse:
 
 
 def huge(opening: OpenDraft, number: int) -> draft_pb2.DraftResponse:
-    """The session is open, in 50 MB."""
+    """The session is open, in one huge message."""
     return draft_pb2.DraftResponse(opened=draft_pb2.DraftOpened(replica="x" * HUGE))
 
 

@@ -39,7 +39,7 @@ def test_a_draft_that_floods_costs_only_speed(flood: str) -> None:
         verify, draft = SlowVerify(), FloodingDraft(flood)
         async with Rig(verify, draft, breaker_failures=3) as rig:
             flooded = [asyncio.create_task(rig.generate(mode=AUTO)) for _ in range(3)]
-            await rig.until(lambda: draft.sessions > 0)
+            await rig.until(lambda: bool(draft.openings))
             async with asyncio.timeout(BESIDE_SECONDS):
                 beside = await rig.generate(mode=OFF)
             await rig.until(lambda: rig.metric("replicas", kind="draft", state="broken") == 1)
