@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from typing import Any, TypeAlias
 
 import grpc
@@ -102,8 +102,14 @@ def _wrap_coroutine(
     behaviour: Callable[..., Awaitable[Any]], parse: Callable[[bytes], Any] | None, method: str
 ) -> Callable[..., Awaitable[Any]]:
     async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-        async with _statuses(context, method):
-            return await behaviour(parse(request) if parse else request, context)
+        held = [request]
+        del request  # gRPC keeps this frame with an abort; what came must not stay with it
+        try:
+            return await behaviour(parse(held.pop()) if parse else held.pop(), context)
+        except Exception as error:  # the last line of defence
+            refusal = _refusal(error, method)
+        await _abort(context, refusal)
+        return None  # not reached: an abort raises
 
     return call
 
@@ -112,34 +118,38 @@ def _wrap_generator(
     behaviour: Callable[..., Any], parse: Callable[[bytes], Any] | None, method: str
 ) -> Callable[..., AsyncIterator[Any]]:
     async def stream(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
-        async with (
-            _statuses(context, method),
-            aclosing(behaviour(parse(request) if parse else request, context)) as responses,
-        ):
-            async for response in responses:
-                yield response
+        held = [request]
+        del request  # as above
+        try:
+            async with aclosing(behaviour(parse(held.pop()) if parse else held.pop(), context)) as responses:
+                async for response in responses:
+                    yield response
+            return
+        except Exception as error:  # the last line of defence
+            refusal = _refusal(error, method)
+        await _abort(context, refusal)
 
     return stream
 
 
-@asynccontextmanager
-async def _statuses(context: grpc.aio.ServicerContext[Any, Any], method: str) -> AsyncIterator[None]:
-    """Ends the call with the status of what the body raises; cancellation and aborts pass."""
-    try:
-        yield
-    except grpc.aio.AbortError:
-        raise
-    except (
-        grpc.aio.InternalError
-    ):  # gRPC's own, when the call is cancelled during a write: nobody is left to tell
+def _refusal(error: Exception, method: str) -> OutriderError:
+    """What a call ends with whose handler raised `error`; aborts pass, and so does cancellation.
+
+    It has let go of the frames that it came through, and of what is in them, such as the request: gRPC keeps
+    the abort with the call, and all of it would wait for the garbage collector.
+    """
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+    if isinstance(error, grpc.aio.InternalError):
+        # gRPC's own, when the call is cancelled during a write: nobody is left to tell
         raise asyncio.CancelledError from None
-    except OutriderError as error:
-        if isinstance(error, InternalError):
-            logger.exception("internal error", method=method)
-        await _abort(context, error)
-    except Exception:  # the last line of defence: the caller gets no innards, the log gets them all
+    if isinstance(error, InternalError):
+        logger.exception("internal error", method=method)
+    if not isinstance(error, OutriderError):
         logger.exception("unexpected error", method=method)
-        await _abort(context, InternalError(NEUTRAL))
+        return InternalError(NEUTRAL)  # the caller gets no innards, the log has got them all
+    error.__traceback__ = error.__context__ = error.__cause__ = None
+    return error
 
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: OutriderError) -> None:

@@ -31,6 +31,9 @@ HEALTH = 0.05
 """Seconds that health may take, in the median."""
 GROWTH = 400 << 20
 """Bytes that the orchestrator may grow by while it receives forty messages of 3.6 MB, each read twice."""
+KEPT = 100 << 20
+"""Bytes that it may keep."""
+RETURN_SECONDS = 20.0
 LINE = "\n" + " " * 40
 """One token of the demo's tokenizer, and nearly its longest."""
 
@@ -144,6 +147,14 @@ async def watch(endpoint: str, felt: Felt, over: Callable[[], bool]) -> None:
             felt.small.append(time.perf_counter() - asked)
 
 
+async def settled(pid: int, wanted: int) -> int:
+    """Memory of a process once it has so little, or after a while."""
+    end = time.monotonic() + RETURN_SECONDS
+    while resident(pid) > wanted and time.monotonic() < end:  # noqa: ASYNC110 - no event says it
+        await asyncio.sleep(0.1)
+    return resident(pid)
+
+
 async def beside(endpoint: str, pid: int, message: bytes, clients: int) -> Felt:
     """What a flood does to others."""
     felt = Felt()
@@ -153,7 +164,7 @@ async def beside(endpoint: str, pid: int, message: bytes, clients: int) -> Felt:
     running = asyncio.create_task(flood(endpoint, message, clients))
     await watch(endpoint, felt, running.done)
     felt.answers = await running
-    felt.memory = before, resident(pid, "VmHWM"), resident(pid)
+    felt.memory = before, resident(pid, "VmHWM"), await settled(pid, before + KEPT)
     return felt
 
 
@@ -188,4 +199,4 @@ def test_a_flood_of_large_prompts_is_felt_by_nobody_else(tmp_path: Path, name: s
     assert median(felt.health) < HEALTH, felt
     before, peak, after = felt.memory
     assert peak - before < GROWTH, felt
-    assert after - before < GROWTH / 2, felt
+    assert after - before <= KEPT, felt

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -380,6 +382,45 @@ def test_handlers_that_read_and_write_get_statuses_too() -> None:
             error = await failure(stream.read())
             assert isinstance(error, InvalidRequest)
             assert error.field == "propose.tokens"
+
+    run(scenario)
+
+
+class Held:
+    """Something large that a handler has in its hands."""
+
+
+class HoldingServicer(Servicer):
+    """Refuses with something large in its hands."""
+
+    held: weakref.ref[Held] | None = None
+
+    async def GetModelInfo(self, request: object, context: object) -> object:  # noqa: N802
+        """See the proto."""
+        large = Held()
+        self.held = weakref.ref(large)
+        try:
+            raise KeyError(large)
+        except KeyError as error:
+            raise InvalidRequest("field", "is wrong") from error
+
+
+def test_a_refused_call_keeps_nothing() -> None:
+    """What the handler had is free with the answer, not with the next garbage collection."""
+
+    async def scenario() -> None:
+        servicer = HoldingServicer()
+        async with serving(servicer) as (server, channel):
+            server.set_serving(True)
+            stub = verify_pb2_grpc.VerifyServiceStub(channel)
+            gc.disable()
+            try:
+                assert isinstance(await failure(stub.GetModelInfo(INFO())), InvalidRequest)
+                async with asyncio.timeout(5):
+                    while servicer.held is None or servicer.held() is not None:  # noqa: ASYNC110
+                        await asyncio.sleep(0.01)
+            finally:
+                gc.enable()
 
     run(scenario)
 
