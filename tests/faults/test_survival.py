@@ -16,8 +16,8 @@ from tests.faults.harness.system import System
 
 SHORT = Mix(spacing=3, longest=2.0)
 """Few requests, and a fault every few of them."""
-MANY_KINDS = 144
-"""A seed that begins with eight kinds of faults; an orchestrator and a verify replica are killed."""
+MANY_KINDS = 1844
+"""A seed that begins with nine kinds of faults; an orchestrator and a verify replica are killed."""
 LONG = Mix(
     manners={**Mix().manners, Manner.DISAPPEAR: 1},
     kinds={**Mix().kinds, Kind.FREEZE: 4},

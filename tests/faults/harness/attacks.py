@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from itertools import count
+from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -22,8 +23,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from outrider.v1 import generation_pb2, generation_pb2_grpc, tokens_pb2
 
 GREEDY_TOKENS = 1500
+GREEDY_CALLERS = 6
+"""Each has one request, which counts as running while its continuations take turns."""
 PROMPT = tokens_pb2.TokenIds(ids=[5, 6, 7, 8])
 CONNECTIONS = 500
+ROOT = Path(__file__).resolve().parents[3]
+"""Where this module can be run from."""
 Request = generation_pb2.GenerateRequest
 
 
@@ -60,7 +65,7 @@ ASKS: dict[str, tuple[int, Callable[[], Request]]] = {
     ),
     "1,000,000 stop strings": (4, lambda: asking(sampling=sampling(8, stop=["ab"] * 1_000_000))),
     "8 MB to resume from": (8, lambda: asking(resume_token_ids=[5] * 2_000_000)),
-    "n = 16, long": (6, lambda: asking(sampling=sampling(GREEDY_TOKENS, n=16))),
+    "n = 16, long": (GREEDY_CALLERS, lambda: asking(sampling=sampling(GREEDY_TOKENS, n=16))),
     "many small requests": (400, lambda: asking()),
 }  # fmt: skip
 """By name: how many callers, each of whom asks again when it was answered, and for what."""

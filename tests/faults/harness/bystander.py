@@ -24,7 +24,6 @@ PERIOD_SECONDS = 0.25
 SETTLE_SECONDS = 10.0
 """In which memory may return after the attack."""
 LOST_SECONDS = 30.0
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @dataclass(slots=True)
@@ -108,7 +107,7 @@ def memory(pid: int) -> float:
 @contextmanager
 def _attacking(name: str, endpoint: str, token: str, felt: Felt) -> Iterator[None]:
     command = [sys.executable, "-m", attacks.__name__, name, endpoint, token]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=attacks.ROOT) as process:
         try:
             yield
         finally:

@@ -14,6 +14,8 @@ from enum import StrEnum
 from random import Random
 from typing import Any
 
+from tests.faults.harness.attacks import NAMES as FLOODS
+
 VERIFIES = ("verify-a", "verify-b")
 DRAFTS = ("draft-a", "draft-b")
 ORCHESTRATORS = ("orchestrator-a", "orchestrator-b")
@@ -74,6 +76,8 @@ class Kind(StrEnum):
     """A draft that lies is listed for `seconds`."""
     BURST = "burst"
     """Many requests at once."""
+    FLOOD = "flood"
+    """A caller asks for far too much for `seconds`; see `attacks`."""
     CLOCK = "clock"
     """Its wall clock jumps by `seconds`."""
 
@@ -138,7 +142,7 @@ class Mix:
     kinds: dict[Kind, int] = field(
         default_factory=lambda: {
             Kind.KILL: 4, Kind.TERMINATE: 2, Kind.STOP: 3, Kind.CUT: 4, Kind.FREEZE: 3, Kind.DELAY: 2,
-            Kind.LEAVE: 1, Kind.LIE: 2, Kind.BURST: 2, Kind.CLOCK: 2,
+            Kind.LEAVE: 1, Kind.LIE: 2, Kind.BURST: 2, Kind.CLOCK: 2, Kind.FLOOD: 1,
         }
     )  # fmt: skip
     longest: float = 4.0
@@ -227,6 +231,8 @@ def _targets(kind: Kind) -> Sequence[str]:
             return (LIAR,)
         case Kind.BURST:
             return (CLIENTS,)
+        case Kind.FLOOD:
+            return FLOODS
         case _:
             return PROCESSES
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -23,7 +24,7 @@ import grpc
 
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 from scripts.proxy import Proxy
-from tests.faults.harness import watched
+from tests.faults.harness import attacks, watched
 from tests.faults.harness.plan import DRAFTS, LIAR, ORCHESTRATORS, PROCESSES, VERIFIES, Fault, Kind
 from tests.integration import fake_drafts
 from tests.integration.client import verify_info
@@ -34,6 +35,8 @@ RETURN_SECONDS = 120.0
 """Within which a replica is back: so long a request waits for one. A busy machine takes half of it."""
 SETTLE_SECONDS = 60.0
 """Longest time until the orchestrator uses a replica that is ready again."""
+ATTACKER_START_SECONDS = 1.5
+"""Until an attacker has its interpreter and its messages."""
 EXIT_SECONDS = 90.0
 """Longest drain; above the grace period."""
 
@@ -154,6 +157,9 @@ class System:
     async def _break_and_mend(self, fault: Fault) -> None:
         if fault.kind is Kind.BURST:
             return  # the load's part
+        if fault.kind is Kind.FLOOD:
+            await self._flood(fault)
+            return
         name, proxy = fault.target, self.proxies[fault.target]
         match fault.kind:
             case Kind.KILL | Kind.TERMINATE:
@@ -185,6 +191,18 @@ class System:
                 self._list(*(listed for listed in self._listed if listed != LIAR))
             case Kind.CLOCK:
                 await self.ask(name, f"clock {fault.seconds}")
+
+    async def _flood(self, fault: Fault) -> None:
+        """One orchestrator is asked for too much, by callers in a process of their own."""
+        command = (sys.executable, "-m", attacks.__name__, fault.target, self.endpoint)
+        attacker = await asyncio.create_subprocess_exec(
+            *command, stdout=asyncio.subprocess.DEVNULL, cwd=attacks.ROOT
+        )
+        try:
+            await asyncio.sleep(ATTACKER_START_SECONDS + fault.seconds)
+        finally:
+            attacker.kill()
+            await attacker.wait()
 
     async def restart(self, name: str, number: signal.Signals) -> float:
         """End a process with a signal and start it again on its port; seconds from its end to readiness."""

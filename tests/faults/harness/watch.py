@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.error import URLError
 
+from tests.faults.harness import attacks
 from tests.faults.harness.plan import ORCHESTRATORS
 from tests.faults.harness.system import System
 from tests.integration.cluster import Process
@@ -146,7 +147,7 @@ class Watch:
         sizes = self._system.sizes
         if name in ORCHESTRATORS:
             return {
-                "outrider_orchestrator_requests_running": sizes.max_running,
+                "outrider_orchestrator_requests_running": sizes.max_running + attacks.GREEDY_CALLERS,
                 "outrider_orchestrator_requests_queued": sizes.max_queued + 1,  # one is looked at
             }
         kind = name.partition("-")[0]
