@@ -25,7 +25,7 @@ from draft_service.pace import Decayed
 from draft_service.scheduler import Choice, choose, is_ready, share_of, should_send, to_suspend
 from draft_service.session import DraftSession, Limits
 from outrider.config import DraftConfig
-from outrider.errors import InternalError, OutOfPages, Overloaded
+from outrider.errors import Flood, InternalError, OutOfPages, Overloaded
 from outrider.logs import get_logger
 from outrider.messages import OpenDraft, TokenBlock, Verdict
 from outrider.telemetry.instruments import DraftInstruments
@@ -34,6 +34,18 @@ from outrider.telemetry.spans import is_sampled, record_span, step_traceparent
 logger = get_logger(__name__)
 PENDING_PER_SESSION = 64
 """Messages that may wait for the engine, per session that may be open."""
+SHARES = 8
+"""One session's may be this part of all."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """Verdicts of a session that wait for the engine; each counter has one writer."""
+
+    sent: int = 0
+    """Put into the inbox (event loop)."""
+    absorbed: int = 0
+    """Taken out of it (engine thread)."""
 
 
 @dataclass(slots=True)
@@ -84,6 +96,8 @@ class DraftEngine:
         self._keys = itertools.count()
         self._outboxes: dict[int, Outbox] = {}
         """Of all sessions that were asked for and not closed."""
+        self._waiting: dict[int, _Waiting] = {}
+        """Of the same; for the event loop."""
         self._entries: dict[int, _Entry] = {}
         self._step_seconds = Decayed()
         self._inbox: deque[Callable[[], None]] = deque()
@@ -124,6 +138,7 @@ class DraftEngine:
         self._check_inbox()
         key = next(self._keys)
         self._outboxes[key] = outbox
+        self._waiting[key] = _Waiting()
         self._post(lambda: self._open(key, request, outbox))
         return key
 
@@ -131,15 +146,25 @@ class DraftEngine:
         """Tell a session what was committed.
 
         Raises:
+            Flood: too much of this session waits for the engine.
             Overloaded: too much waits for the engine.
             InternalError: the engine has failed.
         """
         self._check_inbox()
-        arrived = self._clock()
-        self._post(lambda: self._commit(key, verdict, arrived))
+        waiting, arrived = self._waiting[key], self._clock()
+        if waiting.sent - waiting.absorbed >= max(PENDING_PER_SESSION, self._inbox_bound // SHARES):
+            raise Flood("verdict: too many wait for the engine; open a new session with all tokens")
+        waiting.sent += 1
+
+        def commit() -> None:
+            waiting.absorbed += 1
+            self._commit(key, verdict, arrived)
+
+        self._post(commit)
 
     def close(self, key: int) -> None:
         """End a session; its memory is free within one step. Doing it twice is harmless."""
+        self._waiting.pop(key, None)
         self._post(lambda: self._close(key))
 
     def wake(self) -> None:

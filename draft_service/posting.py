@@ -7,6 +7,8 @@ next one begins at once. Only the answer to a verdict, the block that says ready
 
 from __future__ import annotations
 
+from outrider.allowance import BLOCKS
+
 GAP = 0.15
 """Share of a round between blocks, and before the first one for each session that shares the step."""
 LATEST_FIRST = 0.6
@@ -21,11 +23,14 @@ class Posting:
     def __init__(self) -> None:
         self.sparse = False
         """One block per round is all there is time for: even the one that says ready waits for its time."""
+        self._blocks = 0
+        """Sent since the last verdict."""
         self._due = 0.0
         self._gap = 0.0
 
     def verdict(self, now: float, period: float | None, batch_size: int) -> None:
         """A round of about `period` seconds with `batch_size` sessions begins."""
+        self._blocks = 0
         period = period or 0.0
         self._gap = max(GAP * period, GAP_PER_SESSION * batch_size)
         latest = LATEST_FIRST * period
@@ -34,8 +39,14 @@ class Posting:
 
     def sent(self, now: float) -> None:
         """A block went out."""
+        self._blocks += 1
         self._due = max(self._due, now + self._gap)
 
     def due(self, now: float) -> bool:
         """True when nodes that are not needed at once should go out."""
         return now >= self._due
+
+    @property
+    def spent(self) -> bool:
+        """True when, until the next verdict, only the block that says ready may still go out."""
+        return self._blocks >= BLOCKS - 1

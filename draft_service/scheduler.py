@@ -64,7 +64,7 @@ def should_send(session: DraftSession, ready: bool, now: float) -> bool:
     due = session.worth == 0.0 or session.posting.due(now)
     if ready:
         return due or not session.posting.sparse
-    return due and session.has_unsent
+    return due and session.has_unsent and not session.posting.spent
 
 
 def share_of(sessions: Iterable[DraftSession], count: int) -> int:

@@ -97,6 +97,8 @@ class VerdictCheck:
         self._length = len(request.token_ids)
         self._step = request.first_step
         self._vocabulary_size = info.vocabulary_size
+        most = request.sampling.max_tokens
+        self._end = float("inf") if most is None else request.prompt_length + most
 
     def accept(self, verdict: Verdict) -> None:
         """Take a verdict into account.
@@ -110,6 +112,8 @@ class VerdictCheck:
         if verdict.step <= self._step:
             raise InvalidRequest("verdict.step", f"must be above {self._step}, not {verdict.step}")
         check_tokens("verdict.tokens", verdict.tokens, self._vocabulary_size)
+        if self._length + len(verdict.tokens) > self._end:
+            raise InvalidRequest("verdict.tokens", f"go beyond the {self._end} that the session may have")
         self._length += len(verdict.tokens)
         self._step = verdict.step
 

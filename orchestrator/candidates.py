@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -40,6 +40,20 @@ class CheckedIds:
         if min(block.acceptances) < 0.0 or max(block.acceptances) > 1.0:
             return "an acceptance that is no probability"
         return ""
+
+
+def without_dead(block: TokenBlock, committed: Sequence[int]) -> TokenBlock:
+    """The block, or one without nodes when all of them contradict the committed tokens.
+
+    Only what the block itself tells is looked at; the verify replica drops the rest.
+    """
+    length, dead = len(committed), set[int]()
+    for id, (parent, token) in enumerate(zip(block.parents, block.tokens, strict=True), block.first_id):
+        if parent not in dead and not (-length < parent < 0 and committed[-parent] != token):
+            return block
+        dead.add(id)
+    ready = block.ready and block.base_length == length
+    return replace(block, parents=(), tokens=(), acceptances=(), ready=ready)
 
 
 def live_blocks(committed: list[int], recent: Iterable[TokenBlock], ready: bool) -> list[TokenBlock]:

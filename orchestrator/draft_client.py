@@ -68,6 +68,8 @@ class DraftClient:
                 self._opened = True
                 opened = opened_draft_from_pb(response.opened)
                 await self._deliver(DraftOpened(self.stream, opened, self._endpoint, self._may_be_silent))
+            case _:
+                raise InternalError("the draft replica sent a message that says nothing")
 
 
 def _block(response: draft_pb2.DraftResponse) -> TokenBlock:

@@ -28,6 +28,15 @@ from outrider.telemetry.instruments import OrchestratorInstruments
 from outrider.tls import client_certificates
 
 logger = get_logger(__name__)
+RESPONSE_BYTES = {
+    "grpc.health.v1.Health": 4 << 10,
+    "outrider.v1.DraftService": 64 << 10,
+    "outrider.v1.VerifyService": 64 << 10,
+    "outrider.v1.VerifyService/Verify": 1 << 20,
+    "outrider.v1.VerifyService/GetTokenizer": 64 << 20,
+}
+"""Largest messages of replicas. A block of 1,024 nodes has 19 KiB, a verdict 300 bytes for each token with 20
+alternatives, a tokenizer tens of MiB; `max_message_mb` bounds it too."""
 MOVES = 8
 """Sessions that leave a draft replica at once when it is going: each costs its new replica a prefill."""
 DOWN_PROBE_SECONDS = 0.25
@@ -81,6 +90,7 @@ class Fleet:
         instruments: OrchestratorInstruments,
         on_serving: Callable[[bool], None] = lambda serving: None,
         on_round: Callable[[], None] = lambda: None,
+        on_change: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.served: Served | None = None
@@ -96,6 +106,10 @@ class Fleet:
         self._on_serving = on_serving
         self._on_round = on_round
         """Called whenever endpoints were looked for: every `discovery_seconds` once something is served."""
+        self._on_change = on_change
+        """Called after every probe, and when a replica has admitted a session."""
+        self._room = 0
+        """Sessions of ours that verify replicas have room for; what it last was while none can be used."""
         self._serving = False
         self._clock = clock
         addresses = {"verify": config.verify, "draft": config.draft}
@@ -144,6 +158,18 @@ class Fleet:
         )
         return DraftRoom(len(usable), slots, max(others, 0))
 
+    def capacity(self) -> int:
+        """How many continuations may run at once. While no verify replica can be used that is as many as
+        before: they wait for a replica, and not longer than the recovery time."""
+        if usable := self.pools["verify"].usable(self._clock()):
+            self._room = sum(replica.room for replica in usable)
+        return min(self._room, self._config.max_running or self._room)
+
+    def admitted(self, lease: Lease, incarnation: str) -> None:
+        """A replica, in this life of its, has admitted the session."""
+        lease.incarnation = incarnation
+        self._on_change()
+
     def channel(self, kind: str, lease: Lease) -> grpc.aio.Channel:
         """The channel to a leased replica."""
         known = self._known.get((kind, lease.replica.endpoint))
@@ -166,7 +192,7 @@ class Fleet:
         prefer: str,
         give_up_at: float,
     ) -> Lease:
-        """A verify replica, waiting for one until `give_up_at`.
+        """A verify replica, waiting for one until `give_up_at`, or for as long as all are merely full.
 
         Raises:
             NoReplica: there was none in time.
@@ -178,11 +204,16 @@ class Fleet:
             lease = pool.lease(now, on_lost, tokens=tokens, avoid=avoid, prefer=prefer)
             if lease is not None:
                 return lease
-            if now >= give_up_at:
+            wake_at = pool.next_change(now) or give_up_at
+            if pool.usable(now):  # all of them are full: none is lost
+                give_up_at = max(give_up_at, now + self._config.recovery_seconds)
+            elif now >= give_up_at:
                 raise NoReplica("no verify replica can be used; all are down, draining or kept out")
-            wake_at = min(give_up_at, pool.next_change(now) or give_up_at)
+            else:
+                wake_at = min(give_up_at, wake_at)
             with suppress(TimeoutError):
-                await asyncio.wait_for(change.wait(), wake_at - now)
+                async with asyncio.timeout(wake_at - now):
+                    await change.wait()
 
     def failed(self, kind: str, lease: Lease, error: OutriderError) -> None:
         """A session lost a replica: hold it against it, and look at it at once."""
@@ -214,7 +245,8 @@ class Fleet:
         while True:
             usable = await self._look_at(endpoint, known)
             with suppress(TimeoutError):
-                await asyncio.wait_for(known.poke.wait(), self._period(usable))
+                async with asyncio.timeout(self._period(usable)):
+                    await known.poke.wait()
             known.poke.clear()
 
     def _period(self, well: bool) -> float:
@@ -324,7 +356,8 @@ class Fleet:
             known.warned = replica.mismatch
 
     def _changed(self) -> None:
-        """Wake who waits for a replica; say whether there is a verify replica at all."""
+        """Wake who waits for a replica or a place; say whether there is a verify replica at all."""
+        self._on_change()
         self._change.set()
         self._change = asyncio.Event()
         serving = self._verify_replicas_left()
@@ -349,6 +382,7 @@ class Fleet:
         return open_channel(
             endpoint,
             max_message_mb=self._config.max_message_mb,
+            response_bytes=RESPONSE_BYTES,
             certificates=self.certificates,
             tls_name=tls_name,
         )

@@ -1,10 +1,12 @@
-"""One admitted request: its continuations run side by side, one queue carries them to the client."""
+"""One admitted request: its continuations run side by side, as far as there are places for them; one queue
+carries them to the client."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
 from orchestrator.fleet import Fleet
@@ -31,7 +33,7 @@ Write = Callable[[Item], Awaitable[None]]
 
 @dataclass(slots=True)
 class Generation:
-    """Runs `request`, which came at `arrived` on `clock` and waited `admission_seconds` to be admitted."""
+    """Runs `request`, which came at `arrived` on `clock`."""
 
     request: Request
     fleet: Fleet
@@ -41,7 +43,8 @@ class Generation:
     payoffs: Payoffs
     trace: RequestTrace
     arrived: float
-    admission_seconds: float
+    place: Callable[[], AbstractAsyncContextManager[float]]
+    """Where a continuation runs, once there is room; gives the seconds that this took from the arrival."""
     clock: Callable[[], float] = time.monotonic
     completions: list[Completion] = field(default_factory=list)
     """Those that have ended, for the metrics and the root span."""
@@ -56,14 +59,18 @@ class Generation:
         with first_error():
             async with asyncio.TaskGroup() as group:
                 for index in range(self.request.sampling.n):
-                    group.create_task(self._continue(index, items.put))
+                    group.create_task(self._in_turn(index, items.put))
                 while len(self.completions) < self.request.sampling.n:
                     item = await items.get()
                     await write(item)
                     if isinstance(item, Completion):
                         self.completions.append(item)
 
-    async def _continue(self, index: int, emit: Write) -> None:
+    async def _in_turn(self, index: int, emit: Write) -> None:
+        async with self.place() as waited:
+            await self._continue(index, waited, emit)
+
+    async def _continue(self, index: int, waited: float, emit: Write) -> None:
         """One continuation, from opening its streams to closing them."""
         start_ns = time.time_ns()
         traceparent = self.trace.continuation(index)
@@ -83,7 +90,7 @@ class Generation:
         )
 
         async def end(kept: KvHandle | None) -> None:
-            await emit(self._completion(index, pipeline, output, recorder, kept))
+            await emit(self._completion(index, waited, pipeline, output, recorder, kept))
 
         try:
             await pipeline.run(end)
@@ -134,6 +141,7 @@ class Generation:
     def _completion(
         self,
         index: int,
+        waited: float,
         pipeline: Pipeline,
         output: Output,
         recorder: StepRecorder | None,
@@ -153,7 +161,7 @@ class Generation:
             prompt_tokens=len(request.prompt),
             completion_tokens=len(request.resumed) + output.consumed,
             statistics=statistics,
-            admission_seconds=self.admission_seconds,
+            admission_seconds=waited,
             first_token_seconds=first_at - self.arrived,
             total_seconds=self.clock() - self.arrived,
             session=session_bytes,

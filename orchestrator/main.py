@@ -41,7 +41,7 @@ class Orchestrator:
         """Raises ConfigError when an address does not parse or a file cannot be read."""
         if not config.verify and not config.replicas_file:
             raise ConfigError("verify: name at least one verify replica, or a replicas_file")
-        self.fleet = Fleet(config, instruments, self._on_serving, self._on_round)
+        self.fleet = Fleet(config, instruments, self._on_serving, self._on_round, self._on_change)
         self.servicer = GenerationServicer(config, self.fleet, instruments, clock)
         self.scaler = ScalerServicer(
             Scaler(config.draft_sessions_per_replica),
@@ -125,6 +125,10 @@ class Orchestrator:
     def _on_round(self) -> None:
         """The fleet has looked around."""
         self.scaler.observe()
+
+    def _on_change(self) -> None:
+        """A replica is not what it was: there may be places for those who wait."""
+        self.servicer.admission.look()
 
     def _on_serving(self, serving: bool) -> None:
         """Verify replicas came or went: health says so. Requests that come all the same wait for one."""

@@ -45,13 +45,15 @@ from orchestrator.timeline import StepRecorder
 from orchestrator.tracing import record_prefill, record_step
 from orchestrator.verify_client import VerifyClient
 from outrider.drift import Reading
-from outrider.errors import Draining, NoReplica, OutriderError, Unavailable
+from outrider.errors import Draining, Flood, NoReplica, OutriderError, Overloaded, Unavailable
 from outrider.logs import get_logger
 from outrider.messages import FinishReason, KvHandle, Verdict
 
 logger = get_logger(__name__)
 MAX_EVENTS = 64
 """Events that may wait while the client is slow; then the readers wait, and gRPC makes the replicas wait."""
+MAX_LATE = 64
+"""Messages of replicas that may be on their way when a session is closed; then its calls are cancelled."""
 CLOSE_SECONDS = 0.5
 """For a replica to end its stream after ours has ended; then the call is cancelled."""
 
@@ -65,8 +67,10 @@ class _Link(Generic[Client]):
     client: Client
     task: asyncio.Task[None] | None = None
     lease: Lease | None = None
+    sent: bool = False
+    """Blocks, as a sound draft does."""
     proven: bool = False
-    """The replica has done something useful for this session."""
+    """A verdict came, and the replica did its part."""
 
 
 class Pipeline:
@@ -101,6 +105,8 @@ class Pipeline:
         self._opened_ns = 0
         """When the verify session began that has not brought a verdict yet; else 0."""
         self._closing = False
+        self._late = 0
+        """Messages of replicas since."""
 
     async def run(self, on_end: Callable[[KvHandle | None], Awaitable[None]]) -> None:
         """Generate to the end, call `on_end` with the kept keys and values, and close the streams.
@@ -142,7 +148,10 @@ class Pipeline:
             await self._emit_item(rest)
 
     async def _carry_out(self, actions: Sequence[Action]) -> None:
+        """In order, up to the one that ends the session: a stop string may, in the middle."""
         for action in actions:
+            if self.reason is not FinishReason.NONE:
+                return
             waiting = _CARRY_OUT[type(action)](self, action)
             if waiting is not None:
                 await waiting
@@ -179,14 +188,13 @@ class Pipeline:
             await self._carry_out(self.session.stop())
 
     def _finish(self, action: Finish) -> None:
-        if self.reason is FinishReason.NONE:  # a stop string in the last verdict comes before its own reason
-            self.reason = action.reason
+        self.reason = action.reason
 
     def _fail(self, action: Fail) -> None:
         raise action.error
 
     def _connect_verify(self, action: ConnectVerify) -> None:
-        client = VerifyClient(action.stream, action.opening, self._arrived)
+        client = VerifyClient(action.stream, action.opening, self._received)
         link = self._verify = _Link(client)
         self._opened_ns = time.time_ns()
         if self._recorder is not None:
@@ -194,7 +202,7 @@ class Pipeline:
         link.task = self._streams.create_task(self._hold_verify(link, action))
 
     def _connect_draft(self, action: ConnectDraft) -> Awaitable[None] | None:
-        client = DraftClient(action.stream, action.opening, self._arrived)
+        client = DraftClient(action.stream, action.opening, self._received)
         link = self._draft = _Link(client)
         self._observer.wants_draft()
         link.lease = self._fleet.lease_draft(self.session.request.prompt, client.abort, action.avoid)
@@ -237,6 +245,8 @@ class Pipeline:
         if kind == "draft" and isinstance(error, Draining):
             logger.info("draft session moves", endpoint=endpoint)
             self._observer.moved()
+        elif kind == "verify" and isinstance(error, Overloaded):
+            logger.debug("replica has no room", kind=kind, endpoint=endpoint, error=str(error))
         else:
             logger.warning("replica lost", kind=kind, endpoint=endpoint, error=str(error))
             self._observer.lost(kind)
@@ -272,39 +282,52 @@ class Pipeline:
             error = failure
         await self._arrived(DraftFailed(link.client.stream, error, _endpoint(link)))
 
+    async def _received(self, event: Event) -> None:
+        """What the streams' readers call; waits while the session is behind.
+
+        Raises:
+            Flood: a replica goes on and on though its session is being closed.
+        """
+        self._late += self._closing
+        if self._late > MAX_LATE:
+            raise Flood("the replica goes on though its session was closed")
+        await self._arrived(event)
+
     async def _arrived(self, event: Event) -> None:
-        """What the streams' readers call; waits while the session is behind."""
         if not self._closing:
             await self._events.put(event)
 
     def _note_opened(self, event: VerifyOpened | DraftOpened) -> None:
         for link in (self._verify, self._draft):
             if link is not None and link.client.stream == event.stream and link.lease is not None:
-                link.lease.incarnation = event.opened.incarnation
+                self._fleet.admitted(link.lease, event.opened.incarnation)
                 if link is self._draft:
                     self._observer.draft_opened(event.endpoint)
 
     def _note_block(self, event: BlockArrived) -> None:
-        """A block that did not cost the draft its stream was a good one."""
+        """Count a block that did not cost the draft its stream."""
         link = self._draft
         if link is None or link.client.stream != event.stream:
             return
-        if not link.proven and link.lease is not None:
-            self._fleet.pools["draft"].succeeded(link.lease)
-            link.proven = True
+        link.sent = True
         self._observer.block(event.block, self._clock())
         if self._recorder is not None:
             self._recorder.add_block(event.block, time.time_ns())
 
     def _note_verdict(self, verdict: Verdict) -> None:
         drift = self._observer.verdict(verdict, self._clock())
-        link = self._verify
-        assert link is not None
-        if not link.proven and link.lease is not None:
-            self._fleet.pools["verify"].succeeded(link.lease)
-            link.proven = True
+        assert self._verify is not None
+        self._prove("verify", self._verify)
+        if self._draft is not None and self._draft.sent:
+            self._prove("draft", self._draft)
         if self._recorder is not None:
             self._record(self._recorder, verdict, drift)
+
+    def _prove(self, kind: str, link: _Link[Client]) -> None:
+        """A draft is not proven by its first block: one that floods sends good ones before."""
+        if not link.proven and link.lease is not None:
+            self._fleet.pools[kind].succeeded(link.lease)
+            link.proven = True
 
     def _record(self, recorder: StepRecorder, verdict: Verdict, drift: Reading | None) -> None:
         now_ns, traceparent = time.time_ns(), self.session.traceparent

@@ -20,6 +20,7 @@ from outrider.errors import (
     Draining,
     InvalidRequest,
     MismatchedPair,
+    OutOfPages,
     OutriderError,
     Overloaded,
     StaleHandle,
@@ -32,6 +33,8 @@ PREFIX_TOKENS = 64
 MAX_PREFIXES = 4096
 LOST_PROBES = 3
 """Probes in a row without an answer after which running sessions are moved."""
+MIN_BUSY_SECONDS = 0.05
+"""For which a replica that refused a session for lack of room is not asked again."""
 AFFINITY_SLACK = 2
 """How many sessions more than the least loaded one a replica may have and still be chosen for its pages."""
 
@@ -78,6 +81,16 @@ class Replica:
             return len(self.leases)
         sessions = self.info.sessions + len(self.leases) - self.leases_at_probe
         return max(sessions, len(self.leases)) / max(1, self.info.max_sessions)
+
+    @property
+    def room(self) -> int:
+        """Sessions of ours that it has room for. Where others use it too, one more than it has admitted: that
+        one waits in the replica's own line, so that our turn comes when one of theirs ends."""
+        if self.info is None:
+            return 0
+        others = max(0, self.info.sessions - self.leases_at_probe)
+        admitted = sum(lease.incarnation != "" for lease in self.leases)
+        return max(self.info.max_sessions - others, admitted) + (others > 0)
 
 
 @dataclass(slots=True, eq=False)
@@ -181,17 +194,18 @@ class Replicas:
         avoid: str = "",
         prefer: str = "",
     ) -> Lease | None:
-        """The best usable replica for a session that begins with `tokens`; None when there is none.
+        """The best usable replica for a session that begins with `tokens`; None when there is none, or none
+        with room.
 
         `prefer` wins when it can be used. `avoid` is used only when nothing else can be.
         """
-        candidates = self.usable(now)
+        candidates = [replica for replica in self.usable(now) if replica.busy_until <= now]
         others = [replica for replica in candidates if replica.endpoint != avoid]
         candidates = others or candidates
         if not candidates:
             return None
         prefix = hash(tuple(tokens[:PREFIX_TOKENS]))
-        replica = self._pick(candidates, prefix, prefer, now)
+        replica = self._pick(candidates, prefix, prefer)
         self._remember(prefix, replica.endpoint)
         lease = Lease(replica, on_lost)
         if replica.failures >= self._breaker_failures:
@@ -214,7 +228,8 @@ class Replicas:
         """The session lost the replica. What is not the replica's fault does not count against it."""
         replica = lease.replica
         if isinstance(error, Overloaded):
-            replica.busy_until = now + (error.retry_after or 0.0)
+            full = not isinstance(error, OutOfPages)  # pages may be short for this session alone
+            replica.busy_until = now + max(error.retry_after or 0.0, MIN_BUSY_SECONDS) if full else 0.0
             return
         if isinstance(error, MismatchedPair):
             replica.mismatch = str(error)  # until the next probe
@@ -234,19 +249,20 @@ class Replicas:
             _lose(list(replica.leases)[:most], going)
 
     def next_change(self, now: float) -> float | None:
-        """When the passing of time alone may next make a replica usable; None: it will not."""
-        times = [replica.open_until for replica in self if replica.reachable and replica.open_until > now]
-        return min(times, default=None)
+        """When time alone may next make a replica usable, or give it room; None: it will not."""
+        reachable = [replica for replica in self if replica.reachable]
+        times = [time for replica in reachable for time in (replica.open_until, replica.busy_until)]
+        return min((time for time in times if time > now), default=None)
 
     def _kept_out(self, replica: Replica, now: float) -> bool:
         tripped = replica.failures >= self._breaker_failures
         return tripped and (now < replica.open_until or replica.trial is not None)
 
-    def _pick(self, candidates: Sequence[Replica], prefix: int, prefer: str, now: float) -> Replica:
-        for replica in candidates:
+    def _pick(self, candidates: Sequence[Replica], prefix: int, prefer: str) -> Replica:
+        roomy = [replica for replica in candidates if replica.load < 1.0] or candidates
+        for replica in roomy:
             if replica.endpoint == prefer:
                 return replica
-        roomy = [replica for replica in candidates if replica.busy_until <= now] or list(candidates)
         best = min(roomy, key=lambda replica: (replica.load, len(replica.leases), replica.endpoint))
         for replica in roomy:
             known = self._prefixes.get(prefix) == replica.endpoint

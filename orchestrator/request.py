@@ -62,6 +62,12 @@ class Request:
     chat: bool = False
     """The prompt came as messages."""
 
+    @property
+    def max_length(self) -> int:
+        """Most tokens of prompt and continuation."""
+        assert self.sampling.max_tokens is not None
+        return len(self.prompt) + self.sampling.max_tokens
+
     def seed_of(self, index: int) -> int:
         """Seed of one continuation."""
         return 0 if self.sampling.greedy else (self.sampling.seed + index) % MAX_SEED

@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from orchestrator.admission import Admission
+from orchestrator.admission import Admission, Turn
 from orchestrator.auth import digest_of
 from orchestrator.fleet import Fleet, Served
 from orchestrator.generation import Generation, Item
@@ -47,7 +47,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         instruments: OrchestratorInstruments,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.admission = Admission(config.max_running, config.max_queued, clock)
+        self.admission = Admission(config.max_queued, fleet.capacity, clock)
         self.tokenizing = Tokenizing(WAITING_MESSAGES * config.max_request_mb << 20)
         self._rate_limit = RateLimit(config.client_rate, config.client_burst, clock)
         self._config = config
@@ -66,15 +66,18 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         try:
             async with AsyncExitStack() as stack:
                 with self._counting_rejections():
-                    self._rate_limit.take(self._client(context))
+                    caller = self._client(context)
+                    self._rate_limit.take(caller)
                     served = self._served()
                     resolved = await self._resolve(request, served, deadline)
-                    slot = self.admission.slot(deadline)
+                    n, priority = resolved.sampling.n, resolved.priority
                     self._instruments.queued(self.admission.statistics().queued + 1)
-                    waited = await stack.enter_async_context(slot)
-                self._instruments.admitted(waited)
+                    turn = await stack.enter_async_context(
+                        self.admission.enter(caller, priority, n, deadline)
+                    )
+                self._instruments.admitted(turn.waited)
                 self._report_load()
-                await self._run(resolved, served, arrived, waited, deadline, context)
+                await self._run(resolved, served, arrived, turn, deadline, context)
         finally:
             self._report_load()
 
@@ -94,7 +97,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         )
 
     def _client(self, context: Context) -> str:
-        """Whom the rate limit counts; a token that nobody checked would let one caller be many."""
+        """Whom rate limit and admission count; a token that nobody checked would let one caller be many."""
         checked = self._config.auth_tokens_file and context.invocation_metadata()
         return client_of(digest_of(checked or ()), context.peer())
 
@@ -129,7 +132,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         request: Request,
         served: Served,
         arrived: float,
-        waited: float,
+        turn: Turn,
         deadline: float,
         context: Context,
     ) -> None:
@@ -145,7 +148,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             self._payoffs,
             trace,
             arrived,
-            waited,
+            lambda: self.admission.place(turn),
             self._clock,
         )
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.candidates import CheckedIds, live_blocks
+from orchestrator.candidates import CheckedIds, live_blocks, without_dead
 from orchestrator.events import (
     Action,
     Announce,
@@ -43,11 +43,15 @@ from orchestrator.events import (
 from orchestrator.payoff import Payoff
 from orchestrator.request import Request
 from orchestrator.statistics import Statistics
+from orchestrator.verdicts import problem_of
+from outrider.allowance import Allowance
 from outrider.errors import (
     Draining,
+    Flood,
     InternalError,
     InvalidRequest,
     NoReplica,
+    OutOfPages,
     OutriderError,
     Overloaded,
     StaleHandle,
@@ -105,6 +109,7 @@ class _Draft:
     blocks: int = 0
     """Sent since the last verdict."""
     has_sent: bool = False
+    allowance: Allowance = field(default_factory=Allowance)
 
 
 @dataclass(slots=True)
@@ -114,6 +119,8 @@ class _Verify:
     stream: int
     opened: bool = False
     endpoint: str = ""
+    room: Allowance = field(default_factory=Allowance.full)
+    """What the replica takes until it says more; it ends the stream of who sends beyond that."""
 
 
 @dataclass(slots=True)
@@ -204,13 +211,15 @@ class Session:
         verify = self._verify
         if verify is None or event.stream != verify.stream:
             return []
+        if verify.opened:
+            return self._lose_verify(InternalError("verify replica: opened twice"), verify.endpoint, now)
         verify.opened = True
         verify.endpoint = event.endpoint
         if self.step == 0:
             self.statistics.cached = min(event.opened.cached_length, len(self.request.prompt))
         self._held.clear()  # part of what is replayed
         blocks = live_blocks(self.committed, self._recent, self._ready)
-        return [*map(SendBlock, blocks), *self._nudge(), *self._announce()]
+        return [*self._propose(blocks), *self._nudge(), *self._announce()]
 
     def _announce(self) -> list[Action]:
         """Once, before the first token."""
@@ -223,13 +232,17 @@ class Session:
         verify, verdict = self._verify, event.verdict
         if verify is None or event.stream != verify.stream:
             return []
-        problem = self._problem_of(verdict) if verify.opened else "verdict before the session was opened"
+        problem = problem_of(verdict, self.request, len(self.committed), self.step)
+        if not verify.opened:
+            problem = "verdict before the session was opened"
         if problem:
             return self._lose_verify(InternalError(f"verify replica: {problem}"), verify.endpoint, now)
         self.committed.extend(verdict.tokens)
         self.step = verdict.step
         self._ready = False
+        verify.room.refill()
         self._verify_losses.count = self._verify_losses.internal = 0
+        self._credit_draft()
         self.statistics.add_verdict(verdict, now)
         finished = verdict.finish_reason is not FinishReason.NONE
         parked = [] if finished else self._weigh(verdict, now)
@@ -246,13 +259,16 @@ class Session:
 
     def _on_draft_opened(self, event: DraftOpened, now: float) -> list[Action]:
         draft = self._draft
-        if draft is not None and event.stream == draft.stream:
-            draft.opened = True
-            if event.may_be_silent:
-                self._stop_counting(draft)  # it may never tell whether it pays
-                draft.may_be_silent = True
-            draft.last_block_at = now
-            self._last_draft_endpoint = event.endpoint
+        if draft is None or event.stream != draft.stream:
+            return []
+        if draft.opened:
+            return self._lose_draft(InternalError("draft replica: opened twice"), event.endpoint, now)
+        draft.opened = True
+        if event.may_be_silent:
+            self._stop_counting(draft)  # it may never tell whether it pays
+            draft.may_be_silent = True
+        draft.last_block_at = now
+        self._last_draft_endpoint = event.endpoint
         return []
 
     def _on_block(self, event: BlockArrived, now: float) -> list[Action]:
@@ -264,14 +280,19 @@ class Session:
             return self._lose_draft(
                 InternalError(f"draft replica: {problem}"), self._last_draft_endpoint, now
             )
+        if not draft.allowance.spend(len(block)):
+            error = Flood("draft replica: more blocks or nodes than fit between two verdicts")
+            return self._lose_draft(error, self._last_draft_endpoint, now)
         draft.last_block_at = now
         draft.verdicts_since_block = 0
         draft.blocks += 1
         draft.has_sent = True
-        self._draft_losses.count = 0
         self._ready = self._ready or block.ready
-        self._recent.append(block)
         self.statistics.add_block(block)
+        block = without_dead(block, self.committed)
+        if not block.tokens and not block.ready:
+            return []
+        self._recent.append(block)
         return self._forward(block)
 
     def _on_draft_failed(self, event: DraftFailed, now: float) -> list[Action]:
@@ -284,12 +305,26 @@ class Session:
         if self._verify is None or not self._verify.opened:
             return []
         if self.request.mode is not Mode.SEQUENTIAL:
-            return [SendBlock(block)]
+            return self._propose([block])
         self._held.append(block)
         if not block.ready:
             return []
         blocks, self._held = self._held, []
-        return [SendBlock(held) for held in blocks]
+        return self._propose(blocks)
+
+    def _propose(self, blocks: Sequence[TokenBlock]) -> list[Action]:
+        """Send blocks as far as the verify replica takes them; the others are only proposals."""
+        assert self._verify is not None
+        room = self._verify.room
+        return [SendBlock(block) for block in blocks if room.spend(len(block))]
+
+    def _credit_draft(self) -> None:
+        """A verdict came: the draft may send more, and one that sent blocks without a fault is sound."""
+        if self._draft is None:
+            return
+        self._draft.allowance.refill()
+        if self._draft.has_sent:
+            self._draft_losses.count = 0
 
     def _weigh(self, verdict: Verdict, now: float) -> list[Action]:
         """Learn whether drafting pays, from the draft's first block on, and give the draft up if not."""
@@ -313,7 +348,7 @@ class Session:
         open_ = self._verify is not None and self._verify.opened
         if self.request.mode is not Mode.SEQUENTIAL or not alone or not open_:
             return []
-        return [SendBlock(TokenBlock(0, (), (), (), ready=True, base_length=len(self.committed)))]
+        return self._propose([TokenBlock(0, (), (), (), ready=True, base_length=len(self.committed))])
 
     def _look_after_draft(self, now: float) -> list[Action]:
         """After a verdict: look for a draft, or give up one that has fallen silent."""
@@ -360,6 +395,9 @@ class Session:
         if isinstance(error, StaleHandle) and self.handle is not None:
             self.handle = None
             return [dropped, *self._connect_verify(now, prefer=endpoint)]
+        if isinstance(error, Overloaded) and not isinstance(error, OutOfPages) and not opened:
+            self.handle = None
+            return [dropped, *self._connect_verify(now)]  # merely full: another one, or this one in a while
         self.statistics.verify_losses += opened
         losses = self._verify_losses
         losses.add(error, now, VERIFY_RETRY_SECONDS)
@@ -441,18 +479,6 @@ class Session:
             traceparent=self.traceparent,
             task=request.task,
         )
-
-    def _problem_of(self, verdict: Verdict) -> str:
-        """Why a verdict cannot be right; empty when it can."""
-        if verdict.base_length != len(self.committed):
-            return (
-                f"verdict for length {verdict.base_length} where {len(self.committed)} tokens are committed"
-            )
-        if not verdict.tokens and verdict.finish_reason is FinishReason.NONE:
-            return "verdict without tokens"
-        if verdict.tokens and max(verdict.tokens) >= self.request.served.vocabulary_size:
-            return f"verdict with token {max(verdict.tokens)} outside the vocabulary"
-        return ""
 
     def _finish(self, reason: FinishReason) -> list[Action]:
         self.finished = True

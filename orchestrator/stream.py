@@ -8,13 +8,15 @@ from typing import Any, Generic, TypeVar, cast
 
 import grpc
 
+from outrider.allowance import BLOCKS, LATE
 from outrider.channels import error_of
 from outrider.errors import OutriderError, Unavailable
 
 END_SECONDS = 1.0
 """Within which the last read and write of a cancelled call end."""
-MAX_UNSENT = 256
-"""Messages that may wait for a replica to read them; one that lets more pile up is given up."""
+MAX_UNSENT = 2 * LATE * BLOCKS
+"""Messages that may wait for a replica to read them; one that lets more pile up is given up. A verify replica
+is sent at most half of that without a verdict of its own, so blocks alone never cost it its stream."""
 
 Out = TypeVar("Out")
 In = TypeVar("In")

@@ -30,6 +30,7 @@ class VerifyClient:
         """What `close(keep=True)` brought, once `run` has returned."""
         self._deliver = deliver
         self._endpoint = ""
+        self._closed = False
         self._traceparent = opening.traceparent
         first = verify_pb2.VerifyRequest(open=open_verify_to_pb(opening))
         self._messages: ReplicaStream[verify_pb2.VerifyRequest, verify_pb2.VerifyResponse] = ReplicaStream(
@@ -57,6 +58,8 @@ class VerifyClient:
             await self._messages.run(stub.Verify(metadata=metadata), self._receive)
 
     async def _receive(self, response: verify_pb2.VerifyResponse) -> None:
+        if self._closed:
+            raise InternalError("the verify replica went on after it had closed the session")
         match response.WhichOneof("message"):
             case "verdict":
                 await self._deliver(VerdictArrived(self.stream, _verdict(response)))
@@ -64,8 +67,11 @@ class VerifyClient:
                 opened = opened_verify_from_pb(response.opened)
                 await self._deliver(VerifyOpened(self.stream, opened, self._endpoint))
             case "closed":
+                self._closed = True
                 if response.closed.HasField("kv_handle"):
                     self.kept = kv_handle_from_pb(response.closed.kv_handle)
+            case _:
+                raise InternalError("the verify replica sent a message that says nothing")
 
 
 def _verdict(response: verify_pb2.VerifyResponse) -> Verdict:

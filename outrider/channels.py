@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -22,6 +23,7 @@ def open_channel(
     endpoint: str,
     *,
     max_message_mb: int = 64,
+    response_bytes: Mapping[str, int] | None = None,
     tls_ca: str = "",
     tls_cert: str = "",
     tls_key: str = "",
@@ -33,12 +35,13 @@ def open_channel(
 
     gRPC's own retries are off: a session that was cut is continued by who knows its tokens. `tls_name` is
     what the server's certificate must be for, where that is not the endpoint's host. `certificates` are for
-    channels that share them, in place of the files.
+    channels that share them, in place of the files. `response_bytes` says of services, or of methods as
+    `service/method`, how large their responses may be; a larger one ends its call, as `Flood`.
 
     Raises:
         ConfigError: a TLS file cannot be read or used.
     """
-    options = _options(max_message_mb)
+    options = [*_options(max_message_mb), *_response_limits(response_bytes or {})]
     certificates = certificates or client_certificates(tls_ca, tls_cert, tls_key)
     if certificates is None:
         return grpc.aio.insecure_channel(endpoint, options=options, interceptors=list(interceptors))
@@ -148,6 +151,18 @@ class RenewedChannel(grpc.aio.Channel):
         task = asyncio.ensure_future(connected.channel.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+
+
+def _response_limits(response_bytes: Mapping[str, int]) -> list[tuple[str, int | str]]:
+    """What makes gRPC refuse responses above these sizes; the closest name counts."""
+    if not response_bytes:
+        return []
+    limits = []
+    for name, most in response_bytes.items():
+        service, slash, method = name.partition("/")
+        names = {"service": service, "method": method} if slash else {"service": service}
+        limits.append({"name": [names], "maxResponseMessageBytes": most})
+    return [("grpc.service_config", json.dumps({"methodConfig": limits}))]
 
 
 def _options(max_message_mb: int) -> list[tuple[str, int | str]]:

@@ -11,6 +11,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from outrider.allowance import MAX_TREE_NODES
+
 Port = Annotated[int, Field(ge=0, le=65535)]
 Positive = Annotated[int, Field(gt=0)]
 
@@ -59,6 +61,9 @@ class ServiceConfig(Settings):
 class EngineConfig(ServiceConfig):
     """What services that run a model have."""
 
+    max_request_mb: Positive = Field(
+        16, description="Largest message of an orchestrator, in MiB; a token of a prompt takes up to 5 bytes."
+    )
     model: str = Field("", description="Folder or hub id of the model.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Arithmetic of the weights; auto is the checkpoint's own."
@@ -114,7 +119,7 @@ class DraftConfig(EngineConfig):
     )
     expansions: Positive = Field(8, description="Most nodes expanded in one draft forward.")
     children: Positive = Field(8, description="Most children proposed below one node.")
-    max_nodes: Positive = Field(256, description="Most live nodes of one session's tree.")
+    max_nodes: Positive = Field(256, le=MAX_TREE_NODES, description="Most live nodes of one session's tree.")
     max_depth: Positive = Field(24, description="Deepest node below the last committed token.")
     max_pending_blocks: Positive = Field(
         64, description="Blocks a slow reader may leave unread before its session pauses."
@@ -140,8 +145,15 @@ class OrchestratorConfig(ServiceConfig):
         "", description="File with lines 'verify host:port' or 'draft host:port', read again when it changes."
     )
     discovery_seconds: float = Field(2.0, gt=0, description="Period of DNS polls and of replica checks.")
-    max_running: Positive = Field(64, description="Most requests that run at once.")
-    max_queued: int = Field(256, ge=0, description="Most requests that wait; more are refused.")
+    max_running: int = Field(
+        0,
+        ge=0,
+        description="Most continuations that run at once, of all requests; 0: as many as the verify replicas "
+        "have room for.",
+    )
+    max_queued: int = Field(
+        256, ge=0, description="Most requests that wait to begin; of more, the one served last is refused."
+    )
     default_max_tokens: int = Field(
         0, ge=0, description="max_tokens of requests that set none; 0: up to the context length."
     )

@@ -10,6 +10,7 @@
     ├── Overloaded            a bound was reached; try again later
     │   ├── OutOfPages        no KV page is left
     │   └── RateLimited       this client asks too often
+    ├── Flood                 a peer sent more than it may; its stream is cut off
     ├── Unavailable           nothing can serve this now; try again
     │   ├── Draining          this process is shutting down
     │   └── NoReplica         no usable replica of a kind
@@ -109,6 +110,10 @@ class RateLimited(Overloaded):
     """This client asks too often."""
 
 
+class Flood(OutriderError):
+    """A peer sent more than it may; its stream is cut off."""
+
+
 class Unavailable(OutriderError):
     """Nothing can serve this now."""
 
@@ -151,6 +156,7 @@ STATUS: dict[type[OutriderError], Status] = {
     Overloaded: Status.RESOURCE_EXHAUSTED,
     OutOfPages: Status.RESOURCE_EXHAUSTED,
     RateLimited: Status.RESOURCE_EXHAUSTED,
+    Flood: Status.RESOURCE_EXHAUSTED,
     Unavailable: Status.UNAVAILABLE,
     Draining: Status.UNAVAILABLE,
     NoReplica: Status.UNAVAILABLE,

@@ -9,7 +9,13 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
+from outrider.errors import InvalidRequest, Overloaded
+
 NAME = "grpc.health.v1.Health"
+MAX_WATCHES = 256
+"""Open at once; a load balancer holds one per backend and client."""
+MAX_NAME = 256
+"""Characters of a service's name."""
 _Status = health_pb2.HealthCheckResponse
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -25,6 +31,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         self._serving: dict[str, bool] = {}
         self._changed = asyncio.Event()
         """Set, and replaced, at every change."""
+        self._watches = 0
 
     def set(self, services: Sequence[str], serving: bool) -> None:
         """Say of these services whether they are up."""
@@ -43,14 +50,27 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     async def Watch(  # noqa: N802 - gRPC names it
         self, request: health_pb2.HealthCheckRequest, context: _Context
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
-        """The status now and whenever it has changed; SERVICE_UNKNOWN for a service that was never set."""
+        """The status now and whenever it has changed; SERVICE_UNKNOWN for a service that was never set.
+
+        Raises:
+            Overloaded: as many watches as there may be are open.
+            InvalidRequest: the name is too long for one.
+        """
+        if len(request.service) > MAX_NAME:
+            raise InvalidRequest("service", f"must have at most {MAX_NAME} characters")
+        if self._watches >= MAX_WATCHES:
+            raise Overloaded(f"{self._watches} watches are open, which is the limit; ask with Check")
+        self._watches += 1
         told = None
-        while True:
-            changed = self._changed
-            if (status := self._status(request.service)) != told:
-                yield _Status(status=status)
-                told = status
-            await changed.wait()
+        try:
+            while True:
+                changed = self._changed
+                if (status := self._status(request.service)) != told:
+                    yield _Status(status=status)
+                    told = status
+                await changed.wait()
+        finally:
+            self._watches -= 1
 
     def _status(self, service: str) -> int:
         match self._serving.get(service):

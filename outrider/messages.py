@@ -13,8 +13,8 @@ from enum import IntEnum
 
 from outrider.errors import InvalidRequest
 
-MOST_ENTRIES = {"logit_bias": 1024, "stop": 16, "stop_token_ids": 256}
-"""Most entries of the sampling parameters that are lists."""
+MAX_ENTRIES = {"logit_bias": 1024, "stop": 16, "stop_token_ids": 256}
+"""Of the sampling parameters that are lists."""
 
 
 class FinishReason(IntEnum):
@@ -69,7 +69,7 @@ class SamplingParams:
         _within("sampling.repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         _within("sampling.presence_penalty", self.presence_penalty, -2.0, 2.0)
         _within("sampling.frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        for name in MOST_ENTRIES:
+        for name in MAX_ENTRIES:
             check_entries(name, len(getattr(self, name)))
         for token, bias in self.logit_bias.items():
             _within(f"sampling.logit_bias[{token}]", bias, -100.0, 100.0)
@@ -97,12 +97,12 @@ class SamplingParams:
 
 
 def check_entries(name: str, entries: int) -> None:
-    """Whether a list among the sampling parameters is short enough; `name` is one of `MOST_ENTRIES`.
+    """Whether a list among the sampling parameters is short enough; `name` is one of `MAX_ENTRIES`.
 
     Raises:
         InvalidRequest: it is not.
     """
-    _within(f"sampling.{name} (entries)", entries, 0, MOST_ENTRIES[name])
+    _within(f"sampling.{name} (entries)", entries, 0, MAX_ENTRIES[name])
 
 
 def _within(name: str, value: float, low: float, high: float) -> None:

@@ -21,6 +21,7 @@ from google.rpc.status_pb2 import Status as RpcStatus  # type: ignore[import-unt
 from outrider.errors import (
     STATUS,
     DeadlineExceeded,
+    Flood,
     InternalError,
     InvalidRequest,
     OutriderError,
@@ -31,6 +32,8 @@ from outrider.errors import (
 )
 
 DOMAIN = "outrider"
+TOO_LARGE = "CLIENT: Received message larger than max"
+"""How gRPC itself says that what a server sent is above the limit of the channel or the method."""
 DETAILS_KEY = "grpc-status-details-bin"
 NO_DETAILS: dict[grpc.StatusCode, type[OutriderError]] = {
     grpc.StatusCode.UNAVAILABLE: Unavailable,
@@ -104,8 +107,9 @@ def error_of(call_error: grpc.aio.AioRpcError) -> OutriderError:
                 break
             if error is not None:
                 return error
-    kind = NO_DETAILS.get(call_error.code(), InternalError)
-    return kind(f"{call_error.code().name}: {call_error.details() or 'no details'}")
+    details = call_error.details() or "no details"
+    kind = Flood if TOO_LARGE in details else NO_DETAILS.get(call_error.code(), InternalError)
+    return kind(f"{call_error.code().name}: {details}")
 
 
 def _from_details(status: RpcStatus) -> OutriderError | None:

@@ -22,6 +22,15 @@ from outrider.tls import server_certificates, server_credentials
 MAX_CONCURRENT_STREAMS = 1024
 """Open calls on one connection; admission has its own, lower bounds."""
 MAX_METADATA_BYTES = 16 << 10
+MAX_CONNECTIONS = 2048
+"""At once, on each port; one costs some tens of kilobytes. Further ones are closed when they are accepted."""
+IDLE_MS = 300_000
+"""A connection that has had no call for so long is closed; its client connects again at its next call."""
+HANDSHAKE_MS = 20_000
+"""For TLS and the first frames of HTTP/2; a connection that says nothing is closed after it."""
+MIN_PING_INTERVAL_MS = 10_000
+"""Between pings of a client that sends nothing else; our own leave twice as much (`channels.KEEPALIVE_MS`).
+Who pings more often is cut off; gRPC's own default is five minutes."""
 DRAIN_POLL_SECONDS = 0.02
 QUIET_POLLS = 4
 """In a row without anything running before a drained server stops: a call past the door may not have been
@@ -61,7 +70,8 @@ class GrpcServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
         self._servers = [self.server]
         if config.health_port >= 0:
-            self._servers.append(grpc.aio.server(options=_options(config)))
+            door = ServiceInterceptor((), None)
+            self._servers.append(grpc.aio.server(interceptors=[door], options=_options(config)))
             health_pb2_grpc.add_HealthServicer_to_server(self._health, self._servers[-1])
         if config.reflection:
             names = (*service_names, HEALTH, reflection.SERVICE_NAME)
@@ -163,7 +173,10 @@ def _options(config: ServiceConfig) -> list[tuple[str, int]]:
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
+        ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+        ("grpc.max_connection_idle_ms", IDLE_MS),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
     ]
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 
 from outrider.errors import InvalidRequest
 from outrider.messages import (
-    MOST_ENTRIES,
+    MAX_ENTRIES,
     FinishReason,
     KvHandle,
     Mode,
@@ -35,6 +35,8 @@ from outrider.v1 import draft_pb2, generation_pb2, tokens_pb2, verify_pb2
 
 MAX_BLOCK_NODES = 1024
 """Most nodes of one token block."""
+MAX_TRACEPARENT = 64
+"""Characters; a W3C trace context has 55."""
 
 _FLOAT32 = struct.Struct("f")
 _Enum = TypeVar("_Enum", bound=IntEnum)
@@ -59,13 +61,16 @@ def block_from_pb(pb: tokens_pb2.TokenBlock) -> TokenBlock:
     """A token block from the wire.
 
     Raises:
-        InvalidRequest: columns of unequal length, too many nodes, or an acceptance that is no number.
+        InvalidRequest: columns of unequal length, too many nodes, an acceptance that is no number, or a
+            trace context that is too long to be one.
     """
     nodes = len(pb.tokens)
     if nodes > MAX_BLOCK_NODES:
         raise InvalidRequest("propose.tokens", f"must have at most {MAX_BLOCK_NODES} nodes, not {nodes}")
     _same_length("propose.parents", pb.parents, nodes)
     _same_length("propose.acceptances", pb.acceptances, nodes)
+    if len(pb.traceparent) > MAX_TRACEPARENT:
+        raise InvalidRequest("propose.traceparent", f"must have at most {MAX_TRACEPARENT} characters")
     acceptances = tuple(pb.acceptances)
     if not math.isfinite(sum(acceptances)):
         raise InvalidRequest("propose.acceptances", "must be finite numbers")
@@ -194,7 +199,7 @@ def sampling_from_pb(pb: tokens_pb2.SamplingParams) -> SamplingParams:
     Raises:
         InvalidRequest: a value is out of its range, or a list is too long; it is counted before it is read.
     """
-    for name in MOST_ENTRIES:
+    for name in MAX_ENTRIES:
         check_entries(name, len(getattr(pb, name)))
     present: dict[str, Any] = {name: getattr(pb, name) for name in _OPTIONALS if pb.HasField(name)}
     present |= {name: _shortest(getattr(pb, name)) for name in _DECIMALS if pb.HasField(name)}

@@ -3,7 +3,7 @@
     python -m scripts.soak --minutes 60 --seed 1 --out out/soak
 
 Writes soak.json and soak.png. The load and the faults are those of tests/faults (docs/faults.md); `verify-a`,
-`draft-a` and the orchestrator are not killed, so that memory is seen over a long life, but everything else
+`draft-a` and `orchestrator-a` are not killed, so that memory is seen over a long life, but everything else
 happens to them too. Exit status 1 if anything did not hold.
 """
 
@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from scripts.console import progress
 from scripts.console import run as run_to_end
 from tests.faults.harness.load import Finished
-from tests.faults.harness.plan import DRAFTS, ORCHESTRATOR, VERIFIES, Manner, Mix
+from tests.faults.harness.plan import DRAFTS, ORCHESTRATORS, VERIFIES, Manner, Mix
 from tests.faults.harness.run import Options, Report, percentiles, run
 from tests.faults.harness.watch import growth
 
@@ -30,7 +30,7 @@ WINDOWS = 60
 """Points of a line; none stands for less than `SHORTEST_WINDOW`."""
 SHORTEST_WINDOW = 10.0
 PERCENTILES = {"p50": "#4a5fd0", "p95": "#d9603b", "p99": "#b4bac6"}
-LONG_LIVED = (VERIFIES[0], DRAFTS[0], ORCHESTRATOR)
+LONG_LIVED = (VERIFIES[0], DRAFTS[0], ORCHESTRATORS[0])
 MEMORY_COLORS = dict(zip(LONG_LIVED, ("#4a5fd0", "#d9603b", "#2f9e6e"), strict=True))
 FLAT = 0.05
 """Growth from the second to the last quarter of a long life that still counts as flat."""

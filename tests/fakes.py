@@ -34,6 +34,7 @@ from outrider.messages import (
 )
 from outrider.serving import GrpcServer
 from outrider.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
+from verify_service.admission import Places
 
 VOCABULARY = 256
 EOS = 255
@@ -144,6 +145,7 @@ class FakeVerify(FakeReplica, verify_pb2_grpc.VerifyServiceServicer):
         self.hold = asyncio.Event()
         """Cleared, no step runs."""
         self.hold.set()
+        self.places = Places(info.max_sessions)
         self.handles: dict[str, list[int]] = {}
         self.cached = 0
         self.ballast = 0
@@ -155,7 +157,7 @@ class FakeVerify(FakeReplica, verify_pb2_grpc.VerifyServiceServicer):
 
     async def GetModelInfo(self, request: object, context: Context) -> Any:  # noqa: N802
         """See the proto."""
-        info = replace(self.info, sessions=self.sessions)
+        info = replace(self.info, sessions=self.sessions + self.places.waiting)
         return verify_pb2.VerifyServiceGetModelInfoResponse(info=wire.model_info_to_pb(info))
 
     async def GetTokenizer(self, request: object, context: Context) -> Any:  # noqa: N802
@@ -165,6 +167,13 @@ class FakeVerify(FakeReplica, verify_pb2_grpc.VerifyServiceServicer):
     async def Verify(self, requests: AsyncIterator[Any], context: Context) -> None:  # noqa: N802
         """See the proto."""
         opening = wire.open_verify_from_pb((await anext(aiter(requests))).open)
+        await self.places.take(opening.priority)
+        try:
+            await self._serve(opening, requests, context)
+        finally:
+            self.places.free()
+
+    async def _serve(self, opening: OpenVerify, requests: AsyncIterator[Any], context: Context) -> None:
         self.openings.append(opening)
         tokens = [*self._handle_tokens(opening), *opening.token_ids]
         self.enter()

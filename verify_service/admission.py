@@ -1,15 +1,70 @@
-"""What a session must be before it is opened. Pure checks of the first message against what is served."""
+"""What a session must be before it is opened: right, by pure checks of the first message against what is
+served; and one of those that have a place."""
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+from bisect import insort
 from collections.abc import Iterable
 
-from outrider.errors import ContextTooLong, InvalidRequest, MismatchedPair, UnknownModel
+from outrider.errors import ContextTooLong, InvalidRequest, MismatchedPair, Overloaded, UnknownModel
 from outrider.messages import ModelInfo, OpenVerify
 from verify_service.session import end_length
 
 MAX_FIRST_STEP = 2**31
 """Steps have 32 bits on the wire, and a session may need as many as its context has tokens."""
+
+
+class Places:
+    """The sessions that a replica takes, and a line of as many openings that wait for a place.
+
+    An orchestrator sends what it knows to fit. More comes when several of them share the replica: the line,
+    by priority and then in order of arrival, lets each of them have its turn.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.taken = 0
+        self._most = most
+        self._line: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._arrivals = itertools.count()
+
+    @property
+    def waiting(self) -> int:
+        """Openings in the line."""
+        return len(self._line)
+
+    async def take(self, priority: int) -> None:
+        """Take a place, waiting for one; whoever is cancelled meanwhile leaves the line.
+
+        Raises:
+            Overloaded: the line is full.
+        """
+        if self.taken < self._most:
+            self.taken += 1
+            return
+        if self.waiting >= self._most:
+            raise Overloaded(f"{self.taken} sessions are open and {self.waiting} wait, the limit; try later")
+        turn = asyncio.get_running_loop().create_future()
+        waiting = (-priority, next(self._arrivals), turn)
+        insort(self._line, waiting)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if waiting in self._line:
+                self._line.remove(waiting)
+            elif not turn.cancelled():  # the place came in the same moment
+                self.free()
+            raise
+
+    def free(self) -> None:
+        """Give a place back: to the first in line."""
+        while self._line:
+            *_, turn = self._line.pop(0)
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self.taken -= 1
 
 
 def check_open(opening: OpenVerify, info: ModelInfo) -> None:

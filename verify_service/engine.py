@@ -14,9 +14,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from outrider.engine.pages import PoolStatistics
-from outrider.errors import InternalError, OutriderError, Overloaded, Unavailable
+from outrider.errors import Flood, InternalError, OutriderError, Overloaded, Unavailable
 from outrider.logs import get_logger
 from outrider.messages import KvHandle, OpenVerify, TokenBlock
+from verify_service.admission import Places
 from verify_service.core import EngineCore
 from verify_service.mailbox import (
     Close,
@@ -56,12 +57,10 @@ class VerifyEngine:
         on_failure: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.sessions = 0
-        """Open streams."""
+        self._places = Places(max_sessions)
         self._loop = asyncio.get_running_loop()
         self._inbox = Inbox()
         self._core = make_core(self._hand_over)
-        self._max_sessions = max_sessions
         self._max_pending_verdicts = max_pending_verdicts
         self._on_failure = on_failure
         self._clock = clock
@@ -70,6 +69,16 @@ class VerifyEngine:
         self._stopping = False
         self._ended: OutriderError | None = None
         self._thread = threading.Thread(target=self._run, name="verify-engine", daemon=True)
+
+    @property
+    def sessions(self) -> int:
+        """Open streams; those that wait for a place are not among them."""
+        return self._places.taken
+
+    @property
+    def waiting(self) -> int:
+        """Streams that wait for a place."""
+        return self._places.waiting
 
     @property
     def statistics(self) -> PoolStatistics:
@@ -92,22 +101,30 @@ class VerifyEngine:
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, STOP_SECONDS)
 
-    def open(self, opening: OpenVerify) -> Stream:
-        """Ask for a session; its outbox gets `Opened` or an error. `close` it in any case.
+    async def open(self, opening: OpenVerify) -> Stream:
+        """Ask for a session once there is a place; its outbox gets `Opened` or an error. Always `close` it.
 
         Raises:
-            Overloaded: `max_sessions` are open.
+            Overloaded: `max_sessions` are open, and as many wait.
             Unavailable, InternalError: the engine has stopped or failed.
         """
-        if self.sessions >= self._max_sessions:
-            raise Overloaded(f"{self.sessions} sessions are open, which is the limit; try again later")
+        await self._places.take(opening.priority)
         stream = Stream(next(self._ids), Outbox(self._max_pending_verdicts, self._inbox.wake))
-        self._post(Open(stream, opening))
-        self.sessions += 1
+        try:
+            self._post(Open(stream, opening))
+        except OutriderError:
+            self._places.free()
+            raise
         return stream
 
     def propose(self, stream: Stream, block: TokenBlock) -> None:
-        """Offer candidates; dropped when the session has too many unread blocks."""
+        """Offer candidates; dropped when the session has too many unread blocks.
+
+        Raises:
+            Flood: more of them than fit between two verdicts.
+        """
+        if not stream.allowance.spend(len(block)):
+            raise Flood("propose: more blocks or nodes than fit between two verdicts")
         if not stream.crowded:
             stream.sent += 1
             self._post(Propose(stream, block, self._clock()))
@@ -118,7 +135,7 @@ class VerifyEngine:
 
     def close(self, stream: Stream) -> None:
         """Free what a session still holds and its place; the last call of every stream."""
-        self.sessions -= 1
+        self._places.free()
         if self._ended is None:
             self._inbox.put(Close(stream))
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from outrider.allowance import Allowance
 from outrider.errors import OutriderError
 from outrider.messages import KvHandle, Opened, OpenVerify, TokenBlock, Verdict
 
@@ -84,6 +85,8 @@ class Stream:
     """Blocks put into the inbox (event loop)."""
     absorbed: int = 0
     """Blocks taken out of it (engine thread)."""
+    allowance: Allowance = field(default_factory=Allowance.full)
+    """What the orchestrator may still send (event loop)."""
 
     @property
     def crowded(self) -> bool:

@@ -43,7 +43,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
     async def _serve(self, requests: Requests, context: Context) -> None:
         opening = await _opening(requests)
         check_open(opening, self._info)
-        stream = self._engine.open(opening)
+        stream = await self._engine.open(opening)
         reader = asyncio.create_task(self._read(requests, stream))
         reader.add_done_callback(lambda task: self._stop_if_failed(stream, task))
         try:
@@ -59,7 +59,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         pages = self._engine.statistics
         info = replace(
             self._info,
-            sessions=self._engine.sessions,
+            sessions=self._engine.sessions + self._engine.waiting,
             pages=pages.total,
             pages_free=pages.free + pages.cached,
         )
@@ -128,6 +128,8 @@ async def _write(stream: Stream, context: Context) -> None:
     """Send the session's events until it is closed."""
     while True:
         event = await stream.outbox.take()
+        if isinstance(event, Verdict):
+            stream.allowance.refill()
         await context.write(_response(event))
         if isinstance(event, Closed):
             return

@@ -59,9 +59,7 @@ def add_request_flags(parser: argparse.ArgumentParser) -> None:
     request = parser.add_argument_group("request")
     request.add_argument("--model", default="", metavar="NAME", help="model name; empty: the one served")
     request.add_argument("--task", default="", metavar="LABEL", help="traffic label for statistics")
-    request.add_argument(
-        "--priority", type=int, default=0, metavar="N", help="kept longer when memory runs out"
-    )
+    request.add_argument("--priority", type=int, default=0, metavar="N", help="higher is served first")
 
 
 def add_connection_flags(parser: argparse.ArgumentParser) -> None:

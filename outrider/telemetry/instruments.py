@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, start_http_server
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
 
 from outrider.errors import ConfigError
 from outrider.messages import Verdict
@@ -32,6 +32,7 @@ from outrider.telemetry.metric_parts import (
     Positions,
     Tasks,
 )
+from outrider.telemetry.metrics_page import serve_page
 
 DURATION_BUCKETS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 FIRST_TOKEN_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 40, 160)
@@ -56,10 +57,9 @@ def start_metrics(port: int, host: str = "0.0.0.0", registry: CollectorRegistry 
         ConfigError: the port cannot be bound.
     """
     try:
-        server, _ = start_http_server(port, host, registry)
+        return serve_page(port, host, registry)
     except OSError as error:
         raise ConfigError(f"metrics_port: cannot listen on {host}:{port} ({error.strerror})") from error
-    return int(server.server_port)
 
 
 class VerifyInstruments:

@@ -55,7 +55,7 @@ def test_two_faults_in_a_row_have_two_targets() -> None:
     assert all(one.target != other.target for one, other in pairwise(faults))
 
 
-@pytest.mark.parametrize("spared", [("verify-a",), ("verify-a", "draft-a", "orchestrator")])
+@pytest.mark.parametrize("spared", [("verify-a",), ("verify-a", "draft-a", "orchestrator-a")])
 def test_the_spared_are_never_restarted(spared: Sequence[str]) -> None:
     """They are stopped, cut off and delayed like everybody else."""
     _, faults = drawn(3, Mix(spared=spared))

@@ -104,6 +104,16 @@ def flood(t: Target) -> list[tokens_pb2.TokenBlock]:
     return [one for _ in range(50) for one in random_chain(t)]
 
 
+def flood_of_old(t: Target) -> list[tokens_pb2.TokenBlock]:
+    """Hundreds of blocks of one node at a position that was committed long ago."""
+    return [block(t.ids(1), [-1], t.tokens(1)) for _ in range(500)]
+
+
+def flood_of_large(t: Target) -> list[tokens_pb2.TokenBlock]:
+    """More of the largest blocks there may be than fit between two verdicts."""
+    return [block(t.ids(1024), [-t.length] * 1024, t.tokens(1024)) for _ in range(10)]
+
+
 def not_a_number(t: Target) -> list[tokens_pb2.TokenBlock]:
     """Acceptances that are no numbers."""
     wrong = [float("nan"), float("inf"), float("-inf")]
@@ -147,8 +157,8 @@ ATTACKS: dict[str, Attack] = {
     attack.__name__: attack
     for attack in (
         random_chain, outside_vocabulary, stale_anchors, future_anchors, unknown_parents, duplicate_ids,
-        shrinking_ids, same_token, unequal_columns, huge_block, flood, not_a_number,
-        out_of_range_acceptances, largest_numbers, wrong_base, empty_block, never_ready, silent,
+        shrinking_ids, same_token, unequal_columns, huge_block, flood, flood_of_old, flood_of_large,
+        not_a_number, out_of_range_acceptances, largest_numbers, wrong_base, empty_block, never_ready, silent,
     )
 }  # fmt: skip
 

@@ -37,7 +37,7 @@ def render(kustomization: Path) -> Manifests:
     if command is None:
         if os.environ.get("CI"):
             pytest.fail("CI needs kubectl or kustomize")
-        pytest.skip("neither kubectl nor kustomize is installed")
+        pytest.skip("install kubectl or kustomize to render the manifests")
     done = subprocess.run([*command, str(kustomization)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return [manifest for manifest in yaml.safe_load_all(done.stdout) if manifest]

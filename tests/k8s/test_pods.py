@@ -15,7 +15,9 @@ from tests.k8s.pods import Pod, client, network, possible, secret_mounts
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not possible(), reason="making network namespaces takes root and iproute2"),
+    pytest.mark.skipif(
+        not possible(), reason="network namespaces need root and iproute2 (apt-get install iproute2)"
+    ),
 ]
 TOKEN = "a-token-of-the-test"
 REQUEST = ("def fibonacci(n):", "--endpoint", "orchestrator:7700", "--ignore-eos", "--max-tokens", "400")

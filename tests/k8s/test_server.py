@@ -13,7 +13,9 @@ import yaml
 
 from tests.k8s.manifests import OVERLAYS, Manifests, overlay
 
-pytestmark = pytest.mark.skipif("KUBECONFIG" not in os.environ, reason="KUBECONFIG names no cluster")
+pytestmark = pytest.mark.skipif(
+    "KUBECONFIG" not in os.environ, reason="set KUBECONFIG to a cluster that may be written to"
+)
 
 
 def kubectl(*arguments: str, manifests: Manifests = ()) -> subprocess.CompletedProcess[str]:

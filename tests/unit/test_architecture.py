@@ -91,6 +91,18 @@ def test_domain_code_knows_no_transport():
     assert not offenders([ROOT / path for path in pure], "grpc", "asyncio", "time", "threading")
 
 
+def test_no_wait_swallows_a_cancel():
+    """`asyncio.wait_for` may, on Python 3.11, when what it waits for comes in the same moment."""
+    assert not offenders(sources("outrider", *SERVICES), "asyncio.wait_for")
+    calls = [
+        f"{name(path)}:{node.lineno}"
+        for path in sources("outrider", *SERVICES)
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "asyncio.wait_for"
+    ]
+    assert not calls
+
+
 def test_the_orchestrator_starts_without_torch():
     """Importing the orchestrator loads neither torch nor transformers."""
     program = (

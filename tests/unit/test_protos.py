@@ -25,6 +25,6 @@ def test_protos_pass_the_linter() -> None:
     """`buf lint` with the rules of protos/buf.yaml, comments included."""
     buf = shutil.which("buf")
     if buf is None:
-        pytest.skip("buf-bin is not installed")
+        pytest.skip("install buf-bin (make install)")
     found = subprocess.run([buf, "lint", str(ROOT / "protos")], capture_output=True, text=True, timeout=60)
     assert found.returncode == 0, found.stdout

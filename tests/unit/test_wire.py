@@ -238,6 +238,7 @@ REFUSED = [
     (wire.block_from_pb, _block(acceptances=[0.5] * 3), "propose.acceptances"),
     (wire.block_from_pb, _block(tokens=[]), "propose.parents"),
     (wire.block_from_pb, _too_many(), "propose.tokens"),
+    (wire.block_from_pb, _block(traceparent="0" * 65), "propose.traceparent"),
     (wire.block_from_pb, _block(acceptances=[0.5, math.nan]), "propose.acceptances"),
     (wire.block_from_pb, _block(acceptances=[math.inf, -math.inf]), "propose.acceptances"),
     (

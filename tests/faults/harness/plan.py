@@ -16,8 +16,8 @@ from typing import Any
 
 VERIFIES = ("verify-a", "verify-b")
 DRAFTS = ("draft-a", "draft-b")
-ORCHESTRATOR = "orchestrator"
-PROCESSES = (*VERIFIES, *DRAFTS, ORCHESTRATOR)
+ORCHESTRATORS = ("orchestrator-a", "orchestrator-b")
+PROCESSES = (*VERIFIES, *DRAFTS, *ORCHESTRATORS)
 """Each has a proxy before it: what happens to a connection happens to the one to this process."""
 CLIENTS = "clients"
 """Who bursts in."""

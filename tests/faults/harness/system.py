@@ -1,6 +1,7 @@
 """The processes under test, a proxy before each, and how faults are carried out on them.
 
-    clients --> proxy --> orchestrator --> proxy --> verify-a, verify-b, draft-a, draft-b  (and a liar)
+    clients --> proxy --> orchestrator-a, orchestrator-b --> proxy --> verify-a, verify-b, draft-a, draft-b
+                                                                        (and a liar)
 
 All methods belong to one event loop, which runs the proxies too.
 """
@@ -11,8 +12,10 @@ import asyncio
 import os
 import signal
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,7 @@ import grpc
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 from scripts.proxy import Proxy
 from tests.faults.harness import watched
-from tests.faults.harness.plan import DRAFTS, LIAR, ORCHESTRATOR, PROCESSES, VERIFIES, Fault, Kind
+from tests.faults.harness.plan import DRAFTS, LIAR, ORCHESTRATORS, PROCESSES, VERIFIES, Fault, Kind
 from tests.integration import fake_drafts
 from tests.integration.client import verify_info
 from tests.integration.cluster import DEMO_DRAFT, DEMO_TARGET, Cluster, Process
@@ -58,7 +61,7 @@ class Disturbance:
 
 @dataclass(slots=True)
 class System:
-    """Two verify replicas, two drafts and an orchestrator."""
+    """Two verify replicas, two drafts, and two orchestrators that share them."""
 
     folder: Path
     sizes: Sizes = field(default_factory=Sizes)
@@ -71,14 +74,15 @@ class System:
     _locks: dict[str, asyncio.Lock] = field(default_factory=dict)
     _cluster: Cluster | None = None
     _liar: grpc.Server | None = None
+    _turns: Iterator[str] = field(default_factory=lambda: cycle(ORCHESTRATORS))
 
     @property
     def endpoint(self) -> str:
-        """Where clients call."""
-        return self.proxies[ORCHESTRATOR].endpoint
+        """Where the next call goes: to each orchestrator in turn, as from behind a balancer."""
+        return self.proxies[next(self._turns)].endpoint
 
     async def start(self) -> None:
-        """Start everything and wait until the orchestrator uses all four replicas."""
+        """Start everything and wait until both orchestrators use all four replicas."""
         self.folder.mkdir(parents=True, exist_ok=True)
         environment = {"FAULTS_WINDOW": self._window, "OMP_NUM_THREADS": "1"}
         self._cluster = Cluster(self.folder, environment, watched.__name__)
@@ -94,9 +98,9 @@ class System:
             await self._put_proxy(name, self.processes[name].endpoint)
         await self._start_liar()
         self._list(*VERIFIES, *DRAFTS)
-        process = await asyncio.to_thread(self._start_orchestrator)
-        self.processes[ORCHESTRATOR] = process
-        await self._put_proxy(ORCHESTRATOR, process.endpoint)
+        for name in ORCHESTRATORS:
+            self.processes[name] = await asyncio.to_thread(self._start_orchestrator, name)
+            await self._put_proxy(name, self.processes[name].endpoint)
         await self.whole()
 
     async def stop(self) -> None:
@@ -112,7 +116,7 @@ class System:
             self._liar.stop(0)
 
     async def whole(self) -> None:
-        """Wait until the orchestrator can use every replica.
+        """Wait until both orchestrators can use every replica.
 
         Raises:
             AssertionError: it does not in time.
@@ -120,19 +124,16 @@ class System:
         await self.until_usable(verify=len(VERIFIES), draft=len(DRAFTS))
 
     async def until_usable(self, **counts: int) -> None:
-        """Wait until the orchestrator can use so many replicas of a kind.
+        """Wait until both orchestrators can use so many replicas of a kind.
 
         Raises:
             AssertionError: it does not in time.
         """
         end = time.monotonic() + SETTLE_SECONDS
-        while True:
-            info = await self._info()
-            usable = {"verify": info.verify_replicas, "draft": info.draft_replicas} if info else {}
-            if all(usable.get(kind) == count for kind, count in counts.items()):
-                return
-            assert time.monotonic() < end, f"usable after {SETTLE_SECONDS:g} s: {usable}, wanted {counts}"
-            await asyncio.sleep(0.05)
+        for name in ORCHESTRATORS:
+            while (usable := await self._usable(name)) != {**usable, **counts}:
+                assert time.monotonic() < end, f"{name} after {SETTLE_SECONDS:g} s: {usable}, wanted {counts}"
+                await asyncio.sleep(0.05)
 
     def disturbed(self, began: float, ended: float) -> bool:
         """Whether callers may have been cut off between two moments."""
@@ -141,7 +142,7 @@ class System:
     async def apply(self, fault: Fault) -> None:
         """Carry out a fault and mend it again; returns when the process works as before."""
         async with self._locks.setdefault(fault.target, asyncio.Lock()):
-            edge = fault.target == ORCHESTRATOR and fault.kind not in (Kind.DELAY, Kind.CLOCK)
+            edge = fault.target in ORCHESTRATORS and fault.kind not in (Kind.DELAY, Kind.CLOCK)
             disturbance = Disturbance(time.monotonic())
             if edge:
                 self.disturbances.append(disturbance)
@@ -205,33 +206,34 @@ class System:
 
     async def roll(self, kind: str) -> None:
         """Replace every process of a kind by the order that docs/kubernetes.md gives."""
-        if kind == ORCHESTRATOR:
-            await self._replace_orchestrator()
+        if kind == "orchestrator":
+            for name in ORCHESTRATORS:
+                await self._replace_orchestrator(name)
             return
         for name in {"verify": VERIFIES, "draft": DRAFTS}[kind]:
             await self.restart(name, signal.SIGTERM)
             await self.whole()
 
-    async def _replace_orchestrator(self) -> None:
+    async def _replace_orchestrator(self, name: str) -> None:
         """Start a new one, send new connections to it, wait as `preStop` does, and drain the old one."""
-        old = self.processes[ORCHESTRATOR]
-        self.processes[ORCHESTRATOR] = new = await asyncio.to_thread(self._start_orchestrator)
-        self.proxies[ORCHESTRATOR].redirect(new.endpoint)
+        old = self.processes[name]
+        self.processes[name] = new = await asyncio.to_thread(self._start_orchestrator, name)
+        self.proxies[name].redirect(new.endpoint)
         await asyncio.sleep(PRESTOP_SECONDS)
         old.signal(signal.SIGTERM)
         status = await asyncio.to_thread(old.wait, EXIT_SECONDS)
-        assert status == 0, f"the orchestrator ended with {status}:\n{old.tail()}"
+        assert status == 0, f"{name} ended with {status}:\n{old.tail()}"
 
     async def ask(self, name: str, line: str) -> dict[str, Any]:
         """Ask a process through its window."""
         return await asyncio.to_thread(watched.ask, self._window, self.processes[name].pid, line)
 
-    def _start_orchestrator(self) -> Process:
+    def _start_orchestrator(self, name: str) -> Process:
         assert self._cluster is not None
         return self._cluster.serve(
             "orchestrator",
             replicas_file=self.folder / "replicas",
-            name=ORCHESTRATOR,
+            name=name,
             max_running=self.sizes.max_running,
             max_queued=self.sizes.max_queued,
             discovery_seconds=0.3,
@@ -261,12 +263,14 @@ class System:
         fresh.write_text("".join(lines))
         fresh.replace(self.folder / "replicas")
 
-    async def _info(self) -> generation_pb2.GetModelInfoResponse | None:
-        async with grpc.aio.insecure_channel(self.endpoint) as channel:
+    async def _usable(self, orchestrator: str) -> dict[str, int]:
+        """By kind, how many replicas an orchestrator can use."""
+        async with grpc.aio.insecure_channel(self.proxies[orchestrator].endpoint) as channel:
             stub = generation_pb2_grpc.GenerationServiceStub(channel)
             with suppress(grpc.aio.AioRpcError):
-                return await stub.GetModelInfo(generation_pb2.GetModelInfoRequest(), timeout=5)
-        return None
+                info = await stub.GetModelInfo(generation_pb2.GetModelInfoRequest(), timeout=5)
+                return {"verify": info.verify_replicas, "draft": info.draft_replicas}
+        return {"verify": -1, "draft": -1}
 
     @property
     def _window(self) -> str:

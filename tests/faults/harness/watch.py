@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.error import URLError
 
-from tests.faults.harness.plan import ORCHESTRATOR
+from tests.faults.harness.plan import ORCHESTRATORS
 from tests.faults.harness.system import System
 from tests.integration.cluster import Process
 from tests.integration.metrics import OCCUPANCY, samples
@@ -144,7 +144,7 @@ class Watch:
 
     def _bounds(self, name: str, page: dict[str, float]) -> dict[str, float]:
         sizes = self._system.sizes
-        if name == ORCHESTRATOR:
+        if name in ORCHESTRATORS:
             return {
                 "outrider_orchestrator_requests_running": sizes.max_running,
                 "outrider_orchestrator_requests_queued": sizes.max_queued + 1,  # one is looked at

@@ -6,6 +6,7 @@ import pytest
 
 from draft_service.posting import Posting
 from draft_service.scheduler import should_send
+from outrider.allowance import BLOCKS
 from tests.unit.draft_service.fakes import proposal, session, verdict
 
 
@@ -82,6 +83,20 @@ def test_nodes_do_not_wait_for_nothing():
     held = drafting()
     held.take()
     assert should_send(held, ready=False, now=1.001)
+
+
+def test_blocks_of_a_round_are_bounded():
+    """The last one of those there is room for is kept for the block that says ready."""
+    held = drafting()
+    for number in range(BLOCKS - 1):
+        assert should_send(held, ready=False, now=2.0 + number)
+        held.next_block(ready=False, now=2.0 + number)
+        held.grow(None, proposal((20 + number, 80)))
+    assert not should_send(held, ready=False, now=90.0)
+    assert should_send(held, ready=True, now=90.0)
+    held.commit(verdict(5, 9, step=3), now=91.0)
+    held.grow(None, proposal((90, 80)))
+    assert should_send(held, ready=False, now=1000.0)
 
 
 def test_nothing_new_is_not_sent():

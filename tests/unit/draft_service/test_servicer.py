@@ -10,11 +10,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from draft_service.engine import DraftEngine
+from draft_service.engine import PENDING_PER_SESSION, DraftEngine
+from draft_service.outbox import Outbox
 from draft_service.servicer import DraftServicer
 from outrider.channels import error_of, open_channel
 from outrider.config import DraftConfig
-from outrider.messages import ModelInfo
+from outrider.errors import Flood
+from outrider.messages import ModelInfo, SamplingParams
 from outrider.serving import GrpcServer
 from outrider.telemetry.instruments import DraftInstruments
 from outrider.v1 import draft_pb2, draft_pb2_grpc
@@ -183,6 +185,7 @@ BAD_MESSAGES = {
     "a repetition": (_verdict(2, 5), "verdict.base_length"),
     "no tokens": (_verdict(3), "verdict.tokens"),
     "a token outside": (_verdict(3, 1, VOCABULARY), "verdict.tokens[1]"),
+    "tokens beyond the end": (_verdict(3, *range(4, 10)), "verdict.tokens"),
     "an old step": (_verdict(3, 4, step=0), "verdict.step"),
     "a second opening": (_opening(), "open"),
     "nothing": (draft_pb2.DraftRequest(), "message"),
@@ -197,7 +200,7 @@ def test_a_bad_message_ends_its_own_stream_only(message, field):
         async with _service() as (stub, engine, drafter):
             healthy, call = stub.Draft(), stub.Draft()
             for stream in (healthy, call):
-                await stream.write(_opening())
+                await stream.write(_opening(sampling=SamplingParams(max_tokens=5)))
                 await stream.read()
             await call.write(message)
             error = await _error(call)
@@ -209,6 +212,26 @@ def test_a_bad_message_ends_its_own_stream_only(message, field):
             while blocks[-1].base_length < 4:
                 blocks = await _until_ready(healthy)
             assert len(drafter.tokens) == 1
+
+    asyncio.run(scenario())
+
+
+def test_one_session_cannot_fill_the_inbox():
+    """Verdicts that the engine has not looked at end their own stream when they are too many."""
+    config = DraftConfig(reflection=False, max_sessions=2)
+    engine = DraftEngine(TableDrafter(_successor), config, DraftInstruments(CollectorRegistry()))
+
+    async def scenario():
+        loop = asyncio.get_running_loop()
+        greedy, other = (engine.open(request(), Outbox(4, loop, engine.wake)) for _ in range(2))
+        for number in range(PENDING_PER_SESSION):
+            engine.verdict(greedy, verdict(3 + number, 9, step=1 + number))
+        with pytest.raises(Flood):
+            engine.verdict(greedy, verdict(3 + PENDING_PER_SESSION, 9))
+        engine.verdict(other, verdict(3, 9))
+        engine.step()
+        engine.verdict(greedy, verdict(3 + PENDING_PER_SESSION, 9))
+        engine.stop()
 
     asyncio.run(scenario())
 

@@ -296,20 +296,6 @@ def test_full_verify_replica_sends_the_request_to_another() -> None:
     run(scenario)
 
 
-def test_full_verify_replicas_end_in_resource_exhausted() -> None:
-    """When no verify replica finds room in time, the caller is told to come back."""
-
-    async def scenario() -> None:
-        verify = FakeVerify()
-        verify.refuse = Overloaded("full", 0.2)
-        async with Rig(verify, recovery_seconds=0.5) as rig:
-            with pytest.raises(Overloaded, match="full") as caught:
-                await rig.generate()
-            assert caught.value.retry_after == pytest.approx(0.2)
-
-    run(scenario)
-
-
 def test_cancel_stops_everything() -> None:
     """A client that leaves mid-stream frees both replicas, the slot and every task."""
 

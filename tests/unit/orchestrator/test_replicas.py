@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.replicas import LOST_PROBES, Lease, Replicas, State
-from outrider.errors import Draining, InternalError, MismatchedPair, OutriderError, Overloaded, Unavailable
+from outrider.errors import (
+    Draining,
+    InternalError,
+    MismatchedPair,
+    OutOfPages,
+    OutriderError,
+    Overloaded,
+    Unavailable,
+)
 from outrider.messages import ModelInfo
 
 
@@ -173,8 +181,43 @@ def test_full_replica_is_left_alone_as_long_as_it_asked() -> None:
     replicas.failed(full, Overloaded("full", 3.0), 0.0)
     replicas.release(full)
     assert lease(replicas, 1.0, tokens=(2,)).replica.endpoint == "b"
+    assert lease(replicas, 1.0, avoid="b").replica.endpoint == "b"
+    assert replicas.next_change(1.0) == 3.0
     assert state(replicas, "a", 1.0) is State.USABLE
     assert lease(replicas, 3.0, tokens=(3,)).replica.endpoint == "a"
+
+
+def test_a_session_that_fits_no_pages_keeps_no_other_out() -> None:
+    """Out of pages is said of one session; the replica takes others."""
+    replicas = pool("a")
+    replicas.failed(lease(replicas), OutOfPages("too long", 3.0), 0.0)
+    assert lease(replicas, 0.0).replica.endpoint == "a"
+
+
+def test_a_replica_without_room_is_chosen_last() -> None:
+    """Neither pages nor an earlier turn make a session wait where another replica has room."""
+    replicas = pool("a", "b")
+    for _ in range(20):
+        lease(replicas, tokens=(1,), prefer="a")
+    assert sorted(len(replica.leases) for replica in replicas) == [10, 10]
+
+
+def test_room_is_what_others_leave_and_a_place_in_their_line() -> None:
+    """Alone we have all sessions; beside others, what they leave and one more, so that our turn comes."""
+    replicas = pool("a")
+    replica = replicas.find("a")
+    assert replica is not None
+    assert replica.room == 10
+    leases = [lease(replicas) for _ in range(3)]
+    replicas.seen("a", info(sessions=3), True)
+    assert replica.room == 10
+    replicas.seen("a", info(sessions=3 + 4), True)
+    assert replica.room == 10 - 4 + 1
+    replicas.seen("a", info(sessions=3 + 9), True)
+    assert replica.room == 1 + 1
+    for ours in leases:
+        ours.incarnation = "1"
+    assert replica.room == 3 + 1
 
 
 def test_refused_pairing_takes_the_replica_out() -> None:

@@ -35,7 +35,6 @@ from outrider.errors import (
     MismatchedPair,
     NoReplica,
     OutriderError,
-    Overloaded,
     StaleHandle,
     Unavailable,
 )
@@ -64,16 +63,15 @@ def session(mode: Mode = Mode.AUTO, **fields: Any) -> Session:
         request_id="r",
         served=SERVED,
         prompt=(1, 2, 3),
-        sampling=SamplingParams(max_tokens=50),
         mode=mode,
-        **fields,
+        **{"sampling": SamplingParams(max_tokens=50)} | fields,
     )
     return Session(request, 0, LIMITS, **own)
 
 
-def started(mode: Mode = Mode.AUTO, payoff: Payoff | None = None) -> Session:
+def started(mode: Mode = Mode.AUTO, payoff: Payoff | None = None, **fields: Any) -> Session:
     """A session whose streams (verify 1, draft 2) are open and whose first token is committed."""
-    machine = session(mode, payoff=payoff or Payoff())
+    machine = session(mode, payoff=payoff or Payoff(), **fields)
     machine.start(0.0)
     machine.handle_event(VerifyOpened(1, Opened("v", "i"), "verify:1"), 0.0)
     if mode is not Mode.OFF:
@@ -194,7 +192,7 @@ def test_a_session_begins_without_a_draft_while_drafts_do_not_pay() -> None:
 
 def test_a_draft_is_looked_for_when_the_rest_is_over() -> None:
     """However long it was: rounds of sessions without a draft end it."""
-    machine = session(payoff=rest(Payoff()))
+    machine = session(payoff=rest(Payoff()), sampling=SamplingParams(max_tokens=2 * REST))
     machine.start(0.5)
     machine.handle_event(VerifyOpened(1, Opened("v", "i"), "verify:1"), 0.5)
     for length in range(3, 2 + REST):
@@ -233,7 +231,7 @@ def test_drafts_that_may_be_silent_keep_no_others_out() -> None:
 def test_a_draft_that_is_still_opening_says_nothing() -> None:
     """However long the prompt takes it; from its first block on, rounds without one count too."""
     payoff = Payoff()
-    machine = started(payoff=payoff)
+    machine = started(payoff=payoff, sampling=SamplingParams(max_tokens=3 * LOOK_AFTER))
     times = StepTimes(forward_us=10_000)
     for length in range(4, 4 + LOOK_AFTER):
         machine.handle_event(verdict(length, 11, batch_size=8, times=times), 0.1)
@@ -453,19 +451,6 @@ def test_progress_restores_patience() -> None:
     machine.handle_event(verdict(4, 11, stream=3), 8.0)
     again = only(machine.handle_event(VerifyFailed(3, GONE, "verify:2"), 9.0), ConnectVerify)
     assert (again.not_before, again.give_up_at) == (9.0, 19.0)
-
-
-def test_full_replicas_are_asked_again_when_they_said() -> None:
-    """After the first refusal another replica is tried at once, then after the time it asked for."""
-    machine = session()
-    machine.start(0.0)
-    first = only(machine.handle_event(VerifyFailed(1, Overloaded("full", 3.0), "v:1"), 0.0), ConnectVerify)
-    assert (first.not_before, first.avoid) == (0.0, "v:1")
-    stream = first.stream
-    second = only(
-        machine.handle_event(VerifyFailed(stream, Overloaded("full", 3.0), "v:2"), 0.1), ConnectVerify
-    )
-    assert second.not_before == pytest.approx(3.1)
 
 
 def test_request_on_which_replicas_fail_internally_is_given_up() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import urllib.request
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from outrider.errors import ConfigError
 from outrider.messages import StepTimes, Verdict
 from outrider.reloading import Reloaded
+from outrider.telemetry import metrics_page
 from outrider.telemetry.instruments import (
     DraftInstruments,
     OrchestratorInstruments,
@@ -227,3 +229,18 @@ def test_a_taken_metrics_port_is_a_setting_to_change() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"metrics_port: cannot listen on 127.0.0.1:{port}"):
             start_metrics(port, "127.0.0.1", CollectorRegistry())
+
+
+def test_scrapers_that_hold_on_are_few(monkeypatch) -> None:
+    """Connections that say nothing take the places there are; further ones are closed, until some end."""
+    monkeypatch.setattr(metrics_page, "MAX_SCRAPES", 2)
+    port = start_metrics(0, "127.0.0.1", CollectorRegistry())
+    silent = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(2)]
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as third:
+        assert third.recv(1) == b""
+    for connection in silent:
+        connection.close()
+    for _ in range(1000):
+        with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10):
+            return
+    raise AssertionError("the places are never free again")

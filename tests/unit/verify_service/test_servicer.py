@@ -15,6 +15,7 @@ from grpc_status import rpc_status
 from prometheus_client import CollectorRegistry
 
 from outrider import wire
+from outrider.allowance import BLOCKS, LATE
 from outrider.config import VerifyConfig
 from outrider.engine.tokenizer_files import TokenizerFiles
 from outrider.messages import ModelInfo, OpenVerify, SamplingParams, TokenBlock
@@ -231,25 +232,32 @@ async def test_a_reader_that_stops_pauses_its_session(service: Service) -> None:
     await service.idle()
 
 
-def test_sessions_beyond_the_limit_are_refused() -> None:
-    """With RESOURCE_EXHAUSTED and when to try again; a place that gets free is given away again."""
+def test_sessions_beyond_the_limit_wait_and_then_are_refused() -> None:
+    """As many as run may wait for a place; more get RESOURCE_EXHAUSTED and when to try again."""
 
     async def run(service: Service) -> None:
         calls = [service.stub.Verify() for _ in range(3)]
         for call in calls:
             await call.write(open_pb(opening((1, 2, 3))))
             await call.read()
-        fourth = service.stub.Verify()
-        await fourth.write(open_pb(opening((1, 2, 3))))
-        error = await failure(fourth)
+        waiting = [service.stub.Verify() for _ in range(3)]
+        for call in waiting:
+            await call.write(open_pb(opening((1, 2, 3))))
+        while service.engine.waiting < 3:  # noqa: ASYNC110 - the server's
+            await asyncio.sleep(0.001)
+        seventh = service.stub.Verify()
+        await seventh.write(open_pb(opening((1, 2, 3))))
+        error = await failure(seventh)
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert details(error, error_details_pb2.RetryInfo).retry_delay.ToTimedelta().total_seconds() > 0
+        waiting[0].cancel()
         for call in calls:
             call.cancel()
+        for call in waiting[1:]:
+            assert (await call.read()).HasField("opened")
+            call.cancel()
         await service.idle()
-        again = service.stub.Verify()
-        await again.write(open_pb(opening((1, 2, 3))))
-        assert (await again.read()).HasField("opened")
+        assert service.engine.waiting == 0
 
     over_grpc()(run)()
 
@@ -304,6 +312,32 @@ BAD_MESSAGES: dict[str, tuple[list[Request], str]] = {
         "sampling.temperature",
     ),
 }
+
+
+def test_more_blocks_than_fit_between_two_verdicts_end_their_stream() -> None:
+    """Small ones without end and large ones; a session beside them does not notice."""
+    small = chain_block(0, 3, [1])
+    large = chain_block(0, 3, [1] * wire.MAX_BLOCK_NODES)
+
+    async def run(service: Service) -> None:
+        bystander = service.stub.Verify()
+        await bystander.write(open_pb(opening((4, 5), sampling=SamplingParams(max_tokens=100))))
+        for block, most in ((small, LATE * BLOCKS), (large, LATE)):
+            call = service.stub.Verify()
+            await call.write(open_pb(opening((1, 2, 3), sampling=SamplingParams(max_tokens=1))))
+            assert len(await read_verdicts(call, 1)) == 2, "opened, and the only verdict there is"
+            for _ in range(most + 1):
+                await call.write(propose_pb(block))
+            error = await failure(call)
+            assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert details(error, error_details_pb2.ErrorInfo).reason == "FLOOD"
+        await bystander.read()
+        received = await read_verdicts(bystander, 100)
+        assert [token for verdict in received for token in verdict.tokens] == greedy_text((4, 5), 100)
+        bystander.cancel()
+        await service.idle()
+
+    over_grpc()(run)()
 
 
 def test_wrong_messages_end_their_stream_and_name_the_field() -> None:

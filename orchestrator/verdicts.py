@@ -1,0 +1,25 @@
+"""Verdicts as the orchestrator sees them: can what a verify replica sent be right."""
+
+from __future__ import annotations
+
+from orchestrator.request import Request
+from outrider.messages import FinishReason, Verdict
+
+
+def problem_of(verdict: Verdict, request: Request, committed_length: int, step: int) -> str:
+    """Why a verdict cannot follow `committed_length` tokens and `step` steps of a request; empty when it can.
+
+    A sound one brings the generation on, so that no replica can go on for ever.
+    """
+    if verdict.base_length != committed_length:
+        return f"verdict for length {verdict.base_length} where {committed_length} tokens are committed"
+    if not verdict.tokens and verdict.finish_reason is FinishReason.NONE:
+        return "verdict without tokens"
+    if verdict.tokens and max(verdict.tokens) >= request.served.vocabulary_size:
+        return f"verdict with token {max(verdict.tokens)} outside the vocabulary"
+    if verdict.step <= step:
+        return f"verdict of step {verdict.step} after step {step}"
+    goes_on = verdict.finish_reason is FinishReason.NONE
+    if committed_length + len(verdict.tokens) + goes_on > request.max_length:
+        return f"verdict that does not end at {request.max_length} tokens"
+    return ""

@@ -1,0 +1,63 @@
+"""The HTTP server of /metrics: a thread per scrape, few at once, none that waits for ever."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+
+MAX_SCRAPES = 16
+"""At once; further connections are closed unread."""
+SCRAPE_SECONDS = 10.0
+"""Longest wait for a scraper to say what it wants, and to read a part of the page."""
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = SCRAPE_SECONDS
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: a scrape is no news."""
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+    def __init__(self, *arguments: Any) -> None:
+        self._free = threading.BoundedSemaphore(MAX_SCRAPES)
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Nothing: a scraper that went away, or was too slow."""
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
+
+
+def serve_page(port: int, host: str, registry: CollectorRegistry) -> int:
+    """Serve the page from a daemon thread; returns the port.
+
+    Raises:
+        OSError: the address cannot be bound.
+    """
+    family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    kind = _Server6 if family == socket.AF_INET6 else _Server
+    server = make_server(str(address[0]), port, make_wsgi_app(registry), kind, _Handler)
+    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+    return int(server.server_port)
