@@ -121,7 +121,7 @@ async def _health_names() -> set[str]:
     """The names that health knows about a server that loads."""
     server = GrpcServer(ServiceConfig(), [])
     await server.start()
-    names = set(server._health._server_status)
+    names = set(server._health._serving)
     await server.stop()
     return names
 
