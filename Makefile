@@ -21,8 +21,9 @@ help:
 demo: $(ENGINE)
 	.venv/bin/python -m scripts.demo
 
+# Two at a time, however many cores there are: tests start services of several processes.
 test: lint
-	$(PYTEST) -m "not slow and not gpu"
+	$(PYTEST) -n 2 --dist loadfile -m "not slow and not gpu"
 
 test-slow: install
 	$(PYTEST) -m "not gpu"

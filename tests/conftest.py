@@ -20,16 +20,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fault-seed", type=int, help="replay the fault tests with this seed")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Side by side, the tests of a file stay together, and so do all that use the demo services."""
-    if not config.pluginmanager.has_plugin("xdist"):
-        return
-    for item in items:
-        shared = "demo" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("demo" if shared else item.nodeid.partition("::")[0]))
-
-
 @pytest.fixture
 def fault_seed(request: pytest.FixtureRequest) -> int | None:
     """The seed to replay, if one was given."""
