@@ -147,13 +147,20 @@ def add_nodes(works: Sequence[Work], cost: CostModel, room: int) -> Budget:
 
 
 def _chunks(prefills: Sequence[Session], room: int) -> Iterator[Work]:
-    """Whole prompts while there is room, then the beginning of one."""
+    """Half of the room for the shortest prompts, which need not wait for long ones; the rest in order."""
+    chunks = dict.fromkeys((session.id for session in prefills), 0)
+    for order, left_over in ((sorted(prefills, key=_uncomputed), room // 2), (prefills, 0)):
+        for session in order:
+            chunk = min(session.uncomputed - chunks[session.id], room - left_over)
+            chunks[session.id] += chunk
+            room -= chunk
     for session in prefills:
-        if room == 0:
-            return
-        chunk = min(session.uncomputed, room)
-        room -= chunk
-        yield Work(session, chunk, completes=chunk == session.uncomputed)
+        if chunk := chunks[session.id]:
+            yield Work(session, chunk, completes=chunk == session.uncomputed)
+
+
+def _uncomputed(session: Session) -> int:
+    return session.uncomputed
 
 
 def _worth(pick: tuple[float, Work, Node]) -> float:

@@ -220,6 +220,18 @@ def test_a_block_that_does_not_come_is_not_waited_for_longer() -> None:
     assert len(plan_step([session], 5.11, TENTH, 64).works) == 1
 
 
+def test_a_short_prompt_does_not_wait_for_long_ones() -> None:
+    """Half of a step goes to the shortest prompts, the other half to the oldest, so that each goes on."""
+    oldest, old = (make_session(i, tokens=[1] * 900, computed=0) for i in (1, 2))
+    short = [make_session(i, tokens=[1] * 10, computed=0) for i in (3, 4)]
+    works = plan_step([oldest, old, *short], 0.0, FLAT, 64).works
+    assert [(work.session, work.chain) for work in works] == [(oldest, 44), (short[0], 10), (short[1], 10)]
+    many = [make_session(i, tokens=[1] * 10, computed=0) for i in range(3, 13)]
+    works = plan_step([oldest, old, *many], 0.0, FLAT, 64).works
+    assert (works[0].session, works[0].chain) == (oldest, 32)
+    assert [work.session for work in works[1:] if work.completes] == many[:3]
+
+
 def test_prompts_are_not_held_up() -> None:
     """The first token of a session does not wait for the candidates of another."""
     prompt = make_session(2, tokens=[1] * 10, computed=0)
