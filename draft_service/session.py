@@ -28,7 +28,7 @@ unlikely now may be near then."""
 FEW_SESSIONS = 3
 """In a step with more, only nodes worth the whole price: the target has room for few, and what drafts and
 sends the others takes time from it and from other sessions' drafts. Measured, see docs/performance.md."""
-LEAST_REACH = 0.005
+MIN_REACH = 0.005
 """Not even where nodes cost the target nothing."""
 ROOT = -1
 """Stands for the last committed token where node ids are keys."""
@@ -147,7 +147,7 @@ class DraftSession:
         self.posting.verdict(now, self.pace.period, verdict.batch_size)
         self.step = verdict.step
         share = LOOKAHEAD if verdict.batch_size <= FEW_SESSIONS else 1.0
-        self._least_reach = max(verdict.node_price * share, LEAST_REACH)
+        self._least_reach = max(verdict.node_price * share, MIN_REACH)
         self._learn(verdict.tokens)
         rerooted = self.tree.commit(list(verdict.tokens))
         self._rekey(rerooted, len(verdict.tokens))

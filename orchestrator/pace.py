@@ -10,7 +10,7 @@ from outrider.messages import Verdict
 
 MEMORY = 1024
 """Rounds after which what was seen counts a third."""
-LEAST_ROUNDS = 32
+MIN_ROUNDS = 32
 """Rounds of a batch size before its rate counts as known."""
 DIGITS = 4
 """Leading binary digits of a batch size that count; sizes below 16 are told apart one by one."""
@@ -33,7 +33,7 @@ class Pace:
     def expected(self, verdict: Verdict) -> float | None:
         """Tokens that a session commits without drafts in the time of this round; None: unknown."""
         seen = self._seen.get(_key(verdict.batch_size))
-        if seen is None or seen.rounds < LEAST_ROUNDS:
+        if seen is None or seen.rounds < MIN_ROUNDS:
             return None
         return seen.tokens / seen.target_seconds * _target_seconds(verdict)
 

@@ -52,7 +52,7 @@ LOOK_STEPS = 16
 ENOUGH_ROUNDS = 16
 """Rounds that decide on drafts for twice as many sessions."""
 REST = 1024
-LONGEST_REST = 8192
+MAX_REST = 8192
 """Rounds of all sessions without drafts before the next trial, at first and at most."""
 QUIET_SECONDS = 1.0
 """After so long without verdicts nothing is known of the batch that a new session comes to."""
@@ -98,9 +98,9 @@ class _Standing:
 
     def give_up(self) -> None:
         """Rest for long; for longer next time, unless drafting has paid for long. Then a trial begins."""
-        if self.paid > LONGEST_REST:
+        if self.paid > MAX_REST:
             self.next_rest = REST
-        self.rest, self.next_rest = self.next_rest, min(2 * self.next_rest, LONGEST_REST)
+        self.rest, self.next_rest = self.next_rest, min(2 * self.next_rest, MAX_REST)
         self.most_drafts = FIRST_DRAFTS
         self.mean, self.paid, self.unseen = OPTIMISM, 0, 0
         self.recent.clear()

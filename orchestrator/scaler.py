@@ -36,7 +36,7 @@ from orchestrator.draft_load import Totals
 
 MEAN_SECONDS = 5.0
 """About the time over which demand is a mean: a third of the period at which Kubernetes asks."""
-LEAST_SESSIONS = 0.02
+MIN_SESSIONS = 0.02
 """Less demand than this is none: the mean of sessions that ended a while ago."""
 UTILIZATION = 0.8
 """Share of a replica's slots that is planned for; the rest is for the next replica's start."""
@@ -47,7 +47,7 @@ JUDGE_SECONDS = 10.0
 """A judgement of whether the pool is short looks at this long, with one number of replicas."""
 JUDGE_WANTED_SECONDS = 2.0
 """... and at no less session time."""
-LEAST_FACTOR = 0.5
+MIN_FACTOR = 0.5
 """A judgement at most halves the capacity."""
 FADE_SECONDS = 1800.0
 
@@ -111,7 +111,7 @@ class Scaler:
 
     def _demand(self, own: float, others: float) -> Demand:
         sessions, capacity = own + others, self._capacity()
-        if sessions < LEAST_SESSIONS:
+        if sessions < MIN_SESSIONS:
             return Demand(sessions_per_replica=capacity)
         replicas = sessions / (capacity or max(sessions, 1.0))  # nothing known of replicas: one will tell
         return Demand(
@@ -138,7 +138,7 @@ class Scaler:
         load = (self._own.value + self._others.value) / replicas
         factor = _factor(lately, roomy=load <= UTILIZATION * self._slots)
         if factor < 1.0:
-            self._learned = max(min(self._learned, load * max(factor, LEAST_FACTOR)), 1.0)
+            self._learned = max(min(self._learned, load * max(factor, MIN_FACTOR)), 1.0)
         else:
             self._learned *= 2.0 ** min((now - since) / FADE_SECONDS, 1.0)
 

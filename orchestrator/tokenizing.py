@@ -33,7 +33,7 @@ INLINE_BYTES = 4096
 """Prompts up to here are tokenized on the event loop: about 2 ms, at most 5."""
 MESSAGE_BYTES = 64
 """What a message of a conversation counts besides its text: the template runs for each."""
-MOST_WAITING = 256
+MAX_WAITING = 256
 OVER_BOUNDS = (-signal.SIGPROF, -signal.SIGABRT)
 """How the process ends for a prompt that takes more time or memory than it may."""
 
@@ -100,7 +100,7 @@ class Tokenizing:
             Unavailable: the process ended twice, or cannot be started.
         """
         size = size_of(asked)
-        if self.waiting >= MOST_WAITING or (self._bytes and self._bytes + size > self._most_bytes):
+        if self.waiting >= MAX_WAITING or (self._bytes and self._bytes + size > self._most_bytes):
             raise Overloaded(
                 f"{self.waiting} prompts of {self._bytes} bytes wait to be tokenized; try again later"
             )

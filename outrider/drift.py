@@ -24,7 +24,7 @@ TOLERANCE = 0.05
 """Falls of acceptance below this are not worth an alarm."""
 THRESHOLD = 25.0
 """Accumulated fall at which the alarm is raised."""
-LEAST_STEPS = 300
+MIN_STEPS = 300
 """Steps before the mean is trusted enough to compare with it."""
 MAX_WATCHED = 256
 """Pairs of task and draft replica; beyond, the one unused longest is forgotten."""
@@ -47,7 +47,7 @@ class PageHinkley:
     """Detects a fall of the mean of a stream of outcomes, each 0 or 1."""
 
     def __init__(
-        self, tolerance: float = TOLERANCE, threshold: float = THRESHOLD, least_steps: int = LEAST_STEPS
+        self, tolerance: float = TOLERANCE, threshold: float = THRESHOLD, least_steps: int = MIN_STEPS
     ) -> None:
         self._tolerance = tolerance
         self._threshold = threshold

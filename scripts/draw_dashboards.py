@@ -23,7 +23,7 @@ from scripts.dashboard_panels import DASHBOARDS, Dashboard, Panel, Query
 
 COLUMNS = 3
 POINTS = 150
-MOST_LINES = 8
+MAX_LINES = 8
 """In a legend."""
 UNITS = {
     "percentunit": lambda value: f"{100 * value:.3g} %",
@@ -117,7 +117,7 @@ def _draw_panel(panel: Panel, axes: Axes, source: Source) -> None:
     axes.grid(alpha=0.3)
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        axes.legend(handles[:MOST_LINES], labels[:MOST_LINES], fontsize=6, loc="lower left", ncols=2)
+        axes.legend(handles[:MAX_LINES], labels[:MAX_LINES], fontsize=6, loc="lower left", ncols=2)
 
 
 def _draw_bars(panel: Panel, axes: Axes, source: Source) -> None:

@@ -11,9 +11,9 @@ from verify_service.cost_model import CostModel, measuring_points
 from verify_service.verifier import Runner
 
 ROUNDS = 5
-MOST_ROWS = 128
+MAX_ROWS = 128
 """Rows of logits per measured step; a longer step is prefill, which wants few."""
-LONGEST_MEASUREMENT = 3.0
+MAX_MEASUREMENT = 3.0
 """Seconds after which larger steps are extrapolated, and no further round begins."""
 
 
@@ -29,7 +29,7 @@ def measure_costs(
     spoils no single one.
     """
     points = measuring_points(max_tokens, edges)
-    end = clock() + LONGEST_MEASUREMENT
+    end = clock() + MAX_MEASUREMENT
     _time_step(runner, points[0], clock)  # the first step of all is slow
     best = _round(runner, points, clock, end)
     for _ in range(ROUNDS - 1):
@@ -52,7 +52,7 @@ def _round(runner: Runner, points: list[int], clock: Callable[[], float], end: f
 def _time_step(runner: Runner, tokens: int, clock: Callable[[], float]) -> float:
     kv = SequenceKv.open(runner.pool, [], reuse=False)
     start = clock()
-    logits = runner.forward([Segment(kv, [0] * tokens, None, range(min(tokens, MOST_ROWS)))])
+    logits = runner.forward([Segment(kv, [0] * tokens, None, range(min(tokens, MAX_ROWS)))])
     logits.argmax(dim=-1).tolist()  # waits for the device
     elapsed = clock() - start
     kv.release()

@@ -18,7 +18,7 @@ SEQUENTIAL_TURNAROUNDS = 10.0
 """A sequential session waits this many times the measured time, within those bounds."""
 SPREAD = 3.0
 """How many mean deviations later than usual a block may still come."""
-LEAST_DUE = 1e-4
+MIN_DUE = 1e-4
 """A block that should be there counts as due in this many seconds."""
 MAX_EXPIRED = 16
 MAX_WORTHS = 16
@@ -48,7 +48,7 @@ class Patience:
         """Seconds until a block should come when none came in `waited`; None: none is expected any more."""
         if self.turnaround is None or self.expired or self.overdue(waited):
             return None
-        return max(self.turnaround - waited, self.deviation, LEAST_DUE)
+        return max(self.turnaround - waited, self.deviation, MIN_DUE)
 
     def overdue(self, waited: float) -> bool:
         """True when a block should have come by now, or none is known to come at all."""

@@ -23,14 +23,14 @@ from verify_service.session import Session
 
 PREFILL_SHARE = 0.5
 """Share of a step that nodes leave to waiting prefill."""
-LEAST_GAIN = 0.1
+MIN_GAIN = 0.1
 """Of the rate, that nodes must bring if they take time and nearly all sessions have none: those wait longer
 for nothing, and estimates and T are not exact. Batches of 32 at T = 1 lasted 1.15 times as long as without
 drafts, with this 1.04 (docs/performance.md)."""
 PREFILL_PACE = 0.95
 """Of the best rate in tokens per second, at which prompts are computed while sessions decode beside them:
 larger chunks bring a prompt little and let the others wait longer (docs/performance.md)."""
-LEAST_STRETCH = 4
+MIN_STRETCH = 4
 """Over how many more tokens, at least, T's slope is taken: it rises in steps."""
 
 
@@ -138,11 +138,11 @@ def add_nodes(works: Sequence[Work], cost: CostModel, room: int) -> Budget:
             best, best_rate = count, rate
     without = 1.0 - len({work.session.id for _, work, _ in picks[:best]}) / base
     longer = cost.seconds(base + best) > cost.seconds(base)
-    if longer and best_rate < (1.0 + LEAST_GAIN * without) * plain:
+    if longer and best_rate < (1.0 + MIN_GAIN * without) * plain:
         best, best_rate = 0, plain
     for _, work, node in picks[:best]:
         work.nodes.append(node)
-    marginal = best_rate * cost.slope(base + best, max(base, LEAST_STRETCH))
+    marginal = best_rate * cost.slope(base + best, max(base, MIN_STRETCH))
     return Budget(best_rate, marginal, best_rate * cost.slope(base, best) if best else marginal)
 
 

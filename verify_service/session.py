@@ -22,7 +22,7 @@ from verify_service.mailbox import Outbox
 from verify_service.patience import Patience
 from verify_service.trust import Trust
 
-LEAST_WORTH = 1e-3
+MIN_WORTH = 1e-3
 """Nodes that the walk reaches less likely than this are not verified."""
 LOOKUP_MARGIN = 0.5
 """Share of a node's last price that a looked-up token has to be worth; the next step's may be lower."""
@@ -259,13 +259,13 @@ def _inside(block: TokenBlock, vocabulary_size: int) -> TokenBlock:
 
 
 def _best_first(children: dict[int, Node], max_depth: int, trust: float) -> Iterator[Eligible]:
-    """Nodes in falling order of worth down to LEAST_WORTH; a child's is never above its parent's."""
+    """Nodes in falling order of worth down to MIN_WORTH; a child's is never above its parent's."""
     frontier: list[tuple[float, int, Node]] = []
 
     def open_below(nodes: dict[int, Node], worth: float) -> None:
         for node in nodes.values():
             believed = node.acceptance if node.id >= FIRST_LOOKUP_ID else node.acceptance * trust
-            if worth * believed >= LEAST_WORTH:
+            if worth * believed >= MIN_WORTH:
                 heappush(frontier, (-worth * believed, node.id, node))
 
     if max_depth > 0:

@@ -12,7 +12,7 @@ from typing import Any
 
 from outrider.cli.up_plan import ChildSpec
 
-LONGEST_LINE = 1 << 20
+MAX_LINE = 1 << 20
 ERROR = "outrider: "
 """How the command begins the sentence that it fails with."""
 
@@ -43,7 +43,7 @@ class Child:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
-            limit=LONGEST_LINE,
+            limit=MAX_LINE,
         )
         return cls(spec, process, show)
 

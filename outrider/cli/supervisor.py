@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 FIRST_PAUSE_SECONDS = 0.5
-LONGEST_PAUSE_SECONDS = 30.0
+MAX_PAUSE_SECONDS = 30.0
 STEADY_SECONDS = 60.0
 """A child that was ready for this long has proven itself: its next crash counts as the first."""
 
@@ -81,7 +81,7 @@ class Supervisor:
             child.crashes = 0
         child.crashes += 1
         pause = FIRST_PAUSE_SECONDS * 2.0 ** min(child.crashes - 1, 10)
-        return Restart(name, min(pause, LONGEST_PAUSE_SECONDS))
+        return Restart(name, min(pause, MAX_PAUSE_SECONDS))
 
     def stop(self) -> None:
         """Exits are expected from now on."""

@@ -28,7 +28,7 @@ LN2_EXPONENTIAL = tl.constexpr(199786072581291495)
 LN2_NOISE = tl.constexpr(12193974156573)
 NOISE_UNIT = tl.constexpr(2.0**-44)
 CELLS = tl.constexpr(1024)
-LEAST_EXPONENT = tl.constexpr(LEAST)
+MIN_EXPONENT = tl.constexpr(LEAST)
 HALVINGS = tl.constexpr(LOG2_E)
 POWER_0 = tl.constexpr(POWER[0])
 POWER_1 = tl.constexpr(POWER[1])
@@ -149,7 +149,7 @@ def weights_kernel(
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     logit = tl.load(logits + row * row_stride + token, mask=token < size, other=float("-inf"))
     heat = tl.div_rn(logit - tl.load(highest + row), tl.load(temperature + row))
-    halvings = tl.maximum(heat.to(tl.float64), LEAST_EXPONENT) * HALVINGS
+    halvings = tl.maximum(heat.to(tl.float64), MIN_EXPONENT) * HALVINGS
     down = tl.floor(halvings)
     inside = halvings - down
     power = inside * POWER_6 + POWER_5

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from outrider.drift import LEAST_STEPS, MAX_WATCHED, TOLERANCE, DriftWatch, PageHinkley
+from outrider.drift import MAX_WATCHED, MIN_STEPS, TOLERANCE, DriftWatch, PageHinkley
 from outrider.messages import Verdict
 
 
@@ -48,13 +48,13 @@ def test_neither_a_rise_nor_a_small_fall_is_reported() -> None:
 
 
 def test_no_alarm_before_there_is_something_to_compare_with() -> None:
-    """The first alarm comes no sooner than `LEAST_STEPS`."""
+    """The first alarm comes no sooner than `MIN_STEPS`."""
     random, detector = Random(6), PageHinkley()
-    alarms = [*feed(detector, 1.0, LEAST_STEPS // 2, random)]
+    alarms = [*feed(detector, 1.0, MIN_STEPS // 2, random)]
     assert alarms == []
-    readings = [detector.observe(0.0) for _ in range(LEAST_STEPS)]
+    readings = [detector.observe(0.0) for _ in range(MIN_STEPS)]
     first = next(index for index, reading in enumerate(readings) if reading.alarm)
-    assert first == LEAST_STEPS - LEAST_STEPS // 2 - 1
+    assert first == MIN_STEPS - MIN_STEPS // 2 - 1
     assert readings[first].statistic == 1.0
     assert (readings[first + 1].statistic, readings[first + 1].steps) == (0.0, 1)
 

@@ -24,7 +24,7 @@ BLOCK_KEYS = 64
 """Entries that a program takes in at a time; items begin at multiples of it."""
 SHORTEST_ITEM = 2 * BLOCK_KEYS
 """A shorter item costs more to join than it saves."""
-LEAST_ROWS, MOST_ROWS = 16, 64
+MIN_ROWS, MAX_ROWS = 16, 64
 """Rows of a tile: a matrix product has at least 16, more than 64 spill from the registers."""
 
 
@@ -59,7 +59,7 @@ class Plan:
 
 def block_rows(tokens: int, group: int) -> int:
     """Rows of a tile in steps of up to so many tokens."""
-    rows = min(max(tokens * group, LEAST_ROWS), MOST_ROWS)
+    rows = min(max(tokens * group, MIN_ROWS), MAX_ROWS)
     return 1 << (max(rows, group) - 1).bit_length()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outrider.cli.supervisor import (
-    LONGEST_PAUSE_SECONDS,
+    MAX_PAUSE_SECONDS,
     STEADY_SECONDS,
     GiveUp,
     Nothing,
@@ -36,7 +36,7 @@ def test_a_crash_is_restarted_with_growing_pauses() -> None:
         assert isinstance(decision, Restart)
         pauses.append(decision.pause_seconds)
     assert pauses[:4] == [0.5, 1.0, 2.0, 4.0]
-    assert pauses[-1] == LONGEST_PAUSE_SECONDS
+    assert pauses[-1] == MAX_PAUSE_SECONDS
 
 
 def test_a_steady_child_is_forgiven() -> None:

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from orchestrator.observer import Observer, Observers
 from orchestrator.request import Request
-from outrider.drift import LEAST_STEPS
+from outrider.drift import MIN_STEPS
 from outrider.messages import Mode, ModelInfo, SamplingParams, StepTimes, TokenBlock, Verdict
 from outrider.telemetry.instruments import OrchestratorInstruments
 
@@ -153,8 +153,8 @@ def test_a_fall_of_acceptance_is_told(bench) -> None:
     observer, readings = bench.watch(), []
     observer.draft_opened("draft-1:7701")
     with capture_logs() as lines:
-        for step in range(1, 2 * LEAST_STEPS + 1):
-            readings.append(observer.verdict(verdict(step, accepted=step <= LEAST_STEPS), float(step)))
+        for step in range(1, 2 * MIN_STEPS + 1):
+            readings.append(observer.verdict(verdict(step, accepted=step <= MIN_STEPS), float(step)))
     alarms = [reading for reading in readings if reading is not None]
     assert len(alarms) == 1
     assert bench.value("drifts_total", task="code", draft="draft-1:7701") == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.pace import LEAST_ROUNDS, MEMORY, Pace
+from orchestrator.pace import MEMORY, MIN_ROUNDS, Pace
 from outrider.messages import StepTimes, Verdict
 
 
@@ -24,12 +24,12 @@ def after(rounds: int, verdict: Verdict, pace: Pace | None = None) -> Pace:
 
 def test_tokens_are_in_proportion_to_the_time() -> None:
     """One token in 20 milliseconds makes two in 40."""
-    assert after(LEAST_ROUNDS, round_of(1, 20)).expected(round_of(5, 40)) == pytest.approx(2.0)
+    assert after(MIN_ROUNDS, round_of(1, 20)).expected(round_of(5, 40)) == pytest.approx(2.0)
 
 
 def test_nothing_is_known_before_some_rounds() -> None:
     """Nor of another batch size."""
-    pace = after(LEAST_ROUNDS - 1, round_of(1, 20))
+    pace = after(MIN_ROUNDS - 1, round_of(1, 20))
     assert pace.expected(round_of(1, 20)) is None
     pace.observe(round_of(1, 20))
     assert pace.expected(round_of(1, 20)) is not None
@@ -38,20 +38,20 @@ def test_nothing_is_known_before_some_rounds() -> None:
 
 def test_large_batches_of_about_one_size_are_one() -> None:
     """The whole target's rate is kept: of 33 sessions, a session has a little less of it than of 32."""
-    expected = after(LEAST_ROUNDS, round_of(1, 20, batch_size=32)).expected(round_of(1, 20, batch_size=33))
+    expected = after(MIN_ROUNDS, round_of(1, 20, batch_size=32)).expected(round_of(1, 20, batch_size=33))
     assert expected == pytest.approx(32 / 33)
 
 
 def test_rounds_with_prompts_teach_nothing() -> None:
     """They are long for another reason."""
-    pace = after(LEAST_ROUNDS, round_of(1, 20))
+    pace = after(MIN_ROUNDS, round_of(1, 20))
     after(MEMORY, round_of(1, 200, prompt_tokens=128), pace)
     assert pace.expected(round_of(1, 20)) == pytest.approx(1.0)
 
 
 def test_rounds_that_took_no_time_teach_nothing() -> None:
     """What a broken replica says must not break the session."""
-    assert after(2 * LEAST_ROUNDS, round_of(1, 0)).expected(round_of(1, 20)) is None
+    assert after(2 * MIN_ROUNDS, round_of(1, 0)).expected(round_of(1, 20)) is None
 
 
 def test_it_follows_a_machine_that_slows_down() -> None:
@@ -65,4 +65,4 @@ def test_it_follows_a_machine_that_slows_down() -> None:
 def test_a_replica_that_names_no_batch_is_borne() -> None:
     """A batch of none counts like one of one."""
     nobody = round_of(1, 20, batch_size=0)
-    assert after(LEAST_ROUNDS, nobody).expected(nobody) == pytest.approx(1.0)
+    assert after(MIN_ROUNDS, nobody).expected(nobody) == pytest.approx(1.0)

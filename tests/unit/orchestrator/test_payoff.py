@@ -10,10 +10,10 @@ import pytest
 from orchestrator.payoff import (
     ENOUGH_ROUNDS,
     FIRST_DRAFTS,
-    LONGEST_REST,
     LOOK_AFTER,
     LOOK_STEPS,
     MAX_KINDS,
+    MAX_REST,
     QUIET_SECONDS,
     REST,
     Payoff,
@@ -58,7 +58,7 @@ def estimated(verdict: Verdict, payoff: Payoff | None = None, blocks: int = 1) -
 
 def rest_out(payoff: Payoff, batch_size: int = 8, plain: Verdict = PLAIN) -> int:
     """Rounds without a draft until drafting is tried again."""
-    for count in range(10 * LONGEST_REST):
+    for count in range(10 * MAX_REST):
         if payoff.pays:
             return count
         payoff.alone(replace(plain, batch_size=batch_size), now=0.0)
@@ -103,7 +103,7 @@ def test_tokens_of_a_lookup_are_not_the_draft_s() -> None:
 
 def test_a_lone_session_keeps_its_draft() -> None:
     """A block costs nobody else's time where nobody else is, and nobody looks what there is without."""
-    assert after(10 * LONGEST_REST, round_of(0, 4, price=0.3, batch_size=1)).pays
+    assert after(10 * MAX_REST, round_of(0, 4, price=0.3, batch_size=1)).pays
 
 
 def test_it_takes_some_rounds_to_give_up() -> None:
@@ -126,7 +126,7 @@ def test_now_and_then_it_is_looked_what_is_committed_without_drafts() -> None:
 
 def test_nobody_looks_while_the_estimate_is_clear() -> None:
     """Steps without drafts would cost a lot then."""
-    assert after(2 * LONGEST_REST, GOOD).pays
+    assert after(2 * MAX_REST, GOOD).pays
 
 
 @pytest.mark.parametrize(("seconds", "pays"), [(0.04, False), (0.06, True)])
@@ -151,14 +151,14 @@ def test_after_a_rest_drafting_is_tried_again() -> None:
             payoff.drafted(BAD, 1, now=0.0)
         rests.append(rest_out(payoff))
     assert rests[:3] == [REST, 2 * REST, 4 * REST]
-    assert rests[-2:] == [LONGEST_REST] * 2
+    assert rests[-2:] == [MAX_REST] * 2
 
 
 def test_a_long_time_of_paying_makes_rests_short_again() -> None:
     """What was learned of trials in vain is old by then."""
     payoff = rested()
     assert rest_out(payoff) == REST
-    for _ in range(LONGEST_REST + 1):
+    for _ in range(MAX_REST + 1):
         payoff.drafted(GOOD, 1, now=0.0)
         if not payoff.pays:
             assert rest_out(payoff) == LOOK_STEPS * GOOD.batch_size
@@ -169,7 +169,7 @@ def test_a_long_time_of_paying_makes_rests_short_again() -> None:
 
 def test_only_rounds_without_a_draft_shorten_a_rest() -> None:
     """Sessions that are about to give their drafts up do not."""
-    assert not after(2 * LONGEST_REST, GOOD, rested()).pays
+    assert not after(2 * MAX_REST, GOOD, rested()).pays
 
 
 def test_batch_sizes_are_weighed_apart() -> None:

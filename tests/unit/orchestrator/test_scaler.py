@@ -13,8 +13,8 @@ from orchestrator.draft_load import Totals
 from orchestrator.scaler import (
     FADE_SECONDS,
     JUDGE_SECONDS,
-    LEAST_FACTOR,
     MEAN_SECONDS,
+    MIN_FACTOR,
     UTILIZATION,
     Demand,
     Observation,
@@ -198,4 +198,4 @@ def test_whatever_is_seen_the_answer_is_sane(fixed: int, history: list[Any]) -> 
 def test_a_judgement_at_most_halves() -> None:
     """One bad moment asks for no more than twice the replicas."""
     demand = Pool().run(wanted=8, seconds=JUDGE_SECONDS, **{**LATE, "lag_seconds": 1000.0})
-    assert demand.sessions_per_replica == pytest.approx(8 * LEAST_FACTOR, rel=0.2)
+    assert demand.sessions_per_replica == pytest.approx(8 * MIN_FACTOR, rel=0.2)

@@ -17,7 +17,7 @@ from orchestrator import tokenizing_worker
 from orchestrator.request import Asked
 from orchestrator.tokenizer import ChatMessage, TextTokenizer
 from orchestrator.tokenizer_process import TokenizerProcess
-from orchestrator.tokenizing import MOST_WAITING, Tokenizing, size_of
+from orchestrator.tokenizing import MAX_WAITING, Tokenizing, size_of
 from outrider.errors import ContextTooLong, InvalidRequest, OutriderError, Overloaded, Unavailable
 from outrider.messages import SamplingParams
 from tests.unit.orchestrator.rig import run, until
@@ -132,11 +132,11 @@ def test_what_waits_is_bounded_in_number() -> None:
     async def scenario() -> None:
         process = Scripted()
         waiting = Waiting(process)
-        await waiting.send(*["x"] * (MOST_WAITING + 2))
+        await waiting.send(*["x"] * (MAX_WAITING + 2))
         process.go.set()
         outcomes = await waiting.outcomes()
-        assert outcomes[:MOST_WAITING] == [(1,)] * MOST_WAITING
-        assert [type(outcome) for outcome in outcomes[MOST_WAITING:]] == [Overloaded] * 2
+        assert outcomes[:MAX_WAITING] == [(1,)] * MAX_WAITING
+        assert [type(outcome) for outcome in outcomes[MAX_WAITING:]] == [Overloaded] * 2
 
     run(scenario)
 
