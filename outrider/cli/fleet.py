@@ -2,8 +2,6 @@
 
 All start at once, so that a port that is taken is found before a model is loaded. A child's ready line means
 that its health says SERVING; the orchestrator's, that it has found all replicas and that they fit together.
-With `drafts`, the orchestrator is asked how many drafts are needed, and drafts are started and ended
-accordingly: one that ends is first taken from the file, so that its sessions move, then told to drain.
 """
 
 from __future__ import annotations
@@ -19,18 +17,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from outrider.channels import open_channel
-from outrider.cli.autoscaler import Autoscaler, DraftPool
 from outrider.cli.children import ERROR, Child
-from outrider.cli.scaler_client import Reading, ask
 from outrider.cli.supervisor import GiveUp, Restart, Supervisor
 from outrider.cli.up_plan import ChildSpec
-from outrider.errors import OutriderError
 
-ASK_SECONDS = 1.0
-"""Period at which the orchestrator is asked how many drafts are needed."""
-LEAVE_SECONDS = 3.0
-"""From a draft's removal from the file to its drain: the orchestrator has read the file meanwhile."""
 WRONG = 2
 """Exit status of a child that was asked for something wrong."""
 KILL_SECONDS = 5.0
@@ -49,23 +39,8 @@ class _Exited:
 
 
 @dataclass(frozen=True, slots=True)
-class _Scale:
-    count: int
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
 class _Stop:
     pass
-
-
-@dataclass(frozen=True, slots=True)
-class Scaling:
-    """Drafts that come and go."""
-
-    pool: DraftPool
-    autoscaler: Autoscaler
-    leave_seconds: float = LEAVE_SECONDS
 
 
 class Fleet:
@@ -80,7 +55,6 @@ class Fleet:
         config_file: str | None,
         grace_seconds: float,
         start_child: Callable[[ChildSpec, str | None, Callable[[str], None]], Awaitable[Child]] = Child.start,
-        scaling: Scaling | None = None,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.specs = {spec.name: spec for spec in (*replicas, orchestrator)}
@@ -89,13 +63,12 @@ class Fleet:
         self.config_file = config_file
         self.grace_seconds = grace_seconds
         self.start_child = start_child
-        self.scaling = scaling
         self.pause = pause
         """Waits so many seconds before a child that crashed is started again."""
         self.supervisor = Supervisor(tuple(self.specs))
         self.children: dict[str, Child] = {}
         self.endpoints: dict[str, str] = {}
-        self._events: asyncio.Queue[_Ready | _Exited | _Scale | _Stop] = asyncio.Queue()  # a few per child
+        self._events: asyncio.Queue[_Ready | _Exited | _Stop] = asyncio.Queue()  # a few per child
         self._pausing: set[str] = set()
         """Children that crashed and will be started again."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -118,16 +91,14 @@ class Fleet:
                 case _Stop():
                     return 0
                 case _Ready(child):
-                    await self._on_ready(child)
-                case _Scale(count, why):
-                    await self._scale(count, why)
+                    self._on_ready(child)
                 case _Exited(child, status):
                     if not self._on_exit(child, status):
                         return WRONG if status == WRONG else 1
 
-    async def _on_ready(self, child: Child) -> None:
+    def _on_ready(self, child: Child) -> None:
         name, first = child.spec.name, not self.supervisor.up
-        if self.children.get(name) is not child or self._leaves(name):  # it was replaced, or is not needed
+        if self.children.get(name) is not child:  # it was replaced
             return
         ready = child.ready.result()
         self.supervisor.ready(name, time.monotonic())
@@ -139,16 +110,10 @@ class Fleet:
             self._keep_port(ready["endpoint"])
             if first:
                 _announce(ready)
-                if self.scaling is not None:
-                    self._spawn(self._follow(self.scaling, ready["endpoint"]))
 
     def _on_exit(self, child: Child, status: int) -> bool:
         """False when there is no going on."""
         name = child.spec.name
-        if self._leaves(name):
-            self._say(name, f"gone, with status {status}")
-            self._forget(name)
-            return True
         decision = self.supervisor.exited(name, time.monotonic())
         if isinstance(decision, GiveUp):
             print(f"outrider: {name} did not start: {_sentence(child.problem, status)}", file=sys.stderr)
@@ -173,62 +138,6 @@ class Fleet:
         if not self.supervisor.stopping and name in self._pausing:
             self._pausing.discard(name)
             await self._launch(name)
-
-    async def _follow(self, scaling: Scaling, endpoint: str) -> None:
-        """Ask the orchestrator for the number of drafts; while it does not answer, nothing changes."""
-        silent = False
-        async with open_channel(endpoint) as channel:
-            while True:
-                await asyncio.sleep(ASK_SECONDS)
-                try:
-                    reading = await ask(channel)
-                except OutriderError as error:
-                    if not silent and not self.supervisor.stopping:
-                        self._say("drafts", f"their number stays: the orchestrator does not say it ({error})")
-                    silent = True
-                    continue
-                silent = False
-                running = len(scaling.pool.running)
-                count = scaling.autoscaler.decide(running, reading.replicas, time.monotonic())
-                if count != running:
-                    self._events.put_nowait(_Scale(count, _reason(reading)))
-
-    async def _scale(self, count: int, why: str) -> None:
-        """Start or end drafts until `count` run."""
-        assert self.scaling is not None
-        pool = self.scaling.pool
-        before = len(pool.running)
-        new, gone = pool.grow(count), pool.shrink(count)
-        if len(pool.running) != before:
-            self._say("drafts", f"{before} -> {len(pool.running)}: {why}")
-        for spec in new:
-            self.specs[spec.name] = spec
-            self.supervisor.add(spec.name)
-            await self._launch(spec.name)
-        for name in gone:
-            self.endpoints.pop(name, None)
-        self._write_replicas()
-        for name in gone:
-            if name in self._pausing:  # there is no process to end
-                self._forget(name)
-            else:
-                self._spawn(self._drain(self.children[name], self.scaling.leave_seconds))
-
-    async def _drain(self, child: Child, leave_seconds: float) -> None:
-        await asyncio.sleep(leave_seconds)
-        await self._stop([child])
-
-    def _leaves(self, name: str) -> bool:
-        return self.scaling is not None and name in self.scaling.pool.leaving
-
-    def _forget(self, name: str) -> None:
-        """A draft that was not needed any more has ended."""
-        assert self.scaling is not None
-        self.scaling.pool.leaving.discard(name)
-        self._pausing.discard(name)
-        self.supervisor.remove(name)
-        self.children.pop(name, None)
-        del self.specs[name]
 
     async def _await_ready(self, child: Child) -> None:
         await child.ready
@@ -303,14 +212,6 @@ def _announce(ready: dict[str, Any]) -> None:
         return
     print(f"\nready at {ready['endpoint']}    Ctrl-C stops")
     print(f"try: outrider generate --endpoint {ready['endpoint']} 'def fibonacci(n):'\n", flush=True)
-
-
-def _reason(reading: Reading) -> str:
-    if reading.sessions_per_replica <= 0.0:
-        return f"{reading.sessions:.1f} sessions want drafts, and no replica is known"
-    return (
-        f"{reading.sessions:.1f} sessions want drafts, one replica serves {reading.sessions_per_replica:.1f}"
-    )
 
 
 def _sentence(problem: str, status: int) -> str:

@@ -56,14 +56,6 @@ class Supervisor:
     def __post_init__(self) -> None:
         self._children = {name: _Child() for name in self.names}
 
-    def add(self, name: str) -> None:
-        """One more child."""
-        self._children[name] = _Child()
-
-    def remove(self, name: str) -> None:
-        """A child that was meant to end has ended."""
-        del self._children[name]
-
     def ready(self, name: str, now: float) -> None:
         """A child said that it is ready."""
         self._children[name].ready_at = now

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from outrider.cli.settings import Resolved, flag_of
 from outrider.config import Port, Positive, Settings
@@ -14,20 +14,6 @@ from outrider.errors import ConfigError
 
 LOOKUP = "lookup"
 NONE = "none"
-
-
-def _check_drafts(value: object) -> str:
-    text = str(value)
-    least, dots, most = text.partition("..")
-    numbers = (least, most) if dots else (least,)
-    if not all(number.isascii() and number.isdigit() for number in numbers) or int(least) < 1:
-        raise ValueError("must be a whole number above 0, or two as MIN..MAX")
-    if dots and int(most) < int(least):
-        raise ValueError("must be MIN..MAX with the smaller number first")
-    return text
-
-
-Drafts = Annotated[str, BeforeValidator(_check_drafts)]
 
 
 class UpConfig(Settings):
@@ -42,14 +28,7 @@ class UpConfig(Settings):
     dtype: str = Field("auto", description="Arithmetic of both models: auto, float32, bfloat16 or float16.")
     device: str = Field("auto", description="Device of the models: auto, cpu, cuda or cuda:N.")
     draft_device: str = Field("", description="Device of the draft model; empty: same as device.")
-    drafts: Drafts = Field(
-        "1", description="Draft replicas: a number, or MIN..MAX to start and stop them as the load asks."
-    )
-    drafts_down_seconds: float = Field(
-        60.0,
-        gt=0,
-        description="With MIN..MAX, how long fewer drafts have to suffice before one is stopped.",
-    )
+    drafts: Positive = Field(1, description="Draft replicas.")
     verifies: Positive = Field(1, description="Verify replicas.")
     threads: Positive = Field(1, description="Torch threads of each replica on the CPU.")
     cpu_backend: Literal["auto", "amx", "avx512", "onednn"] = Field(
@@ -77,12 +56,6 @@ class UpConfig(Settings):
         "auto", description="Log lines; auto is console on a terminal and JSON elsewhere."
     )
 
-    @property
-    def draft_range(self) -> tuple[int, int]:
-        """The least and the most draft replicas."""
-        least, _, most = ("0" if self.draft == NONE else self.drafts).partition("..")
-        return int(least), int(most or least)
-
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
@@ -96,8 +69,7 @@ class ChildSpec:
 
 
 def plan_replicas(resolved: Resolved[UpConfig], cores: list[int], gpu: bool) -> list[ChildSpec]:
-    """The verify and draft processes, as many drafts as there may be; only what was asked for is passed on,
-    so that the file counts.
+    """The verify and draft processes; only what was asked for is passed on, so that the file counts.
 
     Raises:
         ConfigError: no target was named.
@@ -105,7 +77,7 @@ def plan_replicas(resolved: Resolved[UpConfig], cores: list[int], gpu: bool) -> 
     config = resolved.config
     if not config.target:
         raise ConfigError("--target: name the target model, a folder or a hub id")
-    _, drafts = config.draft_range
+    drafts = 0 if config.draft == NONE else config.drafts
     names = [f"verify-{i}" for i in range(config.verifies)] + [f"draft-{i}" for i in range(drafts)]
     on_cpu = config.device == "cpu" or (config.device == "auto" and not gpu)
     pinned = config.cpus == "auto" and on_cpu

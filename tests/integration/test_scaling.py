@@ -1,4 +1,4 @@
-"""Draft processes join and leave under load: by the scaler's word, and by hand."""
+"""How many drafts the scaler says are needed, and drafts that leave under load."""
 
 from __future__ import annotations
 
@@ -47,34 +47,30 @@ def load(endpoint: str, prompts: list[list[int]]) -> Iterator[list[Generation]]:
             client.join()
 
 
-def test_up_starts_and_ends_drafts_with_the_load(own_cluster, prompts):
-    """`outrider up --drafts 1..3`: five clients bring three drafts, one that stays keeps one; no request is
-    lost, and KEDA would be told the same."""
-    pair = ("--target", str(DEMO_TARGET), "--draft", "lookup", "--drafts", "1..3")
+def test_keda_is_told_how_many_drafts_the_load_needs(own_cluster, prompts):
+    """Five clients, where one replica is taken to serve two, need three drafts; one client needs one. Whoever
+    scales them asks as KEDA does."""
     up = own_cluster.launch(
-        *("up", *pair, "--drafts-down-seconds", "8", "--port", "0"),
+        *("up", "--target", str(DEMO_TARGET), "--draft", "lookup", "--port", "0"),
         environment={"OUTRIDER_ORCHESTRATOR_DRAFT_SESSIONS_PER_REPLICA": "2"},
     ).wait_ready()
     client = Client(up.endpoint)
     scaler = externalscaler_pb2_grpc.ExternalScalerStub(client.channel)
+    asked = pb2.GetMetricsRequest(metricName="outrider_draft_replicas_desired")
 
-    def drafts(count: int) -> bool:
-        return client.info().draft_replicas == count
+    def needed() -> float:
+        (value,) = scaler.GetMetrics(asked).metricValues
+        return value.metricValueFloat
 
     with load(up.endpoint, prompts(5)) as got:
-        eventually(lambda: drafts(3), "three drafts are used", START_SECONDS)
+        eventually(lambda: needed() > 2.2, "three drafts are needed", START_SECONDS)
         assert scaler.IsActive(pb2.ScaledObjectRef(name="draft")).result
-        asked = pb2.GetMetricsRequest(metricName="outrider_draft_replicas_desired")
-        (value,) = scaler.GetMetrics(asked).metricValues
-        assert 0.0 < value.metricValueFloat <= 3.0 + 1e-6
+        assert client.info().draft_replicas == 1
     with load(up.endpoint, prompts(6)[5:]) as got_by_one:
-        eventually(lambda: drafts(1), "one draft is used", START_SECONDS)
+        eventually(lambda: 0.0 < needed() <= 1.0, "one draft is needed", START_SECONDS)
     assert {len(one.tokens) for one in (*got, *got_by_one)} == {TOKENS}
     up.signal(signal.SIGINT)
     assert up.wait(30) == 0
-    said = up.tail(100_000)
-    assert "-> 3: " in said
-    assert "gone, with status 0" in said
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ MAX_FILE = 500
 KNOWS_GENERATED_CODE = (
     *("outrider/wire.py", "outrider/cli/client.py", "orchestrator/wire.py", "orchestrator/probe.py"),
     *("orchestrator/draft_client.py", "orchestrator/verify_client.py"),
-    *("orchestrator/scaler_servicer.py", "outrider/cli/scaler_client.py"),
+    "orchestrator/scaler_servicer.py",
     *(f"{service}/{file}.py" for service in SERVICES for file in ("main", "servicer")),
 )
 """Where messages enter and leave, and where servicers are registered."""

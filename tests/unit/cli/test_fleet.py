@@ -12,10 +12,7 @@ from typing import Any
 
 import pytest
 
-from outrider.cli import fleet as fleet_module
-from outrider.cli.autoscaler import Autoscaler, DraftPool
-from outrider.cli.fleet import Fleet, Scaling
-from outrider.cli.scaler_client import Reading
+from outrider.cli.fleet import Fleet
 from outrider.cli.up_plan import ChildSpec
 
 REPLICAS = [ChildSpec("verify-0", "verify", ()), ChildSpec("draft-0", "draft", ())]
@@ -61,14 +58,14 @@ async def until(condition: Callable[[], bool]) -> None:
 class World:
     """A fleet whose children are fakes."""
 
-    def __init__(self, folder: Path, scaling: Scaling | None = None) -> None:
+    def __init__(self, folder: Path) -> None:
         self.log: list[str] = []
         self.started: asyncio.Queue[FakeChild] = asyncio.Queue()
         self.file = folder / "replicas"
         self.restarts = asyncio.Event()
         """Cleared, crashed children wait for their restart."""
         self.restarts.set()
-        self.fleet = Fleet(REPLICAS, ORCHESTRATOR, self.file, None, 1.0, self._start, scaling, self._pause)
+        self.fleet = Fleet(REPLICAS, ORCHESTRATOR, self.file, None, 1.0, self._start, self._pause)
 
     async def _start(self, spec: ChildSpec, _file: str | None, _show: Callable[[str], None]) -> FakeChild:
         child = FakeChild(spec, self.log)
@@ -88,13 +85,11 @@ class World:
         return children
 
 
-def _run(
-    folder: Path, scenario: Callable[[World], Awaitable[None]], scaling: Scaling | None = None
-) -> tuple[int, list[str]]:
+def _run(folder: Path, scenario: Callable[[World], Awaitable[None]]) -> tuple[int, list[str]]:
     """The fleet's exit status and what was started and stopped, in order."""
 
     async def both() -> tuple[int, list[str]]:
-        world = World(folder, scaling)
+        world = World(folder)
         fleet = asyncio.create_task(world.fleet.run())
         await scenario(world)
         return await fleet, world.log
@@ -195,95 +190,3 @@ def test_a_taken_port_does_not_wait_for_models(tmp_path: Path, capsys: pytest.Ca
     assert status == 2
     assert log[-2:] == ["SIGTERM verify-0", "SIGTERM draft-0"]
     assert "orchestrator did not start: port: cannot listen" in capsys.readouterr().err
-
-
-class Need:
-    """What an orchestrator would say is needed."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.replicas = 1.0
-        monkeypatch.setattr(fleet_module, "ask", self._ask)
-        monkeypatch.setattr(fleet_module, "ASK_SECONDS", 0.01)
-
-    async def _ask(self, _channel: object) -> Reading:
-        return Reading(self.replicas, 2 * self.replicas, 2.0)
-
-
-def _scaling(most: int = 3) -> Scaling:
-    drafts = [ChildSpec(f"draft-{i}", "draft", ()) for i in range(most)]
-    return Scaling(DraftPool(drafts, ["draft-0"]), Autoscaler(1, most, 0.05), leave_seconds=0.01)
-
-
-def test_drafts_come_and_go_with_the_need(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A new one is in the file when it is ready; one that goes is out of it before it is told to end."""
-    need = Need(monkeypatch)
-
-    async def scenario(world: World) -> None:
-        await world.up()
-        need.replicas = 2.5
-        for _ in range(2):
-            child = await world.started.get()
-            child.become_ready(f"127.0.0.1:200{child.spec.name[-1]}")
-        await until(lambda: world.file.read_text().count("draft") == 3)
-        need.replicas = 0.5
-        await until(lambda: world.file.read_text().count("draft") == 1)
-        await until(lambda: len(world.fleet.specs) == 3)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    status, log = _run(tmp_path, scenario, _scaling())
-    assert status == 0
-    assert log[3:7] == ["start draft-1", "start draft-2", "SIGTERM draft-2", "SIGTERM draft-1"]
-    said = capsys.readouterr().err
-    assert "1 -> 3: 5.0 sessions want drafts, one replica serves 2.0" in said
-    assert "3 -> 2: 1.0 sessions want drafts, one replica serves 2.0" in said
-    assert "draft-2      | gone, with status 0" in said
-
-
-def test_a_draft_that_crashed_may_go_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While it waits for its restart there is no process to end, and it is not started again."""
-    need = Need(monkeypatch)
-
-    async def scenario(world: World) -> None:
-        _, draft, _ = await world.up()
-        need.replicas = 2.0
-        crashing = await world.started.get()
-        crashing.become_ready("127.0.0.1:2001")
-        await until(lambda: world.file.read_text().count("draft") == 2)
-        world.restarts.clear()
-        crashing.end(-9)
-        await until(lambda: "127.0.0.1:2001" not in world.file.read_text())
-        need.replicas = 0.5
-        await until(lambda: "draft-1" not in world.fleet.specs)
-        draft.end(-9)
-        await until(lambda: "draft" not in world.file.read_text())
-        world.restarts.set()
-        assert (await world.started.get()).spec.name == "draft-0"  # the other one would have come before it
-        os.kill(os.getpid(), signal.SIGINT)
-
-    status, log = _run(tmp_path, scenario, _scaling())
-    assert status == 0
-    assert log.count("start draft-1") == 1
-
-
-def test_an_interrupt_ends_drafts_that_are_going_as_well(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nobody is left behind, whatever was under way."""
-    need = Need(monkeypatch)
-
-    async def scenario(world: World) -> None:
-        await world.up()
-        need.replicas = 2.0
-        (await world.started.get()).become_ready("127.0.0.1:2001")
-        await until(lambda: world.file.read_text().count("draft") == 2)
-        need.replicas = 0.5
-        await until(lambda: world.file.read_text().count("draft") == 1)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    scaling = _scaling()
-    slow = Scaling(scaling.pool, scaling.autoscaler, leave_seconds=30.0)
-    status, log = _run(tmp_path, scenario, slow)
-    assert status == 0
-    assert log.count("SIGTERM draft-1") == 1

@@ -133,25 +133,8 @@ def test_deterministic_is_the_targets(flags: tuple[str, ...], expected: bool) ->
     assert "deterministic" not in type(plan["draft-0"]).model_fields
 
 
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        ((), (1, 1)),
-        (("--drafts", "3"), (3, 3)),
-        (("--drafts", "1..4"), (1, 4)),
-        (("--draft", "none"), (0, 0)),
-    ],
-)
-def test_drafts_are_a_number_or_a_range(flags: tuple[str, ...], expected: tuple[int, int]) -> None:
-    """The least and the most; as many as there may be are planned, so that each has its name and cores."""
-    resolved = _resolved("--target", "big", *flags)
-    assert resolved.config.draft_range == expected
-    drafts = [spec for spec in plan_replicas(resolved, [0], gpu=False) if spec.service == "draft"]
-    assert [spec.name for spec in drafts] == [f"draft-{i}" for i in range(expected[1])]
-
-
-@pytest.mark.parametrize("text", ["0", "-1", "two", "4..1", "0..2", "1..", "..3", "1..2..3", "1...3", "1.5"])
+@pytest.mark.parametrize("text", ["0", "-1", "two", "1..4", "1.5"])
 def test_drafts_that_make_no_sense_are_refused(text: str) -> None:
     """With the flag's name, and what it takes."""
-    with pytest.raises(ConfigError, match=r"--drafts: must .*MIN\.\.MAX"):
+    with pytest.raises(ConfigError, match=r"--drafts: "):
         _resolved("--target", "big", f"--drafts={text}")

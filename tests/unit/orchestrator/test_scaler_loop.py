@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.draft_load import Totals
 from orchestrator.scaler import Observation, Scaler
-from outrider.cli.autoscaler import Autoscaler
+from tests.unit.orchestrator.kubernetes_autoscaler import Autoscaler
 
 ROUND = 2.0
 """Seconds between looks."""

@@ -1,6 +1,6 @@
-"""How many drafts `outrider up --drafts MIN..MAX` runs, and which. Pure: the clock is an argument.
+"""The rules of Kubernetes' autoscaler, as a model to test the scaler with.
 
-What the orchestrator says is needed becomes a number by the rules of Kubernetes' autoscaler
+What the orchestrator says is needed becomes a number of replicas
 (https://kubernetes.io/docs/tasks/run-application/horizontal-pod-autoscale/#algorithm-details), with the
 behavior that k8s/components/hpa gives it: up at once; down to the highest number that was needed at any time
 of the last `down_seconds`, one replica after the other; a difference of a tenth is none.
@@ -10,10 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-from outrider.cli.up_plan import ChildSpec
 
 TOLERANCE = 0.1
 """That of Kubernetes."""
@@ -59,27 +56,3 @@ class Autoscaler:
         self._needed.append((now, needed))
         while self._needed[0][0] < now - self.down_seconds:
             self._needed.popleft()
-
-
-@dataclass(slots=True)
-class DraftPool:
-    """The drafts that may run: those that do, in order, and those that are on their way out."""
-
-    specs: Sequence[ChildSpec]
-    running: list[str]
-    leaving: set[str] = field(default_factory=set)
-
-    def grow(self, count: int) -> list[ChildSpec]:
-        """Drafts to start so that `count` run, as far as names are free: who leaves has its own still."""
-        taken = {*self.running, *self.leaving}
-        free = [spec for spec in self.specs if spec.name not in taken]
-        new = free[: max(count - len(self.running), 0)]
-        self.running += [spec.name for spec in new]
-        return new
-
-    def shrink(self, count: int) -> list[str]:
-        """The drafts to end so that `count` run: the newest."""
-        gone = self.running[max(count, 0) :]
-        del self.running[max(count, 0) :]
-        self.leaving.update(gone)
-        return gone
