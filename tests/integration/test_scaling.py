@@ -48,7 +48,7 @@ def load(endpoint: str, prompts: list[list[int]]) -> Iterator[list[Generation]]:
 
 
 def test_keda_is_told_how_many_drafts_the_load_needs(own_cluster, prompts):
-    """Five clients, where one replica is taken to serve two, need three drafts: whoever scales them hears it by
+    """Five clients, where one replica is taken to serve two, need three drafts: who scales them hears it by
     asking as KEDA does."""
     up = own_cluster.launch(
         *("up", "--target", str(DEMO_TARGET), "--draft", "lookup", "--port", "0"),
