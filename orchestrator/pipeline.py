@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar, assert_never
 
 from orchestrator.draft_client import DraftClient
 from orchestrator.events import (
@@ -152,9 +152,34 @@ class Pipeline:
         for action in actions:
             if self.reason is not FinishReason.NONE:
                 return
-            waiting = _CARRY_OUT[type(action)](self, action)
-            if waiting is not None:
-                await waiting
+            await self._perform(action)
+
+    async def _perform(self, action: Action) -> None:
+        match action:
+            case SendBlock():
+                self._send_block(action)
+            case SendVerdict():
+                await self._send_verdict(action)
+            case Emit():
+                await self._emit(action)
+            case Announce():
+                await self._announce()
+            case ConnectVerify():
+                self._connect_verify(action)
+            case ConnectDraft():
+                await self._connect_draft(action)
+            case DropVerify():
+                self._drop_verify(action)
+            case DropDraft():
+                self._drop_draft(action)
+            case ParkDraft():
+                self._park_draft()
+            case Finish():
+                self.reason = action.reason
+            case Fail():
+                raise action.error
+            case _:
+                assert_never(action)
 
     def _send_block(self, action: SendBlock) -> None:
         assert self._verify is not None
@@ -165,7 +190,7 @@ class Pipeline:
         self._draft.client.commit(action.verdict)
         await asyncio.sleep(0)  # let it leave before the text is made
 
-    async def _announce(self, _action: Announce) -> None:
+    async def _announce(self) -> None:
         session = self.session
         await self._emit_item(
             Started(
@@ -187,12 +212,6 @@ class Pipeline:
         if self._output.stop:
             await self._carry_out(self.session.stop())
 
-    def _finish(self, action: Finish) -> None:
-        self.reason = action.reason
-
-    def _fail(self, action: Fail) -> None:
-        raise action.error
-
     def _connect_verify(self, action: ConnectVerify) -> None:
         client = VerifyClient(action.stream, action.opening, self._received)
         link = self._verify = _Link(client)
@@ -201,16 +220,16 @@ class Pipeline:
             self._recorder.reopened(self._opened_ns)
         link.task = self._streams.create_task(self._hold_verify(link, action))
 
-    def _connect_draft(self, action: ConnectDraft) -> Awaitable[None] | None:
+    async def _connect_draft(self, action: ConnectDraft) -> None:
         client = DraftClient(action.stream, action.opening, self._received)
         link = self._draft = _Link(client)
         self._observer.wants_draft()
         link.lease = self._fleet.lease_draft(self.session.request.prompt, client.abort, action.avoid)
         if link.lease is None:
             failed = DraftFailed(action.stream, NoReplica("no draft replica can be used"), "")
-            return self._carry_out(self.session.handle_event(failed, self._clock()))
-        link.task = self._streams.create_task(self._hold_draft(link, link.lease))
-        return None
+            await self._carry_out(self.session.handle_event(failed, self._clock()))
+        else:
+            link.task = self._streams.create_task(self._hold_draft(link, link.lease))
 
     def _drop_verify(self, action: DropVerify) -> None:
         link, self._verify = self._verify, None
@@ -222,7 +241,7 @@ class Pipeline:
         assert link is not None
         self._drop("draft", link, action.error)
 
-    def _park_draft(self, action: ParkDraft) -> None:
+    def _park_draft(self) -> None:
         link, self._draft = self._draft, None
         assert link is not None
         self._let_go("draft", link)
@@ -383,18 +402,3 @@ def first_error() -> Iterator[None]:
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         raise error from error.__cause__
-
-
-_CARRY_OUT: dict[type[Any], Callable[[Pipeline, Any], Awaitable[None] | None]] = {
-    SendBlock: Pipeline._send_block,
-    SendVerdict: Pipeline._send_verdict,
-    Announce: Pipeline._announce,
-    Emit: Pipeline._emit,
-    ConnectVerify: Pipeline._connect_verify,
-    ConnectDraft: Pipeline._connect_draft,
-    DropVerify: Pipeline._drop_verify,
-    DropDraft: Pipeline._drop_draft,
-    ParkDraft: Pipeline._park_draft,
-    Finish: Pipeline._finish,
-    Fail: Pipeline._fail,
-}

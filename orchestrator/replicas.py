@@ -18,6 +18,7 @@ from enum import StrEnum
 
 from outrider.errors import (
     Draining,
+    Flood,
     InvalidRequest,
     MismatchedPair,
     OutOfPages,
@@ -239,6 +240,8 @@ class Replicas:
         if isinstance(error, Unavailable):
             replica.reachable = False  # until the next probe
         replica.failures += 1
+        if isinstance(error, Flood):  # one is enough
+            replica.failures = max(replica.failures, self._breaker_failures)
         if replica.failures >= self._breaker_failures:
             replica.open_until = now + self._breaker_seconds
 

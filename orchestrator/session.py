@@ -14,9 +14,9 @@ the actions out in the order given.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import assert_never
 
 from orchestrator.candidates import CheckedIds, live_blocks, without_dead
 from orchestrator.events import (
@@ -40,6 +40,7 @@ from orchestrator.events import (
     VerifyFailed,
     VerifyOpened,
 )
+from orchestrator.losses import DRAFT_RETRY_SECONDS, VERIFY_RETRY_SECONDS, Losses
 from orchestrator.payoff import Payoff
 from orchestrator.request import Request
 from orchestrator.statistics import Statistics
@@ -71,10 +72,6 @@ from outrider.messages import (
 RECENT_BLOCKS = 256
 NO_DRAFT_RETRY_SECONDS = 0.5
 """How often a request without a draft looks for one."""
-DRAFT_RETRY_SECONDS = (0.0, 0.25, 0.5, 1.0, 2.0, 5.0)
-"""Wait after the first, second, ... draft lost in a row without a block; the last one repeats."""
-VERIFY_RETRY_SECONDS = (0.0, 0.05, 0.1, 0.25, 0.5, 1.0)
-"""Wait after the first, second, ... verify replica lost in a row without a verdict."""
 MAX_INTERNAL_ERRORS = 3
 """Verify replicas that may fail on one request in a row before the request is held at fault."""
 STALL_VERDICTS = 8
@@ -124,24 +121,6 @@ class _Verify:
 
 
 @dataclass(slots=True)
-class _Losses:
-    """Replicas of one kind that were lost in a row."""
-
-    count: int = 0
-    internal: int = 0
-    since: float = 0.0
-    retry_at: float = 0.0
-
-    def add(self, error: OutriderError, now: float, waits: Sequence[float]) -> None:
-        if self.count == 0:
-            self.since = now
-        self.internal += isinstance(error, InternalError)
-        least = (error.retry_after or 0.0) if isinstance(error, Overloaded) and self.count else 0.0
-        self.retry_at = now + max(waits[min(self.count, len(waits) - 1)], least)
-        self.count += 1
-
-
-@dataclass(slots=True)
 class Session:
     """One continuation of `request`; `seed` is this continuation's own."""
 
@@ -165,8 +144,8 @@ class Session:
     _draft: _Draft | None = None
     _streams: int = 0
     _drafts: int = 0
-    _verify_losses: _Losses = field(default_factory=_Losses)
-    _draft_losses: _Losses = field(default_factory=_Losses)
+    _verify_losses: Losses = field(default_factory=Losses)
+    _draft_losses: Losses = field(default_factory=Losses)
     _last_draft_endpoint: str = ""
     _drafting: bool = True
     _held: list[TokenBlock] = field(default_factory=list)
@@ -196,7 +175,21 @@ class Session:
         """What to do about one event."""
         if self.finished:
             return []
-        return _HANDLERS[type(event)](self, event, now)
+        match event:
+            case BlockArrived():
+                return self._on_block(event, now)
+            case VerdictArrived():
+                return self._on_verdict(event, now)
+            case VerifyOpened():
+                return self._on_verify_opened(event, now)
+            case VerifyFailed():
+                return self._on_verify_failed(event, now)
+            case DraftOpened():
+                return self._on_draft_opened(event, now)
+            case DraftFailed():
+                return self._on_draft_failed(event, now)
+            case _:
+                assert_never(event)
 
     def stop(self) -> list[Action]:
         """The text has reached a stop string."""
@@ -487,13 +480,3 @@ class Session:
     def _next_stream(self) -> int:
         self._streams += 1
         return self._streams
-
-
-_HANDLERS: dict[type[Any], Callable[[Session, Any, float], list[Action]]] = {
-    VerifyOpened: Session._on_verify_opened,
-    VerdictArrived: Session._on_verdict,
-    VerifyFailed: Session._on_verify_failed,
-    DraftOpened: Session._on_draft_opened,
-    BlockArrived: Session._on_block,
-    DraftFailed: Session._on_draft_failed,
-}

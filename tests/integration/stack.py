@@ -49,7 +49,11 @@ class DemoStack:
             if kind != "none":
                 settings["draft"] = self.draft(kind)
             if kind == "hostile":  # a refused attack must not keep the next one out
-                settings |= {"breaker_failures": 1_000_000, "draft_open_timeout_ms": 200}
+                settings |= {
+                    "breaker_failures": 1_000_000,
+                    "breaker_seconds": 0.001,
+                    "draft_open_timeout_ms": 200,
+                }
             process = self.cluster.serve("orchestrator", **settings).wait_ready()
             drafts = 0 if kind == "none" else 1
             client = Client(process.endpoint)

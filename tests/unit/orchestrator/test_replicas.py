@@ -7,6 +7,7 @@ from typing import Any
 from orchestrator.replicas import LOST_PROBES, Lease, Replicas, State
 from outrider.errors import (
     Draining,
+    Flood,
     InternalError,
     MismatchedPair,
     OutOfPages,
@@ -107,6 +108,15 @@ def test_breaker_opens_after_failures_in_a_row() -> None:
     assert state(replicas, "a", 5.9) is State.BROKEN
     assert replicas.next_change(5.9) == 6.0
     assert replicas.lease(5.9, ignore) is None
+
+
+def test_one_flood_opens_the_breaker() -> None:
+    """Who sends more than it may is kept out at once, whatever it did well before."""
+    replicas = pool("a")
+    flooded = lease(replicas)
+    replicas.succeeded(flooded)
+    replicas.failed(flooded, Flood("too many blocks"), 1.0)
+    assert state(replicas, "a", 5.9) is State.BROKEN
 
 
 def test_half_open_breaker_lets_one_session_try() -> None:
