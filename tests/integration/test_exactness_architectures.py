@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from tests.integration import fake_drafts
-from tests.integration.client import AUTO, OFF, SAMPLERS, SEQUENTIAL, Client, verify_info
+from tests.integration.client import AUTO, OFF, SAMPLERS, SEQUENTIAL, Client, eventually, verify_info
 from tests.integration.cluster import Cluster
 from tests.integration.oracle_draft import OracleDraft
 from tests.integration.reference import Reference, assert_same
@@ -59,10 +59,14 @@ def test_all_modes_say_what_the_target_says(stack, sampler, count):
         for prompt, tokens in zip(prompts, expected, strict=True):
             assert_same(stack.reference, prompt, stack.reference.greedy(prompt, TOKENS), tokens)
     stack.oracle.learn(prompts, expected)
-    for mode in (SEQUENTIAL, AUTO):
+
+    def accepted(mode: int) -> int:
+        """Tokens of the oracle that the target took; every text has to be right."""
         together = stack.client.generate_all(prompts, 4, mode=mode, max_tokens=TOKENS, **SAMPLERS[sampler])
         for prompt, tokens, generation in zip(prompts, expected, together, strict=True):
             assert_same(stack.reference, prompt, tokens, generation.tokens)
-        accepted = sum(generation.statistics.accepted for generation in together)
-        if mode == SEQUENTIAL:  # a pipelined step of these tiny targets does not wait for an oracle in Python
-            assert accepted > count, "the oracle's right tokens have to be accepted"
+        return sum(generation.statistics.accepted for generation in together)
+
+    accepted(AUTO)  # a pipelined step of these tiny targets does not wait for an oracle in Python
+    # on a busy machine a text may be at its end before its draft has opened
+    eventually(lambda: accepted(SEQUENTIAL) > count, "the oracle's right tokens are accepted")
