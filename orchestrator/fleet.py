@@ -38,7 +38,7 @@ RESPONSE_BYTES = {
 """Largest messages of replicas. A block of 1,024 nodes has 19 KiB, a verdict 300 bytes for each token with 20
 alternatives, a tokenizer tens of MiB; `max_message_mb` bounds it too."""
 MOVES = 8
-"""Sessions that leave a draft replica at once when it is going: each costs its new replica a prefill."""
+"""Sessions that leave a draining draft replica at once: each costs its new replica a prefill."""
 DOWN_PROBE_SECONDS = 0.25
 """Period of probes of a replica that cannot be used, and of the search for the first one that can verify: it
 may be there at any moment."""

@@ -77,7 +77,7 @@ class Observer:
             self._leave_draft()
 
     def moved(self) -> None:
-        """The draft replica is going; the session looks for another one."""
+        """The draft replica is draining; the session looks for another one."""
         self._leave_draft()
 
     def block(self, block: TokenBlock, now: float) -> None:

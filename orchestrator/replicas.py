@@ -246,10 +246,10 @@ class Replicas:
             replica.open_until = now + self._breaker_seconds
 
     def move(self, replica: Replica, now: float, most: int) -> None:
-        """Have up to `most` sessions leave a replica that is going, if there is another one for them."""
+        """Have up to `most` sessions leave a draining replica, if there is another one for them."""
         if any(other is not replica for other in self.usable(now)):
-            going = Draining(f"{replica.endpoint} is going; its sessions move")
-            _lose(list(replica.leases)[:most], going)
+            draining = Draining(f"{replica.endpoint} is draining; its sessions migrate")
+            _lose(list(replica.leases)[:most], draining)
 
     def next_change(self, now: float) -> float | None:
         """When time alone may next make a replica usable, or give it room; None: it will not."""

@@ -23,7 +23,7 @@ MAX_CONCURRENT_STREAMS = 1024
 """Open calls on one connection; admission has its own, lower bounds."""
 MAX_METADATA_BYTES = 16 << 10
 MAX_CONNECTIONS = 2048
-"""At once, on each port; one costs some tens of kilobytes. Further ones are closed when they are accepted."""
+"""At once, on each port. Further ones are closed when they are accepted."""
 IDLE_MS = 300_000
 """A connection that has had no call for so long is closed; its client connects again at its next call."""
 HANDSHAKE_MS = 20_000

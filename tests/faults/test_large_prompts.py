@@ -26,7 +26,7 @@ POSITIONS = 2048
 METHOD = "/outrider.v1.GenerationService/Generate"
 CLIENTS = 40
 PATIENCE = 5.0
-"""Seconds that a small request may take beside a flood on a busy machine; idle, it takes under one."""
+"""Seconds that a small request may take on a busy machine; docs/faults.md has measured ones."""
 HEALTH = 0.05
 """Seconds that health may take, in the median."""
 GROWTH = 400 << 20
