@@ -19,9 +19,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from draft_service.calibration import Calibration
+from draft_service.decayed import Decayed
 from draft_service.drafters.base import Drafter, Expansion, Proposal
 from draft_service.outbox import Outbox
-from draft_service.pace import Decayed
 from draft_service.scheduler import Choice, choose, is_ready, share_of, should_send, to_suspend
 from draft_service.session import DraftSession, Limits
 from outrider.config import DraftConfig

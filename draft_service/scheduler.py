@@ -54,17 +54,19 @@ def is_ready(session: DraftSession, share: int, step_seconds: float) -> bool:
         return True
     if session.root_pending and not session.pipelined:
         return False  # a session that stops here would never get past its prompt
-    rate = session.pace.rate
+    rate = session.rate
     cost = step_seconds * rate if rate is not None else 1.0 / UNKNOWN_ROUND_STEPS
     return YIELD * session.gain(share) < cost
 
 
 def should_send(session: DraftSession, ready: bool, now: float) -> bool:
-    """True when a block should go out: one that says ready, or nodes that have waited for company."""
-    due = session.worth == 0.0 or session.posting.due(now)
-    if ready:
-        return due or not session.posting.sparse
-    return due and session.has_unsent and not session.posting.spent
+    """True when a block should go out: what the verify side waits for, or nodes that waited for company."""
+    if not session.wanted:
+        return False
+    awaited = session.starved or not session.pipelined
+    if ready and (awaited or session.worth == 0.0):
+        return True
+    return session.due(now) and (ready or (session.has_unsent and not session.spent))
 
 
 def share_of(sessions: Iterable[DraftSession], count: int) -> int:

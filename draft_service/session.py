@@ -13,23 +13,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from draft_service.calibration import TaskCalibration
+from draft_service.decayed import Decayed
 from draft_service.drafters.base import Candidate, Proposal, Source
-from draft_service.pace import Pace
-from draft_service.posting import Posting
+from outrider.allowance import BLOCKS
 from outrider.candidate_tree import CandidateTree, Node, Rerooted
 from outrider.messages import FinishReason, OpenDraft, TokenBlock, Verdict
 
-FIRST_REACH = 0.01
-"""Nodes that the target's walk reaches less likely than this are neither sent nor expanded, until a verdict
-has told the price of a node."""
 LOOKAHEAD = 1 / 16
-"""Share of that price that is enough afterwards: the tree is for the rounds to come too, and what is
-unlikely now may be near then."""
+"""Share of a node's price that is enough: the tree is for the rounds to come too, and what is unlikely now
+may be near then."""
 FEW_SESSIONS = 3
 """In a step with more, only nodes worth the whole price: the target has room for few, and what drafts and
 sends the others takes time from it and from other sessions' drafts. Measured, see docs/performance.md."""
 MIN_REACH = 0.005
-"""Not even where nodes cost the target nothing."""
+"""Nodes that the target's walk reaches less likely than this are neither sent nor expanded, not even where
+they cost the target nothing."""
+BLOCK_GAP = 0.15
+"""Share of a step between a session's blocks, for each session that shares the step: a block costs the verify
+side time that its forwards lose, so nodes wait for company."""
+LATEST_BLOCK = 0.6
+"""Share of a step after which its first block goes out at the latest; the rest is for the way."""
 ROOT = -1
 """Stands for the last committed token where node ids are keys."""
 
@@ -70,9 +73,9 @@ class DraftSession:
         self.pipelined = request.pipelined
         self.step = request.first_step
         self.tree = CandidateTree(list(request.token_ids), limits.max_nodes)
-        self.pace = Pace()
-        self.posting = Posting()
         self.calibration = calibration
+        self.wanted = True
+        """The verify side said that the session should have a draft; else it pauses."""
         self.ready_sent = False
         """A ready block went out since the last verdict."""
         self.starved = True
@@ -83,7 +86,14 @@ class DraftSession:
         self.root_pending = limits.expands
         """The children of the last committed token have not been computed."""
         self._limits = limits
-        self._least_reach = FIRST_REACH
+        self._min_reach = MIN_REACH
+        self._round_tokens = Decayed()
+        self._next_step = 0.0
+        """Seconds from a verdict to the step that blocks may still be part of."""
+        self._blocks = 0
+        """Sent since the last verdict."""
+        self._send_at = 0.0
+        self._block_gap = 0.0
         self._end = _end_of(request)
         self._below: dict[int, _Below] = {ROOT: _Below()}
         self._frontier: list[tuple[float, int, Node]] = []
@@ -99,7 +109,23 @@ class DraftSession:
     @property
     def growing(self) -> bool:
         """False when nothing may be expanded before the next verdict."""
-        return not (self.finished or self.suspended or (self.ready_sent and not self.pipelined))
+        stopped = self.finished or self.suspended or not self.wanted
+        return not (stopped or (self.ready_sent and not self.pipelined))
+
+    @property
+    def rate(self) -> float | None:
+        """Tokens per second that the session commits; None before the first verdict."""
+        tokens = self._round_tokens.value
+        return tokens / self._next_step if tokens is not None and self._next_step else None
+
+    def due(self, now: float) -> bool:
+        """True when a block should go out that the verify side does not wait for."""
+        return now >= self._send_at
+
+    @property
+    def spent(self) -> bool:
+        """True when, until the next verdict, only the block that says ready may still go out."""
+        return self._blocks >= BLOCKS - 1
 
     @property
     def worth(self) -> float:
@@ -143,11 +169,9 @@ class DraftSession:
 
     def commit(self, verdict: Verdict, now: float) -> Rerooted:
         """Re-root below the committed tokens and learn from them."""
-        self.pace.observe(len(verdict.tokens), verdict.times.forward_us * 1e-6, now)
-        self.posting.verdict(now, self.pace.period, verdict.batch_size)
+        self._round_tokens.observe(len(verdict.tokens))
+        self._obey(verdict, now)
         self.step = verdict.step
-        share = LOOKAHEAD if verdict.batch_size <= FEW_SESSIONS else 1.0
-        self._least_reach = max(verdict.node_price * share, MIN_REACH)
         self._learn(verdict.tokens)
         rerooted = self.tree.commit(list(verdict.tokens))
         self._rekey(rerooted, len(verdict.tokens))
@@ -158,6 +182,16 @@ class DraftSession:
         self.finished = verdict.finish_reason is not FinishReason.NONE
         self._revive()
         return rerooted
+
+    def _obey(self, verdict: Verdict, now: float) -> None:
+        """What the verify side asks for: drafts or none, nodes worth their price, and blocks in time."""
+        self.wanted = verdict.draft_wanted
+        share = LOOKAHEAD if verdict.batch_size <= FEW_SESSIONS else 1.0
+        self._min_reach = max(verdict.node_price * share, MIN_REACH)
+        self._next_step = verdict.next_step_us * 1e-6
+        self._block_gap = BLOCK_GAP * verdict.batch_size * self._next_step
+        self._send_at = now + min(self._block_gap, LATEST_BLOCK * self._next_step)
+        self._blocks = 0
 
     def forget_expansions(self) -> None:
         """What was computed is gone: every node counts as unexpanded."""
@@ -181,7 +215,8 @@ class DraftSession:
 
     def next_block(self, ready: bool, now: float) -> TokenBlock:
         """The unsent nodes as a block, sent at `now`; there may be none, only to say ready."""
-        self.posting.sent(now)
+        self._blocks += 1
+        self._send_at = max(self._send_at, now + self._block_gap)
         first_id = self.first_unsent
         nodes, parents, self._unsent, self._unsent_parents = self._unsent, self._unsent_parents, [], []
         self.ready_sent = self.ready_sent or ready
@@ -208,7 +243,7 @@ class DraftSession:
             return known
         acceptance = self.calibration.estimate(candidate)
         reach, depth = (parent.reach, parent.depth) if parent is not None else (1.0, 0)
-        if acceptance * reach < self._least_reach or not self._allowed(depth + 1):
+        if acceptance * reach < self._min_reach or not self._allowed(depth + 1):
             return None
         if candidate.token in self._limits.end_tokens:
             return None
@@ -234,7 +269,7 @@ class DraftSession:
         """Put a node on the frontier if it can be expanded."""
         if (
             self._limits.expands
-            and node.reach >= self._least_reach
+            and node.reach >= self._min_reach
             and self._is_expanded(_key(node.parent))
             and not self._is_expanded(node.id)
             and self._computable(node.depth)

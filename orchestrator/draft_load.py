@@ -68,7 +68,7 @@ class DraftLoad:
         self._instruments.waiting.set(self.waiting)
 
     def parked(self) -> None:
-        """A session gave its draft up because drafting does not pay."""
+        """A session gave its draft up because its verify replica wants none."""
         self._instruments.parkings.inc()
 
     def round(self, seconds: float, idle: float, missing: bool) -> None:

@@ -106,7 +106,7 @@ class DropDraft:
 
 @dataclass(slots=True)
 class ParkDraft:
-    """End the draft stream, nothing is held against its replica: drafting does not pay at present."""
+    """End the draft stream, nothing is held against its replica: the verify replica wants none."""
 
     stream: int
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from orchestrator.fleet import Fleet
 from orchestrator.observer import Observers
 from orchestrator.output import Chunk, Completion, Output, Started
-from orchestrator.payoff import Payoffs
 from orchestrator.pipeline import Pipeline, first_error
 from orchestrator.request import Request
 from orchestrator.session import Limits, Session
@@ -40,7 +39,6 @@ class Generation:
     config: OrchestratorConfig
     tokenizer: TextTokenizer | None
     observers: Observers
-    payoffs: Payoffs
     trace: RequestTrace
     arrived: float
     place: Callable[[], AbstractAsyncContextManager[float]]
@@ -109,9 +107,6 @@ class Generation:
             handle=ticket.handle if ticket else None,
             handle_endpoint=ticket.endpoint if ticket else "",
             traceparent=traceparent,
-            payoff=self.payoffs.of(
-                self.request.task, not self.request.sampling.greedy, self.request.served.device
-            ),
         )
 
     def _usable_ticket(self) -> Ticket | None:

@@ -53,7 +53,7 @@ class Observer:
             self._load.wait(1)
 
     def parked(self) -> None:
-        """The session gave its draft up because drafting does not pay."""
+        """The session gave its draft up because the verify replica wants none."""
         self._load.parked()
         self.close()
 
@@ -92,7 +92,7 @@ class Observer:
         if self._wants_draft:
             self._count_time(verdict, now)
         self._last_verdict = now
-        if not self._draft:
+        if not self._draft or not verdict.draft_wanted:  # it pauses
             return None
         self._load.step((verdict.times.forward_us + verdict.times.sample_us) * 1e-6)
         if self._unanswered is None:

@@ -123,7 +123,6 @@ class Pipeline:
                     await on_end(await self._close())
                     await self._end_streams()
         finally:
-            self.session.end()
             self._release()
 
     async def _generate(self) -> None:

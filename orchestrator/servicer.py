@@ -16,7 +16,6 @@ from orchestrator.auth import digest_of
 from orchestrator.fleet import Fleet, Served
 from orchestrator.generation import Generation, Item
 from orchestrator.observer import Observers
-from orchestrator.payoff import Payoffs
 from orchestrator.rate_limit import RateLimit, client_of
 from orchestrator.replicas import State
 from orchestrator.request import Request, Resolver
@@ -54,7 +53,6 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self._fleet = fleet
         self._instruments = instruments
         self.observers = Observers(instruments)
-        self._payoffs = Payoffs()
         self._clock = clock
 
     async def Generate(  # noqa: N802 - the name on the wire
@@ -145,7 +143,6 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             self._config,
             served.tokenizer,
             self.observers,
-            self._payoffs,
             trace,
             arrived,
             lambda: self.admission.place(turn),

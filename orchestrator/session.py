@@ -3,7 +3,7 @@
     committed   prompt and generated tokens; only a verdict adds to it, nothing takes back
     verify      the stream to a verify replica; lost, another is opened with the committed tokens
     draft       the stream to a draft replica, or none: the target goes on by itself meanwhile
-                it is parked while drafting does not pay
+                opened when the verify replica says that one is wanted, ended when it has not for a while
     recent      blocks that drafts sent lately; what of them still hangs below the last committed token
                 is given to every verify replica that opens, so drafts need not know that one was lost
 
@@ -41,7 +41,6 @@ from orchestrator.events import (
     VerifyOpened,
 )
 from orchestrator.losses import DRAFT_RETRY_SECONDS, VERIFY_RETRY_SECONDS, Losses
-from orchestrator.payoff import Payoff
 from orchestrator.request import Request
 from orchestrator.statistics import Statistics
 from orchestrator.verdicts import problem_of
@@ -65,7 +64,6 @@ from outrider.messages import (
     OpenDraft,
     OpenVerify,
     TokenBlock,
-    Verdict,
     VerifyPolicy,
 )
 
@@ -74,6 +72,8 @@ NO_DRAFT_RETRY_SECONDS = 0.5
 """How often a request without a draft looks for one."""
 MAX_INTERNAL_ERRORS = 3
 """Verify replicas that may fail on one request in a row before the request is held at fault."""
+PARK_SECONDS = 1.0
+"""A draft that the verify replica has not wanted for so long is ended, and its place is free for others."""
 STALL_VERDICTS = 8
 """A draft that stays silent over this many verdicts and `Limits.stall_seconds` is given up."""
 POLICIES = {
@@ -103,9 +103,9 @@ class _Draft:
     may_be_silent: bool = False
     last_block_at: float = 0.0
     verdicts_since_block: int = 0
-    blocks: int = 0
-    """Sent since the last verdict."""
     has_sent: bool = False
+    wanted_at: float = 0.0
+    """When the verify replica last said that it wants one."""
     allowance: Allowance = field(default_factory=Allowance)
 
 
@@ -131,8 +131,6 @@ class Session:
     """Keys and values of an earlier turn; dropped when they turn out to be stale."""
     handle_endpoint: str = ""
     traceparent: str = ""
-    payoff: Payoff = field(default_factory=Payoff)
-    """Of drafting for this kind of traffic, in pipelined mode; shared with other sessions."""
     committed: list[int] = field(init=False)
     statistics: Statistics = field(default_factory=Statistics)
     finished: bool = False
@@ -164,12 +162,11 @@ class Session:
         return self.committed[len(self.request.prompt) :]
 
     def start(self, now: float) -> list[Action]:
-        """Open both streams at the same time, or end at once when the resumed tokens are all there is."""
+        """Open the stream to a verify replica, or end at once when the resumed tokens are all there is."""
         reason = self.request.finished_by(self.request.resumed)
         if reason is not FinishReason.NONE:
             return [*self._announce(), *self._finish(reason)]
-        drafts = self.request.mode is not Mode.AUTO or self.payoff.admits(now)
-        return [*self._connect_verify(now), *(self._connect_draft(now) if drafts else [])]
+        return self._connect_verify(now)
 
     def handle_event(self, event: Event, now: float) -> list[Action]:
         """What to do about one event."""
@@ -195,11 +192,6 @@ class Session:
         """The text has reached a stop string."""
         return self._finish(FinishReason.STOP)
 
-    def end(self) -> None:
-        """Nothing follows, however it ended; to be called once."""
-        if self._draft is not None:
-            self._forget_draft()
-
     def _on_verify_opened(self, event: VerifyOpened, now: float) -> list[Action]:
         verify = self._verify
         if verify is None or event.stream != verify.stream:
@@ -212,7 +204,8 @@ class Session:
             self.statistics.cached = min(event.opened.cached_length, len(self.request.prompt))
         self._held.clear()  # part of what is replayed
         blocks = live_blocks(self.committed, self._recent, self._ready)
-        return [*self._propose(blocks), *self._nudge(), *self._announce()]
+        drafts = self._find_draft(now) if event.opened.draft_wanted else []
+        return [*self._propose(blocks), *drafts, *self._nudge(), *self._announce()]
 
     def _announce(self) -> list[Action]:
         """Once, before the first token."""
@@ -238,12 +231,12 @@ class Session:
         self._credit_draft()
         self.statistics.add_verdict(verdict, now)
         finished = verdict.finish_reason is not FinishReason.NONE
-        parked = [] if finished else self._weigh(verdict, now)
+        parked = [] if finished or verdict.draft_wanted else self._pause_draft(now)
         told = [] if self._draft is None else [SendVerdict(verdict)]
         actions = [*parked, *told, Emit(verdict)]
         if finished:
             return actions + self._finish(verdict.finish_reason)
-        return actions + self._nudge() + self._look_after_draft(now)
+        return actions + self._nudge() + (self._look_after_draft(now) if verdict.draft_wanted else [])
 
     def _on_verify_failed(self, event: VerifyFailed, now: float) -> list[Action]:
         if self._verify is None or event.stream != self._verify.stream:
@@ -257,9 +250,7 @@ class Session:
         if draft.opened:
             return self._lose_draft(InternalError("draft replica: opened twice"), event.endpoint, now)
         draft.opened = True
-        if event.may_be_silent:
-            self._stop_counting(draft)  # it may never tell whether it pays
-            draft.may_be_silent = True
+        draft.may_be_silent = event.may_be_silent
         draft.last_block_at = now
         self._last_draft_endpoint = event.endpoint
         return []
@@ -278,7 +269,6 @@ class Session:
             return self._lose_draft(error, self._last_draft_endpoint, now)
         draft.last_block_at = now
         draft.verdicts_since_block = 0
-        draft.blocks += 1
         draft.has_sent = True
         self._ready = self._ready or block.ready
         self.statistics.add_block(block)
@@ -319,20 +309,15 @@ class Session:
         if self._draft.has_sent:
             self._draft_losses.count = 0
 
-    def _weigh(self, verdict: Verdict, now: float) -> list[Action]:
-        """Learn whether drafting pays, from the draft's first block on, and give the draft up if not."""
+    def _pause_draft(self, now: float) -> list[Action]:
+        """No draft is wanted at present: the draft pauses by itself, and is ended after a while."""
         draft = self._draft
-        if self.request.mode is not Mode.AUTO:
-            return []
         if draft is None:
-            self.payoff.alone(verdict, now)
             return []
-        if draft.blocks or (draft.has_sent and not draft.may_be_silent):
-            self.payoff.drafted(verdict, draft.blocks, now)
-            draft.blocks = 0
-        if self.payoff.pays:
+        draft.last_block_at = now  # it owes none
+        if now - draft.wanted_at <= PARK_SECONDS:
             return []
-        self._forget_draft()
+        self._draft = None
         return [ParkDraft(draft.stream)]
 
     def _nudge(self) -> list[Action]:
@@ -344,10 +329,11 @@ class Session:
         return self._propose([TokenBlock(0, (), (), (), ready=True, base_length=len(self.committed))])
 
     def _look_after_draft(self, now: float) -> list[Action]:
-        """After a verdict: look for a draft, or give up one that has fallen silent."""
+        """After a verdict that wants one: look for a draft, or give up one that has fallen silent."""
         draft = self._draft
         if draft is None:
             return self._find_draft(now)
+        draft.wanted_at = now
         draft.verdicts_since_block += 1
         silent = now - draft.last_block_at > self.limits.stall_seconds
         if not draft.opened or draft.may_be_silent or not silent:
@@ -358,17 +344,16 @@ class Session:
         return self._lose_draft(error, self._last_draft_endpoint, now)
 
     def _find_draft(self, now: float) -> list[Action]:
-        """A draft where one may be looked for and drafting pays."""
-        if now < self._draft_losses.retry_at or not self._drafting:
+        """A draft, unless there is one already or none may be looked for yet."""
+        if self._draft is not None or now < self._draft_losses.retry_at:
             return []
-        wanted = self.request.mode is not Mode.AUTO or (self.payoff.pays and self.payoff.has_room)
-        return self._connect_draft(now) if wanted else []
+        return self._connect_draft(now)
 
     def _lose_draft(self, error: OutriderError, endpoint: str, now: float) -> list[Action]:
         """Go on without; look for another one now or at a later verdict."""
         assert self._draft is not None
         stream, opened = self._draft.stream, self._draft.opened
-        self._forget_draft()
+        self._draft = None
         self._held.clear()
         if isinstance(error, NoReplica):
             self._draft_losses.retry_at = now + NO_DRAFT_RETRY_SECONDS
@@ -420,21 +405,9 @@ class Session:
             return []
         first_id, end_id = self._drafts << CheckedIds.BITS, (self._drafts + 1) << CheckedIds.BITS
         ids = CheckedIds(first_id, end_id, self.request.served.vocabulary_size)
-        self._draft = _Draft(self._next_stream(), ids, last_block_at=now)
+        self._draft = _Draft(self._next_stream(), ids, last_block_at=now, wanted_at=now)
         self._drafts += 1
-        if self.request.mode is Mode.AUTO:
-            self.payoff.join()
         return [ConnectDraft(self._draft.stream, self._open_draft(first_id), avoid)]
-
-    def _forget_draft(self) -> None:
-        assert self._draft is not None
-        self._stop_counting(self._draft)
-        self._draft = None
-
-    def _stop_counting(self, draft: _Draft) -> None:
-        """The payoff limits how many drafts there are, but for those that may be silent."""
-        if self.request.mode is Mode.AUTO and not draft.may_be_silent:
-            self.payoff.leave()
 
     def _open_verify(self) -> OpenVerify:
         request = self.request

@@ -177,6 +177,10 @@ class Verdict:
     """What a verified node costs at present, in tokens that the replica could commit in the time."""
     prompt_tokens: int = 0
     """Of all sessions, computed in the step."""
+    draft_wanted: bool = True
+    """The session should have a draft; one that it has pauses while it should not."""
+    next_step_us: int = 0
+    """Microseconds until the step after the one that begins now: until then blocks are of use in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,3 +272,5 @@ class Opened:
     replica: str
     incarnation: str
     cached_length: int = 0
+    draft_wanted: bool = True
+    """Told by verify replicas: the session should have a draft."""

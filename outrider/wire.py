@@ -111,6 +111,8 @@ def verdict_to_pb(verdict: Verdict) -> tokens_pb2.Verdict:
         finish_reason=cast(tokens_pb2.FinishReason, verdict.finish_reason),
         node_price=verdict.node_price,
         prompt_tokens=verdict.prompt_tokens,
+        draft_wanted=verdict.draft_wanted,
+        next_step_micros=verdict.next_step_us,
     )
 
 
@@ -144,6 +146,8 @@ def verdict_from_pb(pb: tokens_pb2.Verdict) -> Verdict:
         _enum("verdict.finish_reason", FinishReason, pb.finish_reason),
         _finite("verdict.node_price", pb.node_price),
         pb.prompt_tokens,
+        pb.draft_wanted,
+        pb.next_step_micros,
     )
 
 
@@ -376,13 +380,16 @@ def open_draft_from_pb(pb: draft_pb2.OpenDraft) -> OpenDraft:
 def opened_verify_to_pb(opened: Opened) -> verify_pb2.VerifyOpened:
     """A verify replica's admission."""
     return verify_pb2.VerifyOpened(
-        replica=opened.replica, incarnation=opened.incarnation, cached_length=opened.cached_length
+        replica=opened.replica,
+        incarnation=opened.incarnation,
+        cached_length=opened.cached_length,
+        draft_wanted=opened.draft_wanted,
     )
 
 
 def opened_verify_from_pb(pb: verify_pb2.VerifyOpened) -> Opened:
     """A verify replica's admission."""
-    return Opened(pb.replica, pb.incarnation, pb.cached_length)
+    return Opened(pb.replica, pb.incarnation, pb.cached_length, pb.draft_wanted)
 
 
 def opened_draft_to_pb(opened: Opened) -> draft_pb2.DraftOpened:

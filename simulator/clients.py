@@ -151,7 +151,6 @@ class Clients:
             cluster.timeline,
             orchestrator.host,
             partial(self._send_back, served, kept, then),
-            orchestrator.payoff,
         )
         served.statistics = generation.session.statistics
         Link(cluster.timeline, cluster.client, orchestrator.host, lambda: 0.0).send(generation.start)

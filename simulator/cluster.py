@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
-from orchestrator.payoff import Payoff
 from outrider.config import DraftConfig, VerifyConfig
 from outrider.engine.pages import PagePool
 from outrider.messages import ModelInfo
@@ -27,10 +26,9 @@ from verify_service.session import Limits
 
 @dataclass(frozen=True, slots=True)
 class Orchestrator:
-    """One process: its event loop, and what its sessions know of drafting together."""
+    """One process: its event loop."""
 
     host: Host
-    payoff: Payoff
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +81,8 @@ class Builder:
         """The cluster, with nothing asked of it yet."""
         if self.profile.cores == "two":
             self._cores = [Core(self.timeline), Core(self.timeline)]
-        device = "cpu" if self._cores else "device"
         orchestrators = [
-            Orchestrator(self._host(self._orchestrators_core()), Payoff(device))
-            for _ in range(self.topology.orchestrators)
+            Orchestrator(self._host(self._orchestrators_core())) for _ in range(self.topology.orchestrators)
         ]
         places = [self._place(0) for _ in range(self.topology.verify_replicas)]
         verify = {f"verify-{i:03}": self._verify(f"verify-{i:03}", place) for i, place in enumerate(places)}

@@ -26,7 +26,6 @@ from orchestrator.events import (
     VerdictArrived,
     VerifyOpened,
 )
-from orchestrator.payoff import Payoff
 from orchestrator.replicas import Lease, Replicas
 from orchestrator.request import Request
 from orchestrator.session import Limits, Session
@@ -73,7 +72,6 @@ class Generation:
     timeline: Timeline
     host: Host
     on_verdict: Callable[[Verdict], None]
-    payoff: Payoff
     session: Session = field(init=False)
     _leases: dict[str, Lease] = field(default_factory=dict)
     """Of replicas of each kind."""
@@ -81,7 +79,7 @@ class Generation:
     _to_draft: _DraftLink | None = None
 
     def __post_init__(self) -> None:
-        self.session = Session(self.request, self.request.seed_of(0), PATIENT, payoff=self.payoff)
+        self.session = Session(self.request, self.request.seed_of(0), PATIENT)
 
     def start(self) -> None:
         """Open the streams."""
@@ -149,7 +147,6 @@ class Generation:
                 link.close()
         for kind in list(self._leases):
             self._release(kind)
-        self.session.end()
 
 
 class _Links:

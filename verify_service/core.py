@@ -16,13 +16,13 @@ from outrider.engine.pages import PoolStatistics, SequenceKv
 from outrider.errors import OutOfPages, OutriderError, StaleHandle
 from outrider.messages import KvHandle, Opened, OpenVerify, VerifyPolicy
 from outrider.telemetry.instruments import VerifyInstruments
+from verify_service.controller import Controller
 from verify_service.cost_model import CostModel
 from verify_service.lookup_candidates import LookupCandidates
 from verify_service.mailbox import Close, Closed, Delivery, ForkKv, Message, Open, Propose, ReleaseKv, Reply
 from verify_service.memory import Memory, seniority
 from verify_service.patience import Patience
 from verify_service.report import IdleMeter, count_verdict, record_forward, verdict_of
-from verify_service.scheduler import plan_step
 from verify_service.session import Limits, Session
 from verify_service.verifier import Runner, StepResult, Verifier
 
@@ -57,18 +57,18 @@ class EngineCore:
         wall_clock: Callable[[], float] = time.time,
         on_drafting: Callable[[bool], None] = lambda drafting: None,
     ) -> None:
-        """`on_drafting` is told before each step whether blocks came since the last one."""
+        """`on_drafting` is told before each step whether drafts are at work."""
         self.sessions: dict[int, Session] = {}
         self.handles = HandleTable(
             runner.pool, settings.replica, settings.incarnation, settings.lease_seconds, clock, wall_clock
         )
         self._runner = runner
-        self._cost = cost
+        self._controller = Controller(cost, settings.max_step_tokens)
         self._settings = settings
         self._instruments = instruments
         self._deliver = deliver
         self._clock = clock
-        self._on_drafting, self._drafting = on_drafting, False
+        self._on_drafting = on_drafting
         self._verifier = Verifier(
             runner, settings.limits.eos_token_ids, clock, lambda: int(wall_clock() * 1e9)
         )
@@ -93,15 +93,14 @@ class EngineCore:
         sessions = sorted(self.sessions.values(), key=seniority)
         self._memory.resume(sessions)
         now = self._clock()
-        plan = plan_step(sessions, now, self._cost, self._settings.max_step_tokens)
+        plan = self._controller.plan(sessions, now)
         works, paused = self._memory.reserve(plan.works, sessions)
         for session in paused:
             self._preempted(session)
         if works:
             for work in works:
                 work.session.started(now)
-            self._on_drafting(self._drafting)
-            self._drafting = False
+            self._on_drafting(self._controller.drafts_at_work)
             self._publish(self._verifier.run(works), plan.price)
         if plan.works:
             return 0.0
@@ -136,7 +135,8 @@ class EngineCore:
         self.sessions[session.id] = session
         self._memory.resume(sorted(self.sessions.values(), key=seniority))
         cached = session.kv.length if session.kv is not None else 0
-        opened = Opened(self._settings.replica, self._settings.incarnation, cached)
+        wanted = self._controller.wants_draft(session, len(self.sessions))
+        opened = Opened(self._settings.replica, self._settings.incarnation, cached, wanted)
         self._deliver([outbox.announce(opened)])
         self._count()
 
@@ -174,7 +174,6 @@ class EngineCore:
 
     def _propose(self, message: Propose) -> None:
         message.stream.absorbed += 1
-        self._drafting = True
         session = self.sessions.get(message.stream.id)
         if session is not None:
             dropped = session.propose(message.block, message.arrived)
@@ -217,17 +216,21 @@ class EngineCore:
         """Send the verdicts first, then learn from the step."""
         times = result.timings
         idle = self._idle.step(times.start, times.end)
-        verdicts = [verdict_of(outcome, result, self._idle.total, price) for outcome in result.outcomes]
+        advices = [self._controller.advice(o.session, price, result.tokens) for o in result.outcomes]
+        verdicts = [
+            verdict_of(outcome, result, self._idle.total, advice)
+            for outcome, advice in zip(result.outcomes, advices, strict=True)
+        ]
         self._deliver(
             [o.session.outbox.announce(verdict) for o, verdict in zip(result.outcomes, verdicts, strict=True)]
         )
         for outcome, verdict in zip(result.outcomes, verdicts, strict=True):
-            outcome.session.published(times.end, self._idle.total, price)
+            outcome.session.published(times.end, self._idle.total, price, verdict.draft_wanted)
             if outcome.session.policy is VerifyPolicy.PIPELINED:
                 self._habit = outcome.session.patience
             count_verdict(self._instruments, outcome, verdict)
             record_forward(outcome, verdict, result.tokens)
-        self._cost.observe(result.tokens, times.end - times.start)
+        self._controller.observe(result)
         self._instruments.step(result.tokens, result.sessions, times.end - times.start)
         self._instruments.idle(idle)
         self._count()

@@ -39,6 +39,10 @@ class CostModel:
         """Token counts between which T is a straight line."""
         return self._points
 
+    def copy(self) -> CostModel:
+        """Another one that knows the same and learns by itself."""
+        return CostModel(self._points, self._measured, len(self._places) - 1)
+
     def seconds(self, tokens: int) -> float:
         """T(tokens); counts above `max_tokens` cost as much as `max_tokens`."""
         index, share = self._places[min(tokens, len(self._places) - 1)]

@@ -17,6 +17,11 @@ FIRST_LOOKUP_ID = 2**62
 MAX_LOOKUP_NODES = 16
 
 
+def from_draft(node: Node) -> bool:
+    """True when a draft proposed the node first."""
+    return node.id < FIRST_LOOKUP_ID
+
+
 class LookupCandidates:
     """One session's lookup; the acceptance model is shared by all sessions."""
 
@@ -59,6 +64,10 @@ class LookupCandidates:
             if token not in children:
                 return
             children = children[token].children
+
+    def found(self, node: Node) -> bool:
+        """True when the lookup proposed this node in the present round, whoever else did."""
+        return node.id in self._features
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append committed tokens to the text."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from outrider.messages import FinishReason, StepTimes, Verdict
 from outrider.telemetry.instruments import VerifyInstruments
 from outrider.telemetry.spans import is_sampled, record_span, step_traceparent
-from verify_service.lookup_candidates import FIRST_LOOKUP_ID
+from verify_service.controller import Advice
 from verify_service.verifier import Outcome, StepResult
 
 
@@ -34,10 +34,10 @@ class IdleMeter:
         return idle
 
 
-def verdict_of(outcome: Outcome, result: StepResult, idle_total: float, price: float) -> Verdict:
+def verdict_of(outcome: Outcome, result: StepResult, idle_total: float, advice: Advice) -> Verdict:
     """The verdict of one session's part of a step, of which it is the next.
 
-    `idle_total` are the engine's idle seconds at its start, `price` what a node of it costs.
+    `idle_total` are the engine's idle seconds at its start.
     """
     session, times = outcome.session, result.timings
     return Verdict(
@@ -48,7 +48,7 @@ def verdict_of(outcome: Outcome, result: StepResult, idle_total: float, price: f
         accepted=outcome.accepted,
         depth=outcome.depth,
         hit=outcome.hit,
-        lookup_verified=sum(node.id >= FIRST_LOOKUP_ID for node in outcome.nodes),
+        lookup_verified=len(outcome.nodes) - outcome.draft_nodes,
         batch_size=result.sessions,
         logprobs=outcome.logprobs,
         times=StepTimes(
@@ -59,8 +59,10 @@ def verdict_of(outcome: Outcome, result: StepResult, idle_total: float, price: f
             idle_us=_micros(idle_total - session.idle_before),
         ),
         finish_reason=outcome.finish,
-        node_price=price,
+        node_price=advice.node_price,
         prompt_tokens=result.prompt_tokens,
+        draft_wanted=advice.draft_wanted,
+        next_step_us=_micros(advice.next_step),
     )
 
 

@@ -17,7 +17,8 @@ from outrider.engine.pages import SequenceKv
 from outrider.messages import FinishReason, OpenVerify, TokenBlock, VerifyPolicy
 from outrider.sampling.chooser import Row
 from outrider.sampling.history import History
-from verify_service.lookup_candidates import FIRST_LOOKUP_ID, LookupCandidates
+from verify_service.drafting import Traffic
+from verify_service.lookup_candidates import LookupCandidates, from_draft
 from verify_service.mailbox import Outbox
 from verify_service.patience import Patience
 from verify_service.trust import Trust
@@ -28,6 +29,8 @@ LOOKUP_MARGIN = 0.5
 """Share of a node's last price that a looked-up token has to be worth; the next step's may be lower."""
 MAX_UNANSWERED = 16
 """Verdicts whose answer by the draft is still timed; older ones are forgotten."""
+MAX_SILENCE = 4
+"""Verdicts in a row without a block after which a session counts as one without a draft."""
 NOWHERE = -(2**62)
 """A parent that resolves to nothing."""
 
@@ -100,6 +103,10 @@ class Session:
         """A sequential session waits for a ready block until then."""
         self.ready = False
         """A ready block has come that knows of the last verdict."""
+        self.draft_wanted = True
+        """What the last verdict said."""
+        self._silence = MAX_SILENCE
+        """Verdicts since the last block."""
         self._trust = Trust()
         self._eligible: list[Eligible] | None = None
         """What `eligible` found, until candidates or committed tokens change."""
@@ -112,6 +119,18 @@ class Session:
     def policy(self) -> VerifyPolicy:
         """When the target may run ahead of the draft."""
         return self.opening.policy
+
+    @property
+    def traffic(self) -> Traffic | None:
+        """The kind of traffic that it is decided for whether drafts are wanted; None: it is not."""
+        if self.policy is not VerifyPolicy.PIPELINED:
+            return None
+        return self.opening.task, not self.opening.sampling.greedy
+
+    @property
+    def has_draft(self) -> bool:
+        """True while a draft answers."""
+        return self._silence < MAX_SILENCE
 
     @property
     def uncomputed(self) -> int:
@@ -130,7 +149,7 @@ class Session:
 
     def block_due(self, now: float) -> float | None:
         """Seconds until a ready block should come; None when it is there or none is expected."""
-        if self.ready or self.policy is not VerifyPolicy.PIPELINED:
+        if self.ready or not self.draft_wanted or self.policy is not VerifyPolicy.PIPELINED:
             return None
         return self.patience.due(now - self.last_verdict)
 
@@ -151,6 +170,7 @@ class Session:
         """Add a block's nodes; returns how many had no place."""
         if self.finished or self.policy is VerifyPolicy.OFF:
             return len(block)
+        self._silence = 0
         added = self.tree.add(_inside(block, self.limits.vocabulary_size))
         self._eligible = None
         current = block.base_length >= self.tree.committed_length
@@ -160,6 +180,10 @@ class Session:
             self.patience.completed([each.worth for each in self.eligible()])
         self.ready = self.ready or (block.ready and current)
         return added.stale
+
+    def needs_draft_for(self, node: Node) -> bool:
+        """True when a draft proposed the node and the lookup did not."""
+        return from_draft(node) and not (self.lookup is not None and self.lookup.found(node))
 
     def row(self, node: Node | None) -> Row:
         """What choosing the token after a node, or after the committed ones, needs."""
@@ -185,12 +209,14 @@ class Session:
         self.finished = finish is not FinishReason.NONE
         return Committed(kept, finish, hit=len(kept) == len(tokens) == len(walked))
 
-    def published(self, now: float, idle: float, price: float = 0.0) -> None:
+    def published(self, now: float, idle: float, price: float = 0.0, draft_wanted: bool = True) -> None:
         """The verdict of a step left at `now`, after `idle` seconds of the engine so far.
 
-        `price` is that of a node in the step.
+        `price` is that of a node in the step; `draft_wanted` is what the verdict said.
         """
         self.step += 1
+        self._silence += 1
+        self.draft_wanted = draft_wanted
         self.last_verdict, self.idle_before = now, idle
         self.ready = False
         self._unanswered[self.tree.committed_length] = now
@@ -224,7 +250,7 @@ class Session:
 
     def _check_estimates(self, token: int) -> None:
         """Hold the draft's proposals for the next position against the token that the target chose."""
-        drafted = [node for node in self.tree.children.values() if node.id < FIRST_LOOKUP_ID]
+        drafted = [node for node in self.tree.children.values() if from_draft(node)]
         if drafted:
             right = any(node.token == token for node in drafted)
             self._trust.observe(sum(node.acceptance for node in drafted), right)
@@ -264,7 +290,7 @@ def _best_first(children: dict[int, Node], max_depth: int, trust: float) -> Iter
 
     def open_below(nodes: dict[int, Node], worth: float) -> None:
         for node in nodes.values():
-            believed = node.acceptance if node.id >= FIRST_LOOKUP_ID else node.acceptance * trust
+            believed = node.acceptance * trust if from_draft(node) else node.acceptance
             if worth * believed >= MIN_WORTH:
                 heappush(frontier, (-worth * believed, node.id, node))
 

@@ -23,6 +23,7 @@ from outrider.engine.pages import PagePool, SequenceKv
 from outrider.engine.runner import Segment
 from outrider.messages import FinishReason, TokenLogprob
 from outrider.sampling.chooser import Row, choose, logprobs, prepare
+from verify_service.lookup_candidates import from_draft
 from verify_service.scheduler import Work
 from verify_service.session import Session
 
@@ -54,9 +55,16 @@ class Outcome:
     depth: int
     """Of the deepest verified node."""
     accepted: int
+    drafted: int
+    """Accepted nodes that came from a draft and from nowhere else."""
     hit: bool
     finish: FinishReason
     logprobs: tuple[TokenLogprob, ...]
+
+    @property
+    def draft_nodes(self) -> int:
+        """Verified nodes that came from a draft."""
+        return sum(from_draft(node) for node in self.nodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +145,7 @@ class Verifier:
             work.nodes,
             depth,
             len(accepted),
+            sum(session.needs_draft_for(work.nodes[row - 1]) for row in accepted),
             committed.hit,
             committed.finish,
             _logprobs(session, logits, path, committed.tokens),

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from outrider.v1 import tokens_pb2 as outrider_dot_v1_dot_tokens__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18outrider/v1/verify.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/tokens.proto\"\xe2\x02\n\nOpenVerify\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12(\n\tkv_handle\x18\x04 \x01(\x0b\x32\x15.outrider.v1.KvHandle\x12\x15\n\rprompt_length\x18\x05 \x01(\r\x12-\n\x08sampling\x18\x06 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12)\n\x06policy\x18\x07 \x01(\x0e\x32\x19.outrider.v1.VerifyPolicy\x12\x11\n\tmax_nodes\x18\x08 \x01(\r\x12\x17\n\x0fvocabulary_hash\x18\t \x01(\t\x12\x12\n\nfirst_step\x18\n \x01(\r\x12\x13\n\x0btraceparent\x18\x0b \x01(\t\x12\x0c\n\x04task\x18\x0c \x01(\t\x12\x10\n\x08priority\x18\r \x01(\x05\x12\x0e\n\x06lookup\x18\x0e \x01(\x08\"\x1b\n\x0b\x43loseVerify\x12\x0c\n\x04keep\x18\x01 \x01(\x08\"\x9a\x01\n\rVerifyRequest\x12\'\n\x04open\x18\x01 \x01(\x0b\x32\x17.outrider.v1.OpenVerifyH\x00\x12*\n\x07propose\x18\x02 \x01(\x0b\x32\x17.outrider.v1.TokenBlockH\x00\x12)\n\x05\x63lose\x18\x03 \x01(\x0b\x32\x18.outrider.v1.CloseVerifyH\x00\x42\t\n\x07message\"K\n\x0cVerifyOpened\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x15\n\rcached_length\x18\x03 \x01(\r\"8\n\x0cVerifyClosed\x12(\n\tkv_handle\x18\x01 \x01(\x0b\x32\x15.outrider.v1.KvHandle\"\x9e\x01\n\x0eVerifyResponse\x12+\n\x06opened\x18\x01 \x01(\x0b\x32\x19.outrider.v1.VerifyOpenedH\x00\x12\'\n\x07verdict\x18\x02 \x01(\x0b\x32\x14.outrider.v1.VerdictH\x00\x12+\n\x06\x63losed\x18\x03 \x01(\x0b\x32\x19.outrider.v1.VerifyClosedH\x00\x42\t\n\x07message\"\"\n VerifyServiceGetModelInfoRequest\"I\n!VerifyServiceGetModelInfoResponse\x12$\n\x04info\x18\x01 \x01(\x0b\x32\x16.outrider.v1.ModelInfo\"\x15\n\x13GetTokenizerRequest\"\xe0\x01\n\x14GetTokenizerResponse\x12\x16\n\x0etokenizer_json\x18\x01 \x01(\x0c\x12\x15\n\rchat_template\x18\x02 \x01(\t\x12L\n\x0especial_tokens\x18\x03 \x03(\x0b\x32\x34.outrider.v1.GetTokenizerResponse.SpecialTokensEntry\x12\x15\n\radd_bos_token\x18\x04 \x01(\x08\x1a\x34\n\x12SpecialTokensEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"<\n\x10ReleaseKvRequest\x12(\n\tkv_handle\x18\x01 \x01(\x0b\x32\x15.outrider.v1.KvHandle\"\x13\n\x11ReleaseKvResponse\"9\n\rForkKvRequest\x12(\n\tkv_handle\x18\x01 \x01(\x0b\x32\x15.outrider.v1.KvHandle\":\n\x0e\x46orkKvResponse\x12(\n\tkv_handle\x18\x01 \x01(\x0b\x32\x15.outrider.v1.KvHandle*\x7f\n\x0cVerifyPolicy\x12\x1d\n\x19VERIFY_POLICY_UNSPECIFIED\x10\x00\x12\x1b\n\x17VERIFY_POLICY_PIPELINED\x10\x01\x12\x1c\n\x18VERIFY_POLICY_SEQUENTIAL\x10\x02\x12\x15\n\x11VERIFY_POLICY_OFF\x10\x03\x32\xa9\x03\n\rVerifyService\x12\x45\n\x06Verify\x12\x1a.outrider.v1.VerifyRequest\x1a\x1b.outrider.v1.VerifyResponse(\x01\x30\x01\x12m\n\x0cGetModelInfo\x12-.outrider.v1.VerifyServiceGetModelInfoRequest\x1a..outrider.v1.VerifyServiceGetModelInfoResponse\x12S\n\x0cGetTokenizer\x12 .outrider.v1.GetTokenizerRequest\x1a!.outrider.v1.GetTokenizerResponse\x12J\n\tReleaseKv\x12\x1d.outrider.v1.ReleaseKvRequest\x1a\x1e.outrider.v1.ReleaseKvResponse\x12\x41\n\x06\x46orkKv\x12\x1a.outrider.v1.ForkKvRequest\x1a\x1b.outrider.v1.ForkKvResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18outrider/v1/verify.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/tokens.proto\"\xe2\x02\n\nOpenVerify\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12(\n\tkv_handle\x18\x04 \x01(\x0b\x32\x15.outrider.v1.KvHandle\x12\x15\n\rprompt_length\x18\x05 \x01(\r\x12-\n\x08sampling\x18\x06 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12)\n\x06policy\x18\x07 \x01(\x0e\x32\x19.outrider.v1.VerifyPolicy\x12\x11\n\tmax_nodes\x18\x08 \x01(\r\x12\x17\n\x0fvocabulary_hash\x18\t \x01(\t\x12\x12\n\nfirst_step\x18\n \x01(\r\x12\x13\n\x0btraceparent\x18\x0b \x01(\t\x12\x0c\n\x04task\x18\x0c \x01(\t\x12\x10\n\x08priority\x18\r \x01(\x05\x12\x0e\n\x06lookup\x18\x0e \x01(\x08\"\x1b\n\x0b\x43loseVerify\x12\x0c\n\x04keep\x18\x01 \x01(\x08\"\x9a\x01\n\rVerifyRequest\x12\'\n\x04open\x18\x01 \x01(\x0b\x32\x17.outrider.v1.OpenVerifyH\x00\x12*\n\x07propose\x18\x02 \x01(\x0b\x32\x17.outrider.v1.TokenBlockH\x00\x12)\n\x05\x63lose\x18\x03 \x01(\x0b\x32\x18.outrider.v1.CloseVerifyH\x00\x42\t\n\x07message\"a\n\x0cVerifyOpened\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x15\n\rcached_length\x18\x03 \x01(\r\x12\x14\n\x0c\x64raft_wanted\x18\x04 \x01(\x08\"8\n\x0cVerifyClosed\x12(\n\tkv_handle\x18\x01 \x01(\x0b\x32\x15.outrider.v1.KvHandle\"\x9e\x01\n\x0eVerifyResponse\x12+\n\x06opened\x18\x01 \x01(\x0b\x32\x19.outrider.v1.VerifyOpenedH\x00\x12\'\n\x07verdict\x18\x02 \x01(\x0b\x32\x14.outrider.v1.VerdictH\x00\x12+\n\x06\x63losed\x18\x03 \x01(\x0b\x32\x19.outrider.v1.VerifyClosedH\x00\x42\t\n\x07message\"\"\n VerifyServiceGetModelInfoRequest\"I\n!VerifyServiceGetModelInfoResponse\x12$\n\x04info\x18\x01 \x01(\x0b\x32\x16.outrider.v1.ModelInfo\"\x15\n\x13GetTokenizerRequest\"\xe0\x01\n\x14GetTokenizerResponse\x12\x16\n\x0etokenizer_json\x18\x01 \x01(\x0c\x12\x15\n\rchat_template\x18\x02 \x01(\t\x12L\n\x0especial_tokens\x18\x03 \x03(\x0b\x32\x34.outrider.v1.GetTokenizerResponse.SpecialTokensEntry\x12\x15\n\radd_bos_token\x18\x04 \x01(\x08\x1a\x34\n\x12SpecialTokensEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"<\n\x10ReleaseKvRequest\x12(\n\tkv_handle\x18\x01 \x01(\x0b\x32\x15.outrider.v1.KvHandle\"\x13\n\x11ReleaseKvResponse\"9\n\rForkKvRequest\x12(\n\tkv_handle\x18\x01 \x01(\x0b\x32\x15.outrider.v1.KvHandle\":\n\x0e\x46orkKvResponse\x12(\n\tkv_handle\x18\x01 \x01(\x0b\x32\x15.outrider.v1.KvHandle*\x7f\n\x0cVerifyPolicy\x12\x1d\n\x19VERIFY_POLICY_UNSPECIFIED\x10\x00\x12\x1b\n\x17VERIFY_POLICY_PIPELINED\x10\x01\x12\x1c\n\x18VERIFY_POLICY_SEQUENTIAL\x10\x02\x12\x15\n\x11VERIFY_POLICY_OFF\x10\x03\x32\xa9\x03\n\rVerifyService\x12\x45\n\x06Verify\x12\x1a.outrider.v1.VerifyRequest\x1a\x1b.outrider.v1.VerifyResponse(\x01\x30\x01\x12m\n\x0cGetModelInfo\x12-.outrider.v1.VerifyServiceGetModelInfoRequest\x1a..outrider.v1.VerifyServiceGetModelInfoResponse\x12S\n\x0cGetTokenizer\x12 .outrider.v1.GetTokenizerRequest\x1a!.outrider.v1.GetTokenizerResponse\x12J\n\tReleaseKv\x12\x1d.outrider.v1.ReleaseKvRequest\x1a\x1e.outrider.v1.ReleaseKvResponse\x12\x41\n\x06\x46orkKv\x12\x1a.outrider.v1.ForkKvRequest\x1a\x1b.outrider.v1.ForkKvResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,8 +34,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GETTOKENIZERRESPONSE_SPECIALTOKENSENTRY']._loaded_options = None
   _globals['_GETTOKENIZERRESPONSE_SPECIALTOKENSENTRY']._serialized_options = b'8\001'
-  _globals['_VERIFYPOLICY']._serialized_start=1469
-  _globals['_VERIFYPOLICY']._serialized_end=1596
+  _globals['_VERIFYPOLICY']._serialized_start=1491
+  _globals['_VERIFYPOLICY']._serialized_end=1618
   _globals['_OPENVERIFY']._serialized_start=68
   _globals['_OPENVERIFY']._serialized_end=422
   _globals['_CLOSEVERIFY']._serialized_start=424
@@ -43,29 +43,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_VERIFYREQUEST']._serialized_start=454
   _globals['_VERIFYREQUEST']._serialized_end=608
   _globals['_VERIFYOPENED']._serialized_start=610
-  _globals['_VERIFYOPENED']._serialized_end=685
-  _globals['_VERIFYCLOSED']._serialized_start=687
-  _globals['_VERIFYCLOSED']._serialized_end=743
-  _globals['_VERIFYRESPONSE']._serialized_start=746
-  _globals['_VERIFYRESPONSE']._serialized_end=904
-  _globals['_VERIFYSERVICEGETMODELINFOREQUEST']._serialized_start=906
-  _globals['_VERIFYSERVICEGETMODELINFOREQUEST']._serialized_end=940
-  _globals['_VERIFYSERVICEGETMODELINFORESPONSE']._serialized_start=942
-  _globals['_VERIFYSERVICEGETMODELINFORESPONSE']._serialized_end=1015
-  _globals['_GETTOKENIZERREQUEST']._serialized_start=1017
-  _globals['_GETTOKENIZERREQUEST']._serialized_end=1038
-  _globals['_GETTOKENIZERRESPONSE']._serialized_start=1041
-  _globals['_GETTOKENIZERRESPONSE']._serialized_end=1265
-  _globals['_GETTOKENIZERRESPONSE_SPECIALTOKENSENTRY']._serialized_start=1213
-  _globals['_GETTOKENIZERRESPONSE_SPECIALTOKENSENTRY']._serialized_end=1265
-  _globals['_RELEASEKVREQUEST']._serialized_start=1267
-  _globals['_RELEASEKVREQUEST']._serialized_end=1327
-  _globals['_RELEASEKVRESPONSE']._serialized_start=1329
-  _globals['_RELEASEKVRESPONSE']._serialized_end=1348
-  _globals['_FORKKVREQUEST']._serialized_start=1350
-  _globals['_FORKKVREQUEST']._serialized_end=1407
-  _globals['_FORKKVRESPONSE']._serialized_start=1409
-  _globals['_FORKKVRESPONSE']._serialized_end=1467
-  _globals['_VERIFYSERVICE']._serialized_start=1599
-  _globals['_VERIFYSERVICE']._serialized_end=2024
+  _globals['_VERIFYOPENED']._serialized_end=707
+  _globals['_VERIFYCLOSED']._serialized_start=709
+  _globals['_VERIFYCLOSED']._serialized_end=765
+  _globals['_VERIFYRESPONSE']._serialized_start=768
+  _globals['_VERIFYRESPONSE']._serialized_end=926
+  _globals['_VERIFYSERVICEGETMODELINFOREQUEST']._serialized_start=928
+  _globals['_VERIFYSERVICEGETMODELINFOREQUEST']._serialized_end=962
+  _globals['_VERIFYSERVICEGETMODELINFORESPONSE']._serialized_start=964
+  _globals['_VERIFYSERVICEGETMODELINFORESPONSE']._serialized_end=1037
+  _globals['_GETTOKENIZERREQUEST']._serialized_start=1039
+  _globals['_GETTOKENIZERREQUEST']._serialized_end=1060
+  _globals['_GETTOKENIZERRESPONSE']._serialized_start=1063
+  _globals['_GETTOKENIZERRESPONSE']._serialized_end=1287
+  _globals['_GETTOKENIZERRESPONSE_SPECIALTOKENSENTRY']._serialized_start=1235
+  _globals['_GETTOKENIZERRESPONSE_SPECIALTOKENSENTRY']._serialized_end=1287
+  _globals['_RELEASEKVREQUEST']._serialized_start=1289
+  _globals['_RELEASEKVREQUEST']._serialized_end=1349
+  _globals['_RELEASEKVRESPONSE']._serialized_start=1351
+  _globals['_RELEASEKVRESPONSE']._serialized_end=1370
+  _globals['_FORKKVREQUEST']._serialized_start=1372
+  _globals['_FORKKVREQUEST']._serialized_end=1429
+  _globals['_FORKKVRESPONSE']._serialized_start=1431
+  _globals['_FORKKVRESPONSE']._serialized_end=1489
+  _globals['_VERIFYSERVICE']._serialized_start=1621
+  _globals['_VERIFYSERVICE']._serialized_end=2046
 # @@protoc_insertion_point(module_scope)

@@ -68,14 +68,16 @@ class VerifyRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[OpenVerify, _Mapping]] = ..., propose: _Optional[_Union[_tokens_pb2.TokenBlock, _Mapping]] = ..., close: _Optional[_Union[CloseVerify, _Mapping]] = ...) -> None: ...
 
 class VerifyOpened(_message.Message):
-    __slots__ = ("replica", "incarnation", "cached_length")
+    __slots__ = ("replica", "incarnation", "cached_length", "draft_wanted")
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     CACHED_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_WANTED_FIELD_NUMBER: _ClassVar[int]
     replica: str
     incarnation: str
     cached_length: int
-    def __init__(self, replica: _Optional[str] = ..., incarnation: _Optional[str] = ..., cached_length: _Optional[int] = ...) -> None: ...
+    draft_wanted: bool
+    def __init__(self, replica: _Optional[str] = ..., incarnation: _Optional[str] = ..., cached_length: _Optional[int] = ..., draft_wanted: _Optional[bool] = ...) -> None: ...
 
 class VerifyClosed(_message.Message):
     __slots__ = ("kv_handle",)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from draft_service.scheduler import choose, is_ready, share_of, to_suspend
+from draft_service.scheduler import choose, is_ready, share_of, should_send, to_suspend
 from outrider.messages import FinishReason
 from tests.unit.draft_service.fakes import proposal, session, verdict
 
@@ -45,8 +45,7 @@ def test_a_tree_that_cannot_grow_is_ready():
 def test_ready_when_a_draft_step_costs_more_tokens_than_it_brings():
     """The marginal tokens of one more step are weighed against the session's own pace."""
     held = session()
-    held.commit(verdict(3, 7, step=1), now=0.0)
-    held.commit(verdict(4, 8, step=2), now=0.010)  # 1 token in 10 ms: 100 tokens per second
+    held.commit(verdict(3, 7), now=0.0)  # 1 token in 10 ms: 100 tokens per second
     held.grow(held.take(), proposal((10, 80)))  # worth 0.8 * 0.5 = 0.4 tokens, half of it now
     assert not is_ready(held, 8, step_seconds=0.001)
     assert is_ready(held, 8, step_seconds=0.003)
@@ -54,12 +53,10 @@ def test_ready_when_a_draft_step_costs_more_tokens_than_it_brings():
 
 def test_a_sequential_session_is_never_ready_before_its_prompt_is_drafted():
     """It would stop there, and start no draft ever after."""
-    slow = session(pipelined=False)
-    slow.pace.observe(1, 0.001, 0.0)
-    assert not is_ready(slow, 8, step_seconds=1.0)
-    pipelined = session()
-    pipelined.pace.observe(1, 0.001, 0.0)
-    assert is_ready(pipelined, 8, step_seconds=1.0)
+    assert not is_ready(session(pipelined=False), 8, step_seconds=1.0)
+    fast = session()
+    fast.commit(verdict(3, 7), now=0.0)
+    assert is_ready(fast, 8, step_seconds=1.0)
 
 
 def test_growing_sessions_share_a_step():
@@ -75,3 +72,55 @@ def test_memory_is_taken_from_finished_sessions_then_from_the_newest():
     assert to_suspend([old, new]) is new
     done.commit(verdict(3, 9, finish_reason=FinishReason.LENGTH), now=0.0)
     assert to_suspend([old, new, done]) is done
+
+
+def waiting(batch_size=1, **changes):
+    """A pipelined session whose verify side has nodes and whose new ones wait for a block."""
+    held = grown(1, (10, 60))
+    held.next_block(False, now=0.0)
+    held.commit(verdict(3, 10, batch_size=batch_size, **changes), now=0.0)
+    held.grow(held.take(), proposal((11, 60)))
+    held.starved = False
+    return held
+
+
+def test_an_answer_to_a_miss_goes_out_at_once():
+    """The verify side has nothing to verify but this."""
+    held = waiting()
+    held.starved = True
+    assert should_send(held, ready=True, now=0.0)
+
+
+def test_nodes_wait_for_company_while_the_step_runs():
+    """They are of no use before it ends, and every block takes time from it."""
+    held = waiting()
+    assert not should_send(held, ready=True, now=0.001)
+    assert should_send(held, ready=False, now=0.002)
+    held.next_block(False, now=0.002)
+    held.grow(held.take(), proposal((12, 60)))
+    assert not should_send(held, ready=False, now=0.003)
+    assert should_send(held, ready=False, now=0.004)
+
+
+def test_the_more_sessions_share_a_step_the_later_their_blocks_go_out():
+    """But early enough to be on time."""
+    held = waiting(batch_size=16)
+    assert not should_send(held, ready=True, now=0.005)
+    assert should_send(held, ready=True, now=0.0065)
+
+
+def test_a_session_whose_draft_is_not_wanted_pauses():
+    """Neither is anything expanded for it nor sent, until a verdict wants it again."""
+    held = waiting(draft_wanted=False)
+    assert held.worth == 0.0
+    assert not should_send(held, ready=True, now=1.0)
+    held.commit(verdict(4, 11, step=2), now=1.0)
+    assert held.worth > 0.0
+
+
+def test_what_cannot_grow_does_not_wait():
+    """Nothing more will come to go with it."""
+    held = waiting()
+    while held.worth:
+        held.take()
+    assert should_send(held, ready=True, now=0.0)

@@ -26,9 +26,8 @@ from orchestrator.events import (
     VerifyFailed,
     VerifyOpened,
 )
-from orchestrator.payoff import FIRST_DRAFTS, LOOK_AFTER, REST, Payoff
 from orchestrator.request import Request
-from orchestrator.session import MAX_INTERNAL_ERRORS, Limits, Session
+from orchestrator.session import MAX_INTERNAL_ERRORS, PARK_SECONDS, STALL_VERDICTS, Limits, Session
 from outrider.errors import (
     ContextTooLong,
     InternalError,
@@ -45,7 +44,6 @@ from outrider.messages import (
     ModelInfo,
     Opened,
     SamplingParams,
-    StepTimes,
     TokenBlock,
     Verdict,
     VerifyPolicy,
@@ -58,7 +56,7 @@ GONE = Unavailable("gone")
 
 def session(mode: Mode = Mode.AUTO, **fields: Any) -> Session:
     """A session of a three token prompt."""
-    own = {name: fields.pop(name) for name in ("handle", "handle_endpoint", "payoff") if name in fields}
+    own = {name: fields.pop(name) for name in ("handle", "handle_endpoint") if name in fields}
     request = Request(
         request_id="r",
         served=SERVED,
@@ -69,9 +67,9 @@ def session(mode: Mode = Mode.AUTO, **fields: Any) -> Session:
     return Session(request, 0, LIMITS, **own)
 
 
-def started(mode: Mode = Mode.AUTO, payoff: Payoff | None = None, **fields: Any) -> Session:
+def started(mode: Mode = Mode.AUTO, **fields: Any) -> Session:
     """A session whose streams (verify 1, draft 2) are open and whose first token is committed."""
-    machine = session(mode, payoff=payoff or Payoff(), **fields)
+    machine = session(mode, **fields)
     machine.start(0.0)
     machine.handle_event(VerifyOpened(1, Opened("v", "i"), "verify:1"), 0.0)
     if mode is not Mode.OFF:
@@ -101,10 +99,16 @@ def only(actions: list[Action], kind: type) -> Any:
     return found
 
 
-def test_both_streams_open_at_once() -> None:
-    """The start opens verify and draft together, in pipelined mode with lookup."""
-    actions = session().start(0.0)
-    assert kinds(actions) == [ConnectVerify, ConnectDraft]
+def opened(machine: Session) -> list[Action]:
+    """What starting a session and the answer of its verify replica bring, which wants a draft."""
+    actions = machine.start(0.0)
+    return actions + machine.handle_event(VerifyOpened(1, Opened("v", "i"), "verify:1"), 0.0)
+
+
+def test_the_draft_opens_when_the_verify_replica_wants_one() -> None:
+    """At its opening, before the prompt is computed; in pipelined mode with lookup."""
+    actions = opened(session())
+    assert kinds(actions) == [ConnectVerify, ConnectDraft, Announce]
     verify, draft = only(actions, ConnectVerify).opening, only(actions, ConnectDraft).opening
     assert (verify.token_ids, verify.policy, verify.lookup) == ((1, 2, 3), VerifyPolicy.PIPELINED, True)
     assert (draft.token_ids, draft.pipelined, draft.first_node_id) == ((1, 2, 3), True, 0)
@@ -113,10 +117,10 @@ def test_both_streams_open_at_once() -> None:
 
 def test_modes_differ_in_what_is_opened() -> None:
     """OFF opens no draft; SEQUENTIAL opens both for taking turns, without lookup."""
-    off = session(Mode.OFF).start(0.0)
-    assert kinds(off) == [ConnectVerify]
+    off = opened(session(Mode.OFF))
+    assert kinds(off) == [ConnectVerify, Announce]
     assert only(off, ConnectVerify).opening.policy is VerifyPolicy.OFF
-    turns = session(Mode.SEQUENTIAL).start(0.0)
+    turns = opened(session(Mode.SEQUENTIAL))
     assert only(turns, ConnectVerify).opening.policy is VerifyPolicy.SEQUENTIAL
     assert not only(turns, ConnectVerify).opening.lookup
     assert not only(turns, ConnectDraft).opening.pipelined
@@ -124,7 +128,7 @@ def test_modes_differ_in_what_is_opened() -> None:
 
 def test_resumed_tokens_count_as_generated() -> None:
     """Both replicas get prompt and resumed tokens, and where the prompt ends."""
-    actions = session(resumed=(7, 8)).start(0.0)
+    actions = opened(session(resumed=(7, 8)))
     for kind in (ConnectVerify, ConnectDraft):
         opening = only(actions, kind).opening
         assert (opening.token_ids, opening.prompt_length) == ((1, 2, 3, 7, 8), 3)
@@ -161,100 +165,48 @@ def test_blocks_go_on_as_they_come() -> None:
     assert machine.handle_event(arrived, 0.1) == [SendBlock(arrived.block)]
 
 
-def rest(payoff: Payoff) -> Payoff:
-    """Other sessions of the same traffic find that drafting does not pay, in batches of eight."""
-    while payoff.pays:
-        payoff.drafted(verdict(4, 11, verified=4, node_price=0.3, batch_size=8).verdict, 1, 0.0)
-    return payoff
+UNWANTED = {"draft_wanted": False}
 
 
-def test_a_draft_that_does_not_pay_is_parked() -> None:
-    """The session gives it up after the verdict that says so, and goes on without looking for another."""
-    payoff = Payoff()
-    machine = started(payoff=payoff)
+def test_a_draft_that_is_not_wanted_pauses_and_is_ended_after_a_while() -> None:
+    """It hears every verdict meanwhile; another is opened once a verdict wants one again."""
+    machine = started()
     machine.handle_event(block(0, (-4,), (11,)), 0.1)
-    assert kinds(machine.handle_event(verdict(4, 11, batch_size=8), 0.1)) == [SendVerdict, Emit]
-    rest(payoff)
-    actions = machine.handle_event(verdict(5, 12, batch_size=8), 0.1)
-    assert kinds(actions) == [ParkDraft, Emit]
-    assert kinds(machine.handle_event(verdict(6, 13, batch_size=8), 9.9)) == [Emit]
+    for length, now in enumerate((0.2, PARK_SECONDS), 4):
+        assert kinds(machine.handle_event(verdict(length, 11, **UNWANTED), now)) == [SendVerdict, Emit]
+    late = machine.handle_event(verdict(6, 12, **UNWANTED), 0.1 + PARK_SECONDS)
+    assert kinds(late) == [ParkDraft, Emit]
+    assert kinds(machine.handle_event(verdict(7, 13, **UNWANTED), 9.8)) == [Emit]
+    assert kinds(machine.handle_event(verdict(8, 14), 9.9)) == [Emit, ConnectDraft]
 
 
-def test_a_session_begins_without_a_draft_while_drafts_do_not_pay() -> None:
-    """Nor is one looked for in a batch; alone it gets one at its first verdict."""
-    payoff = rest(Payoff())
-    machine = session(payoff=payoff)
-    assert kinds(machine.start(0.5)) == [ConnectVerify]
-    machine.handle_event(VerifyOpened(1, Opened("v", "i"), "verify:1"), 0.5)
-    assert kinds(machine.handle_event(verdict(3, 11, batch_size=8), 0.6)) == [Emit]
+def test_a_draft_that_pauses_is_not_taken_for_a_silent_one() -> None:
+    """It owes no block while none is wanted, nor for a while afterwards."""
+    machine = started()
+    for length in range(4, 4 + 2 * STALL_VERDICTS):
+        now = 0.5 if length % 2 else 0.0
+        assert DropDraft not in kinds(machine.handle_event(verdict(length, 11, **UNWANTED), now))
+    assert DropDraft not in kinds(machine.handle_event(verdict(length + 1, 11), 0.5 + LIMITS.stall_seconds))
+
+
+def test_a_session_whose_draft_is_not_wanted_begins_without() -> None:
+    """The verify replica says so when it opens, and a later verdict may want one."""
+    machine = session()
+    machine.start(0.0)
+    opened = VerifyOpened(1, Opened("v", "i", draft_wanted=False), "verify:1")
+    assert kinds(machine.handle_event(opened, 0.5)) == [Announce]
+    assert kinds(machine.handle_event(verdict(3, 11, **UNWANTED), 0.6)) == [Emit]
     assert kinds(machine.handle_event(verdict(4, 12), 0.7)) == [Emit, ConnectDraft]
 
 
-def test_a_draft_is_looked_for_when_the_rest_is_over() -> None:
-    """However long it was: rounds of sessions without a draft end it."""
-    machine = session(payoff=rest(Payoff()), sampling=SamplingParams(max_tokens=2 * REST))
-    machine.start(0.5)
-    machine.handle_event(VerifyOpened(1, Opened("v", "i"), "verify:1"), 0.5)
-    for length in range(3, 2 + REST):
-        assert kinds(machine.handle_event(verdict(length, 11, batch_size=8), 0.6)) == [Emit]
-    actions = machine.handle_event(verdict(2 + REST, 11, batch_size=8), 0.6)
-    assert kinds(actions) == [Emit, ConnectDraft]
-
-
-def test_in_a_burst_few_sessions_draft_until_that_has_paid() -> None:
-    """Those that began without a draft get one when there is room; whoever ends makes some."""
-    payoff = Payoff()
-    machines = [session(payoff=payoff) for _ in range(FIRST_DRAFTS + 1)]
-    started_with = [ConnectDraft in kinds(machine.start(0.0)) for machine in machines]
-    assert started_with == [True] * FIRST_DRAFTS + [False]
-    late = machines[-1]
-    late.handle_event(VerifyOpened(1, Opened("v", "i"), "verify:1"), 0.1)
-    assert kinds(late.handle_event(verdict(3, 11, batch_size=8), 0.2)) == [Emit]
-    machines[0].end()
-    assert kinds(late.handle_event(verdict(4, 11, batch_size=8), 0.2)) == [Emit, ConnectDraft]
-
-
-def test_drafts_that_may_be_silent_keep_no_others_out() -> None:
-    """A lookup draft with nothing to say would never tell whether it pays."""
-    payoff = Payoff()
-    silent = [session(payoff=payoff) for _ in range(FIRST_DRAFTS)]
-    for machine in silent:
-        machine.start(0.0)
-        machine.handle_event(DraftOpened(2, Opened("d", "i"), "draft:1", may_be_silent=True), 0.0)
-    assert payoff.has_room
-    for machine in silent:
-        machine.end()  # not counted, so that there is no more room than before
-        payoff.join()
-    assert not payoff.has_room
-
-
-def test_a_draft_that_is_still_opening_says_nothing() -> None:
-    """However long the prompt takes it; from its first block on, rounds without one count too."""
-    payoff = Payoff()
-    machine = started(payoff=payoff, sampling=SamplingParams(max_tokens=3 * LOOK_AFTER))
-    times = StepTimes(forward_us=10_000)
-    for length in range(4, 4 + LOOK_AFTER):
-        machine.handle_event(verdict(length, 11, batch_size=8, times=times), 0.1)
-    assert payoff.pays
-    machine.handle_event(block(0, (-length - 1,), (11,)), 0.1)
-    for length in range(4 + LOOK_AFTER, 4 + 2 * LOOK_AFTER):
-        machine.handle_event(verdict(length, 11, batch_size=8, times=times), 0.1)
-    assert not payoff.pays
-
-
-def test_a_sequential_session_keeps_its_draft() -> None:
-    """Its target waits for one, whatever pays."""
-    machine = started(Mode.SEQUENTIAL, payoff=rest(Payoff()))
-    assert ParkDraft not in kinds(machine.handle_event(verdict(4, 11, batch_size=8), 0.1))
-
-
 def test_blocks_wait_for_the_target_to_open() -> None:
-    """Blocks that come before the verify replica has opened are given to it when it has."""
+    """Blocks that come before another verify replica has opened are given to it when it has."""
     machine = session()
-    machine.start(0.0)
+    opened(machine)
     machine.handle_event(DraftOpened(2, Opened("d", "i"), "draft:1"), 0.0)
+    machine.handle_event(VerifyFailed(1, GONE, "verify:1"), 0.0)
     assert machine.handle_event(block(0, (-3, 0), (10, 11)), 0.0) == []
-    actions = machine.handle_event(VerifyOpened(1, Opened("v", "i"), "verify:1"), 0.1)
+    actions = machine.handle_event(VerifyOpened(3, Opened("v", "i"), "verify:2"), 0.1)
     sent = only(actions, SendBlock).block
     assert (sent.first_id, sent.parents, sent.tokens) == (0, (-3, 0), (10, 11))
 

@@ -25,6 +25,7 @@ from tests.unit.verify_service.fakes import (
 )
 from verify_service.cost_model import CostModel
 from verify_service.mailbox import Close, Closed, Stream
+from verify_service.session import MAX_SILENCE
 
 PROMPTS = [(1, 2, 3), (4, 5), (6, 7, 8, 9, 10, 11, 12, 1, 2), (3,)]
 Proposer = Callable[[random.Random, int, list[int], list[int]], TokenBlock]
@@ -342,7 +343,7 @@ def test_sequential_sessions_start_with_a_ready_block_or_when_none_comes() -> No
 def test_nodes_that_do_not_pay_are_not_verified() -> None:
     """Where every token costs as much as a step, a session runs as without speculation."""
     bench = Bench(cost=CostModel([1, 64], [1.0, 64.0], 64))
-    bench.core._cost.observe = lambda tokens, seconds: None
+    bench.core._controller.cost.observe = lambda tokens, seconds: None
     stream = bench.open(opening((1, 2, 3), sampling=SamplingParams(max_tokens=9)))
     truth = [1, 2, 3, *greedy_text((1, 2, 3), 9)]
     received = generate(bench, {stream: truth}, perfect)[stream]
@@ -384,11 +385,11 @@ def test_log_probabilities_come_one_per_token() -> None:
 
 
 def test_a_step_knows_whether_drafts_are_at_work() -> None:
-    """They are while blocks come: their cores can help with steps before which none came."""
+    """They are while blocks come, and until they have been missing for some steps: then their cores help."""
     told: list[bool] = []
     bench = Bench(on_drafting=told.append)
     stream = bench.open(opening())
     bench.propose(stream, block(0, [(-4, 5, 1.0)], base=4))
-    bench.core.turn([])
-    bench.core.turn([])
-    assert told == [False, True, False, False]
+    for _ in range(MAX_SILENCE):
+        bench.core.turn([])
+    assert told == [False, *[True] * MAX_SILENCE, False]

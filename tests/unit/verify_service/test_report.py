@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from outrider.telemetry.instruments import VerifyInstruments
 from tests.unit.verify_service.fakes import FakeRunner, block, greedy_text, make_session
+from verify_service.controller import Advice
 from verify_service.report import count_verdict, verdict_of
 from verify_service.scheduler import Work
 from verify_service.verifier import Verifier
@@ -27,7 +28,9 @@ def step(registry: CollectorRegistry, **session_changes: object) -> None:
     session.propose(block(0, nodes), arrived=0.0)
     result = Verifier(FakeRunner(), ()).run([Work(session, 1, True, list(session.tree.nodes()))])
     (outcome,) = result.outcomes
-    count_verdict(VerifyInstruments(registry), outcome, verdict_of(outcome, result, 0.0, 0.0))
+    count_verdict(
+        VerifyInstruments(registry), outcome, verdict_of(outcome, result, 0.0, Advice(0.0, True, 0.0))
+    )
 
 
 def test_estimates_are_judged_by_the_walk(registry) -> None:

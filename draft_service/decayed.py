@@ -1,0 +1,17 @@
+"""A mean that forgets."""
+
+from __future__ import annotations
+
+WEIGHT = 0.2
+"""Share of the newest observation."""
+
+
+class Decayed:
+    """A decayed mean; None before the first observation."""
+
+    def __init__(self) -> None:
+        self.value: float | None = None
+
+    def observe(self, value: float) -> None:
+        """Take one observation into account."""
+        self.value = value if self.value is None else self.value + WEIGHT * (value - self.value)
