@@ -37,12 +37,10 @@ class Replica:
         """One step: a draft brings its session so many tokens per round; drafts make it so much longer."""
         wanted = [self.drafting.wanted(traffic) for traffic in self.sessions]
         self.steps += 1
-        rounds = [
-            SessionRound(
-                traffic, 1 + has * self._whole(brings[traffic]), has * self._whole(brings[traffic]), has
-            )
-            for traffic, has in zip(self.sessions, wanted, strict=True)
-        ]
+        rounds = []
+        for traffic, has_draft in zip(self.sessions, wanted, strict=True):
+            drafted = self._whole(brings[traffic]) if has_draft else 0
+            rounds.append(SessionRound(traffic, 1 + drafted, drafted, has_draft))
         seconds = STEP * (1.0 + slowdown * any(wanted))
         self.drafting.observe(Step(rounds, 4 * len(rounds), 2 * sum(wanted), seconds, prompts))
         return wanted
@@ -50,10 +48,8 @@ class Replica:
     def run(self, steps: int, brings: dict[Traffic, float], slowdown: float) -> dict[Traffic, float]:
         """Share of the steps in which each kind had drafts."""
         having = [self.step(brings, slowdown) for _ in range(steps)]
-        return {
-            traffic: sum(each[index] for each in having) / steps
-            for index, traffic in enumerate(self.sessions)
-        }
+        shares = [sum(column) / steps for column in zip(*having, strict=True)]
+        return dict(zip(self.sessions, shares, strict=True))
 
     def _whole(self, tokens: float) -> int:
         """Tokens come one by one: 0.25 a round is one in every fourth."""
