@@ -12,15 +12,12 @@ from itertools import zip_longest
 
 DECAY = 0.8
 """What is left of an estimate's weight after one more observation."""
-SEQUENTIAL_PATIENCE = (0.25, 2.0)
-"""Shortest and longest patience of a sequential session, in seconds."""
-SEQUENTIAL_TURNAROUNDS = 10.0
-"""A sequential session waits this many times the measured time, within those bounds."""
+SEQUENTIAL_SECONDS = 2.0
+"""Longest wait of a sequential session. A draft that is lost ends it at once; this is for one that is silent."""
 SPREAD = 3.0
 """How many mean deviations later than usual a block may still come."""
 MIN_DUE = 1e-4
 """A block that should be there counts as due in this many seconds."""
-MAX_EXPIRED = 16
 MAX_WORTHS = 16
 """How many of a tree's best nodes are remembered."""
 
@@ -76,13 +73,11 @@ class Patience:
 
     def ran_out(self) -> None:
         """A step begins without the block that was due."""
-        self.expired = min(self.expired + 1, MAX_EXPIRED)
+        self.expired += 1
 
     def sequential_wait(self) -> float:
         """Seconds after the last verdict that a sequential session waits; each in vain halves the next."""
-        shortest, longest = SEQUENTIAL_PATIENCE
-        usual = longest if self.turnaround is None else SEQUENTIAL_TURNAROUNDS * self.turnaround
-        return min(max(usual, shortest), longest) * 0.5**self.expired
+        return SEQUENTIAL_SECONDS * 0.5**self.expired
 
 
 def _profit(worths: Sequence[float], price: float) -> float:

@@ -79,10 +79,11 @@ def test_a_new_session_starts_with_what_another_learned() -> None:
     assert first.ready_worths[0] == pytest.approx(0.9)
 
 
-def test_a_sequential_session_waits_generously() -> None:
-    """Ten times the usual answer, within a quarter of a second and two; each wait in vain halves the next."""
-    assert Patience(0.05).sequential_wait() == 2.0
-    patience = learned(turnaround=0.01)
-    assert patience.sequential_wait() == 0.25
+def test_a_sequential_session_waits_half_as_long_after_each_wait_in_vain() -> None:
+    """A silent draft costs it a few seconds at most."""
+    patience = Patience(0.05)
+    first = patience.sequential_wait()
     patience.ran_out()
-    assert patience.sequential_wait() == 0.125
+    assert patience.sequential_wait() == first / 2
+    patience.answered(0.01)
+    assert patience.sequential_wait() == first
