@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from outrider.messages import VerifyPolicy
 from verify_service.cost_model import CostModel
-from verify_service.drafting import Drafting, SessionRound, Step
+from verify_service.drafting import Drafting, SessionRound, Step, Traffic
 from verify_service.scheduler import Plan, plan_step
 from verify_service.session import Session
 from verify_service.verifier import Outcome, StepResult
@@ -82,17 +82,34 @@ class Controller:
             )
         )
 
-    def wants_draft(self, session: Session, batch_size: int | None = None) -> bool:
-        """True when a session should have a draft, in a batch of `batch_size` (None: as it is)."""
-        if session.policy is VerifyPolicy.OFF:
-            return False
-        return session.traffic is None or self._drafting.wanted(session.traffic, batch_size)
+    def opened(self, session: Session, others: Sequence[Session]) -> None:
+        """Decide whether a new session should have a draft beside those that there are."""
+        session.draft_wanted = session.policy is not VerifyPolicy.OFF
+        if session.traffic is not None:
+            wanted = sum(other.draft_wanted for other in others if other.traffic == session.traffic)
+            session.draft_wanted = wanted < self._drafting.max_drafts(session.traffic, len(others) + 1)
+
+    def decide_drafts(self, sessions: Sequence[Session]) -> None:
+        """Decide, after a step, which sessions should have drafts; those that have one come first."""
+        room: dict[Traffic, int] = {}
+        for session in sorted(sessions, key=_without_draft):
+            traffic = session.traffic
+            if traffic is not None:
+                left = room.setdefault(traffic, self._drafting.max_drafts(traffic))
+                session.draft_wanted = left > 0
+                room[traffic] = left - 1
 
     def advice(self, session: Session, price: float, step_tokens: int) -> Advice:
         """For a session of the step that was just run, of `step_tokens` tokens and this price per node."""
-        return Advice(price, self.wants_draft(session), self.cost.seconds(step_tokens))
+        return Advice(price, session.draft_wanted, self.cost.seconds(step_tokens))
 
 
 def _round_of(outcome: Outcome) -> SessionRound:
     session = outcome.session
-    return SessionRound(session.traffic, len(outcome.tokens), outcome.drafted, session.has_draft)
+    return SessionRound(
+        session.traffic, len(outcome.tokens), outcome.drafted, session.draft_wanted, session.has_draft
+    )
+
+
+def _without_draft(session: Session) -> bool:
+    return not session.draft_wanted

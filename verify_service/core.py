@@ -132,11 +132,11 @@ class EngineCore:
         except OutriderError as error:
             self._deliver([outbox.announce(error)])
             return
+        self._controller.opened(session, list(self.sessions.values()))
         self.sessions[session.id] = session
         self._memory.resume(sorted(self.sessions.values(), key=seniority))
         cached = session.kv.length if session.kv is not None else 0
-        wanted = self._controller.wants_draft(session, len(self.sessions))
-        opened = Opened(self._settings.replica, self._settings.incarnation, cached, wanted)
+        opened = Opened(self._settings.replica, self._settings.incarnation, cached, session.draft_wanted)
         self._deliver([outbox.announce(opened)])
         self._count()
 
@@ -216,6 +216,7 @@ class EngineCore:
         """Send the verdicts first, then learn from the step."""
         times = result.timings
         idle = self._idle.step(times.start, times.end)
+        self._controller.decide_drafts(list(self.sessions.values()))
         advices = [self._controller.advice(o.session, price, result.tokens) for o in result.outcomes]
         verdicts = [
             verdict_of(outcome, result, self._idle.total, advice)
@@ -225,7 +226,7 @@ class EngineCore:
             [o.session.outbox.announce(verdict) for o, verdict in zip(result.outcomes, verdicts, strict=True)]
         )
         for outcome, verdict in zip(result.outcomes, verdicts, strict=True):
-            outcome.session.published(times.end, self._idle.total, price, verdict.draft_wanted)
+            outcome.session.published(times.end, self._idle.total, price)
             if outcome.session.policy is VerifyPolicy.PIPELINED:
                 self._habit = outcome.session.patience
             count_verdict(self._instruments, outcome, verdict)

@@ -6,7 +6,7 @@ without the drafts' nodes would have taken while no draft works, T(n) of quiet s
 profits by the tokens that its own drafts brought, less those that the target could have committed by itself
 in its share of the time lost.
 
-    drafting   sessions have drafts; every window of steps is judged
+    drafting   sessions have drafts, few at first, twice as many after each window of steps that paid
     probing    no session has one for a few steps, so that T(n) without drafts is up to date; a window in
                doubt is judged again afterwards
     resting    this kind has none, after a window without profit; then drafting is tried again, after
@@ -26,8 +26,10 @@ from typing import NamedTuple, TypeAlias
 
 from verify_service.cost_model import CostModel
 
+FIRST_DRAFTS = 4
+"""Sessions of a kind that have drafts before it is known whether those pay: so a trial costs little."""
 WINDOW_ROUNDS = 128
-"""Rounds of sessions that a judgement rests on. A round of sampled text brings a draft's tokens with a
+"""Rounds with a draft that a judgement rests on. A round of sampled text brings a draft's tokens with a
 standard deviation near their mean: with so many, the sum is known to about a tenth."""
 MIN_STEPS = 8
 """Steps of a window and of a probe, at least: step times vary by some hundredths."""
@@ -38,8 +40,8 @@ PROBE_EVERY = 1024
 clear profit: 0.4 % at most."""
 MIN_REST = 128
 MAX_REST = 2048
-"""Steps without drafts until they are tried again, at first and at most. A trial of one window that loses a
-tenth costs 1 % of the first rest and 0.1 % of the longest."""
+"""Steps without drafts until they are tried again, at first and at most: in the long run, a trial of 32 steps
+that loses a tenth costs 0.2 %."""
 MAX_KINDS = 256
 """Kinds that are remembered; the one seen longest ago is forgotten."""
 
@@ -56,6 +58,7 @@ class SessionRound(NamedTuple):
     """Committed."""
     drafted: int
     """Of these, the ones that a draft proposed and nobody else did."""
+    draft_wanted: bool
     has_draft: bool
     """Its draft answers."""
 
@@ -84,8 +87,10 @@ class _Entry(NamedTuple):
     base: int
     """Tokens in the forward without draft nodes."""
     seconds: float
+    drafts: int
+    """Sessions of this kind that had one."""
     share: float
-    """Of the sessions with drafts, those of this kind."""
+    """Of all sessions with drafts."""
 
 
 @dataclass(slots=True)
@@ -95,7 +100,13 @@ class _Standing:
     rest: int = 0
     """Steps without drafts until the next trial; 0: drafts are wanted."""
     next_rest: int = MIN_REST
+    max_drafts: int = FIRST_DRAFTS
     window: list[_Entry] = field(default_factory=list)
+
+    @property
+    def complete(self) -> bool:
+        """The window is long enough to judge by."""
+        return len(self.window) >= MIN_STEPS and sum(entry.drafts for entry in self.window) >= WINDOW_ROUNDS
 
     def profit(self, quiet: CostModel) -> float:
         """Tokens that drafts brought in the window, as a share of those without."""
@@ -105,10 +116,13 @@ class _Standing:
     def give_up(self) -> None:
         """Rest, and for longer next time."""
         self.rest, self.next_rest = self.next_rest, min(2 * self.next_rest, MAX_REST)
+        self.max_drafts = FIRST_DRAFTS
         self.window.clear()
 
     def succeed(self) -> None:
-        """Drafting pays."""
+        """Drafting pays: for twice as many, if so many had drafts."""
+        if 2 * self.window[-1].drafts > self.max_drafts:
+            self.max_drafts *= 2
         self.next_rest = MIN_REST
         self.window.clear()
 
@@ -126,10 +140,11 @@ class Drafting:
         self._since_quiet = 0
         """Steps with drafts since the last one without."""
 
-    def wanted(self, traffic: Traffic, batch_size: int | None = None) -> bool:
-        """True when a session of this traffic should have a draft, in a batch of about this size."""
+    def max_drafts(self, traffic: Traffic, batch_size: int | None = None) -> int:
+        """Sessions of this traffic that should have drafts at most, in a batch of about this size."""
         size = self._size if batch_size is None else _power(batch_size)
-        return not self._probe and not self._standing(traffic, size).rest
+        standing = self._standing(traffic, size)
+        return 0 if self._probe or standing.rest else standing.max_drafts
 
     def observe(self, step: Step) -> None:
         """Learn from a step that committed tokens for every session in it."""
@@ -157,12 +172,12 @@ class Drafting:
             own = [each for each in step.rounds if each.traffic == traffic]
             having = sum(each.has_draft for each in own)
             standing = self._standing(traffic, self._size)
-            if self._probe or standing.rest or 2 * having < len(own):
+            if self._probe or standing.rest or 2 * having < sum(each.draft_wanted for each in own):
                 continue  # many drafts have not begun, or their last blocks are on their way
             drafted = sum(each.drafted for each in own)
             base = step.tokens - step.draft_nodes
-            standing.window.append(_Entry(drafted, without, base, step.seconds, having / drafting))
-            if len(standing.window) >= max(WINDOW_ROUNDS // self._size, MIN_STEPS):
+            standing.window.append(_Entry(drafted, without, base, step.seconds, having, having / drafting))
+            if standing.complete:
                 self._judge(standing)
         self._rest(step.rounds)
 
@@ -180,7 +195,7 @@ class Drafting:
     def _judge_again(self) -> None:
         """T(n) without drafts is up to date: judge the complete windows."""
         for (_, size), standing in self._standings.items():
-            if size == self._size and len(standing.window) >= max(WINDOW_ROUNDS // size, MIN_STEPS):
+            if size == self._size and standing.complete:
                 if standing.profit(self._quiet) > 0.0:
                     standing.succeed()
                 else:

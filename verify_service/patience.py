@@ -13,7 +13,7 @@ from itertools import zip_longest
 DECAY = 0.8
 """What is left of an estimate's weight after one more observation."""
 SEQUENTIAL_SECONDS = 2.0
-"""Longest wait of a sequential session. A draft that is lost ends it at once; this is for one that is silent."""
+"""Longest wait of a sequential session. A lost draft ends it at once; this is for a silent one."""
 SPREAD = 3.0
 """How many mean deviations later than usual a block may still come."""
 MIN_DUE = 1e-4

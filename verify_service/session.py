@@ -104,7 +104,7 @@ class Session:
         self.ready = False
         """A ready block has come that knows of the last verdict."""
         self.draft_wanted = True
-        """What the last verdict said."""
+        """The controller's decision, which verdicts tell."""
         self._silence = MAX_SILENCE
         """Verdicts since the last block."""
         self._trust = Trust()
@@ -209,14 +209,13 @@ class Session:
         self.finished = finish is not FinishReason.NONE
         return Committed(kept, finish, hit=len(kept) == len(tokens) == len(walked))
 
-    def published(self, now: float, idle: float, price: float = 0.0, draft_wanted: bool = True) -> None:
+    def published(self, now: float, idle: float, price: float = 0.0) -> None:
         """The verdict of a step left at `now`, after `idle` seconds of the engine so far.
 
-        `price` is that of a node in the step; `draft_wanted` is what the verdict said.
+        `price` is that of a node in the step.
         """
         self.step += 1
         self._silence += 1
-        self.draft_wanted = draft_wanted
         self.last_verdict, self.idle_before = now, idle
         self.ready = False
         self._unanswered[self.tree.committed_length] = now

@@ -6,6 +6,7 @@ import pytest
 
 from verify_service.cost_model import CostModel
 from verify_service.drafting import (
+    FIRST_DRAFTS,
     MAX_KINDS,
     MAX_REST,
     MIN_REST,
@@ -35,12 +36,16 @@ class Replica:
 
     def step(self, brings: dict[Traffic, float], slowdown: float, prompts: bool = False) -> list[bool]:
         """One step: a draft brings its session so many tokens per round; drafts make it so much longer."""
-        wanted = [self.drafting.wanted(traffic) for traffic in self.sessions]
+        room = {traffic: self.drafting.max_drafts(traffic) for traffic in self.sessions}
+        wanted = []
+        for traffic in self.sessions:
+            wanted.append(room[traffic] > 0)
+            room[traffic] -= 1
         self.steps += 1
         rounds = []
         for traffic, has_draft in zip(self.sessions, wanted, strict=True):
             drafted = self._whole(brings[traffic]) if has_draft else 0
-            rounds.append(SessionRound(traffic, 1 + drafted, drafted, has_draft))
+            rounds.append(SessionRound(traffic, 1 + drafted, drafted, has_draft, has_draft))
         seconds = STEP * (1.0 + slowdown * any(wanted))
         self.drafting.observe(Step(rounds, 4 * len(rounds), 2 * sum(wanted), seconds, prompts))
         return wanted
@@ -57,8 +62,11 @@ class Replica:
 
 
 def test_drafts_that_bring_more_than_their_time_are_kept() -> None:
-    """Half a token a round, for a tenth of the time."""
-    assert Replica(*[CODE] * 8).run(1000, {CODE: 0.5}, slowdown=0.1)[CODE] == 1.0
+    """Half a token a round, for a tenth of the time: few sessions draft at first, then all do."""
+    replica = Replica(*[CODE] * 16)
+    assert sum(replica.step({CODE: 0.5}, slowdown=0.1)) == FIRST_DRAFTS
+    replica.run(200, {CODE: 0.5}, slowdown=0.1)
+    assert replica.run(1000, {CODE: 0.5}, slowdown=0.1)[CODE] == 1.0
 
 
 def test_drafts_that_cost_more_time_than_they_bring_rest() -> None:
@@ -113,6 +121,8 @@ def test_a_machine_that_slows_down_is_not_the_drafts_fault() -> None:
 def test_a_small_profit_is_checked_against_quiet_steps_now_and_then() -> None:
     """A clear one is not: it does not rest on how exactly T(n) is known."""
     close, clear = Replica(*[CODE] * 8), Replica(*[CODE] * 8)
+    for replica in close, clear:
+        replica.run(100, {CODE: 1.0}, slowdown=0.1)
     share = close.run(4 * PROBE_EVERY, {CODE: 0.2}, slowdown=0.1)[CODE]
     assert 1.0 - 2 * MIN_STEPS / PROBE_EVERY < share < 1.0
     assert clear.run(4 * PROBE_EVERY, {CODE: 1.0}, slowdown=0.1)[CODE] == 1.0
@@ -122,9 +132,9 @@ def test_a_batch_of_another_size_is_judged_by_itself() -> None:
     """Eight sessions lose by drafts, one does not; a larger batch than eight begins at rest."""
     replica = Replica(*[CODE] * 8)
     replica.run(WINDOW_ROUNDS, {CODE: 0.0}, slowdown=0.3)
-    assert not replica.drafting.wanted(CODE)
-    assert not replica.drafting.wanted(CODE, batch_size=16)
-    assert replica.drafting.wanted(CODE, batch_size=1)
+    assert not replica.drafting.max_drafts(CODE)
+    assert not replica.drafting.max_drafts(CODE, batch_size=16)
+    assert replica.drafting.max_drafts(CODE, batch_size=1)
 
 
 def test_steps_with_prompts_and_drafts_that_are_still_opening_say_nothing() -> None:
@@ -132,36 +142,37 @@ def test_steps_with_prompts_and_drafts_that_are_still_opening_say_nothing() -> N
     replica = Replica(*[CODE] * 8)
     for _ in range(WINDOW_ROUNDS):
         replica.step({CODE: 0.0}, slowdown=1.0, prompts=True)
-    opening = [SessionRound(CODE, 1, 0, index < 3) for index in range(8)]
+    opening = [SessionRound(CODE, 1, 0, True, index < 3) for index in range(8)]
     for _ in range(WINDOW_ROUNDS):
         replica.drafting.observe(Step(opening, 8, 0, 2 * STEP, prompts=False))
-    assert replica.drafting.wanted(CODE)
+    assert replica.drafting.max_drafts(CODE)
 
 
 def test_sessions_that_never_have_a_draft_are_not_judged() -> None:
     """MODE_OFF shares the steps; what it commits counts as committed without drafts."""
     drafting = Replica().drafting
-    rounds = [SessionRound(None, 1, 0, False)] * 7 + [SessionRound(CODE, 2, 1, True)]
+    rounds = [SessionRound(None, 1, 0, False, False)] * 7 + [SessionRound(CODE, 2, 1, True, True)]
     for _ in range(WINDOW_ROUNDS):
         drafting.observe(Step(rounds, 10, 1, 1.2 * STEP, prompts=False))
-    assert not drafting.wanted(CODE)  # a token for a fifth of a step that commits eight
+    assert not drafting.max_drafts(CODE)  # a token for a fifth of a step that commits eight
 
 
 def test_kinds_are_forgotten_beyond_a_bound() -> None:
     """A caller makes up the labels."""
     drafting = Replica().drafting
     for number in range(2 * MAX_KINDS):
-        drafting.observe(Step([SessionRound((str(number), False), 1, 0, True)], 1, 0, STEP, prompts=False))
+        lone = SessionRound((str(number), False), 1, 0, True, True)
+        drafting.observe(Step([lone], 1, 0, STEP, prompts=False))
     assert len(drafting._standings) <= MAX_KINDS
 
 
 def test_the_first_rest_is_short() -> None:
     """One bad window may be chance."""
     replica = Replica(*[CODE] * 16)
-    while replica.drafting.wanted(CODE):
+    while replica.drafting.max_drafts(CODE):
         replica.step({CODE: 0.0}, slowdown=0.3)
     rested = 0
-    while not replica.drafting.wanted(CODE):
+    while not replica.drafting.max_drafts(CODE):
         replica.step({CODE: 0.0}, slowdown=0.3)
         rested += 1
     assert rested <= MIN_STEPS + MIN_REST
