@@ -19,12 +19,11 @@ from outrider.allowance import BLOCKS
 from outrider.candidate_tree import CandidateTree, Node, Rerooted
 from outrider.messages import FinishReason, OpenDraft, TokenBlock, Verdict
 
-LOOKAHEAD = 1 / 16
-"""Share of a node's price that is enough: the tree is for the rounds to come too, and what is unlikely now
-may be near then."""
-FEW_SESSIONS = 3
-"""In a step with more, only nodes worth the whole price: the target has room for few, and what drafts and
-sends the others takes time from it and from other sessions' drafts. Measured, see docs/performance.md."""
+FULL_PRICE_SESSIONS = 4
+"""In a step of so many sessions and more, only nodes worth their whole price: the target has room for few, and
+what drafts and sends the others takes time from it. With fewer sessions the square of their share of that is
+enough: the tree is for the rounds to come too, and what is unlikely now may be near then. See
+docs/performance.md."""
 MIN_REACH = 0.005
 """Nodes that the target's walk reaches less likely than this are neither sent nor expanded, not even where
 they cost the target nothing."""
@@ -113,10 +112,9 @@ class DraftSession:
         return not (stopped or (self.ready_sent and not self.pipelined))
 
     @property
-    def rate(self) -> float | None:
-        """Tokens per second that the session commits; None before the first verdict."""
-        tokens = self._round_tokens.value
-        return tokens / self._next_step if tokens is not None and self._next_step else None
+    def rate(self) -> float:
+        """Tokens per second that the session commits; 0 before the first verdict: it waits for its prompt."""
+        return (self._round_tokens.value or 0.0) / self._next_step if self._next_step else 0.0
 
     def due(self, now: float) -> bool:
         """True when a block should go out that the verify side does not wait for."""
@@ -129,18 +127,18 @@ class DraftSession:
 
     @property
     def worth(self) -> float:
-        """Expected tokens that expanding the best unexpanded node brings; 0 when there is none."""
+        """Reach of the best unexpanded node; 0 when there is none."""
         if not self.growing or len(self.tree) >= self._limits.max_nodes:
             return 0.0
         if self.root_pending:
-            return self.calibration.coverage if self._computable(0) else 0.0
-        return -self._frontier[0][0] * self.calibration.coverage if self._frontier else 0.0
+            return 1.0 if self._computable(0) else 0.0
+        return -self._frontier[0][0] if self._frontier else 0.0
 
     def gain(self, count: int) -> float:
-        """Expected tokens that expanding the `count` best nodes brings."""
+        """Sum of the reach of the `count` best unexpanded nodes."""
         if self.root_pending or count == 1:
             return self.worth
-        return -sum(entry[0] for entry in heapq.nsmallest(count, self._frontier)) * self.calibration.coverage
+        return -sum(entry[0] for entry in heapq.nsmallest(count, self._frontier))
 
     def take(self) -> Node | None:
         """Remove and return the best unexpanded node, None for the root; it counts as expanded."""
@@ -186,7 +184,7 @@ class DraftSession:
     def _obey(self, verdict: Verdict, now: float) -> None:
         """What the verify side asks for: drafts or none, nodes worth their price, and blocks in time."""
         self.wanted = verdict.draft_wanted
-        share = LOOKAHEAD if verdict.batch_size <= FEW_SESSIONS else 1.0
+        share = min(verdict.batch_size / FULL_PRICE_SESSIONS, 1.0) ** 2
         self._min_reach = max(verdict.node_price * share, MIN_REACH)
         self._next_step = verdict.next_step_us * 1e-6
         self._block_gap = BLOCK_GAP * verdict.batch_size * self._next_step

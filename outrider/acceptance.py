@@ -29,7 +29,6 @@ _DECAY = 0.999
 _PRIOR_WEIGHT = 8.0
 _SHARED_WEIGHT = 32.0
 _MAX_TASKS = 64
-_SHARPNESS_DECAY = 0.9995
 _HEAD_START = 2.0
 
 
@@ -117,7 +116,7 @@ class SharpnessFit:
     """The sharpness of SHARPNESS_GRID that puts the target's choice first most often.
 
     Every observed row is a trial of all of them, because its ranking says which token each would have put
-    first. Counts decay over some 2000 rows and are smoothed over neighbours; 1.0 has a small head start.
+    first. Counts decay over some 1000 rows and are smoothed over neighbours; 1.0 has a small head start.
     """
 
     def __init__(self) -> None:
@@ -136,9 +135,7 @@ class SharpnessFit:
         """
         if not winners:
             return
-        hits = [
-            old * _SHARPNESS_DECAY + (new == chosen) for old, new in zip(self._hits, winners, strict=True)
-        ]
+        hits = [old * _DECAY + (new == chosen) for old, new in zip(self._hits, winners, strict=True)]
         smooth = [
             left + 2.0 * here + right
             for left, here, right in zip(hits[:1] + hits[:-1], hits, hits[1:] + hits[-1:], strict=True)

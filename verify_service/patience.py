@@ -16,8 +16,6 @@ SEQUENTIAL_SECONDS = 2.0
 """Longest wait of a sequential session. A lost draft ends it at once; this is for a silent one."""
 SPREAD = 3.0
 """How many mean deviations later than usual a block may still come."""
-MIN_DUE = 1e-4
-"""A block that should be there counts as due in this many seconds."""
 MAX_WORTHS = 16
 """How many of a tree's best nodes are remembered."""
 
@@ -45,7 +43,7 @@ class Patience:
         """Seconds until a block should come when none came in `waited`; None: none is expected any more."""
         if self.turnaround is None or self.expired or self.overdue(waited):
             return None
-        return max(self.turnaround - waited, self.deviation, MIN_DUE)
+        return max(self.turnaround - waited, self.deviation)
 
     def overdue(self, waited: float) -> bool:
         """True when a block should have come by now, or none is known to come at all."""

@@ -23,10 +23,6 @@ from verify_service.session import Session
 
 PREFILL_SHARE = 0.5
 """Share of a step that nodes leave to waiting prefill."""
-MIN_GAIN = 0.1
-"""Of the rate, that nodes must bring if they take time and nearly all sessions have none: those wait longer
-for nothing, and estimates and T are not exact. Batches of 32 at T = 1 lasted 1.15 times as long as without
-drafts, with this 1.04 (docs/performance.md)."""
 PREFILL_PACE = 0.95
 """Of the best rate in tokens per second, at which prompts are computed while sessions decode beside them:
 larger chunks bring a prompt little and let the others wait longer (docs/performance.md)."""
@@ -121,7 +117,6 @@ def hold(sessions: Sequence[Session], now: float, budget: Budget) -> float | Non
 def add_nodes(works: Sequence[Work], cost: CostModel, room: int) -> Budget:
     """Give the works the nodes, at most `room`, with which the step commits most tokens per second.
 
-    None if that is hardly more than without, and most sessions would only wait.
     T counts the works and their nodes; prompts fill what is left of the step afterwards.
     """
     if not works:
@@ -129,17 +124,13 @@ def add_nodes(works: Sequence[Work], cost: CostModel, room: int) -> Budget:
     picks = [(each.worth, work, each.node) for work in works for each in work.session.eligible()]
     picks.sort(key=_worth, reverse=True)  # stable: parents stay before their children
     base, expected = len(works), float(len(works))
-    plain = best_rate = expected / cost.seconds(base)
+    best_rate = expected / cost.seconds(base)
     best = 0
     for count, (worth, _, _) in enumerate(picks[:room], 1):
         expected += worth
         rate = expected / cost.seconds(base + count)
         if rate > best_rate:
             best, best_rate = count, rate
-    without = 1.0 - len({work.session.id for _, work, _ in picks[:best]}) / base
-    longer = cost.seconds(base + best) > cost.seconds(base)
-    if longer and best_rate < (1.0 + MIN_GAIN * without) * plain:
-        best, best_rate = 0, plain
     for _, work, node in picks[:best]:
         work.nodes.append(node)
     marginal = best_rate * cost.slope(base + best, max(base, MIN_STRETCH))

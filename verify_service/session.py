@@ -23,10 +23,6 @@ from verify_service.mailbox import Outbox
 from verify_service.patience import Patience
 from verify_service.trust import Trust
 
-MIN_WORTH = 1e-3
-"""Nodes that the walk reaches less likely than this are not verified."""
-LOOKUP_MARGIN = 0.5
-"""Share of a node's last price that a looked-up token has to be worth; the next step's may be lower."""
 MAX_UNANSWERED = 16
 """Verdicts whose answer by the draft is still timed; older ones are forgotten."""
 MAX_SILENCE = 4
@@ -222,7 +218,7 @@ class Session:
         if len(self._unanswered) > MAX_UNANSWERED:
             del self._unanswered[next(iter(self._unanswered))]
         if self.lookup is not None and not self.finished:
-            self.lookup.propose(self.tree, price * LOOKUP_MARGIN)
+            self.lookup.propose(self.tree, price)
             self._eligible = None
         if self.policy is VerifyPolicy.SEQUENTIAL:
             self.deadline = now + self.patience.sequential_wait()
@@ -284,13 +280,13 @@ def _inside(block: TokenBlock, vocabulary_size: int) -> TokenBlock:
 
 
 def _best_first(children: dict[int, Node], max_depth: int, trust: float) -> Iterator[Eligible]:
-    """Nodes in falling order of worth down to MIN_WORTH; a child's is never above its parent's."""
+    """Nodes in falling order of worth; a child's is never above its parent's."""
     frontier: list[tuple[float, int, Node]] = []
 
     def open_below(nodes: dict[int, Node], worth: float) -> None:
         for node in nodes.values():
             believed = node.acceptance * trust if from_draft(node) else node.acceptance
-            if worth * believed >= MIN_WORTH:
+            if worth * believed > 0.0:
                 heappush(frontier, (-worth * believed, node.id, node))
 
     if max_depth > 0:

@@ -23,7 +23,6 @@ def limits(**changes) -> Limits:
 class FixedCalibration:
     """A candidate's bucket is its acceptance in percent."""
 
-    coverage = 0.5
     sharpness = 1.0
 
     def __init__(self):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from draft_service.drafters.base import Candidate, Proposal, Source
-from draft_service.session import FEW_SESSIONS
+from draft_service.session import FULL_PRICE_SESSIONS
 from outrider.messages import FinishReason, SamplingParams
 from tests.unit.draft_service.fakes import FixedCalibration, proposal, request, session, verdict
 
@@ -53,7 +53,7 @@ def test_unlikely_candidates_are_not_sent_until_a_commit_brings_them_nearer():
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "sent"), [(1, (20, 21)), (FEW_SESSIONS, (20, 21)), (FEW_SESSIONS + 1, (20,))]
+    ("batch_size", "sent"), [(1, (20, 21)), (FULL_PRICE_SESSIONS, (20,)), (2 * FULL_PRICE_SESSIONS, (20,))]
 )
 def test_in_batches_only_nodes_worth_their_price_are_drafted(batch_size, sent):
     """At a price of a fifth of a token; few sessions draft what may be worth it in a round to come."""

@@ -67,14 +67,6 @@ def test_likely_nodes_come_first_over_all_sessions() -> None:
     assert node_counts(plan)[0] > node_counts(plan)[1]
 
 
-@pytest.mark.parametrize(("slope", "sessions", "nodes"), [(0.001, 2, 1), (0.001, 20, 0), (0.0, 20, 1)])
-def test_many_do_not_wait_for_the_little_that_one_gains(slope: float, sessions: int, nodes: int) -> None:
-    """A likely node that costs a thousandth of a step: worth it for one of two, not of twenty unless free."""
-    cost = CostModel([1, 64], [1.0, 1.0 + 63 * slope], 64)
-    batch = [with_chain(0, 1, 0.9), *(make_session(id) for id in range(1, sessions))]
-    assert sum(node_counts(plan_step(batch, 0.0, cost, 64))) == nodes
-
-
 def test_rate_is_at_its_best() -> None:
     """No other number of best nodes has a higher expected rate."""
     draw = random.Random(5)
