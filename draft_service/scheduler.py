@@ -12,10 +12,11 @@ from outrider.candidate_tree import Node
 URGENT = 8.0
 """How much more an expansion is worth while the verify side has nothing to verify."""
 YIELD = 0.35
-"""Share of the reach of a draft step's nodes that waiting for it really brings in tokens. A node's children hold
-the next token in some 0.7 of all cases; half of that, because the target has room for some nodes only, and in a
-pipeline the others are drafted while it runs. Simulated on the demo pair (T = 0.7, a draft step of 0.05 target
-steps) with 1, 0.5, 0.25 and 0.1 for that half: 2.41, 2.51, 2.52 and 2.06 tokens per target step."""
+"""Share of the reach of a draft step's nodes that waiting for it really brings in tokens. A node's children
+hold the next token in some 0.7 of all cases; half of that, because the target has room for some nodes only,
+and in a pipeline the others are drafted while it runs. Simulated on the demo pair (T = 0.7, a draft step of
+0.05 target steps) with 1, 0.5, 0.25 and 0.1 for that half: 2.41, 2.51, 2.52 and 2.06 tokens per target
+step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,10 @@ from outrider.candidate_tree import CandidateTree, Node, Rerooted
 from outrider.messages import FinishReason, OpenDraft, TokenBlock, Verdict
 
 FULL_PRICE_SESSIONS = 4
-"""In a step of so many sessions and more, only nodes worth their whole price: the target has room for few, and
-what drafts and sends the others takes time from it. With fewer sessions the square of their share of that is
-enough: the tree is for the rounds to come too, and what is unlikely now may be near then. See
-docs/performance.md."""
+"""In a step of so many sessions and more, only nodes worth their whole price: the target has room for few,
+and what drafts and sends the others takes time from it. With fewer sessions the square of their share of that
+is enough: the tree is for the rounds to come too, and what is unlikely now may be near then. Measured, see
+docs/history/performance.md."""
 MIN_REACH = 0.005
 """Nodes that the target's walk reaches less likely than this are neither sent nor expanded, not even where
 they cost the target nothing."""

@@ -25,7 +25,7 @@ PREFILL_SHARE = 0.5
 """Share of a step that nodes leave to waiting prefill."""
 PREFILL_PACE = 0.95
 """Of the best rate in tokens per second, at which prompts are computed while sessions decode beside them:
-larger chunks bring a prompt little and let the others wait longer (docs/performance.md)."""
+larger chunks bring a prompt little and let the others wait longer (docs/history/performance.md)."""
 MIN_STRETCH = 4
 """Over how many more tokens, at least, T's slope is taken: it rises in steps."""
 
