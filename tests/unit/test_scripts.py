@@ -18,6 +18,15 @@ def test_the_settings_page_is_current():
     assert document_settings.PAGE.read_text(encoding="utf-8") == document_settings.page(), "run `make docs`"
 
 
+@pytest.mark.parametrize("command", document_settings.COMMANDS, ids=lambda command: command.__name__)
+def test_the_settings_page_names_every_setting(command):
+    """A setting is in the table of its command, or in one that services share."""
+    rows = document_settings.page().splitlines()
+    assert [
+        name for name in command.model_fields if not any(row.startswith(f"| `{name}` |") for row in rows)
+    ] == []
+
+
 @pytest.fixture
 def widened(tmp_path):
     """A tiny Llama and its widened copy, as folders."""
