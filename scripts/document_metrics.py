@@ -145,7 +145,7 @@ verified tree.
 | `vllm:num_requests_waiting`, `vllm:num_requests_running` | the gateway's gauges above |
 | `vllm:kv_cache_usage_perc` | `outrider_verify_kv_utilization` |
 """
-HEAD = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
+HEAD = ["| metric, labels | type | meaning |", "|---|---|---|"]
 
 
 def page() -> str:
@@ -186,8 +186,8 @@ def _section(title: str, rows: Sequence[str]) -> str:
 
 
 def _row(metric: Described) -> str:
-    labels = ", ".join(f"`{label}`" for label in metric.labels)
-    return f"| `{metric.name}` | {metric.kind} | {labels} | {metric.text} |"
+    labels = f"{{{','.join(metric.labels)}}}" if metric.labels else ""
+    return f"| `{metric.name}{labels}` | {metric.kind} | {metric.text} |"
 
 
 if __name__ == "__main__":

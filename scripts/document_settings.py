@@ -74,7 +74,7 @@ def _title(name: str) -> str:
 def _section(title: str, settings: type[Settings], name: str = "") -> str:
     where = [f"Environment `OUTRIDER_{name.upper()}_...`, file `[{name}]`.", ""] if name else []
     rows = [_row(setting, settings.model_fields[setting]) for setting in _own(settings)]
-    table = ["| setting | default | meaning |", "|---|---|---|", *rows, ""]
+    table = ["| setting, default | meaning |", "|---|---|", *rows, ""]
     return "\n".join([f"## {title}", "", *where, *table])
 
 
@@ -91,7 +91,7 @@ def _same(one: FieldInfo, other: FieldInfo) -> bool:
 
 
 def _row(name: str, field: FieldInfo) -> str:
-    return f"| `{name}` | {_default(field.default)} | {field.description}{_choices(field)} |"
+    return f"| `{name}{_default(field.default)}` | {field.description}{_choices(field)} |"
 
 
 def _choices(field: FieldInfo) -> str:
@@ -104,8 +104,8 @@ def _choices(field: FieldInfo) -> str:
 
 def _default(value: object) -> str:
     if isinstance(value, bool):
-        return "on" if value else "off"
-    return f"`{value}`" if value not in ("", ()) else ""
+        return "=on" if value else "=off"
+    return f"={value}" if value not in ("", ()) else ""
 
 
 if __name__ == "__main__":
