@@ -145,7 +145,6 @@ verified tree.
 | `vllm:num_requests_waiting`, `vllm:num_requests_running` | the gateway's gauges above |
 | `vllm:kv_cache_usage_perc` | `outrider_verify_kv_utilization` |
 """
-HEAD = ["| metric, labels | type | meaning |", "|---|---|---|"]
 
 
 def page() -> str:
@@ -182,12 +181,12 @@ def _tables_of(shared: dict[str, list[str]]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _section(title: str, rows: Sequence[str]) -> str:
-    return "\n".join([f"## {title}", "", *HEAD, *rows, ""])
+    return "\n".join([f"## {title}", "", *rows, ""])
 
 
 def _row(metric: Described) -> str:
     labels = f"{{{','.join(metric.labels)}}}" if metric.labels else ""
-    return f"| `{metric.name}{labels}` | {metric.kind} | {metric.text} |"
+    return f"- `{metric.name}{labels}` ({metric.kind}): {metric.text}"
 
 
 if __name__ == "__main__":

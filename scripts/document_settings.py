@@ -34,26 +34,23 @@ INTRODUCTION = """\
 
 `make docs` writes this page from the settings classes.
 
-A setting is a flag, an environment variable and a key in a TOML file. A flag wins over a variable, a
-variable over the file, the file over the default. For example:
+A setting is a flag, an environment variable and a key in a TOML file, in this order of precedence:
 
-| | |
-|---|---|
-| flag | `outrider serve verify --max-sessions 16` |
-| environment | `OUTRIDER_VERIFY_MAX_SESSIONS=16` |
-| file | `max_sessions = 16` below `[verify]`; `--config` or `OUTRIDER_CONFIG` names the file |
+    outrider serve verify --max-sessions 16
+    OUTRIDER_VERIFY_MAX_SESSIONS=16
+    max_sessions = 16       # below [verify], in the file that --config or OUTRIDER_CONFIG names
 
-`--print-config` prints every value with its source. Repeat the flag of a list, or separate its items by
-commas. Services also read the settings that they share: those tables have no prefix of their own, and a
-service's own table wins. `OTEL_*` variables say where [traces](tracing.md) go.
+`--print-config` prints every value with its source. Repeat the flag of a list, or separate items by commas.
+Settings that services share have each service's own prefix; a service's own entry wins. `OTEL_*` variables
+say where [traces](tracing.md) go. Below, `=` precedes the default.
 
-| exit status | when |
-|---|---|
-| 0 | the command did its work, or was told to end |
-| 1 | it failed: nobody answers, the stream broke for good, a process or an engine crashed |
-| 2 | it was used wrongly: a flag, a setting, a missing file, a port in use, a pair that does not fit, \
-a request that would be refused again |
-| 130 | Ctrl-C ended `generate` or `timeline` |
+Exit statuses:
+
+- 0: the command did its work, or was told to end.
+- 1: it failed: nobody answers, the stream broke for good, a process or an engine crashed.
+- 2: it was used wrongly: a flag, a setting, a missing file, a port in use, a pair that does not fit, a
+  request that would be refused again.
+- 130: Ctrl-C ended `generate` or `timeline`.
 
 With 1 and 2, one sentence on standard error says why. `outrider up` ends when a process does not start, and
 restarts one that crashes later.
@@ -74,8 +71,7 @@ def _title(name: str) -> str:
 def _section(title: str, settings: type[Settings], name: str = "") -> str:
     where = [f"Environment `OUTRIDER_{name.upper()}_...`, file `[{name}]`.", ""] if name else []
     rows = [_row(setting, settings.model_fields[setting]) for setting in _own(settings)]
-    table = ["| setting, default | meaning |", "|---|---|", *rows, ""]
-    return "\n".join([f"## {title}", "", *where, *table])
+    return "\n".join([f"## {title}", "", *where, *rows, ""])
 
 
 def _own(settings: type[Settings]) -> list[str]:
@@ -91,14 +87,14 @@ def _same(one: FieldInfo, other: FieldInfo) -> bool:
 
 
 def _row(name: str, field: FieldInfo) -> str:
-    return f"| `{name}{_default(field.default)}` | {field.description}{_choices(field)} |"
+    return f"- `{name}{_default(field.default)}`: {field.description}{_choices(field)}"
 
 
 def _choices(field: FieldInfo) -> str:
     """What a setting may be, where its default does not tell."""
     kind = field.annotation
     if typing.get_origin(kind) is typing.Literal:
-        return f" One of {', '.join(f'`{value}`' for value in typing.get_args(kind))}."
+        return f" `{'`, `'.join(typing.get_args(kind))}`."
     return " A list." if typing.get_origin(kind) is tuple else ""
 
 

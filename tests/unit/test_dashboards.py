@@ -46,7 +46,7 @@ def test_the_metrics_page_is_current() -> None:
 
 def test_the_metrics_page_names_every_metric() -> None:
     """In the table of its service, or in one of several services."""
-    rows = set(re.findall(r"^\| `(outrider_\w+)", METRICS, re.M))
+    rows = set(re.findall(r"^- `(outrider_\w+)", METRICS, re.M))
     names = rows | {row.replace("SERVICE", service) for row in rows for service in TABLES}
     assert names >= KNOWN
 

@@ -22,7 +22,7 @@ def test_the_settings_page_is_current():
 @pytest.mark.parametrize("command", document_settings.COMMANDS, ids=lambda command: command.__name__)
 def test_the_settings_page_names_every_setting(command):
     """A setting is in the table of its command, or in one that services share."""
-    named = set(re.findall(r"^\| `(\w+)", document_settings.page(), re.M))
+    named = set(re.findall(r"^- `(\w+)", document_settings.page(), re.M))
     assert set(command.model_fields) <= named
 
 
