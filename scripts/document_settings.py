@@ -87,15 +87,15 @@ def _same(one: FieldInfo, other: FieldInfo) -> bool:
 
 
 def _row(name: str, field: FieldInfo) -> str:
-    return f"- `{name}{_default(field.default)}`: {field.description}{_choices(field)}"
+    return f"- `{name}{_default(field.default)}`: {_meaning(field)}"
 
 
-def _choices(field: FieldInfo) -> str:
-    """What a setting may be, where its default does not tell."""
-    kind = field.annotation
+def _meaning(field: FieldInfo) -> str:
+    """What a setting means, with what it may be where the default does not tell."""
+    kind, text = field.annotation, str(field.description).removesuffix(".")
     if typing.get_origin(kind) is typing.Literal:
-        return f" `{'`, `'.join(typing.get_args(kind))}`."
-    return " A list." if typing.get_origin(kind) is tuple else ""
+        return f"{text} (`{'`, `'.join(typing.get_args(kind))}`)."
+    return f"{text} (a list)." if typing.get_origin(kind) is tuple else f"{text}."
 
 
 def _default(value: object) -> str:
