@@ -38,19 +38,16 @@ INTRODUCTION = f"""\
 
 `make docs` writes this page from the instruments.
 
-Every service serves a Prometheus page when `metrics_port` is set. Counters are raw, so that they add up
-over replicas; the query makes the ratio. Times are in seconds. `k8s/components/` has dashboards and alerts;
-the [runbook](runbook.md) says what to do about an alert. `python -m scripts.draw_dashboards` draws the
-panels without Grafana. So were these made on a busy machine, where both drafts are killed near the end and
-one comes back: [speculation](images/dashboard-speculation.png), [serving](images/dashboard-serving.png),
-[capacity](images/dashboard-capacity.png).
+Services serve a Prometheus page when `metrics_port` is set. Counters are raw, so that they add up over
+replicas. Times are in seconds. Dashboards and alerts are in `k8s/components/`; the [runbook](runbook.md)
+says what to do. `python -m scripts.draw_dashboards` draws the panels without Grafana; these saw both drafts
+killed near the end, on a busy machine: [speculation](images/dashboard-speculation.png),
+[serving](images/dashboard-serving.png), [capacity](images/dashboard-capacity.png).
 
-**Exemplars.** The orchestrator's histograms carry the trace id of a sampled request, if Prometheus runs
-with `--enable-feature=exemplar-storage`.
-
-**Labels are bounded.** `task` is the caller's label: {MAX_TASKS} are told apart, the rest is `other`, no
-label is `none`. `draft` is the endpoint of a draft replica, for the {MAX_REPLICAS} used last. Positions
-count from 1 to {MAX_POSITION}.
+The orchestrator's histograms carry trace ids as exemplars, for Prometheus with
+`--enable-feature=exemplar-storage`. Labels are bounded: {MAX_TASKS} values of `task`, the caller's label
+(the rest is `other`, none is `none`), the {MAX_REPLICAS} last endpoints of `draft`, positions from 1 to
+{MAX_POSITION}.
 
 ## Queries
 
@@ -85,15 +82,13 @@ step begins where the last one ended.
 {QUERIES["ratio"]}
 ```
 
-**Waste**: nodes verified and not accepted cost target time; `outrider_draft_nodes_wasted_total` cost draft
-time.
-**Calibration**: in every bucket, `calibration_accepted` should equal `calibration_predicted`; if it is
-lower, drafts promise too much.
+Nodes verified and not accepted waste target time, `outrider_draft_nodes_wasted_total` draft time. In each
+bucket `calibration_accepted` should equal `calibration_predicted`; if lower, drafts promise too much.
 
 ## When the draft pool is short
 
 A draft always finds something to expand, so its own load says little. The pool is short when the target
-loses time for want of drafts, in one of two ways:
+loses time for want of drafts:
 
 1. **Replicas are missing**: sessions want a draft and have none.
 
@@ -127,23 +122,18 @@ the drafts. Limits and delays belong to the autoscaler: [Kubernetes](kubernetes.
 
 ## Names that others use
 
-| gateway (Gateway API Inference Extension) | here |
-|---|---|
-| TotalQueuedRequests | `outrider_orchestrator_requests_queued` |
-| TotalRunningRequests | `outrider_orchestrator_requests_running` |
-| KVCacheUtilization | `outrider_orchestrator_kv_utilization` |
+Inference gateways (Gateway API Inference Extension) choose among orchestrators by TotalQueuedRequests,
+`outrider_orchestrator_requests_queued`; TotalRunningRequests, `outrider_orchestrator_requests_running`;
+KVCacheUtilization, `outrider_orchestrator_kv_utilization`.
 
-vLLM counts positions from 0 and a *draft* is one round of a sequence; here *this deep* is the depth of a
-verified tree.
+vLLM's names (`vllm:...`; it counts positions from 0, and a *draft* is one round of a sequence):
 
-| vLLM | here |
-|---|---|
-| `vllm:spec_decode_num_drafts_total` | `outrider_verify_position_verified_total{{position="1"}}` |
-| `vllm:spec_decode_num_draft_tokens_total` | `outrider_verify_nodes_verified_total` |
-| `vllm:spec_decode_num_accepted_tokens_total` | `outrider_verify_nodes_accepted_total` |
-| `vllm:spec_decode_num_accepted_tokens_per_pos_total` | `outrider_verify_position_accepted_total` |
-| `vllm:num_requests_waiting`, `vllm:num_requests_running` | the gateway's gauges above |
-| `vllm:kv_cache_usage_perc` | `outrider_verify_kv_utilization` |
+- `spec_decode_num_drafts_total`: `outrider_verify_position_verified_total{{position="1"}}`
+- `spec_decode_num_draft_tokens_total`: `outrider_verify_nodes_verified_total`
+- `spec_decode_num_accepted_tokens_total`: `outrider_verify_nodes_accepted_total`
+- `spec_decode_num_accepted_tokens_per_pos_total`: `outrider_verify_position_accepted_total`
+- `num_requests_waiting`, `num_requests_running`: the gateways' gauges
+- `kv_cache_usage_perc`: `outrider_verify_kv_utilization`
 """
 
 
