@@ -39,8 +39,8 @@ INTRODUCTION = f"""\
 `make docs` writes this page from the instruments.
 
 Services serve a Prometheus page when `metrics_port` is set. Counters are raw, so that they add up over
-replicas. Times are in seconds. Dashboards and alerts are in `k8s/components/`; the [runbook](runbook.md)
-says what to do. `python -m scripts.draw_dashboards` draws the panels without Grafana; these saw both drafts
+replicas; their names end in `_total`. Times are in seconds. `k8s/components/` has dashboards and alerts, the
+[runbook](runbook.md) says what to do. `python -m scripts.draw_dashboards` draws the panels without Grafana; these saw both drafts
 killed near the end, on a busy machine: [speculation](images/dashboard-speculation.png),
 [serving](images/dashboard-serving.png), [capacity](images/dashboard-capacity.png).
 
@@ -51,14 +51,13 @@ The orchestrator's histograms carry trace ids as exemplars, for Prometheus with
 
 ## Queries
 
-**Pipeline efficiency**: time of the target's step over the period of a session's rounds; 1 means that every
-step begins where the last one ended.
+**Pipeline efficiency**: time of a session's steps over the period of its rounds; 1 is the best.
 
 ```promql
 {QUERIES["efficiency"]}
 ```
 
-**Idle share of the target**, for several sessions, where a round also waits for the rounds of others:
+**Idle share of the target**; the better figure with several sessions:
 
 ```promql
 {QUERIES["idle"]}
@@ -109,16 +108,14 @@ loses time for want of drafts:
 ## How many draft replicas are needed
 
 `outrider_draft_replicas_desired` is the mean number of sessions that want drafts, over the number that one
-replica serves well: four fifths of its slots, and less once the pool was short. `orchestrator/scaler.py`
-has the rule. Each orchestrator exports its own sessions' share (0 without sessions), so add up and round
-up:
+replica serves well: four fifths of its slots, and less once the pool was short (`orchestrator/scaler.py`).
+Each orchestrator exports its own share, so add up and round up:
 
 ```promql
 {QUERIES["replicas"]}
 ```
 
-KEDA asks one orchestrator over gRPC and gets the sum, because orchestrators see each other's sessions at
-the drafts. Limits and delays belong to the autoscaler: [Kubernetes](kubernetes.md#scale).
+KEDA asks one orchestrator and gets the sum, because orchestrators see each other's sessions at the drafts.
 
 ## Names that others use
 
@@ -176,7 +173,8 @@ def _section(title: str, rows: Sequence[str]) -> str:
 
 def _row(metric: Described) -> str:
     labels = f"{{{','.join(metric.labels)}}}" if metric.labels else ""
-    return f"- `{metric.name}{labels}` ({metric.kind}): {metric.text}"
+    kind = "" if metric.kind == "counter" else f" ({metric.kind})"
+    return f"- `{metric.name}{labels}`{kind}: {metric.text}"
 
 
 if __name__ == "__main__":
