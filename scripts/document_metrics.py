@@ -39,10 +39,10 @@ INTRODUCTION = f"""\
 `make docs` writes this page from the instruments.
 
 Services serve a Prometheus page when `metrics_port` is set. Counters are raw, so that they add up over
-replicas; their names end in `_total`. Times are in seconds. `k8s/components/` has dashboards and alerts, the
-[runbook](runbook.md) says what to do. `python -m scripts.draw_dashboards` draws the panels without Grafana; these saw both drafts
-killed near the end, on a busy machine: [speculation](images/dashboard-speculation.png),
-[serving](images/dashboard-serving.png), [capacity](images/dashboard-capacity.png).
+replicas; their names end in `_total`. Times are in seconds. Dashboards are in `k8s/components/`; without
+Grafana, `python -m scripts.draw_dashboards` draws them. In these both drafts are killed near the end, on a
+busy machine: [speculation](images/dashboard-speculation.png), [serving](images/dashboard-serving.png),
+[capacity](images/dashboard-capacity.png).
 
 The orchestrator's histograms carry trace ids as exemplars, for Prometheus with
 `--enable-feature=exemplar-storage`. Labels are bounded: {MAX_TASKS} values of `task`, the caller's label
