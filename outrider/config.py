@@ -72,13 +72,12 @@ class EngineConfig(ServiceConfig):
     threads: Positive = Field(1, description="Torch threads on the CPU.")
     cpu_backend: Literal["auto", "amx", "avx512", "onednn"] = Field(
         "auto",
-        description="What multiplies on the CPU: kernels of the project for AMX or AVX-512, or the library "
-        "oneDNN. auto: the best for the processor, or the library where it is found quicker at load.",
+        description="What multiplies on the CPU: kernels for AMX or AVX-512, or oneDNN; auto: the best for "
+        "the processor, or oneDNN where it is quicker at load.",
     )
     helper_cpus: str = Field(
         "",
-        description="CPU list of cores that help with long steps, prompts and large batches, though they "
-        "belong to others, such as the draft; empty: none.",
+        description="CPU list of cores that help with long steps though others use them too; empty: none.",
     )
     max_sessions: Positive = Field(64, description="Most sessions at once.")
     kv_tokens: Positive = Field(65536, description="Tokens that the KV memory holds.")
@@ -102,8 +101,8 @@ class VerifyConfig(EngineConfig):
     max_patience_ms: float = Field(50.0, ge=0, description="Longest wait for candidates when waiting pays.")
     deterministic: bool = Field(
         False,
-        description="A token's bits never depend on what is computed beside it: equal tokens in every mode, "
-        "batch and replica on like machines. Refused where the library's kernels compute the model.",
+        description="A token's bits never depend on what is computed beside it. Refused where library "
+        "kernels compute the model.",
     )
     served_name: str = Field("", description="Model name on the wire; empty: the last part of `model`.")
 
@@ -148,8 +147,7 @@ class OrchestratorConfig(ServiceConfig):
     max_running: int = Field(
         0,
         ge=0,
-        description="Most continuations that run at once, of all requests; 0: as many as the verify replicas "
-        "have room for.",
+        description="Most continuations that run at once; 0: as many as the verify replicas have room for.",
     )
     max_queued: int = Field(
         256, ge=0, description="Most requests that wait to begin; of more, the one served last is refused."
@@ -182,8 +180,7 @@ class OrchestratorConfig(ServiceConfig):
         0.0,
         ge=0,
         le=1e6,
-        description="Requests per second that one client (its bearer token, else its address) may make in "
-        "the long run; 0: no limit.",
+        description="Requests per second of one client (its bearer token, else its address); 0: no limit.",
     )
     client_burst: Positive = Field(
         32, description="Requests that a client with a limit may make at once after a rest."

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
 from outrider.telemetry.instruments import DraftInstruments, OrchestratorInstruments, VerifyInstruments
 from outrider.telemetry.metric_parts import MAX_POSITION, MAX_REPLICAS, MAX_TASKS, Described
-from scripts.promql import Promql, full_name
+from scripts.promql import Promql
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/metrics.md"
 TABLES: dict[str, type[VerifyInstruments] | type[DraftInstruments] | type[OrchestratorInstruments]] = {
@@ -16,235 +17,128 @@ TABLES: dict[str, type[VerifyInstruments] | type[DraftInstruments] | type[Orches
     "verify": VerifyInstruments,
     "draft": DraftInstruments,
 }
-Q = Promql("5m")
 HEADINGS = {"orchestrator": "Orchestrator", "verify": "Verify service", "draft": "Draft service"}
+Q = Promql("5m")
 QUERIES = {
-    "o:requests_admitted_total": Q.rate("o:requests_admitted_total"),
-    "o:requests_rejected_total": Q.rate("o:requests_rejected_total", "reason"),
-    "o:requests_finished_total": Q.rate("o:requests_finished_total", "reason"),
-    "o:tokens_total": Q.rate("o:tokens_total"),
-    "o:queue_seconds": Q.quantile(0.95, "o:queue_seconds"),
-    "o:request_seconds": Q.quantile(0.95, "o:request_seconds"),
-    "o:time_to_first_token_seconds": Q.quantile(0.95, "o:time_to_first_token_seconds"),
-    "o:time_per_output_token_seconds": Q.mean("o:time_per_output_token_seconds"),
-    "o:requests_queued": Q.gauge("o:requests_queued"),
-    "o:requests_running": Q.gauge("o:requests_running"),
-    "o:kv_utilization": Q.gauge("o:kv_utilization", how="max"),
-    "o:fallbacks_total": Q.rate("o:fallbacks_total", "kind"),
-    "o:replicas": Q.gauge("o:replicas", "kind, state", how="max"),
-    "o:steps_total": Q.rate("o:steps_total", "draft"),
-    "o:nodes_verified_total": Q.share("o:nodes_verified_total", "o:steps_total", "draft"),
-    "o:tokens_accepted_total": Q.share("o:tokens_accepted_total", "o:steps_total", "task, draft"),
-    "o:hits_total": Q.share("o:hits_total", "o:steps_total", "task, draft"),
-    "o:undrafted_steps_total": Q.share("o:undrafted_steps_total", "o:steps_total"),
-    "o:drifts_total": "sum by (task, draft) (increase(outrider_orchestrator_drifts_total[30m])) > 0",
-    "o:drift_statistic": Q.gauge("o:drift_statistic", "task, draft", how="max"),
-    "o:position_verified_total": Q.rate("o:position_verified_total", "position"),
-    "o:position_accepted_total": Q.share(
-        "o:position_accepted_total", "o:position_verified_total", "position, draft"
-    ),
-    "o:draft_sessions_wanted": Q.gauge("o:draft_sessions_wanted"),
-    "o:draft_sessions_waiting": Q.gauge("o:draft_sessions_waiting"),
-    "o:draft_parkings_total": Q.rate("o:draft_parkings_total"),
-    "o:draft_slots": Q.gauge("o:draft_slots", how="max"),
-    "o:draft_sessions_per_replica": Q.gauge("o:draft_sessions_per_replica", how="min"),
-    "d:replicas_desired": f"ceil({Q.gauge('d:replicas_desired')})",
-    "o:draft_wanted_seconds_total": Q.rate("o:draft_wanted_seconds_total"),
-    "o:draft_missing_seconds_total": Q.share("o:draft_missing_seconds_total", "o:draft_wanted_seconds_total"),
-    "o:draft_idle_seconds_total": Q.share("o:draft_idle_seconds_total", "o:draft_wanted_seconds_total"),
-    "o:draft_lag_seconds": Q.mean("o:draft_lag_seconds"),
-    "v:steps_total": Q.rate("v:steps_total", "task"),
-    "v:tokens_total": Q.share("v:tokens_total", "v:steps_total", "task"),
-    "v:nodes_accepted_total": Q.share("v:nodes_accepted_total", "v:nodes_verified_total", "task"),
-    "v:hits_total": Q.share("v:hits_total", "v:steps_total", "task"),
-    "v:position_verified_total": Q.rate("v:position_verified_total", "position"),
-    "v:position_accepted_total": Q.share(
-        "v:position_accepted_total", "v:position_verified_total", "position, task"
-    ),
-    "v:nodes_verified_total": f"{Q.rate('v:nodes_verified_total')} - {Q.rate('v:nodes_accepted_total')}",
-    "v:lookup_nodes_verified_total": Q.share("v:lookup_nodes_verified_total", "v:nodes_verified_total"),
-    "v:nodes_dropped_total": Q.rate("v:nodes_dropped_total"),
-    "v:calibration_nodes_total": Q.rate("v:calibration_nodes_total", "bucket"),
-    "v:calibration_predicted_total": Q.share(
-        "v:calibration_predicted_total", "v:calibration_nodes_total", "bucket"
-    ),
-    "v:calibration_accepted_total": Q.share(
-        "v:calibration_accepted_total", "v:calibration_nodes_total", "bucket"
-    ),
-    "v:round_seconds_total": Q.share("v:round_busy_seconds_total", "v:round_seconds_total", "task"),
-    "v:round_busy_seconds_total": Q.share("v:round_busy_seconds_total", "v:steps_total"),
-    "v:round_idle_seconds_total": Q.share("v:round_idle_seconds_total", "v:round_seconds_total"),
-    "v:step_seconds": Q.quantile(0.95, "v:step_seconds"),
-    "v:step_tokens": Q.mean("v:step_tokens"),
-    "v:step_sessions": Q.mean("v:step_sessions"),
-    "v:idle_seconds_total": Q.rate("v:idle_seconds_total", "instance"),
-    "v:preemptions_total": Q.rate("v:preemptions_total"),
-    "v:stale_handles_total": Q.rate("v:stale_handles_total", "reason"),
-    "v:queued_sessions": Q.gauge("v:queued_sessions"),
-    "d:steps_total": Q.rate("d:steps_total", "instance"),
-    "d:tokens_total": Q.share("d:tokens_total", "d:steps_total", "instance"),
-    "d:nodes_accepted_total": Q.share("d:nodes_accepted_total", "d:nodes_total", "instance"),
-    "d:hits_total": Q.share("d:hits_total", "d:steps_total", "instance"),
-    "d:position_verified_total": Q.rate("d:position_verified_total", "position"),
-    "d:position_accepted_total": Q.share(
-        "d:position_accepted_total", "d:position_verified_total", "position, instance"
-    ),
-    "d:position_drafted_total": Q.rate("d:position_drafted_total", "position"),
-    "d:step_seconds": f"({Q.mean('d:step_seconds')}) / ({Q.mean('v:step_seconds')})",
-    "d:step_nodes": Q.mean("d:step_nodes"),
-    "d:step_sessions": Q.mean("d:step_sessions"),
-    "d:blocks_total": Q.share("d:nodes_total", "d:blocks_total"),
-    "d:nodes_total": Q.rate("d:nodes_total", "task"),
-    "d:nodes_wasted_total": Q.share("d:nodes_wasted_total", "d:nodes_total", "task"),
-    "d:starvations_total": Q.share("d:starvations_total", "d:steps_total", "instance"),
-    "d:lag_seconds": Q.quantile(0.95, "d:lag_seconds"),
+    name: Q.expand(short)
+    for name, short in {
+        "efficiency": "v:round_busy_seconds_total / v:round_seconds_total",
+        "idle": "v:idle_seconds_total / (v:step_seconds_sum + v:idle_seconds_total)",
+        "length": "v:tokens_total / v:steps_total by task",
+        "acceptance": "v:position_accepted_total / v:position_verified_total by position, task",
+        "ratio": "(mean d:step_seconds) / (mean v:step_seconds)",
+        "missing": "o:draft_missing_seconds_total / o:draft_wanted_seconds_total > 0.1",
+        "slow": "o:draft_idle_seconds_total / o:draft_wanted_seconds_total > 0.2 "
+        "and mean o:draft_lag_seconds > mean v:step_seconds",
+        "replicas": "ceil(d:replicas_desired)",
+    }.items()
 }
-"""An example per metric."""
-
-
-def _of_replicas(service: str) -> dict[str, str]:
-    """Examples for what draft and verify services have in common."""
-    sessions, limit = f"{service}:sessions", f"{service}:session_limit"
-    pages, used, memory = f"{service}:pages", f"{service}:pages_used", f"{service}:device_memory"
-    return {
-        sessions: Q.level(sessions, limit),
-        limit: Q.gauge(limit),
-        pages: Q.gauge(pages),
-        used: Q.level(used, pages, "instance"),
-        f"{pages}_cached": Q.gauge(f"{pages}_cached"),
-        f"{pages}_free": Q.gauge(f"{pages}_free", "instance"),
-        f"{service}:kv_utilization": Q.gauge(f"{service}:kv_utilization", how="max"),
-        f"{memory}_bytes": Q.gauge(f"{memory}_bytes", "instance"),
-        f"{memory}_free_bytes": Q.level(f"{memory}_free_bytes", f"{memory}_bytes", "instance"),
-    }
-
-
-def _of_files(service: str) -> dict[str, str]:
-    """Examples for certificates and tokens, which all services have in common."""
-    refused, expires = f"{service}:files_refused_total", f"{service}:certificate_expires_timestamp_seconds"
-    page = full_name(expires)
-    return {
-        refused: Q.rate(refused, "files"),
-        expires: f"min by (files) ({page} - time() and {page} > 0)",
-    }
-
-
-_SHARED = _of_replicas("v") | _of_replicas("d") | _of_files("o") | _of_files("v") | _of_files("d")
-EXAMPLES = {full_name(metric): query for metric, query in (QUERIES | _SHARED).items()}
 INTRODUCTION = f"""\
 # Metrics
 
-This page is written by `make docs` from the instruments; a test checks that it is current, and another that
-running services export what it lists.
+`make docs` writes this page from the instruments.
 
-Every service serves a Prometheus page when `metrics_port` is set. Counters are raw: ratios belong into the
-query, because only sums can be added up over replicas. Times are seconds. Dashboards and alerts that use
-these metrics are in `k8s/components/`; what to do about an alert is in the [runbook](runbook.md). Where no
-Grafana is at hand, `python -m scripts.draw_dashboards` draws the panels from a Prometheus. Made so, with
-three, eight and three clients on the widened demo pair, with prompts of code and of prose; 80 seconds before
-the end both draft replicas are killed, one after the other, and one of them comes back:
-[speculation](images/dashboard-speculation.png), [serving](images/dashboard-serving.png),
-[capacity](images/dashboard-capacity.png). Much other work ran on the two cores meanwhile: look at the shapes,
-not at the speed.
+Services serve a Prometheus page when `metrics_port` is set. Counters are raw, so that they add up over
+replicas; their names end in `_total`. Times are in seconds. Dashboards are in `k8s/components/`; without
+Grafana, `python -m scripts.draw_dashboards` draws them. In these both drafts are killed near the end, on a
+busy machine: [speculation](images/dashboard-speculation.png), [serving](images/dashboard-serving.png),
+[capacity](images/dashboard-capacity.png).
 
-**Exemplars.** The histograms of the orchestrator carry the trace id of a sampled request (with
-`--enable-feature=exemplar-storage` in Prometheus), so that a slow bucket leads to its trace.
+The orchestrator's histograms carry trace ids as exemplars, for Prometheus with
+`--enable-feature=exemplar-storage`. Labels are bounded: {MAX_TASKS} values of `task`, the caller's label
+(the rest is `other`, none is `none`), the {MAX_REPLICAS} last endpoints of `draft`, positions from 1 to
+{MAX_POSITION}.
 
-**Labels are bounded.** `task` is what callers write into a request: the first {MAX_TASKS} are told apart,
-the rest is `other`, none at all is `none`. `draft` is the endpoint of a draft replica; of more than
-{MAX_REPLICAS} the series of the one unused longest end. Positions count from 1 and stop at {MAX_POSITION}.
+## Queries
 
-## How well the pipeline works
+**Pipeline efficiency**: time of a session's steps over the period of its rounds; 1 is the best.
 
-**Pipeline efficiency** is the time of the target's step divided by the mean period of a session's rounds,
-1 when every step begins where the last one ended:
+```promql
+{QUERIES["efficiency"]}
+```
 
-    sum(rate(outrider_verify_round_busy_seconds_total[5m]))
-      / sum(rate(outrider_verify_round_seconds_total[5m]))
+**Idle share of the target**; the better figure with several sessions:
 
-With several sessions a round also waits while the target works for others. What matters then is the
-device's own time, of which idle is what speculation lost:
+```promql
+{QUERIES["idle"]}
+```
 
-    sum(rate(outrider_verify_step_seconds_sum[5m]))
-      / (sum(rate(outrider_verify_step_seconds_sum[5m])) + sum(rate(outrider_verify_idle_seconds_total[5m])))
+**Acceptance length**: tokens per step, the bonus token included; 1 without speculation.
 
-**Acceptance length** is tokens per step; it counts the bonus token, so it is 1 without speculation. Wasted
-nodes are those verified and not accepted (target time), and those drafted and dropped (draft time).
+```promql
+{QUERIES["length"]}
+```
 
-**Calibration.** A step takes the nodes whose estimates promise most. `calibration_predicted` and
-`calibration_accepted`, both divided by `calibration_nodes`, should be the same in every bucket; where
-accepted is lower, drafts promise too much.
+**Acceptance at a position**, by task; the orchestrator has the same by draft replica:
+
+```promql
+{QUERIES["acceptance"]}
+```
+
+**Draft step to target step**:
+
+```promql
+{QUERIES["ratio"]}
+```
+
+Nodes verified and not accepted waste target time, `outrider_draft_nodes_wasted_total` draft time. In each
+bucket `calibration_accepted` should equal `calibration_predicted`; if lower, drafts promise too much.
 
 ## When the draft pool is short
 
-A draft engine always finds something to expand, so its own load says little. The pool is short when *target*
-time is lost for want of drafts. Two things can be missing:
+A draft always finds something to expand, so its own load says little. The pool is short when the target
+loses time for want of drafts:
 
-1. **Replicas.** Sessions run that want drafts and have no open stream to a replica:
+1. **Replicas are missing**: sessions want a draft and have none.
 
-       sum(rate(outrider_orchestrator_draft_missing_seconds_total[5m]))
-         / sum(rate(outrider_orchestrator_draft_wanted_seconds_total[5m])) > 0.1
+```promql
+{QUERIES["missing"]}
+```
 
-2. **Speed.** Drafts are at hand but answer late, so that the target runs dry: it idles *and* the mean lag
-   from a verdict to the draft's answer is longer than a target step. Idle with a short lag is the network's
-   or the orchestrator's doing; a long lag without idle costs nothing, because other sessions fill the gap:
+2. **Drafts are slow**: the target idles, and a draft answers a verdict later than a target step takes. Idle
+   with a short lag comes from the network or the orchestrator. A long lag without idle costs nothing.
 
-       sum(rate(outrider_orchestrator_draft_idle_seconds_total[5m]))
-         / sum(rate(outrider_orchestrator_draft_wanted_seconds_total[5m])) > 0.2
-       and
-       sum(rate(outrider_orchestrator_draft_lag_seconds_sum[5m]))
-         / sum(rate(outrider_orchestrator_draft_lag_seconds_count[5m]))
-         > sum(rate(outrider_verify_step_seconds_sum[5m])) / sum(rate(outrider_verify_step_seconds_count[5m]))
+```promql
+{QUERIES["slow"]}
+```
 
-Either makes the pool short; `outrider_orchestrator_draft_sessions_wanted` against
-`outrider_orchestrator_draft_slots` says how far demand is from room before it comes to that. A draft replica
-sees the same from its side: `outrider_draft_lag_seconds` is what of the lag passes inside of it.
+`outrider_draft_lag_seconds` is the part of the lag inside a draft. `draft_sessions_wanted` against
+`draft_slots` warns before the pool is short.
 
 ## How many draft replicas are needed
 
-`outrider_draft_replicas_desired` is the mean number of sessions that want drafts over the last seconds,
-divided by the number that one replica serves well (`outrider_orchestrator_draft_sessions_per_replica`): four
-fifths of its slots, and less once the pool was short by the definition above, so that the same load gets more
-replicas. `orchestrator/scaler.py` has the rule and where it comes from.
+`outrider_draft_replicas_desired` is the mean number of sessions that want drafts, over the number that one
+replica serves well: four fifths of its slots, and less once the pool was short (`orchestrator/scaler.py`).
+Each orchestrator exports its own share, so add up and round up:
 
-Every orchestrator exports its own sessions' share, so **add them up and round up**:
+```promql
+{QUERIES["replicas"]}
+```
 
-    ceil(sum(outrider_draft_replicas_desired))
-
-An orchestrator that has no sessions reports 0; one that is gone takes its share along. The least and the most
-replicas, and how long fewer have to suffice before one goes, are settings of the autoscaler. Whoever asks one
-orchestrator over gRPC (`externalscaler.ExternalScaler`, as KEDA does) gets the sum: the sessions of the other
-orchestrators are seen at the draft replicas. See [Kubernetes](kubernetes.md#scale).
+KEDA asks one orchestrator and gets the sum, because orchestrators see each other's sessions at the drafts.
 
 ## Names that others use
 
-An inference gateway chooses among pods by three gauges (Gateway API Inference Extension, model server
-protocol). Pods that it can choose among are orchestrators:
+Inference gateways (Gateway API Inference Extension) choose among orchestrators by TotalQueuedRequests,
+`outrider_orchestrator_requests_queued`; TotalRunningRequests, `outrider_orchestrator_requests_running`;
+KVCacheUtilization, `outrider_orchestrator_kv_utilization`.
 
-| gateway | here |
-|---|---|
-| TotalQueuedRequests | `outrider_orchestrator_requests_queued` |
-| TotalRunningRequests | `outrider_orchestrator_requests_running` |
-| KVCacheUtilization | `outrider_orchestrator_kv_utilization` |
+vLLM's names (`vllm:...`; it counts positions from 0, and a *draft* is one round of a sequence):
 
-A dashboard made for vLLM's speculation finds the same counts under these names. There a draft is one round
-of a sequence; here one may verify several branches, so that *this deep* is the depth of the verified tree.
-Positions count from 0 there and from 1 here:
-
-| vLLM | here |
-|---|---|
-| `vllm:spec_decode_num_drafts_total` | `outrider_verify_position_verified_total{{position="1"}}` |
-| `vllm:spec_decode_num_draft_tokens_total` | `outrider_verify_nodes_verified_total` |
-| `vllm:spec_decode_num_accepted_tokens_total` | `outrider_verify_nodes_accepted_total` |
-| `vllm:spec_decode_num_accepted_tokens_per_pos_total` | `outrider_verify_position_accepted_total` |
-| `vllm:num_requests_waiting`, `vllm:num_requests_running` | the gateway's gauges above |
-| `vllm:kv_cache_usage_perc` | `outrider_verify_kv_utilization` |
+- `spec_decode_num_drafts_total`: `outrider_verify_position_verified_total{{position="1"}}`
+- `spec_decode_num_draft_tokens_total`: `outrider_verify_nodes_verified_total`
+- `spec_decode_num_accepted_tokens_total`: `outrider_verify_nodes_accepted_total`
+- `spec_decode_num_accepted_tokens_per_pos_total`: `outrider_verify_position_accepted_total`
+- `num_requests_waiting`, `num_requests_running`: the gateways' gauges
+- `kv_cache_usage_perc`: `outrider_verify_kv_utilization`
 """
 
 
 def page() -> str:
     """The whole page."""
-    return "\n".join([INTRODUCTION, *(_section(service) for service in TABLES)])
+    shared = _shared()
+    sections = [_section(HEADINGS[service], _rows(service, without=shared)) for service in TABLES]
+    return "\n".join([INTRODUCTION, *sections, *(_section(*table) for table in _tables_of(shared))])
 
 
 def described(service: str) -> list[Described]:
@@ -252,15 +146,35 @@ def described(service: str) -> list[Described]:
     return TABLES[service](CollectorRegistry()).described
 
 
-def _section(service: str) -> str:
+def _shared() -> dict[str, list[str]]:
+    """Rows that several services have, with SERVICE for their name, and which services those are."""
+    found: dict[str, list[str]] = {}
+    for service in TABLES:
+        for row in _rows(service):
+            found.setdefault(row.replace(f"outrider_{service}_", "outrider_SERVICE_"), []).append(service)
+    return {row: services for row, services in found.items() if len(services) > 1}
+
+
+def _rows(service: str, without: Collection[str] = ()) -> list[str]:
     rows = [_row(metric) for metric in described(service)]
-    head = ["| metric | type | labels | meaning | example |", "|---|---|---|---|---|"]
-    return "\n".join([f"## {HEADINGS[service]}", "", *head, *rows, ""])
+    return [row for row in rows if row.replace(f"outrider_{service}_", "outrider_SERVICE_") not in without]
+
+
+def _tables_of(shared: dict[str, list[str]]) -> Iterator[tuple[str, list[str]]]:
+    """A title and its rows for each set of services."""
+    for services in dict.fromkeys(tuple(services) for services in shared.values()):
+        title = f"Shared; SERVICE is {' or '.join(services)}"
+        yield title, [row for row, found in shared.items() if tuple(found) == services]
+
+
+def _section(title: str, rows: Sequence[str]) -> str:
+    return "\n".join([f"## {title}", "", *rows, ""])
 
 
 def _row(metric: Described) -> str:
-    labels = ", ".join(f"`{label}`" for label in metric.labels)
-    return f"| `{metric.name}` | {metric.kind} | {labels} | {metric.text} | `{EXAMPLES[metric.name]}` |"
+    labels = f"{{{','.join(metric.labels)}}}" if metric.labels else ""
+    kind = "" if metric.kind == "counter" else f" ({metric.kind})"
+    return f"- `{metric.name}{labels}`{kind}: {metric.text}"
 
 
 if __name__ == "__main__":

@@ -2,89 +2,106 @@
 
 from __future__ import annotations
 
-import types
 import typing
 from pathlib import Path
 
 from pydantic.fields import FieldInfo
 
 from outrider.cli.up_plan import UpConfig
-from outrider.config import DraftConfig, OrchestratorConfig, Settings, VerifyConfig
+from outrider.config import (
+    DraftConfig,
+    EngineConfig,
+    OrchestratorConfig,
+    ServiceConfig,
+    Settings,
+    VerifyConfig,
+)
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/configuration.md"
-TABLES: dict[str, type[Settings]] = {
-    "up": UpConfig,
-    "orchestrator": OrchestratorConfig,
-    "verify": VerifyConfig,
-    "draft": DraftConfig,
+COMMANDS: dict[type[Settings], str] = {
+    UpConfig: "up",
+    OrchestratorConfig: "orchestrator",
+    VerifyConfig: "verify",
+    DraftConfig: "draft",
 }
-COMMANDS = {name: "outrider up" if name == "up" else f"outrider serve {name}" for name in TABLES}
+"""The settings that a command reads, by the name in its variables and its table of the file."""
+SHARED: dict[type[Settings], str] = {
+    ServiceConfig: "All three services",
+    EngineConfig: "`outrider serve verify` and `outrider serve draft`",
+}
 INTRODUCTION = """\
 # Configuration
 
-This page is written by `make docs` from the settings classes; a test checks that it is current.
+`make docs` writes this page from the settings classes.
 
-Every setting is a flag, an environment variable and a key in a TOML file, in this order of precedence,
-and last its default. For `max_sessions` of the verify service:
+A setting is a flag, an environment variable and a key in a TOML file, in this order of precedence:
 
-| | |
-|---|---|
-| flag | `outrider serve verify --max-sessions 16` |
-| environment | `OUTRIDER_VERIFY_MAX_SESSIONS=16` |
-| file | `[verify]` with `max_sessions = 16`; named by `--config` or `OUTRIDER_CONFIG` |
+    outrider serve verify --max-sessions 16
+    OUTRIDER_VERIFY_MAX_SESSIONS=16
+    max_sessions = 16       # below [verify], in the file that --config or OUTRIDER_CONFIG names
 
-`--print-config` prints every value with its source and exits. Lists are repeated flags or text separated by
-commas.
+`--print-config` prints every value with its source. Repeat the flag of a list, or separate items by commas.
+Settings that services share have each service's own prefix; a service's own entry wins. `OTEL_*` variables
+say where [traces](tracing.md) go. Below, `=` precedes the default.
 
-Every command ends with one of these statuses; with 1 and 2 one sentence on standard error says why:
+Exit statuses:
 
-| status | when |
-|---|---|
-| 0 | it did what was asked, or a service was told to end |
-| 1 | it failed: nobody answers, the stream broke for good, a process or an engine crashed |
-| 2 | it was asked for wrongly: a flag, a setting, a missing file, a port in use, a pair that does not fit |
-| 130 | Ctrl-C ended `generate` or `timeline` |
+- 0: the command did its work, or was told to end.
+- 1: it failed: nobody answers, the stream broke for good, a process or an engine crashed.
+- 2: it was used wrongly: a flag, a setting, a missing file, a port in use, a pair that does not fit, a
+  request that would be refused again.
+- 130: Ctrl-C ended `generate` or `timeline`.
 
-2 is also the status of a request that the orchestrator refuses as it is: another try would be refused too.
-`outrider up` ends with 1 or 2 when a process does not start; one that crashes later is started again.
-
-Traces go where the standard `OTEL_*` variables say, such as `OTEL_EXPORTER_OTLP_ENDPOINT`;
-`OTEL_TRACES_SAMPLER` decides which requests. Without them nothing is recorded; see [tracing](tracing.md).
+With 1 and 2, one sentence on standard error says why. `outrider up` ends when a process does not start, and
+restarts one that crashes later.
 """
 
 
 def page() -> str:
     """The whole page."""
-    return "\n".join([INTRODUCTION, *(_section(name, settings) for name, settings in TABLES.items())])
+    shared = [_section(title, settings) for settings, title in SHARED.items()]
+    commands = [_section(_title(name), settings, name) for settings, name in COMMANDS.items()]
+    return "\n".join([INTRODUCTION, commands[0], *shared, *commands[1:]])
 
 
-def _section(name: str, settings: type[Settings]) -> str:
-    prefix = f"OUTRIDER_{name.upper()}_"
-    rows = [_row(setting, field) for setting, field in settings.model_fields.items()]
-    head = f"## `{COMMANDS[name]}`\n\n{settings.__doc__}".rstrip()
-    table = ["| setting | values | default | meaning |", "|---|---|---|---|", *rows]
-    return "\n".join([head, f"Environment: `{prefix}...`; file: `[{name}]`.", "", *table, ""])
+def _title(name: str) -> str:
+    return "`outrider up`" if name == "up" else f"`outrider serve {name}`"
+
+
+def _section(title: str, settings: type[Settings], name: str = "") -> str:
+    where = [f"Environment `OUTRIDER_{name.upper()}_...`, file `[{name}]`.", ""] if name else []
+    rows = [_row(setting, settings.model_fields[setting]) for setting in _own(settings)]
+    return "\n".join([f"## {title}", "", *where, *rows, ""])
+
+
+def _own(settings: type[Settings]) -> list[str]:
+    """The settings that a class adds or changes, but for those that every command has its own version of."""
+    own = settings.__annotations__
+    users = [command for command in COMMANDS if issubclass(command, settings)]
+    field = settings.model_fields
+    return [name for name in own if any(_same(field[name], user.model_fields[name]) for user in users)]
+
+
+def _same(one: FieldInfo, other: FieldInfo) -> bool:
+    return (one.default, one.description) == (other.default, other.description)
 
 
 def _row(name: str, field: FieldInfo) -> str:
-    return f"| `{name}` | {_values(field)} | {_default(field.default)} | {field.description} |"
+    return f"- `{name}{_default(field.default)}`: {_meaning(field)}"
 
 
-def _values(field: FieldInfo) -> str:
-    kind = field.annotation
+def _meaning(field: FieldInfo) -> str:
+    """What a setting means, with what it may be where the default does not tell."""
+    kind, text = field.annotation, str(field.description).removesuffix(".")
     if typing.get_origin(kind) is typing.Literal:
-        return ", ".join(f"`{value}`" for value in typing.get_args(kind))
-    if typing.get_origin(kind) is tuple:
-        return "list of texts"
-    names: dict[object, str] = {int: "whole number", float: "number", bool: "on, off", str: "text"}
-    assert not isinstance(kind, types.UnionType), "no setting is of several kinds"
-    return names[kind]
+        return f"{text} (`{'`, `'.join(typing.get_args(kind))}`)."
+    return f"{text} (a list)." if typing.get_origin(kind) is tuple else f"{text}."
 
 
 def _default(value: object) -> str:
     if isinstance(value, bool):
-        return "on" if value else "off"
-    return f"`{value}`" if value not in ("", ()) else ""
+        return "=on" if value else "=off"
+    return f"={value}" if value not in ("", ()) else ""
 
 
 if __name__ == "__main__":

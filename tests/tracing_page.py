@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs/tracing.md").read_text(encoding="utf-8")
 
 
 def documented() -> dict[str, dict[str, bool]]:
-    """Attributes by span, and whether every such span has them."""
+    """Attributes by span, and whether every such span has them: no condition in brackets."""
     found: dict[str, dict[str, bool]] = {}
     attributes: dict[str, bool] = {}
     for line in PAGE.partition("\n## Which requests")[0].splitlines():
         if line.startswith("### "):
             attributes = found[line.removeprefix("### ").strip("`")] = {}
-        elif line.startswith("| `"):
-            name, when, _ = (cell.strip() for cell in line.strip("|").split("|"))
-            attributes[name.strip("`")] = not when
+        elif entry := re.match(r"- `([\w.]+)`( \()?", line):
+            attributes[entry[1]] = not entry[2]
     return found

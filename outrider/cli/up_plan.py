@@ -39,8 +39,8 @@ class UpConfig(Settings):
     )
     cpus: Literal["auto", "off"] = Field(
         "auto",
-        description="auto: on the CPU, pin every replica to cores of its own when there are enough, and "
-        "keep the orchestrator off those of the verify replicas, whose long steps use the drafts' as well.",
+        description="auto: where there are enough, every replica has CPU cores of its own, and the "
+        "orchestrator uses the drafts', which also help with the target's long steps.",
     )
     metrics_port: int = Field(
         -1,

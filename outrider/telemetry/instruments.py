@@ -1,6 +1,6 @@
 """Every Prometheus metric of the services. Counters are raw; ratios are for the query.
 
-`docs/metrics.md`, which is made from here, lists them all with the query that each is for.
+`docs/metrics.md`, which is made from here, lists them all.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -16,6 +17,13 @@ from tests.models import build_model
 def test_the_settings_page_is_current():
     """docs/configuration.md is what `make docs` would write now."""
     assert document_settings.PAGE.read_text(encoding="utf-8") == document_settings.page(), "run `make docs`"
+
+
+@pytest.mark.parametrize("command", document_settings.COMMANDS, ids=lambda command: command.__name__)
+def test_the_settings_page_names_every_setting(command):
+    """A setting is in the table of its command, or in one that services share."""
+    named = set(re.findall(r"^- `(\w+)", document_settings.page(), re.M))
+    assert set(command.model_fields) <= named
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ class Felt:
     """What the attacker was told."""
 
     def row(self) -> str:
-        """A line of the table in docs/faults.md."""
+        """A line of a table; docs/faults.md has the figures."""
         times = f"{median(self.seconds):.2f} | {max(self.seconds):.2f}" if self.seconds else "- | -"
         lost = f"{len(self.lost)} lost" if self.lost else "none"
         told = ", ".join(f"{count} {name}" for name, count in sorted(self.answers.items()))
