@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from draft_service.calibration import Calibration
-from draft_service.decayed import Decayed
+from outrider.decayed import Decayed
 from draft_service.drafters.base import Drafter, Expansion, Proposal
 from draft_service.outbox import Outbox
 from draft_service.scheduler import Choice, choose, is_ready, share_of, should_send, to_suspend

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from draft_service.calibration import TaskCalibration
-from draft_service.decayed import Decayed
+from outrider.decayed import Decayed
 from draft_service.drafters.base import Candidate, Proposal, Source
 from outrider.allowance import BLOCKS
 from outrider.candidate_tree import CandidateTree, Node, Rerooted

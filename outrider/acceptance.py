@@ -25,11 +25,15 @@ _HALF = BUCKETS // 2
 _WIDEST_ODDS = 5.0
 EDGES = [1.0 / (1.0 + exp(_WIDEST_ODDS - edge * 2.0 * _WIDEST_ODDS / _HALF)) for edge in range(1, _HALF)]
 """Confidences where the next bucket of a half begins."""
-_DECAY = 0.999
-_PRIOR_WEIGHT = 8.0
-_SHARED_WEIGHT = 32.0
+DECAY = 0.999
+"""What is left of a count after one more observation of its kind."""
+PRIOR_WEIGHT = 8.0
+"""Observations that a bucket's prior counts for."""
+SHARED_WEIGHT = 32.0
+"""Observations of a task that the estimate over all tasks counts for."""
+HEAD_START = 2.0
+"""Hits that sharpness 1 is credited with before anything is learned."""
 _MAX_TASKS = 64
-_HEAD_START = 2.0
 
 
 def bucket(confidence: float, greedy: bool) -> int:
@@ -74,13 +78,13 @@ class AcceptanceModel:
         """Probability that the target chooses this child, given that its walk reaches the parent."""
         cell = bucket * _RANKS + (rank if rank < _RANKS else _RANKS - 1)
         shared = self._shared
-        overall = (shared.taken[cell] + _PRIOR_WEIGHT * self._priors[bucket]) / (
-            shared.seen[cell] + _PRIOR_WEIGHT
+        overall = (shared.taken[cell] + PRIOR_WEIGHT * self._priors[bucket]) / (
+            shared.seen[cell] + PRIOR_WEIGHT
         )
         counts = self._tasks.get(task)
         if counts is None:
             return overall
-        return (counts.taken[cell] + _SHARED_WEIGHT * overall) / (counts.seen[cell] + _SHARED_WEIGHT)
+        return (counts.taken[cell] + SHARED_WEIGHT * overall) / (counts.seen[cell] + SHARED_WEIGHT)
 
     def observe(self, bucket: int, rank: int, taken: bool, task: str = "") -> None:
         """The walk reached the parent, and the target chose this child or another token."""
@@ -108,8 +112,8 @@ class _Counts:
         self.taken = [0.0] * cells
 
     def add(self, cell: int, taken: bool) -> None:
-        self.seen[cell] = self.seen[cell] * _DECAY + 1.0
-        self.taken[cell] = self.taken[cell] * _DECAY + taken
+        self.seen[cell] = self.seen[cell] * DECAY + 1.0
+        self.taken[cell] = self.taken[cell] * DECAY + taken
 
 
 class SharpnessFit:
@@ -120,7 +124,7 @@ class SharpnessFit:
     """
 
     def __init__(self) -> None:
-        self._hits = [_HEAD_START if sharpness == 1.0 else 0.0 for sharpness in SHARPNESS_GRID]
+        self._hits = [HEAD_START if sharpness == 1.0 else 0.0 for sharpness in SHARPNESS_GRID]
         self._value = 1.0
 
     @property
@@ -135,7 +139,7 @@ class SharpnessFit:
         """
         if not winners:
             return
-        hits = [old * _DECAY + (new == chosen) for old, new in zip(self._hits, winners, strict=True)]
+        hits = [old * DECAY + (new == chosen) for old, new in zip(self._hits, winners, strict=True)]
         smooth = [
             left + 2.0 * here + right
             for left, here, right in zip(hits[:1] + hits[:-1], hits, hits[1:] + hits[-1:], strict=True)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-DECAY = 0.8
-"""What is left of an estimate's weight after one more observation."""
+from outrider.decayed import WEIGHT
+
 SEQUENTIAL_SECONDS = 2.0
 """Longest wait of a sequential session. A lost draft ends it at once; this is for a silent one."""
 SPREAD = 3.0
@@ -60,14 +60,14 @@ class Patience:
         if self.turnaround is None:
             self.turnaround, self.deviation = seconds, seconds / 2
             return
-        self.deviation = DECAY * self.deviation + (1 - DECAY) * abs(seconds - self.turnaround)
-        self.turnaround = DECAY * self.turnaround + (1 - DECAY) * seconds
+        self.deviation += WEIGHT * (abs(seconds - self.turnaround) - self.deviation)
+        self.turnaround += WEIGHT * (seconds - self.turnaround)
 
     def completed(self, worths: Sequence[float]) -> None:
         """A ready block came; the nodes at hand are now worth `worths`, falling."""
         now = worths[:MAX_WORTHS]
         pairs = zip_longest(self.ready_worths or now, now, fillvalue=0.0)
-        self.ready_worths = [DECAY * old + (1 - DECAY) * new for old, new in pairs]
+        self.ready_worths = [old + WEIGHT * (new - old) for old, new in pairs]
 
     def ran_out(self) -> None:
         """A step begins without the block that was due."""
