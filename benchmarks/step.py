@@ -36,7 +36,7 @@ from outrider.engine.loader import load_model
 from outrider.engine.pages import SequenceKv
 from outrider.engine.runner import ModelRunner, Segment
 from outrider.messages import OpenDraft, SamplingParams, StepTimes, Verdict
-from outrider.rpc.outbox import Outbox, Stream
+from outrider.rpc.queues import Outbox, Stream
 from outrider.sampling.chooser import Row, choose, rank
 from outrider.sampling.history import History
 from outrider.telemetry.instruments import DraftInstruments

@@ -25,7 +25,7 @@ from draft_service.session import DraftSession, Limits
 from outrider.config import DraftConfig
 from outrider.errors import OutOfPages, Overloaded
 from outrider.messages import OpenDraft, TokenBlock, Verdict
-from outrider.rpc.outbox import Deliver, Delivery, Outbox
+from outrider.rpc.queues import Deliver, Delivery, Outbox
 from outrider.telemetry.instruments import DraftInstruments
 from outrider.telemetry.spans import is_sampled, record_span, step_traceparent
 
@@ -75,11 +75,6 @@ class DraftCore:
         self._step_seconds = Decayed()
         self._leaving: list[Delivery] = []
         """What the event loop gets before the next forward."""
-
-    @property
-    def sessions(self) -> int:
-        """Admitted sessions."""
-        return len(self._entries)
 
     def turn(self, messages: Iterable[Message]) -> float | None:
         """Absorb, send, choose, expand; returns 0 while there is more to expand, else None."""

@@ -6,13 +6,12 @@ import time
 from collections.abc import Callable
 
 from draft_service.core import DraftCore
-from draft_service.drafters.base import Pages
 from draft_service.mailbox import Close, Commit, DraftStream, Message, Open
 from outrider.config import DraftConfig
 from outrider.errors import Flood
 from outrider.messages import OpenDraft, Verdict
 from outrider.rpc.engine_shell import EngineShell
-from outrider.rpc.outbox import Deliver
+from outrider.rpc.queues import Deliver
 
 PENDING_PER_SESSION = 64
 """Messages that may wait for the engine, per session that may be open."""
@@ -32,19 +31,8 @@ class DraftEngine(EngineShell[DraftCore, Message]):
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         max_messages = PENDING_PER_SESSION * config.max_sessions
-        super().__init__(
-            make_core,
-            max_messages=max_messages,
-            max_unread=config.max_pending_blocks,
-            on_failure=on_failure,
-            clock=clock,
-        )
+        super().__init__(make_core, max_messages, config.max_pending_blocks, on_failure, clock)
         self._max_pending_verdicts = max(PENDING_PER_SESSION, max_messages // SHARES)
-
-    @property
-    def pages(self) -> Pages:
-        """KV pages by state."""
-        return self.core.pages
 
     def open(self, request: OpenDraft) -> DraftStream:
         """Ask for a session; its outbox gets `Admitted` or an error. Always `close` it.

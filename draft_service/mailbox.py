@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from outrider.messages import OpenDraft, TokenBlock, Verdict
-from outrider.rpc.outbox import Stream
+from outrider.rpc.queues import Stream
 
 
 @dataclass(frozen=True, slots=True)

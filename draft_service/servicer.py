@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
-from typing import Any, assert_never
+from typing import Any
 
 import grpc
 
@@ -40,9 +40,10 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         request = await _opening(requests)
         check_open(request, self._info)
         stream = self._engine.open(request)
-        reading = self._read(requests, stream, VerdictCheck(request, self._info))
-        reader = asyncio.create_task(reading)
-        reader.add_done_callback(lambda task: _end(stream, task))
+        reader = asyncio.create_task(self._read(requests, stream, VerdictCheck(request, self._info)))
+        reader.add_done_callback(
+            lambda task: stream.outbox.end(None if task.cancelled() else task.exception())
+        )
         try:
             await self._write(stream, context)
         finally:
@@ -53,7 +54,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         self, request: draft_pb2.DraftServiceGetModelInfoRequest, context: Context
     ) -> draft_pb2.DraftServiceGetModelInfoResponse:
         """What this replica serves, and how much of it is in use."""
-        pages = self._engine.pages
+        pages = self._engine.core.pages
         info = replace(
             self._info,
             sessions=self._engine.sessions,
@@ -64,19 +65,14 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
 
     async def _write(self, stream: DraftStream, context: Context) -> None:
         """Pass on what the engine has for this session, until it is over."""
-        while True:
-            event = await stream.outbox.take()
-            match event:
-                case TokenBlock():
-                    response = draft_pb2.DraftResponse(block=wire.block_to_pb(event))
-                case Admitted(cached):
-                    opened = Opened(self._info.replica, self._info.incarnation, cached)
-                    response = draft_pb2.DraftResponse(opened=wire.opened_draft_to_pb(opened))
-                case None:
-                    return
-                case _:
-                    assert_never(event)
-            await context.write(response)
+        while (event := await stream.outbox.take()) is not None:
+            await context.write(self._response(event))
+
+    def _response(self, event: Admitted | TokenBlock) -> draft_pb2.DraftResponse:
+        if isinstance(event, TokenBlock):
+            return draft_pb2.DraftResponse(block=wire.block_to_pb(event))
+        opened = Opened(self._info.replica, self._info.incarnation, event.cached_length)
+        return draft_pb2.DraftResponse(opened=wire.opened_draft_to_pb(opened))
 
     async def _read(self, requests: Requests, stream: DraftStream, check: VerdictCheck) -> None:
         """Pass verdicts on until the session is closed."""
@@ -169,9 +165,3 @@ async def _opening(requests: Requests) -> OpenDraft:
             raise InvalidRequest("open", "must be the first message")
         return wire.open_draft_from_pb(message.open)
     raise InvalidRequest("open", "must be sent before the stream ends")
-
-
-def _end(stream: DraftStream, reader: asyncio.Task[None]) -> None:
-    """The requests have ended or are wrong: so does the session, behind what it has made already."""
-    if not reader.cancelled():
-        stream.outbox.end(reader.exception())

@@ -11,7 +11,7 @@ from draft_service.core import DraftCore
 from draft_service.mailbox import Close, Commit, DraftStream, Event, Message, Open
 from outrider.config import DraftConfig
 from outrider.messages import OpenDraft, Verdict
-from outrider.rpc.outbox import Stream, deliver
+from outrider.rpc.queues import Stream, deliver
 from outrider.telemetry.instruments import DraftInstruments
 from simulator.drafter import ScriptedDrafter
 from simulator.engine_fiber import EngineFiber, ReadyOutbox

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
-from outrider.rpc.outbox import Delivery, Outbox
+from outrider.rpc.queues import Delivery, Outbox
 from simulator.timeline import Doorbell, Fiber, Timeline
 
 Message = TypeVar("Message")

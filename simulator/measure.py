@@ -28,7 +28,7 @@ from outrider.engine.loader import load_model
 from outrider.engine.pages import PagePool, SequenceKv
 from outrider.engine.runner import ModelRunner, Segment
 from outrider.messages import OpenDraft, OpenVerify, SamplingParams, Verdict, VerifyPolicy
-from outrider.rpc.outbox import Stream
+from outrider.rpc.queues import Stream
 from outrider.telemetry.instruments import DraftInstruments, VerifyInstruments
 from simulator.engine_fiber import ReadyOutbox
 from simulator.profile import HostTimes, Profile

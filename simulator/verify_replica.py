@@ -8,7 +8,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry
 
 from outrider.messages import OpenVerify, TokenBlock
-from outrider.rpc.outbox import Stream, deliver
+from outrider.rpc.queues import Stream, deliver
 from outrider.telemetry.instruments import VerifyInstruments
 from simulator.engine_fiber import EngineFiber, ReadyOutbox
 from simulator.network import Host

@@ -9,14 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import assert_never
+from typing import TypeVar, assert_never
 
 from outrider.acceptance import AcceptanceModel, lookup_priors
 from outrider.engine.handles import HandleTable
 from outrider.engine.pages import PoolStatistics, SequenceKv
 from outrider.errors import OutOfPages, OutriderError, StaleHandle
 from outrider.messages import KvHandle, Opened, OpenVerify, VerifyPolicy
-from outrider.rpc.outbox import Deliver, Reply
+from outrider.rpc.queues import Deliver, Outbox
 from outrider.telemetry.instruments import VerifyInstruments
 from verify_service.cost_model import CostModel
 from verify_service.lookup_candidates import LookupCandidates
@@ -28,6 +28,7 @@ from verify_service.scheduler import plan_step
 from verify_service.session import Limits, Session
 from verify_service.verifier import Runner, StepResult, Verifier
 
+_T = TypeVar("_T")
 SWEEP_SECONDS = 1.0
 """How often ended leases are looked for while nothing else happens, and after how much quiet the page
 accounts are checked."""
@@ -192,12 +193,12 @@ class EngineCore:
         self._deliver([message.stream.outbox.announce(Closed(handle))])
         self._count()
 
-    def _answer(self, reply: Reply, work: Callable[[], object]) -> None:
+    def _answer(self, reply: Outbox[_T], work: Callable[[], _T]) -> None:
         try:
-            result = work()
+            answer = reply.announce(work())
         except OutriderError as error:
-            result = error
-        self._deliver([reply.answer(result)])
+            answer = reply.announce(error)
+        self._deliver([answer])
 
     def _preempted(self, session: Session) -> None:
         """Tell of a paused session, and end it if it will never fit again."""

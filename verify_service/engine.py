@@ -9,7 +9,7 @@ from outrider.engine.pages import PoolStatistics
 from outrider.errors import OutriderError
 from outrider.messages import KvHandle, OpenVerify, TokenBlock
 from outrider.rpc.engine_shell import MAX_REPLIES, EngineShell
-from outrider.rpc.outbox import Deliver
+from outrider.rpc.queues import Deliver
 from verify_service.admission import Places
 from verify_service.core import EngineCore
 from verify_service.mailbox import (
@@ -36,13 +36,8 @@ class VerifyEngine(EngineShell[EngineCore, Message]):
         on_failure: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        super().__init__(
-            make_core,
-            max_messages=max_sessions * MAX_PENDING_BLOCKS + MAX_REPLIES,
-            max_unread=max_pending_verdicts,
-            on_failure=on_failure,
-            clock=clock,
-        )
+        max_messages = max_sessions * MAX_PENDING_BLOCKS + MAX_REPLIES
+        super().__init__(make_core, max_messages, max_pending_verdicts, on_failure, clock)
         self._places = Places(max_sessions)
 
     @property

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from outrider.messages import KvHandle, Opened, OpenVerify, TokenBlock, Verdict
-from outrider.rpc.outbox import Reply, Stream
+from outrider.rpc.queues import Outbox, Stream
 
 MAX_PENDING_BLOCKS = 128
 """Token blocks of one session that the engine has not looked at yet."""
@@ -58,7 +58,7 @@ class ReleaseKv:
     """Give up what a handle holds."""
 
     handle: KvHandle
-    reply: Reply
+    reply: Outbox[None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class ForkKv:
     """Make a second handle."""
 
     handle: KvHandle
-    reply: Reply
+    reply: Outbox[KvHandle]
 
 
 Message: TypeAlias = Open | Propose | Close | ReleaseKv | ForkKv

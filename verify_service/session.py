@@ -15,7 +15,7 @@ from itertools import islice
 from outrider.candidate_tree import CandidateTree, Node
 from outrider.engine.pages import SequenceKv
 from outrider.messages import FinishReason, OpenVerify, TokenBlock, VerifyPolicy
-from outrider.rpc.outbox import Outbox
+from outrider.rpc.queues import Outbox
 from outrider.sampling.chooser import Row
 from outrider.sampling.history import History
 from verify_service.lookup_candidates import FIRST_LOOKUP_ID, LookupCandidates

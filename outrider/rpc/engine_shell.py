@@ -14,12 +14,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from outrider.errors import InternalError, OutriderError, Overloaded, Unavailable
 from outrider.logs import get_logger
-from outrider.rpc.inbox import Inbox
-from outrider.rpc.outbox import Deliver, Delivery, Outbox, Reply, Stream, deliver
+from outrider.rpc.queues import Deliver, Inbox, Outbox, Stream, deliver
 
 logger = get_logger(__name__)
 MAX_REPLIES = 1024
@@ -51,13 +51,12 @@ class EngineShell(Generic[AnyCore, Message]):
     def __init__(
         self,
         make_core: Callable[[Deliver], AnyCore],
-        *,
         max_messages: int,
         max_unread: int,
         on_failure: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.core = make_core(self._hand_over)
+        self.core = make_core(partial(self._call_on_loop, deliver))
         self._clock = clock
         self._max_messages = max_messages
         self._max_unread = max_unread
@@ -66,7 +65,7 @@ class EngineShell(Generic[AnyCore, Message]):
         self._inbox: Inbox[Message] = Inbox()
         self._ids = itertools.count(1)
         self._streams: set[Stream[Any]] = set()
-        self._replies: set[Reply] = set()
+        self._replies: set[Outbox[Any]] = set()
         self._stopping = False
         self._ended: OutriderError | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -108,19 +107,19 @@ class EngineShell(Generic[AnyCore, Message]):
         self._streams.discard(stream)
         self._tell(closing)
 
-    async def _ask(self, message: Callable[[Reply], Message]) -> Any:
-        """Post a message that carries a reply; returns or raises what the core answers.
+    async def _ask(self, message: Callable[[Outbox[Any]], Message]) -> Any:
+        """Post a message with an outbox for the reply; returns or raises what the core answers.
 
         Raises:
             Overloaded, Unavailable, InternalError: see `_post`; also Overloaded when too many wait.
         """
         if len(self._replies) >= MAX_REPLIES:
             raise Overloaded(f"{len(self._replies)} calls wait for the engine; try again later")
-        reply = Reply(self._loop.create_future())
+        reply: Outbox[Any] = Outbox(max_unread=1)
         self._post(message(reply))
         self._replies.add(reply)
         try:
-            return await reply.future
+            return await reply.take()
         finally:
             self._replies.discard(reply)
 
@@ -156,24 +155,19 @@ class EngineShell(Generic[AnyCore, Message]):
         except Exception:  # the thread's boundary: a caller must not wait for a dead thread
             logger.exception("the engine failed")
             error = InternalError("the engine of this replica has failed; its log has the details")
-        self._call_on_loop(lambda: self._end(error))
+        self._call_on_loop(self._end, error)
 
     def _end(self, error: OutriderError) -> None:
         """The thread has ended: tell all who wait, whether or not it has seen them, and refuse the next."""
         self._ended = error
-        for stream in self._streams:
-            stream.outbox.end(error)
-        for reply in self._replies:
-            reply.settle(error)
+        for outbox in (*(stream.outbox for stream in self._streams), *self._replies):
+            outbox.end(error)
         if self.failure is not None:
             self._on_failure()
 
-    def _hand_over(self, deliveries: Sequence[Delivery]) -> None:
-        self._call_on_loop(lambda: deliver(deliveries))
-
-    def _call_on_loop(self, call: Callable[[], None]) -> None:
+    def _call_on_loop(self, call: Callable[[Any], None], argument: object) -> None:
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(call)
+            self._loop.call_soon_threadsafe(call, argument)
 
 
 def end_process() -> None:

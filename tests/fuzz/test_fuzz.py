@@ -206,7 +206,7 @@ def test_a_draft_stream_without_a_model(world: World, requests: list[bytes]) -> 
 
 async def nobody_is_left(engine: DraftEngine) -> None:
     """No session and no entry of one."""
-    await until(lambda: engine.sessions == 0 and not engine.core.sessions)
+    await until(lambda: engine.sessions == 0 and not engine.core._entries)
 
 
 UNARY = {

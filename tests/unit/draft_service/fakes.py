@@ -13,7 +13,7 @@ from draft_service.session import DraftSession, Limits
 from outrider.config import DraftConfig
 from outrider.errors import OutOfPages
 from outrider.messages import OpenDraft, SamplingParams, StepTimes, TokenBlock, Verdict
-from outrider.rpc.outbox import Outbox, Stream, deliver
+from outrider.rpc.queues import Outbox, Stream, deliver
 from outrider.telemetry.instruments import DraftInstruments
 
 

@@ -148,7 +148,7 @@ def test_a_closed_session_frees_its_memory_in_the_same_turn():
     for stream in (one, one, two):
         bench.close(stream)
     bench.step()
-    assert (bench.core.sessions, drafter.tokens, drafter.holding, bench.core.pages.used) == (0, {}, {}, 0)
+    assert (bench.core._entries, drafter.tokens, drafter.holding, bench.core.pages.used) == ({}, {}, {}, 0)
 
 
 def test_a_verdict_that_comes_during_a_forward_kills_what_was_just_drafted():

@@ -107,7 +107,7 @@ def test_a_session_opens_drafts_follows_verdicts_and_closes():
             await call.write(draft_pb2.DraftRequest(close=draft_pb2.CloseDraft()))
             await _to_the_end(call)
             assert await call.code() == grpc.StatusCode.OK
-            await _until(lambda: engine.core.sessions == 0)
+            await _until(lambda: len(engine.core._entries) == 0)
             assert drafter.tokens == {}
 
     asyncio.run(scenario())
@@ -125,7 +125,7 @@ def test_a_stream_that_goes_away_frees_its_session(leave):
             await (call.done_writing() if leave == "half-close" else asyncio.sleep(0))
             if leave == "cancel":
                 call.cancel()
-            await _until(lambda: engine.core.sessions == 0)
+            await _until(lambda: len(engine.core._entries) == 0)
             assert (drafter.tokens, drafter.holding) == ({}, {})
 
     asyncio.run(scenario())
@@ -172,7 +172,7 @@ def test_a_bad_opening_is_refused_with_the_field_at_fault(message, field):
             error = await _error(call)
             assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
             assert error_of(error).field == field
-            assert engine.core.sessions == 0
+            assert len(engine.core._entries) == 0
             healthy = stub.Draft()
             await healthy.write(_opening())
             assert (await healthy.read()).WhichOneof("message") == "opened"
@@ -206,7 +206,7 @@ def test_a_bad_message_ends_its_own_stream_only(message, field):
             error = await _error(call)
             assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
             assert error_of(error).field == field
-            await _until(lambda: engine.core.sessions == 1)
+            await _until(lambda: len(engine.core._entries) == 1)
             await healthy.write(_verdict(3, 9))
             blocks = await _until_ready(healthy)
             while blocks[-1].base_length < 4:

@@ -14,8 +14,7 @@ from structlog.testing import capture_logs
 from outrider.errors import InternalError, Overloaded, StaleHandle, Unavailable
 from outrider.rpc import engine_shell
 from outrider.rpc.engine_shell import EngineShell
-from outrider.rpc.inbox import Inbox
-from outrider.rpc.outbox import Deliver, Outbox, Reply, Stream
+from outrider.rpc.queues import Deliver, Inbox, Outbox, Stream
 
 MAX_MESSAGES = 8
 MAX_UNREAD = 2
@@ -41,7 +40,7 @@ class Question:
     """To be answered with the same."""
 
     answer: object
-    reply: Reply
+    reply: Outbox[object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +86,7 @@ class NotingCore:
             case Count(stream, numbers):
                 self._deliver([stream.outbox.announce(number) for number in numbers])
             case Question(answer, reply):
-                self._deliver([reply.answer(answer)])
+                self._deliver([reply.announce(answer)])
             case Break():
                 raise RuntimeError("out of order")
             case Bye():
@@ -298,7 +297,7 @@ async def test_the_core_is_woken_when_a_full_outbox_has_room(shell: Shell) -> No
 
 
 def test_a_wake_that_comes_between_two_counts_is_not_lost() -> None:
-    """The engine fills the outbox while the reader takes an event: having seen it full, it is told of room."""
+    """The engine fills the outbox while the reader takes an event: having seen it full, it is woken."""
 
     class Racing(Outbox[int]):
         """Announces another event in the moment in which one is taken out of the queue."""

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from outrider.engine.pages import PagePool, SequenceKv
 from outrider.engine.runner import Segment
 from outrider.messages import FinishReason, OpenVerify, SamplingParams, TokenBlock, Verdict
-from outrider.rpc.outbox import Outbox, Stream, deliver
+from outrider.rpc.queues import Outbox, Stream, deliver
 from outrider.telemetry.instruments import VerifyInstruments
 from verify_service.core import CoreSettings, EngineCore
 from verify_service.cost_model import CostModel

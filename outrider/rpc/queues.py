@@ -1,11 +1,12 @@
-"""What an engine thread has for the event loop: events of a session, answers to a call.
+"""The two queues between the event loop and an engine thread: an inbox for all, an outbox for each session.
 
-The thread announces, which counts and gives a delivery; the event loop carries deliveries out.
+What the thread announces is counted at once and put by a delivery, which the event loop carries out.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -15,6 +16,7 @@ from outrider.errors import OutriderError
 CONTROL_EVENTS = 4
 """Opened, closed and an error of either side may stand in an outbox beside what its bound counts."""
 
+Message = TypeVar("Message")
 Event = TypeVar("Event")
 Delivery: TypeAlias = tuple[Callable[[Any], None], object]
 """To be called with its argument on the event loop."""
@@ -22,14 +24,50 @@ Deliver: TypeAlias = Callable[[Sequence[Delivery]], None]
 """Carries deliveries to the event loop; called by the engine thread."""
 
 
+class Inbox(Generic[Message]):
+    """Messages to the engine thread, which sleeps here when it has nothing to do.
+
+    Whoever puts a message has seen that there is room: `len` is how many wait.
+    """
+
+    def __init__(self) -> None:
+        self._messages: list[Message] = []
+        self._changed = threading.Condition()
+        self._woken = False
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def put(self, message: Message) -> None:
+        """Append a message and wake the engine."""
+        with self._changed:
+            self._messages.append(message)
+            self._changed.notify()
+
+    def wake(self) -> None:
+        """Make the engine look around though there is no message."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify()
+
+    def take(self, wait: float | None) -> list[Message]:
+        """All messages; without any, waits up to `wait` seconds (None: for ever) for one or a `wake`."""
+        with self._changed:
+            if not self._messages and not self._woken and wait != 0.0:
+                self._changed.wait(wait)
+            self._woken = False
+            messages, self._messages = self._messages, []
+            return messages
+
+
 class Outbox(Generic[Event]):
-    """Events of one session on their way to its stream.
+    """Events of one session on their way to its stream, or the answer to one call.
 
     The engine makes nothing more for a session whose outbox is full, and `on_room` is called when it no
     longer is. Each of the two counters has one writer, so that the engine reads them without a lock.
     """
 
-    def __init__(self, max_unread: int, on_room: Callable[[], None]) -> None:
+    def __init__(self, max_unread: int, on_room: Callable[[], None] = lambda: None) -> None:
         self._max_unread = max_unread
         self._on_room = on_room
         self._events: asyncio.Queue[Event | BaseException] = asyncio.Queue(max_unread + CONTROL_EVENTS)
@@ -42,7 +80,7 @@ class Outbox(Generic[Event]):
         return self._announced - self._taken >= self._max_unread
 
     def announce(self, event: Event | OutriderError) -> Delivery:
-        """Count an event, or the error that ends the session; the delivery puts it (engine thread)."""
+        """Count an event, or an error to raise; the delivery puts it (engine thread)."""
         self._announced += 1
         return self._events.put_nowait, event
 
@@ -77,26 +115,6 @@ class Stream(Generic[Event]):
     def pending(self) -> int:
         """Those that wait for the engine."""
         return self.sent - self.absorbed
-
-
-@dataclass(slots=True, eq=False)
-class Reply:
-    """A future of the event loop that the engine thread answers by a delivery."""
-
-    future: asyncio.Future[Any]
-
-    def answer(self, result: object) -> Delivery:
-        """Deliver a result, or an error to raise (engine thread)."""
-        return self.settle, result
-
-    def settle(self, result: object) -> None:
-        """Let the caller have a result, or an error to raise (event loop)."""
-        if self.future.done():  # the caller has gone
-            return
-        if isinstance(result, OutriderError):
-            self.future.set_exception(result)
-        else:
-            self.future.set_result(result)
 
 
 def deliver(deliveries: Iterable[Delivery]) -> None:
