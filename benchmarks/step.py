@@ -27,14 +27,16 @@ from tokenizers import Tokenizer
 import draft_service.drafters.model as model_drafter
 from benchmarks import machine
 from benchmarks.floor import Floor, measure_floor
-from draft_service.engine import DraftEngine
+from draft_service.core import DraftCore
+from draft_service.mailbox import Commit, DraftStream, Message, Open
 from outrider.config import DraftConfig
 from outrider.engine.cpu.linear import CpuLinear
 from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.loader import load_model
 from outrider.engine.pages import SequenceKv
 from outrider.engine.runner import ModelRunner, Segment
-from outrider.messages import OpenDraft, SamplingParams, StepTimes, TokenBlock, Verdict
+from outrider.messages import OpenDraft, SamplingParams, StepTimes, Verdict
+from outrider.rpc.queues import Outbox, Stream
 from outrider.sampling.chooser import Row, choose, rank
 from outrider.sampling.history import History
 from outrider.telemetry.instruments import DraftInstruments
@@ -191,19 +193,10 @@ class _Stopwatch:
         return spent
 
 
-class _Sink:
+class _Sink(Outbox[Any]):
     """An outbox that nobody reads."""
 
     full = False
-
-    def admit(self, cached_length: int) -> None:
-        """The session is open."""
-
-    def put(self, block: TokenBlock) -> None:
-        """Drop a block."""
-
-    def close(self, error: BaseException | None = None) -> None:
-        """It is over."""
 
 
 def _draft_lines(loaded: LoadedModel, temperature: float, text: Sequence[int], rounds: int) -> list[str]:
@@ -214,15 +207,15 @@ def _draft_lines(loaded: LoadedModel, temperature: float, text: Sequence[int], r
     model_drafter.rank = watch.around("ranking", rank)
     config = DraftConfig()
     drafter = model_drafter.ModelDrafter(runner, children=config.children, max_nodes=config.max_nodes)
-    engine = DraftEngine(drafter, config, DraftInstruments(CollectorRegistry()))
+    core = DraftCore(drafter, config, DraftInstruments(CollectorRegistry()), lambda deliveries: None)
     params = SamplingParams(temperature=temperature, seed=1)
-    sink: Any = _Sink()
     prompt = tuple(text[:PROMPT])
     opening = OpenDraft(request_id="step", token_ids=prompt, prompt_length=PROMPT, sampling=params)
-    key = engine.open(opening, sink)
-    while engine.step():
-        pass
-    steps = _follow(engine, key, text, watch, rounds)
+    stream: DraftStream = Stream(1, _Sink(1, lambda: None))
+    messages: list[Message] = [Open(stream, opening)]
+    while core.turn(messages) is not None:
+        messages = []
+    steps = _follow(core, stream, text, watch, rounds)
     names = ("whole", "forward", "ranking", "moving", "rest")
     return [
         f"{temperature:3}  {name:9}{_pair([step[name] for step in steps]):>30}   {len(steps):5}"
@@ -231,29 +224,31 @@ def _draft_lines(loaded: LoadedModel, temperature: float, text: Sequence[int], r
 
 
 def _follow(
-    engine: DraftEngine, key: int, text: Sequence[int], watch: _Stopwatch, rounds: int
+    core: DraftCore, stream: DraftStream, text: Sequence[int], watch: _Stopwatch, rounds: int
 ) -> list[dict[str, float]]:
     """Commit the text as far as the tree holds it and one token more, then draft; what each step took."""
     steps: list[dict[str, float]] = []
     for turn in range(1, rounds + 1):
-        tree = engine._entries[key].session.tree
+        tree = core._entries[stream.id].session.tree
         place = tree.committed_length
         children, tokens = tree.children, [text[place]]
         while tokens[-1] in children:
             children = children[tokens[-1]].children
             tokens.append(text[place + len(tokens)])
         times = StepTimes(forward_us=TARGET_FORWARD_US)
-        engine.verdict(key, Verdict(turn, place, tuple(tokens), times=times))
-        while len(steps) < turn * STEPS_PER_ROUND and (step := _timed_step(engine, watch)):
+        verdict = Verdict(turn, place, tuple(tokens), times=times)
+        messages: list[Message] = [Commit(stream, verdict, time.perf_counter())]
+        while len(steps) < turn * STEPS_PER_ROUND and (step := _timed_step(core, messages, watch)):
             steps.append(step)
+            messages = []
     return steps
 
 
-def _timed_step(engine: DraftEngine, watch: _Stopwatch) -> dict[str, float]:
+def _timed_step(core: DraftCore, messages: Sequence[Message], watch: _Stopwatch) -> dict[str, float]:
     """What one step and its parts took; empty when there was nothing to expand."""
     watch.read()
     start = time.thread_time()
-    if not engine.step():
+    if core.turn(messages) is None:
         return {}
     whole, spent = (time.thread_time() - start) * 1e3, watch.read()
     parts = {name: spent.get(name, 0.0) for name in ("forward", "ranking", "moving")}

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-import signal
 
+from draft_service.core import DraftCore
 from draft_service.drafters.base import Drafter, Expansion
 from draft_service.drafters.lookup import MAX_VOCABULARY, LookupDrafter
 from draft_service.engine import DraftEngine
@@ -15,6 +14,7 @@ from outrider.errors import ConfigError, OutriderError
 from outrider.logs import get_logger
 from outrider.messages import ModelInfo, OpenDraft, SamplingParams
 from outrider.process import in_thread, run_service
+from outrider.rpc.engine_shell import end_process
 from outrider.serving import GrpcServer
 from outrider.telemetry.device_memory import device_memory
 from outrider.telemetry.instruments import DraftInstruments
@@ -53,8 +53,8 @@ class DraftService:
         return self._engine.sessions
 
     async def close(self) -> None:
-        """Stop the engine; every page is free afterwards."""
-        await in_thread(self._engine.stop)
+        """Stop the engine."""
+        await self._engine.stop()
 
 
 async def _build(config: DraftConfig, server: GrpcServer) -> DraftService:
@@ -63,9 +63,11 @@ async def _build(config: DraftConfig, server: GrpcServer) -> DraftService:
     instruments.files.watch(server.watched)
     instruments.capacity(config.max_sessions, lambda: device_memory(info.device))
     engine = DraftEngine(
-        drafter, config, instruments, eos_token_ids=info.eos_token_ids, on_failure=_end_process
+        lambda deliver: DraftCore(drafter, config, instruments, deliver, eos_token_ids=info.eos_token_ids),
+        config,
+        on_failure=end_process,
     )
-    servicer = DraftServicer(engine, info, config.max_pending_blocks)
+    servicer = DraftServicer(engine, info)
     draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server.server)  # type: ignore[no-untyped-call]
     engine.start()
     return DraftService(engine)
@@ -129,8 +131,3 @@ def _warm_up(drafter: Drafter) -> None:
         drafter.expand([Expansion(WARM_UP_KEY, None)])
         drafter.reset(WARM_UP_KEY)
     drafter.close(WARM_UP_KEY)
-
-
-def _end_process() -> None:
-    """A replica without an engine is of no use: let whoever started it start another."""
-    os.kill(os.getpid(), signal.SIGTERM)

@@ -10,10 +10,10 @@ from typing import Any
 import grpc
 
 from draft_service.engine import DraftEngine
-from draft_service.outbox import Outbox
+from draft_service.mailbox import Admitted, DraftStream
 from outrider import wire
 from outrider.errors import InvalidRequest, MismatchedPair
-from outrider.messages import ModelInfo, OpenDraft, Opened, Verdict
+from outrider.messages import ModelInfo, OpenDraft, Opened, TokenBlock, Verdict
 from outrider.telemetry.rpc_spans import DRAFT, server_span
 from outrider.v1 import draft_pb2, draft_pb2_grpc
 
@@ -27,10 +27,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     """Serves one engine; `info` tells what it serves, apart from what changes."""
 
-    def __init__(self, engine: DraftEngine, info: ModelInfo, max_pending_blocks: int) -> None:
+    def __init__(self, engine: DraftEngine, info: ModelInfo) -> None:
         self._engine = engine
         self._info = info
-        self._max_pending_blocks = max_pending_blocks
 
     async def Draft(self, request_iterator: Requests, context: Context) -> None:  # noqa: N802
         """One session, from `open` to `close`, the end of the requests, or cancellation."""
@@ -40,22 +39,22 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     async def _serve(self, requests: Requests, context: Context) -> None:
         request = await _opening(requests)
         check_open(request, self._info)
-        outbox = Outbox(self._max_pending_blocks, asyncio.get_running_loop(), self._engine.wake)
-        key = self._engine.open(request, outbox)
-        reading = self._read(requests, key, VerdictCheck(request, self._info))
-        reader = asyncio.create_task(reading)
-        reader.add_done_callback(lambda task: outbox.close(None if task.cancelled() else task.exception()))
+        stream = self._engine.open(request)
+        reader = asyncio.create_task(self._read(requests, stream, VerdictCheck(request, self._info)))
+        reader.add_done_callback(
+            lambda task: stream.outbox.end(None if task.cancelled() else task.exception())
+        )
         try:
-            await self._send(outbox, context)
+            await self._write(stream, context)
         finally:
             reader.cancel()
-            self._engine.close(key)
+            self._engine.close(stream)
 
     async def GetModelInfo(  # noqa: N802
         self, request: draft_pb2.DraftServiceGetModelInfoRequest, context: Context
     ) -> draft_pb2.DraftServiceGetModelInfoResponse:
         """What this replica serves, and how much of it is in use."""
-        pages = self._engine.pages
+        pages = self._engine.core.pages
         info = replace(
             self._info,
             sessions=self._engine.sessions,
@@ -64,24 +63,25 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         )
         return draft_pb2.DraftServiceGetModelInfoResponse(info=wire.model_info_to_pb(info))
 
-    async def _send(self, outbox: Outbox, context: Context) -> None:
+    async def _write(self, stream: DraftStream, context: Context) -> None:
         """Pass on what the engine has for this session, until it is over."""
-        cached = await outbox.opened()
-        if cached is None:
-            return
-        opened = Opened(self._info.replica, self._info.incarnation, cached)
-        await context.write(draft_pb2.DraftResponse(opened=wire.opened_draft_to_pb(opened)))
-        while (block := await outbox.get()) is not None:
-            await context.write(draft_pb2.DraftResponse(block=wire.block_to_pb(block)))
+        while (event := await stream.outbox.take()) is not None:
+            await context.write(self._response(event))
 
-    async def _read(self, requests: Requests, key: int, check: VerdictCheck) -> None:
+    def _response(self, event: Admitted | TokenBlock) -> draft_pb2.DraftResponse:
+        if isinstance(event, TokenBlock):
+            return draft_pb2.DraftResponse(block=wire.block_to_pb(event))
+        opened = Opened(self._info.replica, self._info.incarnation, event.cached_length)
+        return draft_pb2.DraftResponse(opened=wire.opened_draft_to_pb(opened))
+
+    async def _read(self, requests: Requests, stream: DraftStream, check: VerdictCheck) -> None:
         """Pass verdicts on until the session is closed."""
         async for message in requests:
             match message.WhichOneof("message"):
                 case "verdict":
                     verdict = wire.verdict_from_pb(message.verdict)
                     check.accept(verdict)
-                    self._engine.verdict(key, verdict)
+                    self._engine.verdict(stream, verdict)
                 case "close":
                     return
                 case "open":

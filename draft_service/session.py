@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from draft_service.calibration import TaskCalibration
-from outrider.decayed import Decayed
 from draft_service.drafters.base import Candidate, Proposal, Source
 from outrider.allowance import BLOCKS
 from outrider.candidate_tree import CandidateTree, Node, Rerooted
+from outrider.decayed import Decayed
 from outrider.messages import FinishReason, OpenDraft, TokenBlock, Verdict
 
 FULL_PRICE_SESSIONS = 4

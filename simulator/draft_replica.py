@@ -1,19 +1,24 @@
-"""A draft replica on the virtual clock: the service's own `DraftEngine`, its thread a fiber."""
+"""A draft replica on the virtual clock: the service's own `DraftCore`, its thread a fiber."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
-from draft_service.engine import DraftEngine
-from draft_service.outbox import Outbox
+from draft_service.core import DraftCore
+from draft_service.mailbox import Close, Commit, DraftStream, Event, Message, Open
 from outrider.config import DraftConfig
-from outrider.messages import OpenDraft, TokenBlock, Verdict
+from outrider.messages import OpenDraft, Verdict
+from outrider.rpc.queues import Stream, deliver
 from outrider.telemetry.instruments import DraftInstruments
 from simulator.drafter import ScriptedDrafter
+from simulator.engine_fiber import EngineFiber, ReadyOutbox
 from simulator.network import Host
-from simulator.timeline import Doorbell, Fiber, Timeline
+from simulator.timeline import Timeline
+
+Receive = Callable[[Event | BaseException], None]
 
 
 class DraftReplica:
@@ -32,70 +37,27 @@ class DraftReplica:
         self.host = host
         self.drafter = drafter
         self._timeline = timeline
-        self._wake_seconds = wake_seconds
-        self._engine = DraftEngine(
+        core = DraftCore(
             drafter,
             config,
             DraftInstruments(CollectorRegistry()),
+            deliver,
             clock=timeline.clock,
             wall_ns=lambda: int(timeline.now * 1e9),
         )
-        self._bell = Doorbell(timeline)
-        timeline.at(0.0, Fiber(self._run).resume)
+        self._ids = itertools.count(1)
+        self._engine: EngineFiber[Message] = EngineFiber(timeline, core.turn, wake_seconds)
 
-    def open(
-        self, request: OpenDraft, opened: Callable[[int], None], receive: Callable[[TokenBlock], None]
-    ) -> int:
-        """Open a session: `opened` is told the cached length, `receive` gets its blocks."""
-        key = self._engine.open(request, BlockOutbox(opened, receive))
-        self._wake()
-        return key
+    def open(self, request: OpenDraft, receive: Receive) -> DraftStream:
+        """Open a session; `receive` gets its events."""
+        stream = Stream(next(self._ids), ReadyOutbox(receive))
+        self._engine.post(Open(stream, request))
+        return stream
 
-    def verdict(self, key: int, verdict: Verdict) -> None:
+    def verdict(self, stream: DraftStream, verdict: Verdict) -> None:
         """Tell a session what was committed."""
-        self._engine.verdict(key, verdict)
-        self._wake()
+        self._engine.post(Commit(stream, verdict, self._timeline.now))
 
-    def close(self, key: int) -> None:
+    def close(self, stream: DraftStream) -> None:
         """End a session."""
-        self._engine.close(key)
-        self._wake()
-
-    def _wake(self) -> None:
-        self._timeline.after(self._wake_seconds, self._bell.ring)
-
-    def _run(self) -> None:
-        """The engine thread's loop."""
-        while True:
-            if not self._engine.step():
-                self._bell.wait(None)
-
-
-class BlockOutbox(Outbox):
-    """Hands blocks to the replica's event loop, which is never behind."""
-
-    def __init__(self, opened: Callable[[int], None], receive: Callable[[TokenBlock], None]) -> None:
-        self._opened = opened
-        self._receive = receive
-
-    @property
-    def full(self) -> bool:
-        """See Outbox."""
-        return False
-
-    def admit(self, cached_length: int) -> None:
-        """See Outbox."""
-        self._opened(cached_length)
-
-    def put(self, block: TokenBlock) -> None:
-        """See Outbox."""
-        self._receive(block)
-
-    def close(self, error: BaseException | None = None) -> None:
-        """See Outbox.
-
-        Raises:
-            BaseException: what the engine refused the session with; simulated replicas have room for all.
-        """
-        if error is not None:
-            raise error
+        self._engine.post(Close(stream))

@@ -13,26 +13,29 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 from prometheus_client import CollectorRegistry
 
+from draft_service.core import DraftCore
 from draft_service.drafters.base import Expansion, Proposal
 from draft_service.drafters.model import ModelDrafter
-from draft_service.engine import DraftEngine
+from draft_service.mailbox import Commit, Message
+from draft_service.mailbox import Open as OpenDrafting
 from outrider.config import DraftConfig, VerifyConfig
 from outrider.engine.loader import load_model
 from outrider.engine.pages import PagePool, SequenceKv
 from outrider.engine.runner import ModelRunner, Segment
 from outrider.messages import OpenDraft, OpenVerify, SamplingParams, Verdict, VerifyPolicy
+from outrider.rpc.queues import Stream
 from outrider.telemetry.instruments import DraftInstruments, VerifyInstruments
-from simulator.draft_replica import BlockOutbox
+from simulator.engine_fiber import ReadyOutbox
 from simulator.profile import HostTimes, Profile
 from simulator.traces import Trace
-from simulator.verify_replica import EventOutbox
 from verify_service.core import CoreSettings, EngineCore
 from verify_service.cost_model import CostModel
-from verify_service.mailbox import Open, Stream
+from verify_service.mailbox import Open
 from verify_service.session import Limits
 
 STEPS = (
@@ -183,7 +186,7 @@ def _verify_steps(runner: ModelRunner, texts: Sequence[Trace], temperature: floa
     )
     params = SamplingParams(temperature=temperature, max_tokens=TOKENS, ignore_eos=True)
     openings = [_opening(text, params) for text in texts]
-    core.turn([Open(Stream(id, EventOutbox(lambda event: None)), o) for id, o in enumerate(openings)])
+    core.turn([Open(_nowhere(id), o) for id, o in enumerate(openings)])
     beside: list[float] = []
     while not all(session.finished for session in core.sessions.values()):
         start, forward = now(), timed.seconds
@@ -259,34 +262,38 @@ def _draft_steps(
     config = DraftConfig.model_validate({})
     runner = _runner(draft, dtype)
     drafter = _TimedDrafter(runner, config)
-    engine = DraftEngine(drafter, config, DraftInstruments(CollectorRegistry()))
-    keys = [engine.open(_request(text, temperature), _nowhere()) for text in texts[:SESSIONS]]
-    while engine.step():
-        pass
+    core = DraftCore(drafter, config, DraftInstruments(CollectorRegistry()), lambda deliveries: None)
+    streams = [_nowhere(id) for id in range(SESSIONS)]
+    requests = [_request(text, temperature) for text in texts[:SESSIONS]]
+    messages: list[Message] = [OpenDrafting(*pair) for pair in zip(streams, requests, strict=False)]
+    while core.turn(messages) is not None:
+        messages = []
     drafter.full.clear()
     learning, stepping = [], []
     for number in range(1, TOKENS):
         verify()
-        for key, text in zip(keys, texts, strict=False):
-            base = 2 * number - 2
-            engine.verdict(key, Verdict(number, len(text.prompt) + base, text.tokens[base : base + 2]))
-        learning.append(_beside(engine, drafter))
-        stepping += [_beside(engine, drafter) for _ in range(3)]
+        base = 2 * number - 2
+        verdicts: list[Message] = []
+        for stream, text in zip(streams, texts, strict=False):
+            tokens = text.tokens[base : base + 2]
+            verdicts.append(Commit(stream, Verdict(number, len(text.prompt) + base, tokens), now()))
+        learning.append(_beside(core, drafter, verdicts))
+        stepping += [_beside(core, drafter, ()) for _ in range(3)]
     full, step = median(drafter.full), median(stepping)
     chunk = _step(runner, 1, CHUNKS[0], context=0)
     one = full * SHARE_OF_ONE
     return _Drafting(
         [(1, one), (config.expansions, full), (CHUNKS[0], chunk)],
         step,
-        max(median(learning) - step, 0.0) / len(keys),
+        max(median(learning) - step, 0.0) / len(requests),
     )
 
 
-def _beside(engine: DraftEngine, drafter: _TimedDrafter) -> float:
+def _beside(core: DraftCore, drafter: _TimedDrafter, messages: Sequence[Message]) -> float:
     """Seconds of a draft step without its forward."""
     drafter.last = 0.0
     start = now()
-    engine.step()
+    core.turn(messages)
     return now() - start - drafter.last
 
 
@@ -295,5 +302,5 @@ def _request(text: Trace, temperature: float) -> OpenDraft:
     return OpenDraft(request_id="", token_ids=text.prompt, prompt_length=len(text.prompt), sampling=params)
 
 
-def _nowhere() -> BlockOutbox:
-    return BlockOutbox(lambda cached: None, lambda block: None)
+def _nowhere(id: int) -> Stream[Any]:
+    return Stream(id, ReadyOutbox(lambda event: None))

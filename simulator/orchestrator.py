@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import assert_never
 
+from draft_service.mailbox import Admitted, DraftStream
+from draft_service.mailbox import Event as DraftEvent
 from orchestrator.events import (
     Action,
     Announce,
@@ -34,8 +37,8 @@ from simulator.draft_replica import DraftReplica
 from simulator.network import Host, Link
 from simulator.timeline import Timeline
 from simulator.verify_replica import VerifyReplica
+from verify_service.mailbox import Closed, VerifyStream
 from verify_service.mailbox import Event as VerifyEvent
-from verify_service.mailbox import Stream
 
 PATIENT = Limits(recovery_seconds=1e9, stall_seconds=1e9)
 """Simulated replicas do not fail."""
@@ -166,7 +169,7 @@ class _VerifyLink:
         self._stream = stream
         self._replica = replica
         self._links = _Links(generation, replica.host)
-        self._remote: Stream | None = None
+        self._remote: VerifyStream | None = None
 
     def open(self, opening: OpenVerify) -> None:
         self._links.there.send(lambda: self._open(opening))
@@ -177,24 +180,28 @@ class _VerifyLink:
     def close(self) -> None:
         self._links.there.send(lambda: self._replica.close(self._opened()))
 
-    def _opened(self) -> Stream:
+    def _opened(self) -> VerifyStream:
         assert self._remote is not None, "messages arrive in order"
         return self._remote
 
     def _open(self, opening: OpenVerify) -> None:
         self._remote = self._replica.open(opening, self._receive)
 
-    def _receive(self, event: VerifyEvent) -> None:
-        if isinstance(event, BaseException):
-            raise event
-        arrived: Event
-        if isinstance(event, Opened):
-            arrived = VerifyOpened(self._stream, event, self._replica.name)
-        elif isinstance(event, Verdict):
-            arrived = VerdictArrived(self._stream, event)
-        else:
-            return  # closed
-        self._links.back.send(lambda: self._generation.handle(arrived))
+    def _receive(self, event: VerifyEvent | BaseException) -> None:
+        match event:
+            case Opened():
+                self._back(VerifyOpened(self._stream, event, self._replica.name))
+            case Verdict():
+                self._back(VerdictArrived(self._stream, event))
+            case Closed():
+                pass
+            case BaseException():
+                raise event
+            case _:
+                assert_never(event)
+
+    def _back(self, event: Event) -> None:
+        self._links.back.send(lambda: self._generation.handle(event))
 
 
 class _DraftLink:
@@ -205,26 +212,37 @@ class _DraftLink:
         self._stream = stream
         self._replica = replica
         self._links = _Links(generation, replica.host)
-        self._key = -1
+        self._remote: DraftStream | None = None
 
     def open(self, opening: OpenDraft) -> None:
         self._links.there.send(lambda: self._open(opening))
 
     def verdict(self, verdict: Verdict) -> None:
-        self._links.there.send(lambda: self._replica.verdict(self._key, verdict))
+        self._links.there.send(lambda: self._replica.verdict(self._opened(), verdict))
 
     def close(self) -> None:
-        self._links.there.send(lambda: self._replica.close(self._key))
+        self._links.there.send(lambda: self._replica.close(self._opened()))
+
+    def _opened(self) -> DraftStream:
+        assert self._remote is not None, "messages arrive in order"
+        return self._remote
 
     def _open(self, opening: OpenDraft) -> None:
-        self._key = self._replica.open(opening, self._admitted, self._receive)
+        self._remote = self._replica.open(opening, self._receive)
 
-    def _admitted(self, cached: int) -> None:
-        opened = Opened(self._replica.name, "", cached)
-        self._back(DraftOpened(self._stream, opened, self._replica.name))
-
-    def _receive(self, block: TokenBlock) -> None:
-        self._back(BlockArrived(self._stream, block))
+    def _receive(self, event: DraftEvent | BaseException) -> None:
+        match event:
+            case TokenBlock():
+                self._back(BlockArrived(self._stream, event))
+            case Admitted(cached):
+                opened = Opened(self._replica.name, "", cached)
+                self._back(DraftOpened(self._stream, opened, self._replica.name))
+            case None:
+                pass
+            case BaseException():
+                raise event
+            case _:
+                assert_never(event)
 
     def _back(self, event: Event) -> None:
         self._links.back.send(lambda: self._generation.handle(event))

@@ -7,25 +7,28 @@ the event loop.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar, assert_never
 
 from outrider.acceptance import AcceptanceModel, lookup_priors
 from outrider.engine.handles import HandleTable
 from outrider.engine.pages import PoolStatistics, SequenceKv
 from outrider.errors import OutOfPages, OutriderError, StaleHandle
 from outrider.messages import KvHandle, Opened, OpenVerify, VerifyPolicy
+from outrider.rpc.queues import Deliver, Outbox
 from outrider.telemetry.instruments import VerifyInstruments
 from verify_service.controller import Controller
 from verify_service.cost_model import CostModel
 from verify_service.lookup_candidates import LookupCandidates
-from verify_service.mailbox import Close, Closed, Delivery, ForkKv, Message, Open, Propose, ReleaseKv, Reply
+from verify_service.mailbox import Close, Closed, ForkKv, Message, Open, Propose, ReleaseKv
 from verify_service.memory import Memory, seniority
 from verify_service.patience import Patience
 from verify_service.report import IdleMeter, count_verdict, record_forward, verdict_of
 from verify_service.session import Limits, Session
 from verify_service.verifier import Runner, StepResult, Verifier
 
+_T = TypeVar("_T")
 SWEEP_SECONDS = 1.0
 """How often ended leases are looked for while nothing else happens, and after how much quiet the page
 accounts are checked."""
@@ -52,7 +55,7 @@ class EngineCore:
         cost: CostModel,
         settings: CoreSettings,
         instruments: VerifyInstruments,
-        deliver: Callable[[Sequence[Delivery]], None],
+        deliver: Deliver,
         clock: Callable[[], float] = time.perf_counter,
         wall_clock: Callable[[], float] = time.time,
         on_drafting: Callable[[bool], None] = lambda drafting: None,
@@ -106,11 +109,6 @@ class EngineCore:
             return 0.0
         return self._rest() if plan.until is None else max(plan.until - now, 0.0)
 
-    def end_all(self, error: OutriderError) -> None:
-        """Tell every session that the engine has ended."""
-        self._deliver([session.outbox.announce(error) for session in self.sessions.values()])
-        self.sessions.clear()
-
     def _absorb(self, message: Message) -> None:
         self._unchecked_since = self._clock()
         match message:
@@ -124,6 +122,8 @@ class EngineCore:
                 self._answer(reply, lambda: self.handles.release(handle))
             case ForkKv(handle, reply):
                 self._answer(reply, lambda: self.handles.fork(handle, self._runner.fork))
+            case _:
+                assert_never(message)
 
     def _open(self, message: Open) -> None:
         outbox = message.stream.outbox
@@ -192,12 +192,12 @@ class EngineCore:
         self._deliver([message.stream.outbox.announce(Closed(handle))])
         self._count()
 
-    def _answer(self, reply: Reply, work: Callable[[], object]) -> None:
+    def _answer(self, reply: Outbox[_T], work: Callable[[], _T]) -> None:
         try:
-            result = work()
+            answer = reply.announce(work())
         except OutriderError as error:
-            result = error
-        self._deliver([reply.answer(result)])
+            answer = reply.announce(error)
+        self._deliver([answer])
 
     def _preempted(self, session: Session) -> None:
         """Tell of a paused session, and end it if it will never fit again."""

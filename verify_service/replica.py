@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,6 +13,7 @@ from outrider.engine.tokenizer_files import TokenizerFiles, load_tokenizer
 from outrider.errors import OutriderError
 from outrider.logs import get_logger
 from outrider.messages import ModelInfo
+from outrider.rpc.engine_shell import end_process
 from outrider.serving import GrpcServer
 from outrider.telemetry.device_memory import device_memory
 from outrider.telemetry.instruments import VerifyInstruments
@@ -127,7 +126,7 @@ def make_engine(
         ),
         max_sessions=config.max_sessions,
         max_pending_verdicts=config.max_pending_verdicts,
-        on_failure=_end_process,
+        on_failure=end_process,
     )
 
 
@@ -140,8 +139,3 @@ def _limits(config: VerifyConfig, loaded: LoadedModel) -> Limits:
         eos_token_ids=frozenset(loaded.eos_token_ids),
         max_patience=config.max_patience_ms / 1000.0,
     )
-
-
-def _end_process() -> None:
-    """A replica without an engine is of no use: let whoever started it start another."""
-    os.kill(os.getpid(), signal.SIGTERM)

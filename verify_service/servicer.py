@@ -10,14 +10,15 @@ from typing import Any
 import grpc
 
 from outrider import wire
+from outrider.allowance import Allowance
 from outrider.engine.tokenizer_files import TokenizerFiles
-from outrider.errors import InvalidRequest
+from outrider.errors import Flood, InvalidRequest
 from outrider.messages import ModelInfo, Opened, OpenVerify, Verdict
 from outrider.telemetry.rpc_spans import VERIFY, server_span
 from outrider.v1 import verify_pb2, verify_pb2_grpc
 from verify_service.admission import check_open
 from verify_service.engine import VerifyEngine
-from verify_service.mailbox import Closed, Stream
+from verify_service.mailbox import Closed, Event, VerifyStream
 
 Requests = AsyncIterator[verify_pb2.VerifyRequest]
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -44,10 +45,11 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         opening = await _opening(requests)
         check_open(opening, self._info)
         stream = await self._engine.open(opening)
-        reader = asyncio.create_task(self._read(requests, stream))
+        allowance = Allowance.full()
+        reader = asyncio.create_task(self._read(requests, stream, allowance))
         reader.add_done_callback(lambda task: self._stop_if_failed(stream, task))
         try:
-            await _write(stream, context)
+            await _write(stream, allowance, context)
         finally:
             reader.cancel()
             self._engine.close(stream)
@@ -92,13 +94,16 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         forked = await self._engine.fork(wire.kv_handle_from_pb(request.kv_handle))
         return verify_pb2.ForkKvResponse(kv_handle=wire.kv_handle_to_pb(forked))
 
-    async def _read(self, requests: Requests, stream: Stream) -> None:
+    async def _read(self, requests: Requests, stream: VerifyStream, allowance: Allowance) -> None:
         """Pass messages on; the end of the requests ends the session as a close does."""
         keep = False
         async for message in requests:
             match message.WhichOneof("message"):
                 case "propose":
-                    self._engine.propose(stream, wire.block_from_pb(message.propose))
+                    block = wire.block_from_pb(message.propose)
+                    if not allowance.spend(len(block)):
+                        raise Flood("propose: more blocks or nodes than fit between two verdicts")
+                    self._engine.propose(stream, block)
                 case "close":
                     keep = message.close.keep
                     break
@@ -108,10 +113,10 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
                     raise InvalidRequest("message", "must be propose or close")
         self._engine.finish(stream, keep)
 
-    def _stop_if_failed(self, stream: Stream, reader: asyncio.Task[None]) -> None:
+    def _stop_if_failed(self, stream: VerifyStream, reader: asyncio.Task[None]) -> None:
         """End a session whose messages are wrong; the writer raises the error, between two writes."""
         if not reader.cancelled() and (error := reader.exception()) is not None:
-            stream.outbox.fail(error)
+            stream.outbox.end(error)
             self._engine.finish(stream, keep=False)
 
 
@@ -124,18 +129,18 @@ async def _opening(requests: Requests) -> OpenVerify:
     raise InvalidRequest("open", "must be sent before the requests end")
 
 
-async def _write(stream: Stream, context: Context) -> None:
+async def _write(stream: VerifyStream, allowance: Allowance, context: Context) -> None:
     """Send the session's events until it is closed."""
     while True:
         event = await stream.outbox.take()
         if isinstance(event, Verdict):
-            stream.allowance.refill()
+            allowance.refill()
         await context.write(_response(event))
         if isinstance(event, Closed):
             return
 
 
-def _response(event: Opened | Verdict | Closed) -> verify_pb2.VerifyResponse:
+def _response(event: Event) -> verify_pb2.VerifyResponse:
     match event:
         case Verdict():
             return verify_pb2.VerifyResponse(verdict=wire.verdict_to_pb(event))

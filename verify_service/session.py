@@ -15,11 +15,12 @@ from itertools import islice
 from outrider.candidate_tree import CandidateTree, Node
 from outrider.engine.pages import SequenceKv
 from outrider.messages import FinishReason, OpenVerify, TokenBlock, VerifyPolicy
+from outrider.rpc.queues import Outbox
 from outrider.sampling.chooser import Row
 from outrider.sampling.history import History
 from verify_service.drafting import Traffic
 from verify_service.lookup_candidates import LookupCandidates, from_draft
-from verify_service.mailbox import Outbox
+from verify_service.mailbox import Event
 from verify_service.patience import Patience
 from verify_service.trust import Trust
 
@@ -74,7 +75,7 @@ class Session:
         opening: OpenVerify,
         committed: Sequence[int],
         limits: Limits,
-        outbox: Outbox,
+        outbox: Outbox[Event],
         now: float,
         patience: Patience,
     ) -> None:

@@ -165,7 +165,7 @@ def test_steps_stay_on_the_wire(world: World) -> None:
 
 async def nothing_is_left(engine: VerifyEngine) -> None:
     """No session, and no page but those of leases."""
-    await until(lambda: engine.sessions == 0 and not engine._core.sessions)
+    await until(lambda: engine.sessions == 0 and not engine.core.sessions)
 
 
 @fuzzed(60, requests=conversations(DRAFT_MESSAGES))
@@ -185,7 +185,7 @@ def test_a_draft_stream(world: World, requests: list[bytes]) -> None:
         await good.write(DRAFT_MESSAGES[3].SerializeToString())
         await settle(read_to_end(good))
         await nobody_is_left(engine)
-        assert not engine._drafter.tokens
+        assert not engine.core._drafter.tokens
 
     world.run(scenario)
 
@@ -206,7 +206,7 @@ def test_a_draft_stream_without_a_model(world: World, requests: list[bytes]) -> 
 
 async def nobody_is_left(engine: DraftEngine) -> None:
     """No session and no entry of one."""
-    await until(lambda: engine.sessions == 0 and not engine._entries)
+    await until(lambda: engine.sessions == 0 and not engine.core._entries)
 
 
 UNARY = {

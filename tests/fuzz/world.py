@@ -18,6 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
+from draft_service.core import DraftCore
 from draft_service.drafters.lookup import LookupDrafter
 from draft_service.engine import DraftEngine
 from draft_service.servicer import DraftServicer
@@ -152,9 +153,10 @@ async def draft_service(
 ) -> AsyncIterator[tuple[grpc.aio.Channel, DraftEngine, str]]:
     """The draft service around a drafter."""
     config = DraftConfig(max_sessions=8)
-    engine = DraftEngine(make(), config, DraftInstruments(CollectorRegistry()))
+    drafter, instruments = make(), DraftInstruments(CollectorRegistry())
+    engine = DraftEngine(lambda deliver: DraftCore(drafter, config, instruments, deliver), config)
     server = GrpcServer(config, [DRAFT])
-    servicer = DraftServicer(engine, DRAFT_INFO, config.max_pending_blocks)
+    servicer = DraftServicer(engine, DRAFT_INFO)
     draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server.server)  # type: ignore[no-untyped-call]
     await server.start()
     server.set_serving(True)
@@ -162,7 +164,7 @@ async def draft_service(
     async with open_channel(server.endpoint) as channel:
         yield channel, engine, server.endpoint
     await server.stop()
-    engine.stop()
+    await engine.stop()
 
 
 def public_service(draft: FakeDraft | None = None) -> Rig:

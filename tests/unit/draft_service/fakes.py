@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+
+from prometheus_client import CollectorRegistry
+
+from draft_service.core import DraftCore
 from draft_service.drafters.base import Candidate, Pages, Proposal, Source
+from draft_service.mailbox import Admitted, Close, Commit, Open
 from draft_service.session import DraftSession, Limits
+from outrider.config import DraftConfig
 from outrider.errors import OutOfPages
 from outrider.messages import OpenDraft, SamplingParams, StepTimes, TokenBlock, Verdict
+from outrider.rpc.queues import Outbox, Stream, deliver
+from outrider.telemetry.instruments import DraftInstruments
 
 
 def request(tokens=(1, 2, 3), **changes) -> OpenDraft:
@@ -131,14 +140,13 @@ class TableDrafter:
         return Pages(self.room, len(self.holding), 0)
 
 
-class ListOutbox:
+class ListOutbox(Outbox):
     """An outbox that is read by the test itself."""
 
     def __init__(self, bound=1000):
         self.bound = bound
         self.blocks: list[TokenBlock] = []
         self.cached_length = None
-        self.closed = False
         self.error = None
 
     @property
@@ -146,20 +154,71 @@ class ListOutbox:
         """True at the bound."""
         return len(self.blocks) >= self.bound
 
-    def admit(self, cached_length):
-        """Remember it."""
-        self.cached_length = cached_length
+    def announce(self, event):
+        """Remember it when it is delivered."""
+        return self._receive, event
 
-    def put(self, block):
-        """Append a block."""
-        self.blocks.append(block)
-
-    def close(self, error=None):
-        """Remember the first error."""
-        self.closed = True
-        self.error = self.error or error
+    def _receive(self, event):
+        match event:
+            case Admitted(cached_length):
+                self.cached_length = cached_length
+            case TokenBlock():
+                self.blocks.append(event)
+            case _:
+                self.error = event
 
     def read(self):
         """Blocks since the last read."""
         blocks, self.blocks = self.blocks, []
         return blocks
+
+
+class Bench:
+    """A draft core turned by hand; messages wait for the next turn.
+
+    Every look at the clock is one millisecond later.
+    """
+
+    def __init__(self, drafter, registry=None, **config):
+        ticks = iter(range(10**9))
+        self.clock = lambda: next(ticks) * 1e-3
+        self.core = DraftCore(
+            drafter,
+            DraftConfig(**config),
+            DraftInstruments(registry or CollectorRegistry()),
+            deliver,
+            clock=self.clock,
+            wall_ns=lambda: 1_000,
+        )
+        self._ids = itertools.count(1)
+        self._messages = []
+
+    def open(self, opening, bound=1000):
+        """A session; returns its stream and its outbox."""
+        stream = Stream(next(self._ids), ListOutbox(bound))
+        self._messages.append(Open(stream, opening))
+        return stream, stream.outbox
+
+    def verdict(self, stream, committed):
+        """Tell a session what was committed."""
+        self._messages.append(Commit(stream, committed, self.clock()))
+
+    def close(self, stream):
+        """End a session."""
+        self._messages.append(Close(stream))
+
+    def step(self):
+        """One turn; returns False when nothing was worth expanding."""
+        messages, self._messages = self._messages, []
+        return self.core.turn(messages) is not None
+
+    def run(self):
+        """Turn until nothing is worth expanding."""
+        turns = 0
+        while self.step():
+            turns += 1
+            assert turns < 200, "the tree grows without end"
+
+    def session(self, stream):
+        """What the core knows of a session."""
+        return self.core._entries[stream.id].session

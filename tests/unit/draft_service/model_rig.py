@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import torch
-from prometheus_client import CollectorRegistry
 
 from draft_service.drafters.model import ModelDrafter
-from draft_service.engine import DraftEngine
 from outrider.config import DraftConfig
 from outrider.engine.pages import SequenceKv
 from outrider.engine.runner import ModelRunner, Segment
 from outrider.sampling.chooser import Row, choose
 from outrider.sampling.history import History
-from outrider.telemetry.instruments import DraftInstruments
-from tests.unit.draft_service.fakes import ListOutbox
+from tests.unit.draft_service.fakes import Bench
 
 MAX_DIFFERENCE = 1e-3
 
@@ -67,31 +64,25 @@ def path_of(kv, offset):
     return [*kv.tokens, *reversed(path)]
 
 
-class Rig:
-    """An engine over the model, turned by hand."""
+class Rig(Bench):
+    """A core over the model, turned by hand."""
 
     def __init__(self, loaded, *, num_pages=128, page_size=4, **config):
         torch.set_num_threads(1)
         self.runner = CheckedRunner(loaded, num_pages, page_size)
-        self.config = DraftConfig(**config)
-        children, max_nodes = self.config.children, self.config.max_nodes
-        self.drafter = ModelDrafter(self.runner, children=children, max_nodes=max_nodes)
-        self.engine = DraftEngine(self.drafter, self.config, DraftInstruments(CollectorRegistry()))
-
-    def open(self, opening):
-        """A session and its outbox."""
-        outbox = ListOutbox()
-        return self.engine.open(opening, outbox), outbox
+        settings = DraftConfig(**config)
+        self.drafter = ModelDrafter(self.runner, children=settings.children, max_nodes=settings.max_nodes)
+        super().__init__(self.drafter, **config)
 
     def run(self, turns=30):
         """Turn until nothing is worth expanding, or so many times."""
         for _ in range(turns):
-            if not self.engine.step():
+            if not self.step():
                 return
 
-    def tree(self, key):
+    def tree(self, stream):
         """The candidate tree of a session."""
-        return self.engine._entries[key].session.tree
+        return self.session(stream).tree
 
     def target_token(self, opening, tokens):
         """What the same model as target chooses after `tokens`."""

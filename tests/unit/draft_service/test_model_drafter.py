@@ -50,26 +50,26 @@ def test_every_forward_over_the_tree_equals_a_fresh_one(loaded):
     """Hits, misses, partial walks and survivors leave keys and values where the next forward needs them."""
     chance = random.Random(7)
     rig = Rig(loaded, num_pages=256)
-    rig.engine.calibration = _Hopeful()
+    rig.core.calibration = _Hopeful()
     openings = [
         request(PROMPT[: 5 + i], sampling=SamplingParams(temperature=0.7 * i, seed=i)) for i in range(3)
     ]
-    keys = [rig.open(opening)[0] for opening in openings]
+    streams = [rig.open(opening)[0] for opening in openings]
     rig.run(2)
     for step in range(1, 15):
-        for key in keys:
-            tree = rig.tree(key)
+        for stream in streams:
+            tree = rig.tree(stream)
             tokens = _walk(tree, chance)
-            rig.engine.verdict(key, verdict(tree.committed_length, *tokens, step=step))
-        rig.engine.step()
+            rig.verdict(stream, verdict(tree.committed_length, *tokens, step=step))
+        rig.step()
         rig.check_pages()
         rig.run(chance.randrange(2, 8))
     assert rig.runner.checked > 100
     assert rig.runner.sessions == 3
     assert rig.runner.survivors > 30
-    for key in keys:
-        rig.engine.close(key)
-    rig.engine.step()
+    for stream in streams:
+        rig.close(stream)
+    rig.step()
     assert rig.runner.pool.statistics().used == 0
 
 
@@ -77,11 +77,11 @@ def test_a_long_prompt_is_computed_in_pieces(loaded, monkeypatch):
     """No forward takes more than the budget, and the root is answered at the end."""
     monkeypatch.setattr("draft_service.drafters.model.PREFILL_CHUNK", 4)
     rig = Rig(loaded)
-    key, _ = rig.open(request(PROMPT))
-    rig.engine.step()
-    assert not len(rig.tree(key))
-    rig.engine.step()
-    assert len(rig.tree(key))
+    stream, _ = rig.open(request(PROMPT))
+    rig.step()
+    assert not len(rig.tree(stream))
+    rig.step()
+    assert len(rig.tree(stream))
 
 
 def test_a_shared_beginning_is_not_computed_again(loaded):
@@ -89,7 +89,7 @@ def test_a_shared_beginning_is_not_computed_again(loaded):
     rig = Rig(loaded)
     first, _ = rig.open(request(PROMPT))
     rig.run(2)
-    rig.engine.close(first)
+    rig.close(first)
     _, outbox = rig.open(request(PROMPT))
     rig.run(2)
     assert outbox.cached_length == 4
@@ -102,11 +102,11 @@ def test_out_of_pages_suspends_the_newest_session_and_it_comes_back(loaded):
     old, _ = rig.open(request(PROMPT))
     new, _ = rig.open(request((*PROMPT[::-1], 40, 41, 42, 43)))
     rig.run(60)
-    older, newer = (rig.engine._entries[key].session for key in (old, new))
+    older, newer = (rig.session(stream) for stream in (old, new))
     assert (older.suspended, newer.suspended) == (False, True)
     rig.check_pages()
-    rig.engine.close(old)
-    rig.engine.verdict(new, verdict(12, 7))
+    rig.close(old)
+    rig.verdict(new, verdict(12, 7))
     rig.run(3)
     assert not newer.suspended
     assert len(newer.tree)
@@ -116,7 +116,7 @@ def test_a_sequence_that_does_not_fit_is_refused(loaded):
     """Another replica may have room."""
     rig = Rig(loaded, num_pages=4, max_nodes=8)
     _, outbox = rig.open(request(tuple(range(2, 12))))
-    rig.engine.step()
+    rig.step()
     assert isinstance(outbox.error, Overloaded)
 
 
@@ -134,9 +134,9 @@ def test_long_matches_of_a_lookup_join_the_tree(loaded):
     """A repeated passage is proposed as it stood before, besides what the model thinks."""
     rig = Rig(loaded, num_pages=256)
     passage = tuple(range(40, 60))
-    key, _ = rig.open(request((*passage, 3, *passage[:10])))
+    stream, _ = rig.open(request((*passage, 3, *passage[:10])))
     rig.run(3)
-    level = rig.tree(key).children
+    level = rig.tree(stream).children
     for token in passage[10:14]:
         assert token in level
         level = level[token].children
@@ -147,11 +147,11 @@ def test_a_draft_that_is_the_target_is_nearly_always_right(loaded, temperature):
     """Positions and noise line up: what the draft ranks first is what the target samples."""
     opening = request(PROMPT, sampling=SamplingParams(temperature=temperature, seed=11))
     rig = Rig(loaded, num_pages=256)
-    key, _ = rig.open(opening)
+    stream, _ = rig.open(opening)
     accepted = rejected = 0
     for step in range(1, 9):
         rig.run(6)
-        tree = rig.tree(key)
+        tree = rig.tree(stream)
         base, level, tokens = tree.committed_length, tree.children, []
         while level:
             token = rig.target_token(opening, [*tree.committed, *tokens])
@@ -161,6 +161,6 @@ def test_a_draft_that_is_the_target_is_nearly_always_right(loaded, temperature):
             rejected += node is None
             level = node.children if node else {}
         tokens = tokens or [rig.target_token(opening, tree.committed)]
-        rig.engine.verdict(key, verdict(base, *tokens, step=step))
+        rig.verdict(stream, verdict(base, *tokens, step=step))
     assert accepted > 20
     assert accepted / (accepted + rejected) > 0.97

@@ -10,12 +10,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from draft_service.engine import PENDING_PER_SESSION, DraftEngine
-from draft_service.outbox import Outbox
+from draft_service.core import DraftCore
+from draft_service.engine import DraftEngine
 from draft_service.servicer import DraftServicer
 from outrider.channels import error_of, open_channel
 from outrider.config import DraftConfig
-from outrider.errors import Flood
 from outrider.messages import ModelInfo, SamplingParams
 from outrider.serving import GrpcServer
 from outrider.telemetry.instruments import DraftInstruments
@@ -48,9 +47,10 @@ async def _service(**config):
     """An engine behind a server; yields (stub, engine, drafter)."""
     settings = DraftConfig(reflection=False, **({"max_sessions": 2} | config))
     drafter = TableDrafter(_successor)
-    engine = DraftEngine(drafter, settings, DraftInstruments(CollectorRegistry()))
+    instruments = DraftInstruments(CollectorRegistry())
+    engine = DraftEngine(lambda deliver: DraftCore(drafter, settings, instruments, deliver), settings)
     server = GrpcServer(settings, ["outrider.v1.DraftService"])
-    servicer = DraftServicer(engine, INFO, settings.max_pending_blocks)
+    servicer = DraftServicer(engine, INFO)
     draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server.server)
     await server.start()
     server.set_serving(True)
@@ -60,7 +60,7 @@ async def _service(**config):
             yield draft_pb2_grpc.DraftServiceStub(channel), engine, drafter
     finally:
         await server.stop()
-        engine.stop()
+        await engine.stop()
 
 
 async def _until_ready(call):
@@ -107,7 +107,7 @@ def test_a_session_opens_drafts_follows_verdicts_and_closes():
             await call.write(draft_pb2.DraftRequest(close=draft_pb2.CloseDraft()))
             await _to_the_end(call)
             assert await call.code() == grpc.StatusCode.OK
-            await _until(lambda: engine.sessions == 0)
+            await _until(lambda: len(engine.core._entries) == 0)
             assert drafter.tokens == {}
 
     asyncio.run(scenario())
@@ -125,7 +125,7 @@ def test_a_stream_that_goes_away_frees_its_session(leave):
             await (call.done_writing() if leave == "half-close" else asyncio.sleep(0))
             if leave == "cancel":
                 call.cancel()
-            await _until(lambda: engine.sessions == 0)
+            await _until(lambda: len(engine.core._entries) == 0)
             assert (drafter.tokens, drafter.holding) == ({}, {})
 
     asyncio.run(scenario())
@@ -172,7 +172,7 @@ def test_a_bad_opening_is_refused_with_the_field_at_fault(message, field):
             error = await _error(call)
             assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
             assert error_of(error).field == field
-            assert engine.sessions == 0
+            assert len(engine.core._entries) == 0
             healthy = stub.Draft()
             await healthy.write(_opening())
             assert (await healthy.read()).WhichOneof("message") == "opened"
@@ -206,32 +206,12 @@ def test_a_bad_message_ends_its_own_stream_only(message, field):
             error = await _error(call)
             assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
             assert error_of(error).field == field
-            await _until(lambda: engine.sessions == 1)
+            await _until(lambda: len(engine.core._entries) == 1)
             await healthy.write(_verdict(3, 9))
             blocks = await _until_ready(healthy)
             while blocks[-1].base_length < 4:
                 blocks = await _until_ready(healthy)
             assert len(drafter.tokens) == 1
-
-    asyncio.run(scenario())
-
-
-def test_one_session_cannot_fill_the_inbox():
-    """Verdicts that the engine has not looked at end their own stream when they are too many."""
-    config = DraftConfig(reflection=False, max_sessions=2)
-    engine = DraftEngine(TableDrafter(_successor), config, DraftInstruments(CollectorRegistry()))
-
-    async def scenario():
-        loop = asyncio.get_running_loop()
-        greedy, other = (engine.open(request(), Outbox(4, loop, engine.wake)) for _ in range(2))
-        for number in range(PENDING_PER_SESSION):
-            engine.verdict(greedy, verdict(3 + number, 9, step=1 + number))
-        with pytest.raises(Flood):
-            engine.verdict(greedy, verdict(3 + PENDING_PER_SESSION, 9))
-        engine.verdict(other, verdict(3, 9))
-        engine.step()
-        engine.verdict(greedy, verdict(3 + PENDING_PER_SESSION, 9))
-        engine.stop()
 
     asyncio.run(scenario())
 
@@ -280,7 +260,7 @@ def test_an_engine_that_fails_ends_the_streams():
                 await call.write(_verdict(3, 9))
                 error = await _error(call)
             assert error.code() == grpc.StatusCode.INTERNAL
-            assert logs[0]["event"] == "the draft engine failed"
+            assert logs[0]["event"] == "the engine failed"
 
     asyncio.run(scenario())
 

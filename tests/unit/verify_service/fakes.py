@@ -14,10 +14,11 @@ from prometheus_client import CollectorRegistry
 from outrider.engine.pages import PagePool, SequenceKv
 from outrider.engine.runner import Segment
 from outrider.messages import FinishReason, OpenVerify, SamplingParams, TokenBlock, Verdict
+from outrider.rpc.queues import Outbox, Stream, deliver
 from outrider.telemetry.instruments import VerifyInstruments
 from verify_service.core import CoreSettings, EngineCore
 from verify_service.cost_model import CostModel
-from verify_service.mailbox import Close, Delivery, Event, Open, Outbox, Propose, Stream, deliver
+from verify_service.mailbox import Close, Event, Open, Propose
 from verify_service.patience import Patience
 from verify_service.session import Limits, Session
 from verify_service.verifier import Runner
@@ -191,7 +192,7 @@ class Bench:
             cost or CostModel([1, 1024], [STEP_SECONDS, STEP_SECONDS], 1024),
             settings,
             VerifyInstruments(CollectorRegistry()),
-            self._deliver,
+            deliver,
             self.clock,
             self.clock,
             on_drafting,
@@ -200,9 +201,6 @@ class Bench:
 
     def _pass_a_step(self, tokens: int) -> None:
         self.clock.now += STEP_SECONDS
-
-    def _deliver(self, deliveries: Sequence[Delivery]) -> None:
-        deliver(deliveries)
 
     def open(self, request: OpenVerify) -> Stream:
         """Open a session; the turn takes its first step too."""

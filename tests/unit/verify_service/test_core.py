@@ -24,7 +24,7 @@ from tests.unit.verify_service.fakes import (
     verdicts,
 )
 from verify_service.cost_model import CostModel
-from verify_service.mailbox import Close, Closed, Stream
+from verify_service.mailbox import Close, Closed, VerifyStream
 from verify_service.session import MAX_SILENCE
 
 PROMPTS = [(1, 2, 3), (4, 5), (6, 7, 8, 9, 10, 11, 12, 1, 2), (3,)]
@@ -63,11 +63,11 @@ def late(draw: random.Random, first_id: int, committed: list[int], truth: list[i
 
 
 def generate(
-    bench: Bench, streams: dict[Stream, list[int]], proposer: Proposer | None, seed: int = 0
-) -> dict[Stream, list[Verdict]]:
+    bench: Bench, streams: dict[VerifyStream, list[int]], proposer: Proposer | None, seed: int = 0
+) -> dict[VerifyStream, list[Verdict]]:
     """Run all streams to their end; `streams` has prompt and full text of each."""
     draw = random.Random(seed)
-    received: dict[Stream, list[Verdict]] = {stream: [] for stream in streams}
+    received: dict[VerifyStream, list[Verdict]] = {stream: [] for stream in streams}
     first_id = 0
     for _ in range(5000):
         wait = bench.core.turn([])
@@ -84,7 +84,7 @@ def generate(
     raise AssertionError("the sessions do not end")
 
 
-def open_all(bench: Bench, count: int, **changes: object) -> dict[Stream, list[int]]:
+def open_all(bench: Bench, count: int, **changes: object) -> dict[VerifyStream, list[int]]:
     """A greedy session per prompt, with its full text."""
     streams = {}
     for prompt in PROMPTS:

@@ -15,7 +15,7 @@ from outrider.engine.runner import ModelRunner
 from outrider.messages import SamplingParams, TokenBlock, VerifyPolicy
 from tests.models import build_model
 from tests.unit.verify_service.fakes import LIMITS, Bench, Clock, block, chain_block, opening, text, verdicts
-from verify_service.mailbox import Stream
+from verify_service.mailbox import VerifyStream
 from verify_service.measure import measure_costs
 
 VOCABULARY = 300
@@ -89,7 +89,7 @@ def run_together(
 ) -> list[list[int]]:
     """All prompts at once; returns what each committed."""
     draw = random.Random(11)
-    streams: list[Stream] = [
+    streams: list[VerifyStream] = [
         bench.open(opening(prompt, sampling=sampling, lookup=index % 2 == 0))
         for index, prompt in enumerate(PROMPTS)
     ]

@@ -1,0 +1,262 @@
+"""The draft engine's work without its thread. One turn:
+
+    absorb      what streams have sent: openings, verdicts, closings
+    send        the new nodes of each session as one block, marked ready when it is time
+    choose      the best unexpanded nodes over all sessions
+    expand      one draft forward over them; add the children worth a node
+
+What a verdict kills while the forward runs is not sent, because it is absorbed first. Synchronous; the
+clock is injected. What leaves in one turn goes through `deliver` at once, before the forward.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+from draft_service.calibration import Calibration
+from draft_service.drafters.base import Drafter, Expansion, Proposal
+from draft_service.mailbox import Admitted, Close, Commit, Event, Message, Open
+from draft_service.scheduler import Choice, choose, is_ready, share_of, should_send, to_suspend
+from draft_service.session import DraftSession, Limits
+from outrider.config import DraftConfig
+from outrider.decayed import Decayed
+from outrider.errors import OutOfPages, Overloaded
+from outrider.messages import OpenDraft, TokenBlock, Verdict
+from outrider.rpc.queues import Deliver, Delivery, Outbox
+from outrider.telemetry.instruments import DraftInstruments
+from outrider.telemetry.spans import is_sampled, record_span, step_traceparent
+
+
+@dataclass(slots=True)
+class _Entry:
+    session: DraftSession
+    outbox: Outbox[Event]
+    expanded: _Expanded | None = None
+    asked_at: float | None = None
+    """When the verdict arrived that no block has answered yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Expanded:
+    """When a session's unsent nodes were computed, and for which verify step."""
+
+    start_ns: int
+    micros: int
+    step: int
+
+
+class DraftCore:
+    """Grows the trees of all sessions with one drafter. Belongs to the engine thread."""
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        config: DraftConfig,
+        instruments: DraftInstruments,
+        deliver: Deliver,
+        *,
+        eos_token_ids: Sequence[int] = (),
+        clock: Callable[[], float] = time.perf_counter,
+        wall_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.calibration = Calibration()
+        self.pages = drafter.pages()
+        self._drafter = drafter
+        self._config = config
+        self._instruments = instruments
+        self._deliver = deliver
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._clock = clock
+        self._wall_ns = wall_ns
+        self._entries: dict[int, _Entry] = {}
+        self._step_seconds = Decayed()
+        self._leaving: list[Delivery] = []
+        """What the event loop gets before the next forward."""
+
+    def turn(self, messages: Iterable[Message]) -> float | None:
+        """Absorb, send, choose, expand; returns 0 while there is more to expand, else None."""
+        for message in messages:
+            self._absorb(message)
+        self._resume()
+        self._send()
+        if self._leaving:
+            leaving, self._leaving = self._leaving, []
+            self._deliver(leaving)
+        chosen = choose(self._expandable(), self._config.expansions)
+        if not chosen:
+            return None
+        self._expand(chosen)
+        return 0.0
+
+    def _absorb(self, message: Message) -> None:
+        match message:
+            case Open(stream, request):
+                self._open(stream.id, request, stream.outbox)
+            case Commit(stream, verdict, arrived):
+                stream.absorbed += 1
+                self._commit(stream.id, verdict, arrived)
+            case Close(stream):
+                self._close(stream.id)
+            case _:
+                assert_never(message)
+
+    def _resume(self) -> None:
+        """Let suspended sessions go on that fit again."""
+        for entry in self._entries.values():
+            if entry.session.suspended and self._drafter.fits(entry.session.key):
+                entry.session.suspended = False
+
+    def _open(self, key: int, request: OpenDraft, outbox: Outbox[Event]) -> None:
+        try:
+            cached_length = self._admit(key, request)
+        except Overloaded as refusal:
+            self._leaving.append(outbox.announce(refusal))
+            return
+        calibration = self.calibration.task(request.task)
+        session = DraftSession(key, request, self._limits(request), calibration)
+        session.grow(None, self._drafter.recall(key))
+        self._entries[key] = _Entry(session, outbox)
+        self._count()
+        self._leaving.append(outbox.announce(Admitted(cached_length)))
+
+    def _admit(self, key: int, request: OpenDraft) -> int:
+        if len(self._entries) >= self._config.max_sessions:
+            raise Overloaded(f"{len(self._entries)} sessions are open, the limit; retry later")
+        return self._drafter.open(key, request)
+
+    def _limits(self, request: OpenDraft) -> Limits:
+        config, params = self._config, request.sampling
+        eos = frozenset[int]() if params.ignore_eos else self._eos_token_ids
+        return Limits(
+            max_nodes=min(request.max_nodes or config.max_nodes, config.max_nodes),
+            max_depth=min(request.max_depth or config.max_depth, config.max_depth),
+            context_length=self._drafter.context_length,
+            end_tokens=eos.union(params.stop_token_ids),
+            expands=self._drafter.expands,
+        )
+
+    def _commit(self, key: int, verdict: Verdict, arrived: float) -> None:
+        entry = self._entries.get(key)
+        if entry is None:
+            return
+        session = entry.session
+        first_unsent = session.first_unsent
+        rerooted = session.commit(verdict, self._clock())
+        self._drafter.commit(key, verdict.tokens, rerooted)
+        if not session.finished:
+            session.grow(None, self._drafter.recall(key))
+            entry.asked_at = arrived if entry.asked_at is None else entry.asked_at
+        if not session.wanted:
+            entry.asked_at = None  # nobody waits for an answer
+        self._instruments.verdict(verdict, session.request.task, session.starved)
+        wasted = sum(node.id < first_unsent for node in rerooted.dropped)
+        self._instruments.wasted(wasted, session.request.task)
+        self._count()
+
+    def _close(self, key: int) -> None:
+        if self._entries.pop(key, None) is not None:
+            self._drafter.close(key)
+            self._count()
+
+    def _count(self) -> None:
+        self.pages = self._drafter.pages()
+        self._instruments.sessions(len(self._entries))
+        self._instruments.pages(self.pages.total, self.pages.used, self.pages.cached)
+
+    def _expandable(self) -> list[DraftSession]:
+        return [entry.session for entry in self._entries.values() if not entry.outbox.full]
+
+    def _expand(self, chosen: list[Choice]) -> None:
+        start_ns, start = self._wall_ns(), self._clock()
+        grown = self._compute(chosen)
+        seconds = self._clock() - start
+        for choice, proposal in grown:
+            if proposal is None:
+                choice.session.put_back(choice.node)
+            else:
+                choice.session.grow(choice.node, proposal)
+        for key in {choice.session.key for choice, proposal in grown if proposal is not None}:
+            entry = self._entries[key]
+            entry.expanded = _expanded(entry.expanded, start_ns, seconds, entry.session.step + 1)
+        if grown and all(proposal is not None for _, proposal in grown):
+            self._step_seconds.observe(seconds)
+        self._instruments.expanded(len(grown), len({choice.session.key for choice, _ in grown}), seconds)
+
+    def _compute(self, chosen: list[Choice]) -> list[tuple[Choice, Proposal | None]]:
+        """The children of the chosen nodes, but for sessions that had to be suspended."""
+        while chosen:
+            expansions = [
+                Expansion(choice.session.key, choice.node, choice.session.calibration.sharpness)
+                for choice in chosen
+            ]
+            try:
+                return list(zip(chosen, self._drafter.expand(expansions), strict=True))
+            except OutOfPages:
+                suspended = self._suspend_one()
+                chosen = [choice for choice in chosen if choice.session is not suspended]
+        return []
+
+    def _suspend_one(self) -> DraftSession:
+        """Take the memory of one session; it goes on when it fits again."""
+        sessions = (entry.session for entry in self._entries.values())
+        session = to_suspend(session for session in sessions if not session.suspended)
+        self._drafter.reset(session.key)
+        session.suspended = True
+        session.forget_expansions()
+        return session
+
+    def _send(self) -> None:
+        """Send what is new; a session whose tree stops growing has then said ready."""
+        share = share_of(self._expandable(), self._config.expansions)
+        step_seconds, now = self._step_seconds.value or 0.0, self._clock()
+        for entry in self._entries.values():
+            session = entry.session
+            if session.finished or entry.outbox.full:
+                continue
+            ready = not session.ready_sent and is_ready(session, share, step_seconds)
+            if should_send(session, ready, now):
+                self._leaving.append(entry.outbox.announce(self._block(entry, ready, now)))
+                entry.expanded = None
+
+    def _block(self, entry: _Entry, ready: bool, now: float) -> TokenBlock:
+        self._instruments.block(entry.session.unsent_depths, entry.session.request.task)
+        if entry.asked_at is not None:
+            self._instruments.answered(now - entry.asked_at)
+            entry.asked_at = None
+        block = entry.session.next_block(ready, now)
+        if entry.expanded is None:
+            return block
+        return _timed(block, entry.expanded, entry.session.request.traceparent)
+
+
+def _expanded(before: _Expanded | None, start_ns: int, seconds: float, step: int) -> _Expanded:
+    """The work behind the nodes that wait to be sent, one more expansion included."""
+    micros = round(seconds * 1e6)
+    return (
+        _Expanded(start_ns, micros, step)
+        if before is None
+        else replace(before, micros=before.micros + micros)
+    )
+
+
+def _timed(block: TokenBlock, expanded: _Expanded, traceparent: str) -> TokenBlock:
+    """The block with the times of its expansion and, for a sampled request, its span."""
+    start_ns, micros = expanded.start_ns, expanded.micros
+    span = ""
+    if is_sampled(traceparent):
+        span = record_span(
+            "draft.expand",
+            parent=step_traceparent(traceparent, expanded.step),
+            start_ns=start_ns,
+            end_ns=start_ns + micros * 1000,
+            attributes={
+                "outrider.step.number": expanded.step,
+                "outrider.block.nodes": len(block),
+                "outrider.block.ready": block.ready,
+                "outrider.block.base_length": block.base_length,
+            },
+        )
+    return replace(block, expand_start_ns=start_ns, expand_us=micros, traceparent=span)

@@ -1,0 +1,175 @@
+"""The one thread that owns a model, and how the event loop and it reach each other.
+
+The event loop never waits for the thread: it puts typed messages into an inbox. The thread runs a
+synchronous core, turn by turn; what the core makes goes back with `call_soon_threadsafe`, one call for all
+that leaves at once. The draft and the verify service each put their own core into this shell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
+
+from outrider.errors import InternalError, OutriderError, Overloaded, Unavailable
+from outrider.logs import get_logger
+from outrider.rpc.queues import Deliver, Inbox, Outbox, Stream, deliver
+
+logger = get_logger(__name__)
+MAX_REPLIES = 1024
+"""Unary calls that may wait for the engine at once."""
+STOP_SECONDS = 30.0
+"""Longest wait for the turn in progress when the process ends."""
+
+
+class Core(Protocol):
+    """The work of a service. Belongs to the engine thread, knows neither it nor the event loop."""
+
+    def turn(self, messages: Sequence[Any], /) -> float | None:
+        """Take the messages in order, work once; returns the seconds to sleep unless a message comes
+        (None: until one comes)."""
+
+
+AnyCore = TypeVar("AnyCore", bound=Core)
+Message = TypeVar("Message")
+
+
+class EngineShell(Generic[AnyCore, Message]):
+    """Runs a core on a thread of its own; all methods are for the event loop.
+
+    `make_core` is given what carries deliveries to the loop. At most `max_messages` wait for the core, and
+    a session goes on until `max_unread` of its events are unread. `on_failure` is called on the loop when
+    the core has failed; every session has then got an InternalError and nothing works any more.
+    """
+
+    def __init__(
+        self,
+        make_core: Callable[[Deliver], AnyCore],
+        max_messages: int,
+        max_unread: int,
+        on_failure: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.core = make_core(partial(self._call_on_loop, deliver))
+        self._clock = clock
+        self._max_messages = max_messages
+        self._max_unread = max_unread
+        self._on_failure = on_failure
+        self._loop = asyncio.get_running_loop()
+        self._inbox: Inbox[Message] = Inbox()
+        self._ids = itertools.count(1)
+        self._streams: set[Stream[Any]] = set()
+        self._replies: set[Outbox[Any]] = set()
+        self._stopping = False
+        self._ended: OutriderError | None = None
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    @property
+    def sessions(self) -> int:
+        """Open streams."""
+        return len(self._streams)
+
+    @property
+    def failure(self) -> InternalError | None:
+        """What ended the engine, unless it was stopped."""
+        return self._ended if isinstance(self._ended, InternalError) else None
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """End the turn in progress and the thread; every session still open gets an error."""
+        self._stopping = True
+        self._inbox.wake()
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join, STOP_SECONDS)
+
+    def _open_stream(self, opening: Callable[[Stream[Any]], Message]) -> Stream[Any]:
+        """Post the opening of a new stream, which `_close_stream` must follow.
+
+        Raises:
+            Overloaded, Unavailable, InternalError: see `_post`.
+        """
+        stream: Stream[Any] = Stream(next(self._ids), Outbox(self._max_unread, self._inbox.wake))
+        self._post(opening(stream))
+        self._streams.add(stream)
+        return stream
+
+    def _close_stream(self, stream: Stream[Any], closing: Message) -> None:
+        """Forget a stream and have the core free what it holds within one turn."""
+        self._streams.discard(stream)
+        self._tell(closing)
+
+    async def _ask(self, message: Callable[[Outbox[Any]], Message]) -> Any:
+        """Post a message with an outbox for the reply; returns or raises what the core answers.
+
+        Raises:
+            Overloaded, Unavailable, InternalError: see `_post`; also Overloaded when too many wait.
+        """
+        if len(self._replies) >= MAX_REPLIES:
+            raise Overloaded(f"{len(self._replies)} calls wait for the engine; try again later")
+        reply: Outbox[Any] = Outbox(max_unread=1)
+        self._post(message(reply))
+        self._replies.add(reply)
+        try:
+            return await reply.take()
+        finally:
+            self._replies.discard(reply)
+
+    @property
+    def _full(self) -> bool:
+        """True while as many messages wait as may."""
+        return len(self._inbox) >= self._max_messages
+
+    def _post(self, message: Message) -> None:
+        """Put a message into the inbox.
+
+        Raises:
+            Overloaded: too many wait there.
+            Unavailable, InternalError: the engine has stopped or failed.
+        """
+        if self._ended is not None:
+            raise self._ended
+        if self._full:
+            raise Overloaded(f"{len(self._inbox)} messages wait for the engine, the limit; try again later")
+        self._inbox.put(message)
+
+    def _tell(self, message: Message) -> None:
+        """Put a message of which each stream has few; it is never refused."""
+        if self._ended is None:
+            self._inbox.put(message)
+
+    def _run(self) -> None:
+        error: OutriderError = Unavailable("this replica is shutting down; use another")
+        try:
+            wait: float | None = 0.0
+            while not self._stopping:
+                wait = self.core.turn(self._inbox.take(wait))
+        except Exception:  # the thread's boundary: a caller must not wait for a dead thread
+            logger.exception("the engine failed")
+            error = InternalError("the engine of this replica has failed; its log has the details")
+        self._call_on_loop(self._end, error)
+
+    def _end(self, error: OutriderError) -> None:
+        """The thread has ended: tell all who wait, whether or not it has seen them, and refuse the next."""
+        self._ended = error
+        for outbox in (*(stream.outbox for stream in self._streams), *self._replies):
+            outbox.end(error)
+        if self.failure is not None:
+            self._on_failure()
+
+    def _call_on_loop(self, call: Callable[[Any], None], argument: object) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(call, argument)
+
+
+def end_process() -> None:
+    """A replica without an engine is of no use: let whoever started it start another."""
+    os.kill(os.getpid(), signal.SIGTERM)

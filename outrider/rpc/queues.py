@@ -1,0 +1,123 @@
+"""The two queues between the event loop and an engine thread: an inbox for all, an outbox for each session.
+
+What the thread announces is counted at once and put by a delivery, which the event loop carries out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from outrider.errors import OutriderError
+
+CONTROL_EVENTS = 4
+"""Opened, closed and an error of either side may stand in an outbox beside what its bound counts."""
+
+Message = TypeVar("Message")
+Event = TypeVar("Event")
+Delivery: TypeAlias = tuple[Callable[[Any], None], object]
+"""To be called with its argument on the event loop."""
+Deliver: TypeAlias = Callable[[Sequence[Delivery]], None]
+"""Carries deliveries to the event loop; called by the engine thread."""
+
+
+class Inbox(Generic[Message]):
+    """Messages to the engine thread, which sleeps here when it has nothing to do.
+
+    Whoever puts a message has seen that there is room: `len` is how many wait.
+    """
+
+    def __init__(self) -> None:
+        self._messages: list[Message] = []
+        self._changed = threading.Condition()
+        self._woken = False
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def put(self, message: Message) -> None:
+        """Append a message and wake the engine."""
+        with self._changed:
+            self._messages.append(message)
+            self._changed.notify()
+
+    def wake(self) -> None:
+        """Make the engine look around though there is no message."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify()
+
+    def take(self, wait: float | None) -> list[Message]:
+        """All messages; without any, waits up to `wait` seconds (None: for ever) for one or a `wake`."""
+        with self._changed:
+            if not self._messages and not self._woken and wait != 0.0:
+                self._changed.wait(wait)
+            self._woken = False
+            messages, self._messages = self._messages, []
+            return messages
+
+
+class Outbox(Generic[Event]):
+    """Events of one session on their way to its stream, or the answer to one call.
+
+    The engine makes nothing more for a session whose outbox is full, and `on_room` is called when it no
+    longer is. Each of the two counters has one writer, so that the engine reads them without a lock.
+    """
+
+    def __init__(self, max_unread: int, on_room: Callable[[], None] = lambda: None) -> None:
+        self._max_unread = max_unread
+        self._on_room = on_room
+        self._events: asyncio.Queue[Event | BaseException] = asyncio.Queue(max_unread + CONTROL_EVENTS)
+        self._announced = 0
+        self._taken = 0
+
+    @property
+    def full(self) -> bool:
+        """True when the reader is so slow that nothing more should be made for it."""
+        return self._announced - self._taken >= self._max_unread
+
+    def announce(self, event: Event | OutriderError) -> Delivery:
+        """Count an event, or an error to raise; the delivery puts it (engine thread)."""
+        self._announced += 1
+        return self._events.put_nowait, event
+
+    def end(self, last: Event | BaseException) -> None:
+        """Let the reader have a last event, or an error, after what is there already (event loop)."""
+        self._events.put_nowait(last)
+
+    async def take(self) -> Event:
+        """The next event; errors are raised (event loop)."""
+        event = await self._events.get()
+        if isinstance(event, BaseException):
+            raise event
+        self._taken += 1
+        # Looked at after the count: an engine that still saw a full outbox is always woken.
+        if self._announced - self._taken == self._max_unread - 1:
+            self._on_room()
+        return event
+
+
+@dataclass(slots=True, eq=False)
+class Stream(Generic[Event]):
+    """One open stream, as both sides see it; each of the two counters has one writer."""
+
+    id: int
+    outbox: Outbox[Event]
+    sent: int = 0
+    """Messages of which there may be many, put into the inbox (event loop)."""
+    absorbed: int = 0
+    """Those that the core has taken (engine thread)."""
+
+    @property
+    def pending(self) -> int:
+        """Those that wait for the engine."""
+        return self.sent - self.absorbed
+
+
+def deliver(deliveries: Iterable[Delivery]) -> None:
+    """Hand everything out (event loop)."""
+    for receive, argument in deliveries:
+        receive(argument)
