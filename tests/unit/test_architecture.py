@@ -17,7 +17,7 @@ GENERATED = ("v1", "keda")
 """Packages of `outrider` that are made from protos."""
 MAX_FILE = 500
 KNOWS_GENERATED_CODE = (
-    *("outrider/wire.py", "outrider/cli/client.py", "orchestrator/wire.py", "orchestrator/probe.py"),
+    *("outrider/wire.py", "outrider/client/wire.py", "orchestrator/wire.py", "orchestrator/probe.py"),
     *("orchestrator/draft_client.py", "orchestrator/verify_client.py"),
     "orchestrator/scaler_servicer.py",
     *(f"{service}/{file}.py" for service in SERVICES for file in ("main", "servicer")),
