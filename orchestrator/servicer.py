@@ -152,8 +152,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             self._clock,
         )
 
+        spelling = served.tokenizer.spelling if served.tokenizer is not None else None
+
         async def write(item: Item) -> None:
-            await context.write(response_to_pb(item))
+            await context.write(response_to_pb(item, spelling))
 
         with request_context(request.request_id, trace.traceparent):
             problem = "INTERNAL_ERROR"

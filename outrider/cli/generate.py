@@ -120,7 +120,7 @@ def _rate(answer: Answer) -> float:
 
 
 def _logprob(entry: TokenLogprob) -> dict[str, Any]:
-    top = [{"token": token, "logprob": logprob} for token, logprob in entry.top]
+    top = [{"token": other.token, "logprob": other.logprob} for other in entry.top]
     return {"token": entry.token, "logprob": entry.logprob, "top": top}
 
 

@@ -16,8 +16,10 @@ class TokenLogprob:
 
     token: int
     logprob: float
-    top: tuple[tuple[int, float], ...] = ()
-    """(token, logprob), best first."""
+    spelling: bytes | None = None
+    """What it stands for in UTF-8, of which it may be a part; None where the service cannot tell."""
+    top: tuple[TokenLogprob, ...] = ()
+    """The best first; these have none themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -191,8 +191,12 @@ def _complete(pb: generation_pb2.Complete) -> Complete:
 
 
 def _logprob(pb: Any) -> TokenLogprob:
-    top = tuple((other.token, other.logprob) for other in pb.top)
-    return TokenLogprob(token=pb.token, logprob=pb.logprob, top=top)
+    return _alternative(pb, tuple(_alternative(other) for other in pb.top))
+
+
+def _alternative(pb: Any, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
+    spelling = pb.spelling if pb.HasField("spelling") else None
+    return TokenLogprob(token=pb.token, logprob=pb.logprob, spelling=spelling, top=top)
 
 
 def _timeline_event(pb: generation_pb2.TimelineEvent) -> TimelineEvent:
