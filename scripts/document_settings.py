@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic.fields import FieldInfo
 
 from outrider.cli.up_plan import UpConfig
-from outrider.config import DraftConfig, OrchestratorConfig, Settings, VerifyConfig
+from outrider.config import DraftConfig, GatewayConfig, OrchestratorConfig, Settings, VerifyConfig
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/configuration.md"
 TABLES: dict[str, type[Settings]] = {
@@ -17,6 +17,7 @@ TABLES: dict[str, type[Settings]] = {
     "orchestrator": OrchestratorConfig,
     "verify": VerifyConfig,
     "draft": DraftConfig,
+    "gateway": GatewayConfig,
 }
 COMMANDS = {name: "outrider up" if name == "up" else f"outrider serve {name}" for name in TABLES}
 INTRODUCTION = """\

@@ -103,10 +103,11 @@ def test_no_wait_swallows_a_cancel():
     assert not calls
 
 
-def test_the_orchestrator_starts_without_torch():
-    """Importing the orchestrator loads neither torch nor transformers."""
+@pytest.mark.parametrize("module", ["orchestrator.main", "orchestrator.gateway.main"])
+def test_the_orchestrator_starts_without_torch(module):
+    """Importing the orchestrator or the gateway loads neither torch nor transformers."""
     program = (
-        "import sys, orchestrator.main\n"
+        f"import sys, {module}\n"
         "sys.exit(', '.join(m for m in ('torch', 'transformers', 'numpy', 'numba') if m in sys.modules) or 0)"
     )
     done = subprocess.run(

@@ -26,6 +26,8 @@ class FakeOrchestrator(generation_pb2_grpc.GenerationServiceServicer):
         self.answers = threading.Event()
         """Set: it answers."""
         self.answers.set()
+        self.asked, self.over = threading.Event(), threading.Event()
+        """A request has come; a call has ended, whoever ended it."""
         self.requests: list[generation_pb2.GenerateRequest] = []
         self.metadata: list[dict[str, Any]] = []
         self.error: OutriderError | None = None
@@ -37,6 +39,8 @@ class FakeOrchestrator(generation_pb2_grpc.GenerationServiceServicer):
     def Generate(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:  # noqa: N802
         """See the proto."""
         self.requests.append(request)
+        context.add_callback(self.over.set)
+        self.asked.set()
         self.metadata.append(dict(context.invocation_metadata()))
         self.answers.wait()
         if self.error is not None:
