@@ -116,11 +116,12 @@ def test_a_conversation(client: openai.OpenAI) -> None:
 
 def test_the_clients_own_stream_helper(client: openai.OpenAI) -> None:
     """It puts the parts together as OpenAI's service would send them."""
-    with client.chat.completions.stream(
-        model="target", messages=HELLO, max_completion_tokens=8, temperature=0
-    ) as stream:
+    options: dict[str, Any] = {"model": "target", "messages": HELLO, "temperature": 0, "stop": ["\n", "t"]}
+    with client.chat.completions.stream(**options) as stream:
         final = stream.get_final_completion()
-    assert final.choices[0].message.content
+    whole = client.chat.completions.create(**options)
+    assert final.choices[0].finish_reason == "stop"
+    assert final.choices[0].message.content == whole.choices[0].message.content
 
 
 def test_stop_and_bias(client: openai.OpenAI) -> None:
