@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import secrets
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
@@ -32,12 +31,11 @@ from outrider.client import AsyncClient
 from outrider.errors import Unauthenticated, Unavailable
 from outrider.logs import get_logger, request_context
 from outrider.reloading import Reloaded
+from outrider.request_ids import HEADER, request_id_of
 
 logger = get_logger(__name__)
 NOT_FOUND = Kind(404, "invalid_request_error", "not_found")
 NOT_ALLOWED = Kind(405, "invalid_request_error", "method_not_allowed")
-REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
-"""A request id that is kept; others are replaced."""
 TRACEPARENT = re.compile(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 SCHEME = "bearer "
 HEALTH_SECONDS = 2.0
@@ -152,7 +150,7 @@ class _Answer:
         """See ASGI."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message["headers"] = [*message["headers"], (b"x-request-id", self._request_id)]
+            message["headers"] = [*message["headers"], (HEADER.encode(), self._request_id)]
         await self._send(message)
 
 
@@ -193,11 +191,12 @@ def _route(path: str, answer: Any, method: str) -> Route:
 
 def _state(headers: dict[bytes, bytes]) -> dict[str, Any]:
     """What is taken from a request's headers: the caller's id, trace and token, passed on as they are."""
-    given, trace = headers.get(b"x-request-id", b""), headers.get(b"traceparent", b"")
+    given = headers.get(HEADER.encode(), b"").decode("latin-1")
+    trace = headers.get(b"traceparent", b"")
     header = headers.get(b"authorization", b"").decode("latin-1")
     token = header[len(SCHEME) :].strip() if header[: len(SCHEME)].lower() == SCHEME else ""
     return {
-        "request_id": given.decode() if REQUEST_ID.fullmatch(given) else secrets.token_hex(12),
+        "request_id": request_id_of(given),
         "traceparent": trace.decode() if TRACEPARENT.fullmatch(trace) else "",
         "token": token,
     }
