@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from orchestrator.gateway.bodies import Bodies
+from orchestrator.gateway.continuing import HEADER, Progress, continued
 from orchestrator.gateway.errors import UNEXPECTED, Problem, problem_of
 from orchestrator.gateway.instruments import GatewayInstruments
 from orchestrator.gateway.requests import Asked, chat_from, completions_from
@@ -46,10 +47,14 @@ class Generating:
         """An ASGI application."""
         headers = dict(scope["headers"])
         asked = self._asked_from(await self._bodies.read(headers, receive))
+        asked, progress = continued(asked, headers.get(HEADER.encode(), b"").decode("latin-1"))
         answer = Answer.to(asked, scope["state"]["request_id"], int(time.time()))
         events = self._events(asked, scope["state"])
-        write = self._stream if asked.stream else self._whole
-        if not await while_connected(receive, write(answer, events, send)):
+        if asked.stream:
+            work = self._stream(answer, events, send, progress)
+        else:
+            work = self._whole(answer, events, send)
+        if not await while_connected(receive, work):
             self._instruments.aborted()
 
     async def _whole(self, answer: Answer, events: AsyncGenerator[Event, None], send: Send) -> None:
@@ -59,18 +64,21 @@ class Generating:
                 collected.add(event)
         await send_json(send, 200, answer.finished(collected.result().generations))
 
-    async def _stream(self, answer: Answer, events: AsyncGenerator[Event, None], send: Send) -> None:
+    async def _stream(
+        self, answer: Answer, events: AsyncGenerator[Event, None], send: Send, progress: Progress | None
+    ) -> None:
         """The status is sent with the first event: what is refused before it has a status of its own."""
         begun = False
         async with aclosing(events):
             try:
                 async for event in events:
-                    part = answer.part(event)
+                    left = event if progress is None else progress.left(event)
+                    part = answer.part(event, left)
                     if not begun:
                         await _begin_stream(send)
                         begun = True
                     if part is not None:
-                        await _send_part(send, part)
+                        await _send_part(send, part, progress)
             except Exception as error:
                 if not begun:
                     raise
@@ -178,8 +186,9 @@ async def _begin_stream(send: Send) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": headers})
 
 
-async def _send_part(send: Send, part: dict[str, Any]) -> None:
-    await send(_body(_event(part)))
+async def _send_part(send: Send, part: dict[str, Any], progress: Progress | None = None) -> None:
+    id_line = b"" if progress is None else f"id: {progress.id}\n".encode()
+    await send(_body(id_line + _event(part)))
 
 
 def _event(value: Any) -> bytes:

@@ -160,19 +160,27 @@ class Answer:
             return cls(f"chatcmpl-{request_id}", created, asked, ChatShape(asked.top_logprobs))
         return cls(f"cmpl-{request_id}", created, asked, CompletionShape(asked.top_logprobs))
 
-    def part(self, event: Event) -> dict[str, Any] | None:
-        """What a stream says of an event; None: nothing."""
+    def part(self, event: Event, left: Event | None) -> dict[str, Any] | None:
+        """What a stream says of an event, of which `left` is to be told; None: nothing."""
         match event:
             case Started():
                 self.model = event.model
-                choice = self.shape.begin(event.index)
-            case Chunk():
-                empty = not event.text and not event.logprobs
-                choice = None if empty else self.shape.text(event.index, event)
             case Complete():
                 self.usage[event.index] = event.usage
-                choice = self.shape.end(event.index, event)
+            case Chunk():
+                pass
+        choice = None if left is None else self._choice(left)
         return None if choice is None else self._part([choice], None)
+
+    def _choice(self, event: Event) -> dict[str, Any] | None:
+        match event:
+            case Started():
+                return self.shape.begin(event.index)
+            case Chunk():
+                empty = not event.text and not event.logprobs
+                return None if empty else self.shape.text(event.index, event)
+            case Complete():
+                return self.shape.end(event.index, event)
 
     def usage_part(self) -> dict[str, Any]:
         """The last part of a stream whose caller asked for the counts."""

@@ -219,6 +219,39 @@ def test_large_prompts_come_through(up: Process) -> None:
     assert len({choice["text"] for choice in choices}) == 1
 
 
+def test_a_cut_connection_goes_on_after_its_last_event(up: Process, client: openai.OpenAI) -> None:
+    """With the seed that the service chose: the texts of both connections are that of an unbroken one."""
+    body = {"prompt": PROMPT, "max_tokens": 200, "stream": True, "ignore_eos": True}
+    last, begin = _read(up, body, {}, 5)
+    _, rest = _read(up, body, {"last-event-id": last}, 1000)
+    seed = int(last.partition(".")[0], 16)
+    whole = client.completions.create(
+        model="target", prompt=PROMPT, max_tokens=200, seed=seed, extra_body={"ignore_eos": True}
+    )
+    assert begin
+    assert begin + rest == whole.choices[0].text
+
+
+def _read(up: Process, body: dict[str, Any], headers: dict[str, str], events: int) -> tuple[str, str]:
+    """The last id and the text of so many events, after which the connection is closed."""
+    request = urllib.request.Request(
+        up.ready["http"] + "/v1/completions",
+        json.dumps(body).encode(),
+        {"content-type": "application/json", **headers},
+    )
+    last, text = "", ""
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        for line in answer:
+            if line.startswith(b"id: "):
+                last = line[4:].strip().decode()
+            elif line.startswith(b"data: {"):
+                text += json.loads(line[6:])["choices"][0]["text"]
+                events -= 1
+            if not events:
+                break
+    return last, text
+
+
 def test_a_stream_outlives_the_orchestrator(up: Process, client: openai.OpenAI) -> None:
     """It is killed in the middle: the caller sees a pause, and the text of an unbroken stream."""
     request: dict[str, Any] = {"model": "target", "prompt": PROMPT, "max_tokens": 900, "seed": 11}

@@ -40,10 +40,16 @@ class Response:
         return found
 
     @property
+    def ids(self) -> list[str]:
+        """The ids of server-sent events."""
+        lines = b"".join(self.parts).decode().split("\n")
+        return [line.removeprefix("id: ") for line in lines if line.startswith("id: ")]
+
+    @property
     def events(self) -> list[Any]:
         """The values of server-sent events, [DONE] as text."""
         lines = b"".join(self.parts).decode().split("\n\n")
-        data = [line.removeprefix("data: ") for line in lines if line]
+        data = [one.removeprefix("data: ") for line in lines if line for one in line.split("\n")[-1:]]
         return [json.loads(one) if one.startswith("{") else one for one in data]
 
 

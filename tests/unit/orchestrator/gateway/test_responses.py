@@ -36,7 +36,7 @@ def test_log_probabilities_of_a_completion() -> None:
     answer = Answer.to(ASKED, "id", 1)
     for text, spelling, offset in (("ab", b"ab", 0), ("c", b"c", 2)):
         chunk = Chunk(index=0, text=text, token_ids=(1,), logprobs=(_logprob(1, spelling),))
-        part = answer.part(chunk)
+        part = answer.part(chunk, chunk)
         assert part is not None
         assert part["choices"][0]["logprobs"] == {
             "tokens": [text],
@@ -52,7 +52,8 @@ def test_a_token_that_is_part_of_a_character() -> None:
         {"messages": [{"role": "user", "content": "x"}], "logprobs": True, "stream": True, "top_logprobs": 1}
     )
     entries = (_logprob(1, SNOWMAN[:1]), _logprob(2, None))
-    part = Answer.to(asked, "id", 1).part(Chunk(index=0, text="", token_ids=(1, 2), logprobs=entries))
+    chunk = Chunk(index=0, text="", token_ids=(1, 2), logprobs=entries)
+    part = Answer.to(asked, "id", 1).part(chunk, chunk)
     assert part is not None
     first, second = part["choices"][0]["logprobs"]["content"]
     assert (first["token"], first["bytes"]) == ("\N{REPLACEMENT CHARACTER}", [0xE2])
@@ -63,7 +64,7 @@ def test_a_token_that_is_part_of_a_character() -> None:
 def test_what_ended_a_text() -> None:
     """The stop text that was found, as vLLM tells it."""
     answer = Answer.to(ASKED, "id", 1)
-    end = answer.part(_complete())
+    end = answer.part(_complete(), _complete())
     assert end is not None
     choice = end["choices"][0]
     assert (choice["finish_reason"], choice["stop_reason"], choice["text"]) == ("stop", "END", "")
@@ -73,6 +74,7 @@ def test_an_event_without_text_is_not_sent() -> None:
     """A verdict whose text is held back, as for a stop text that may begin, says nothing yet."""
     answer = Answer.to(ASKED, "id", 1)
     started = Started(index=0, request_id="r", seed=1, model="m", prompt_tokens=3, cached_tokens=0)
-    assert answer.part(started) is None
-    assert answer.part(Chunk(index=0, text="", token_ids=(1,))) is None
+    held = Chunk(index=0, text="", token_ids=(1,))
+    assert answer.part(started, started) is None
+    assert answer.part(held, held) is None
     assert answer.model == "m"
