@@ -1,4 +1,4 @@
-"""Reads the bodies of requests: bounded in size and time, and large ones parsed in another process."""
+"""Reads the bodies of requests: bounded in size and time, and large ones in another process."""
 
 from __future__ import annotations
 
@@ -12,22 +12,25 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any, NoReturn
 
 from orchestrator.gateway.errors import KINDS, Kind, Problem
+from orchestrator.gateway.requests import Asked
 from outrider.errors import Flood, InvalidRequest, Unavailable
 from outrider.logs import get_logger
 from outrider.process import end_with_parent
 
 logger = get_logger(__name__)
 INLINE_BYTES = 64 << 10
-"""Bodies up to here are parsed on the event loop: about a millisecond."""
+"""Bodies up to here are read on the event loop: a millisecond or two."""
 BODY_SECONDS = 30.0
 """Longest wait for a body."""
 MAX_PARSING = 16
-"""Large bodies that are parsed or wait for it; each is held in memory."""
+"""Large bodies that are read or wait for it; each is held in memory."""
 SLOW = Kind(408, "invalid_request_error", "request_timeout")
 MEDIA = Kind(415, "invalid_request_error", "unsupported_media_type")
 GONE = Kind(499, "invalid_request_error", "client_closed_request")
 
 Receive = Callable[[], Awaitable[Any]]
+AskedFrom = Callable[[Any], Asked]
+"""A function of a module, so that another process finds it."""
 
 
 class Bodies:
@@ -39,11 +42,11 @@ class Bodies:
         self._pool: ProcessPoolExecutor | None = None
         self._parsing = 0
 
-    async def read(self, headers: dict[bytes, bytes], receive: Receive) -> Any:
-        """The JSON of a request.
+    async def read(self, headers: dict[bytes, bytes], receive: Receive, asked_from: AskedFrom) -> Asked:
+        """What a request asks for; `asked_from` makes it of the body's JSON.
 
         Raises:
-            Problem: the body is too large, comes too slowly, or is no JSON.
+            Problem: the body is too large, comes too slowly, is no JSON, or a field is wrong.
             Unavailable: too many large ones are being parsed.
         """
         if not _is_json(headers.get(b"content-type", b"")):
@@ -53,7 +56,9 @@ class Bodies:
                 data = await self._bytes(headers, receive)
         except TimeoutError:
             raise Problem(SLOW, f"the body did not come within {self._seconds:g} s") from None
-        return parsed(data) if len(data) <= INLINE_BYTES else await self._parsed(data)
+        if len(data) <= INLINE_BYTES:
+            return asked(data, asked_from)
+        return await self._asked(data, asked_from)
 
     def close(self) -> None:
         """End the process that parses."""
@@ -76,13 +81,13 @@ class Bodies:
             if not message.get("more_body", False):
                 return b"".join(parts)
 
-    async def _parsed(self, data: bytes) -> Any:
+    async def _asked(self, data: bytes, asked_from: AskedFrom) -> Asked:
         """Elsewhere: the parser holds the interpreter's lock, so that a thread would stop the event loop."""
         if self._parsing >= MAX_PARSING:
             raise Unavailable(f"{self._parsing} large requests are being read; try again")
         self._parsing += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._started(), parsed, data)
+            return await asyncio.get_running_loop().run_in_executor(self._started(), asked, data, asked_from)
         except BrokenProcessPool:
             logger.warning("the process that parses large requests has ended")
             self._pool = None
@@ -98,6 +103,15 @@ class Bodies:
 
     def _too_large(self) -> Problem:
         return Problem(KINDS[Flood], f"the body is larger than {self._most_bytes} bytes; shorten it")
+
+
+def asked(data: bytes, asked_from: AskedFrom) -> Asked:
+    """What a body asks for.
+
+    Raises:
+        Problem: it is no JSON, or a field is wrong.
+    """
+    return asked_from(parsed(data))
 
 
 def parsed(data: bytes) -> Any:

@@ -46,7 +46,7 @@ class Generating:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
         headers = dict(scope["headers"])
-        asked = self._asked_from(await self._bodies.read(headers, receive))
+        asked = await self._bodies.read(headers, receive, self._asked_from)
         asked, progress = continued(asked, headers.get(HEADER.encode(), b"").decode("latin-1"))
         answer = Answer.to(asked, scope["state"]["request_id"], int(time.time()))
         events = self._events(asked, scope["state"])

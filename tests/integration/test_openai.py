@@ -200,7 +200,7 @@ def test_curl(up: Process) -> None:
     assert head.startswith("HTTP/1.1 200")
     assert "x-request-id: my-id" in head
     lines = [line for line in events.split("\n") if line]
-    assert all(line.startswith("data: ") for line in lines)
+    assert all(line.startswith(("id: ", "data: ")) for line in lines)
     assert lines[-1] == "data: [DONE]"
 
 
