@@ -52,8 +52,8 @@ lock: install
 install: $(DEV)
 
 # torch finds what it requires there already, so its installation moves no other package.
-$(ENGINE): pyproject.toml requirements/build.txt requirements/orchestrator.txt requirements/engine.txt \
-		requirements/torch.txt
+$(ENGINE): pyproject.toml requirements/build.txt requirements/orchestrator.txt requirements/gateway.txt \
+		requirements/engine.txt requirements/torch.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or newer is needed: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	@echo 'Installing into .venv; the first time this takes some minutes.'

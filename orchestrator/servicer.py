@@ -25,6 +25,7 @@ from orchestrator.wire import asked_from_pb, check_lengths, response_to_pb
 from outrider.config import OrchestratorConfig
 from outrider.errors import DeadlineExceeded, NoReplica, OutriderError
 from outrider.logs import get_logger, request_context
+from outrider.request_ids import HEADER, request_id_of
 from outrider.telemetry.instruments import OrchestratorInstruments
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 from outrider.wire import model_info_to_pb
@@ -67,7 +68,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                     caller = self._client(context)
                     self._rate_limit.take(caller)
                     served = self._served()
-                    resolved = await self._resolve(request, served, deadline)
+                    request_id = request_id_of(_metadata(context, HEADER))
+                    resolved = await self._resolve(request, served, deadline, request_id)
                     n, priority = resolved.sampling.n, resolved.priority
                     self._instruments.queued(self.admission.statistics().queued + 1)
                     turn = await stack.enter_async_context(
@@ -104,7 +106,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             raise NoReplica("no verify replica is known yet")
         return self._fleet.served
 
-    async def _resolve(self, pb: generation_pb2.GenerateRequest, served: Served, deadline: float) -> Request:
+    async def _resolve(
+        self, pb: generation_pb2.GenerateRequest, served: Served, deadline: float, request_id: str
+    ) -> Request:
         """What cannot fit is refused before it is read, and what is long is tokenized elsewhere."""
         positions, tokenizer = served.info.context_length, served.tokenizer
         check_lengths(pb, positions, tokenizer.bytes_per_token if tokenizer is not None else 0)
@@ -114,7 +118,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             default_max_tokens=self._config.default_max_tokens,
             draw_seed=_draw_seed,
         )
-        asked, request_id = asked_from_pb(pb), secrets.token_hex(8)
+        asked = asked_from_pb(pb)
         if tokenizer is None or size_of(asked) <= INLINE_BYTES:
             return resolver.resolve(asked, request_id)
         resolver.check(asked)
@@ -136,7 +140,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> None:
         """Generate, and count and record how it ended."""
         arrived_ns = time.time_ns() - round((self._clock() - arrived) * 1e9)
-        trace = RequestTrace.start(request, _traceparent(context), arrived_ns)
+        trace = RequestTrace.start(request, _metadata(context, "traceparent"), arrived_ns)
         generation = Generation(
             request,
             self._fleet,
@@ -149,8 +153,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             self._clock,
         )
 
+        spelling = served.tokenizer.spelling if served.tokenizer is not None else None
+
         async def write(item: Item) -> None:
-            await context.write(response_to_pb(item))
+            await context.write(response_to_pb(item, spelling))
 
         with request_context(request.request_id, trace.traceparent):
             problem = "INTERNAL_ERROR"
@@ -208,8 +214,9 @@ def _draw_seed() -> int:
     return secrets.randbits(64)
 
 
-def _traceparent(context: Context) -> str:
+def _metadata(context: Context, name: str) -> str:
+    """What the caller sent under a name; empty where it sent nothing."""
     for key, value in context.invocation_metadata() or ():
-        if key == "traceparent" and isinstance(value, str):
+        if key == name and isinstance(value, str):
             return value
     return ""

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from orchestrator.spelling import Spellings
 from outrider.errors import InternalError, InvalidRequest
 from outrider.logs import get_logger
 
@@ -77,6 +78,7 @@ class TextTokenizer:
         self.bytes_per_token = _longest_token(self._tokenizer)
         """Most bytes of text that one token stands for."""
         self._special_ids = _special_ids(self._tokenizer)
+        self._spellings = Spellings(self._tokenizer)
 
     @property
     def has_chat_template(self) -> bool:
@@ -120,6 +122,10 @@ class TextTokenizer:
     def has_no_text(self, token: int) -> bool:
         """Whether `decode` leaves a token out: it is special, or an id that the tokenizer does not have."""
         return token in self._special_ids or self._tokenizer.id_to_token(token) is None
+
+    def spelling(self, token: int) -> bytes:
+        """What a token stands for, special or not; empty for an id that the tokenizer does not have."""
+        return self._spellings.of(token)
 
     def _ids(self, text: str, special_tokens: bool, positions: int | None) -> list[int]:
         """With `positions`, time and memory go by them and not by the text.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 from orchestrator.output import Chunk, Completion, Started
@@ -9,6 +10,7 @@ from orchestrator.request import Asked
 from orchestrator.timeline import TimelineEvent
 from orchestrator.tokenizer import ChatMessage
 from outrider.errors import ContextTooLong, InvalidRequest
+from outrider.messages import TokenLogprob
 from outrider.v1 import generation_pb2, tokens_pb2
 from outrider.wire import logprob_to_pb, mode_from_pb, sampling_from_pb
 
@@ -96,11 +98,13 @@ def asked_from_pb(pb: generation_pb2.GenerateRequest) -> Asked:
     )
 
 
-def response_to_pb(item: Started | Chunk | Completion) -> generation_pb2.GenerateResponse:
-    """One message of the response stream."""
+def response_to_pb(
+    item: Started | Chunk | Completion, spelling: Callable[[int], bytes] | None = None
+) -> generation_pb2.GenerateResponse:
+    """One message of the response stream; `spelling` says what a token stands for."""
     match item:
         case Chunk():
-            return generation_pb2.GenerateResponse(chunk=_chunk(item))
+            return generation_pb2.GenerateResponse(chunk=_chunk(item, spelling))
         case Completion():
             return generation_pb2.GenerateResponse(complete=_complete(item))
         case Started():
@@ -118,13 +122,22 @@ def _started(item: Started) -> generation_pb2.Started:
     )
 
 
-def _chunk(item: Chunk) -> generation_pb2.Chunk:
+def _chunk(item: Chunk, spelling: Callable[[int], bytes] | None) -> generation_pb2.Chunk:
     return generation_pb2.Chunk(
         index=item.index,
         text=item.text,
         token_ids=item.tokens,
-        logprobs=[logprob_to_pb(logprob) for logprob in item.logprobs],
+        logprobs=[_logprob(logprob, spelling) for logprob in item.logprobs],
     )
+
+
+def _logprob(logprob: TokenLogprob, spelling: Callable[[int], bytes] | None) -> tokens_pb2.TokenLogprob:
+    pb = logprob_to_pb(logprob)
+    if spelling is not None:
+        pb.spelling = spelling(pb.token)
+        for top in pb.top:
+            top.spelling = spelling(top.token)
+    return pb
 
 
 def _complete(item: Completion) -> generation_pb2.Complete:

@@ -13,7 +13,7 @@ from outrider.reloading import Reloaded
 from outrider.rpc_errors import error_of
 from outrider.tls import Certificates, channel_credentials, client_certificates
 
-__all__ = ["error_of", "open_channel"]
+__all__ = ["error_of", "open_blocking_channel", "open_channel"]
 
 KEEPALIVE_MS = 20_000
 KEEPALIVE_TIMEOUT_MS = 10_000
@@ -54,6 +54,21 @@ def open_channel(
         )
 
     return RenewedChannel(certificates, connect)
+
+
+def open_blocking_channel(
+    endpoint: str, *, max_message_mb: int = 64, tls_ca: str = "", tls_cert: str = "", tls_key: str = ""
+) -> grpc.Channel:
+    """As `open_channel`, for threads. It keeps the certificates that it was opened with.
+
+    Raises:
+        ConfigError: a TLS file cannot be read or used.
+    """
+    certificates = client_certificates(tls_ca, tls_cert, tls_key)
+    if certificates is None:
+        return grpc.insecure_channel(endpoint, options=_options(max_message_mb))
+    credentials = channel_credentials(certificates.value)
+    return grpc.secure_channel(endpoint, credentials, options=_options(max_message_mb))
 
 
 class _Connected:

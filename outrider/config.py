@@ -23,27 +23,12 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class ServiceConfig(Settings):
-    """What every service has."""
+class ProcessConfig(Settings):
+    """What every process that serves has."""
 
     host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for all.")
     port: Port = Field(0, description="gRPC port; 0 picks a free one.")
-    metrics_port: int = Field(
-        -1, ge=-1, le=65535, description="Port of the Prometheus page; 0 picks a free one, -1 serves none."
-    )
-    health_port: int = Field(
-        -1,
-        ge=-1,
-        le=65535,
-        description="Port that answers health alone, in plaintext, for probes; 0 picks a free one, -1: none.",
-    )
-    name: str = Field(
-        "", description="Name of this replica in logs, metrics and handles; empty: host and port."
-    )
     grace_seconds: float = Field(30.0, ge=0, description="Longest wait for running work after SIGTERM.")
-    max_message_mb: Positive = Field(64, description="Largest message sent or read from a replica, in MiB.")
-    max_request_mb: Positive = Field(64, description="Largest message of a caller, in MiB.")
-    reflection: bool = Field(False, description="Serve gRPC reflection: tells anyone who asks what there is.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severe log line."
     )
@@ -56,6 +41,26 @@ class ServiceConfig(Settings):
     tls_ca: str = Field(
         "", description="PEM authorities: on a server, clients must present a certificate of theirs."
     )
+
+
+class ServiceConfig(ProcessConfig):
+    """What every gRPC service has."""
+
+    metrics_port: int = Field(
+        -1, ge=-1, le=65535, description="Port of the Prometheus page; 0 picks a free one, -1 serves none."
+    )
+    health_port: int = Field(
+        -1,
+        ge=-1,
+        le=65535,
+        description="Port that answers health alone, in plaintext, for probes; 0 picks a free one, -1: none.",
+    )
+    name: str = Field(
+        "", description="Name of this replica in logs, metrics and handles; empty: host and port."
+    )
+    max_message_mb: Positive = Field(64, description="Largest message sent or read from a replica, in MiB.")
+    max_request_mb: Positive = Field(64, description="Largest message of a caller, in MiB.")
+    reflection: bool = Field(False, description="Serve gRPC reflection: tells anyone who asks what there is.")
 
 
 class EngineConfig(ServiceConfig):
@@ -188,3 +193,29 @@ class OrchestratorConfig(ServiceConfig):
     tls_client_cert: str = Field("", description="PEM certificate shown to draft and verify replicas.")
     tls_client_key: str = Field("", description="PEM private key of tls_client_cert.")
     tls_client_ca: str = Field("", description="PEM authorities of the replicas; empty: plaintext to them.")
+
+
+class GatewayConfig(ProcessConfig):
+    """The HTTP gateway."""
+
+    port: Port = Field(8000, description="HTTP port; 0 picks a free one.")
+    listen_fd: int = Field(
+        -1, ge=-1, description="A socket that is bound already, in place of host and port; -1: none."
+    )
+    orchestrator: str = Field(
+        "127.0.0.1:7700",
+        description="The orchestrators: host:port, or with a scheme of gRPC's such as dns:name:port.",
+    )
+    max_request_mb: Positive = Field(8, description="Largest body of a request, in MiB.")
+    max_connections: Positive = Field(
+        2048, description="Open connections and running requests, each; beyond that the answer is 503."
+    )
+    deadline_seconds: float = Field(600.0, gt=0, description="Longest time that a request may take.")
+    auth_tokens_file: str = Field(
+        "",
+        description="File with one bearer token per line, read again when it changes; empty: the "
+        "orchestrator alone looks at the token, which is passed on in any case.",
+    )
+    tls_client_cert: str = Field("", description="PEM certificate shown to the orchestrators.")
+    tls_client_key: str = Field("", description="PEM private key of tls_client_cert.")
+    tls_client_ca: str = Field("", description="PEM authorities of the orchestrators; empty: plaintext.")

@@ -66,14 +66,14 @@ async def run_service(
         OutriderError: the service's own failure, once it has drained.
     """
     pin_cpus(config.cpus)
-    stop = _stop_on_signals()
+    stop = stop_on_signals()
     server = GrpcServer(config, service_names, interceptors)
     try:
         await server.start()
         metrics = _start_metrics(config)
         configure_tracing(service, server.replica)
         logger.info("listening", endpoint=server.endpoint, metrics=metrics)
-        running = await _unless(stop, build(server))
+        running = await unless(stop, build(server))
         if running is not None:
             await _serve(service, server, running, stop, metrics)
     finally:
@@ -178,7 +178,7 @@ def _start_metrics(config: ServiceConfig) -> str:
     return f"http://{config.host}:{start_metrics(config.metrics_port, config.host)}/metrics"
 
 
-def _stop_on_signals() -> asyncio.Event:
+def stop_on_signals() -> asyncio.Event:
     """An event that the first SIGTERM or SIGINT sets; the second one ends the process."""
     stop = asyncio.Event()
 
@@ -194,7 +194,7 @@ def _stop_on_signals() -> asyncio.Event:
     return stop
 
 
-async def _unless(stop: asyncio.Event, work: Awaitable[_T]) -> _T | None:
+async def unless(stop: asyncio.Event, work: Awaitable[_T]) -> _T | None:
     """The result of `work`, or None when `stop` was set first."""
     task = asyncio.ensure_future(work)
     stopped = asyncio.ensure_future(stop.wait())

@@ -109,7 +109,10 @@ def error_of(call_error: grpc.aio.AioRpcError) -> OutriderError:
                 return error
     details = call_error.details() or "no details"
     kind = Flood if TOO_LARGE in details else NO_DETAILS.get(call_error.code(), InternalError)
-    return kind(f"{call_error.code().name}: {details}")
+    made = kind(f"{call_error.code().name}: {details}")
+    if isinstance(made, Unavailable):
+        made.retry_after = None  # nobody has said when to come again
+    return made
 
 
 def _from_details(status: RpcStatus) -> OutriderError | None:

@@ -11,7 +11,9 @@ from outrider.cli.up_plan import UpConfig
 from outrider.config import (
     DraftConfig,
     EngineConfig,
+    GatewayConfig,
     OrchestratorConfig,
+    ProcessConfig,
     ServiceConfig,
     Settings,
     VerifyConfig,
@@ -23,10 +25,12 @@ COMMANDS: dict[type[Settings], str] = {
     OrchestratorConfig: "orchestrator",
     VerifyConfig: "verify",
     DraftConfig: "draft",
+    GatewayConfig: "gateway",
 }
 """The settings that a command reads, by the name in its variables and its table of the file."""
 SHARED: dict[type[Settings], str] = {
-    ServiceConfig: "All three services",
+    ProcessConfig: "All services and the gateway",
+    ServiceConfig: "The gRPC services",
     EngineConfig: "`outrider serve verify` and `outrider serve draft`",
 }
 INTRODUCTION = """\

@@ -41,7 +41,8 @@ class Set:
 SETS = {
     "build": Set("What builds the wheel."),
     "orchestrator": Set("What the orchestrator needs."),
-    "engine": Set("What the other services and `make demo` need, with torch.txt.", ("build", "orchestrator")),
+    "gateway": Set("What the HTTP gateway needs.", ("orchestrator",)),
+    "engine": Set("What the other services and `make demo` need, with torch.txt.", ("build", "gateway")),
     "dev": Set("What `make test` needs.", ("engine",)),
 }
 """By file, smallest first."""
@@ -89,6 +90,7 @@ def named(project: Mapping[str, Any]) -> dict[str, list[str]]:
     return {
         "build": project["build-system"]["requires"],
         "orchestrator": project["project"]["dependencies"],
+        "gateway": extras["gateway"],
         "engine": extras["engine"],
         "dev": extras["dev"],
     }

@@ -43,6 +43,7 @@ class Child:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
+            pass_fds=spec.sockets,
             limit=MAX_LINE,
         )
         return cls(spec, process, show)

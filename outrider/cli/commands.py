@@ -12,14 +12,16 @@ from outrider import __version__
 from outrider.cli.request import add_connection_flags, add_request_flags
 from outrider.cli.settings import add_flags, resolve
 from outrider.cli.up_plan import UpConfig
-from outrider.config import DraftConfig, OrchestratorConfig, ServiceConfig, VerifyConfig
+from outrider.config import DraftConfig, GatewayConfig, OrchestratorConfig, ProcessConfig, VerifyConfig
+from outrider.errors import ConfigError
 
 Subcommands = Any  # argparse._SubParsersAction has no public name
 
-SERVICES: dict[str, tuple[type[ServiceConfig], str, str]] = {
+SERVICES: dict[str, tuple[type[ProcessConfig], str, str]] = {
     "orchestrator": (OrchestratorConfig, "orchestrator.main", "the public service: requests in, text out"),
     "draft": (DraftConfig, "draft_service.main", "a draft replica: proposes tokens"),
     "verify": (VerifyConfig, "verify_service.main", "a verify replica: runs the target model"),
+    "gateway": (GatewayConfig, "orchestrator.gateway.main", "the OpenAI API over HTTP, before orchestrators"),
 }
 
 
@@ -38,7 +40,7 @@ def add_up(subcommands: Subcommands) -> None:
 
 
 def add_serve(subcommands: Subcommands) -> None:
-    """`outrider serve orchestrator|draft|verify`."""
+    """`outrider serve orchestrator|draft|verify|gateway`."""
     parser = subcommands.add_parser("serve", help="run one service", description="Run one service.")
     services = parser.add_subparsers(title="services", metavar="SERVICE", required=True)
     for service, (config, _, text) in SERVICES.items():
@@ -109,8 +111,19 @@ def _serve(arguments: argparse.Namespace) -> int:
     config = resolved.config
     process.end_with_parent(arguments.parent_pid)
     configure_logging(arguments.service, config.log_level, config.log_format)
-    process.run_event_loop(import_module(module).run(config))
+    process.run_event_loop(_module(arguments.service, module).run(config))
     return 0
+
+
+def _module(service: str, name: str) -> Any:
+    """The module of a service, or a sentence about what is not installed."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        extra = {"gateway": "gateway", "draft": "engine", "verify": "engine"}.get(service)
+        if extra is None or error.name is None or error.name.startswith(("outrider", "orchestrator")):
+            raise
+        raise ConfigError(f"{service} needs {error.name}; pip install 'outrider[{extra}]'") from error
 
 
 def _up(arguments: argparse.Namespace) -> int:

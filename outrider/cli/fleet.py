@@ -23,6 +23,7 @@ from outrider.cli.up_plan import ChildSpec
 
 WRONG = 2
 """Exit status of a child that was asked for something wrong."""
+LOOPBACK = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 KILL_SECONDS = 5.0
 """Beyond the grace period, before a child is killed."""
 
@@ -56,9 +57,14 @@ class Fleet:
         grace_seconds: float,
         start_child: Callable[[ChildSpec, str | None, Callable[[str], None]], Awaitable[Child]] = Child.start,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        gateway: ChildSpec | None = None,
     ) -> None:
-        self.specs = {spec.name: spec for spec in (*replicas, orchestrator)}
+        last = [] if gateway is None else [gateway]
+        self.specs = {spec.name: spec for spec in (*replicas, orchestrator, *last)}
+        self.replicas = [spec.name for spec in replicas]
         self.orchestrator = orchestrator.name
+        self.gateway = None if gateway is None else gateway.name
+        """Started when it is known where the orchestrator is."""
         self.replicas_file = replicas_file
         self.config_file = config_file
         self.grace_seconds = grace_seconds
@@ -72,6 +78,8 @@ class Fleet:
         self._pausing: set[str] = set()
         """Children that crashed and will be started again."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._ready: dict[str, Any] = {}
+        """What the orchestrator said."""
 
     async def run(self) -> int:
         """Start, watch, and stop everything; 0 when asked to stop, 1 when a child did not start, 2 when what
@@ -79,7 +87,7 @@ class Fleet:
         self._stop_on_signals()
         self._write_replicas()
         try:
-            for name in self.specs:
+            for name in (*self.replicas, self.orchestrator):
                 await self._launch(name)
             return await self._watch()
         finally:
@@ -104,12 +112,16 @@ class Fleet:
         self.supervisor.ready(name, time.monotonic())
         self.endpoints[name] = ready["endpoint"]
         self._say(name, "ready at " + " ".join(filter(None, (ready["endpoint"], ready["metrics"]))))
-        if self.supervisor.up or len(self.endpoints) == len(self.specs) - 1:
+        if self.supervisor.up or all(replica in self.endpoints for replica in self.replicas):
             self._write_replicas()
         if name == self.orchestrator:
             self._keep_port(ready["endpoint"])
-            if first:
-                _announce(ready)
+            self._ready = ready
+            if first and self.gateway is not None:
+                self._lead_to(ready["endpoint"])
+                self._spawn(self._launch(self.gateway))
+        if first and self.supervisor.up:
+            _announce(self._ready, self.endpoints.get(self.gateway or ""))
 
     def _on_exit(self, child: Child, status: int) -> bool:
         """False when there is no going on."""
@@ -147,12 +159,12 @@ class Fleet:
         self._events.put_nowait(_Exited(child, await child.wait()))
 
     async def _stop_all(self) -> None:
-        """The orchestrator first: its requests end on replicas that still run."""
+        """Gateway and orchestrator first: their requests end on replicas that still run."""
         self.supervisor.stop()
         running = dict(self.children)
-        orchestrator = running.pop(self.orchestrator, None)
-        if orchestrator is not None:
-            await self._stop([orchestrator])
+        for name in (self.gateway, self.orchestrator):
+            if name in running:
+                await self._stop([running.pop(name)])
         await self._stop(list(running.values()))
         for task in self._tasks:
             task.cancel()
@@ -187,10 +199,18 @@ class Fleet:
         port = endpoint.rpartition(":")[2]
         self.specs[self.orchestrator] = replace(spec, arguments=(*spec.arguments, "--port", port))
 
+    def _lead_to(self, endpoint: str) -> None:
+        """The gateway calls the orchestrator where it listens."""
+        assert self.gateway is not None
+        spec = self.specs[self.gateway]
+        host, _, port = endpoint.rpartition(":")
+        arguments = (*spec.arguments, "--orchestrator", f"{LOOPBACK.get(host, host)}:{port}")
+        self.specs[self.gateway] = replace(spec, arguments=arguments)
+
     def _write_replicas(self) -> None:
         """Replaced as a whole, so that a reader never sees half of it."""
-        replicas = [(self.specs[name].service, self.endpoints[name]) for name in self.endpoints]
-        lines = [f"{service} {endpoint}\n" for service, endpoint in replicas if service != "orchestrator"]
+        known = [name for name in self.endpoints if name in self.replicas]
+        lines = [f"{self.specs[name].service} {self.endpoints[name]}\n" for name in known]
         new = self.replicas_file.with_suffix(".new")
         new.write_text("".join(lines))
         os.replace(new, self.replicas_file)
@@ -205,12 +225,14 @@ class Fleet:
         task.add_done_callback(self._tasks.discard)
 
 
-def _announce(ready: dict[str, Any]) -> None:
+def _announce(ready: dict[str, Any], http: str | None) -> None:
     """The ready line: for a person on a terminal, for a program elsewhere."""
     if not sys.stdout.isatty():
-        print(json.dumps({**ready, "service": "up"}), flush=True)
+        print(json.dumps({**ready, "service": "up", **({"http": http} if http else {})}), flush=True)
         return
     print(f"\nready at {ready['endpoint']}    Ctrl-C stops")
+    if http:
+        print(f"OpenAI API at {http}/v1")
     print(f"try: outrider generate --endpoint {ready['endpoint']} 'def fibonacci(n):'\n", flush=True)
 
 

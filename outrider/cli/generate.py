@@ -6,15 +6,38 @@ import argparse
 import asyncio
 import json
 import sys
+import time
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider.cli.client import Answer, run_request
+from outrider.cli.request import request_of
 from outrider.cli.timeline import Bar, from_trace, to_trace
 from outrider.cli.timeline_picture import to_html, to_svg
+from outrider.client.aio import AsyncClient
+from outrider.client.results import Chunk, Collected, Generation, TokenLogprob
+from outrider.client.retries import Retries
+from outrider.client.survival import Broken, tokens_said
 from outrider.errors import InvalidRequest
 
 WRITERS = (".html", ".svg", ".json")
+RETRIES = Retries(begin=())
+"""Who sits before a terminal wants to hear at once that nobody answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One continuation, and how long the whole request took."""
+
+    generation: Generation
+    seconds: float
+
+    @property
+    def timeline(self) -> list[Bar]:
+        """Its steps, when they were recorded."""
+        return [Bar(**asdict(event)) for event in self.generation.end.timeline]
 
 
 def generate(arguments: argparse.Namespace) -> int:
@@ -26,7 +49,7 @@ def generate(arguments: argparse.Namespace) -> int:
     if arguments.timeline:
         _check_picture("--timeline", arguments.timeline)
     show = _discard if arguments.json else _print_now
-    answer = asyncio.run(run_request(arguments, show, bool(arguments.timeline), _say))
+    answer = asyncio.run(_ask(arguments, show, bool(arguments.timeline)))
     if arguments.json:
         print(json.dumps(to_json(answer)))
     elif sys.stdout.isatty():
@@ -48,7 +71,7 @@ def timeline(arguments: argparse.Namespace) -> int:
     if arguments.from_json:
         bars = _read(arguments.from_json)
     else:
-        answer = asyncio.run(run_request(arguments, _discard, record_timeline=True, say=_say))
+        answer = asyncio.run(_ask(arguments, _discard, record_timeline=True))
         print(f"[{summary(answer)}]", file=sys.stderr)
         bars = answer.timeline
     _write(arguments.output, bars)
@@ -57,26 +80,28 @@ def timeline(arguments: argparse.Namespace) -> int:
 
 def to_json(answer: Answer) -> dict[str, Any]:
     """What `--json` prints."""
+    generation, end = answer.generation, answer.generation.end
     found: dict[str, Any] = {
-        "text": answer.text,
-        "token_ids": answer.token_ids,
-        "finish_reason": answer.finish_reason,
-        "usage": answer.usage,
-        "speculation": answer.speculation,
-        "seed": answer.seed,
-        "model": answer.model,
-        "request_id": answer.request_id,
-        "resumptions": answer.resumptions,
+        "text": generation.text,
+        "token_ids": generation.token_ids,
+        "finish_reason": end.finish_reason,
+        "usage": asdict(end.usage),
+        "speculation": end.speculation,
+        "seed": end.seed,
+        "model": end.model,
+        "request_id": end.request_id,
+        "resumptions": end.resumptions,
         "seconds": answer.seconds,
         "tokens_per_second": _rate(answer),
     }
-    return found | ({"logprobs": answer.logprobs} if answer.logprobs else {})
+    logprobs = [_logprob(entry) for entry in generation.logprobs]
+    return found | ({"logprobs": logprobs} if logprobs else {})
 
 
 def summary(answer: Answer) -> str:
     """One line about speed and speculation."""
-    counts = answer.speculation
-    tokens = len(answer.token_ids)
+    counts = answer.generation.end.speculation
+    tokens = len(answer.generation.token_ids)
     parts = [f"{tokens} tokens in {answer.seconds:.2f} s, {_rate(answer):.1f} tokens/s"]
     if counts.get("first_token_micros"):
         parts.append(f"first after {counts['first_token_micros'] / 1000:.0f} ms")
@@ -86,23 +111,55 @@ def summary(answer: Answer) -> str:
         parts.append(f"hit rate {counts['hits'] / steps:.0%}")
     if counts.get("decode_micros"):
         parts.append(f"pipeline efficiency {counts['decode_busy_micros'] / counts['decode_micros']:.0%}")
-    return "; ".join([*parts, f"seed {answer.seed}"])
+    return "; ".join([*parts, f"seed {answer.generation.seed}"])
 
 
 def _rate(answer: Answer) -> float:
     """Tokens per second of the whole request, as its client saw it."""
-    return len(answer.token_ids) / answer.seconds if answer.seconds > 0 else 0.0
+    return len(answer.generation.token_ids) / answer.seconds if answer.seconds > 0 else 0.0
+
+
+def _logprob(entry: TokenLogprob) -> dict[str, Any]:
+    top = [{"token": other.token, "logprob": other.logprob} for other in entry.top]
+    return {"token": entry.token, "logprob": entry.logprob, "top": top}
+
+
+async def _ask(arguments: argparse.Namespace, show: Callable[[str], None], record_timeline: bool) -> Answer:
+    """Send the request that the flags describe; `show` gets the text as it comes.
+
+    Raises:
+        OutriderError: what the orchestrator says, or `Unavailable` when it cannot be reached.
+    """
+    request, collected, started = request_of(arguments, record_timeline), Collected(), time.perf_counter()
+    client = AsyncClient(
+        arguments.endpoint,
+        token=arguments.token,
+        timeout=arguments.timeout,
+        tls_ca=arguments.tls_ca,
+        tls_cert=arguments.tls_cert,
+        tls_key=arguments.tls_key,
+        retries=RETRIES,
+        on_broken=_say_broken,
+    )
+    async with client, aclosing(client.stream(request)) as events:
+        async for event in events:
+            collected.add(event)
+            if isinstance(event, Chunk):
+                show(event.text)
+    return Answer(collected.result().generations[0], time.perf_counter() - started)
+
+
+def _say_broken(broken: Broken) -> None:
+    """On standard error, beside the text; on a terminal on a line of its own."""
+    begin = "\n" if sys.stdout.isatty() else ""
+    pause = f" in {broken.pause:.2g} s" if broken.pause else ""
+    said = f"the stream broke after {tokens_said(broken.tokens)} ({broken.error}); resuming it{pause}"
+    print(f"{begin}outrider: {said}", file=sys.stderr, flush=True)
 
 
 def _print_now(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
-
-
-def _say(sentence: str) -> None:
-    """Beside the text; on a terminal on a line of its own."""
-    begin = "\n" if sys.stdout.isatty() else ""
-    print(f"{begin}outrider: {sentence}", file=sys.stderr, flush=True)
 
 
 def _discard(_text: str) -> None:

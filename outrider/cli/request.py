@@ -8,9 +8,12 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outrider.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from outrider.client.request import Message, Request
 
 Number = int | float
 
@@ -86,41 +89,45 @@ def add_connection_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--tls-key", default="", metavar="FILE", help="PEM private key of --tls-cert")
 
 
-def request_fields(arguments: argparse.Namespace, record_timeline: bool) -> dict[str, Any]:
-    """Keyword arguments of a `GenerateRequest`.
+def request_of(arguments: argparse.Namespace, record_timeline: bool) -> Request:
+    """The request that the flags describe.
 
     Raises:
         InvalidRequest: a flag does not parse, or there is no prompt.
     """
+    from outrider.client.request import Request
+
     given = vars(arguments)
-    sampling = {name: given[name] for name, _, _ in SAMPLING if given[name] is not None}
-    sampling["stop"] = arguments.stop
-    sampling["stop_token_ids"] = _ids("--stop-token-ids", arguments.stop_token_ids)
-    sampling["logit_bias"] = dict(_bias(item) for item in arguments.logit_bias)
-    if arguments.ignore_eos:
-        sampling["ignore_eos"] = True
-    limits = ("max_nodes", "max_depth")
-    speculation = {name: given[name] for name in limits if given[name] is not None}
-    speculation["mode"] = f"MODE_{arguments.mode.upper()}"
-    return {
-        **_prompt(arguments),
-        "sampling": sampling,
-        "speculation": speculation,
-        "model": arguments.model,
-        "task": arguments.task,
-        "priority": arguments.priority,
-        "record_timeline": record_timeline,
-    }
+    numbers: Any = {name: given[name] for name, _, _ in SAMPLING}
+    prompt = _prompt(arguments)
+    return Request(
+        prompt=prompt,
+        chat=arguments.chat and arguments.token_ids is None,
+        **numbers,
+        stop=arguments.stop,
+        stop_token_ids=_ids("--stop-token-ids", arguments.stop_token_ids),
+        logit_bias=dict(_bias(item) for item in arguments.logit_bias),
+        ignore_eos=arguments.ignore_eos or None,
+        mode=arguments.mode,
+        max_nodes=arguments.max_nodes,
+        max_depth=arguments.max_depth,
+        model=arguments.model,
+        task=arguments.task,
+        priority=arguments.priority,
+        record_timeline=record_timeline,
+    )
 
 
-def _prompt(arguments: argparse.Namespace) -> dict[str, Any]:
+def _prompt(arguments: argparse.Namespace) -> str | tuple[int, ...] | tuple[Message, ...]:
     if arguments.token_ids is not None:
-        return {"token_ids": {"ids": _ids("--token-ids", arguments.token_ids)}}
+        return tuple(_ids("--token-ids", arguments.token_ids))
     text = _text(arguments)
     if not arguments.chat:
-        return {"text": text}
-    system = [{"role": "system", "content": arguments.system}] if arguments.system else []
-    return {"chat": {"messages": [*system, {"role": "user", "content": text}]}}
+        return text
+    from outrider.client.request import Message
+
+    system = [Message("system", arguments.system)] if arguments.system else []
+    return (*system, Message("user", text))
 
 
 def _text(arguments: argparse.Namespace) -> str:

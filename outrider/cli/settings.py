@@ -142,7 +142,7 @@ def _from_file(path: str, table: str, known: Iterable[str]) -> dict[str, _Raw]:
     return {name: _Raw(value, f"{path} [{table}] {name}") for name, value in values.items()}
 
 
-TABLES = ("orchestrator", "draft", "verify", "up")
+TABLES = ("orchestrator", "draft", "verify", "gateway", "up")
 
 
 def _check_tables(path: str, content: Mapping[str, Any]) -> None:

@@ -25,6 +25,13 @@ class UpConfig(Settings):
     )
     host: str = Field("127.0.0.1", description="Address that the orchestrator listens on; 0.0.0.0 for all.")
     port: Port = Field(7700, description="Port of the orchestrator; 0 picks a free one.")
+    http_port: int = Field(
+        8000,
+        ge=-1,
+        le=65535,
+        description="Port of the OpenAI API over HTTP; 0 picks a free one, -1: none. Unless it is set, "
+        "another is taken where it is in use.",
+    )
     dtype: str = Field("auto", description="Arithmetic of both models: auto, float32, bfloat16 or float16.")
     device: str = Field("auto", description="Device of the models: auto, cpu, cuda or cuda:N.")
     draft_device: str = Field("", description="Device of the draft model; empty: same as device.")
@@ -66,6 +73,8 @@ class ChildSpec:
     arguments: tuple[str, ...]
     cores: tuple[int, ...] = ()
     """To which it is pinned; none: to no core."""
+    sockets: tuple[int, ...] = ()
+    """File descriptors that it gets from its parent."""
 
 
 def plan_replicas(resolved: Resolved[UpConfig], cores: list[int], gpu: bool) -> list[ChildSpec]:
@@ -97,10 +106,16 @@ def plan_orchestrator(
     arguments.append("--require-fit")
     if config.metrics_port >= 0:
         arguments += ["--metrics-port", str(config.metrics_port)]
-    taken = {core for spec in replicas if spec.service == "verify" for core in spec.cores}
-    if taken and (left := [core for core in cores if core not in taken]):
-        arguments += ["--cpus", ",".join(map(str, left))]
+    arguments += _spare(replicas, cores)
     return ChildSpec("orchestrator", "orchestrator", (*arguments, *_common(resolved)))
+
+
+def plan_gateway(
+    resolved: Resolved[UpConfig], listener: int, replicas: Sequence[ChildSpec], cores: list[int]
+) -> ChildSpec:
+    """The HTTP gateway on a socket that is bound; where its orchestrator is, is known later."""
+    arguments = ["--listen-fd", str(listener), *_spare(replicas, cores), *_common(resolved)]
+    return ChildSpec("gateway", "gateway", tuple(arguments), sockets=(listener,))
 
 
 def share_cores(cores: list[int], processes: int, threads: int) -> list[tuple[int, ...]]:
@@ -109,6 +124,13 @@ def share_cores(cores: list[int], processes: int, threads: int) -> list[tuple[in
         return [()] * processes
     starts = range(0, processes * threads, threads)
     return [tuple(cores[start : start + threads]) for start in starts]
+
+
+def _spare(replicas: Sequence[ChildSpec], cores: list[int]) -> list[str]:
+    """Keeps a process off the cores of the verify replicas, where any are left."""
+    taken = {core for spec in replicas if spec.service == "verify" for core in spec.cores}
+    left = [core for core in cores if core not in taken]
+    return ["--cpus", ",".join(map(str, left))] if taken and left else []
 
 
 def _is_draft(name: str) -> bool:

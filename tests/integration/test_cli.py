@@ -140,7 +140,7 @@ def test_an_interrupt_stops_everything(own_cluster):
     pair = ("--target", str(DEMO_TARGET), "--draft", str(DEMO_DRAFT))
     process = own_cluster.launch("up", *pair, "--port", "0").wait_ready()
     services = children(process.pid)
-    assert set(services) == {"orchestrator", "draft", "verify"}
+    assert set(services) == {"orchestrator", "draft", "verify", "gateway"}
     process.signal(signal.SIGINT)
     assert process.wait(30) == 0
     for pid in services.values():

@@ -19,7 +19,7 @@ GENERATED = ("v1", "keda")
 """Packages of `outrider` that are made from protos."""
 MAX_FILE = 500
 KNOWS_GENERATED_CODE = (
-    *("outrider/wire.py", "outrider/cli/client.py", "orchestrator/wire.py", "orchestrator/probe.py"),
+    *("outrider/wire.py", "outrider/client/wire.py", "orchestrator/wire.py", "orchestrator/probe.py"),
     *("orchestrator/draft_client.py", "orchestrator/verify_client.py"),
     "orchestrator/scaler_servicer.py",
     *(f"{service}/{file}.py" for service in SERVICES for file in ("main", "servicer")),
@@ -105,10 +105,11 @@ def test_no_wait_swallows_a_cancel():
     assert not calls
 
 
-def test_the_orchestrator_starts_without_torch():
-    """Importing the orchestrator loads neither torch nor transformers."""
+@pytest.mark.parametrize("module", ["orchestrator.main", "orchestrator.gateway.main"])
+def test_the_orchestrator_starts_without_torch(module):
+    """Importing the orchestrator or the gateway loads neither torch nor transformers."""
     program = (
-        "import sys, orchestrator.main\n"
+        f"import sys, {module}\n"
         "sys.exit(', '.join(m for m in ('torch', 'transformers', 'numpy', 'numba') if m in sys.modules) or 0)"
     )
     done = subprocess.run(

@@ -17,6 +17,8 @@ from outrider.cli.up_plan import ChildSpec
 
 REPLICAS = [ChildSpec("verify-0", "verify", ()), ChildSpec("draft-0", "draft", ())]
 ORCHESTRATOR = ChildSpec("orchestrator", "orchestrator", ("--port", "0"))
+GATEWAY = ChildSpec("gateway", "gateway", ("--listen-fd", "7"), sockets=(7,))
+URL = "http://127.0.0.1:8000"
 
 
 class FakeChild:
@@ -58,14 +60,14 @@ async def until(condition: Callable[[], bool]) -> None:
 class World:
     """A fleet whose children are fakes."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, gateway: ChildSpec | None) -> None:
         self.log: list[str] = []
         self.started: asyncio.Queue[FakeChild] = asyncio.Queue()
         self.file = folder / "replicas"
         self.restarts = asyncio.Event()
         """Cleared, crashed children wait for their restart."""
         self.restarts.set()
-        self.fleet = Fleet(REPLICAS, ORCHESTRATOR, self.file, None, 1.0, self._start, self._pause)
+        self.fleet = Fleet(REPLICAS, ORCHESTRATOR, self.file, None, 1.0, self._start, self._pause, gateway)
 
     async def _start(self, spec: ChildSpec, _file: str | None, _show: Callable[[str], None]) -> FakeChild:
         child = FakeChild(spec, self.log)
@@ -85,11 +87,13 @@ class World:
         return children
 
 
-def _run(folder: Path, scenario: Callable[[World], Awaitable[None]]) -> tuple[int, list[str]]:
+def _run(
+    folder: Path, scenario: Callable[[World], Awaitable[None]], gateway: ChildSpec | None = None
+) -> tuple[int, list[str]]:
     """The fleet's exit status and what was started and stopped, in order."""
 
     async def both() -> tuple[int, list[str]]:
-        world = World(folder)
+        world = World(folder, gateway)
         fleet = asyncio.create_task(world.fleet.run())
         await scenario(world)
         return await fleet, world.log
@@ -190,3 +194,60 @@ def test_a_taken_port_does_not_wait_for_models(tmp_path: Path, capsys: pytest.Ca
     assert status == 2
     assert log[-2:] == ["SIGTERM verify-0", "SIGTERM draft-0"]
     assert "orchestrator did not start: port: cannot listen" in capsys.readouterr().err
+
+
+async def _up_with_gateway(world: World, endpoint: str = "127.0.0.1:7700") -> tuple[FakeChild, FakeChild]:
+    """Bring everything up; returns orchestrator and gateway."""
+    verify, draft, orchestrator = [await world.started.get() for _ in range(3)]
+    verify.become_ready("127.0.0.1:1001")
+    draft.become_ready("127.0.0.1:1002")
+    await until(lambda: world.file.read_text().count("\n") == 2)
+    orchestrator.become_ready(endpoint)
+    gateway = await world.started.get()
+    assert not world.fleet.supervisor.up
+    gateway.become_ready(URL)
+    await until(lambda: world.fleet.supervisor.up)
+    return orchestrator, gateway
+
+
+def test_the_gateway_starts_when_there_is_something_behind_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It gets the orchestrator's address, the ready line names both, and it stops first."""
+
+    async def scenario(world: World) -> None:
+        _, gateway = await _up_with_gateway(world)
+        assert gateway.spec.arguments[-2:] == ("--orchestrator", "127.0.0.1:7700")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    status, log = _run(tmp_path, scenario, GATEWAY)
+    assert status == 0
+    assert log[3] == "start gateway"
+    assert log[4:6] == ["SIGTERM gateway", "SIGTERM orchestrator"]
+    ready = json.loads(capsys.readouterr().out)
+    assert (ready["endpoint"], ready["http"]) == ("127.0.0.1:7700", URL)
+
+
+def test_a_gateway_calls_an_orchestrator_of_all_addresses_on_this_machine(tmp_path: Path) -> None:
+    """0.0.0.0 can be listened on, not called."""
+
+    async def scenario(world: World) -> None:
+        _, gateway = await _up_with_gateway(world, "0.0.0.0:7700")
+        assert gateway.spec.arguments[-1] == "127.0.0.1:7700"
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert _run(tmp_path, scenario, GATEWAY)[0] == 0
+
+
+def test_a_crashed_gateway_comes_back_alone(tmp_path: Path) -> None:
+    """On the same socket, to the same orchestrator; the replicas' file stays as it is."""
+
+    async def scenario(world: World) -> None:
+        _, gateway = await _up_with_gateway(world)
+        gateway.end(-9)
+        again = await world.started.get()
+        assert again.spec == gateway.spec
+        assert world.file.read_text() == "verify 127.0.0.1:1001\ndraft 127.0.0.1:1002\n"
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert _run(tmp_path, scenario, GATEWAY)[0] == 0

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
 
-from outrider.cli import resume
+from outrider.cli import generate
 from outrider.cli.main import main
+from outrider.client.retries import Retries
 from outrider.errors import (
     InternalError,
     InvalidRequest,
@@ -22,77 +21,16 @@ from outrider.errors import (
     Unauthenticated,
     UnknownModel,
 )
-from outrider.rpc_errors import DETAILS_KEY, code_of, details_of
-from outrider.v1 import generation_pb2, generation_pb2_grpc, tokens_pb2
-
-TEXT = {11: "one ", 12: "two ", 13: "three"}
-SEED = 2**64 - 1
-
-
-class FakeOrchestrator(generation_pb2_grpc.GenerationServiceServicer):
-    """Answers every request with the tokens of `TEXT` that it does not have yet; keeps what it was asked."""
-
-    def __init__(self) -> None:
-        self.requests: list[generation_pb2.GenerateRequest] = []
-        self.metadata: list[dict[str, Any]] = []
-        self.error: OutriderError | None = None
-        self.begins = True
-        """Sends `Started`; orchestrators of before do not."""
-        self.breaks: list[tuple[int, grpc.StatusCode]] = []
-        """The next streams end with these statuses instead of bringing more than so many tokens."""
-
-    def Generate(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:  # noqa: N802
-        """See the proto."""
-        self.requests.append(request)
-        self.metadata.append(dict(context.invocation_metadata()))
-        if self.error is not None:
-            context.set_trailing_metadata(((DETAILS_KEY, details_of(self.error)),))
-            context.abort(code_of(self.error), str(self.error))
-        if self.begins:
-            started = generation_pb2.Started(request_id="r", seed=SEED, model="demo", prompt_tokens=3)
-            yield generation_pb2.GenerateResponse(started=started)
-        room, status = self.breaks.pop(0) if self.breaks else (len(TEXT), None)
-        for token in [token for token in TEXT if token not in request.resume_token_ids][:room]:
-            chunk = generation_pb2.Chunk(text=TEXT[token], token_ids=[token])
-            yield generation_pb2.GenerateResponse(chunk=chunk)
-        if status is not None:
-            context.abort(status, "gone")
-        yield generation_pb2.GenerateResponse(complete=_complete(request.record_timeline))
-
-
-def _complete(timeline: bool) -> generation_pb2.Complete:
-    event = generation_pb2.TimelineEvent(
-        lane=generation_pb2.TimelineEvent.LANE_VERIFY,
-        start_unix_nano=10**18,
-        duration_micros=500,
-        name="forward",
-        step=1,
-        nodes=4,
-        accepted=1,
-    )
-    return generation_pb2.Complete(
-        finish_reason=tokens_pb2.FINISH_REASON_STOP,
-        usage=generation_pb2.Usage(prompt_tokens=3, completion_tokens=3),
-        speculation=generation_pb2.SpeculationStats(
-            steps=1, hits=1, acceptance_length=2.0, decode_micros=200, decode_busy_micros=190
-        ),
-        seed=SEED,
-        model="demo",
-        timeline=[event] if timeline else [],
-    )
+from outrider.v1 import generation_pb2, tokens_pb2
+from tests.unit.client.fake_orchestrator import SEED, FakeOrchestrator, serving
 
 
 @pytest.fixture
 def orchestrator(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeOrchestrator]:
     """A fake orchestrator where the command finds it."""
-    fake = FakeOrchestrator()
-    server = grpc.server(ThreadPoolExecutor(2))
-    generation_pb2_grpc.add_GenerationServiceServicer_to_server(fake, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    monkeypatch.setenv("OUTRIDER_ENDPOINT", f"127.0.0.1:{port}")
-    yield fake
-    server.stop(None)
+    with serving(FakeOrchestrator()) as (fake, endpoint):
+        monkeypatch.setenv("OUTRIDER_ENDPOINT", endpoint)
+        yield fake
 
 
 def test_text_goes_to_standard_output_and_nothing_else(
@@ -209,7 +147,7 @@ def test_a_stream_that_brings_nothing_more_is_given_up(
     orchestrator: FakeOrchestrator, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The attempts are bounded, and what failed is one sentence."""
-    monkeypatch.setattr(resume, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(generate, "RETRIES", Retries((), (0.0, 0.0)))
     orchestrator.breaks = [(1, UNAVAILABLE), *[(0, UNAVAILABLE)] * 9]
     assert main(["generate", "count"]) == 1
     captured = capsys.readouterr()
@@ -241,7 +179,7 @@ def test_what_cannot_be_resumed_ends_at_once(
             "--timeline: there is no folder '/no/such/folder'",
         ),
         (["--file", "/no/such/file"], "--file: cannot read"),
-        (["x", "--top-k", "-1"], "request: a number is out of the range"),
+        (["x", "--top-k", "-1"], "sampling.top_k: -1 is out of the range of its field; use 0 or more"),
         (["x", "--tls-cert", "cert.pem"], "tls_client_key: must be set"),
     ],
 )

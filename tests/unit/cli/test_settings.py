@@ -11,13 +11,14 @@ import pytest
 from outrider.cli.commands import SERVICES
 from outrider.cli.settings import Resolved, add_flags, flag_of, resolve
 from outrider.cli.up_plan import UpConfig
-from outrider.config import DraftConfig, OrchestratorConfig, Settings, VerifyConfig
+from outrider.config import DraftConfig, GatewayConfig, OrchestratorConfig, Settings, VerifyConfig
 from outrider.errors import ConfigError
 
 TABLES: dict[str, type[Settings]] = {
     "verify": VerifyConfig,
     "draft": DraftConfig,
     "orchestrator": OrchestratorConfig,
+    "gateway": GatewayConfig,
     "up": UpConfig,
 }
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from outrider.cli.settings import Resolved, add_flags, resolve
-from outrider.cli.up_plan import UpConfig, plan_orchestrator, plan_replicas, share_cores
-from outrider.config import DraftConfig, Settings, VerifyConfig
+from outrider.cli.up_plan import UpConfig, plan_gateway, plan_orchestrator, plan_replicas, share_cores
+from outrider.config import DraftConfig, GatewayConfig, Settings, VerifyConfig
 from outrider.errors import ConfigError
 
 
@@ -21,7 +21,11 @@ def _resolved(*flags: str) -> Resolved[UpConfig]:
 
 def _settings(service: str, arguments: tuple[str, ...]) -> Any:
     """The child's own reading of its flags."""
-    kind: type[Settings] = {"verify": VerifyConfig, "draft": DraftConfig}[service]
+    kind: type[Settings] = {
+        "verify": VerifyConfig,
+        "draft": DraftConfig,
+        "gateway": GatewayConfig,
+    }[service]
     parser = argparse.ArgumentParser()
     add_flags(parser, kind, service)
     return resolve(service, kind, parser.parse_args(arguments), {}).config
@@ -138,3 +142,13 @@ def test_drafts_that_make_no_sense_are_refused(text: str) -> None:
     """With the flag's name, and what it takes."""
     with pytest.raises(ConfigError, match=r"--drafts: "):
         _resolved("--target", "big", f"--drafts={text}")
+
+
+def test_the_gateway_gets_its_socket_and_keeps_off_the_targets_core() -> None:
+    """As the orchestrator does; what they have in common is passed on."""
+    resolved = _resolved("--target", "big", "--draft", "small", "--grace-seconds", "3")
+    cores = [0, 1]
+    replicas = plan_replicas(resolved, cores, gpu=False)
+    spec = plan_gateway(resolved, 5, replicas, cores)
+    config = _settings("gateway", spec.arguments)
+    assert (spec.sockets, config.listen_fd, config.cpus, config.grace_seconds) == ((5,), 5, "1", 3.0)

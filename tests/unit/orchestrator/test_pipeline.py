@@ -25,7 +25,6 @@ class ScriptedSession:
 
     def __init__(self, wants: list[Action]) -> None:
         self.wants = wants
-        self.ended = False
 
     def start(self, now: float) -> list[Action]:
         """Everything."""
@@ -38,10 +37,6 @@ class ScriptedSession:
     def stop(self) -> list[Action]:
         """The text has reached a stop string."""
         return [Finish(FinishReason.STOP)]
-
-    def end(self) -> None:
-        """It is over."""
-        self.ended = True
 
 
 class StoppingOutput:
@@ -95,6 +90,6 @@ def test_nothing_follows_a_stop_string(after: Action) -> None:
         parts: Any = (session, StoppingOutput(), fleet, emit, SilentObserver())
         pipeline = Pipeline(*parts, draft_open_seconds=1.0)
         await pipeline.run(on_end)
-        assert (pipeline.reason, fleet.drafts, emitted, session.ended) == (FinishReason.STOP, 0, [], True)
+        assert (pipeline.reason, fleet.drafts, emitted) == (FinishReason.STOP, 0, [])
 
     run(scenario)

@@ -16,7 +16,7 @@ from outrider.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, Un
 from outrider.telemetry import spans
 from outrider.v1 import generation_pb2, tokens_pb2
 from tests.fakes import INFO, FakeDraft, FakeVerify, continuation
-from tests.unit.orchestrator.rig import AUTO, OFF, PROMPT, SEQUENTIAL, Rig, run
+from tests.unit.orchestrator.rig import AUTO, OFF, PROMPT, SEQUENTIAL, Rig, request, run
 from tests.unit.orchestrator.test_text import byte_level
 from tests.unit.orchestrator.test_tokenizer import TEMPLATE
 
@@ -180,6 +180,26 @@ def test_model_info() -> None:
             info = await rig.stub.GetModelInfo(generation_pb2.GetModelInfoRequest())
             assert (info.target.model, info.verify_replicas, info.draft_replicas) == ("fake", 2, 1)
             assert not info.text_prompts
+
+    run(scenario)
+
+
+LONG_ID = "x" * 129
+
+
+@pytest.mark.parametrize(("given", "kept"), [("my-id", True), ("", False), ("a b", False), (LONG_ID, False)])
+def test_a_callers_request_id_is_kept(given: str, kept: bool) -> None:
+    """In `Started` and `Complete`; one is made where it gave none that can be kept."""
+
+    async def scenario() -> None:
+        async with Rig(FakeVerify()) as rig:
+            metadata = (("x-request-id", given),)
+            call = rig.stub.Generate(request(PROMPT), metadata=metadata, timeout=20.0)
+            answer = [response async for response in call]
+            ids = {answer[0].started.request_id, answer[-1].complete.request_id}
+            assert (ids == {given}) == kept
+            assert len(ids) == 1
+            assert "" not in ids
 
     run(scenario)
 

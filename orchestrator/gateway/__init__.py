@@ -1,0 +1,1 @@
+"""The OpenAI API over HTTP, as a process of its own before the orchestrators."""

@@ -1,0 +1,211 @@
+"""The ASGI application: paths, tokens, request ids, and errors as answers."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp
+
+from orchestrator.auth import Tokens, digest_of
+from orchestrator.gateway.bodies import Bodies
+from orchestrator.gateway.endpoints import (
+    Generating,
+    Models,
+    Receive,
+    Scope,
+    Send,
+    send_bytes,
+    send_json,
+    send_problem,
+)
+from orchestrator.gateway.errors import Kind, Problem
+from orchestrator.gateway.instruments import GatewayInstruments
+from outrider import __version__
+from outrider.client import AsyncClient
+from outrider.errors import Unauthenticated, Unavailable
+from outrider.logs import get_logger, request_context
+from outrider.reloading import Reloaded
+from outrider.request_ids import HEADER, request_id_of
+
+logger = get_logger(__name__)
+NOT_FOUND = Kind(404, "invalid_request_error", "not_found")
+NOT_ALLOWED = Kind(405, "invalid_request_error", "method_not_allowed")
+TRACEPARENT = re.compile(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+SCHEME = "bearer "
+HEALTH_SECONDS = 2.0
+ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/version", "/metrics")
+
+
+class Gateway:
+    """The application. `draining` refuses what comes, when the process is to end."""
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        health: Callable[[], Awaitable[bool]],
+        bodies: Bodies,
+        seconds: float,
+        tokens: Reloaded[Tokens] | None,
+        instruments: GatewayInstruments,
+        registry: CollectorRegistry = REGISTRY,
+    ) -> None:
+        self.draining = False
+        self.running = 0
+        self._health = health
+        self._tokens = tokens
+        self._instruments = instruments
+        self._registry = registry
+        self._router = Router(self._routes(client, bodies, seconds), redirect_slashes=False)
+        self._router.default = cast(ASGIApp, _not_found)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """An ASGI application."""
+        if scope["type"] != "http":
+            raise RuntimeError(f"no {scope['type']} is served")
+        headers = dict(scope["headers"])
+        scope["state"] = state = _state(headers)
+        answer, began = _Answer(send, state["request_id"]), time.monotonic()
+        self._enter(1)
+        try:
+            with request_context(state["request_id"]):
+                await self._answer(scope, receive, answer, headers)
+        finally:
+            self._enter(-1)
+            self._log(scope, answer.status, time.monotonic() - began)
+
+    def _enter(self, change: int) -> None:
+        self.running += change
+        self._instruments.running(change)
+
+    async def _answer(
+        self, scope: Scope, receive: Receive, answer: _Answer, headers: dict[bytes, bytes]
+    ) -> None:
+        try:
+            if self.draining:
+                raise Unavailable("this gateway is shutting down; try another")
+            self._check_token(scope, headers)
+            await self._router(scope, receive, answer.send)
+        except Exception as error:  # the last line of defence
+            if answer.status:
+                logger.exception("unexpected error after the answer had begun")
+                return
+            await send_problem(answer.send, error)
+
+    def _check_token(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+        if self._tokens is None or not scope["path"].startswith("/v1/"):
+            return
+        header = headers.get(b"authorization", b"").decode("latin-1")
+        if not self._tokens.current().know(digest_of((("authorization", header),))):
+            raise Unauthenticated("authorization: send 'Bearer <token>' with a token that this service knows")
+
+    def _log(self, scope: Scope, status: int, seconds: float) -> None:
+        path = scope["path"]
+        endpoint = path if path in ENDPOINTS else "other"
+        self._instruments.finished(endpoint, status, seconds)
+        if endpoint.startswith("/v1/"):
+            request_id = scope["state"]["request_id"]
+            logger.info(
+                "answered", endpoint=endpoint, status=status, seconds=round(seconds, 4), request_id=request_id
+            )
+
+    def _routes(self, client: AsyncClient, bodies: Bodies, seconds: float) -> list[Route]:
+        def generating(chat: bool) -> Any:
+            return Generating(client, bodies, self._instruments, seconds, chat)
+
+        models: Any = Models(client)
+        return [
+            _route("/v1/completions", generating(False), "POST"),
+            _route("/v1/chat/completions", generating(True), "POST"),
+            _route("/v1/models", models, "GET"),
+            _route("/v1/models/{model:path}", models, "GET"),
+            _route("/health", self._healthy, "GET"),
+            _route("/version", _version, "GET"),
+            _route("/metrics", self._metrics, "GET"),
+        ]
+
+    async def _healthy(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        if not await self._health():
+            raise Unavailable("the orchestrator cannot serve now")
+        await send_json(send, 200, {})
+
+    async def _metrics(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        await send_bytes(send, 200, generate_latest(self._registry), CONTENT_TYPE_LATEST.encode())
+
+
+class _Answer:
+    """Puts the request's id on the answer, and keeps its status; 0 before it has begun."""
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self._send = send
+        self._request_id = request_id.encode()
+        self.status = 0
+
+    async def send(self, message: Any) -> None:
+        """See ASGI."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message["headers"] = [*message["headers"], (HEADER.encode(), self._request_id)]
+        await self._send(message)
+
+
+class _App:
+    """Makes an ASGI application of a method: Starlette takes functions for something else."""
+
+    def __init__(self, path: str, method: str, answer: Callable[[Scope, Receive, Send], Any]) -> None:
+        self._path = path
+        self._method = method
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """An ASGI application."""
+        if scope["method"] not in (self._method, "HEAD" if self._method == "GET" else ""):
+            said = f"{scope['method'][:20]}: {self._path} takes {self._method}"
+            raise Problem(NOT_ALLOWED, said, None, {"allow": self._method})
+        await self._answer(scope, receive, send)
+
+
+def health_of(channel: Any) -> Callable[[], Awaitable[bool]]:
+    """Asks the orchestrator behind a channel whether it serves."""
+    stub = health_pb2_grpc.HealthStub(channel)
+
+    async def healthy() -> bool:
+        try:
+            answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=HEALTH_SECONDS)
+        except Exception:  # whatever it is, it does not serve
+            return False
+        serving: bool = answer.status == health_pb2.HealthCheckResponse.SERVING
+        return serving
+
+    return healthy
+
+
+def _route(path: str, answer: Any, method: str) -> Route:
+    return Route(path, _App(path, method, answer))
+
+
+def _state(headers: dict[bytes, bytes]) -> dict[str, Any]:
+    """What is taken from a request's headers: the caller's id, trace and token, passed on as they are."""
+    given = headers.get(HEADER.encode(), b"").decode("latin-1")
+    trace = headers.get(b"traceparent", b"")
+    header = headers.get(b"authorization", b"").decode("latin-1")
+    token = header[len(SCHEME) :].strip() if header[: len(SCHEME)].lower() == SCHEME else ""
+    return {
+        "request_id": request_id_of(given),
+        "traceparent": trace.decode() if TRACEPARENT.fullmatch(trace) else "",
+        "token": token,
+    }
+
+
+async def _not_found(scope: Scope, _receive: Receive, _send: Send) -> None:
+    paths = ", ".join(ENDPOINTS)
+    raise Problem(NOT_FOUND, f"{scope['path'][:200]}: nothing is here; use one of {paths}")
+
+
+async def _version(_scope: Scope, _receive: Receive, send: Send) -> None:
+    await send_json(send, 200, {"version": __version__})

@@ -1,0 +1,104 @@
+"""Streams that go on after `Last-Event-ID`: what an event's id says, and what is left out then. Pure.
+
+The id has the seed and how many characters of each choice have been sent. With them any gateway generates the
+same text once more and sends what follows.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from orchestrator.gateway.errors import wrong
+from orchestrator.gateway.requests import Asked
+from outrider.client import Chunk, Complete, Event, Started
+
+HEADER = "last-event-id"
+ID = re.compile(r"([0-9a-f]{1,16})((?:\.(?:-|[0-9]{1,9}e?)){1,16})")
+"""Seed, and of each choice the characters sent and whether its end was; - where it had not begun."""
+SEEDS = 2**64
+
+
+@dataclass(slots=True)
+class _Choice:
+    """How much of one choice the caller has."""
+
+    sent: int = 0
+    ended: bool = False
+    begun: bool = False
+    skip: int = 0
+    """Characters that come again and are left out."""
+
+    @property
+    def said(self) -> str:
+        """As in an id."""
+        return f"{self.sent}{'e' if self.ended else ''}" if self.begun else "-"
+
+
+@dataclass(slots=True)
+class Progress:
+    """Of one stream of one prompt."""
+
+    choices: list[_Choice]
+    seed: int = 0
+    """Of the first choice; each other's is by one above that of the one before."""
+
+    @classmethod
+    def of(cls, asked: Asked) -> Progress | None:
+        """A stream from its beginning; None where ids are not sent: for several prompts, whose seeds differ,
+        and with log probabilities, which belong to tokens and not to characters."""
+        if len(asked.requests) > 1 or asked.top_logprobs is not None:
+            return None
+        return cls([_Choice() for _ in range(asked.per_prompt)])
+
+    @property
+    def id(self) -> str:
+        """Of the event that is sent now."""
+        return f"{self.seed:x}" + "".join(f".{one.said}" for one in self.choices)
+
+    def left(self, event: Event) -> Event | None:
+        """What the caller does not have of an event; None: it has all of it."""
+        choice = self.choices[event.index]
+        match event:
+            case Started():
+                self.seed = (event.seed - event.index) % SEEDS
+                known, choice.begun = choice.begun, True
+                return None if known else event
+            case Chunk():
+                text = event.text[choice.skip :]
+                choice.skip = max(0, choice.skip - len(event.text))
+                choice.sent += len(text)
+                return replace(event, text=text) if text else None
+            case Complete():
+                known, choice.ended = choice.ended, True
+                return None if known else event
+
+
+def continued(asked: Asked, last: str) -> tuple[Asked, Progress | None]:
+    """The request that brings the text once more, and what of it the caller has.
+
+    `last` is the header's value, empty in a stream's first request.
+
+    Raises:
+        Problem: the id is none of ours, or not of such a request.
+    """
+    progress = Progress.of(asked)
+    if not last:
+        return asked, progress
+    found = ID.fullmatch(last)
+    if found is None or progress is None or not asked.stream:
+        raise wrong(HEADER, "must be the id of an event of this stream; leave it out")
+    counts = found[2].split(".")[1:]
+    if len(counts) != len(progress.choices):
+        raise wrong(HEADER, f"is of a stream of {len(counts)} choices, not {len(progress.choices)}")
+    seed = int(found[1], 16)
+    known = [_known(count) for count in counts]
+    request = replace(asked.requests[0], seed=seed)
+    return replace(asked, requests=(request,)), Progress(known, seed)
+
+
+def _known(count: str) -> _Choice:
+    if count == "-":
+        return _Choice()
+    sent = int(count.removesuffix("e"))
+    return _Choice(sent, count.endswith("e"), begun=True, skip=sent)

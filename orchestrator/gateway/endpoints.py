@@ -1,0 +1,199 @@
+"""What is answered at each path."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing
+from functools import partial
+from typing import Any
+
+from orchestrator.gateway.bodies import Bodies
+from orchestrator.gateway.continuing import HEADER, Progress, continued
+from orchestrator.gateway.errors import UNEXPECTED, Problem, problem_of
+from orchestrator.gateway.instruments import GatewayInstruments
+from orchestrator.gateway.requests import Asked, chat_from, completions_from
+from orchestrator.gateway.responses import Answer
+from orchestrator.gateway.streams import merged, while_connected
+from outrider.client import AsyncClient, Chunk, Complete, Event
+from outrider.client.results import Collected
+from outrider.errors import InternalError, OutriderError, UnknownModel
+from outrider.logs import get_logger
+
+logger = get_logger(__name__)
+JSON = b"application/json"
+EVENTS = b"text/event-stream; charset=utf-8"
+DONE = b"data: [DONE]\n\n"
+
+Scope = dict[str, Any]
+Receive = Callable[[], Coroutine[Any, Any, Any]]
+Send = Callable[[Any], Coroutine[Any, Any, None]]
+
+
+class Generating:
+    """`/v1/completions` or `/v1/chat/completions`: one request to its end, or until its caller goes."""
+
+    def __init__(
+        self, client: AsyncClient, bodies: Bodies, instruments: GatewayInstruments, seconds: float, chat: bool
+    ) -> None:
+        self._client = client
+        self._bodies = bodies
+        self._instruments = instruments
+        self._seconds = seconds
+        self._asked_from = chat_from if chat else completions_from
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """An ASGI application."""
+        headers = dict(scope["headers"])
+        asked = await self._bodies.read(headers, receive, self._asked_from)
+        asked, progress = continued(asked, headers.get(HEADER.encode(), b"").decode("latin-1"))
+        answer = Answer.to(asked, scope["state"]["request_id"], int(time.time()))
+        events = self._events(asked, scope["state"])
+        if asked.stream:
+            work = self._stream(answer, events, send, progress)
+        else:
+            work = self._whole(answer, events, send)
+        if not await while_connected(receive, work):
+            self._instruments.aborted()
+
+    async def _whole(self, answer: Answer, events: AsyncGenerator[Event, None], send: Send) -> None:
+        collected = Collected()
+        async with aclosing(events):
+            async for event in events:
+                collected.add(event)
+        await send_json(send, 200, answer.finished(collected.result().generations))
+
+    async def _stream(
+        self, answer: Answer, events: AsyncGenerator[Event, None], send: Send, progress: Progress | None
+    ) -> None:
+        """The status is sent with the first event: what is refused before it has a status of its own."""
+        begun = False
+        async with aclosing(events):
+            try:
+                async for event in events:
+                    left = event if progress is None else progress.left(event)
+                    part = answer.part(event, left)
+                    if not begun:
+                        await _begin_stream(send)
+                        begun = True
+                    if part is not None:
+                        await _send_part(send, part, progress)
+            except Exception as error:
+                if not begun:
+                    raise
+                await send(_body(_event(_problem(error).body()), last=True))
+                return
+        if answer.asked.include_usage:
+            await _send_part(send, answer.usage_part())
+        await send(_body(DONE, last=True))
+
+    async def _events(self, asked: Asked, state: dict[str, Any]) -> AsyncGenerator[Event, None]:
+        """All events of a request, counted."""
+        opened, first = time.monotonic(), True
+        streams = [partial(self._client.stream, one, **self._call(state)) for one in asked.requests]
+        async with aclosing(merged(streams, asked.per_prompt)) as events:
+            async for event in events:
+                if first and isinstance(event, Chunk):
+                    self._instruments.first_text(time.monotonic() - opened)
+                    first = False
+                if isinstance(event, Complete):
+                    self._instruments.completed(event.model, event.usage.completion_tokens, event.speculation)
+                yield event
+
+    def _call(self, state: dict[str, Any]) -> dict[str, Any]:
+        return {"timeout": self._seconds, **_credentials(state)}
+
+
+class Models:
+    """`/v1/models` and `/v1/models/{model}`."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+        self._created = int(time.time())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """An ASGI application."""
+        info = await self._client.model_info(token=scope["state"]["token"])
+        model = {
+            "id": info.model,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "outrider",
+            "max_model_len": info.context_length,
+        }
+        asked = scope.get("path_params", {}).get("model")
+        if asked is None:
+            await send_json(send, 200, {"object": "list", "data": [model]})
+        elif asked == info.model:
+            await send_json(send, 200, model)
+        else:
+            raise UnknownModel(asked[:200], info.model)
+
+
+async def send_json(send: Send, status: int, value: Any, headers: dict[str, str] | None = None) -> None:
+    """A whole answer."""
+    await send_bytes(send, status, dumped(value), JSON, headers)
+
+
+async def send_bytes(
+    send: Send, status: int, data: bytes, kind: bytes, headers: dict[str, str] | None = None
+) -> None:
+    """A whole answer of a media type."""
+    given = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
+    length = (b"content-length", str(len(data)).encode())
+    await send(
+        {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [(b"content-type", kind), length, *given],
+        }
+    )
+    await send(_body(data, last=True))
+
+
+async def send_problem(send: Send, error: Exception) -> None:
+    """The answer that stands for an error."""
+    problem = _problem(error)
+    await send_json(send, problem.kind.status, problem.body(), dict(problem.headers))
+
+
+def dumped(value: Any) -> bytes:
+    """JSON, as short as it can be."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def _problem(error: Exception) -> Problem:
+    """What the caller hears of an error; what it must not hear is logged."""
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, OutriderError):
+        return problem_of(error)
+    logger.error("unexpected error", exc_info=error)
+    return problem_of(InternalError(UNEXPECTED))
+
+
+def _credentials(state: dict[str, Any]) -> dict[str, str]:
+    return {name: state[name] for name in ("token", "request_id", "traceparent")}
+
+
+async def _begin_stream(send: Send) -> None:
+    headers = [
+        (b"content-type", EVENTS),
+        (b"cache-control", b"no-cache"),
+        (b"x-accel-buffering", b"no"),  # proxies pass each event on at once
+    ]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+
+async def _send_part(send: Send, part: dict[str, Any], progress: Progress | None = None) -> None:
+    id_line = b"" if progress is None else f"id: {progress.id}\n".encode()
+    await send(_body(id_line + _event(part)))
+
+
+def _event(value: Any) -> bytes:
+    return b"data: " + dumped(value) + b"\n\n"
+
+
+def _body(data: bytes, last: bool = False) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": data, "more_body": not last}

@@ -1,0 +1,184 @@
+"""Every field of the two endpoints, and what is done with it. docs/openai.md shows the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.gateway import reading
+from orchestrator.gateway.errors import Problem, wrong
+from orchestrator.gateway.reading import Reader
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """Is passed on as an option of the client's request."""
+
+    read: Reader
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """Is read by name where the request is made."""
+
+    read: Reader
+
+
+@dataclass(frozen=True, slots=True)
+class Only:
+    """Is taken at these values, which change nothing."""
+
+    values: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """Says nothing about the text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Would change the text, and is not supported."""
+
+    instead: str = "leave it out"
+
+
+Field = Option | Own | Only | Ignored | Refused
+"""What is done with a field. Null is the same as absent for all of them."""
+
+
+def _anything(_path: str, value: Any) -> Any:
+    return value
+
+
+COMMON: Mapping[str, Field] = {
+    "model": Option(reading.text, "model"),
+    "stream": Own(reading.flag),
+    "stream_options": Own(_anything),
+    "n": Option(reading.count, "n"),
+    "seed": Option(reading.seed, "seed"),
+    "stop": Option(reading.stop, "stop"),
+    "temperature": Option(reading.number, "temperature"),
+    "top_p": Option(reading.number, "top_p"),
+    "presence_penalty": Option(reading.number, "presence_penalty"),
+    "frequency_penalty": Option(reading.number, "frequency_penalty"),
+    "logit_bias": Option(reading.bias, "logit_bias"),
+    "max_tokens": Own(reading.count),
+    "user": Ignored(),
+    # vLLM's
+    "top_k": Option(reading.top_k, "top_k"),
+    "min_p": Option(reading.number, "min_p"),
+    "repetition_penalty": Option(reading.number, "repetition_penalty"),
+    "ignore_eos": Option(reading.flag, "ignore_eos"),
+    "min_tokens": Option(reading.count, "min_tokens"),
+    "stop_token_ids": Option(reading.ids, "stop_token_ids"),
+    "priority": Option(reading.priority, "priority"),
+    "skip_special_tokens": Only((True,)),
+    "spaces_between_special_tokens": Only((True, False)),
+    "include_stop_str_in_output": Only((False,)),
+    "use_beam_search": Only((False,)),
+    "length_penalty": Only((1.0,)),
+    "echo": Only((False,)),
+    "prompt_logprobs": Refused(),
+    "truncate_prompt_tokens": Refused("shorten the prompt"),
+    "guided_json": Refused(),
+    "guided_regex": Refused(),
+    "guided_choice": Refused(),
+    "guided_grammar": Refused(),
+    "structured_outputs": Refused(),
+    "response_format": Only(({"type": "text"},)),
+    # Ours
+    "task": Option(reading.text, "task"),
+    "speculation": Own(_anything),
+}
+COMPLETIONS: Mapping[str, Field] = {
+    **COMMON,
+    "prompt": Own(_anything),
+    "logprobs": Option(reading.count, "logprobs"),
+    "best_of": Only((1,)),
+    "suffix": Only(("",)),
+    "add_special_tokens": Only((True,)),
+}
+CHAT: Mapping[str, Field] = {
+    **COMMON,
+    "messages": Own(_anything),
+    "max_completion_tokens": Own(reading.count),
+    "logprobs": Own(reading.flag),
+    "top_logprobs": Own(reading.count),
+    "store": Only((False,)),
+    "metadata": Ignored(),
+    "service_tier": Ignored(),
+    "safety_identifier": Ignored(),
+    "prompt_cache_key": Ignored(),
+    "prompt_cache_retention": Ignored(),
+    "tools": Only(([],)),
+    "tool_choice": Only(("none",)),
+    "parallel_tool_calls": Refused(),
+    "functions": Only(([],)),
+    "function_call": Only(("none",)),
+    "modalities": Only((["text"],)),
+    "audio": Refused(),
+    "prediction": Refused(),
+    "reasoning_effort": Only(("none",)),
+    "verbosity": Refused(),
+    "web_search_options": Refused(),
+    "add_generation_prompt": Only((True,)),
+    "continue_final_message": Only((False,)),
+    "add_special_tokens": Only((False,)),
+    "chat_template": Refused(),
+    "chat_template_kwargs": Only(({},)),
+    "documents": Refused(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sorted:
+    """The fields of one request."""
+
+    options: dict[str, Any]
+    """What is passed on, by the client's names."""
+    own: dict[str, Any]
+    """What the endpoint makes something of, by the request's names."""
+
+
+def sort_fields(body: Any, known: Mapping[str, Field]) -> Sorted:
+    """The fields of a request's JSON, each read and checked by itself.
+
+    Raises:
+        Problem: the body is no object, or a field is unknown, not supported, or of the wrong kind.
+    """
+    if not isinstance(body, dict):
+        raise Problem(wrong("", "").kind, "the body must be a JSON object")
+    found = Sorted({}, {})
+    for name, value in body.items():
+        if value is not None:
+            _sort(found, name, value, known.get(name))
+    return found
+
+
+def _sort(found: Sorted, name: str, value: Any, field: Field | None) -> None:
+    match field:
+        case Option():
+            found.options[field.name] = field.read(name, value)
+        case Own():
+            found.own[name] = field.read(name, value)
+        case Only():
+            _check_neutral(name, value, field)
+        case Refused():
+            raise wrong(name, f"is not supported; {field.instead}")
+        case Ignored():
+            pass
+        case None:
+            raise wrong(name[:100], "is not a field of this endpoint; leave it out")
+
+
+def _check_neutral(name: str, value: Any, field: Only) -> None:
+    if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in field.values):
+        shown = " or ".join(map(_shown, field.values))
+        raise wrong(name, f"is supported as {shown} only; leave it out")
+
+
+def _shown(value: Any) -> str:
+    return {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)

@@ -1,0 +1,66 @@
+"""Metrics of the gateway, and the names under which dashboards made for vLLM look for acceptance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter
+
+from outrider.telemetry.instruments import DURATION_BUCKETS, FIRST_TOKEN_BUCKETS
+from outrider.telemetry.metric_parts import Described, Maker
+
+GONE = 499
+"""Stands for the status of an answer that nobody waited for."""
+
+
+class GatewayInstruments:
+    """Counts requests by endpoint and status."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        make = self._make = Maker("outrider_gateway", registry)
+        self._finished = make.counter("requests", "Requests answered.", "endpoint", "status")
+        self._aborted = make.counter("requests_aborted", "Requests whose caller went before the end.")
+        self._running = make.gauge("requests_running", "Requests that run.")
+        self._first = make.histogram(
+            "time_to_first_token_seconds",
+            "Time from a body to its first text.",
+            FIRST_TOKEN_BUCKETS,
+        )
+        self._seconds = make.histogram("request_seconds", "Time of a whole request.", DURATION_BUCKETS)
+        self._tokens = make.counter("tokens", "Tokens of finished continuations.")
+        self._speculation = [
+            (Counter(f"vllm:spec_decode_{name}", text, ["model_name"], registry=registry), key)
+            for name, text, key in (
+                ("num_drafts", "Verify steps; the name is vLLM's.", "steps"),
+                ("num_draft_tokens", "Candidates verified; the name is vLLM's.", "verified"),
+                ("num_accepted_tokens", "Candidates accepted; the name is vLLM's.", "accepted"),
+            )
+        ]
+
+    @property
+    def described(self) -> list[Described]:
+        """All metrics of our own names."""
+        return self._make.made
+
+    def running(self, change: int) -> None:
+        """A request came (1) or ended (-1)."""
+        self._running.inc(change)
+
+    def finished(self, endpoint: str, status: int, seconds: float) -> None:
+        """A request has ended; 0 is the status of an answer that had not begun when its caller went."""
+        self._finished.labels(endpoint, str(status or GONE)).inc()
+        self._seconds.observe(seconds)
+
+    def aborted(self) -> None:
+        """A caller went before the end of its answer."""
+        self._aborted.inc()
+
+    def first_text(self, seconds: float) -> None:
+        """The first text of a request came so long after its body."""
+        self._first.observe(seconds)
+
+    def completed(self, model: str, tokens: int, speculation: Mapping[str, float]) -> None:
+        """A continuation ended."""
+        self._tokens.inc(tokens)
+        for counter, key in self._speculation:
+            counter.labels(model).inc(speculation.get(key, 0))

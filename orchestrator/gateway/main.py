@@ -1,0 +1,191 @@
+"""The gateway process: listens, serves, drains."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import ssl
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+
+from orchestrator.auth import Tokens, read_tokens
+from orchestrator.gateway.app import Gateway, health_of
+from orchestrator.gateway.bodies import Bodies
+from orchestrator.gateway.instruments import GatewayInstruments
+from outrider.channels import open_channel
+from outrider.client import AsyncClient, Retries
+from outrider.client.connection import Tls
+from outrider.config import GatewayConfig
+from outrider.errors import ConfigError
+from outrider.logs import get_logger
+from outrider.process import pin_cpus, stop_on_signals, unless
+from outrider.reloading import Reloaded
+from outrider.sockets import bound
+from outrider.tls import Certificates, server_certificates
+
+logger = get_logger(__name__)
+RETRIES = Retries(begin=())
+"""What is refused before it has begun is the caller's to try again, as the answer says when."""
+WATCH_SECONDS = 2.0
+"""How often files that may be renewed are looked at."""
+KEEP_ALIVE_SECONDS = 75
+"""A connection without a request is closed after it."""
+BACKLOG = 2048
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, which leaves the signals to us and says when it listens."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.up = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """See uvicorn."""
+        await super().startup(sockets)
+        self.up.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Nothing is captured."""
+        yield
+
+
+async def run(config: GatewayConfig) -> None:
+    """Serve until a signal ends the process.
+
+    Raises:
+        ConfigError: a setting is wrong, or the address cannot be bound.
+    """
+    pin_cpus(config.cpus)
+    stop = stop_on_signals()
+    certificates = server_certificates(config.tls_cert, config.tls_key, config.tls_ca)
+    tokens = read_tokens(config.auth_tokens_file) if config.auth_tokens_file else None
+    listener = listening(config)
+    tls = Tls(tls_ca=config.tls_client_ca, tls_cert=config.tls_client_cert, tls_key=config.tls_client_key)
+    bodies = Bodies(config.max_request_mb << 20)
+    async with (
+        AsyncClient(config.orchestrator, retries=RETRIES, **tls) as client,
+        open_channel(config.orchestrator, **tls) as channel,
+    ):
+        gateway = Gateway(
+            client, health_of(channel), bodies, config.deadline_seconds, tokens, GatewayInstruments()
+        )
+        try:
+            await _serve(config, gateway, listener, stop, certificates, tokens)
+        finally:
+            bodies.close()
+    logger.info("stopped")
+
+
+def listening(config: GatewayConfig) -> socket.socket:
+    """A bound socket: the one that was handed over, or a new one.
+
+    Raises:
+        ConfigError: the address cannot be bound, or there is no such socket.
+    """
+    try:
+        if config.listen_fd >= 0:
+            return socket.socket(fileno=config.listen_fd)
+        return bound(config.host, config.port)
+    except OSError as error:
+        where = f"listen_fd {config.listen_fd}" if config.listen_fd >= 0 else f"{config.host}:{config.port}"
+        raise ConfigError(f"port: cannot listen on {where} ({error.strerror})") from error
+
+
+async def _serve(
+    config: GatewayConfig,
+    gateway: Gateway,
+    listener: socket.socket,
+    stop: asyncio.Event,
+    certificates: Reloaded[Certificates] | None,
+    tokens: Reloaded[Tokens] | None,
+) -> None:
+    context = None if certificates is None else _tls_context(config)
+    server = Server(_uvicorn_config(config, gateway, context))
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    watching = asyncio.create_task(_watch(config, context, certificates, tokens))
+    try:
+        await unless(stop, server.up.wait())
+        url = _url(listener, context is not None)
+        logger.info("serving", endpoint=url)
+        ready = {"event": "ready", "service": "gateway", "endpoint": url, "metrics": f"{url}/metrics"}
+        print(json.dumps(ready), flush=True)
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait({stopping, serving}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        await _drain(config, gateway, server, serving)
+    finally:
+        watching.cancel()
+
+
+async def _drain(
+    config: GatewayConfig, gateway: Gateway, server: Server, serving: asyncio.Task[None]
+) -> None:
+    """New requests are refused, running ones end, and after the grace period they are cut off."""
+    gateway.draining = True
+    logger.info("draining", running=gateway.running, grace_seconds=config.grace_seconds)
+    server.should_exit = True
+    await serving
+
+
+def _uvicorn_config(
+    config: GatewayConfig, gateway: Gateway, context: ssl.SSLContext | None
+) -> uvicorn.Config:
+    app: Any = gateway
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        interface="asgi3",
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=config.max_connections,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=int(config.grace_seconds),
+        ssl_certfile=config.tls_cert or None,
+        ssl_keyfile=config.tls_key or None,
+        ssl_context_factory=None if context is None else (lambda _config, _default: context),
+    )
+
+
+def _tls_context(config: GatewayConfig) -> ssl.SSLContext:
+    """Of a server; with `tls_ca` its clients must present a certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(config.tls_cert, config.tls_key)
+    if config.tls_ca:
+        context.load_verify_locations(config.tls_ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+async def _watch(
+    config: GatewayConfig,
+    context: ssl.SSLContext | None,
+    certificates: Reloaded[Certificates] | None,
+    tokens: Reloaded[Tokens] | None,
+) -> None:
+    """Take up renewed files; new handshakes show the new certificate."""
+    used = None if certificates is None else certificates.value
+    while True:
+        await asyncio.sleep(WATCH_SECONDS)
+        if tokens is not None:
+            tokens.current()
+        if certificates is not None and context is not None and (now := certificates.current()) is not used:
+            used = now
+            context.load_cert_chain(config.tls_cert, config.tls_key)
+
+
+def _url(listener: socket.socket, tls: bool) -> str:
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    return f"{'https' if tls else 'http'}://{shown}:{port}"

@@ -1,0 +1,117 @@
+"""Reads single values of a request's JSON; each function raises `Problem` for another kind of value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from orchestrator.gateway.errors import wrong
+
+Reader = Callable[[str, Any], Any]
+"""From a field's path and its value, which is not null, to what is asked of the orchestrator."""
+SEEDS = 2**64
+MAX_UINT32 = 2**32 - 1
+MAX_NUMBER = 1e30
+
+
+def text(path: str, value: Any) -> str:
+    """A string."""
+    if not isinstance(value, str):
+        raise wrong(path, f"must be a string, not {_kind(value)}")
+    return value
+
+
+def flag(path: str, value: Any) -> bool:
+    """True or false."""
+    if not isinstance(value, bool):
+        raise wrong(path, f"must be true or false, not {_kind(value)}")
+    return value
+
+
+def number(path: str, value: Any) -> float:
+    """A finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise wrong(path, f"must be a number, not {_kind(value)}")
+    if not -MAX_NUMBER <= value <= MAX_NUMBER:
+        raise wrong(path, "must be a number of usual size")
+    return float(value)
+
+
+def whole(path: str, value: Any) -> int:
+    """A whole number, of a size that the wire takes."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise wrong(path, f"must be a whole number, not {_kind(value)}")
+    if abs(value) > MAX_UINT32:
+        raise wrong(path, f"must be at most {MAX_UINT32}")
+    return value
+
+
+def count(path: str, value: Any) -> int:
+    """A whole number of 0 or more."""
+    found = whole(path, value)
+    if found < 0:
+        raise wrong(path, f"must be 0 or more, not {found}")
+    return found
+
+
+def seed(path: str, value: Any) -> int:
+    """A whole number; a negative one counts from 2**64 down."""
+    if isinstance(value, bool) or not isinstance(value, int) or not -SEEDS // 2 <= value < SEEDS:
+        raise wrong(path, "must be a whole number between -2**63 and 2**64 - 1")
+    return value % SEEDS
+
+
+def top_k(path: str, value: Any) -> int:
+    """A count; -1 is 0, which is off."""
+    return 0 if whole(path, value) == -1 else count(path, value)
+
+
+def priority(path: str, value: Any) -> int:
+    """vLLM's, where the lowest is served first; ours is the other way round."""
+    return -whole(path, value)
+
+
+def stop(path: str, value: Any) -> tuple[str, ...]:
+    """A string, or a list of them."""
+    return (value,) if isinstance(value, str) else tuple(listed(path, value, text))
+
+
+def ids(path: str, value: Any) -> tuple[int, ...]:
+    """A list of token ids; a long one is looked over quickly, and gone through only to name what is wrong."""
+    if isinstance(value, list) and all(type(one) is int and 0 <= one <= MAX_UINT32 for one in value):
+        return tuple(value)
+    return tuple(listed(path, value, count))
+
+
+def bias(path: str, value: Any) -> dict[int, float]:
+    """A number for each token id; the ids are strings, as keys in JSON are."""
+    if not isinstance(value, dict):
+        raise wrong(path, f"must be an object, not {_kind(value)}")
+    found = {}
+    for token, added in value.items():
+        if not (token.isascii() and token.isdigit() and len(token) <= 10):
+            raise wrong(f"{path}[{token[:20]}]", "is no token id")
+        found[count(f"{path}[{token}]", int(token))] = number(f"{path}[{token}]", added)
+    return found
+
+
+def listed(path: str, value: Any, each: Reader) -> list[Any]:
+    """A list whose entries are all read by `each`."""
+    if not isinstance(value, list):
+        raise wrong(path, f"must be a list, not {_kind(value)}")
+    return [each(f"{path}[{index}]", entry) for index, entry in enumerate(value)]
+
+
+def members(path: str, value: Any, known: set[str]) -> dict[str, Any]:
+    """An object without other keys than these; those that are null are left out."""
+    if not isinstance(value, dict):
+        raise wrong(path, f"must be an object, not {_kind(value)}")
+    unknown = sorted(set(value) - known)
+    if unknown:
+        raise wrong(f"{path}.{unknown[0]}", "is not supported; leave it out")
+    return {name: member for name, member in value.items() if member is not None}
+
+
+def _kind(value: Any) -> str:
+    names = {bool: "true or false", str: "a string", int: "a number", float: "a number", list: "a list"}
+    return names.get(type(value), "null" if value is None else "an object")

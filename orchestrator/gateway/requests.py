@@ -1,0 +1,176 @@
+"""From the JSON of an OpenAI request to the requests that the client sends. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.gateway import reading
+from orchestrator.gateway.errors import wrong
+from orchestrator.gateway.fields import CHAT, COMPLETIONS, Sorted, sort_fields
+from outrider.client import Message, Request
+
+TEMPERATURE = 1.0
+"""OpenAI's default. The gRPC service's own is 0."""
+MAX_TOKENS = 16
+"""OpenAI's default for completions; conversations may go on to the end of the context."""
+MAX_PROMPTS = 128
+"""Of one request; each is a request of its own for the orchestrator."""
+MODES = ("auto", "sequential", "off")
+ROLES = ("system", "developer", "user", "assistant")
+INSTEAD = {"developer": "system"}
+"""Newer names of roles, for templates that know the old ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One HTTP request."""
+
+    requests: tuple[Request, ...]
+    """One per prompt; the continuations of all of them are the choices of the answer."""
+    chat: bool
+    stream: bool = False
+    include_usage: bool = False
+    """A stream ends with the token counts."""
+    top_logprobs: int | None = None
+    """Alternatives to show of each token; None: no log probabilities."""
+
+    @property
+    def per_prompt(self) -> int:
+        """Continuations of each prompt."""
+        return self.requests[0].count
+
+
+def completions_from(body: Any) -> Asked:
+    """What the body of `/v1/completions` asks for.
+
+    Raises:
+        Problem: a field is wrong or not supported; it is named.
+    """
+    fields = sort_fields(body, COMPLETIONS)
+    prompts = _prompts(fields.own.get("prompt"))
+    options = {"temperature": TEMPERATURE, "max_tokens": MAX_TOKENS, **_options(fields)}
+    return _asked(fields, [Request(prompt=prompt, **options) for prompt in prompts], False)
+
+
+def chat_from(body: Any) -> Asked:
+    """What the body of `/v1/chat/completions` asks for.
+
+    Raises:
+        Problem: a field is wrong or not supported; it is named.
+    """
+    fields = sort_fields(body, CHAT)
+    own = fields.own
+    messages = reading.listed("messages", own.get("messages"), _message)
+    if not messages:
+        raise wrong("messages", "must have at least one message")
+    top = own.get("top_logprobs")
+    if top is not None and not own.get("logprobs"):
+        raise wrong("top_logprobs", "needs logprobs to be true")
+    if own.get("logprobs"):
+        fields.options["logprobs"] = top or 0
+    options = {"temperature": TEMPERATURE, **_options(fields)}
+    return _asked(fields, [Request(prompt=tuple(messages), chat=True, **options)], True)
+
+
+def _asked(fields: Sorted, requests: list[Request], chat: bool) -> Asked:
+    stream = fields.own.get("stream", False)
+    return Asked(
+        requests=tuple(requests),
+        chat=chat,
+        stream=stream,
+        include_usage=_include_usage(fields.own.get("stream_options"), stream),
+        top_logprobs=requests[0].logprobs,
+    )
+
+
+def _options(fields: Sorted) -> dict[str, Any]:
+    """The client's options; no `n` of 0, which its wire would take for 1."""
+    options = dict(fields.options)
+    if options.get("n") == 0:
+        raise wrong("n", "must be 1 or more")
+    most = _max_tokens(fields.own)
+    if most is not None:
+        options["max_tokens"] = most
+    return options | _speculation(fields.own.get("speculation"))
+
+
+def _max_tokens(own: dict[str, Any]) -> int | None:
+    old, new = own.get("max_tokens"), own.get("max_completion_tokens")
+    if old is not None and new is not None and old != new:
+        raise wrong("max_tokens", "differs from max_completion_tokens; leave it out")
+    most: int | None = old if new is None else new
+    return most
+
+
+def _speculation(value: Any) -> dict[str, Any]:
+    if value is None:
+        return {}
+    found = reading.members("speculation", value, {"mode", "max_nodes", "max_depth"})
+    if found.get("mode", "auto") not in MODES:
+        raise wrong("speculation.mode", f"must be one of {', '.join(MODES)}")
+    for name in {"max_nodes", "max_depth"} & found.keys():
+        reading.count(f"speculation.{name}", found[name])
+    return found
+
+
+def _include_usage(value: Any, stream: bool) -> bool:
+    if value is None:
+        return False
+    if not stream:
+        raise wrong("stream_options", "needs stream to be true")
+    known = {"include_usage", "include_obfuscation", "continuous_usage_stats"}
+    found = reading.members("stream_options", value, known)
+    for name, flag in found.items():
+        reading.flag(f"stream_options.{name}", flag)
+    if found.get("continuous_usage_stats"):
+        raise wrong("stream_options.continuous_usage_stats", "is not supported; use include_usage")
+    return bool(found.get("include_usage", False))
+
+
+def _prompts(value: Any) -> list[str] | list[tuple[int, ...]]:
+    """A text, texts, token ids, or lists of token ids."""
+    if value is None:
+        raise wrong("prompt", "is missing")
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise wrong("prompt", "must be a string, a list of strings, token ids, or lists of token ids")
+    if isinstance(value[0], int):
+        return [reading.ids("prompt", value)]
+    if len(value) > MAX_PROMPTS:
+        raise wrong("prompt", f"must have at most {MAX_PROMPTS} prompts, not {len(value)}")
+    if isinstance(value[0], str):
+        return reading.listed("prompt", value, reading.text)
+    return reading.listed("prompt", value, reading.ids)
+
+
+def _message(path: str, value: Any) -> Message:
+    message = reading.members(path, value, {"role", "content", "name", "refusal", "tool_calls"})
+    for name in ("name", "refusal", "tool_calls"):
+        if message.get(name):
+            raise wrong(f"{path}.{name}", "is not supported; leave it out")
+    role = reading.text(f"{path}.role", message.get("role"))
+    if role not in ROLES:
+        raise wrong(f"{path}.role", f"must be one of {', '.join(ROLES)}")
+    return Message(INSTEAD.get(role, role), _content(f"{path}.content", message.get("content")))
+
+
+def _content(path: str, value: Any) -> str:
+    """A text, or parts of text, which become lines."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise wrong(path, "must be a string, or a list of parts of text")
+    return "\n".join(reading.listed(path, value, _part))
+
+
+def _part(path: str, value: Any) -> str:
+    part = reading.members(path, value, {"type", "text"} if _is_text(value) else set(value or ()))
+    if not _is_text(value):
+        raise wrong(f"{path}.type", f"{str(part.get('type'))[:40]!r} is not supported; use text")
+    return reading.text(f"{path}.text", part.get("text"))
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("type") == "text"

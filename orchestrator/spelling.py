@@ -1,0 +1,51 @@
+"""What single tokens stand for, in bytes: a token may be a part of a character, which has no text."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+"""A byte token of a byte-fallback vocabulary."""
+SPACE = "\u2581"
+"""Stands for a space in vocabularies made of text."""
+CACHED = 16384
+"""Tokens whose spelling is kept: alternatives are mostly the same few."""
+
+
+class Spellings:
+    """The tokens of one vocabulary."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._added = {id: token.content for id, token in tokenizer.get_added_tokens_decoder().items()}
+        self._bytewise = "ByteLevel" in repr(tokenizer.decoder)
+        self.of = lru_cache(CACHED)(self._of)
+
+    def _of(self, token: int) -> bytes:
+        """The bytes of a token id; none for an id that the vocabulary does not have."""
+        if token in self._added:
+            return self._added[token].encode()
+        piece = self._tokenizer.id_to_token(token)
+        if piece is None:
+            return b""
+        if self._bytewise:
+            return bytes(BYTES[sign] for sign in piece if sign in BYTES)
+        if found := BYTE.fullmatch(piece):
+            return bytes.fromhex(found[1])
+        return piece.replace(SPACE, " ").encode()
+
+
+def _bytes_of_signs() -> dict[str, int]:
+    """The sign by which byte-level vocabularies write each byte: itself where it can be seen, else the next
+    one from U+0100 on."""
+    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(0x100) if byte not in seen]
+    return {chr(byte): byte for byte in seen} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
+
+
+BYTES = _bytes_of_signs()

@@ -1,0 +1,127 @@
+"""The client for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, Unpack
+
+import grpc
+
+from outrider.channels import open_channel
+from outrider.client import wire
+from outrider.client.connection import Call, Connection, Run, checked_timeout
+from outrider.client.request import Conversation, Options, Prompt, Request
+from outrider.client.results import Collected, Event, ModelInfo, Result
+
+
+class AsyncClient(Connection):
+    """Calls an orchestrator from an event loop. Opens its connection at the first call; `close` ends it.
+
+    Raises, as every method does, `OutriderError`: what the service says, `Unavailable` when it cannot be
+    reached, `DeadlineExceeded` after the timeout, and `ConfigError` for a TLS file that cannot be used.
+    """
+
+    _channel: grpc.aio.Channel | None = None
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection; calls that run are cancelled."""
+        if self._channel is not None:
+            await self._channel.close()
+
+    async def generate(
+        self,
+        prompt: Prompt | Request,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109 - of the whole request, its retries too
+        token: str | None = None,
+        request_id: str = "",
+        traceparent: str = "",
+        **options: Unpack[Options],
+    ) -> Result:
+        """Continue a prompt to the end."""
+        collected = Collected()
+        events = self.stream(
+            prompt, timeout=timeout, token=token, request_id=request_id, traceparent=traceparent, **options
+        )
+        async with aclosing(events):
+            async for event in events:
+                collected.add(event)
+        return collected.result()
+
+    async def chat(self, messages: Conversation, **options: Unpack[Options]) -> Result:
+        """The answer to a conversation."""
+        return await self.generate(messages, **options)
+
+    async def stream(
+        self,
+        prompt: Prompt | Request,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109 - as above
+        token: str | None = None,
+        request_id: str = "",
+        traceparent: str = "",
+        **options: Unpack[Options],
+    ) -> AsyncGenerator[Event, None]:
+        """The events of a request as they come: per continuation one `Started`, its `Chunk`s, one `Complete`.
+
+        When the connection or the orchestrator is lost, they go on with the same tokens. Closing the
+        generator cancels the request.
+        """
+        run = self._run(prompt, options, Call(timeout, token, request_id, traceparent))
+        while (message := run.next_call()) is not None:
+            pause = 0.0
+            try:
+                async with aclosing(self._responses(run, message)) as responses:
+                    async for response in responses:
+                        event = wire.event_from_pb(response)
+                        if event is not None and (event := run.survivor.take(event)) is not None:
+                            yield event
+                if (problem := run.survivor.stopped()) is not None:
+                    pause = run.survivor.broke(problem, run.left)
+            except grpc.RpcError as error:
+                pause = run.survivor.broke(wire.explained(error, self.endpoint), run.left)
+            await asyncio.sleep(pause)
+
+    async def model_info(self, *, timeout: float = 10.0, token: str | None = None) -> ModelInfo:  # noqa: ASYNC109
+        """What is served."""
+        metadata = wire.metadata_of(self._token if token is None else token, "", "")
+        service = wire.stub(self._connected())
+        try:
+            response = await service.GetModelInfo(
+                wire.info_request(), timeout=checked_timeout(timeout), metadata=metadata
+            )
+        except grpc.RpcError as error:
+            raise wire.explained(error, self.endpoint) from error
+        return wire.info_from_pb(response)
+
+    async def _responses(self, run: Run, message: Any) -> AsyncGenerator[Any, None]:
+        async with self._channel_for(run) as channel:
+            call = wire.stub(channel).Generate(message, timeout=run.left, metadata=run.metadata)
+            try:
+                async for response in call:
+                    yield response
+            finally:
+                call.cancel()
+
+    @asynccontextmanager
+    async def _channel_for(self, run: Run) -> AsyncGenerator[grpc.aio.Channel, None]:
+        """The connection that there is; for another attempt one of its own, which may lead elsewhere."""
+        if run.first:
+            run.first = False
+            yield self._connected()
+            return
+        async with open_channel(self.endpoint, **self._tls) as channel:
+            yield channel
+
+    def _connected(self) -> grpc.aio.Channel:
+        if self._channel is None:
+            self._channel = open_channel(self.endpoint, **self._tls)
+        return self._channel

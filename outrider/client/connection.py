@@ -1,0 +1,115 @@
+"""Where requests go and how: what both clients have."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any, TypedDict
+
+from outrider.client import wire
+from outrider.client.request import Options, Prompt, Request, request_of
+from outrider.client.retries import Attempts, Retries
+from outrider.client.survival import Broken, Survivor
+from outrider.errors import DeadlineExceeded, InvalidRequest
+
+ENDPOINT = "127.0.0.1:7700"
+TIMEOUT_SECONDS = 600.0
+
+
+class Tls(TypedDict):
+    """PEM files of a connection."""
+
+    tls_ca: str
+    tls_cert: str
+    tls_key: str
+
+
+class Connection:
+    """The settings of a client.
+
+    `endpoint` is `host:port`, or what gRPC resolves, such as `ipv4:10.0.0.1:7700,10.0.0.2:7700`. `token` is a
+    bearer token. `timeout` bounds a request in seconds, all its attempts together. `tls_ca` names a file with
+    authorities, or `system`, and turns TLS on; `tls_cert` and `tls_key` are for mutual TLS. `on_broken` hears
+    of every failure that the client goes on after.
+    """
+
+    def __init__(
+        self,
+        endpoint: str = ENDPOINT,
+        *,
+        token: str = "",
+        timeout: float = TIMEOUT_SECONDS,
+        tls_ca: str = "",
+        tls_cert: str = "",
+        tls_key: str = "",
+        retries: Retries | None = None,
+        on_broken: Callable[[Broken], None] | None = None,
+    ) -> None:
+        self.endpoint = endpoint
+        self._token = token
+        self._timeout = checked_timeout(timeout)
+        self._tls = Tls(tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key)
+        self._retries = retries or Retries()
+        self._on_broken = on_broken or _ignore
+
+    def _run(self, prompt: Prompt | Request, options: Options, call: Call) -> Run:
+        survivor = Survivor(request_of(prompt, options), Attempts(self._retries), self._on_broken)
+        seconds = self._timeout if call.timeout is None else checked_timeout(call.timeout)
+        token = self._token if call.token is None else call.token
+        metadata = wire.metadata_of(token, call.request_id, call.traceparent)
+        return Run(survivor, metadata, time.monotonic() + seconds)
+
+
+class Call:
+    """What a call has beside its request; None stands for the client's own."""
+
+    def __init__(self, timeout: float | None, token: str | None, request_id: str, traceparent: str) -> None:
+        self.timeout = timeout
+        self.token = token
+        self.request_id = request_id
+        self.traceparent = traceparent
+
+
+class Run:
+    """A request on its way."""
+
+    def __init__(self, survivor: Survivor, metadata: tuple[tuple[str, str], ...], deadline: float) -> None:
+        self.survivor = survivor
+        self.metadata = metadata
+        self._deadline = deadline
+        self.first = True
+        """No attempt has been made: the next takes the connection that there is, later ones a new one."""
+
+    @property
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return self._deadline - time.monotonic()
+
+    def next_call(self) -> Any:
+        """The next message to send, or None at the end.
+
+        Raises:
+            DeadlineExceeded: the deadline has passed.
+        """
+        request = self.survivor.next_request()
+        if request is None:
+            return None
+        if self.left <= 0:
+            raise DeadlineExceeded("the deadline passed before the end of the text")
+        return wire.request_to_pb(request)
+
+
+def checked_timeout(seconds: float) -> float:
+    """A timeout that can be one.
+
+    Raises:
+        InvalidRequest: it is not above 0, or not finite.
+    """
+    if not 0.0 < seconds < math.inf:
+        raise InvalidRequest("timeout", f"must be a number of seconds above 0, not {seconds}")
+    return seconds
+
+
+def _ignore(_broken: Broken) -> None:
+    pass

@@ -1,0 +1,206 @@
+"""What a request brings, as plain frozen values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+FinishReason = Literal["", "stop", "length"]
+"""Why a text ended: `stop` at a stop string or token, `length` at max_tokens or the context's end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """Natural logarithm of a token's probability under the target, and those of the best tokens there."""
+
+    token: int
+    logprob: float
+    spelling: bytes | None = None
+    """What it stands for in UTF-8, of which it may be a part; None where the service cannot tell."""
+    top: tuple[TokenLogprob, ...] = ()
+    """The best first; these have none themselves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimelineEvent:
+    """One thing that took time in the lane `draft`, `wire` or `verify`; starts in Unix nanoseconds."""
+
+    lane: str
+    name: str
+    start_ns: int
+    duration_us: int
+    step: int = 0
+    nodes: int = 0
+    accepted: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Token counts of one continuation."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens whose keys and values were at hand."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """The beginning of one continuation: what it takes to resume it."""
+
+    index: int
+    request_id: str
+    seed: int
+    model: str
+    prompt_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """New text and tokens of one continuation; one entry of `logprobs` per token where asked for."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Complete:
+    """The end of one continuation."""
+
+    index: int
+    finish_reason: FinishReason
+    stop: str
+    """The stop string that ended it, if one did."""
+    usage: Usage
+    speculation: Mapping[str, float]
+    """What `SpeculationStats` of generation.proto counts; of a resumed stream, in its last part."""
+    seed: int
+    model: str
+    request_id: str
+    session: bytes = b""
+    """For the next turn; empty unless `keep_session` was set."""
+    timeline: tuple[TimelineEvent, ...] = ()
+    resumptions: int = 0
+    """Times that the stream broke and was taken up again."""
+
+
+Event: TypeAlias = Started | Chunk | Complete
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """One finished continuation."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    end: Complete
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Why it ended."""
+        return self.end.finish_reason
+
+    @property
+    def usage(self) -> Usage:
+        """Token counts."""
+        return self.end.usage
+
+    @property
+    def seed(self) -> int:
+        """Seed of its sampling noise: the same request with it gives the same tokens."""
+        return self.end.seed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """All continuations of a request, in order; the properties are those of the first."""
+
+    generations: tuple[Generation, ...]
+
+    @property
+    def text(self) -> str:
+        """Its text."""
+        return self.generations[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Its tokens."""
+        return self.generations[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Why it ended."""
+        return self.generations[0].finish_reason
+
+    @property
+    def usage(self) -> Usage:
+        """Its token counts."""
+        return self.generations[0].usage
+
+    @property
+    def session(self) -> bytes:
+        """For the next turn."""
+        return self.generations[0].end.session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """What an orchestrator serves."""
+
+    model: str
+    vocabulary_size: int
+    context_length: int
+    eos_token_ids: tuple[int, ...]
+    text_prompts: bool
+    """Prompts may be text."""
+    chat_prompts: bool
+    """Prompts may be conversations."""
+    verify_replicas: int
+    draft_replicas: int
+
+
+@dataclass(slots=True)
+class _Growing:
+    text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    end: Complete | None = None
+
+
+@dataclass(slots=True)
+class Collected:
+    """The events of a stream, put together."""
+
+    _growing: dict[int, _Growing] = field(default_factory=dict)
+
+    def add(self, event: Event) -> None:
+        """Take the next event."""
+        growing = self._growing.setdefault(event.index, _Growing())
+        match event:
+            case Chunk():
+                growing.text.append(event.text)
+                growing.token_ids += event.token_ids
+                growing.logprobs += event.logprobs
+            case Complete():
+                growing.end = event
+            case Started():
+                pass
+
+    def result(self) -> Result:
+        """All of it, once every continuation has ended."""
+        return Result(generations=tuple(_finished(self._growing[i]) for i in sorted(self._growing)))
+
+
+def _finished(growing: _Growing) -> Generation:
+    assert growing.end is not None
+    return Generation(
+        text="".join(growing.text),
+        token_ids=tuple(growing.token_ids),
+        logprobs=tuple(growing.logprobs),
+        end=growing.end,
+    )

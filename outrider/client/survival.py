@@ -1,0 +1,126 @@
+"""A stream that outlives its connection and its orchestrator: what to ask next, what to pass on. No I/O.
+
+A broken request is taken up where it was, by a request for each continuation that has not ended, one after
+another: the seed of its `Started` and the tokens received bring exactly the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from outrider.client.request import Request
+from outrider.client.results import Chunk, Complete, Event, Started
+from outrider.client.retries import Attempts
+from outrider.errors import DeadlineExceeded, OutriderError, Unavailable
+
+SEEDS = 2**64
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A stream broke, or a request was refused, and will be tried again after a pause."""
+
+    error: OutriderError
+    tokens: int
+    pause: float
+    """In seconds."""
+    begun: bool
+    """Something had come: what follows is the rest."""
+
+
+@dataclass(slots=True)
+class _Part:
+    """One continuation."""
+
+    started: Started | None = None
+    tokens: list[int] = field(default_factory=list)
+    ended: bool = False
+
+
+class Survivor:
+    """One request until all of its continuations have ended."""
+
+    def __init__(self, request: Request, attempts: Attempts, tell: Callable[[Broken], None]) -> None:
+        self._request = request
+        self._attempts = attempts
+        self._tell = tell
+        self._parts = [_Part() for _ in range(max(request.count, 1))]
+        self._alone: int | None = None
+        """The continuation that the present request is for; None: it is for all."""
+        self._ends = 0
+
+    def next_request(self) -> Request | None:
+        """What to send now; None: nothing is missing."""
+        missing = [index for index, part in enumerate(self._parts) if not part.ended]
+        if not missing:
+            return None
+        begun = next((part.started for part in self._parts if part.started), None)
+        if begun is None:
+            return self._request
+        self._alone = missing[0]
+        return self._rest(self._parts[self._alone], begun)
+
+    def take(self, event: Event) -> Event | None:
+        """What the reader gets of an event of the present stream; None: nothing, as of a second `Started`."""
+        index = event.index if self._alone is None else self._alone
+        if index >= len(self._parts):
+            return None
+        part = self._parts[index]
+        match event:
+            case Started():
+                known, part.started = part.started, part.started or replace(event, index=index)
+                return None if known else part.started
+            case Chunk():
+                part.tokens += event.token_ids
+                return replace(event, index=index)
+            case Complete():
+                part.ended = True
+                self._ends += 1
+                return replace(event, index=index, resumptions=self._attempts.count)
+
+    def stopped(self) -> OutriderError | None:
+        """What is wrong when the present stream has ended without an error; None: nothing."""
+        parts = self._parts if self._alone is None else [self._parts[self._alone]]
+        if all(part.ended for part in parts):
+            return None
+        return Unavailable("the stream ended without an end of the text")
+
+    def broke(self, error: OutriderError, left: float) -> float:
+        """Seconds to wait before the next request, when `left` are left until the deadline.
+
+        Raises:
+            OutriderError: `error` itself, or once the request had begun an `Unavailable` that says so.
+        """
+        if all(part.ended for part in self._parts):
+            return 0.0
+        begun, tokens = any(part.started for part in self._parts), sum(len(p.tokens) for p in self._parts)
+        lost = any(part.tokens and part.started is None for part in self._parts)
+        pause = None if lost else self._attempts.pause(error, begun, tokens + self._ends)
+        if pause is None or pause >= left:
+            raise _final(error, begun, tokens)
+        self._tell(Broken(error, tokens, pause, begun))
+        return pause
+
+    def _rest(self, part: _Part, begun: Started) -> Request:
+        """The request for what follows, of the same model and with the same noise."""
+        index = self._parts.index(part)
+        seed = (begun.seed + index - begun.index) % SEEDS
+        return replace(
+            self._request,
+            model=begun.model,
+            seed=seed if part.started is None else part.started.seed,
+            n=1,
+            resume_token_ids=[*self._request.resume_token_ids, *part.tokens],
+        )
+
+
+def tokens_said(count: int) -> str:
+    """Such as `1 token`."""
+    return f"{count} token{'' if count == 1 else 's'}"
+
+
+def _final(error: OutriderError, begun: bool, tokens: int) -> OutriderError:
+    if not begun or isinstance(error, DeadlineExceeded):
+        return error
+    return Unavailable(f"the stream broke after {tokens_said(tokens)} and cannot be resumed: {error}")

@@ -1,0 +1,215 @@
+"""Messages of the public service <-> what the client works with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from google.protobuf.message import Message as Pb
+
+from outrider.client.request import Message, Request
+from outrider.client.results import (
+    Chunk,
+    Complete,
+    Event,
+    FinishReason,
+    ModelInfo,
+    Started,
+    TimelineEvent,
+    TokenLogprob,
+    Usage,
+)
+from outrider.errors import InvalidRequest, OutriderError, Unavailable
+from outrider.rpc_errors import error_of
+from outrider.v1 import generation_pb2, generation_pb2_grpc
+
+SCALARS = (
+    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"),
+    *("frequency_penalty", "seed", "max_tokens", "min_tokens", "ignore_eos", "logprobs", "n"),
+)
+"""Fields of `SamplingParams` that are absent or one value."""
+REASONS: Mapping[int, FinishReason] = {1: "stop", 2: "length"}
+LANES = {1: "draft", 2: "wire", 3: "verify"}
+UNREACHABLE = ("UNAVAILABLE: failed to connect", "UNAVAILABLE: errors resolving")
+"""How gRPC begins what it says of an endpoint that it has no connection to."""
+
+
+def stub(channel: Any) -> Any:
+    """The public service behind a channel, blocking or not as the channel is."""
+    return generation_pb2_grpc.GenerationServiceStub(channel)  # type: ignore[no-untyped-call]
+
+
+def request_to_pb(request: Request) -> generation_pb2.GenerateRequest:
+    """A request for the wire.
+
+    Raises:
+        InvalidRequest: a value does not fit its field, which is named.
+    """
+    pb = generation_pb2.GenerateRequest()
+    _fill_prompt(pb, request)
+    for name in SCALARS:
+        _set(pb.sampling, "sampling.", name, getattr(request, name))
+    _extend(pb.sampling, "sampling.", "stop", request.stop)
+    _extend(pb.sampling, "sampling.", "stop_token_ids", request.stop_token_ids)
+    _fill_bias(pb, request.logit_bias)
+    _set(pb.speculation, "speculation.", "mode", generation_pb2.Mode.Value(f"MODE_{request.mode.upper()}"))
+    for name in ("max_nodes", "max_depth"):
+        _set(pb.speculation, "speculation.", name, getattr(request, name))
+    for name in ("model", "task", "priority", "session", "keep_session", "record_timeline"):
+        _set(pb, "", name, getattr(request, name))
+    _extend(pb, "", "resume_token_ids", request.resume_token_ids)
+    return pb
+
+
+def info_request() -> generation_pb2.GetModelInfoRequest:
+    """Asks what is served."""
+    return generation_pb2.GetModelInfoRequest()
+
+
+def info_from_pb(pb: generation_pb2.GetModelInfoResponse) -> ModelInfo:
+    """What is served."""
+    return ModelInfo(
+        model=pb.target.model,
+        vocabulary_size=pb.target.vocabulary_size,
+        context_length=pb.target.context_length,
+        eos_token_ids=tuple(pb.target.eos_token_ids),
+        text_prompts=pb.text_prompts,
+        chat_prompts=pb.chat_prompts,
+        verify_replicas=pb.verify_replicas,
+        draft_replicas=pb.draft_replicas,
+    )
+
+
+def event_from_pb(response: generation_pb2.GenerateResponse) -> Event | None:
+    """One event of a stream; None when it is of a kind that this version does not know."""
+    match response.WhichOneof("event"):
+        case "chunk":
+            return _chunk(response.chunk)
+        case "started":
+            return _started(response.started)
+        case "complete":
+            return _complete(response.complete)
+    return None
+
+
+def explained(error: Any, endpoint: str) -> OutriderError:
+    """The error that a failed call to an endpoint stands for."""
+    found = error_of(error)
+    if type(found) is Unavailable and str(found).startswith(UNREACHABLE):
+        return Unavailable(f"cannot reach {endpoint}; is `outrider up` or an orchestrator running there?")
+    return found
+
+
+def metadata_of(token: str, request_id: str, traceparent: str) -> tuple[tuple[str, str], ...]:
+    """Call metadata; what is empty is left out.
+
+    Raises:
+        InvalidRequest: the token has a sign that no header can carry.
+    """
+    if not (token.isascii() and token.isprintable()):
+        raise InvalidRequest("token", "must be printable ASCII")
+    bearer = f"Bearer {token}" if token else ""
+    given = (("authorization", bearer), ("x-request-id", request_id), ("traceparent", traceparent))
+    return tuple((name, value) for name, value in given if value)
+
+
+def _fill_prompt(pb: generation_pb2.GenerateRequest, request: Request) -> None:
+    prompt = request.prompt
+    if isinstance(prompt, str):
+        _set(pb, "", "text", prompt)
+    elif request.chat:
+        pb.chat.SetInParent()
+        for index, message in enumerate(cast(tuple[Message, ...], prompt)):
+            added = pb.chat.messages.add()
+            _set(added, f"chat.messages[{index}].", "role", message.role)
+            _set(added, f"chat.messages[{index}].", "content", message.content)
+    else:
+        pb.token_ids.SetInParent()
+        _extend(pb.token_ids, "token_ids.", "ids", prompt)
+
+
+def _fill_bias(pb: generation_pb2.GenerateRequest, bias: Mapping[int, float]) -> None:
+    for token, value in bias.items():
+        try:
+            pb.sampling.logit_bias[token] = value
+        except (ValueError, TypeError) as error:
+            raise InvalidRequest(f"sampling.logit_bias[{token!r}]", _problem(value, error)) from None
+
+
+def _set(pb: Pb, path: str, name: str, value: Any) -> None:
+    if value is None:
+        return
+    try:
+        setattr(pb, name, value)
+    except (ValueError, TypeError) as error:
+        raise InvalidRequest(path + name, _problem(value, error)) from None
+
+
+def _extend(pb: Pb, path: str, name: str, values: Any) -> None:
+    try:
+        getattr(pb, name).extend(values)
+    except (ValueError, TypeError) as error:
+        raise InvalidRequest(path + name, _problem(values, error)) from None
+
+
+def _problem(value: object, error: Exception) -> str:
+    """What is wrong with a value that a field does not take."""
+    if isinstance(value, int) and isinstance(error, ValueError):
+        return f"{value} is out of the range of its field; use {'0 or more' if value < 0 else 'less'}"
+    return f"is of the wrong kind or out of range ({error})"
+
+
+def _started(pb: generation_pb2.Started) -> Started:
+    return Started(
+        index=pb.index,
+        request_id=pb.request_id,
+        seed=pb.seed,
+        model=pb.model,
+        prompt_tokens=pb.prompt_tokens,
+        cached_tokens=pb.cached_tokens,
+    )
+
+
+def _chunk(pb: generation_pb2.Chunk) -> Chunk:
+    logprobs = tuple(_logprob(entry) for entry in pb.logprobs)
+    return Chunk(index=pb.index, text=pb.text, token_ids=tuple(pb.token_ids), logprobs=logprobs)
+
+
+def _complete(pb: generation_pb2.Complete) -> Complete:
+    return Complete(
+        index=pb.index,
+        finish_reason=REASONS.get(pb.finish_reason, ""),
+        stop=pb.stop,
+        usage=Usage(**_numbers(pb.usage)),
+        speculation=_numbers(pb.speculation),
+        seed=pb.seed,
+        model=pb.model,
+        request_id=pb.request_id,
+        session=pb.session,
+        timeline=tuple(_timeline_event(event) for event in pb.timeline),
+    )
+
+
+def _logprob(pb: Any) -> TokenLogprob:
+    return _alternative(pb, tuple(_alternative(other) for other in pb.top))
+
+
+def _alternative(pb: Any, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
+    spelling = pb.spelling if pb.HasField("spelling") else None
+    return TokenLogprob(token=pb.token, logprob=pb.logprob, spelling=spelling, top=top)
+
+
+def _timeline_event(pb: generation_pb2.TimelineEvent) -> TimelineEvent:
+    return TimelineEvent(
+        lane=LANES.get(pb.lane, "wire"),
+        name=pb.name,
+        start_ns=pb.start_unix_nano,
+        duration_us=pb.duration_micros,
+        step=pb.step,
+        nodes=pb.nodes,
+        accepted=pb.accepted,
+    )
+
+
+def _numbers(pb: Pb) -> dict[str, Any]:
+    return {field.name: getattr(pb, field.name) for field in pb.DESCRIPTOR.fields}

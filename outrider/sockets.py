@@ -1,0 +1,24 @@
+"""Sockets to listen on, bound before whoever listens is started."""
+
+from __future__ import annotations
+
+import socket
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket of an address, which refuses connections until somebody listens; port 0 picks a free one.
+
+    Raises:
+        OSError: the address cannot be had.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    made = socket.socket(family, kind, protocol)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+    except OSError:
+        made.close()
+        raise
+    return made

@@ -1,0 +1,109 @@
+"""A fake orchestrator: answers with known tokens, breaks when told to, keeps what it was asked."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+
+from outrider.errors import OutriderError
+from outrider.rpc_errors import DETAILS_KEY, code_of, details_of
+from outrider.v1 import generation_pb2, generation_pb2_grpc, tokens_pb2
+
+TEXT = {11: "one ", 12: "two ", 13: "three"}
+SEED = 2**64 - 1
+
+
+class FakeOrchestrator(generation_pb2_grpc.GenerationServiceServicer):
+    """Answers every request with the tokens of `TEXT` that it does not have yet; keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.endpoint = ""
+        self.answers = threading.Event()
+        """Set: it answers."""
+        self.answers.set()
+        self.asked, self.over = threading.Event(), threading.Event()
+        """A request has come; a call has ended, whoever ended it."""
+        self.requests: list[generation_pb2.GenerateRequest] = []
+        self.metadata: list[dict[str, Any]] = []
+        self.error: OutriderError | None = None
+        self.begins = True
+        """Sends `Started`; orchestrators of before do not."""
+        self.breaks: list[tuple[int, grpc.StatusCode]] = []
+        """The next streams end with these statuses instead of bringing more than so many tokens."""
+
+    def Generate(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:  # noqa: N802
+        """See the proto."""
+        self.requests.append(request)
+        context.add_callback(self.over.set)
+        self.asked.set()
+        self.metadata.append(dict(context.invocation_metadata()))
+        self.answers.wait()
+        if self.error is not None:
+            context.set_trailing_metadata(((DETAILS_KEY, details_of(self.error)),))
+            context.abort(code_of(self.error), str(self.error))
+        indices = range(request.sampling.n or 1)
+        for index in indices[: len(indices) if self.begins else 0]:
+            yield generation_pb2.GenerateResponse(started=_started(request, index))
+        room, status = self.breaks.pop(0) if self.breaks else (len(TEXT), None)
+        for token in [token for token in TEXT if token not in request.resume_token_ids][:room]:
+            for index in indices:
+                chunk = generation_pb2.Chunk(index=index, text=TEXT[token], token_ids=[token])
+                yield generation_pb2.GenerateResponse(chunk=chunk)
+        if status is not None:
+            context.abort(status, "gone")
+        for index in indices:
+            yield generation_pb2.GenerateResponse(complete=_complete(request, index))
+
+    def GetModelInfo(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        """See the proto."""
+        self.metadata.append(dict(context.invocation_metadata()))
+        target = tokens_pb2.ModelInfo(model="demo", context_length=64, vocabulary_size=100)
+        return generation_pb2.GetModelInfoResponse(target=target, text_prompts=True, verify_replicas=1)
+
+
+def _started(request: Any, index: int) -> generation_pb2.Started:
+    seed = request.sampling.seed if request.sampling.HasField("seed") else SEED
+    return generation_pb2.Started(
+        index=index, request_id="r", seed=(seed + index) % 2**64, model="demo", prompt_tokens=3
+    )
+
+
+def _complete(request: Any, index: int) -> generation_pb2.Complete:
+    event = generation_pb2.TimelineEvent(
+        lane=generation_pb2.TimelineEvent.LANE_VERIFY,
+        start_unix_nano=10**18,
+        duration_micros=500,
+        name="forward",
+        step=1,
+        nodes=4,
+        accepted=1,
+    )
+    return generation_pb2.Complete(
+        index=index,
+        finish_reason=tokens_pb2.FINISH_REASON_STOP,
+        usage=generation_pb2.Usage(prompt_tokens=3, completion_tokens=3),
+        speculation=generation_pb2.SpeculationStats(
+            steps=1, hits=1, acceptance_length=2.0, decode_micros=200, decode_busy_micros=190
+        ),
+        seed=SEED,
+        model="demo",
+        timeline=[event] if request.record_timeline else [],
+    )
+
+
+@contextmanager
+def serving(fake: FakeOrchestrator, port: int = 0) -> Iterator[tuple[FakeOrchestrator, str]]:
+    """The fake behind an endpoint."""
+    server = grpc.server(ThreadPoolExecutor(4))
+    generation_pb2_grpc.add_GenerationServiceServicer_to_server(fake, server)
+    port = server.add_insecure_port(f"127.0.0.1:{port}")
+    server.start()
+    try:
+        yield fake, f"127.0.0.1:{port}"
+    finally:
+        server.stop(None)

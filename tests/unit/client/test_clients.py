@@ -1,0 +1,302 @@
+"""Both clients against a fake orchestrator: what is sent, what comes back, what they live through."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, closing
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import grpc
+import pytest
+
+from outrider.client import (
+    NEVER,
+    AsyncClient,
+    Broken,
+    Chunk,
+    Client,
+    Event,
+    Message,
+    Options,
+    Request,
+    Result,
+    Retries,
+    Started,
+)
+from outrider.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    Overloaded,
+    Unauthenticated,
+    Unavailable,
+)
+from tests.unit.client.fake_orchestrator import SEED, FakeOrchestrator, serving
+
+ROOT = Path(__file__).resolve().parents[3]
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+WORDS = "one two three"
+AT_ONCE = Retries((0.0, 0.0), (0.0, 0.0))
+
+
+class Blocking:
+    """`Client`, asked for everything at once."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        self.make = lambda: Client(*arguments, **settings)
+
+    def generate(self, *arguments: Any, **options: Any) -> Result:
+        """A result."""
+        with self.make() as client:
+            return client.generate(*arguments, **options)
+
+    def events(self, prompt: Any, most: int = 1000, **options: Any) -> list[Event]:
+        """The first events of a stream, which is then closed."""
+        with self.make() as client, closing(client.stream(prompt, **options)) as stream:
+            return [event for _, event in zip(range(most), stream, strict=False)]
+
+    def info(self) -> Any:
+        """What is served."""
+        with self.make() as client:
+            return client.model_info()
+
+
+class Async:
+    """`AsyncClient`, likewise."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        self.make = lambda: AsyncClient(*arguments, **settings)
+
+    def generate(self, *arguments: Any, **options: Any) -> Result:
+        """A result."""
+
+        async def run() -> Result:
+            async with self.make() as client:
+                return await client.generate(*arguments, **options)
+
+        return asyncio.run(run())
+
+    def events(self, prompt: Any, most: int = 1000, **options: Any) -> list[Event]:
+        """The first events of a stream, which is then closed."""
+
+        async def run() -> list[Event]:
+            found: list[Event] = []
+            async with self.make() as client, aclosing(client.stream(prompt, **options)) as stream:
+                async for event in stream:
+                    found.append(event)
+                    if len(found) == most:
+                        break
+            return found
+
+        return asyncio.run(run())
+
+    def info(self) -> Any:
+        """What is served."""
+
+        async def run() -> Any:
+            async with self.make() as client:
+                return await client.model_info()
+
+        return asyncio.run(run())
+
+
+Kind = Callable[..., Blocking | Async]
+
+
+@pytest.fixture(params=[Blocking, Async])
+def kind(request: pytest.FixtureRequest) -> Kind:
+    """Either client."""
+    made: Kind = request.param
+    return made
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeOrchestrator]:
+    """A fake orchestrator that knows its endpoint."""
+    with serving(FakeOrchestrator()) as (made, endpoint):
+        made.endpoint = endpoint
+        yield made
+
+
+def test_a_text_comes_whole(kind: Kind, fake: FakeOrchestrator) -> None:
+    """With its tokens, counts, seed and reason."""
+    result = kind(fake.endpoint).generate("count", max_tokens=3)
+    assert (result.text, result.token_ids, result.finish_reason) == (WORDS, (11, 12, 13), "stop")
+    assert result.usage.prompt_tokens == 3
+    assert (result.generations[0].seed, result.generations[0].end.model) == (SEED, "demo")
+    assert fake.requests[0].sampling.max_tokens == 3
+
+
+def test_prompts_of_every_kind(kind: Kind, fake: FakeOrchestrator) -> None:
+    """Text, token ids, and conversations as messages or mappings."""
+    client = kind(fake.endpoint)
+    message = {"role": "user", "content": "hi"}
+    for prompt in ("count", [1, 2], [message], [Message("user", "hi")], Request(prompt="count")):
+        client.generate(prompt)
+    text, ids, mapped, typed, whole = fake.requests
+    assert text == whole
+    assert list(ids.token_ids.ids) == [1, 2]
+    assert mapped == typed
+    assert [(one.role, one.content) for one in typed.chat.messages] == [("user", "hi")]
+
+
+def test_a_stream_begins_before_its_first_text(kind: Kind, fake: FakeOrchestrator) -> None:
+    """And may be left early."""
+    started, chunk = kind(fake.endpoint).events("count", most=2)
+    assert isinstance(started, Started)
+    assert (started.seed, started.request_id) == (SEED, "r")
+    assert isinstance(chunk, Chunk)
+    assert chunk.text == "one "
+
+
+def test_a_broken_stream_goes_on(kind: Kind, fake: FakeOrchestrator) -> None:
+    """With the seed, model and tokens of its beginning; the reader sees one stream."""
+    fake.breaks = [(1, UNAVAILABLE), (1, grpc.StatusCode.INTERNAL)]
+    told: list[Broken] = []
+    client = kind(fake.endpoint, on_broken=told.append, retries=AT_ONCE)
+    result = client.generate("count", temperature=1.0, resume_token_ids=[7])
+    assert (result.text, result.generations[0].end.resumptions) == (WORDS, 2)
+    assert [list(request.resume_token_ids) for request in fake.requests] == [[7], [7, 11], [7, 11, 12]]
+    assert [request.sampling.seed for request in fake.requests[1:]] == [SEED, SEED]
+    assert [request.model for request in fake.requests] == ["", "demo", "demo"]
+    assert [(broken.tokens, broken.begun) for broken in told] == [(1, True), (2, True)]
+
+
+def test_each_of_several_continuations_goes_on(kind: Kind, fake: FakeOrchestrator) -> None:
+    """By a request of its own, with its own seed."""
+    fake.breaks = [(1, UNAVAILABLE)]
+    result = kind(fake.endpoint, retries=AT_ONCE).generate("count", temperature=1.0, n=2)
+    assert [generation.text for generation in result.generations] == [WORDS, WORDS]
+    first, second = fake.requests[1:]
+    assert (first.sampling.n, second.sampling.n) == (1, 1)
+    assert (first.sampling.seed, second.sampling.seed) == (SEED, 0)  # the next one, modulo 2**64
+    assert list(first.resume_token_ids) == list(second.resume_token_ids) == [11]
+
+
+def test_events_of_a_resumed_stream_are_those_of_an_unbroken_one(kind: Kind, fake: FakeOrchestrator) -> None:
+    """One `Started` and one `Complete` per continuation, under its own index."""
+    whole = kind(fake.endpoint).events("count", n=2)
+    fake.breaks = [(2, UNAVAILABLE)]
+    resumed = kind(fake.endpoint, retries=AT_ONCE).events("count", n=2)
+
+    def by_index(events: list[Event]) -> list[tuple[int, str]]:
+        return sorted((event.index, type(event).__name__) for event in events)
+
+    assert by_index(resumed) == by_index(whole)
+
+
+def test_what_has_not_begun_is_repeated_as_it_was(kind: Kind, fake: FakeOrchestrator) -> None:
+    """A refusal that may pass is waited out; without retries it is an error."""
+    fake.begins, fake.breaks = False, [(0, UNAVAILABLE)]
+    assert kind(fake.endpoint, retries=AT_ONCE).generate("count").text == WORDS
+    assert fake.requests[0] == fake.requests[1]
+    fake.breaks = [(0, UNAVAILABLE)]
+    with pytest.raises(Unavailable):
+        kind(fake.endpoint, retries=NEVER).generate("count")
+
+
+def test_attempts_are_bounded(kind: Kind, fake: FakeOrchestrator) -> None:
+    """What brings nothing is given up, with a sentence that says what was lost."""
+    fake.breaks = [(1, UNAVAILABLE), *[(0, UNAVAILABLE)] * 9]
+    with pytest.raises(Unavailable, match="the stream broke after 1 token and cannot be resumed"):
+        kind(fake.endpoint, retries=AT_ONCE).generate("count")
+    assert len(fake.requests) == 3
+
+
+def test_a_pause_beyond_the_deadline_is_not_made(kind: Kind, fake: FakeOrchestrator) -> None:
+    """The service says to come again later than the caller waits: it hears so at once."""
+    fake.error = Overloaded("the queue is full", retry_after=100.0)
+    with pytest.raises(Overloaded, match="the queue is full") as failure:
+        kind(fake.endpoint, timeout=5.0).generate("count")
+    assert failure.value.retry_after == 100.0
+    assert len(fake.requests) == 1
+
+
+def test_errors_keep_their_kind_and_field(kind: Kind, fake: FakeOrchestrator) -> None:
+    """As the service raised them; they are not tried again."""
+    for error in (InvalidRequest("sampling.top_p", "must be less"), Unauthenticated("send a token")):
+        fake.error = error
+        with pytest.raises(type(error), match=str(error)) as failure:
+            kind(fake.endpoint).generate("count")
+        assert failure.value.field == error.field
+    assert len(fake.requests) == 2
+
+
+def test_metadata_is_sent(kind: Kind, fake: FakeOrchestrator) -> None:
+    """Token, request id and trace; a call's own token counts before the client's."""
+    client = kind(fake.endpoint, token="ours")
+    client.generate("count", request_id="abc", traceparent="00-1-2-01")
+    client.generate("count", token="theirs")
+    assert client.info().context_length == 64
+    first, second, third = fake.metadata
+    assert (first["authorization"], first["x-request-id"]) == ("Bearer ours", "abc")
+    assert first["traceparent"] == "00-1-2-01"
+    assert second["authorization"] == "Bearer theirs"
+    assert third["authorization"] == "Bearer ours"
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"top_k": -1}, "sampling.top_k"),
+        ({"seed": 2**64}, "sampling.seed"),
+        ({"stop_token_ids": [-1]}, "sampling.stop_token_ids"),
+        ({"logit_bias": {-1: 1.0}}, "sampling.logit_bias[-1]"),
+        ({"temperature": "warm"}, "sampling.temperature"),
+        ({"timeout": 0}, "timeout"),
+        ({"token": "né"}, "token"),
+    ],
+)
+def test_what_cannot_be_sent_names_its_field(
+    kind: Kind, fake: FakeOrchestrator, options: dict[str, Any], field: str
+) -> None:
+    """Before anything is sent."""
+    with pytest.raises(InvalidRequest) as failure:
+        kind(fake.endpoint).generate("count", **options)
+    assert failure.value.field == field
+    assert not fake.requests
+
+
+def test_nobody_there_is_said(kind: Kind) -> None:
+    """With the endpoint that was tried."""
+    with pytest.raises(Unavailable, match=r"cannot reach 127\.0\.0\.1:1; is"):
+        kind("127.0.0.1:1", retries=NEVER).generate("count")
+
+
+def test_the_deadline_is_that_of_the_whole_request(kind: Kind, fake: FakeOrchestrator) -> None:
+    """A service that does not answer is given up after it."""
+    fake.answers.clear()
+    with pytest.raises(DeadlineExceeded):
+        kind(fake.endpoint, timeout=0.2).generate("count")
+    fake.answers.set()
+
+
+def test_a_wrong_prompt_is_named() -> None:
+    """Neither token ids nor messages."""
+    with pytest.raises(InvalidRequest, match=r"prompt\[0\]"):
+        Blocking().generate([1, "two"])
+    with pytest.raises(InvalidRequest, match="n: is given twice"):
+        Blocking().generate(Request(prompt="x"), n=2)
+
+
+def test_options_are_those_of_a_request() -> None:
+    """What can be given by keyword is what a `Request` holds beside its prompt."""
+    assert set(get_type_hints(Options)) == {field.name for field in fields(Request)} - {"prompt", "chat"}
+
+
+def test_the_library_loads_no_model_and_no_service() -> None:
+    """Whoever imports it needs neither torch nor transformers, nor any service's packages."""
+    program = (
+        "import sys, outrider.client\n"
+        "kinds = ('torch', 'transformers', 'numpy', 'tokenizers', 'orchestrator', 'draft_service',\n"
+        "    'verify_service', 'outrider.engine', 'outrider.serving', 'outrider.process', 'uvloop')\n"
+        "sys.exit(', '.join(kind for kind in kinds if kind in sys.modules) or 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr

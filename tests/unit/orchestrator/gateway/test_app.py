@@ -1,0 +1,361 @@
+"""The gateway before a fake orchestrator: answers, streams, errors, tokens, ids, cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from outrider.errors import (
+    ContextTooLong,
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    NoReplica,
+    OutriderError,
+    Overloaded,
+    RateLimited,
+    Unauthenticated,
+    UnknownModel,
+)
+from tests.unit.client.fake_orchestrator import FakeOrchestrator, serving
+from tests.unit.orchestrator.gateway.http import Http, Response, rig
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+PROMPT = {"prompt": "count"}
+HELLO = {"messages": [{"role": "user", "content": "hello"}]}
+WORDS = "one two three"
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeOrchestrator]:
+    """A fake orchestrator that knows its endpoint."""
+    with serving(FakeOrchestrator()) as (made, endpoint):
+        made.endpoint = endpoint
+        yield made
+
+
+def _post(fake: FakeOrchestrator, path: str, body: Any, **headers: str) -> Response:
+    async def run() -> Response:
+        async with rig(fake.endpoint) as made:
+            named = {name.replace("_", "-"): value for name, value in headers.items()}
+            return await made.http.post(path, body, named)
+
+    return asyncio.run(run())
+
+
+def test_a_completion(fake: FakeOrchestrator) -> None:
+    """Text, reason, counts and model, in OpenAI's shape."""
+    answer = _post(fake, COMPLETIONS, {**PROMPT, "max_tokens": 3})
+    assert answer.status == 200
+    (choice,) = answer.json["choices"]
+    assert (choice["text"], choice["finish_reason"], choice["index"]) == (WORDS, "stop", 0)
+    assert (answer.json["object"], answer.json["model"]) == ("text_completion", "demo")
+    assert answer.json["usage"]["total_tokens"] == 6
+    assert fake.requests[0].sampling.max_tokens == 3
+
+
+def test_a_conversation(fake: FakeOrchestrator) -> None:
+    """Its answer is a message."""
+    answer = _post(fake, CHAT, HELLO)
+    (choice,) = answer.json["choices"]
+    assert choice["message"] == {"role": "assistant", "content": WORDS, "refusal": None}
+    assert answer.json["object"] == "chat.completion"
+    assert fake.requests[0].chat.messages[0].content == "hello"
+
+
+def test_several_prompts_and_continuations(fake: FakeOrchestrator) -> None:
+    """The choices of all prompts in order; each prompt is counted once."""
+    answer = _post(fake, COMPLETIONS, {"prompt": ["a", "b"], "n": 2})
+    assert [choice["index"] for choice in answer.json["choices"]] == [0, 1, 2, 3]
+    assert {request.text for request in fake.requests} == {"a", "b"}
+    assert answer.json["usage"]["prompt_tokens"] == 6
+    assert answer.json["usage"]["completion_tokens"] == 12
+
+
+def test_a_stream_of_a_completion(fake: FakeOrchestrator) -> None:
+    """An event per verdict, the counts where they are asked for, and the end."""
+    answer = _post(fake, COMPLETIONS, {**PROMPT, "stream": True, "stream_options": {"include_usage": True}})
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    *parts, usage, done = answer.events
+    assert "".join(part["choices"][0]["text"] for part in parts) == WORDS
+    assert parts[-1]["choices"][0]["finish_reason"] == "stop"
+    assert all(part["usage"] is None for part in parts)
+    assert (usage["choices"], usage["usage"]["total_tokens"], done) == ([], 6, "[DONE]")
+
+
+def test_a_stream_of_a_conversation(fake: FakeOrchestrator) -> None:
+    """Begins with the role and ends with the reason."""
+    answer = _post(fake, CHAT, {**HELLO, "stream": True, "n": 2})
+    *parts, done = answer.events
+    for index in (0, 1):
+        mine = [part["choices"][0] for part in parts if part["choices"][0]["index"] == index]
+        assert mine[0]["delta"] == {"role": "assistant", "content": ""}
+        assert "".join(one["delta"].get("content", "") for one in mine) == WORDS
+        assert mine[-1]["finish_reason"] == "stop"
+    assert done == "[DONE]"
+    assert all("usage" not in part for part in parts)
+
+
+def test_a_lost_orchestrator_does_not_end_a_stream(fake: FakeOrchestrator) -> None:
+    """The rest comes from the next one."""
+    fake.breaks = [(1, grpc.StatusCode.UNAVAILABLE)]
+    answer = _post(fake, COMPLETIONS, {**PROMPT, "stream": True})
+    assert "".join(part["choices"][0]["text"] for part in answer.events[:-1]) == WORDS
+    assert len(fake.requests) == 2
+
+
+ERRORS = [
+    (InvalidRequest("sampling.top_p", "must be less"), 400, "top_p", None),
+    (InvalidRequest("chat.messages[0].role", "is too long"), 400, "messages[0].role", None),
+    (InvalidRequest("token_ids.ids[3]", "is too large"), 400, "prompt[3]", None),
+    (ContextTooLong("text", "9 tokens leave no room"), 400, "prompt", "context_length_exceeded"),
+    (Unauthenticated("authorization: send a token"), 401, None, "invalid_api_key"),
+    (UnknownModel("a", "b"), 404, "model", "model_not_found"),
+    (Overloaded("the queue is full", retry_after=2.4), 429, None, "overloaded"),
+    (RateLimited("too often", retry_after=0.1), 429, None, "rate_limit_exceeded"),
+    (NoReplica("no verify replica"), 503, None, "unavailable"),
+    (DeadlineExceeded("the deadline passed"), 504, None, "timeout"),
+    (InternalError("a mistake of ours"), 500, None, "internal_error"),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("error", "status", "parameter", "code"), ERRORS)
+def test_refusals_have_a_status(
+    fake: FakeOrchestrator,
+    error: OutriderError,
+    status: int,
+    parameter: str | None,
+    code: str | None,
+    stream: bool,
+) -> None:
+    """And a body that says it in OpenAI's words; a stream has not begun."""
+    fake.error = error
+    answer = _post(fake, COMPLETIONS, {**PROMPT, "stream": stream})
+    assert (answer.status, answer.error["param"], answer.error["code"]) == (status, parameter, code)
+    assert answer.error["message"]
+    again = answer.headers.get("retry-after")
+    assert again == (None if error.retry_after is None else {2.4: "3", 0.1: "1"}.get(error.retry_after, "1"))
+    assert ("www-authenticate" in answer.headers) == (status == 401)
+
+
+def test_a_field_is_called_as_the_caller_called_it(fake: FakeOrchestrator) -> None:
+    """In the message too."""
+    fake.error = InvalidRequest("sampling.top_p", "must be between 0 and 1, not 2")
+    assert _post(fake, COMPLETIONS, PROMPT).error["message"] == "top_p: must be between 0 and 1, not 2"
+
+
+def test_an_error_within_a_stream_is_its_last_event(fake: FakeOrchestrator) -> None:
+    """The status has been sent by then."""
+    fake.breaks = [(1, grpc.StatusCode.UNAVAILABLE), *[(0, grpc.StatusCode.UNAVAILABLE)] * 9]
+    answer = _post(fake, COMPLETIONS, {**PROMPT, "stream": True})
+    assert answer.status == 200
+    assert answer.events[-1]["error"]["code"] == "unavailable"
+
+
+def test_an_error_of_one_prompt_ends_all(fake: FakeOrchestrator) -> None:
+    """Nobody is told half of what was asked."""
+    fake.error = Overloaded("the queue is full")
+    assert _post(fake, COMPLETIONS, {"prompt": ["a", "b", "c"]}).status == 429
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status"),
+    [
+        (b"{", {}, 400),
+        (b"[" * 100_000, {}, 400),
+        (b'{"prompt": NaN}', {}, 400),
+        (b"\xff", {}, 400),
+        (b"{}", {"content-type": "text/plain"}, 415),
+        (b"x" * (2 << 20), {}, 413),
+        (b"{}", {"content-length": "99999999999"}, 413),
+    ],
+)
+def test_bodies_that_cannot_be_read(
+    fake: FakeOrchestrator, body: bytes, headers: dict[str, str], status: int
+) -> None:
+    """Are refused with a status of their own, and nothing is sent on."""
+    answer = _post(fake, COMPLETIONS, body, **headers)
+    assert answer.status == status
+    assert answer.error["message"]
+    assert not fake.requests
+
+
+def test_large_bodies_are_read_elsewhere(fake: FakeOrchestrator) -> None:
+    """And mean the same; what is wrong with one is said as well."""
+
+    async def run() -> tuple[Response, Response]:
+        async with rig(fake.endpoint) as made:
+            large = {"prompt": "x" * 100_000}
+            refused = await made.http.post(COMPLETIONS, b"{" + b" " * 100_000)
+            return await made.http.post(COMPLETIONS, large), refused
+
+    answer, refused = asyncio.run(run())
+    assert answer.status == 200
+    assert len(fake.requests[0].text) == 100_000
+    assert refused.status == 400
+
+
+def test_a_body_that_does_not_come_is_given_up(fake: FakeOrchestrator) -> None:
+    """After a time that is bounded."""
+
+    async def run() -> int:
+        async with rig(fake.endpoint) as made:
+            sent: list[Any] = []
+            scope = {
+                "type": "http",
+                "method": "POST",
+                "path": COMPLETIONS,
+                "headers": [(b"content-type", b"application/json")],
+            }
+            never = asyncio.Event()
+
+            async def receive() -> Any:
+                await never.wait()
+
+            async def send(message: Any) -> None:
+                sent.append(message)
+
+            await made.gateway(scope, receive, send)
+            status: int = sent[0]["status"]
+            return status
+
+    assert asyncio.run(run()) == 408
+
+
+def test_other_paths_and_methods(fake: FakeOrchestrator) -> None:
+    """Are told what there is."""
+
+    async def run() -> tuple[Response, Response]:
+        async with rig(fake.endpoint) as made:
+            return await made.http.get("/v2/nothing"), await made.http.get(COMPLETIONS)
+
+    missing, method = asyncio.run(run())
+    assert (missing.status, missing.error["code"]) == (404, "not_found")
+    assert (method.status, method.headers["allow"]) == (405, "POST")
+
+
+def test_models_health_and_version(fake: FakeOrchestrator) -> None:
+    """What clients look at first."""
+
+    async def run() -> list[Response]:
+        async with rig(fake.endpoint) as made:
+            answers = [
+                await made.http.get(path)
+                for path in ("/v1/models", "/v1/models/demo", "/v1/models/other", "/health", "/version")
+            ]
+            made.healthy[0] = False
+            return [*answers, await made.http.get("/health")]
+
+    models, one, other, health, version, ill = asyncio.run(run())
+    assert [model["id"] for model in models.json["data"]] == ["demo"]
+    assert (one.json["id"], one.json["max_model_len"]) == ("demo", 64)
+    assert (other.status, other.error["param"]) == (404, "model")
+    assert (health.status, version.json["version"], ill.status) == (200, "0.1.0", 503)
+
+
+def test_request_ids_and_traces(fake: FakeOrchestrator) -> None:
+    """A caller's own are kept, passed on and echoed; one is made where none is usable."""
+    trace = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
+    answer = _post(fake, COMPLETIONS, PROMPT, x_request_id="my-id", traceparent=trace)
+    assert answer.headers["x-request-id"] == "my-id"
+    assert answer.json["id"] == "cmpl-my-id"
+    assert (fake.metadata[0]["x-request-id"], fake.metadata[0]["traceparent"]) == ("my-id", trace)
+    for unusable in ("", "a b", "x" * 200):
+        made = _post(fake, COMPLETIONS, PROMPT, x_request_id=unusable).headers["x-request-id"]
+        assert made not in ("", unusable)
+    assert _post(fake, COMPLETIONS, b"{", x_request_id="my-id").headers["x-request-id"] == "my-id"
+
+
+def test_tokens_are_passed_on(fake: FakeOrchestrator) -> None:
+    """The orchestrator decides."""
+    _post(fake, COMPLETIONS, PROMPT, authorization="Bearer s3cret")
+    _post(fake, COMPLETIONS, PROMPT)
+    assert fake.metadata[0]["authorization"] == "Bearer s3cret"
+    assert "authorization" not in fake.metadata[1]
+
+
+def test_tokens_of_our_own_are_looked_at_first(fake: FakeOrchestrator) -> None:
+    """Before the body; health and version need none."""
+
+    async def run() -> list[int]:
+        async with rig(fake.endpoint, tokens=b"s3cret\n") as made:
+            wrong = await made.http.post(COMPLETIONS, b"{", {"authorization": "Bearer other"})
+            none = await made.http.get("/v1/models")
+            right = await made.http.post(COMPLETIONS, PROMPT, {"authorization": "Bearer s3cret"})
+            open_to_all = await made.http.get("/health")
+            return [wrong.status, none.status, right.status, open_to_all.status]
+
+    assert asyncio.run(run()) == [401, 401, 200, 200]
+
+
+def test_a_token_that_no_header_can_carry_is_refused(fake: FakeOrchestrator) -> None:
+    """As a request that is wrong, not as a mistake of ours."""
+    assert _post(fake, COMPLETIONS, PROMPT, authorization="Bearer né").status == 400
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_closing_the_connection_cancels_the_request(fake: FakeOrchestrator, stream: bool) -> None:
+    """The orchestrator hears of it, and nothing is left running here."""
+    fake.answers.clear()
+
+    async def run() -> int:
+        async with rig(fake.endpoint) as made:
+            asked = asyncio.create_task(made.http.post(COMPLETIONS, {**PROMPT, "stream": stream}))
+            assert await asyncio.to_thread(fake.asked.wait, 10)
+            assert made.gateway.running == 1
+            made.http.leave.set()
+            await asked
+            assert await asyncio.to_thread(fake.over.wait, 10)
+            assert made.registry.get_sample_value("outrider_gateway_requests_aborted_total") == 1.0
+            return made.gateway.running
+
+    assert asyncio.run(run()) == 0
+    fake.answers.set()
+
+
+def test_a_gateway_that_drains_takes_nothing_new(fake: FakeOrchestrator) -> None:
+    """And says when to come again."""
+
+    async def run() -> Response:
+        async with rig(fake.endpoint) as made:
+            made.gateway.draining = True
+            return await made.http.post(COMPLETIONS, PROMPT)
+
+    answer = asyncio.run(run())
+    assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+
+
+def test_nobody_behind_it() -> None:
+    """Is 503, not a mistake of ours."""
+
+    async def run() -> Response:
+        async with rig("127.0.0.1:1") as made:
+            return await made.http.post(COMPLETIONS, PROMPT)
+
+    assert asyncio.run(run()).status == 503
+
+
+def test_what_is_counted(fake: FakeOrchestrator) -> None:
+    """Requests by endpoint and status, tokens, and acceptance under vLLM's names too."""
+
+    async def run() -> str:
+        async with rig(fake.endpoint) as made:
+            http: Http = made.http
+            await http.post(COMPLETIONS, PROMPT)
+            await http.post(COMPLETIONS, b"{")
+            return b"".join((await http.get("/metrics")).parts).decode()
+
+    page = asyncio.run(run())
+    for line in (
+        'outrider_gateway_requests_total{endpoint="/v1/completions",status="200"} 1.0',
+        'outrider_gateway_requests_total{endpoint="/v1/completions",status="400"} 1.0',
+        "outrider_gateway_tokens_total 3.0",
+        "outrider_gateway_time_to_first_token_seconds_count 1.0",
+        'vllm:spec_decode_num_drafts_total{model_name="demo"} 1.0',
+    ):
+        assert line in page

@@ -1,0 +1,77 @@
+"""A stream that goes on after `Last-Event-ID`, against a fake orchestrator."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.unit.client.fake_orchestrator import SEED, FakeOrchestrator, serving
+from tests.unit.orchestrator.gateway.http import Response, rig
+
+PATHS = {
+    "/v1/completions": {"prompt": "x"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
+}
+WORDS = "one two three"
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeOrchestrator]:
+    """A fake orchestrator that knows its endpoint."""
+    with serving(FakeOrchestrator()) as (made, endpoint):
+        made.endpoint = endpoint
+        yield made
+
+
+def _post(fake: FakeOrchestrator, path: str, last: str = "", **fields: Any) -> Response:
+    async def run() -> Response:
+        async with rig(fake.endpoint) as made:
+            headers = {"last-event-id": last} if last else {}
+            return await made.http.post(path, {"stream": True, **PATHS[path], **fields}, headers)
+
+    return asyncio.run(run())
+
+
+def _text(answer: Response, index: int = 0) -> str:
+    found = [event["choices"][0] for event in answer.events[:-1]]
+    mine = [one for one in found if one["index"] == index]
+    return "".join(one.get("text", "") + one.get("delta", {}).get("content", "") for one in mine)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_stream_goes_on_after_every_event(fake: FakeOrchestrator, path: str, n: int) -> None:
+    """What was sent up to it and what follows are the whole text of every choice, and each ends once."""
+    whole = _post(fake, path, n=n)
+    assert len(whole.ids) == len(whole.events) - 1
+    for place, last in enumerate(whole.ids):
+        rest = _post(fake, path, last, n=n)
+        before = Response(parts=[*whole.parts[: place + 1], b"data: [DONE]\n\n"])
+        for index in range(n):
+            assert _text(before, index) + _text(rest, index) == WORDS
+        assert fake.requests[-1].sampling.seed == SEED
+        events = [*before.events[:-1], *rest.events[:-1]]
+        assert [event["choices"][0]["finish_reason"] for event in events].count("stop") == n
+        assert sum("role" in event["choices"][0].get("delta", {}) for event in events) == n * ("chat" in path)
+
+
+@pytest.mark.parametrize(
+    ("last", "fields"),
+    [
+        ("nonsense", {}),
+        ("1.2.3", {}),
+        ("1.2", {"stream": False}),
+        ("1.2", {"logprobs": 1}),
+        ("1.2", {"prompt": ["a", "b"]}),
+    ],
+)
+def test_an_id_that_is_not_of_this_stream_is_refused(
+    fake: FakeOrchestrator, last: str, fields: dict[str, Any]
+) -> None:
+    """It would bring another text."""
+    answer = _post(fake, "/v1/completions", last, **fields)
+    assert (answer.status, answer.error["param"]) == (400, "last-event-id")
+    assert not fake.requests

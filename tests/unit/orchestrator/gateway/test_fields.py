@@ -1,0 +1,95 @@
+"""Every field of docs/openai.md does what its row says."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.gateway.errors import Problem
+from orchestrator.gateway.fields import CHAT, COMPLETIONS
+from orchestrator.gateway.requests import Asked, chat_from, completions_from
+
+PAGE = (Path(__file__).resolve().parents[4] / "docs/openai.md").read_text()
+ROW = re.compile(r"^\| `(\w+)` \| (both|completions|chat) \| (\w+)[^|]*\| `(.+)` \|$", re.M)
+BASE: dict[str, dict[str, Any]] = {
+    "completions": {"prompt": "x"},
+    "chat": {"messages": [{"role": "user", "content": "x"}]},
+}
+MAKE = {"completions": completions_from, "chat": chat_from}
+NEEDS: dict[str, dict[str, Any]] = {"stream_options": {"stream": True}, "top_logprobs": {"logprobs": True}}
+"""What else a field needs to mean something."""
+
+
+def _rows() -> list[tuple[str, str, str, Any]]:
+    rows = [(name, where, what, json.loads(example)) for name, where, what, example in ROW.findall(PAGE)]
+    return [
+        (endpoint, name, what, example)
+        for name, where, what, example in rows
+        for endpoint in BASE
+        if where in ("both", endpoint)
+    ]
+
+
+ROWS = _rows()
+
+
+def _asked(endpoint: str, **fields: Any) -> Asked:
+    return MAKE[endpoint]({**BASE[endpoint], **fields})
+
+
+@pytest.mark.parametrize(("endpoint", "known"), [("completions", COMPLETIONS), ("chat", CHAT)])
+def test_the_page_has_every_field_once(endpoint: str, known: dict[str, Any]) -> None:
+    """And no other."""
+    assert sorted(name for where, name, _, _ in ROWS if where == endpoint) == sorted(known)
+
+
+@pytest.mark.parametrize(("endpoint", "name", "what", "example"), ROWS, ids=lambda value: str(value)[:30])
+def test_a_field_does_what_its_row_says(endpoint: str, name: str, what: str, example: Any) -> None:
+    """Supported ones change what is asked, others do not, and what is refused is named."""
+    needs = NEEDS.get(name, {})
+    plain = _asked(endpoint, **needs)
+    match what:
+        case "supported":
+            assert _asked(endpoint, **{**needs, name: example}) != plain
+        case "ignored":
+            assert _asked(endpoint, **{name: example}) == plain
+        case "only":
+            assert _asked(endpoint, **{name: example}) == plain
+            assert _refused(endpoint, name, {"another": "value"}) == name
+        case "refused":
+            assert _refused(endpoint, name, example) == name
+        case _:
+            pytest.fail(f"{what!r} says nothing that can be checked")
+
+
+@pytest.mark.parametrize(("endpoint", "name"), [(where, name) for where, name, _, _ in ROWS])
+def test_null_is_absent(endpoint: str, name: str) -> None:
+    """For every field, as clients send it; but a prompt and messages there must be."""
+    if name in ("prompt", "messages"):
+        assert _refused(endpoint, name, None) == name
+    else:
+        assert _asked(endpoint, **{name: None}) == _asked(endpoint)
+
+
+@pytest.mark.parametrize("endpoint", list(BASE))
+def test_an_unknown_field_is_named(endpoint: str) -> None:
+    """It might change the text."""
+    assert _refused(endpoint, "no_such_field", 1) == "no_such_field"
+
+
+@pytest.mark.parametrize("body", [[], "x", 3, None])
+def test_a_body_is_an_object(body: Any) -> None:
+    """And nothing else."""
+    with pytest.raises(Problem, match="must be a JSON object"):
+        completions_from(body)
+
+
+def _refused(endpoint: str, name: str, value: Any) -> str | None:
+    with pytest.raises(Problem) as failure:
+        _asked(endpoint, **{name: value})
+    assert failure.value.kind.status == 400
+    return failure.value.parameter

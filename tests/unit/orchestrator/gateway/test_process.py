@@ -1,0 +1,141 @@
+"""`outrider serve gateway` as a process: TLS, tokens, drain, and settings that cannot be used."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import ssl
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.certificates import self_signed
+from tests.unit.client.fake_orchestrator import FakeOrchestrator, serving
+
+ROOT = Path(__file__).resolve().parents[4]
+COMMAND = (sys.executable, "-m", "outrider", "serve", "gateway", "--port", "0", "--log-format", "json")
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+BODY = json.dumps({"prompt": "count"}).encode()
+
+
+class Served:
+    """A running gateway."""
+
+    def __init__(self, process: subprocess.Popen[str], url: str) -> None:
+        self.process = process
+        self.url = url
+
+    def post(self, context: ssl.SSLContext | None = None, **headers: str) -> Any:
+        """The answer to a completion."""
+        all_headers = {"content-type": "application/json", **headers}
+        request = urllib.request.Request(self.url + "/v1/completions", BODY, all_headers)
+        with urllib.request.urlopen(request, timeout=30, context=context) as answer:
+            return json.load(answer)
+
+    def text(self, **options: Any) -> str:
+        """The text of a completion."""
+        found: str = self.post(**options)["choices"][0]["text"]
+        return found
+
+
+@contextmanager
+def gateway(endpoint: str, *flags: str) -> Iterator[Served]:
+    """`outrider serve gateway` before an orchestrator."""
+    command = [*COMMAND, "--orchestrator", endpoint, *flags]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            yield Served(process, json.loads(process.stdout.readline())["endpoint"])
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeOrchestrator]:
+    """A fake orchestrator that knows its endpoint."""
+    with serving(FakeOrchestrator()) as (made, endpoint):
+        made.endpoint = endpoint
+        yield made
+
+
+def test_a_drain_lets_running_requests_end(fake: FakeOrchestrator) -> None:
+    """SIGTERM while one runs: it gets its answer, and the process ends with status 0."""
+    with gateway(fake.endpoint) as served:
+        fake.answers.clear()
+        texts: list[str] = []
+        asking = threading.Thread(target=lambda: texts.append(served.text()))
+        asking.start()
+        assert fake.asked.wait(20)
+        served.process.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            served.process.wait(0.5)
+        fake.answers.set()
+        asking.join(20)
+        assert served.process.wait(20) == 0
+    assert texts == ["one two three"]
+
+
+def test_the_grace_period_ends_a_drain(fake: FakeOrchestrator) -> None:
+    """What still runs then is cut off."""
+    with gateway(fake.endpoint, "--grace-seconds", "0.5") as served:
+        fake.answers.clear()
+
+        def ask() -> None:
+            with pytest.raises((urllib.error.URLError, OSError)):
+                served.text()
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        assert fake.asked.wait(20)
+        served.process.send_signal(signal.SIGINT)
+        assert served.process.wait(20) == 0
+        fake.answers.set()
+        asking.join(20)
+
+
+def test_tls_and_tokens(fake: FakeOrchestrator, tmp_path: Path) -> None:
+    """As on the gRPC edge: PEM files, and a file of bearer tokens; the token goes on to the orchestrator."""
+    files = self_signed(tmp_path)
+    tokens = tmp_path / "tokens"
+    tokens.write_text("s3cret\n")
+    flags = ("--tls-cert", files["cert"], "--tls-key", files["key"], "--auth-tokens-file", str(tokens))
+    with gateway(fake.endpoint, *flags) as served:
+        assert served.url.startswith("https://")
+        trusting = ssl.create_default_context(cafile=files["cert"])
+        bearer = {"authorization": "Bearer s3cret"}
+        assert served.text(context=trusting, **bearer) == "one two three"
+        assert fake.metadata[0]["authorization"] == "Bearer s3cret"
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            served.text(context=trusting)
+        with pytest.raises(urllib.error.URLError):
+            served.text(context=ssl.create_default_context(), **bearer)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (("--tls-cert", "/no/such/file"), "outrider: tls_key: must be set when tls_cert is"),
+        (("--auth-tokens-file", "/no/such/file"), "outrider: auth_tokens_file: "),
+        (("--host", "192.0.2.1"), "outrider: port: cannot listen on 192.0.2.1:0"),
+        (("--listen-fd", "99"), "outrider: port: cannot listen on listen_fd 99"),
+        (("--max-request-mb", "0"), "outrider: --max-request-mb: must be greater than 0"),
+    ],
+)
+def test_settings_that_cannot_be_used(flags: tuple[str, ...], sentence: str) -> None:
+    """One sentence and status 2."""
+    done = subprocess.run(
+        [*COMMAND, *flags], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.splitlines()[-1].startswith(sentence)
