@@ -157,8 +157,9 @@ class DraftCore:
         self._count()
 
     def _close(self, key: int) -> None:
-        if self._entries.pop(key, None) is not None:
+        if key in self._entries:
             self._drafter.close(key)
+            del self._entries[key]
             self._count()
 
     def _count(self) -> None:
