@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.arms.own import OwnArm
-from benchmarks.samples import Request
+from benchmarks.samples import SampledRequest
 from benchmarks.workload import Cell, Tokens
-from scripts.local_services import Fleet
+from scripts.local_services import LocalServices
 
 PREFIX = "outrider_verify_calibration_"
 COLUMNS = ("nodes", "predicted", "accepted")
@@ -51,7 +51,7 @@ def bins(counts: Counts) -> list[Bin]:
 class Observed:
     """An arm whose verified nodes are counted; it must be the only one that runs."""
 
-    def __init__(self, arm: OwnArm, fleet: Fleet) -> None:
+    def __init__(self, arm: OwnArm, fleet: LocalServices) -> None:
         self.name, self.kind, self.engine = arm.name, arm.kind, arm.engine
         self.devices, self.speculates = arm.devices, arm.speculates
         self.counts: Counts = {}
@@ -62,7 +62,7 @@ class Observed:
         """What the arm runs."""
         return self._arm.runs(cell)
 
-    def run(self, cell: Cell, prompts: Sequence[Tokens], tokens: int) -> list[Request]:
+    def run(self, cell: Cell, prompts: Sequence[Tokens], tokens: int) -> list[SampledRequest]:
         """Run the arm and add what the counters grew by."""
         before = read(self._fleet.metrics("verify"))
         found = self._arm.run(cell, prompts, tokens)

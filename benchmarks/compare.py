@@ -32,8 +32,8 @@ from benchmarks.floor import measure_floor
 from benchmarks.layout import layout_of
 from benchmarks.pairs import Pair, load_pair
 from benchmarks.plot import draw_comparison
-from benchmarks.report import Row, equality_lines, floor_lines, rows, tables
-from benchmarks.samples import Batch, Request
+from benchmarks.report import ResultRow, equality_lines, floor_lines, rows, tables
+from benchmarks.samples import Batch, SampledRequest
 from benchmarks.workload import Cell, Turn, Workload, load_workload, turns
 from scripts.child import ROOT, ChildError
 from scripts.console import progress, run
@@ -132,7 +132,7 @@ def warm_up(arms: Sequence[Arm], work: Workload, cells: Sequence[Cell]) -> None:
                     raise ChildError(f"the draft proposed nothing to {arm.name}; see its log")
 
 
-def drafted(requests: Sequence[Request]) -> bool:
+def drafted(requests: Sequence[SampledRequest]) -> bool:
     """A draft proposed something to one of own requests."""
     return any(request.extra["drafted"] > 0 for request in requests)
 
@@ -177,7 +177,7 @@ def setting(flags: argparse.Namespace, pair: Pair) -> dict[str, str]:
 def write(
     path: Path,
     about: Mapping[str, str],
-    table: Sequence[Row],
+    table: Sequence[ResultRow],
     batches: Sequence[Batch],
     judgements: Sequence[Judgement],
 ) -> None:

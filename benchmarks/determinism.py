@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 
 from benchmarks.workload import add_flags, load_workload
-from outrider.engine.check_bits import library_part
-from outrider.engine.loader import load_model
-from outrider.engine.pages import SequenceKv
+from outrider.engine.kv.pages import SequenceKv
+from outrider.engine.loading.check_determinism import library_part
+from outrider.engine.loading.loader import load_model
 from outrider.engine.runner import ModelRunner, Segment
 
 PAGE_SIZE = 16

@@ -25,7 +25,7 @@ from urllib.request import urlopen
 import grpc
 from prometheus_client.parser import text_string_to_metric_families
 
-from outrider.drift import PageHinkley
+from orchestrator.observing.drift import PageHinkley
 from outrider.v1 import generation_pb2, generation_pb2_grpc, tokens_pb2
 from scripts.child import ROOT, Child
 from scripts.local_services import DRAFT, widened_target

@@ -94,7 +94,7 @@ def references(batches: Sequence[Batch], kinds: dict[str, str]) -> dict[tuple[fl
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class EqualityTally:
     """How many texts of an arm, all of one temperature, are the reference's."""
 
     equal: int = 0
@@ -103,13 +103,13 @@ class Tally:
 
 def compare(
     batches: Sequence[Batch], kinds: dict[str, str]
-) -> tuple[dict[tuple[str, float], Tally], set[Difference]]:
+) -> tuple[dict[tuple[str, float], EqualityTally], set[Difference]]:
     """Tallies by (arm, temperature), and the differences that have to be judged: those of own arms and of
     the reference peer, which also ran in padded batches. Peers sample with noise of their own, so their
     sampled texts are not compared.
     """
     expected = references(batches, kinds)
-    tallies: dict[tuple[str, float], Tally] = {}
+    tallies: dict[tuple[str, float], EqualityTally] = {}
     differences: set[Difference] = set()
     for batch, prompt, tokens in texts(batches):
         temperature, own = batch.turn.cell.temperature, kinds[batch.arm] == OWN
@@ -117,8 +117,8 @@ def compare(
         if reference is None or not (own or temperature == 0):
             continue
         at = first_difference(reference, tokens)
-        old = tallies.get((batch.arm, temperature), Tally())
-        tallies[batch.arm, temperature] = Tally(old.equal + (at is None), old.texts + 1)
+        old = tallies.get((batch.arm, temperature), EqualityTally())
+        tallies[batch.arm, temperature] = EqualityTally(old.equal + (at is None), old.texts + 1)
         if at is not None and kinds[batch.arm] in (OWN, REFERENCE):
             differences.add(Difference(prompt, temperature, reference[:at], reference[at], tokens[at]))
     return tallies, differences
@@ -137,7 +137,7 @@ def judge_logits(
     return Judgement(difference, distance, 2 * error)
 
 
-class Replay:
+class ReferenceReplay:
     """The target by `transformers`, in the arithmetic of the run and in a more precise one."""
 
     def __init__(self, target: Path, dtype: str) -> None:
@@ -172,5 +172,5 @@ def judge_all(
     wanted = sorted(differences)
     if not wanted:
         return []
-    replay = Replay(target, dtype)
+    replay = ReferenceReplay(target, dtype)
     return [replay.judge(workload, difference) for difference in wanted]

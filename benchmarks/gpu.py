@@ -39,14 +39,14 @@ from benchmarks.gpu_pair import (
 )
 from outrider.engine.attention import PagedAttention
 from outrider.engine.gpu.graphs import BUCKETS, Replay
-from outrider.engine.gpu.layout import Layout
+from outrider.engine.gpu.layout import BufferLayout
 from outrider.engine.gpu.plan import fill, plan_tiles
 from outrider.engine.gpu.runner import GraphRunner
+from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loaded_model import LoadedModel
-from outrider.engine.pages import SequenceKv
 from outrider.engine.runner import ModelRunner, Segment
 from outrider.engine.step import plan_step
-from outrider.messages import SamplingParams
+from outrider.protocol.messages import SamplingParams
 from outrider.sampling import on_device
 from outrider.sampling.chooser import choose, rank
 from outrider.sampling.noise import gumbel_rows, row_keys
@@ -222,7 +222,7 @@ def compare_attention(
     segment = tree_segment(kv, nodes)
     runner.append([segment])
     plan = plan_tiles([segment], 1 + nodes, runner.machine)
-    layout = Layout(plan.capacity)
+    layout = BufferLayout(plan.capacity)
     words = torch.from_numpy(fill(plan, layout, [segment], [], runner.machine)).to(device)
     runner.attention.current = runner.attention.open_step(words, layout, 1)
     step = plan_step([segment], queries_per_kv=geometry.queries_per_kv, dtype=bench.dtype, device=device)

@@ -17,13 +17,13 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from outrider.engine.check import Plain, check_paged, run_plain
 from outrider.engine.fused_decoder import fused_decoder
+from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loaded_model import LoadedModel
-from outrider.engine.pages import SequenceKv
+from outrider.engine.loading.check_forward import Plain, check_paged, run_plain
 from outrider.engine.runner import ModelRunner, Segment
-from outrider.messages import SamplingParams
-from outrider.sampling.chooser import Row, choose
+from outrider.protocol.messages import SamplingParams
+from outrider.sampling.chooser import SamplingRow, choose
 from outrider.sampling.history import History
 
 DRAFT_LAYERS = 4
@@ -141,10 +141,10 @@ def bytes_of_step(loaded: LoadedModel, context: int) -> int:
     return int(weights + context * loaded.kv_bytes_per_token)
 
 
-def greedy_rows(position: int, count: int, params: SamplingParams | None = None) -> list[Row]:
+def greedy_rows(position: int, count: int, params: SamplingParams | None = None) -> list[SamplingRow]:
     """Rows of a chain that begins at a position."""
     params = params or SamplingParams()
-    return [Row(params, position + index, index, NOTHING) for index in range(count)]
+    return [SamplingRow(params, position + index, index, NOTHING) for index in range(count)]
 
 
 def prefilled(runner: ModelRunner, tokens: Sequence[int], chunk: int = 512) -> SequenceKv:

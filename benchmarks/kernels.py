@@ -23,10 +23,10 @@ from tokenizers import Tokenizer
 from benchmarks import machine, step
 from outrider.config import DraftConfig
 from outrider.engine.loaded_model import LoadedModel
-from outrider.engine.loader import load_model
-from outrider.messages import SamplingParams
+from outrider.engine.loading.loader import load_model
+from outrider.protocol.messages import SamplingParams
 from outrider.sampling import chooser
-from outrider.sampling.chooser import Row, choose, rank
+from outrider.sampling.chooser import SamplingRow, choose, rank
 from outrider.sampling.history import History
 from scripts import console
 
@@ -86,7 +86,7 @@ def _line(calls: list[Callable[[], None]], rounds: int) -> str:
 
 def _sampling(logits: torch.Tensor, params: SamplingParams) -> list[Callable[[], None]]:
     """Choosing and ranking, each with kernels and without."""
-    rows = [Row(params, 100 + index, index, History(())) for index in range(len(logits))]
+    rows = [SamplingRow(params, 100 + index, index, History(())) for index in range(len(logits))]
     children = DraftConfig().children
 
     def choosing() -> None:

@@ -8,18 +8,18 @@ from pathlib import Path
 
 from benchmarks import machine
 from benchmarks.pairs import Pair
-from scripts.local_services import Layout
+from scripts.local_services import Deployment
 
 
 def layout_of(
     flags: argparse.Namespace, pair: Pair, drafts: Mapping[str, Path], *, prefix_cache: bool
-) -> Layout:
+) -> Deployment:
     """The target on the first `flags.threads` cores, all drafts on the next; logs beside `flags.out`."""
     folder = flags.out.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
     cores = machine.cores()
     enough = len(cores) >= 2 * flags.threads
-    return Layout(
+    return Deployment(
         target=pair.target,
         drafts=drafts,
         dtype=pair.dtype,

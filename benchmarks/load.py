@@ -32,7 +32,7 @@ from benchmarks.flags import command, json_file
 from benchmarks.layout import layout_of
 from benchmarks.pairs import load_pair
 from benchmarks.plot import draw_load
-from benchmarks.report import SPEED, Row, rows
+from benchmarks.report import SPEED, ResultRow, rows
 from benchmarks.samples import Spread
 from benchmarks.workload import Cell, load_workload, turns
 from scripts.child import ROOT
@@ -88,7 +88,10 @@ def parse() -> argparse.Namespace:
 
 
 def report(
-    table: Sequence[Row], calibration: Mapping[str, Sequence[Bin]], title: str, flags: argparse.Namespace
+    table: Sequence[ResultRow],
+    calibration: Mapping[str, Sequence[Bin]],
+    title: str,
+    flags: argparse.Namespace,
 ) -> None:
     """Print both tables; write them and a picture."""
     about = machine.describe() | {"command": command("load")}
@@ -113,7 +116,7 @@ def speed_of(flags: argparse.Namespace) -> str:
     return STEADY if flags.in_a_row > 1 else SPEED
 
 
-def load_line(row: Row, speed: str) -> str:
+def load_line(row: ResultRow, speed: str) -> str:
     """One arm at one concurrency; nodes are per session and step."""
     figures = row.figures
     ratio = row.against_off or Spread(1.0, 1.0, 1.0)

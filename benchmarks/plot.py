@@ -11,14 +11,14 @@ from matplotlib.figure import Figure
 
 from benchmarks.arms.base import OWN
 from benchmarks.calibration import Bin
-from benchmarks.report import SPEED, Row
+from benchmarks.report import SPEED, ResultRow
 from benchmarks.samples import Spread
 
 mpl.use("Agg")
 OWN_COLOR, PEER_COLOR, LINE_COLOR = "#4a5fd0", "#b4bac6", "#d9603b"
 
 
-def draw_comparison(rows: Sequence[Row], title: str, path: Path) -> None:
+def draw_comparison(rows: Sequence[ResultRow], title: str, path: Path) -> None:
     """Tokens per second of every arm, one panel per cell; whiskers are quartiles."""
     cells = list(dict.fromkeys(row.cell for row in rows))
     longest = max(sum(row.cell == cell for row in rows) for cell in cells)
@@ -35,7 +35,9 @@ def draw_comparison(rows: Sequence[Row], title: str, path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
-def draw_load(rows: Sequence[Row], calibration: Mapping[str, Sequence[Bin]], title: str, path: Path) -> None:
+def draw_load(
+    rows: Sequence[ResultRow], calibration: Mapping[str, Sequence[Bin]], title: str, path: Path
+) -> None:
     """Speed against OFF and verified nodes over concurrency, and predicted against observed acceptance."""
     figure = Figure(figsize=(14, 4.2), layout="constrained")
     speed, nodes, trust = figure.subplots(1, 3)
@@ -73,7 +75,7 @@ def _label(panel: Axes, x: str, y: str, *, log: bool) -> None:
     panel.spines[["top", "right"]].set_visible(False)
 
 
-def _bars(panel: Axes, rows: Sequence[Row]) -> None:
+def _bars(panel: Axes, rows: Sequence[ResultRow]) -> None:
     speeds = [row.figures[SPEED] for row in rows]
     middles = [speed.middle for speed in speeds]
     whiskers = [

@@ -24,7 +24,7 @@ from benchmarks.arms.own import Client, message
 from benchmarks.flags import command, json_file
 from benchmarks.layout import layout_of
 from benchmarks.pairs import load_pair
-from benchmarks.samples import Request, Spread, percentile
+from benchmarks.samples import SampledRequest, Spread, percentile
 from benchmarks.workload import PROMPTS, SEPARATOR, Tokens
 from scripts.child import ROOT
 from scripts.console import progress, run
@@ -149,7 +149,7 @@ class Prefill:
         return [message(prompt, mode, self._flags.tokens) for prompt in wanted]
 
 
-def waits(requests: Iterable[Request], window: tuple[float, float]) -> list[float]:
+def waits(requests: Iterable[SampledRequest], window: tuple[float, float]) -> list[float]:
     """Milliseconds between deliveries, of those gaps that the window touches."""
     start, end = window
     found: list[float] = []

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.arms.base import OWN, Arm
-from benchmarks.equality import Judgement, Tally
+from benchmarks.equality import EqualityTally, Judgement
 from benchmarks.floor import Floor
 from benchmarks.samples import Batch, Figures, Spread, paired_ratio
 from benchmarks.workload import Cell
@@ -15,7 +15,7 @@ SPEED = "tokens_s"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ResultRow:
     """One arm in one cell."""
 
     cell: Cell
@@ -29,13 +29,13 @@ class Row:
     best_peer: str
 
 
-def rows(batches: Sequence[Batch], arms: Sequence[Arm], speed: str = SPEED) -> list[Row]:
+def rows(batches: Sequence[Batch], arms: Sequence[Arm], speed: str = SPEED) -> list[ResultRow]:
     """A row for every arm in every cell that it ran, in the order of cells and arms; `speed` is compared."""
     cells = sorted({batch.turn.cell for batch in batches})
     return [row for cell in cells for row in _of_cell(cell, batches, arms, speed)]
 
 
-def _of_cell(cell: Cell, batches: Sequence[Batch], arms: Sequence[Arm], speed: str) -> Iterable[Row]:
+def _of_cell(cell: Cell, batches: Sequence[Batch], arms: Sequence[Arm], speed: str) -> Iterable[ResultRow]:
     found: dict[str, dict[int, Figures]] = {}
     for batch in batches:
         if batch.turn.cell == cell:
@@ -48,7 +48,7 @@ def _of_cell(cell: Cell, batches: Sequence[Batch], arms: Sequence[Arm], speed: s
             mine = speeds[arm.name]
             off, peer = (paired_ratio(mine, speeds.get(name, {})) for name in ("off", best))
             figures = spreads(list(found[arm.name].values()))
-            yield Row(cell, arm.name, arm.kind, arm.devices, len(mine), figures, off, peer, best)
+            yield ResultRow(cell, arm.name, arm.kind, arm.devices, len(mine), figures, off, peer, best)
 
 
 def spreads(figures: Sequence[Figures]) -> dict[str, Spread]:
@@ -57,20 +57,20 @@ def spreads(figures: Sequence[Figures]) -> dict[str, Spread]:
     return {name: Spread.of([one[name] for one in figures]) for name in names}
 
 
-Column = tuple[str, int, Callable[[Row], str]]
+Column = tuple[str, int, Callable[[ResultRow], str]]
 """Heading, width, text of a row."""
 
 
-def _figure(name: str, form: str) -> Callable[[Row], str]:
+def _figure(name: str, form: str) -> Callable[[ResultRow], str]:
     return lambda row: format(row.figures[name].middle, form) if name in row.figures else "-"
 
 
-def _own(name: str, form: str) -> Callable[[Row], str]:
+def _own(name: str, form: str) -> Callable[[ResultRow], str]:
     """A figure of pipelines: nothing to say of the target alone."""
     return lambda row: "-" if row.arm == "off" and name == "overlap" else _figure(name, form)(row)
 
 
-def _speed(row: Row) -> str:
+def _speed(row: ResultRow) -> str:
     speed = row.figures[SPEED]
     return f"{speed.middle:.1f} [{speed.low:.1f}, {speed.high:.1f}]"
 
@@ -79,7 +79,7 @@ def _ratio(spread: Spread | None) -> str:
     return "-" if spread is None else f"{spread.middle:.2f} [{spread.low:.2f}, {spread.high:.2f}]"
 
 
-def _per_device(row: Row) -> str:
+def _per_device(row: ResultRow) -> str:
     return f"{row.figures[SPEED].middle / row.devices:.1f}"
 
 
@@ -111,7 +111,7 @@ def line(texts: Iterable[str], columns: Sequence[Column]) -> str:
     return "  ".join(cut)
 
 
-def tables(found: Sequence[Row]) -> str:
+def tables(found: Sequence[ResultRow]) -> str:
     """A table per cell."""
     parts: list[str] = []
     for cell in dict.fromkeys(row.cell for row in found):
@@ -122,7 +122,7 @@ def tables(found: Sequence[Row]) -> str:
     return "\n".join(parts)
 
 
-def floor_lines(found: Sequence[Row], floor: Floor) -> Iterable[str]:
+def floor_lines(found: Sequence[ResultRow], floor: Floor) -> Iterable[str]:
     """How far one session without speculation is from what the memory allows."""
     yield ""
     for row in found:
@@ -133,7 +133,9 @@ def floor_lines(found: Sequence[Row], floor: Floor) -> Iterable[str]:
             yield f"off, {row.cell}: a step of {step * 1e3:.1f} ms; of the floor, by cores that read: {each}"
 
 
-def equality_lines(tallies: dict[tuple[str, float], Tally], judgements: Sequence[Judgement]) -> Iterable[str]:
+def equality_lines(
+    tallies: dict[tuple[str, float], EqualityTally], judgements: Sequence[Judgement]
+) -> Iterable[str]:
     """What the comparison of texts found."""
     yield ""
     for (arm, temperature), tally in tallies.items():

@@ -15,7 +15,7 @@ Figures = dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SampledRequest:
     """One continuation as its caller saw it."""
 
     tokens: Tokens
@@ -35,7 +35,7 @@ class Batch:
 
     arm: str
     turn: Turn
-    requests: tuple[Request, ...]
+    requests: tuple[SampledRequest, ...]
 
     def figures(self) -> Figures:
         """All figures of the batch."""
@@ -53,7 +53,7 @@ class Batch:
         }
 
 
-def steady(requests: Sequence[Request]) -> Figures:
+def steady(requests: Sequence[SampledRequest]) -> Figures:
     """Tokens per second until the last request was sent: till then one ran in every place.
 
     What follows is a batch that grows smaller, the longer the more its texts differ in speed. None when all
@@ -64,18 +64,18 @@ def steady(requests: Sequence[Request]) -> Figures:
     return {"steady_s": tokens / end} if tokens else {}
 
 
-def gaps(request: Request) -> list[float]:
+def gaps(request: SampledRequest) -> list[float]:
     """Seconds between deliveries; a delivery may hold several tokens."""
     return [after - before for (before, _), (after, _) in pairwise(request.arrivals)]
 
 
-def decode_rate(request: Request) -> float:
+def decode_rate(request: SampledRequest) -> float:
     """Tokens per second after the first delivery."""
     (first, count), (last, _) = request.arrivals[0], request.arrivals[-1]
     return (len(request.tokens) - count) / (last - first) if last > first else 0.0
 
 
-def acceptance_length(requests: Sequence[Request]) -> float:
+def acceptance_length(requests: Sequence[SampledRequest]) -> float:
     """Tokens per target pass after the first delivery."""
     tokens = sum(len(request.tokens) - request.arrivals[0][1] for request in requests)
     return tokens / max(1, sum(request.passes or len(request.arrivals) - 1 for request in requests))

@@ -31,13 +31,13 @@ from draft_service.core import DraftCore
 from draft_service.mailbox import Commit, DraftStream, Message, Open
 from outrider.config import DraftConfig
 from outrider.engine.cpu.linear import CpuLinear
+from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loaded_model import LoadedModel
-from outrider.engine.loader import load_model
-from outrider.engine.pages import SequenceKv
+from outrider.engine.loading.loader import load_model
 from outrider.engine.runner import ModelRunner, Segment
-from outrider.messages import OpenDraft, SamplingParams, StepTimes, Verdict
+from outrider.protocol.messages import OpenDraft, SamplingParams, StepTimes, Verdict
 from outrider.rpc.queues import Outbox, Stream
-from outrider.sampling.chooser import Row, choose, rank
+from outrider.sampling.chooser import SamplingRow, choose, rank
 from outrider.sampling.history import History
 from outrider.telemetry.instruments import DraftInstruments
 from scripts import console
@@ -162,7 +162,7 @@ def _some_logits(loaded: LoadedModel, text: Sequence[int]) -> torch.Tensor:
 def _choosing_line(logits: torch.Tensor, temperature: float, rounds: int, sweep: int) -> str:
     count = len(logits)
     params, history = SamplingParams(temperature=temperature, seed=7), History(())
-    rows = [Row(params, 100 + index, index, history) for index in range(count)]
+    rows = [SamplingRow(params, 100 + index, index, history) for index in range(count)]
     children = DraftConfig().children
     chosen, ranked = _times(
         [lambda: choose(logits, rows, ()), lambda: rank(logits, rows, children, 1.0, ())], rounds, sweep

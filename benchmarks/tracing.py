@@ -33,7 +33,7 @@ from benchmarks import machine, pairs, workload
 from benchmarks.flags import command, json_file
 from benchmarks.layout import layout_of
 from benchmarks.pairs import load_pair
-from benchmarks.samples import Request as Sample
+from benchmarks.samples import SampledRequest as Sample
 from benchmarks.samples import Spread, decode_rate, paired_ratio
 from benchmarks.workload import SEED, Tokens, Workload, load_workload
 from outrider.telemetry import spans
@@ -41,7 +41,7 @@ from outrider.telemetry.otlp import request_of
 from outrider.v1 import generation_pb2, generation_pb2_grpc, tokens_pb2
 from scripts.child import ROOT, Child
 from scripts.console import progress, run
-from scripts.local_services import Fleet, fleet
+from scripts.local_services import LocalServices, fleet
 
 DRAFT = "demo"
 EXPORT_SECONDS = 0.5
@@ -59,7 +59,7 @@ PARTS, REPEATS = 300, 15
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class TracedTurn:
     """What one arm did with the prompts of one turn."""
 
     arm: str
@@ -167,20 +167,22 @@ def collecting(folder: Path) -> Iterator[Child]:
 class Stand:
     """The services under test, and what is read from them."""
 
-    def __init__(self, services: Fleet, collector: Child, runner: asyncio.Runner, temperature: float) -> None:
+    def __init__(
+        self, services: LocalServices, collector: Child, runner: asyncio.Runner, temperature: float
+    ) -> None:
         self._services = services
         self._collector = collector
         self._runner = runner
         self._temperature = temperature
         self._stub = runner.run(_connect(services.endpoint(DRAFT)))
 
-    def turn(self, arm: str, index: int, prompts: Sequence[Tokens], tokens: int) -> Turn:
+    def turn(self, arm: str, index: int, prompts: Sequence[Tokens], tokens: int) -> TracedTurn:
         """Serve the prompts one after the other, then wait until their spans have been exported."""
         spans_before, cpu_before = self._spans(), self._cpu()
         samples = tuple(self._runner.run(self._ask(prompt, tokens, arm)) for prompt in prompts)
         time.sleep(2 * EXPORT_SECONDS)
         cpu = {name: seconds - cpu_before[name] for name, seconds in self._cpu().items()}
-        return Turn(arm, index, samples, self._spans() - spans_before, cpu)
+        return TracedTurn(arm, index, samples, self._spans() - spans_before, cpu)
 
     async def _ask(self, prompt: Tokens, tokens: int, arm: str) -> Sample:
         request = generation_pb2.GenerateRequest(
@@ -205,9 +207,9 @@ class Stand:
         return {name: _seconds(self._services.metrics(name)) for name in self._services.ready}
 
 
-def measure(stand: Stand, work: Workload, flags: argparse.Namespace) -> list[Turn]:
+def measure(stand: Stand, work: Workload, flags: argparse.Namespace) -> list[TracedTurn]:
     """All turns; the arms of a turn serve the same prompts, in an order that is drawn anew every time."""
-    order, found = Random(SEED), list[Turn]()
+    order, found = Random(SEED), list[TracedTurn]()
     for arm in FLAGS:
         stand.turn(arm, -1, work.prompts[:1], flags.tokens)
     for index in range(flags.turns):
@@ -219,7 +221,9 @@ def measure(stand: Stand, work: Workload, flags: argparse.Namespace) -> list[Tur
     return found
 
 
-def report(turns: Sequence[Turn], parts: Mapping[str, float], title: str, flags: argparse.Namespace) -> None:
+def report(
+    turns: Sequence[TracedTurn], parts: Mapping[str, float], title: str, flags: argparse.Namespace
+) -> None:
     """Print the tables and write them."""
     by_arm = {arm: {turn.index: turn for turn in turns if turn.arm == arm} for arm in FLAGS}
     rows = {arm: figures(of, by_arm[OFF]) for arm, of in by_arm.items()}
@@ -245,7 +249,7 @@ def report(turns: Sequence[Turn], parts: Mapping[str, float], title: str, flags:
     flags.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
-def figures(turns: Mapping[int, Turn], off: Mapping[int, Turn]) -> dict[str, Spread]:
+def figures(turns: Mapping[int, TracedTurn], off: Mapping[int, TracedTurn]) -> dict[str, Spread]:
     """An arm's figures over its turns; spans and processor time are per round."""
     ratio = paired_ratio(
         {index: turn.rate for index, turn in turns.items()}, {index: turn.rate for index, turn in off.items()}

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-from draft_service.drafters.base import Candidate, Source
-from outrider.acceptance import AcceptanceModel, SharpnessFit, confidence_priors, lookup_priors
+from draft_service.drafters.base import Candidate, CandidateSource
+from outrider.speculation.acceptance import AcceptanceModel, SharpnessFit, confidence_priors, lookup_priors
 
 MAX_TASKS = 64
 """Traffic labels that are told apart; the least recently used is forgotten."""
@@ -49,10 +49,10 @@ class Calibration:
 
     def __init__(self) -> None:
         by_source = {
-            Source.MODEL: AcceptanceModel(confidence_priors()),
-            Source.LOOKUP: AcceptanceModel(lookup_priors()),
+            CandidateSource.MODEL: AcceptanceModel(confidence_priors()),
+            CandidateSource.LOOKUP: AcceptanceModel(lookup_priors()),
         }
-        self._models = tuple(by_source[source] for source in Source)
+        self._models = tuple(by_source[source] for source in CandidateSource)
         self._fit = SharpnessFit()
         self._tasks: OrderedDict[str, TaskCalibration] = OrderedDict()
 

@@ -19,12 +19,12 @@ from typing import assert_never
 from draft_service.calibration import Calibration
 from draft_service.drafters.base import Drafter, Expansion, Proposal
 from draft_service.mailbox import Admitted, Close, Commit, Event, Message, Open
-from draft_service.scheduler import Choice, choose, is_ready, share_of, should_send, to_suspend
-from draft_service.session import DraftSession, Limits
+from draft_service.scheduler import NodeChoice, choose, is_ready, share_of, should_send, to_suspend
+from draft_service.session import DraftLimits, DraftSession
 from outrider.config import DraftConfig
 from outrider.decayed import Decayed
-from outrider.errors import OutOfPages, Overloaded
-from outrider.messages import OpenDraft, TokenBlock, Verdict
+from outrider.protocol.errors import OutOfPages, Overloaded
+from outrider.protocol.messages import OpenDraft, TokenBlock, Verdict
 from outrider.rpc.queues import Deliver, Delivery, Outbox
 from outrider.telemetry.instruments import DraftInstruments
 from outrider.telemetry.spans import is_sampled, record_span, step_traceparent
@@ -127,10 +127,10 @@ class DraftCore:
             raise Overloaded(f"{len(self._entries)} sessions are open, the limit; retry later")
         return self._drafter.open(key, request)
 
-    def _limits(self, request: OpenDraft) -> Limits:
+    def _limits(self, request: OpenDraft) -> DraftLimits:
         config, params = self._config, request.sampling
         eos = frozenset[int]() if params.ignore_eos else self._eos_token_ids
-        return Limits(
+        return DraftLimits(
             max_nodes=min(request.max_nodes or config.max_nodes, config.max_nodes),
             max_depth=min(request.max_depth or config.max_depth, config.max_depth),
             context_length=self._drafter.context_length,
@@ -170,7 +170,7 @@ class DraftCore:
     def _expandable(self) -> list[DraftSession]:
         return [entry.session for entry in self._entries.values() if not entry.outbox.full]
 
-    def _expand(self, chosen: list[Choice]) -> None:
+    def _expand(self, chosen: list[NodeChoice]) -> None:
         start_ns, start = self._wall_ns(), self._clock()
         grown = self._compute(chosen)
         seconds = self._clock() - start
@@ -186,7 +186,7 @@ class DraftCore:
             self._step_seconds.observe(seconds)
         self._instruments.expanded(len(grown), len({choice.session.key for choice, _ in grown}), seconds)
 
-    def _compute(self, chosen: list[Choice]) -> list[tuple[Choice, Proposal | None]]:
+    def _compute(self, chosen: list[NodeChoice]) -> list[tuple[NodeChoice, Proposal | None]]:
         """The children of the chosen nodes, but for sessions that had to be suspended."""
         while chosen:
             expansions = [

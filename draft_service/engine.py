@@ -8,8 +8,8 @@ from collections.abc import Callable
 from draft_service.core import DraftCore
 from draft_service.mailbox import Close, Commit, DraftStream, Message, Open
 from outrider.config import DraftConfig
-from outrider.errors import Flood
-from outrider.messages import OpenDraft, Verdict
+from outrider.protocol.errors import Flood
+from outrider.protocol.messages import OpenDraft, Verdict
 from outrider.rpc.engine_shell import EngineShell
 from outrider.rpc.queues import Deliver
 

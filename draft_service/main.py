@@ -10,15 +10,15 @@ from draft_service.drafters.lookup import MAX_VOCABULARY, LookupDrafter
 from draft_service.engine import DraftEngine
 from draft_service.servicer import DraftServicer
 from outrider.config import DraftConfig
-from outrider.errors import ConfigError, OutriderError
-from outrider.logs import get_logger
-from outrider.messages import ModelInfo, OpenDraft, SamplingParams
+from outrider.internal.v1 import draft_pb2, draft_pb2_grpc
 from outrider.process import in_thread, run_service
+from outrider.protocol.errors import ConfigError, OutriderError
+from outrider.protocol.messages import ModelInfo, OpenDraft, SamplingParams
 from outrider.rpc.engine_shell import end_process
-from outrider.serving import GrpcServer
+from outrider.rpc.serving import GrpcServer
 from outrider.telemetry.device_memory import device_memory
 from outrider.telemetry.instruments import DraftInstruments
-from outrider.v1 import draft_pb2, draft_pb2_grpc
+from outrider.telemetry.logs import get_logger
 
 logger = get_logger(__name__)
 SERVICE = draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name
@@ -37,7 +37,7 @@ async def run(config: DraftConfig) -> None:
     await run_service("draft", config, [SERVICE], lambda server: _build(config, server))
 
 
-class DraftService:
+class DraftReplica:
     """A running replica."""
 
     def __init__(self, engine: DraftEngine) -> None:
@@ -57,7 +57,7 @@ class DraftService:
         await self._engine.stop()
 
 
-async def _build(config: DraftConfig, server: GrpcServer) -> DraftService:
+async def _build(config: DraftConfig, server: GrpcServer) -> DraftReplica:
     drafter, info = await in_thread(lambda: load_drafter(config, config.name or server.endpoint))
     instruments = DraftInstruments()
     instruments.files.watch(server.watched)
@@ -70,7 +70,7 @@ async def _build(config: DraftConfig, server: GrpcServer) -> DraftService:
     servicer = DraftServicer(engine, info)
     draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server.server)  # type: ignore[no-untyped-call]
     engine.start()
-    return DraftService(engine)
+    return DraftReplica(engine)
 
 
 def load_drafter(config: DraftConfig, replica: str) -> tuple[Drafter, ModelInfo]:
@@ -97,7 +97,7 @@ def _load_lookup(config: DraftConfig, replica: str) -> tuple[Drafter, ModelInfo]
 
 
 def _tokenizer_hash(tokenizer: str) -> str:
-    from outrider.engine.tokenizer_files import load_tokenizer, vocabulary_hash
+    from outrider.engine.loading.tokenizer_files import load_tokenizer, vocabulary_hash
 
     files = load_tokenizer(tokenizer)
     if files is None:
@@ -108,13 +108,13 @@ def _tokenizer_hash(tokenizer: str) -> str:
 
 
 def _load_model(config: DraftConfig, replica: str) -> tuple[Drafter, ModelInfo]:
-    from outrider.engine.place import check_place
+    from outrider.engine.loading.model_path import check_model_path
 
-    check_place(config.model)
+    check_model_path(config.model)
     # Imports torch, which takes seconds and which a lookup drafter does without.
     from draft_service.drafters.model import ModelDrafter
-    from outrider.engine.replica import load_runner, model_info
-    from outrider.engine.tokenizer_files import load_tokenizer
+    from outrider.engine.loading.replica import load_runner, model_info
+    from outrider.engine.loading.tokenizer_files import load_tokenizer
 
     runner = load_runner(config, PAGE_SIZE, say=logger.info)
     info = model_info(config, runner.loaded, load_tokenizer(config.model), kind="model", replica=replica)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from draft_service.session import DraftSession
-from outrider.candidate_tree import Node
+from outrider.speculation.candidate_tree import Node
 
 URGENT = 8.0
 """How much more an expansion is worth while the verify side has nothing to verify."""
@@ -20,22 +20,22 @@ step."""
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class NodeChoice:
     """One node to expand; None is the last committed token."""
 
     session: DraftSession
     node: Node | None
 
 
-def choose(sessions: Sequence[DraftSession], count: int) -> list[Choice]:
+def choose(sessions: Sequence[DraftSession], count: int) -> list[NodeChoice]:
     """Take the `count` most valuable unexpanded nodes over all sessions, parents before children."""
     heads = [(-_weight(session), index) for index, session in enumerate(sessions) if session.worth > 0.0]
     heapq.heapify(heads)
-    chosen: list[Choice] = []
+    chosen: list[NodeChoice] = []
     while heads and len(chosen) < count:
         index = heads[0][1]
         session = sessions[index]
-        chosen.append(Choice(session, session.take()))
+        chosen.append(NodeChoice(session, session.take()))
         if session.worth > 0.0:
             heapq.heapreplace(heads, (-_weight(session), index))
         else:

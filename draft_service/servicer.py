@@ -1,4 +1,4 @@
-"""Wire <-> domain of the draft service: one stream per session, everything checked at the door."""
+"""Wire <-> domain of the draft service: one stream per session, every message checked on arrival."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import grpc
 
 from draft_service.engine import DraftEngine
 from draft_service.mailbox import Admitted, DraftStream
-from outrider import wire
-from outrider.errors import InvalidRequest, MismatchedPair
-from outrider.messages import ModelInfo, OpenDraft, Opened, TokenBlock, Verdict
+from outrider.internal.v1 import draft_pb2, draft_pb2_grpc
+from outrider.protocol import wire
+from outrider.protocol.errors import InvalidRequest, MismatchedPair
+from outrider.protocol.messages import ModelInfo, OpenDraft, Opened, TokenBlock, Verdict
 from outrider.telemetry.rpc_spans import DRAFT, server_span
-from outrider.v1 import draft_pb2, draft_pb2_grpc
 
 MAX_NODE_ID = 2**62
 """Ids from here on belong to the verify side's own lookup."""

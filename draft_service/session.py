@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from draft_service.calibration import TaskCalibration
-from draft_service.drafters.base import Candidate, Proposal, Source
-from outrider.allowance import BLOCKS
-from outrider.candidate_tree import CandidateTree, Node, Rerooted
+from draft_service.drafters.base import Candidate, CandidateSource, Proposal
 from outrider.decayed import Decayed
-from outrider.messages import FinishReason, OpenDraft, TokenBlock, Verdict
+from outrider.protocol.allowance import BLOCKS
+from outrider.protocol.messages import FinishReason, OpenDraft, TokenBlock, Verdict
+from outrider.speculation.candidate_tree import CandidateTree, Node, Rerooted
 
 FULL_PRICE_SESSIONS = 4
 """In a step of so many sessions and more, only nodes worth their whole price: the target has room for few,
@@ -37,7 +37,7 @@ ROOT = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class DraftLimits:
     """Bounds of one session."""
 
     max_nodes: int
@@ -66,7 +66,9 @@ class DraftSession:
     has an expanded parent; ids of unsent nodes are consecutive.
     """
 
-    def __init__(self, key: int, request: OpenDraft, limits: Limits, calibration: TaskCalibration) -> None:
+    def __init__(
+        self, key: int, request: OpenDraft, limits: DraftLimits, calibration: TaskCalibration
+    ) -> None:
         self.key = key
         self.request = request
         self.pipelined = request.pipelined
@@ -229,7 +231,7 @@ class DraftSession:
 
     def _propose(self, parent: Node | None, candidate: Candidate) -> Node | None:
         ranked = self._at(parent).ranked
-        if candidate.source is Source.MODEL or not _recalled(candidate.token, ranked):
+        if candidate.source is CandidateSource.MODEL or not _recalled(candidate.token, ranked):
             ranked.append(candidate)
         return self._admit(parent, candidate)
 
@@ -338,7 +340,9 @@ class DraftSession:
 
 def _recalled(token: int, ranked: Sequence[Candidate]) -> bool:
     """True when a lookup has proposed the token here before: it repeats itself at every commit."""
-    return any(candidate.token == token and candidate.source is Source.LOOKUP for candidate in ranked)
+    return any(
+        candidate.token == token and candidate.source is CandidateSource.LOOKUP for candidate in ranked
+    )
 
 
 def _key(node: Node | None) -> int:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from outrider.candidate_tree import CandidateTree, Node
-from outrider.messages import TokenBlock
+from outrider.protocol.messages import TokenBlock
+from outrider.speculation.candidate_tree import CandidateTree, Node
 
 MAX_LIVE_NODES = 1024
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider.errors import OutriderError
-from outrider.messages import FinishReason, OpenDraft, Opened, OpenVerify, TokenBlock, Verdict
+from outrider.protocol.errors import OutriderError
+from outrider.protocol.messages import FinishReason, OpenDraft, Opened, OpenVerify, TokenBlock, Verdict
 
 
 @dataclass(slots=True)

@@ -9,19 +9,19 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
-from orchestrator.fleet import Fleet
-from orchestrator.observer import Observers
+from orchestrator.observing.observer import Observers
+from orchestrator.observing.timeline import StepRecorder
+from orchestrator.observing.tracing import RequestTrace
 from orchestrator.output import Chunk, Completion, Output, Started
 from orchestrator.pipeline import Pipeline, first_error
-from orchestrator.request import Request
-from orchestrator.session import Limits, Session
-from orchestrator.text import TextStream
-from orchestrator.ticket import Ticket
-from orchestrator.timeline import StepRecorder
-from orchestrator.tokenizer import TextTokenizer
-from orchestrator.tracing import RequestTrace
+from orchestrator.replicas.fleet import Fleet
+from orchestrator.request.resolver import Request
+from orchestrator.request.ticket import Ticket
+from orchestrator.session import Session, SessionLimits
+from orchestrator.text.text_stream import TextStream
+from orchestrator.text.tokenizer import TextTokenizer
 from outrider.config import OrchestratorConfig
-from outrider.messages import FinishReason, KvHandle
+from outrider.protocol.messages import FinishReason, KvHandle
 
 CLIENT_BUFFER = 64
 """Items that may wait for a slow client; then the continuations wait, and the replicas with them."""
@@ -101,7 +101,7 @@ class Generation:
         return Session(
             self.request,
             self.request.seed_of(index),
-            Limits(
+            SessionLimits(
                 recovery_seconds=config.recovery_seconds, stall_seconds=config.draft_open_timeout_ms / 1000
             ),
             handle=ticket.handle if ticket else None,

@@ -7,19 +7,19 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from orchestrator.auth import BearerAuth, read_tokens
-from orchestrator.fleet import Fleet
-from orchestrator.memory import MemoryReturn, resident_bytes, trim_heaps
-from orchestrator.scaler import Scaler
-from orchestrator.scaler_servicer import ScalerServicer
+from orchestrator.observing.scaler import Scaler
+from orchestrator.observing.scaler_servicer import ScalerServicer
+from orchestrator.replicas.fleet import Fleet
+from orchestrator.request.auth import BearerAuth, read_tokens
+from orchestrator.request.memory import MemoryReturn, resident_bytes, trim_heaps
 from orchestrator.servicer import GenerationServicer
 from outrider.config import OrchestratorConfig
-from outrider.errors import ConfigError, OutriderError
-from outrider.keda import externalscaler_pb2_grpc
-from outrider.logs import get_logger
+from outrider.internal.keda import externalscaler_pb2_grpc
 from outrider.process import run_service
-from outrider.serving import GrpcServer
+from outrider.protocol.errors import ConfigError, OutriderError
+from outrider.rpc.serving import GrpcServer
 from outrider.telemetry.instruments import OrchestratorInstruments
+from outrider.telemetry.logs import get_logger
 from outrider.v1 import generation_pb2_grpc
 
 logger = get_logger(__name__)

@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.statistics import Statistics
-from orchestrator.text import Piece, TextStream
-from orchestrator.timeline import TimelineEvent
-from outrider.messages import FinishReason, TokenLogprob
+from orchestrator.observing.statistics import Statistics
+from orchestrator.observing.timeline import TimelineEvent
+from orchestrator.text.text_stream import Piece, TextStream
+from outrider.protocol.messages import FinishReason, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar, assert_never
 
-from orchestrator.draft_client import DraftClient
 from orchestrator.events import (
     Action,
     Announce,
@@ -36,18 +35,19 @@ from orchestrator.events import (
     VerifyFailed,
     VerifyOpened,
 )
-from orchestrator.fleet import Fleet
-from orchestrator.observer import Observer
+from orchestrator.observing.drift import Reading
+from orchestrator.observing.observer import Observer
+from orchestrator.observing.timeline import StepRecorder
+from orchestrator.observing.tracing import record_prefill, record_step
 from orchestrator.output import Chunk, Output, Started
-from orchestrator.replicas import Lease
+from orchestrator.replicas.draft_client import DraftClient
+from orchestrator.replicas.fleet import Fleet
+from orchestrator.replicas.pool import Lease
+from orchestrator.replicas.verify_client import VerifyClient
 from orchestrator.session import Session
-from orchestrator.timeline import StepRecorder
-from orchestrator.tracing import record_prefill, record_step
-from orchestrator.verify_client import VerifyClient
-from outrider.drift import Reading
-from outrider.errors import Draining, Flood, NoReplica, OutriderError, Overloaded, Unavailable
-from outrider.logs import get_logger
-from outrider.messages import FinishReason, KvHandle, Verdict
+from outrider.protocol.errors import Draining, Flood, NoReplica, OutriderError, Overloaded, Unavailable
+from outrider.protocol.messages import FinishReason, KvHandle, Verdict
+from outrider.telemetry.logs import get_logger
 
 logger = get_logger(__name__)
 MAX_EVENTS = 64

@@ -11,24 +11,24 @@ from typing import Any
 
 import grpc
 
-from orchestrator.admission import Admission, Turn
-from orchestrator.auth import digest_of
-from orchestrator.fleet import Fleet, Served
 from orchestrator.generation import Generation, Item
-from orchestrator.observer import Observers
-from orchestrator.rate_limit import RateLimit, client_of
-from orchestrator.replicas import State
-from orchestrator.request import Request, Resolver
-from orchestrator.tokenizing import INLINE_BYTES, Tokenizing, size_of
-from orchestrator.tracing import RequestTrace
-from orchestrator.wire import asked_from_pb, check_lengths, response_to_pb
+from orchestrator.observing.observer import Observers
+from orchestrator.observing.tracing import RequestTrace
+from orchestrator.replicas.fleet import Fleet, ServedModel
+from orchestrator.replicas.pool import State
+from orchestrator.request.admission import Admission, Waiter
+from orchestrator.request.auth import digest_of
+from orchestrator.request.rate_limit import RateLimit, client_of
+from orchestrator.request.resolver import Request, Resolver
+from orchestrator.request.wire import asked_from_pb, check_lengths, response_to_pb
+from orchestrator.text.tokenizing import INLINE_BYTES, Tokenizing, size_of
 from outrider.config import OrchestratorConfig
-from outrider.errors import DeadlineExceeded, NoReplica, OutriderError
-from outrider.logs import get_logger, request_context
+from outrider.protocol.errors import DeadlineExceeded, NoReplica, OutriderError
+from outrider.protocol.wire import model_info_to_pb
 from outrider.request_ids import HEADER, request_id_of
 from outrider.telemetry.instruments import OrchestratorInstruments
+from outrider.telemetry.logs import get_logger, request_context
 from outrider.v1 import generation_pb2, generation_pb2_grpc
-from outrider.wire import model_info_to_pb
 
 logger = get_logger(__name__)
 WAITING_MESSAGES = 4
@@ -72,12 +72,12 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                     resolved = await self._resolve(request, served, deadline, request_id)
                     n, priority = resolved.sampling.n, resolved.priority
                     self._instruments.queued(self.admission.statistics().queued + 1)
-                    turn = await stack.enter_async_context(
+                    waiter = await stack.enter_async_context(
                         self.admission.enter(caller, priority, n, deadline)
                     )
-                self._instruments.admitted(turn.waited)
+                self._instruments.admitted(waiter.waited)
                 self._report_load()
-                await self._run(resolved, served, arrived, turn, deadline, context)
+                await self._run(resolved, served, arrived, waiter, deadline, context)
         finally:
             self._report_load()
 
@@ -101,13 +101,13 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         checked = self._config.auth_tokens_file and context.invocation_metadata()
         return client_of(digest_of(checked or ()), context.peer())
 
-    def _served(self) -> Served:
+    def _served(self) -> ServedModel:
         if self._fleet.served is None:
             raise NoReplica("no verify replica is known yet")
         return self._fleet.served
 
     async def _resolve(
-        self, pb: generation_pb2.GenerateRequest, served: Served, deadline: float, request_id: str
+        self, pb: generation_pb2.GenerateRequest, served: ServedModel, deadline: float, request_id: str
     ) -> Request:
         """What cannot fit is refused before it is read, and what is long is tokenized elsewhere."""
         positions, tokenizer = served.info.context_length, served.tokenizer
@@ -132,9 +132,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def _run(
         self,
         request: Request,
-        served: Served,
+        served: ServedModel,
         arrived: float,
-        turn: Turn,
+        waiter: Waiter,
         deadline: float,
         context: Context,
     ) -> None:
@@ -149,7 +149,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             self.observers,
             trace,
             arrived,
-            lambda: self.admission.place(turn),
+            lambda: self.admission.place(waiter),
             self._clock,
         )
 

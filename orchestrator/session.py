@@ -40,12 +40,12 @@ from orchestrator.events import (
     VerifyFailed,
     VerifyOpened,
 )
-from orchestrator.losses import DRAFT_RETRY_SECONDS, VERIFY_RETRY_SECONDS, Losses
-from orchestrator.request import Request
-from orchestrator.statistics import Statistics
+from orchestrator.observing.statistics import Statistics
+from orchestrator.replicas.losses import DRAFT_RETRY_SECONDS, VERIFY_RETRY_SECONDS, Losses
+from orchestrator.request.resolver import Request
 from orchestrator.verdicts import problem_of
-from outrider.allowance import Allowance
-from outrider.errors import (
+from outrider.protocol.allowance import Allowance
+from outrider.protocol.errors import (
     Draining,
     Flood,
     InternalError,
@@ -57,7 +57,7 @@ from outrider.errors import (
     StaleHandle,
     Unavailable,
 )
-from outrider.messages import (
+from outrider.protocol.messages import (
     FinishReason,
     KvHandle,
     Mode,
@@ -75,7 +75,7 @@ MAX_INTERNAL_ERRORS = 3
 PARK_SECONDS = 1.0
 """A draft that the verify replica has not wanted for so long is ended, and its place is free for others."""
 STALL_VERDICTS = 8
-"""A draft that stays silent over this many verdicts and `Limits.stall_seconds` is given up."""
+"""A draft that stays silent over this many verdicts and `SessionLimits.stall_seconds` is given up."""
 POLICIES = {
     Mode.AUTO: VerifyPolicy.PIPELINED,
     Mode.SEQUENTIAL: VerifyPolicy.SEQUENTIAL,
@@ -84,7 +84,7 @@ POLICIES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class SessionLimits:
     """How patient a session is."""
 
     recovery_seconds: float
@@ -126,7 +126,7 @@ class Session:
 
     request: Request
     seed: int
-    limits: Limits
+    limits: SessionLimits
     handle: KvHandle | None = None
     """Keys and values of an earlier turn; dropped when they turn out to be stale."""
     handle_endpoint: str = ""

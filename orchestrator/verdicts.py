@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from orchestrator.request import Request
-from outrider.messages import FinishReason, Verdict
+from orchestrator.request.resolver import Request
+from outrider.protocol.messages import FinishReason, Verdict
 
 
 def problem_of(verdict: Verdict, request: Request, committed_length: int, step: int) -> str:
@@ -19,7 +19,7 @@ def problem_of(verdict: Verdict, request: Request, committed_length: int, step: 
         return f"verdict with token {max(verdict.tokens)} outside the vocabulary"
     if verdict.step <= step:
         return f"verdict of step {verdict.step} after step {step}"
-    goes_on = verdict.finish_reason is FinishReason.NONE
-    if committed_length + len(verdict.tokens) + goes_on > request.max_length:
+    continues = verdict.finish_reason is FinishReason.NONE
+    if committed_length + len(verdict.tokens) + continues > request.max_length:
         return f"verdict that does not end at {request.max_length} tokens"
     return ""

@@ -15,10 +15,10 @@ from typing import Any, Protocol, TypeVar
 import uvloop
 
 from outrider.config import ServiceConfig
-from outrider.errors import ConfigError, OutriderError
-from outrider.logs import get_logger
-from outrider.serving import GrpcServer
+from outrider.protocol.errors import ConfigError, OutriderError
+from outrider.rpc.serving import GrpcServer
 from outrider.telemetry.instruments import start_metrics
+from outrider.telemetry.logs import get_logger
 from outrider.telemetry.spans import configure_tracing, shutdown_tracing
 
 logger = get_logger(__name__)

@@ -47,7 +47,7 @@ class Panel:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PanelRow:
     """Panels under a heading."""
 
     title: str
@@ -61,7 +61,7 @@ class Dashboard:
     name: str
     title: str
     description: str
-    rows: tuple[Row, ...]
+    rows: tuple[PanelRow, ...]
 
 
 def _panel(unit: str, title: str, description: str, *queries: str, **more: bool | str | int) -> Panel:
@@ -361,22 +361,27 @@ SPECULATION = Dashboard(
     "speculation",
     "Speculation",
     "Do drafts pay, and do they still fit the traffic?",
-    (Row("Pipeline", PIPELINE), Row("Acceptance", ACCEPTANCE), Row("Budget", BUDGET)),
+    (PanelRow("Pipeline", PIPELINE), PanelRow("Acceptance", ACCEPTANCE), PanelRow("Budget", BUDGET)),
 )
 SERVING = Dashboard(
     "serving",
     "Serving",
     "What callers see.",
-    (Row("Latency", LATENCY), Row("Throughput", THROUGHPUT), Row("Errors", ERRORS), Row("Steps", STEPS)),
+    (
+        PanelRow("Latency", LATENCY),
+        PanelRow("Throughput", THROUGHPUT),
+        PanelRow("Errors", ERRORS),
+        PanelRow("Steps", STEPS),
+    ),
 )
 CAPACITY = Dashboard(
     "capacity",
     "Capacity",
     "How much room is left, and of what.",
     (
-        Row("Verify", (*_memory("v", "verify"), *PRESSURE)),
-        Row("Draft pool", (*DRAFT_POOL, *_memory("d", "draft"))),
-        Row("Processes", PROCESSES),
+        PanelRow("Verify", (*_memory("v", "verify"), *PRESSURE)),
+        PanelRow("Draft pool", (*DRAFT_POOL, *_memory("d", "draft"))),
+        PanelRow("Processes", PROCESSES),
     ),
 )
 DASHBOARDS = (SPECULATION, SERVING, CAPACITY)

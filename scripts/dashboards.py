@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from scripts.dashboard_panels import DASHBOARDS, Dashboard, Panel, Row
+from scripts.dashboard_panels import DASHBOARDS, Dashboard, Panel, PanelRow
 
 FOLDER = Path(__file__).resolve().parents[1] / "k8s/components/dashboards"
 SCHEMA_VERSION = 39
@@ -43,7 +43,7 @@ def model(dashboard: Dashboard) -> dict[str, Any]:
     }
 
 
-def _panels(rows: tuple[Row, ...]) -> Iterator[dict[str, Any]]:
+def _panels(rows: tuple[PanelRow, ...]) -> Iterator[dict[str, Any]]:
     """Row headers and their panels, laid out from left to right."""
     number, y = 0, 0
     for row in rows:

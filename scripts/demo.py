@@ -39,7 +39,7 @@ Stub = generation_pb2_grpc.GenerationServiceStub
 
 
 @dataclass
-class Tally:
+class ModeTally:
     """What one mode did over all its requests."""
 
     tokens: int = 0
@@ -65,7 +65,7 @@ def generate(stub: Stub, prompt: str, mode: str, setting: str) -> Iterator[gener
     return iter(stub.Generate(message))
 
 
-def measure(stub: Stub, tally: Tally, prompt: str, mode: str, setting: str) -> None:
+def measure(stub: Stub, tally: ModeTally, prompt: str, mode: str, setting: str) -> None:
     """Run one request and add it to the tally of its mode."""
     tokens: list[int] = []
     started = time.monotonic()
@@ -78,9 +78,9 @@ def measure(stub: Stub, tally: Tally, prompt: str, mode: str, setting: str) -> N
     tally.outputs[setting, prompt] = tokens
 
 
-def compare(stub: Stub) -> dict[str, Tally]:
+def compare(stub: Stub) -> dict[str, ModeTally]:
     """All modes on the same prompts, in turn, so that a noisy machine is noisy for all of them."""
-    tallies = {name: Tally() for name in MODES}
+    tallies = {name: ModeTally() for name in MODES}
     for _ in range(ROUNDS):
         for setting in SETTINGS:
             for prompt in PROMPTS:
@@ -97,7 +97,7 @@ def print_story(stub: Stub) -> None:
     print("\n")
 
 
-def print_table(tallies: dict[str, Tally]) -> None:
+def print_table(tallies: dict[str, ModeTally]) -> None:
     """Speed and acceptance of every mode."""
     base = tallies["no speculation"].rate
     print(f"{'':16}{'tokens/s':>10}{'ratio':>8}{'acceptance length':>20}{'hit rate':>10}")
@@ -125,7 +125,7 @@ def transformers_greedy(target: Path, prompts: Sequence[str]) -> list[list[int]]
     return found
 
 
-def equal(tallies: dict[str, Tally], target: Path) -> bool:
+def equal(tallies: dict[str, ModeTally], target: Path) -> bool:
     """Print and return whether all modes gave the same tokens, and those of `transformers`."""
     alone = tallies["no speculation"].outputs
     modes_agree = all(tally.outputs == alone for tally in tallies.values())

@@ -108,8 +108,8 @@ loses time for want of drafts:
 ## How many draft replicas are needed
 
 `outrider_draft_replicas_desired` is the mean number of sessions that want drafts, over the number that one
-replica serves well: four fifths of its slots, and less once the pool was short (`orchestrator/scaler.py`).
-Each orchestrator exports its own share, so add up and round up:
+replica serves well: four fifths of its slots, and less once the pool was short
+(`orchestrator/observing/scaler.py`). Each orchestrator exports its own share, so add up and round up:
 
 ```promql
 {QUERIES["replicas"]}

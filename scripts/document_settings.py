@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic.fields import FieldInfo
 
-from outrider.cli.up_plan import UpConfig
+from outrider.cli.up.plan import UpConfig
 from outrider.config import (
     DraftConfig,
     EngineConfig,

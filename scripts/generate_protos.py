@@ -1,4 +1,5 @@
-"""Regenerate `outrider/v1` and `outrider/keda` from `protos/`; an argument names another output folder."""
+"""Regenerate `outrider/v1` and `outrider/internal` from `protos/`; an argument names another output
+folder."""
 
 import sys
 from importlib.resources import files

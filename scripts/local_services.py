@@ -46,7 +46,7 @@ def services(target: Path, dtype: str, log: Path) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class Deployment:
     """Which models run where: draft replicas by name, CPU lists, arithmetic."""
 
     target: Path
@@ -60,10 +60,10 @@ class Layout:
     prefix_cache: bool = True
 
 
-class Fleet:
+class LocalServices:
     """One verify replica, the draft replicas, and an orchestrator for every pair of draft and network."""
 
-    def __init__(self, layout: Layout, stack: ExitStack) -> None:
+    def __init__(self, layout: Deployment, stack: ExitStack) -> None:
         self._layout = layout
         self._stack = stack
         self._proxies: list[Child] = []
@@ -128,7 +128,7 @@ class Fleet:
 
 
 @contextmanager
-def fleet(layout: Layout) -> Iterator[Fleet]:
+def fleet(layout: Deployment) -> Iterator[LocalServices]:
     """The processes of a layout until the block ends.
 
     Raises:
@@ -136,7 +136,7 @@ def fleet(layout: Layout) -> Iterator[Fleet]:
     """
     layout.folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        yield Fleet(layout, stack)
+        yield LocalServices(layout, stack)
 
 
 def _wait_for_draft(endpoint: str) -> None:

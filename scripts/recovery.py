@@ -41,7 +41,7 @@ SAMPLING: Sequence[dict[str, Any]] = ({}, {"temperature": 1.0})
 
 
 @dataclass(slots=True)
-class Stream:
+class ReceivedStream:
     """One request: its tokens, and when each chunk came."""
 
     tokens: list[int] = field(default_factory=list)
@@ -96,10 +96,10 @@ class Kills:
         self.silences.append(silence)
         self.seconds.append(silence_over if self._kind == "verify" else stream.next_token())
 
-    async def _stream(self, which: int, victims: list[str] | None = None) -> Stream:
+    async def _stream(self, which: int, victims: list[str] | None = None) -> ReceivedStream:
         """Read one request; with `victims`, kill the replica that holds it and add its name."""
         message = request(code_prompts(8)[5], max_tokens=TOKENS, seed=5, **SAMPLING[which])
-        stream = Stream()
+        stream = ReceivedStream()
         async with grpc.aio.insecure_channel(self.system.endpoint) as channel:
             killing: asyncio.Task[None] | None = None
             async for response in generation_pb2_grpc.GenerationServiceStub(channel).Generate(message):
@@ -116,7 +116,7 @@ class Kills:
                 await killing
         return stream
 
-    async def _kill(self, stream: Stream, victims: list[str]) -> None:
+    async def _kill(self, stream: ReceivedStream, victims: list[str]) -> None:
         """Kill the replica that holds the session, as soon as one does."""
         while stream.complete is None:
             for name in self.names:

@@ -17,7 +17,7 @@ from simulator.modelled import modelled
 from simulator.profile import Profile
 from simulator.report import HEADER, line
 from simulator.simulate import simulate
-from simulator.topology import Arm, Load, Topology
+from simulator.topology import ArmKind, Load, Topology
 
 STUDIES = ("worth", "distance", "fan-out", "host")
 SESSIONS = (1, 4, 16, 64, 256, 1000)
@@ -67,8 +67,8 @@ def _worth(name: str, replicas_without_drafts: int) -> Iterator[Case]:
     profile = modelled(name)
     for sessions in SESSIONS:
         load = _load(sessions)
-        for arm in (Arm.LOCKSTEP, Arm.OFF, Arm.AUTO):
-            replicas = 1 if arm is Arm.AUTO else replicas_without_drafts
+        for arm in (ArmKind.LOCKSTEP, ArmKind.OFF, ArmKind.AUTO):
+            replicas = 1 if arm is ArmKind.AUTO else replicas_without_drafts
             yield Case("worth", arm.value, profile, _topology(arm, sessions, verify=replicas), load)
 
 
@@ -76,7 +76,7 @@ def _distance(name: str) -> Iterator[Case]:
     profile = modelled(name)
     for sessions in (1, 16):
         for rtt in ROUND_TRIPS:
-            for arm in (Arm.AUTO, Arm.SEQUENTIAL, Arm.OFF):
+            for arm in (ArmKind.AUTO, ArmKind.SEQUENTIAL, ArmKind.OFF):
                 topology = replace(_topology(arm, sessions), rtt=rtt)
                 yield Case("distance", arm.value, profile, topology, _load(sessions, 128))
 
@@ -84,10 +84,10 @@ def _distance(name: str) -> Iterator[Case]:
 def _fan_out(name: str) -> Iterator[Case]:
     profile = modelled(name)
     for each in (1, 8, 32):
-        yield Case("fan-out", f"{each}, no draft", profile, _topology(Arm.OFF, each), _load(each, 128))
+        yield Case("fan-out", f"{each}, no draft", profile, _topology(ArmKind.OFF, each), _load(each, 128))
         for replicas in FAN_OUT:
             sessions = each * replicas
-            topology = _topology(Arm.AUTO, sessions, verify=replicas)
+            topology = _topology(ArmKind.AUTO, sessions, verify=replicas)
             yield Case("fan-out", str(each), profile, topology, _load(sessions, 128 if sessions < 64 else 64))
 
 
@@ -97,11 +97,11 @@ def _host(name: str) -> Iterator[Case]:
         times = {field: value * factor for field, value in whole.host.model_dump().items()}
         profile = whole.model_copy(update={"host": type(whole.host)(**times)})
         for sessions in (16, 256):
-            for arm in (Arm.OFF, Arm.AUTO):
+            for arm in (ArmKind.OFF, ArmKind.AUTO):
                 yield Case("host", f"{factor:g}", profile, _topology(arm, sessions), _load(sessions))
 
 
-def _topology(arm: Arm, sessions: int, verify: int = 1) -> Topology:
+def _topology(arm: ArmKind, sessions: int, verify: int = 1) -> Topology:
     orchestrators = -(-sessions // SESSIONS_PER_ORCHESTRATOR)
     return Topology(arm=arm, verify_replicas=verify, orchestrators=orchestrators, max_sessions=sessions)
 

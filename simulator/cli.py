@@ -14,7 +14,7 @@ from simulator.modelled import PAIRS, modelled
 from simulator.profile import FOLDER, Profile
 from simulator.report import HEADER, line
 from simulator.simulate import simulate
-from simulator.topology import Arm, Load, Topology
+from simulator.topology import ArmKind, Load, Topology
 from simulator.traces import load_corpus
 
 TRACES = "demo_pair.json"
@@ -56,7 +56,7 @@ def find_profile(name: str) -> Profile:
 def _add_run(run: argparse.ArgumentParser) -> None:
     add = run.add_argument
     add("--profile", default="widened", help=f"times: a name in profiles/, a file, or {', '.join(PAIRS)}")
-    add("--mode", default="auto,off,sequential", help=f"arms to compare: {', '.join(Arm)}")
+    add("--mode", default="auto,off,sequential", help=f"arms to compare: {', '.join(ArmKind)}")
     add("--sessions", default="1,8,32", help="sessions at once")
     add("--temperature", default="0", help="temperatures of the recorded texts")
     add("--rtt-ms", default="0", help="round trip between the orchestrator and a replica")
@@ -90,7 +90,7 @@ def _cases(flags: argparse.Namespace) -> Iterator[tuple[Topology, Load]]:
     lists = (flags.temperature, flags.rtt_ms, flags.sessions, flags.mode)
     for temperature, rtt, sessions, arm in product(*(text.split(",") for text in lists)):
         topology = Topology(
-            arm=Arm(arm),
+            arm=ArmKind(arm),
             verify_replicas=flags.verify,
             draft_replicas=flags.draft,
             orchestrators=flags.orchestrators,
@@ -160,10 +160,10 @@ def _add_validate(validate: argparse.ArgumentParser) -> None:
 
 
 def _validate(flags: argparse.Namespace) -> None:
-    from simulator.validate import Plan, validate, verdict
+    from simulator.validate import ValidationPlan, validate, verdict
 
     flags.folder.mkdir(parents=True, exist_ok=True)
-    plan = Plan(flags.pairs, flags.temperatures, flags.sessions, flags.new_tokens, flags.folder)
+    plan = ValidationPlan(flags.pairs, flags.temperatures, flags.sessions, flags.new_tokens, flags.folder)
     print(verdict(validate(plan)))
 
 

@@ -9,13 +9,13 @@ from math import log
 from random import Random
 from typing import NamedTuple
 
-from orchestrator.request import Request
-from orchestrator.statistics import Statistics
-from outrider.messages import SamplingParams, Verdict
+from orchestrator.observing.statistics import Statistics
+from orchestrator.request.resolver import Request
+from outrider.protocol.messages import SamplingParams, Verdict
 from simulator.cluster import Cluster
 from simulator.network import Link
-from simulator.orchestrator import Generation
-from simulator.topology import Arm, Load
+from simulator.orchestrator import SimulatedGeneration
+from simulator.topology import ArmKind, Load
 from simulator.traces import Corpus, Script, replay, write_script
 
 
@@ -29,7 +29,7 @@ class Arrival(NamedTuple):
 
 
 @dataclass(slots=True)
-class Served:
+class ServedRequest:
     """One request as its client saw it; times in virtual seconds."""
 
     asked: float
@@ -98,15 +98,15 @@ class Texts:
 class Clients:
     """All clients of a cluster: `served` is what they got, after the warming up."""
 
-    def __init__(self, cluster: Cluster, load: Load, arm: Arm) -> None:
-        self.served: list[Served] = []
+    def __init__(self, cluster: Cluster, load: Load, arm: ArmKind) -> None:
+        self.served: list[ServedRequest] = []
         self._cluster = cluster
         self._load = load
         self._arm = arm
         self._texts = Texts(cluster.corpus, load)
         self._arrivals = Random(f"arrivals {load.seed}")
         self._asked = 0
-        self._warm: list[Served] = []
+        self._warm: list[ServedRequest] = []
 
     @property
     def done(self) -> bool:
@@ -138,14 +138,14 @@ class Clients:
             wait = self._arrivals.expovariate(self._load.rate)
             self._cluster.timeline.after(wait, partial(self._arrive, left - 1))
 
-    def _ask(self, kept: list[Served], then: Callable[[], None]) -> None:
+    def _ask(self, kept: list[ServedRequest], then: Callable[[], None]) -> None:
         cluster = self._cluster
         script = self._texts.next()
         cluster.scripts[script.number] = script
         orchestrator = cluster.orchestrators[self._asked % len(cluster.orchestrators)]
         self._asked += 1
-        served = Served(cluster.timeline.now, script.generated)
-        generation = Generation(
+        served = ServedRequest(cluster.timeline.now, script.generated)
+        generation = SimulatedGeneration(
             _request(script, cluster, self._arm),
             cluster.fleet,
             cluster.timeline,
@@ -156,19 +156,21 @@ class Clients:
         Link(cluster.timeline, cluster.client, orchestrator.host, lambda: 0.0).send(generation.start)
 
     def _send_back(
-        self, served: Served, kept: list[Served], then: Callable[[], None], verdict: Verdict
+        self, served: ServedRequest, kept: list[ServedRequest], then: Callable[[], None], verdict: Verdict
     ) -> None:
         client = self._cluster.client
         client.loop.do(client.receive_seconds, partial(self._read, served, kept, then, verdict))
 
-    def _read(self, served: Served, kept: list[Served], then: Callable[[], None], verdict: Verdict) -> None:
+    def _read(
+        self, served: ServedRequest, kept: list[ServedRequest], then: Callable[[], None], verdict: Verdict
+    ) -> None:
         served.read(self._cluster.timeline.now, verdict)
         if served.complete:
             kept.append(served)
             then()
 
 
-def _request(script: Script, cluster: Cluster, arm: Arm) -> Request:
+def _request(script: Script, cluster: Cluster, arm: ArmKind) -> Request:
     return Request(
         request_id=str(script.number),
         served=cluster.fleet.served,

@@ -6,26 +6,26 @@ from dataclasses import dataclass, field
 from random import Random
 
 from outrider.config import DraftConfig, VerifyConfig
-from outrider.engine.pages import PagePool
-from outrider.messages import ModelInfo
+from outrider.engine.kv.pages import PagePool
+from outrider.protocol.messages import ModelInfo
 from simulator.devices import Accelerator, Core, Device, Floating, Place, StepTotals
-from simulator.draft_replica import DraftReplica
+from simulator.draft_replica import SimulatedDraftReplica
 from simulator.drafter import ScriptedDrafter
 from simulator.network import Host
-from simulator.orchestrator import Fleet
+from simulator.orchestrator import SimulatedFleet
 from simulator.profile import Profile, interpolate
 from simulator.target import ScriptedRunner
 from simulator.timeline import Timeline
-from simulator.topology import Arm, Topology
+from simulator.topology import ArmKind, Topology
 from simulator.traces import Corpus, Script
-from simulator.verify_replica import VerifyReplica
+from simulator.verify_replica import SimulatedVerifyReplica
 from verify_service.core import CoreSettings
-from verify_service.cost_model import CostModel, measuring_points
-from verify_service.session import Limits
+from verify_service.session import VerifyLimits
+from verify_service.speculation.cost_model import CostModel, measuring_points
 
 
 @dataclass(frozen=True, slots=True)
-class Orchestrator:
+class SimulatedOrchestrator:
     """One process: its event loop."""
 
     host: Host
@@ -38,8 +38,8 @@ class Cluster:
     timeline: Timeline
     corpus: Corpus
     scripts: dict[int, Script]
-    fleet: Fleet
-    orchestrators: list[Orchestrator]
+    fleet: SimulatedFleet
+    orchestrators: list[SimulatedOrchestrator]
     client: Host
     cores: dict[str, list[Device]]
     """Of the processes of each kind."""
@@ -82,11 +82,12 @@ class Builder:
         if self.profile.cores == "two":
             self._cores = [Core(self.timeline), Core(self.timeline)]
         orchestrators = [
-            Orchestrator(self._host(self._orchestrators_core())) for _ in range(self.topology.orchestrators)
+            SimulatedOrchestrator(self._host(self._orchestrators_core()))
+            for _ in range(self.topology.orchestrators)
         ]
         places = [self._place(0) for _ in range(self.topology.verify_replicas)]
         verify = {f"verify-{i:03}": self._verify(f"verify-{i:03}", place) for i, place in enumerate(places)}
-        draft: dict[str, DraftReplica] = {}
+        draft: dict[str, SimulatedDraftReplica] = {}
         for i in range(self.topology.drafts):
             place = self._beside(places[i]) if self.topology.arm.shares_device else self._place(1)
             draft[f"draft-{i:03}"] = self._draft(f"draft-{i:03}", place)
@@ -94,7 +95,7 @@ class Builder:
             self.timeline,
             self.corpus,
             self.scripts,
-            Fleet(verify, draft, self._served(), self._delay),
+            SimulatedFleet(verify, draft, self._served(), self._delay),
             orchestrators,
             # Clients are many and elsewhere, unless there is one small machine for all.
             self._host(Floating(self._cores)) if self._cores else self._elsewhere(),
@@ -137,15 +138,15 @@ class Builder:
 
     def _host(self, core: Device) -> Host:
         times = self.profile.host
-        if self.topology.arm is Arm.COLOCATED:
+        if self.topology.arm is ArmKind.COLOCATED:
             return Host(self.timeline, core)
         return Host(self.timeline, core, times.send, times.receive, times.rewarm)
 
     @property
     def _wake(self) -> float:
-        return 0.0 if self.topology.arm is Arm.COLOCATED else self.profile.host.wake
+        return 0.0 if self.topology.arm is ArmKind.COLOCATED else self.profile.host.wake
 
-    def _verify(self, name: str, place: Place) -> VerifyReplica:
+    def _verify(self, name: str, place: Place) -> SimulatedVerifyReplica:
         config = VerifyConfig.model_validate({"max_sessions": self.topology.max_sessions})
         pages = config.max_sessions * -(-self.profile.context_length // config.page_size)
         times = self.profile.target_times(self.temperature)
@@ -159,7 +160,7 @@ class Builder:
         points = measuring_points(config.max_step_tokens)
         alone = [(count, interpolate(self.profile.target_forward, count)) for count in points]
         seconds = [time - times.helped(count, time) / 2 for count, time in alone]
-        return VerifyReplica(
+        return SimulatedVerifyReplica(
             name,
             self.timeline,
             self._host(place.core),
@@ -170,7 +171,7 @@ class Builder:
         )
 
     def _settings(self, name: str, config: VerifyConfig) -> CoreSettings:
-        limits = Limits(
+        limits = VerifyLimits(
             max_nodes=config.max_nodes,
             max_tree_nodes=config.max_tree_nodes,
             context_length=self.profile.context_length,
@@ -187,7 +188,7 @@ class Builder:
             lookup=config.lookup,
         )
 
-    def _draft(self, name: str, place: Place) -> DraftReplica:
+    def _draft(self, name: str, place: Place) -> SimulatedDraftReplica:
         drafter = ScriptedDrafter(
             place,
             self.profile.draft_times(self.temperature),
@@ -199,4 +200,4 @@ class Builder:
         config = DraftConfig.model_validate(
             {"max_sessions": sessions, "expansions": self.topology.expansions}
         )
-        return DraftReplica(name, self.timeline, self._host(place.core), drafter, config, self._wake)
+        return SimulatedDraftReplica(name, self.timeline, self._host(place.core), drafter, config, self._wake)

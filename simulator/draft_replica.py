@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from draft_service.core import DraftCore
 from draft_service.mailbox import Close, Commit, DraftStream, Event, Message, Open
 from outrider.config import DraftConfig
-from outrider.messages import OpenDraft, Verdict
+from outrider.protocol.messages import OpenDraft, Verdict
 from outrider.rpc.queues import Stream, deliver
 from outrider.telemetry.instruments import DraftInstruments
 from simulator.drafter import ScriptedDrafter
@@ -21,7 +21,7 @@ from simulator.timeline import Timeline
 Receive = Callable[[Event | BaseException], None]
 
 
-class DraftReplica:
+class SimulatedDraftReplica:
     """One replica; `host` is its event loop, which calls the methods."""
 
     def __init__(

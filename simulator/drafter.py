@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from draft_service.drafters.base import Candidate, Expansion, Pages, Proposal, Source
-from draft_service.drafters.lookup import Recall
+from draft_service.drafters.base import Candidate, CandidateSource, Expansion, PageCounts, Proposal
+from draft_service.drafters.lookup import SequenceLookup
 from draft_service.drafters.model import LOOKUP_DEPTH, LOOKUP_NODES, PREFILL_CHUNK, SHORTEST_MATCH
-from outrider.candidate_tree import Node, Rerooted
-from outrider.messages import OpenDraft
+from outrider.protocol.messages import OpenDraft
+from outrider.speculation.candidate_tree import Node, Rerooted
 from simulator.devices import Place, StepTotals, work
 from simulator.profile import DraftTimes
 from simulator.traces import NO_RANK, Corpus, Guess, Script
@@ -25,7 +25,7 @@ from simulator.traces import NO_RANK, Corpus, Guess, Script
 class _Sequence:
     script: Script
     tokens: list[int]
-    recall: Recall
+    recall: SequenceLookup
     computed: int = 0
     """Tokens with keys and values."""
     expanded: set[int] = field(default_factory=set)
@@ -59,7 +59,7 @@ class ScriptedDrafter:
         """See Drafter; nothing is cached."""
         high, low = request.token_ids[:2]
         script = self._scripts[high * self._vocabulary_size + low]
-        self._sequences[key] = _Sequence(script, list(request.token_ids), Recall(request.token_ids))
+        self._sequences[key] = _Sequence(script, list(request.token_ids), SequenceLookup(request.token_ids))
         return 0
 
     def recall(self, key: int) -> Proposal:
@@ -101,9 +101,9 @@ class ScriptedDrafter:
         """See Drafter."""
         del self._sequences[key]
 
-    def pages(self) -> Pages:
+    def pages(self) -> PageCounts:
         """See Drafter."""
-        return Pages()
+        return PageCounts()
 
     def _feed(self, expansions: Sequence[Expansion]) -> int:
         """Tokens of the forward: the expanded nodes, and pieces of what is committed but not computed."""
@@ -145,7 +145,7 @@ class ScriptedDrafter:
                 tokens[guess.rank] = right
         return Proposal(
             [
-                Candidate(token, Source.MODEL, bucket, place)
+                Candidate(token, CandidateSource.MODEL, bucket, place)
                 for place, (token, bucket) in enumerate(zip(tokens, guess.buckets, strict=True))
             ]
         )

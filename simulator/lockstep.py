@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outrider.messages import StepTimes, Verdict
-from simulator.clients import Served, Texts
+from outrider.protocol.messages import StepTimes, Verdict
+from simulator.clients import ServedRequest, Texts
 from simulator.devices import StepTotals
 from simulator.profile import Profile
 from simulator.topology import Load
@@ -25,7 +25,7 @@ class LockstepRun:
     """What came out with one length of chain."""
 
     chain: int
-    served: list[Served]
+    served: list[ServedRequest]
     target: StepTotals
     draft: StepTotals
 
@@ -61,8 +61,8 @@ class _Engine:
             running = [pair for pair in running if not pair[1].complete]
         return self._run
 
-    def _open(self, script: Script) -> tuple[Script, Served]:
-        return script, Served(self._now, script.generated)
+    def _open(self, script: Script) -> tuple[Script, ServedRequest]:
+        return script, ServedRequest(self._now, script.generated)
 
     def _prefill(self, scripts: Sequence[Script]) -> None:
         tokens = sum(script.prompt_length - 1 for script in scripts)
@@ -71,7 +71,7 @@ class _Engine:
                 tokens, len(scripts)
             )
 
-    def _round(self, running: Sequence[tuple[Script, Served]]) -> None:
+    def _round(self, running: Sequence[tuple[Script, ServedRequest]]) -> None:
         """k draft forwards, one target forward, and every session's tokens."""
         count = len(running)
         for _ in range(self._chain):
@@ -84,7 +84,7 @@ class _Engine:
         for script, served in running:
             self._commit(script, served, seconds)
 
-    def _commit(self, script: Script, served: Served, seconds: float) -> None:
+    def _commit(self, script: Script, served: ServedRequest, seconds: float) -> None:
         start = len(served.tokens)
         accepted = 0
         while accepted < self._chain and start + accepted < len(script.guesses) - 1:

@@ -24,19 +24,19 @@ from draft_service.drafters.model import ModelDrafter
 from draft_service.mailbox import Commit, Message
 from draft_service.mailbox import Open as OpenDrafting
 from outrider.config import DraftConfig, VerifyConfig
-from outrider.engine.loader import load_model
-from outrider.engine.pages import PagePool, SequenceKv
+from outrider.engine.kv.pages import PagePool, SequenceKv
+from outrider.engine.loading.loader import load_model
 from outrider.engine.runner import ModelRunner, Segment
-from outrider.messages import OpenDraft, OpenVerify, SamplingParams, Verdict, VerifyPolicy
+from outrider.protocol.messages import OpenDraft, OpenVerify, SamplingParams, Verdict, VerifyPolicy
 from outrider.rpc.queues import Stream
 from outrider.telemetry.instruments import DraftInstruments, VerifyInstruments
 from simulator.engine_fiber import ReadyOutbox
 from simulator.profile import HostTimes, Profile
 from simulator.traces import Trace
 from verify_service.core import CoreSettings, EngineCore
-from verify_service.cost_model import CostModel
 from verify_service.mailbox import Open
-from verify_service.session import Limits
+from verify_service.session import VerifyLimits
+from verify_service.speculation.cost_model import CostModel
 
 STEPS = (
     *((1, 1), (1, 2), (1, 4), (2, 4), (3, 4), (2, 7), (3, 5), (8, 2), (8, 3), (7, 4), (8, 4)),
@@ -208,7 +208,7 @@ def _opening(text: Trace, params: SamplingParams) -> OpenVerify:
 
 def _settings(runner: ModelRunner) -> CoreSettings:
     config = VerifyConfig.model_validate({})
-    limits = Limits(
+    limits = VerifyLimits(
         max_nodes=config.max_nodes,
         max_tree_nodes=config.max_tree_nodes,
         context_length=runner.loaded.context_length,

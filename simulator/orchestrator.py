@@ -29,27 +29,27 @@ from orchestrator.events import (
     VerdictArrived,
     VerifyOpened,
 )
-from orchestrator.replicas import Lease, Replicas
-from orchestrator.request import Request
-from orchestrator.session import Limits, Session
-from outrider.messages import ModelInfo, OpenDraft, Opened, OpenVerify, TokenBlock, Verdict
-from simulator.draft_replica import DraftReplica
+from orchestrator.replicas.pool import Lease, Replicas
+from orchestrator.request.resolver import Request
+from orchestrator.session import Session, SessionLimits
+from outrider.protocol.messages import ModelInfo, OpenDraft, Opened, OpenVerify, TokenBlock, Verdict
+from simulator.draft_replica import SimulatedDraftReplica
 from simulator.network import Host, Link
 from simulator.timeline import Timeline
-from simulator.verify_replica import VerifyReplica
+from simulator.verify_replica import SimulatedVerifyReplica
 from verify_service.mailbox import Closed, VerifyStream
 from verify_service.mailbox import Event as VerifyEvent
 
-PATIENT = Limits(recovery_seconds=1e9, stall_seconds=1e9)
+PATIENT = SessionLimits(recovery_seconds=1e9, stall_seconds=1e9)
 """Simulated replicas do not fail."""
 
 
 @dataclass(slots=True)
-class Fleet:
+class SimulatedFleet:
     """The replicas by endpoint, and how far they are from the orchestrator."""
 
-    verify: Mapping[str, VerifyReplica]
-    draft: Mapping[str, DraftReplica]
+    verify: Mapping[str, SimulatedVerifyReplica]
+    draft: Mapping[str, SimulatedDraftReplica]
     served: ModelInfo
     delay: Callable[[], float]
     """Seconds of one message on its way between the services."""
@@ -67,11 +67,11 @@ class Fleet:
 
 
 @dataclass(slots=True)
-class Generation:
+class SimulatedGeneration:
     """One request from its arrival to its last token; `on_verdict` takes what goes to the client."""
 
     request: Request
-    fleet: Fleet
+    fleet: SimulatedFleet
     timeline: Timeline
     host: Host
     on_verdict: Callable[[Verdict], None]
@@ -155,7 +155,7 @@ class Generation:
 class _Links:
     """Both directions between the orchestrator and one replica."""
 
-    def __init__(self, generation: Generation, replica: Host) -> None:
+    def __init__(self, generation: SimulatedGeneration, replica: Host) -> None:
         timeline, delay = generation.timeline, generation.fleet.delay
         self.there = Link(timeline, generation.host, replica, delay)
         self.back = Link(timeline, replica, generation.host, delay)
@@ -164,7 +164,7 @@ class _Links:
 class _VerifyLink:
     """One session's stream to a verify replica."""
 
-    def __init__(self, generation: Generation, stream: int, replica: VerifyReplica) -> None:
+    def __init__(self, generation: SimulatedGeneration, stream: int, replica: SimulatedVerifyReplica) -> None:
         self._generation = generation
         self._stream = stream
         self._replica = replica
@@ -207,7 +207,7 @@ class _VerifyLink:
 class _DraftLink:
     """One session's stream to a draft replica."""
 
-    def __init__(self, generation: Generation, stream: int, replica: DraftReplica) -> None:
+    def __init__(self, generation: SimulatedGeneration, stream: int, replica: SimulatedDraftReplica) -> None:
         self._generation = generation
         self._stream = stream
         self._replica = replica

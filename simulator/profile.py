@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from outrider.engine.cpu.team import HELPED_ROWS
-from outrider.errors import ConfigError
+from outrider.engine.cpu.worker_pool import HELPED_ROWS
+from outrider.protocol.errors import ConfigError
 
 FOLDER = Path(__file__).parent / "profiles"
 Seconds = Annotated[float, Field(ge=0)]

@@ -11,14 +11,14 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from outrider.acceptance import SharpnessFit
-from outrider.engine.loader import load_model
-from outrider.engine.pages import SequenceKv
+from outrider.engine.kv.pages import SequenceKv
+from outrider.engine.loading.loader import load_model
+from outrider.engine.loading.tokenizer_files import load_tokenizer
 from outrider.engine.runner import ModelRunner, Segment
-from outrider.engine.tokenizer_files import load_tokenizer
-from outrider.messages import SamplingParams
-from outrider.sampling.chooser import Ranking, Row, choose, rank
+from outrider.protocol.messages import SamplingParams
+from outrider.sampling.chooser import Ranking, SamplingRow, choose, rank
 from outrider.sampling.history import History
+from outrider.speculation.acceptance import SharpnessFit
 from simulator.traces import CANDIDATES, Trace, encode
 
 PROMPTS = (
@@ -87,7 +87,9 @@ class _Pair:
             fresh = tokens[kv.length :]
             logits = self._target.forward([Segment(kv, fresh, None, [len(fresh) - 1])])
             self._target.commit(kv, range(len(fresh)), fresh)
-            tokens += choose(logits, [Row(params, len(tokens), len(tokens) - len(prompt), history)], ())
+            tokens += choose(
+                logits, [SamplingRow(params, len(tokens), len(tokens) - len(prompt), history)], ()
+            )
         kv.release()
         return tokens[len(prompt) :]
 
@@ -100,5 +102,5 @@ class _Pair:
         wanted = range(len(prompt) - 1, len(tokens))
         logits = self._draft.forward([Segment(kv, tokens, None, wanted)])
         kv.release()
-        rows = [Row(params, at + 1, at + 1 - len(prompt), History(prompt)) for at in wanted]
+        rows = [SamplingRow(params, at + 1, at + 1 - len(prompt), History(prompt)) for at in wanted]
         return rank(logits, rows, CANDIDATES, sharpness, ())

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import quantiles
 
-from simulator.clients import Served
+from simulator.clients import ServedRequest
 from simulator.devices import StepTotals
 from simulator.topology import Load, Topology
 
@@ -19,7 +19,7 @@ class Run:
     topology: Topology
     load: Load
     devices: int
-    served: Sequence[Served]
+    served: Sequence[ServedRequest]
     targets: Sequence[StepTotals]
     drafts: Sequence[StepTotals]
     cores: Mapping[str, Sequence[float]]
@@ -135,7 +135,7 @@ def percentile(values: Sequence[float], percent: int) -> float:
     return quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
-def efficiency(served: Sequence[Served]) -> float:
+def efficiency(served: Sequence[ServedRequest]) -> float:
     """Mean target step over mean period of the rounds after the first."""
     steps = sum(arrival.forward for one in served for arrival in one.arrivals[1:])
     return steps / max(sum(one.decoding for one in served), 1e-9)

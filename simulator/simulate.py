@@ -5,23 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from random import Random
 
-from simulator.clients import Clients, Served
+from simulator.clients import Clients, ServedRequest
 from simulator.cluster import Builder
 from simulator.devices import StepTotals
 from simulator.lockstep import run_lockstep
 from simulator.profile import FOLDER, Profile
 from simulator.report import Report, Run, summarise
-from simulator.topology import Arm, Load, Topology
+from simulator.topology import ArmKind, Load, Topology
 from simulator.traces import Corpus, load_corpus
 
-Outcome = tuple[Sequence[Served], Sequence[StepTotals], Sequence[StepTotals], Mapping[str, Sequence[float]]]
+Outcome = tuple[
+    Sequence[ServedRequest], Sequence[StepTotals], Sequence[StepTotals], Mapping[str, Sequence[float]]
+]
 """What clients got, the totals of targets and drafts, and the busy seconds of the processes' cores."""
 
 
 def simulate(profile: Profile, topology: Topology, load: Load) -> Report:
     """Run to the end of the load."""
     corpus = load_corpus(FOLDER / profile.traces, load.temperature)
-    way = _lockstep if topology.arm is Arm.LOCKSTEP else _services
+    way = _lockstep if topology.arm is ArmKind.LOCKSTEP else _services
     served, targets, drafts, cores = way(profile, topology, load, corpus)
     return summarise(
         Run(

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from outrider.engine.pages import PagePool, SequenceKv
+from outrider.engine.kv.pages import PagePool, SequenceKv
 from outrider.engine.runner import Segment
 from simulator.devices import Place, StepTotals, work, work_shared
 from simulator.profile import TargetTimes

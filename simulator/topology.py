@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from outrider.messages import Mode
+from outrider.protocol.messages import Mode
 
 
-class Arm(StrEnum):
+class ArmKind(StrEnum):
     """What is compared."""
 
     AUTO = "auto"
@@ -30,14 +30,14 @@ class Arm(StrEnum):
     @property
     def shares_device(self) -> bool:
         """Draft and target are on one device."""
-        return self in (Arm.COLOCATED, Arm.LOCKSTEP)
+        return self in (ArmKind.COLOCATED, ArmKind.LOCKSTEP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
     """What is there."""
 
-    arm: Arm = Arm.AUTO
+    arm: ArmKind = ArmKind.AUTO
     verify_replicas: int = 1
     draft_replicas: int = 1
     """Of AUTO and SEQUENTIAL; OFF has none, the others one with every verify replica."""
@@ -54,7 +54,7 @@ class Topology:
     @property
     def drafts(self) -> int:
         """Draft replicas that run."""
-        if self.arm is Arm.OFF:
+        if self.arm is ArmKind.OFF:
             return 0
         return self.verify_replicas if self.arm.shares_device else self.draft_replicas
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from random import Random
 from string import ascii_lowercase, ascii_uppercase, digits
 
-from outrider.acceptance import BUCKETS
 from outrider.sampling.chooser import Ranking
+from outrider.speculation.acceptance import BUCKETS
 
 CANDIDATES = 8
 """Candidates kept of every position."""

@@ -17,15 +17,15 @@ from statistics import median
 import grpc
 
 from outrider.v1 import generation_pb2, generation_pb2_grpc, tokens_pb2
-from scripts.local_services import DRAFT, TARGET, Fleet, Layout, widened_target
+from scripts.local_services import DRAFT, TARGET, Deployment, LocalServices, widened_target
 from simulator.measure import measure
 from simulator.profile import FOLDER, Profile
 from simulator.report import Report
 from simulator.simulate import simulate
-from simulator.topology import Arm, Load, Topology
+from simulator.topology import ArmKind, Load, Topology
 from simulator.traces import Trace, load_corpus
 
-MODES = {Arm.OFF: "MODE_OFF", Arm.SEQUENTIAL: "MODE_SEQUENTIAL", Arm.AUTO: "MODE_AUTO"}
+MODES = {ArmKind.OFF: "MODE_OFF", ArmKind.SEQUENTIAL: "MODE_SEQUENTIAL", ArmKind.AUTO: "MODE_AUTO"}
 TRACES = "demo_pair.json"
 DTYPE = "bfloat16"
 TOLERANCE = 0.1
@@ -34,7 +34,7 @@ TURNS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ValidationPlan:
     """What is compared."""
 
     pairs: Sequence[str]
@@ -64,7 +64,7 @@ class Comparison:
 
     pair: str
     load: Load
-    arm: Arm
+    arm: ArmKind
     predicted: Report
     measured: float
     """Tokens per second."""
@@ -77,7 +77,7 @@ class Comparison:
         return self.predicted.tokens_per_second / self.measured - 1.0
 
 
-def validate(plan: Plan) -> list[Comparison]:
+def validate(plan: ValidationPlan) -> list[Comparison]:
     """Measure, serve and simulate each pair; prints every comparison as it comes."""
     print(f"{'pair':9}{'T':>4}{'sess.':>6} {'mode':11}{'predicted':>10}{'measured':>10}{'error':>7}  length")
     found: list[Comparison] = []
@@ -107,8 +107,8 @@ def verdict(found: Sequence[Comparison]) -> str:
     return f"{good} of {len(found)} within {TOLERANCE:.0%}; worst:\n{line(worst)}"
 
 
-def _compare(pair: str, target: Path, profile: Profile, plan: Plan) -> Iterator[Comparison]:
-    layout = Layout(
+def _compare(pair: str, target: Path, profile: Profile, plan: ValidationPlan) -> Iterator[Comparison]:
+    layout = Deployment(
         target=target,
         drafts={"demo": DRAFT},
         dtype=DTYPE,
@@ -118,7 +118,7 @@ def _compare(pair: str, target: Path, profile: Profile, plan: Plan) -> Iterator[
         prefix_cache=False,
     )
     with ExitStack() as stack:
-        endpoint = Fleet(layout, stack).endpoint("demo")
+        endpoint = LocalServices(layout, stack).endpoint("demo")
         for load in plan.loads():
             turns = [{arm: asyncio.run(_serve(endpoint, arm, load)) for arm in MODES} for _ in range(TURNS)]
             for arm in MODES:
@@ -127,7 +127,7 @@ def _compare(pair: str, target: Path, profile: Profile, plan: Plan) -> Iterator[
                 yield Comparison(pair, load, arm, predicted, speed, length)
 
 
-async def _serve(endpoint: str, arm: Arm, load: Load) -> tuple[float, float]:
+async def _serve(endpoint: str, arm: ArmKind, load: Load) -> tuple[float, float]:
     """Tokens per second and per step of the real services under a load."""
     texts = load_corpus(FOLDER / TRACES, load.temperature).traces
     async with grpc.aio.insecure_channel(endpoint) as channel:
@@ -145,7 +145,11 @@ class _Client:
     """Sends the recorded prompts one after the other, as the simulated clients do."""
 
     def __init__(
-        self, stub: generation_pb2_grpc.GenerationServiceStub, arm: Arm, load: Load, texts: Sequence[Trace]
+        self,
+        stub: generation_pb2_grpc.GenerationServiceStub,
+        arm: ArmKind,
+        load: Load,
+        texts: Sequence[Trace],
     ) -> None:
         self.tokens = 0
         self.steps = 0

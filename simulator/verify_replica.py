@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
-from outrider.messages import OpenVerify, TokenBlock
+from outrider.protocol.messages import OpenVerify, TokenBlock
 from outrider.rpc.queues import Stream, deliver
 from outrider.telemetry.instruments import VerifyInstruments
 from simulator.engine_fiber import EngineFiber, ReadyOutbox
@@ -15,7 +15,6 @@ from simulator.network import Host
 from simulator.target import ScriptedRunner
 from simulator.timeline import Timeline
 from verify_service.core import CoreSettings, EngineCore
-from verify_service.cost_model import CostModel
 from verify_service.mailbox import (
     MAX_PENDING_BLOCKS,
     Close,
@@ -25,11 +24,12 @@ from verify_service.mailbox import (
     Propose,
     VerifyStream,
 )
+from verify_service.speculation.cost_model import CostModel
 
 Receive = Callable[[Event | BaseException], None]
 
 
-class VerifyReplica:
+class SimulatedVerifyReplica:
     """One replica; `host` is its event loop, which calls the methods."""
 
     def __init__(

@@ -15,11 +15,11 @@ from typing import Any
 
 import grpc
 
-from outrider import wire
-from outrider.candidate_tree import CandidateTree
 from outrider.config import ServiceConfig
-from outrider.errors import InvalidRequest, OutriderError, StaleHandle
-from outrider.messages import (
+from outrider.internal.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
+from outrider.protocol import wire
+from outrider.protocol.errors import InvalidRequest, OutriderError, StaleHandle
+from outrider.protocol.messages import (
     FinishReason,
     KvHandle,
     ModelInfo,
@@ -32,8 +32,8 @@ from outrider.messages import (
     Verdict,
     VerifyPolicy,
 )
-from outrider.serving import GrpcServer
-from outrider.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
+from outrider.rpc.serving import GrpcServer
+from outrider.speculation.candidate_tree import CandidateTree
 from verify_service.admission import Places
 
 VOCABULARY = 256
@@ -126,7 +126,9 @@ class FakeVerify(FakeReplica, verify_pb2_grpc.VerifyServiceServicer):
     """A verify replica; the target is `next_token`, walked over the candidates that have come."""
 
     def __init__(self, info: ModelInfo = INFO, patience: float = 0.02, **files: Any) -> None:
-        super().__init__("outrider.v1.VerifyService", replace(info, replica="verify", incarnation="1"))
+        super().__init__(
+            "outrider.internal.v1.VerifyService", replace(info, replica="verify", incarnation="1")
+        )
         self.files = files
         """Fields of GetTokenizerResponse."""
         self.patience = patience
@@ -290,7 +292,7 @@ class FakeDraft(FakeReplica, draft_pb2_grpc.DraftServiceServicer):
 
     def __init__(self, info: ModelInfo = INFO, depth: int = 4) -> None:
         super().__init__(
-            "outrider.v1.DraftService", replace(info, kind="model", replica="draft", incarnation="1")
+            "outrider.internal.v1.DraftService", replace(info, kind="model", replica="draft", incarnation="1")
         )
         self.depth = depth
         self.behaviour = "right"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from outrider import wire
-from outrider.candidate_tree import CandidateTree
-from outrider.messages import OpenDraft, Opened, StepTimes, TokenBlock, Verdict
-from outrider.v1 import draft_pb2, verify_pb2
+from outrider.internal.v1 import draft_pb2, verify_pb2
+from outrider.protocol import wire
+from outrider.protocol.messages import OpenDraft, Opened, StepTimes, TokenBlock, Verdict
+from outrider.speculation.candidate_tree import CandidateTree
 from tests.fakes import VOCABULARY, Context, FakeDraft, FakeVerify, _VerifySession, next_token
 
 LARGEST = wire.MAX_BLOCK_NODES

@@ -8,8 +8,8 @@ import itertools
 from bisect import insort
 from collections.abc import Iterable
 
-from outrider.errors import ContextTooLong, InvalidRequest, MismatchedPair, Overloaded, UnknownModel
-from outrider.messages import ModelInfo, OpenVerify
+from outrider.protocol.errors import ContextTooLong, InvalidRequest, MismatchedPair, Overloaded, UnknownModel
+from outrider.protocol.messages import ModelInfo, OpenVerify
 from verify_service.session import end_length
 
 MAX_FIRST_STEP = 2**31

@@ -11,21 +11,21 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar, assert_never
 
-from outrider.acceptance import AcceptanceModel, lookup_priors
-from outrider.engine.handles import HandleTable
-from outrider.engine.pages import PoolStatistics, SequenceKv
-from outrider.errors import OutOfPages, OutriderError, StaleHandle
-from outrider.messages import KvHandle, Opened, OpenVerify, VerifyPolicy
+from outrider.engine.kv.handles import HandleTable
+from outrider.engine.kv.pages import PoolStatistics, SequenceKv
+from outrider.protocol.errors import OutOfPages, OutriderError, StaleHandle
+from outrider.protocol.messages import KvHandle, Opened, OpenVerify, VerifyPolicy
 from outrider.rpc.queues import Deliver, Outbox
+from outrider.speculation.acceptance import AcceptanceModel, lookup_priors
 from outrider.telemetry.instruments import VerifyInstruments
-from verify_service.controller import Controller
-from verify_service.cost_model import CostModel
-from verify_service.lookup_candidates import LookupCandidates
 from verify_service.mailbox import Close, Closed, ForkKv, Message, Open, Propose, ReleaseKv
 from verify_service.memory import Memory, seniority
-from verify_service.patience import Patience
 from verify_service.report import IdleMeter, count_verdict, record_forward, verdict_of
-from verify_service.session import Limits, Session
+from verify_service.session import VerifyLimits, VerifySession
+from verify_service.speculation.controller import Controller
+from verify_service.speculation.cost_model import CostModel
+from verify_service.speculation.lookup_candidates import LookupCandidates
+from verify_service.speculation.patience import Patience
 from verify_service.verifier import Runner, StepResult, Verifier
 
 _T = TypeVar("_T")
@@ -40,7 +40,7 @@ class CoreSettings:
 
     replica: str
     incarnation: str
-    limits: Limits
+    limits: VerifyLimits
     max_step_tokens: int
     lease_seconds: float
     lookup: bool
@@ -61,7 +61,7 @@ class EngineCore:
         on_drafting: Callable[[bool], None] = lambda drafting: None,
     ) -> None:
         """`on_drafting` is told before each step whether drafts are at work."""
-        self.sessions: dict[int, Session] = {}
+        self.sessions: dict[int, VerifySession] = {}
         self.handles = HandleTable(
             runner.pool, settings.replica, settings.incarnation, settings.lease_seconds, clock, wall_clock
         )
@@ -140,7 +140,7 @@ class EngineCore:
         self._deliver([outbox.announce(opened)])
         self._count()
 
-    def _make_session(self, message: Open) -> Session:
+    def _make_session(self, message: Open) -> VerifySession:
         stream, opening, now = message.stream, message.opening, self._clock()
         held = opening.kv_handle.length if opening.kv_handle is not None else 0
         self._memory.check_fits(held + len(opening.token_ids))
@@ -149,7 +149,9 @@ class EngineCore:
         if not self.sessions:
             self._idle.restart(now)
         patience = self._habit.successor()
-        session = Session(stream.id, opening, committed, self._settings.limits, stream.outbox, now, patience)
+        session = VerifySession(
+            stream.id, opening, committed, self._settings.limits, stream.outbox, now, patience
+        )
         session.kv = kv
         session.idle_before = self._idle.until(now)
         if opening.lookup and self._settings.lookup:
@@ -199,7 +201,7 @@ class EngineCore:
             answer = reply.announce(error)
         self._deliver([answer])
 
-    def _preempted(self, session: Session) -> None:
+    def _preempted(self, session: VerifySession) -> None:
         """Tell of a paused session, and end it if it will never fit again."""
         self._instruments.preempted()
         try:
@@ -207,7 +209,7 @@ class EngineCore:
         except OutOfPages as error:
             self._fail(session, error)
 
-    def _fail(self, session: Session, error: OutriderError) -> None:
+    def _fail(self, session: VerifySession, error: OutriderError) -> None:
         del self.sessions[session.id]
         session.pause()
         self._deliver([session.outbox.announce(error)])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from outrider.engine.pages import PoolStatistics
-from outrider.errors import OutriderError
-from outrider.messages import KvHandle, OpenVerify, TokenBlock
+from outrider.engine.kv.pages import PoolStatistics
+from outrider.protocol.errors import OutriderError
+from outrider.protocol.messages import KvHandle, OpenVerify, TokenBlock
 from outrider.rpc.engine_shell import MAX_REPLIES, EngineShell
 from outrider.rpc.queues import Deliver
 from verify_service.admission import Places

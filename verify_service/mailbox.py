@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from outrider.messages import KvHandle, Opened, OpenVerify, TokenBlock, Verdict
+from outrider.protocol.messages import KvHandle, Opened, OpenVerify, TokenBlock, Verdict
 from outrider.rpc.queues import Outbox, Stream
 
 MAX_PENDING_BLOCKS = 128

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from outrider.config import VerifyConfig
+from outrider.internal.v1 import verify_pb2
 from outrider.process import Service, in_thread, run_service
-from outrider.serving import GrpcServer
-from outrider.v1 import verify_pb2
+from outrider.rpc.serving import GrpcServer
 
 SERVICE: str = verify_pb2.DESCRIPTOR.services_by_name["VerifyService"].full_name
 
@@ -25,9 +25,9 @@ async def _build(config: VerifyConfig, server: GrpcServer) -> Service:
     """Load while health answers; the import alone takes seconds, for it brings torch."""
 
     def load() -> Callable[[GrpcServer], Service]:
-        from outrider.engine.place import check_place
+        from outrider.engine.loading.model_path import check_model_path
 
-        check_place(config.model)
+        check_model_path(config.model)
         from verify_service.replica import load_replica
 
         return load_replica(config)

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from outrider.engine.pages import PagePool, SequenceKv
-from outrider.errors import OutOfPages
+from outrider.engine.kv.pages import PagePool, SequenceKv
+from outrider.protocol.errors import OutOfPages
 from verify_service.scheduler import Work
-from verify_service.session import Session
+from verify_service.session import VerifySession
 
 
-def seniority(session: Session) -> tuple[int, int]:
+def seniority(session: VerifySession) -> tuple[int, int]:
     """Sorting key: the most senior first."""
     return -session.opening.priority, session.id
 
@@ -42,7 +42,7 @@ class Memory:
                 f"{self.pool.num_pages} in all; shorten it or raise kv_tokens"
             )
 
-    def resume(self, sessions: Sequence[Session]) -> None:
+    def resume(self, sessions: Sequence[VerifySession]) -> None:
         """Open the paused sessions that fit, the most senior first and none before its turn."""
         paused = [session for session in sessions if session.kv is None and not session.finished]
         for session in sorted(paused, key=seniority):
@@ -53,17 +53,19 @@ class Memory:
                 return
             session.kv = SequenceKv.open(self.pool, session.tree.committed)
 
-    def reserve(self, works: Sequence[Work], sessions: Sequence[Session]) -> tuple[list[Work], list[Session]]:
+    def reserve(
+        self, works: Sequence[Work], sessions: Sequence[VerifySession]
+    ) -> tuple[list[Work], list[VerifySession]]:
         """Reserve pages for a step; returns the works that have theirs and the sessions it paused."""
         holders = sorted((s for s in sessions if s.kv is not None and not s.finished), key=seniority)
-        paused: list[Session] = []
+        paused: list[VerifySession] = []
         for work in sorted(works, key=lambda work: seniority(work.session)):
             while work.session.kv is not None and not self._try_reserve(work, sessions):
                 paused.append(holders.pop())
                 paused[-1].pause()
         return [work for work in works if work.session.kv is not None], paused
 
-    def _try_reserve(self, work: Work, sessions: Sequence[Session]) -> bool:
+    def _try_reserve(self, work: Work, sessions: Sequence[VerifySession]) -> bool:
         kv = work.session.kv
         assert kv is not None
         while True:
@@ -78,7 +80,7 @@ class Memory:
             else:
                 return True
 
-    def _release_spare(self, sessions: Sequence[Session]) -> bool:
+    def _release_spare(self, sessions: Sequence[VerifySession]) -> bool:
         """Give up one sequence that no running session needs; False when there is none."""
         if self._release_kept():
             return True
@@ -87,7 +89,7 @@ class Memory:
             spare.pause()
         return spare is not None
 
-    def _promised(self, sessions: Sequence[Session]) -> int:
+    def _promised(self, sessions: Sequence[VerifySession]) -> int:
         """Pages that open sessions still need for the tokens they have, such as the rest of a prompt."""
         return sum(
             max(self._wanted(session) - len(session.kv.pages), 0)
@@ -95,7 +97,7 @@ class Memory:
             if session.kv is not None and not session.finished
         )
 
-    def _wanted(self, session: Session) -> int:
+    def _wanted(self, session: VerifySession) -> int:
         return self._pages(session.tree.committed_length + session.max_nodes)
 
     def _pages(self, tokens: int) -> int:

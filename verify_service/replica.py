@@ -7,22 +7,22 @@ from dataclasses import dataclass
 
 from outrider.config import VerifyConfig
 from outrider.engine.loaded_model import LoadedModel
-from outrider.engine.replica import load_runner, model_info
+from outrider.engine.loading.replica import load_runner, model_info
+from outrider.engine.loading.tokenizer_files import TokenizerFiles, load_tokenizer
 from outrider.engine.runner import ModelRunner
-from outrider.engine.tokenizer_files import TokenizerFiles, load_tokenizer
-from outrider.errors import OutriderError
-from outrider.logs import get_logger
-from outrider.messages import ModelInfo
+from outrider.protocol.errors import OutriderError
+from outrider.protocol.messages import ModelInfo
 from outrider.rpc.engine_shell import end_process
-from outrider.serving import GrpcServer
+from outrider.rpc.serving import GrpcServer
 from outrider.telemetry.device_memory import device_memory
 from outrider.telemetry.instruments import VerifyInstruments
+from outrider.telemetry.logs import get_logger
 from verify_service.core import CoreSettings, EngineCore
-from verify_service.cost_model import CostModel
 from verify_service.engine import VerifyEngine
-from verify_service.measure import measure_costs
 from verify_service.servicer import VerifyServicer
-from verify_service.session import Limits
+from verify_service.session import VerifyLimits
+from verify_service.speculation.cost_model import CostModel
+from verify_service.speculation.measure import measure_costs
 
 logger = get_logger(__name__)
 
@@ -130,8 +130,8 @@ def make_engine(
     )
 
 
-def _limits(config: VerifyConfig, loaded: LoadedModel) -> Limits:
-    return Limits(
+def _limits(config: VerifyConfig, loaded: LoadedModel) -> VerifyLimits:
+    return VerifyLimits(
         max_nodes=config.max_nodes,
         max_tree_nodes=config.max_tree_nodes,
         context_length=loaded.context_length,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from outrider.messages import FinishReason, StepTimes, Verdict
+from outrider.protocol.messages import FinishReason, StepTimes, Verdict
 from outrider.telemetry.instruments import VerifyInstruments
 from outrider.telemetry.spans import is_sampled, record_span, step_traceparent
-from verify_service.controller import Advice
+from verify_service.speculation.controller import Advice
 from verify_service.verifier import Outcome, StepResult
 
 

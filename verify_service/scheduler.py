@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from outrider.candidate_tree import Node
-from verify_service.cost_model import CostModel
-from verify_service.session import Session
+from outrider.speculation.candidate_tree import Node
+from verify_service.session import VerifySession
+from verify_service.speculation.cost_model import CostModel
 
 PREFILL_SHARE = 0.5
 """Share of a step that nodes leave to waiting prefill."""
@@ -37,7 +37,7 @@ class Work:
     `completes`: the chain ends with the last committed token, so the step commits new ones.
     """
 
-    session: Session
+    session: VerifySession
     chain: int
     completes: bool
     nodes: list[Node] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StepPlan:
     """The next step; without work, `until` is when to look again (None: nobody waits)."""
 
     works: list[Work]
@@ -70,7 +70,7 @@ class Plan:
     """What a node of this step costs, in tokens."""
 
 
-def plan_step(sessions: Sequence[Session], now: float, cost: CostModel, max_tokens: int) -> Plan:
+def plan_step(sessions: Sequence[VerifySession], now: float, cost: CostModel, max_tokens: int) -> StepPlan:
     """Decide the next step, of at most `max_tokens` tokens.
 
     `sessions` come in the order of their seniority; the one that stepped longest ago goes first where
@@ -79,7 +79,7 @@ def plan_step(sessions: Sequence[Session], now: float, cost: CostModel, max_toke
     runnable = [session for session in sessions if session.runnable]
     going = [session for session in runnable if session.may_start(now)]
     if not going:
-        return Plan([], min((session.deadline for session in runnable), default=None))
+        return StepPlan([], min((session.deadline for session in runnable), default=None))
     prefills = [session for session in going if session.uncomputed > 1]
     decodes = sorted((s for s in going if s.uncomputed == 1), key=_last_verdict)[:max_tokens]
     works = [Work(session, 1, True) for session in decodes]
@@ -87,11 +87,11 @@ def plan_step(sessions: Sequence[Session], now: float, cost: CostModel, max_toke
     budget = add_nodes(works, cost, int(room * PREFILL_SHARE) if prefills else room)
     wait = None if prefills else hold(decodes, now, budget)
     if wait is not None:
-        return Plan([], now + wait)
+        return StepPlan([], now + wait)
     room -= sum(len(work.nodes) for work in works)
     if works and prefills:
         room = min(room, chunk_length(cost))
-    return Plan(works + list(_chunks(prefills, room)), price=budget.price)
+    return StepPlan(works + list(_chunks(prefills, room)), price=budget.price)
 
 
 def chunk_length(cost: CostModel) -> int:
@@ -103,7 +103,7 @@ def chunk_length(cost: CostModel) -> int:
     return next(tokens for tokens, rate in rates.items() if rate >= enough)
 
 
-def hold(sessions: Sequence[Session], now: float, budget: Budget) -> float | None:
+def hold(sessions: Sequence[VerifySession], now: float, budget: Budget) -> float | None:
     """Seconds to wait for blocks that are due before a step of the given budget; None: start."""
     dues = [(due, session) for session in sessions if (due := session.block_due(now)) is not None]
     gains = 0.0
@@ -137,7 +137,7 @@ def add_nodes(works: Sequence[Work], cost: CostModel, room: int) -> Budget:
     return Budget(best_rate, marginal, best_rate * cost.slope(base, best) if best else marginal)
 
 
-def _chunks(prefills: Sequence[Session], room: int) -> Iterator[Work]:
+def _chunks(prefills: Sequence[VerifySession], room: int) -> Iterator[Work]:
     """Half of the room for the shortest prompts, which need not wait for long ones; the rest in order."""
     chunks = dict.fromkeys((session.id for session in prefills), 0)
     for order, left_over in ((sorted(prefills, key=_uncomputed), room // 2), (prefills, 0)):
@@ -150,7 +150,7 @@ def _chunks(prefills: Sequence[Session], room: int) -> Iterator[Work]:
             yield Work(session, chunk, completes=chunk == session.uncomputed)
 
 
-def _uncomputed(session: Session) -> int:
+def _uncomputed(session: VerifySession) -> int:
     return session.uncomputed
 
 
@@ -158,9 +158,9 @@ def _worth(pick: tuple[float, Work, Node]) -> float:
     return pick[0]
 
 
-def _due(pair: tuple[float, Session]) -> float:
+def _due(pair: tuple[float, VerifySession]) -> float:
     return pair[0]
 
 
-def _last_verdict(session: Session) -> float:
+def _last_verdict(session: VerifySession) -> float:
     return session.last_verdict

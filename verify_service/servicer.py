@@ -1,4 +1,4 @@
-"""Wire <-> domain of the verify service: one stream per session, everything checked at the door."""
+"""Wire <-> domain of the verify service: one stream per session, every message checked on arrival."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 import grpc
 
-from outrider import wire
-from outrider.allowance import Allowance
-from outrider.engine.tokenizer_files import TokenizerFiles
-from outrider.errors import Flood, InvalidRequest
-from outrider.messages import ModelInfo, Opened, OpenVerify, Verdict
+from outrider.engine.loading.tokenizer_files import TokenizerFiles
+from outrider.internal.v1 import verify_pb2, verify_pb2_grpc
+from outrider.protocol import wire
+from outrider.protocol.allowance import Allowance
+from outrider.protocol.errors import Flood, InvalidRequest
+from outrider.protocol.messages import ModelInfo, Opened, OpenVerify, Verdict
 from outrider.telemetry.rpc_spans import VERIFY, server_span
-from outrider.v1 import verify_pb2, verify_pb2_grpc
 from verify_service.admission import check_open
 from verify_service.engine import VerifyEngine
 from verify_service.mailbox import Closed, Event, VerifyStream

@@ -12,17 +12,17 @@ from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import islice
 
-from outrider.candidate_tree import CandidateTree, Node
-from outrider.engine.pages import SequenceKv
-from outrider.messages import FinishReason, OpenVerify, TokenBlock, VerifyPolicy
+from outrider.engine.kv.pages import SequenceKv
+from outrider.protocol.messages import FinishReason, OpenVerify, TokenBlock, VerifyPolicy
 from outrider.rpc.queues import Outbox
-from outrider.sampling.chooser import Row
+from outrider.sampling.chooser import SamplingRow
 from outrider.sampling.history import History
-from verify_service.drafting import Traffic
-from verify_service.lookup_candidates import LookupCandidates, from_draft
+from outrider.speculation.candidate_tree import CandidateTree, Node
 from verify_service.mailbox import Event
-from verify_service.patience import Patience
-from verify_service.trust import Trust
+from verify_service.speculation.drafting import Traffic
+from verify_service.speculation.lookup_candidates import LookupCandidates, from_draft
+from verify_service.speculation.patience import Patience
+from verify_service.speculation.trust import Trust
 
 MAX_UNANSWERED = 16
 """Verdicts whose answer by the draft is still timed; older ones are forgotten."""
@@ -33,7 +33,7 @@ NOWHERE = -(2**62)
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class VerifyLimits:
     """Bounds that the replica sets for every session."""
 
     max_nodes: int
@@ -62,7 +62,7 @@ class Committed:
     hit: bool
 
 
-class Session:
+class VerifySession:
     """What the engine knows of one session.
 
     `committed` are all tokens so far, of which `opening.prompt_length` are prompt. `kv` is None while the
@@ -74,7 +74,7 @@ class Session:
         id: int,
         opening: OpenVerify,
         committed: Sequence[int],
-        limits: Limits,
+        limits: VerifyLimits,
         outbox: Outbox[Event],
         now: float,
         patience: Patience,
@@ -182,14 +182,14 @@ class Session:
         """True when a draft proposed the node and the lookup did not."""
         return from_draft(node) and not (self.lookup is not None and self.lookup.found(node))
 
-    def row(self, node: Node | None) -> Row:
+    def row(self, node: Node | None) -> SamplingRow:
         """What choosing the token after a node, or after the committed ones, needs."""
         position = self.tree.committed_length + (node.depth if node is not None else 0)
         params, history = self.opening.sampling, self.history
         if node is not None and params.penalised:
             path = history.extended([step.token for step in node.path()])
-            return Row(params, position, position - self.opening.prompt_length, path)
-        return Row(params, position, position - self.opening.prompt_length, history)
+            return SamplingRow(params, position, position - self.opening.prompt_length, path)
+        return SamplingRow(params, position, position - self.opening.prompt_length, history)
 
     def commit(self, tokens: Sequence[int]) -> Committed:
         """Append what a step chose, cut where the generation ends."""

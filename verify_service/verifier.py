@@ -18,14 +18,14 @@ from typing import Protocol
 
 import torch
 
-from outrider.candidate_tree import Node
-from outrider.engine.pages import PagePool, SequenceKv
+from outrider.engine.kv.pages import PagePool, SequenceKv
 from outrider.engine.runner import Segment
-from outrider.messages import FinishReason, TokenLogprob
-from outrider.sampling.chooser import Row, choose, logprobs, prepare
-from verify_service.lookup_candidates import from_draft
+from outrider.protocol.messages import FinishReason, TokenLogprob
+from outrider.sampling.chooser import SamplingRow, choose, logprobs, prepare
+from outrider.speculation.candidate_tree import Node
 from verify_service.scheduler import Work
-from verify_service.session import Session
+from verify_service.session import VerifySession
+from verify_service.speculation.lookup_candidates import from_draft
 
 
 class Runner(Protocol):
@@ -47,7 +47,7 @@ class Runner(Protocol):
 class Outcome:
     """What a step did for one session."""
 
-    session: Session
+    session: VerifySession
     base_length: int
     tokens: list[int]
     nodes: list[Node]
@@ -204,14 +204,14 @@ def _parents(work: Work) -> list[int] | None:
     return [*range(-1, root), *parents]
 
 
-def _rows(work: Work) -> list[Row]:
+def _rows(work: Work) -> list[SamplingRow]:
     """Of the last committed token and every node; none in the middle of a prompt."""
     row = work.session.row
     return [row(None), *map(row, work.nodes)] if work.completes else []
 
 
 def _logprobs(
-    session: Session, logits: torch.Tensor, path: Sequence[int], tokens: Sequence[int]
+    session: VerifySession, logits: torch.Tensor, path: Sequence[int], tokens: Sequence[int]
 ) -> tuple[TokenLogprob, ...]:
     """Log probabilities of the committed tokens when they were asked for; `logits` [1 + n, V]."""
     count = session.opening.sampling.logprobs

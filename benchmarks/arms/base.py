@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from benchmarks.samples import Request
+from benchmarks.samples import SampledRequest
 from benchmarks.workload import Cell, Tokens
 
 OWN, REFERENCE, PEER = "own", "reference", "peer"
@@ -37,5 +37,5 @@ class Arm(Protocol):
     def runs(self, cell: Cell) -> bool:
         """It can run a cell."""
 
-    def run(self, cell: Cell, prompts: Sequence[Tokens], tokens: int) -> list[Request]:
+    def run(self, cell: Cell, prompts: Sequence[Tokens], tokens: int) -> list[SampledRequest]:
         """Serve all prompts at once, `tokens` new tokens each whatever the model would end with."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.arms.base import PEER
-from benchmarks.samples import Request
+from benchmarks.samples import SampledRequest
 from benchmarks.workload import SEED, Cell, Tokens
 from scripts.child import Child, ChildError
 
@@ -73,7 +73,7 @@ class LlamaArm:
         """All without a network."""
         return not cell.round_trip_ms
 
-    def run(self, cell: Cell, prompts: Sequence[Tokens], tokens: int) -> list[Request]:
+    def run(self, cell: Cell, prompts: Sequence[Tokens], tokens: int) -> list[SampledRequest]:
         """Send all prompts at once, each from a thread of its own."""
         started = time.perf_counter()
         with ThreadPoolExecutor(len(prompts)) as pool:
@@ -81,7 +81,7 @@ class LlamaArm:
                 pool.map(lambda prompt: self._one(prompt, tokens, cell.temperature, started), prompts)
             )
 
-    def _one(self, prompt: Tokens, tokens: int, temperature: float, started: float) -> Request:
+    def _one(self, prompt: Tokens, tokens: int, temperature: float, started: float) -> SampledRequest:
         body = {
             "prompt": prompt,
             "n_predict": tokens,
@@ -99,7 +99,7 @@ class LlamaArm:
                 add(arrivals, time.perf_counter() - started, len(new))
                 found += new
             accepted = event.get("timings", {}).get("draft_n_accepted", accepted)
-        return Request(tuple(found), tuple(arrivals), max(1, len(found) - 1 - accepted))
+        return SampledRequest(tuple(found), tuple(arrivals), max(1, len(found) - 1 - accepted))
 
     def _events(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         connection = http.client.HTTPConnection(HOST, self._port, timeout=600)

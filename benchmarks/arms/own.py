@@ -9,12 +9,12 @@ from collections.abc import Sequence
 import grpc
 
 from benchmarks.arms.base import OWN
-from benchmarks.samples import Request
+from benchmarks.samples import SampledRequest
 from benchmarks.timeline import pipeline_figures, prefill_figures
 from benchmarks.workload import SEED, Cell, Tokens
 from outrider import __version__
 from outrider.v1 import generation_pb2, generation_pb2_grpc, tokens_pb2
-from scripts.local_services import Fleet
+from scripts.local_services import LocalServices
 
 MODES = {"off": "MODE_OFF", "sequential": "MODE_SEQUENTIAL", "auto": "MODE_AUTO"}
 TIMEOUT = 600.0
@@ -38,7 +38,7 @@ class OwnArm:
         """All of them."""
         return True
 
-    def run(self, cell: Cell, prompts: Sequence[Tokens], tokens: int) -> list[Request]:
+    def run(self, cell: Cell, prompts: Sequence[Tokens], tokens: int) -> list[SampledRequest]:
         """Send the prompts, as many at once as the cell says; the next one goes when one has ended."""
         stub = self._client.stub(self.draft, cell.round_trip_ms)
         messages = [message(prompt, self.mode, tokens, cell.temperature) for prompt in prompts]
@@ -48,7 +48,7 @@ class OwnArm:
 class Client:
     """Calls a fleet's orchestrators from one event loop."""
 
-    def __init__(self, fleet: Fleet, runner: asyncio.Runner) -> None:
+    def __init__(self, fleet: LocalServices, runner: asyncio.Runner) -> None:
         self._fleet = fleet
         self._runner = runner
         self._stubs: dict[str, generation_pb2_grpc.GenerationServiceStub] = {}
@@ -70,7 +70,7 @@ class Client:
         messages: Sequence[generation_pb2.GenerateRequest],
         delays: Sequence[float] = (),
         at_once: int = 0,
-    ) -> list[Request]:
+    ) -> list[SampledRequest]:
         """Send each message after its delay in seconds, at most `at_once` of them (0: all) at a time."""
         room = asyncio.Semaphore(at_once or len(messages))
         return self._runner.run(_all(stub, messages, delays or [0.0] * len(messages), room))
@@ -100,7 +100,7 @@ async def _all(
     messages: Sequence[generation_pb2.GenerateRequest],
     delays: Sequence[float],
     room: asyncio.Semaphore,
-) -> list[Request]:
+) -> list[SampledRequest]:
     started = time.perf_counter()
     calls = [_one(stub, one, started, delay, room) for one, delay in zip(messages, delays, strict=True)]
     return await asyncio.gather(*calls)
@@ -112,7 +112,7 @@ async def _one(
     started: float,
     delay: float,
     room: asyncio.Semaphore,
-) -> Request:
+) -> SampledRequest:
     if delay:
         await asyncio.sleep(delay)
     tokens: list[int] = []
@@ -125,7 +125,9 @@ async def _one(
                 arrivals.append((time.perf_counter() - started, len(new)))
                 tokens += new
             complete.MergeFrom(response.complete)
-    return Request(tuple(tokens), tuple(arrivals), complete.speculation.steps - 1, figures(complete), sent)
+    return SampledRequest(
+        tuple(tokens), tuple(arrivals), complete.speculation.steps - 1, figures(complete), sent
+    )
 
 
 def figures(complete: generation_pb2.Complete) -> dict[str, float]:

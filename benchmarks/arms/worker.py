@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.arms.base import PEER
-from benchmarks.samples import Request
+from benchmarks.samples import SampledRequest
 from benchmarks.workload import SEED, Cell, Tokens
 from scripts.child import Child
 
@@ -40,7 +40,7 @@ class WorkerArm:
         """All without a network, up to the largest batch."""
         return not cell.round_trip_ms and (not self._largest or cell.concurrency <= self._largest)
 
-    def run(self, cell: Cell, prompts: Sequence[Tokens], tokens: int) -> list[Request]:
+    def run(self, cell: Cell, prompts: Sequence[Tokens], tokens: int) -> list[SampledRequest]:
         """Let the worker serve all prompts at once."""
         wanted = {"prompts": prompts, "tokens": tokens, "temperature": cell.temperature, "seed": SEED}
         answer = self._worker.ask({**wanted, **self._options})
@@ -52,7 +52,7 @@ def engine_of(ready: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {version}" for name, version in ready["versions"].items())
 
 
-def request_of(answer: Mapping[str, Any]) -> Request:
+def request_of(answer: Mapping[str, Any]) -> SampledRequest:
     """A worker's answer for one prompt."""
     arrivals = tuple((float(at), int(count)) for at, count in answer["arrivals"])
-    return Request(tuple(answer["tokens"]), arrivals, int(answer.get("passes", 0)))
+    return SampledRequest(tuple(answer["tokens"]), arrivals, int(answer.get("passes", 0)))

@@ -18,7 +18,7 @@ from transformers.generation.streamers import BaseStreamer
 from benchmarks.workers.lines import Ask, Recorder, private_output, serve
 
 
-class Stream(BaseStreamer):
+class ArrivalStreamer(BaseStreamer):
     """Notes when the tokens of a batch's rows arrive; the prompt comes first and is dropped."""
 
     def __init__(self, rows: int) -> None:
@@ -51,7 +51,7 @@ class Models:
         torch.set_num_threads(ask["threads"])
         torch.manual_seed(ask["seed"])
         ids, mask = _padded(ask["prompts"])
-        stream = Stream(len(ids))
+        stream = ArrivalStreamer(len(ids))
         with torch.inference_mode():
             self.target.generate(
                 ids,

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
-from outrider.candidate_tree import Node, Rerooted
-from outrider.messages import OpenDraft
+from outrider.protocol.messages import OpenDraft
+from outrider.speculation.candidate_tree import Node, Rerooted
 
 
-class Source(IntEnum):
+class CandidateSource(IntEnum):
     """Who proposed a candidate; each source is calibrated on its own."""
 
     MODEL = 0
@@ -22,9 +22,9 @@ class Candidate(NamedTuple):
     """One proposed child, before it is known whether it is worth a node."""
 
     token: int
-    source: Source
+    source: CandidateSource
     bucket: int
-    """Of `outrider.acceptance`: where estimates for candidates like this are learned."""
+    """Of `outrider.speculation.acceptance`: where estimates for candidates like this are learned."""
     rank: int
     """Place among the source's candidates below one parent, from 0."""
     parent: int = -1
@@ -52,7 +52,7 @@ class Expansion:
 
 
 @dataclass(frozen=True, slots=True)
-class Pages:
+class PageCounts:
     """KV memory of a drafter, in pages; `cached` ones are unowned and can be reclaimed."""
 
     total: int = 0
@@ -103,6 +103,6 @@ class Drafter(Protocol):
         """End a sequence; its memory is free when this returns."""
         ...
 
-    def pages(self) -> Pages:
+    def pages(self) -> PageCounts:
         """How much KV memory is in use."""
         ...

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from draft_service.drafters.base import NOTHING, Candidate, Expansion, Pages, Proposal, Source
-from outrider.acceptance import lookup_bucket
-from outrider.candidate_tree import Rerooted
-from outrider.lookup import Lookup, Proposed
-from outrider.messages import OpenDraft
+from draft_service.drafters.base import NOTHING, Candidate, CandidateSource, Expansion, PageCounts, Proposal
+from outrider.protocol.messages import OpenDraft
+from outrider.speculation.acceptance import lookup_bucket
+from outrider.speculation.candidate_tree import Rerooted
+from outrider.speculation.lookup import Lookup, Proposed
 
 MAX_VOCABULARY = 2**31
 """Token ids are below this when no tokenizer says otherwise."""
@@ -16,7 +16,7 @@ PIECE = 4096
 """Tokens indexed at a time, a few milliseconds of work."""
 
 
-class Recall:
+class SequenceLookup:
     """The lookup of one sequence, indexed in pieces: a long prompt must not hold up other sequences."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
@@ -51,11 +51,11 @@ class LookupDrafter:
     def __init__(self, max_nodes: int, max_depth: int) -> None:
         self._max_nodes = max_nodes
         self._max_depth = max_depth
-        self._recalls: dict[int, Recall] = {}
+        self._recalls: dict[int, SequenceLookup] = {}
 
     def open(self, key: int, request: OpenDraft) -> int:
         """See Drafter; no token needs computing."""
-        self._recalls[key] = Recall(request.token_ids)
+        self._recalls[key] = SequenceLookup(request.token_ids)
         return len(request.token_ids)
 
     def recall(self, key: int) -> Proposal:
@@ -81,10 +81,12 @@ class LookupDrafter:
         """See Drafter."""
         del self._recalls[key]
 
-    def pages(self) -> Pages:
+    def pages(self) -> PageCounts:
         """See Drafter."""
-        return Pages()
+        return PageCounts()
 
 
 def _candidate(place: Proposed) -> Candidate:
-    return Candidate(place.token, Source.LOOKUP, lookup_bucket(place.match_length), place.rank, place.parent)
+    return Candidate(
+        place.token, CandidateSource.LOOKUP, lookup_bucket(place.match_length), place.rank, place.parent
+    )

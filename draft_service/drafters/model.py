@@ -13,15 +13,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from draft_service.drafters.base import Candidate, Expansion, Pages, Proposal, Source
-from draft_service.drafters.lookup import Recall
-from outrider.candidate_tree import Node, Rerooted
-from outrider.engine.pages import SequenceKv
+from draft_service.drafters.base import Candidate, CandidateSource, Expansion, PageCounts, Proposal
+from draft_service.drafters.lookup import SequenceLookup
+from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.runner import ModelRunner, Segment
-from outrider.errors import Overloaded
-from outrider.messages import OpenDraft, SamplingParams
-from outrider.sampling.chooser import Ranking, Row, prepare, rank
+from outrider.protocol.errors import Overloaded
+from outrider.protocol.messages import OpenDraft, SamplingParams
+from outrider.sampling.chooser import Ranking, SamplingRow, prepare, rank
 from outrider.sampling.history import History, Path
+from outrider.speculation.candidate_tree import Node, Rerooted
 
 PREFILL_CHUNK = 256
 """Most uncomputed tokens of all sequences in one forward: other sessions wait no longer than that."""
@@ -39,7 +39,7 @@ class _Sequence:
     prompt_length: int
     tokens: list[int]
     history: History
-    recall: Recall
+    recall: SequenceLookup
     kv: SequenceKv | None = None
     offsets: dict[int, int] = field(default_factory=dict)
     """Scratch offset of each expanded node, by node id, ascending."""
@@ -86,7 +86,7 @@ class ModelDrafter:
         tokens = list(request.token_ids)
         prompt, output = tokens[: request.prompt_length], tokens[request.prompt_length :]
         sequence = _Sequence(
-            request.sampling, request.prompt_length, tokens, History(prompt, output), Recall(tokens)
+            request.sampling, request.prompt_length, tokens, History(prompt, output), SequenceLookup(tokens)
         )
         kv = self._kv(sequence)
         if len(tokens) <= self.context_length and not self._has_room(len(tokens) - kv.length):
@@ -151,10 +151,10 @@ class ModelDrafter:
         self.reset(key)
         del self._sequences[key]
 
-    def pages(self) -> Pages:
+    def pages(self) -> PageCounts:
         """See Drafter."""
         statistics = self._runner.pool.statistics()
-        return Pages(statistics.total, statistics.used, statistics.cached)
+        return PageCounts(statistics.total, statistics.used, statistics.cached)
 
     def _has_room(self, tokens: int) -> bool:
         """True when so many tokens and a tree below them can be stored."""
@@ -219,18 +219,18 @@ def _segment(feed: _Feed) -> Segment:
     return Segment(feed.kv, feed.tokens, feed.parents, [place for place, _ in feed.wanted])
 
 
-def _row(sequence: _Sequence, node: Node | None) -> Row:
+def _row(sequence: _Sequence, node: Node | None) -> SamplingRow:
     """What the choice of a child of `node` depends on."""
     position = len(sequence.tokens) + (node.depth if node is not None else 0)
     history: History | Path = sequence.history
     if node is not None and sequence.params.penalised:
         history = sequence.history.extended([step.token for step in node.path()])
-    return Row(sequence.params, position, position - sequence.prompt_length, history)
+    return SamplingRow(sequence.params, position, position - sequence.prompt_length, history)
 
 
 def _proposal(ranking: Ranking) -> Proposal:
     candidates = [
-        Candidate(token, Source.MODEL, bucket, place)
+        Candidate(token, CandidateSource.MODEL, bucket, place)
         for place, (token, bucket) in enumerate(zip(ranking.tokens, ranking.buckets, strict=True))
     ]
     return Proposal(candidates, ranking.winners)

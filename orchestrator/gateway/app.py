@@ -12,7 +12,6 @@ from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, 
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
-from orchestrator.auth import Tokens, digest_of
 from orchestrator.gateway.bodies import Bodies
 from orchestrator.gateway.endpoints import (
     Generating,
@@ -26,12 +25,13 @@ from orchestrator.gateway.endpoints import (
 )
 from orchestrator.gateway.errors import Kind, Problem
 from orchestrator.gateway.instruments import GatewayInstruments
+from orchestrator.request.auth import Tokens, digest_of
 from outrider import __version__
 from outrider.client import AsyncClient
-from outrider.errors import Unauthenticated, Unavailable
-from outrider.logs import get_logger, request_context
-from outrider.reloading import Reloaded
+from outrider.protocol.errors import Unauthenticated, Unavailable
 from outrider.request_ids import HEADER, request_id_of
+from outrider.rpc.reloading import Reloaded
+from outrider.telemetry.logs import get_logger, request_context
 
 logger = get_logger(__name__)
 NOT_FOUND = Kind(404, "invalid_request_error", "not_found")

@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 
 from orchestrator.gateway.errors import KINDS, Kind, Problem
 from orchestrator.gateway.requests import Asked
-from outrider.errors import Flood, InvalidRequest, Unavailable
-from outrider.logs import get_logger
 from outrider.process import end_with_parent
+from outrider.protocol.errors import Flood, InvalidRequest, Unavailable
+from outrider.telemetry.logs import get_logger
 
 logger = get_logger(__name__)
 INLINE_BYTES = 64 << 10
@@ -34,10 +34,10 @@ AskedFrom = Callable[[Any], Asked]
 
 
 class Bodies:
-    """Reads bodies of at most `most_bytes`."""
+    """Reads bodies of at most `max_bytes`."""
 
-    def __init__(self, most_bytes: int, seconds: float = BODY_SECONDS) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, max_bytes: int, seconds: float = BODY_SECONDS) -> None:
+        self._most_bytes = max_bytes
         self._seconds = seconds
         self._pool: ProcessPoolExecutor | None = None
         self._parsing = 0

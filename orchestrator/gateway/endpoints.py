@@ -18,8 +18,8 @@ from orchestrator.gateway.responses import Answer
 from orchestrator.gateway.streams import merged, while_connected
 from outrider.client import AsyncClient, Chunk, Complete, Event
 from outrider.client.results import Collected
-from outrider.errors import InternalError, OutriderError, UnknownModel
-from outrider.logs import get_logger
+from outrider.protocol.errors import InternalError, OutriderError, UnknownModel
+from outrider.telemetry.logs import get_logger
 
 logger = get_logger(__name__)
 JSON = b"application/json"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.errors import (
+from outrider.protocol.errors import (
     ContextTooLong,
     DeadlineExceeded,
     Flood,

@@ -12,20 +12,20 @@ from typing import Any
 
 import uvicorn
 
-from orchestrator.auth import Tokens, read_tokens
 from orchestrator.gateway.app import Gateway, health_of
 from orchestrator.gateway.bodies import Bodies
 from orchestrator.gateway.instruments import GatewayInstruments
-from outrider.channels import open_channel
+from orchestrator.request.auth import Tokens, read_tokens
 from outrider.client import AsyncClient, Retries
 from outrider.client.connection import Tls
 from outrider.config import GatewayConfig
-from outrider.errors import ConfigError
-from outrider.logs import get_logger
 from outrider.process import pin_cpus, stop_on_signals, unless
-from outrider.reloading import Reloaded
+from outrider.protocol.errors import ConfigError
+from outrider.rpc.channels import open_channel
+from outrider.rpc.reloading import Reloaded
+from outrider.rpc.tls import Certificates, server_certificates
 from outrider.sockets import bound
-from outrider.tls import Certificates, server_certificates
+from outrider.telemetry.logs import get_logger
 
 logger = get_logger(__name__)
 RETRIES = Retries(begin=())

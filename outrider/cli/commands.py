@@ -11,9 +11,9 @@ from typing import Any
 from outrider import __version__
 from outrider.cli.request import add_connection_flags, add_request_flags
 from outrider.cli.settings import add_flags, resolve
-from outrider.cli.up_plan import UpConfig
+from outrider.cli.up.plan import UpConfig
 from outrider.config import DraftConfig, GatewayConfig, OrchestratorConfig, ProcessConfig, VerifyConfig
-from outrider.errors import ConfigError
+from outrider.protocol.errors import ConfigError
 
 Subcommands = Any  # argparse._SubParsersAction has no public name
 
@@ -106,7 +106,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         print(resolved.render())
         return 0
     from outrider import process
-    from outrider.logs import configure_logging
+    from outrider.telemetry.logs import configure_logging
 
     config = resolved.config
     process.end_with_parent(arguments.parent_pid)
@@ -131,7 +131,7 @@ def _up(arguments: argparse.Namespace) -> int:
     if arguments.print_config:
         print(resolved.render())
         return 0
-    from outrider.cli.up import up
+    from outrider.cli.up.command import up
 
     return up(resolved, arguments.config)
 

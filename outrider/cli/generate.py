@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from outrider.cli.request import request_of
-from outrider.cli.timeline import Bar, from_trace, to_trace
-from outrider.cli.timeline_picture import to_html, to_svg
+from outrider.cli.timeline.bars import Bar, from_trace, to_trace
+from outrider.cli.timeline.picture import to_html, to_svg
 from outrider.client.aio import AsyncClient
 from outrider.client.results import Chunk, Collected, Generation, TokenLogprob
 from outrider.client.retries import Retries
 from outrider.client.survival import Broken, tokens_said
-from outrider.errors import InvalidRequest
+from outrider.protocol.errors import InvalidRequest
 
 WRITERS = (".html", ".svg", ".json")
 RETRIES = Retries(begin=())

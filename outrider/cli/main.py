@@ -12,7 +12,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from outrider import __version__
 from outrider.cli import commands
-from outrider.errors import ConfigError, InvalidRequest, OutriderError, Unauthenticated, UnknownModel
+from outrider.protocol.errors import ConfigError, InvalidRequest, OutriderError, Unauthenticated, UnknownModel
 
 ASKED_WRONGLY = (ConfigError, InvalidRequest, UnknownModel, Unauthenticated)
 """What another try with the same arguments cannot mend."""

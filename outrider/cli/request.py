@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outrider.errors import InvalidRequest
+from outrider.protocol.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from outrider.client.request import Message, Request

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from outrider.config import Settings
-from outrider.errors import ConfigError
+from outrider.protocol.errors import ConfigError
 
 _S = TypeVar("_S", bound=Settings)
 

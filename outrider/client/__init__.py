@@ -8,7 +8,7 @@
             ...
 
 `AsyncClient` is the same for asyncio. Streams survive: when the connection or the orchestrator is lost, the
-events go on with the same tokens. Errors are those of `outrider.errors`.
+events go on with the same tokens. Errors are those of `outrider.protocol.errors`.
 """
 
 from outrider.client.aio import AsyncClient

@@ -9,11 +9,11 @@ from typing import Any, Unpack
 
 import grpc
 
-from outrider.channels import open_channel
 from outrider.client import wire
 from outrider.client.connection import Call, Connection, Run, checked_timeout
 from outrider.client.request import Conversation, Options, Prompt, Request
 from outrider.client.results import Collected, Event, ModelInfo, Result
+from outrider.rpc.channels import open_channel
 
 
 class AsyncClient(Connection):

@@ -11,7 +11,7 @@ from outrider.client import wire
 from outrider.client.request import Options, Prompt, Request, request_of
 from outrider.client.retries import Attempts, Retries
 from outrider.client.survival import Broken, Survivor
-from outrider.errors import DeadlineExceeded, InvalidRequest
+from outrider.protocol.errors import DeadlineExceeded, InvalidRequest
 
 ENDPOINT = "127.0.0.1:7700"
 TIMEOUT_SECONDS = 600.0

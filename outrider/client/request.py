@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, TypedDict
 
-from outrider.errors import InvalidRequest
+from outrider.protocol.errors import InvalidRequest
 
 Mode = Literal["auto", "sequential", "off"]
 

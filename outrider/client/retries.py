@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from outrider.errors import OutriderError, Overloaded, Unavailable
+from outrider.protocol.errors import OutriderError, Overloaded, Unavailable
 
 
 @dataclass(frozen=True, slots=True)

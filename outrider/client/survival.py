@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from outrider.client.request import Request
 from outrider.client.results import Chunk, Complete, Event, Started
 from outrider.client.retries import Attempts
-from outrider.errors import DeadlineExceeded, OutriderError, Unavailable
+from outrider.protocol.errors import DeadlineExceeded, OutriderError, Unavailable
 
 SEEDS = 2**64
 

@@ -19,8 +19,8 @@ from outrider.client.results import (
     TokenLogprob,
     Usage,
 )
-from outrider.errors import InvalidRequest, OutriderError, Unavailable
-from outrider.rpc_errors import error_of
+from outrider.protocol.errors import InvalidRequest, OutriderError, Unavailable
+from outrider.protocol.rpc_errors import error_of
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 
 SCALARS = (

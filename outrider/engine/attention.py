@@ -24,10 +24,10 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from outrider.engine.kv.pages import Move
 from outrider.engine.loaded_model import Geometry
-from outrider.engine.pages import Move
-from outrider.engine.step import Group, Step, View
-from outrider.errors import ModelError
+from outrider.engine.step import Group, PackedStep, View
+from outrider.protocol.errors import ModelError
 
 _names = itertools.count()
 _NEUTRAL = {"dropout", "is_causal", "position_ids", "use_cache", "cache_position", "output_attentions"}
@@ -53,7 +53,7 @@ class PagedAttention:
         self.unknown: set[str] = set()
         """Arguments that a layer passed and that we know nothing of."""
         self.name = f"outrider_{next(_names)}"
-        self._step: Step | None = None
+        self._step: PackedStep | None = None
         _register(self)
 
     def allocate(self, geometry: Geometry, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -63,7 +63,7 @@ class PagedAttention:
         self.values = torch.zeros((*shape, geometry.value_dim), dtype=dtype, device=device)
 
     @contextmanager
-    def during(self, step: Step) -> Iterator[None]:
+    def during(self, step: PackedStep) -> Iterator[None]:
         """Make `step` the one that attention calls serve."""
         self._step = step
         try:

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from outrider.engine.cpu.backend import Backend
-from outrider.engine.cpu.choice import Choice
-from outrider.engine.cpu.team import Team
+from outrider.engine.cpu.choice import BackendChoice
+from outrider.engine.cpu.worker_pool import WorkerPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,9 @@ class LoadedModel:
     dtype: torch.dtype
     device: torch.device
     geometry: Geometry
-    choice: Choice | None = None
+    choice: BackendChoice | None = None
     """What computes the products, on the CPU."""
-    team: Team | None = None
+    workers: WorkerPool | None = None
     """The threads that do, on the CPU."""
 
     @property

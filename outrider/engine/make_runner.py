@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from outrider.accelerator import has_kernels
+from outrider.engine.gpu.accelerator import has_kernels
 from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.runner import ModelRunner
 

@@ -21,9 +21,9 @@ from outrider.engine.fused_decoder import FusedDecoder, FusedForward
 from outrider.engine.fused_decoder.attention import FusedAttention
 from outrider.engine.fused_decoder.cpu_operations import CpuOperations
 from outrider.engine.fused_decoder.forward import Inputs
+from outrider.engine.kv.pages import PagePool, SequenceKv
 from outrider.engine.loaded_model import LoadedModel
-from outrider.engine.pages import PagePool, SequenceKv
-from outrider.engine.step import Segment, Step, plan_step
+from outrider.engine.step import PackedStep, Segment, plan_step
 
 __all__ = ["ModelRunner", "Segment"]
 
@@ -74,8 +74,8 @@ class ModelRunner:
 
     def drafting(self, at_work: bool) -> None:
         """Say whether drafts are at work, perhaps on cores that would help this runner."""
-        if self.loaded.team is not None:
-            self.loaded.team.helpers_idle = not at_work
+        if self.loaded.workers is not None:
+            self.loaded.workers.helpers_idle = not at_work
 
     def append(self, segments: Sequence[Segment]) -> None:
         """Make the segments' tokens scratch entries of their sequences.
@@ -115,7 +115,7 @@ class ModelRunner:
         self.attention.move(moves)
         return copy
 
-    def _run(self, step: Step) -> torch.Tensor:
+    def _run(self, step: PackedStep) -> torch.Tensor:
         """Logits [W with padding, V] of a planned step."""
         with torch.inference_mode(), self.attention.during(step):
             return self._logits(step)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from outrider.engine.pages import SequenceKv
+from outrider.engine.kv.pages import SequenceKv
 
 MIN_ROWS = 4
 """Query rows of one attention problem; with fewer, kernels are slower or add up in another order."""
@@ -86,7 +86,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PackedStep:
     """One planned forward."""
 
     tokens: torch.Tensor
@@ -124,7 +124,7 @@ def plan_step(
     queries_per_kv: int,
     dtype: torch.dtype,
     device: torch.device,
-) -> Step:
+) -> PackedStep:
     """Plan one forward over segments whose tokens are appended to their sequences already."""
     groups: list[Group] = []
     order: list[int] = []
@@ -145,7 +145,7 @@ def plan_step(
     wanted = [first_row[i] + index for i, segment in enumerate(segments) for index in segment.wanted]
     wanted += [0] * (padded_size(len(wanted), dtype) - len(wanted))
     packed = torch.from_numpy(rows).to(device)
-    return Step(
+    return PackedStep(
         tokens=packed[0:1],
         positions=packed[1:2],
         wanted=torch.tensor(wanted, dtype=torch.int64, device=device),
@@ -197,7 +197,7 @@ def _make_group(segments: list[Segment], start: int, queries_per_kv: int, device
     return Group([segment.kv for segment in segments], counts, start, width, rows, valid)
 
 
-def _make_view(group: Group, window: int | None, folded: bool | None, step: Step) -> View:
+def _make_view(group: Group, window: int | None, folded: bool | None, step: PackedStep) -> View:
     """`folded` None is the view for a kernel."""
     starts = [kv.scratch - count for kv, count in zip(group.members, group.counts, strict=True)]
     firsts = [_first_visible(kv, start, window) for kv, start in zip(group.members, starts, strict=True)]

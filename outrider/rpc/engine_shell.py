@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
-from outrider.errors import InternalError, OutriderError, Overloaded, Unavailable
-from outrider.logs import get_logger
+from outrider.protocol.errors import InternalError, OutriderError, Overloaded, Unavailable
 from outrider.rpc.queues import Deliver, Inbox, Outbox, Stream, deliver
+from outrider.telemetry.logs import get_logger
 
 logger = get_logger(__name__)
 MAX_REPLIES = 1024

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from outrider.errors import OutriderError
+from outrider.protocol.errors import OutriderError
 
 CONTROL_EVENTS = 4
 """Opened, closed and an error of either side may stand in an outbox beside what its bound counts."""

@@ -22,16 +22,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from outrider.accelerator import has_kernels
-from outrider.acceptance import FLATNESS, SHARPNESS_GRID, bucket
-from outrider.kernels.compiling import available
-from outrider.messages import TokenLogprob
+from outrider.engine.cpu.kernels.compiling import available
+from outrider.engine.gpu.accelerator import has_kernels
+from outrider.protocol.messages import TokenLogprob
 from outrider.sampling.noise import row_keys
 from outrider.sampling.perturbed import Leaders, leaders, leaders_among
-from outrider.sampling.processors import Row, plain, processed
+from outrider.sampling.processors import SamplingRow, plain, processed
 from outrider.sampling.truncation import kept, truncates
+from outrider.speculation.acceptance import FLATNESS, SHARPNESS_GRID, bucket
 
-__all__ = ["Ranking", "Row", "choose", "logprobs", "prepare", "rank"]
+__all__ = ["Ranking", "SamplingRow", "choose", "logprobs", "prepare", "rank"]
 
 _SHORT = 512
 """Lists up to this length are drawn in full; longer ones are searched like a vocabulary."""
@@ -45,7 +45,7 @@ class Ranking(NamedTuple):
     tokens: list[int]
     """At most the count asked for; fewer when truncation left fewer."""
     buckets: list[int]
-    """Per token, the bucket of `outrider.acceptance` that its estimate is learned in."""
+    """Per token, the bucket of `outrider.speculation.acceptance` that its estimate is learned in."""
     winners: tuple[int, ...] = ()
     """Per sharpness of SHARPNESS_GRID, the token that would be first; empty for greedy rows."""
 
@@ -56,7 +56,7 @@ def prepare() -> None:
         from outrider.sampling import compiled  # noqa: F401
 
 
-def choose(logits: Tensor, rows: Sequence[Row], eos_token_ids: Collection[int]) -> list[int]:
+def choose(logits: Tensor, rows: Sequence[SamplingRow], eos_token_ids: Collection[int]) -> list[int]:
     """The target's token at each row: logits [N, V] float32."""
     if has_kernels(logits.device) and plain(rows):
         return _choose_on_device(logits, rows)
@@ -73,7 +73,7 @@ def _compiled_for(logits: Tensor) -> bool:
     return logits.dtype is torch.float32 and logits.device.type == "cpu" and available()
 
 
-def _choose_on_device(logits: Tensor, rows: Sequence[Row]) -> list[int]:
+def _choose_on_device(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
     """The same with one wait for the device, but for the rows whose truncation keeps very many tokens."""
     from outrider.sampling import on_device  # needs Triton, which is there
 
@@ -86,7 +86,7 @@ def _choose_on_device(logits: Tensor, rows: Sequence[Row]) -> list[int]:
     return tokens
 
 
-def _choose_in_torch(logits: Tensor, rows: Sequence[Row]) -> list[int]:
+def _choose_in_torch(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
     greedy, sampled = _split(rows)
     if not sampled:
         return logits.argmax(-1).tolist()
@@ -102,7 +102,7 @@ def _choose_in_torch(logits: Tensor, rows: Sequence[Row]) -> list[int]:
 
 def rank(
     logits: Tensor,
-    rows: Sequence[Row],
+    rows: Sequence[SamplingRow],
     count: int,
     sharpness: float | Sequence[float],
     eos_token_ids: Collection[int],
@@ -124,7 +124,9 @@ def rank(
     ]
 
 
-def _rank_in_torch(logits: Tensor, rows: Sequence[Row], count: int, slopes: Sequence[float]) -> list[Ranking]:
+def _rank_in_torch(
+    logits: Tensor, rows: Sequence[SamplingRow], count: int, slopes: Sequence[float]
+) -> list[Ranking]:
     greedy, sampled = _split(rows)
     rankings = dict(zip(greedy, _rank_greedy(logits[greedy], count), strict=True)) if greedy else {}
     rivals = min(max(count, _RIVALS), logits.shape[1])
@@ -136,7 +138,7 @@ def _rank_in_torch(logits: Tensor, rows: Sequence[Row], count: int, slopes: Sequ
 
 
 def _rank_on_device(
-    logits: Tensor, rows: Sequence[Row], count: int, slopes: Sequence[float]
+    logits: Tensor, rows: Sequence[SamplingRow], count: int, slopes: Sequence[float]
 ) -> list[Ranking]:
     from outrider.sampling import on_device  # needs Triton, which is there
 
@@ -163,7 +165,7 @@ def logprobs(logits: Tensor, tokens: Sequence[int], count: int) -> list[TokenLog
     ]
 
 
-def _split(rows: Sequence[Row]) -> tuple[list[int], list[int]]:
+def _split(rows: Sequence[SamplingRow]) -> tuple[list[int], list[int]]:
     """Indices of the greedy rows and of the sampled ones."""
     greedy = [index for index, row in enumerate(rows) if row.params.greedy]
     sampled = [index for index, row in enumerate(rows) if not row.params.greedy]
@@ -172,7 +174,7 @@ def _split(rows: Sequence[Row]) -> tuple[list[int], list[int]]:
 
 def _sampled_leaders(
     logits: Tensor,
-    rows: Sequence[Row],
+    rows: Sequence[SamplingRow],
     sampled: Sequence[int],
     slopes: Sequence[float],
     count: int,
@@ -207,7 +209,7 @@ def _part(logits: Tensor, indices: Sequence[int]) -> Tensor:
 
 
 def _draws(
-    rows: Sequence[Row], slopes: Sequence[float], indices: Sequence[int], device: torch.device
+    rows: Sequence[SamplingRow], slopes: Sequence[float], indices: Sequence[int], device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Noise keys [n, 2] and the factor of the logits [n] of some rows."""
     seeds = [rows[index].params.seed for index in indices]

@@ -15,17 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.acceptance import BUCKETS, EDGES, FLATNESS, SHARPNESS_GRID
-from outrider.kernels.search import describe, find_maxima, lead
-from outrider.kernels.truncation import LOWEST, Limits, lowest_key, weight_of_all
+from outrider.sampling.kernels.search import describe, find_maxima, lead
+from outrider.sampling.kernels.truncation import LOWEST, RowTruncation, lowest_key, weight_of_all
 from outrider.sampling.noise import GROUP
-from outrider.sampling.processors import Row
+from outrider.sampling.processors import SamplingRow
 from outrider.sampling.truncation import truncates
+from outrider.speculation.acceptance import BUCKETS, EDGES, FLATNESS, SHARPNESS_GRID
 
 _EDGES, _GRID = np.array(EDGES), np.array(SHARPNESS_GRID)
 
 
-class Ranked(NamedTuple):
+class RowRanking(NamedTuple):
     """The leaders of one row, best first."""
 
     tokens: list[int]
@@ -34,7 +34,7 @@ class Ranked(NamedTuple):
     """By sharpness of the grid; of greedy rows all the same token."""
 
 
-def choose(logits: Tensor, rows: Sequence[Row]) -> list[int]:
+def choose(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
     """The token that leads each row: logits [N, V] float32 on the CPU."""
     search = _Search(logits.shape[1], 1)
     chosen = []
@@ -44,7 +44,9 @@ def choose(logits: Tensor, rows: Sequence[Row]) -> list[int]:
     return chosen
 
 
-def rank(logits: Tensor, rows: Sequence[Row], slopes: Sequence[float], count: int) -> list[Ranked]:
+def rank(
+    logits: Tensor, rows: Sequence[SamplingRow], slopes: Sequence[float], count: int
+) -> list[RowRanking]:
     """The `count` leaders of each row by `slope x logit / temperature + noise`: logits [N, V], slopes [N].
 
     Fewer than `count` where truncation left fewer.
@@ -74,7 +76,7 @@ class _Search:
         self._buckets = np.empty(count, np.int64)
         self._winners = np.empty(len(_GRID), np.int64)
 
-    def run(self, line: NDArray[np.float32], row: Row, slope: float) -> float:
+    def run(self, line: NDArray[np.float32], row: SamplingRow, slope: float) -> float:
         """Find the leaders of a row [V]; returns its highest logit."""
         params = row.params
         top = find_maxima(line, self._maxima)
@@ -82,14 +84,14 @@ class _Search:
         if not params.greedy:
             scale = slope / params.temperature
             if truncates(params):
-                lowest = lowest_key(line, self._maxima, top, Limits.of(params, len(line)))
+                lowest = lowest_key(line, self._maxima, top, RowTruncation.of(params, len(line)))
         lead(
             *(line, self._maxima, lowest, scale, not params.greedy, params.seed, row.position),
             *(self.tokens, self._scores, self._noises),
         )
         return top
 
-    def ranked(self, line: NDArray[np.float32], top: float, temperature: float, slope: float) -> Ranked:
+    def ranked(self, line: NDArray[np.float32], top: float, temperature: float, slope: float) -> RowRanking:
         """The leaders just found, described: see `chooser._rank_greedy` and `chooser._rank_sampled`."""
         greedy = temperature == 0.0
         total = weight_of_all(line, top, 1.0) * 2.0**-40 if greedy else 0.0
@@ -99,6 +101,6 @@ class _Search:
             *(_EDGES, _GRID, self._buckets, self._winners),
         )
         self._buckets += 0 if greedy else BUCKETS // 2
-        return Ranked(
+        return RowRanking(
             self.tokens[:left].tolist(), self._buckets[:left].tolist(), tuple(self._winners.tolist())
         )

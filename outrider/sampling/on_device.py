@@ -23,11 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.sampling.kernels.triton_noise import listed_kernel, peaks_kernel, weights_kernel
 from outrider.sampling.noise import GROUP, log_table, ratio_table, row_keys
-from outrider.sampling.noise_kernel import listed_kernel, peaks_kernel, weights_kernel
 from outrider.sampling.perturbed import Leaders
-from outrider.sampling.processors import Row
-from outrider.sampling.truncation import Limits, listing, nucleus_alone, truncates, with_whole
+from outrider.sampling.processors import SamplingRow
+from outrider.sampling.truncation import BatchTruncation, listing, nucleus_only, truncates, with_whole
 
 LISTED = 1024
 UNKNOWN = -1
@@ -36,14 +36,14 @@ TOKENS_PER_PROGRAM = 256
 WEIGHED_PER_PROGRAM = 1024
 
 
-def choose(logits: Tensor, rows: Sequence[Row]) -> list[int]:
+def choose(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
     """The target's token at each row, or UNKNOWN: logits [N, V] float32."""
     with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
         tokens: list[int] = chosen(logits, rows).tolist()
     return tokens
 
 
-def chosen(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+def chosen(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     """The same [N], still on the device: nothing has waited for it."""
     sampled = [row for row in rows if not row.params.greedy]
     cut = [row for row in sampled if truncates(row.params)]
@@ -69,7 +69,7 @@ class Ranks(NamedTuple):
     """The leader [N, grid] that each sharpness of the grid would put first, from the slopes [N, 1]."""
 
 
-class Ranked(NamedTuple):
+class BatchRanking(NamedTuple):
     """What a ranking is made of, read at once."""
 
     tokens: list[list[int]]
@@ -82,7 +82,9 @@ class Ranked(NamedTuple):
     """[N, grid] tokens; meaningless for greedy rows."""
 
 
-def rank(logits: Tensor, rows: Sequence[Row], slopes: Sequence[float], settings: Ranks) -> Ranked:
+def rank(
+    logits: Tensor, rows: Sequence[SamplingRow], slopes: Sequence[float], settings: Ranks
+) -> BatchRanking:
     """Each row's leaders: logits [N, V] float32.
 
     Of a truncated row with a longer list, only the list is looked at: a guess may miss what it has not seen.
@@ -91,11 +93,11 @@ def rank(logits: Tensor, rows: Sequence[Row], slopes: Sequence[float], settings:
         parts = _ranked(logits, rows, slopes, settings)
         read = torch.cat(parts, 1).cpu()  # token ids are exact in float64
     tokens, scores, shares, winners = torch.split(read, [part.shape[1] for part in parts], 1)
-    return Ranked(tokens.long().tolist(), scores.tolist(), shares.tolist(), winners.long().tolist())
+    return BatchRanking(tokens.long().tolist(), scores.tolist(), shares.tolist(), winners.long().tolist())
 
 
 def _ranked(
-    logits: Tensor, rows: Sequence[Row], slopes: Sequence[float], settings: Ranks
+    logits: Tensor, rows: Sequence[SamplingRow], slopes: Sequence[float], settings: Ranks
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Tokens, scores and shares [N, K] and winners [N, grid], all float64."""
     draws = upload(rows, slopes, logits)
@@ -128,14 +130,14 @@ class Draws(NamedTuple):
     """[N, 2] int64"""
     scale: Tensor
     """[N] float64, slope / temperature; 1 for greedy rows."""
-    limits: Limits
+    limits: BatchTruncation
     greedy: Tensor
     """[N] bool"""
     cut: Tensor
     """[N] bool, truncated."""
 
 
-def upload(rows: Sequence[Row], slopes: Sequence[float], logits: Tensor) -> Draws:
+def upload(rows: Sequence[SamplingRow], slopes: Sequence[float], logits: Tensor) -> Draws:
     """One copy to the device of the logits [N, V]."""
     size, count = logits.shape[1], len(rows)
     params = [row.params for row in rows]
@@ -153,7 +155,7 @@ def upload(rows: Sequence[Row], slopes: Sequence[float], logits: Tensor) -> Draw
     table[7] = torch.tensor([p.greedy + 2 * (not p.greedy and truncates(p)) for p in params])
     there = table.to(logits.device, non_blocking=True)
     numbers = there.view(torch.float64)
-    limits = Limits(
+    limits = BatchTruncation(
         numbers[3].float()[:, None],
         there[4][:, None],
         numbers[5][:, None],
@@ -201,11 +203,13 @@ def _peaks(logits: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
     return best, tokens
 
 
-def _listed_leaders(logits: Tensor, draws: Draws, cut: Sequence[Row], count: int) -> tuple[Leaders, Tensor]:
+def _listed_leaders(
+    logits: Tensor, draws: Draws, cut: Sequence[SamplingRow], count: int
+) -> tuple[Leaders, Tensor]:
     """Leaders among what truncation leaves, and where [N] that is all of it; `cut` are the truncated rows."""
     size = logits.shape[1]
     largest = max((row.params.top_k for row in cut if row.params.top_k < size), default=0)
-    whole = _whole(logits, draws) if any(nucleus_alone(row.params, size) for row in cut) else None
+    whole = _whole(logits, draws) if any(nucleus_only(row.params, size) for row in cut) else None
     limits = with_whole(draws.limits, whole, size)
     found = listing(logits, limits, min(max(LISTED, largest + 1), size))
     left = found.logits.masked_fill(~found.stays, -torch.inf)

@@ -5,7 +5,7 @@ the group, with a token's own logit the token. The tokens of highest bound are d
 exceeds every other bound, it leads the vocabulary. Where none does, every token is drawn whose bound reaches
 the best score so far: still some tens, whatever the vocabulary, so most noise is never looked at.
 
-`outrider.kernels.search` does the same token by token; this serves where nothing can be compiled.
+`outrider.sampling.kernels.search` does the same token by token; this serves where nothing can be compiled.
 
 Shapes: N rows, V vocabulary, G groups of 64 tokens, S survivors over all rows, K leaders of a row.
 """

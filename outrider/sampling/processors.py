@@ -18,11 +18,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from outrider.messages import SamplingParams
+from outrider.protocol.messages import SamplingParams
 from outrider.sampling.history import History, Path
 
 
-class Row(NamedTuple):
+class SamplingRow(NamedTuple):
     """What the choice at one row of logits depends on besides the logits."""
 
     params: SamplingParams
@@ -33,7 +33,7 @@ class Row(NamedTuple):
     history: History | Path
 
 
-def plain(rows: Sequence[Row]) -> bool:
+def plain(rows: Sequence[SamplingRow]) -> bool:
     """True when `processed` changes nothing for these rows."""
     last, min_tokens = None, 0
     for row in rows:
@@ -47,7 +47,7 @@ def plain(rows: Sequence[Row]) -> bool:
     return True
 
 
-def processed(logits: Tensor, rows: Sequence[Row], eos_token_ids: Collection[int]) -> Tensor:
+def processed(logits: Tensor, rows: Sequence[SamplingRow], eos_token_ids: Collection[int]) -> Tensor:
     """Logits [N, V] after penalties, biases and masks; the same tensor when no row has any.
 
     Token ids beyond V are skipped: the output layers of draft and target may be padded differently.
@@ -75,7 +75,7 @@ class _Entries(NamedTuple):
     counts: Tensor
 
 
-def _penalise(logits: Tensor, rows: Sequence[Row], penalised: list[int]) -> None:
+def _penalise(logits: Tensor, rows: Sequence[SamplingRow], penalised: list[int]) -> None:
     # A path's tokens may be in its base too: both are computed from the untouched logits, and the
     # path's result is written last.
     both = [
@@ -87,7 +87,7 @@ def _penalise(logits: Tensor, rows: Sequence[Row], penalised: list[int]) -> None
         logits[entries.rows, entries.tokens] = value
 
 
-def _penalised_values(logits: Tensor, entries: _Entries, rows: Sequence[Row]) -> Tensor:
+def _penalised_values(logits: Tensor, entries: _Entries, rows: Sequence[SamplingRow]) -> Tensor:
     """New logits [E] of the entries."""
 
     def parameter(name: str) -> Tensor:
@@ -101,7 +101,7 @@ def _penalised_values(logits: Tensor, entries: _Entries, rows: Sequence[Row]) ->
     return values.sub_(parameter("presence_penalty") * (entries.counts > 0))
 
 
-def _history_entries(rows: Sequence[Row], penalised: list[int]) -> _Entries:
+def _history_entries(rows: Sequence[SamplingRow], penalised: list[int]) -> _Entries:
     counted = [rows[index].history.counts() for index in penalised]
     lengths = torch.tensor([len(tokens) for tokens, _ in counted])
     return _Entries(
@@ -111,7 +111,7 @@ def _history_entries(rows: Sequence[Row], penalised: list[int]) -> _Entries:
     )
 
 
-def _path_entries(rows: Sequence[Row], penalised: list[int]) -> _Entries:
+def _path_entries(rows: Sequence[SamplingRow], penalised: list[int]) -> _Entries:
     entries = [
         (index, token, count) for index in penalised for token, count in rows[index].history.changes().items()
     ]
@@ -127,7 +127,7 @@ def _within(entries: _Entries, logits: Tensor) -> _Entries:
     return _Entries(*(column.to(logits.device) for column in entries))
 
 
-def _add_biases(logits: Tensor, rows: Sequence[Row], biased: list[int]) -> None:
+def _add_biases(logits: Tensor, rows: Sequence[SamplingRow], biased: list[int]) -> None:
     pairs = [(index, token) for index in biased for token in rows[index].params.logit_bias]
     biases = [bias for index in biased for bias in rows[index].params.logit_bias.values()]
     counts = torch.tensor(biases, dtype=torch.float32)
@@ -137,7 +137,7 @@ def _add_biases(logits: Tensor, rows: Sequence[Row], biased: list[int]) -> None:
 
 
 def _mask_ends(
-    logits: Tensor, rows: Sequence[Row], masked: list[int], eos_token_ids: Collection[int]
+    logits: Tensor, rows: Sequence[SamplingRow], masked: list[int], eos_token_ids: Collection[int]
 ) -> None:
     size = logits.shape[1]
     for index in masked:

@@ -17,12 +17,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from outrider.messages import SamplingParams
+from outrider.protocol.messages import SamplingParams
 
 _FIRST_LISTED = 128
 _GROWTH = 8
 LOG2_E = 1.4426950408889634
-LEAST = -43.0
+EXPONENT_FLOOR = -43.0
 """Exponents below have no weight; nor has this one."""
 POWER = tuple(
     math.ldexp(factor, 40)
@@ -54,7 +54,7 @@ def truncates(params: SamplingParams) -> bool:
     return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
 
 
-class Limits(NamedTuple):
+class BatchTruncation(NamedTuple):
     """The parameters as columns; all [N, 1], with values that drop nothing where a limit is off."""
 
     temperature: Tensor
@@ -74,13 +74,13 @@ def kept(logits: Tensor, params: Sequence[SamplingParams]) -> Iterator[Kept]:
     return _list(rows, logits, _limits(logits, params), _FIRST_LISTED)
 
 
-def _limits(logits: Tensor, params: Sequence[SamplingParams]) -> Limits:
+def _limits(logits: Tensor, params: Sequence[SamplingParams]) -> BatchTruncation:
     size = logits.shape[1]
 
     def column(values: list[float], dtype: torch.dtype) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=logits.device)[:, None]
 
-    limits = Limits(
+    limits = BatchTruncation(
         column([p.temperature for p in params], torch.float32),
         column([p.top_k if 0 < p.top_k < size else size for p in params], torch.int64),
         column([p.top_p if p.top_p < 1.0 else math.inf for p in params], torch.float64),
@@ -88,17 +88,17 @@ def _limits(logits: Tensor, params: Sequence[SamplingParams]) -> Limits:
         logits.new_zeros(()),
     )
     whole = None
-    if any(nucleus_alone(p, size) for p in params):
+    if any(nucleus_only(p, size) for p in params):
         whole = _weights(logits, logits.amax(-1, keepdim=True), limits.temperature).sum(-1, keepdim=True)
     return with_whole(limits, whole, size)
 
 
-def nucleus_alone(params: SamplingParams, size: int) -> bool:
+def nucleus_only(params: SamplingParams, size: int) -> bool:
     """True when top-p is over the whole vocabulary of `size` tokens."""
     return params.top_p < 1.0 and not 0 < params.top_k < size
 
 
-def with_whole(limits: Limits, whole: Tensor | None, size: int) -> Limits:
+def with_whole(limits: BatchTruncation, whole: Tensor | None, size: int) -> BatchTruncation:
     """The limits with the weight [N, 1] of whole rows of `size` tokens; None where no row needs it."""
     if whole is None:
         return limits._replace(whole=torch.zeros_like(limits.top_k))
@@ -118,7 +118,7 @@ class Listing(NamedTuple):
     """[N] bool: no unlisted token could stay."""
 
 
-def listing(logits: Tensor, limits: Limits, listed: int) -> Listing:
+def listing(logits: Tensor, limits: BatchTruncation, listed: int) -> Listing:
     """The `listed` highest tokens of each row [N, V], and which of them truncation leaves."""
     tokens = _in_order(logits.topk(listed))
     values = logits.gather(1, tokens)
@@ -131,7 +131,7 @@ def listing(logits: Tensor, limits: Limits, listed: int) -> Listing:
     return Listing(tokens, values, stays, complete)
 
 
-def _list(rows: Tensor, logits: Tensor, limits: Limits, listed: int) -> Iterator[Kept]:
+def _list(rows: Tensor, logits: Tensor, limits: BatchTruncation, listed: int) -> Iterator[Kept]:
     """List the highest tokens of each row; rows where more could stay are listed again, longer."""
     listed = min(listed, logits.shape[1])
     tokens, values, stays, complete = listing(logits, limits, listed)
@@ -142,11 +142,11 @@ def _list(rows: Tensor, logits: Tensor, limits: Limits, listed: int) -> Iterator
         yield Kept(rows[complete], tokens[complete][:, :width], left[:, :width])
     if not complete.all():
         longer = ~complete
-        part = Limits(*(column[longer] for column in limits))
+        part = BatchTruncation(*(column[longer] for column in limits))
         yield from _list(rows[longer], logits[longer], part, listed * _GROWTH)
 
 
-def _stays(values: Tensor, limits: Limits) -> Tensor:
+def _stays(values: Tensor, limits: BatchTruncation) -> Tensor:
     """Which listed tokens stay: values [N, C] are the row's highest logits in order."""
     in_top_k = (values >= _lowest(values, limits)) & (values > -torch.inf)
     weights = _weights(values, values[:, :1], limits.temperature).masked_fill_(~in_top_k, 0)
@@ -157,7 +157,7 @@ def _stays(values: Tensor, limits: Limits) -> Tensor:
     return in_top_k & in_nucleus & likely
 
 
-def _lowest(values: Tensor, limits: Limits) -> Tensor:
+def _lowest(values: Tensor, limits: BatchTruncation) -> Tensor:
     """The k-th highest logit of each row [N, 1], or the lowest listed when k is beyond the list."""
     return values.gather(1, (limits.top_k - 1).clamp(max=values.shape[1] - 1))
 
@@ -169,7 +169,7 @@ def _weights(logits: Tensor, highest: Tensor, temperature: Tensor) -> Tensor:
 
 def weights(exponents: Tensor) -> Tensor:
     """2^40 exp(x) of float64 x <= 0, as int64."""
-    halvings = exponents.clamp(min=LEAST).mul_(LOG2_E)
+    halvings = exponents.clamp(min=EXPONENT_FLOOR).mul_(LOG2_E)
     whole = halvings.floor()
     inside = halvings.sub_(whole)
     power = torch.full_like(inside, POWER[-1])

@@ -1,1 +1,1 @@
-"""Spans and metrics; every name in one place."""
+"""Logs, spans and metrics; every name in one place."""

@@ -12,9 +12,9 @@ from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
 
-from outrider.errors import ConfigError
-from outrider.messages import Verdict
-from outrider.reloading import Reloaded
+from outrider.protocol.errors import ConfigError
+from outrider.protocol.messages import Verdict
+from outrider.rpc.reloading import Reloaded
 from outrider.telemetry.metric_parts import (
     MAX_POSITION,
     MAX_REPLICAS,
@@ -28,7 +28,7 @@ from outrider.telemetry.metric_parts import (
     DeviceMemory,
     Estimates,
     Maker,
-    Pages,
+    PageMetrics,
     Positions,
     Tasks,
 )
@@ -81,7 +81,7 @@ class VerifyInstruments:
         self._sessions = make.gauge("sessions", "Open sessions.")
         self._limit = make.gauge("session_limit", "Sessions that may be open at once.")
         self._queued = make.gauge("queued_sessions", "Sessions that wait for KV pages.")
-        self._pages = Pages(make)
+        self._pages = PageMetrics(make)
         self._memory = DeviceMemory(make)
         self._preempted = make.counter("preemptions", "Sessions paused because no KV page was left.")
         self._stale = make.counter("stale_handles", "KV handles refused, by reason.", "reason")
@@ -173,7 +173,7 @@ class DraftInstruments:
         )
         self._sessions = make.gauge("sessions", "Open sessions.")
         self._limit = make.gauge("session_limit", "Sessions that may be open at once.")
-        self._pages = Pages(make)
+        self._pages = PageMetrics(make)
         self._memory = DeviceMemory(make)
         self.files = FileInstruments(make)
 

@@ -174,7 +174,7 @@ class Acceptance:
         self._accepted.at(name).reach(accepted)
 
 
-class Pages:
+class PageMetrics:
     """KV memory of one service."""
 
     def __init__(self, make: Maker) -> None:

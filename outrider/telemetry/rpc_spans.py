@@ -16,13 +16,13 @@ from typing import Any
 
 import grpc
 
-from outrider.errors import OutriderError
-from outrider.rpc_errors import code_of
+from outrider.protocol.errors import OutriderError
+from outrider.protocol.rpc_errors import code_of
 from outrider.telemetry.spans import Attribute, SpanKind, child_traceparent, is_sampled, record_span
 
 GENERATE = "outrider.v1.GenerationService/Generate"
-VERIFY = "outrider.v1.VerifyService/Verify"
-DRAFT = "outrider.v1.DraftService/Draft"
+VERIFY = "outrider.internal.v1.VerifyService/Verify"
+DRAFT = "outrider.internal.v1.DraftService/Draft"
 METADATA_KEY = "traceparent"
 SERVER_ERRORS = frozenset(
     ("UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS")

@@ -24,7 +24,7 @@ from opentelemetry.sdk.trace.sampling import Decision
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from outrider.logs import get_logger
+from outrider.telemetry.logs import get_logger
 
 __all__ = [
     "SpanKind",

@@ -20,7 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from outrider.v1 import generation_pb2, tokens_pb2
 from tests.fakes import INFO, FakeVerify
 from tests.integration.cluster import DEMO_TARGET, Cluster
-from tests.unit.orchestrator.test_tokenizer import TEMPLATE
+from tests.unit.orchestrator.text.test_tokenizer import TEMPLATE
 
 POSITIONS = 2048
 METHOD = "/outrider.v1.GenerationService/Generate"

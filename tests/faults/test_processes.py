@@ -48,8 +48,8 @@ def test_health_answers_at_once_while_a_step_runs(demo):
     ("kind", "service"),
     [
         ("orchestrator", "outrider.v1.GenerationService"),
-        ("verify", "outrider.v1.VerifyService"),
-        ("draft", "outrider.v1.DraftService"),
+        ("verify", "outrider.internal.v1.VerifyService"),
+        ("draft", "outrider.internal.v1.DraftService"),
     ],
 )
 def test_every_service_has_health_and_tells_nobody_what_else_it_has(demo, kind, service):
@@ -67,7 +67,7 @@ def test_every_service_has_health_and_tells_nobody_what_else_it_has(demo, kind, 
 def test_a_service_that_is_asked_to_lists_itself_by_reflection(own_cluster):
     """With `--reflection`."""
     draft = own_cluster.serve("draft", kind="lookup", reflection=True).wait_ready()
-    assert "outrider.v1.DraftService" in _listed(draft.endpoint)
+    assert "outrider.internal.v1.DraftService" in _listed(draft.endpoint)
 
 
 def _listed(endpoint):

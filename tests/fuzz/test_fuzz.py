@@ -13,11 +13,12 @@ from grpc_health.v1 import health_pb2
 from hypothesis import strategies as st
 
 from draft_service.engine import DraftEngine
-from outrider import wire
-from outrider.errors import OutriderError
-from outrider.keda import externalscaler_pb2 as keda
-from outrider.messages import KvHandle
-from outrider.v1 import draft_pb2, generation_pb2, tokens_pb2, verify_pb2
+from outrider.internal.keda import externalscaler_pb2 as keda
+from outrider.internal.v1 import draft_pb2, verify_pb2
+from outrider.protocol import wire
+from outrider.protocol.errors import OutriderError
+from outrider.protocol.messages import KvHandle
+from outrider.v1 import generation_pb2, tokens_pb2
 from tests.fuzz.messages import changed, encoded
 from tests.fuzz.profile import fuzzed
 from tests.fuzz.world import (
@@ -43,8 +44,8 @@ from tests.unit.verify_service.fakes import chain_block, greedy_text
 from tests.unit.verify_service.fakes import opening as verify_opening
 from verify_service.engine import VerifyEngine
 
-DRAFT = "/outrider.v1.DraftService/Draft"
-VERIFY = "/outrider.v1.VerifyService/Verify"
+DRAFT = "/outrider.internal.v1.DraftService/Draft"
+VERIFY = "/outrider.internal.v1.VerifyService/Verify"
 GENERATE = "/outrider.v1.GenerationService/Generate"
 TRACE = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
 CHAT = generation_pb2.Chat(messages=[generation_pb2.ChatMessage(role="user", content="hello")])
@@ -210,11 +211,11 @@ async def nobody_is_left(engine: DraftEngine) -> None:
 
 
 UNARY = {
-    "/outrider.v1.VerifyService/ReleaseKv": verify_pb2.ReleaseKvRequest(kv_handle=HANDLE),
-    "/outrider.v1.VerifyService/ForkKv": verify_pb2.ForkKvRequest(kv_handle=HANDLE),
-    "/outrider.v1.VerifyService/GetModelInfo": verify_pb2.VerifyServiceGetModelInfoRequest(),
-    "/outrider.v1.VerifyService/GetTokenizer": verify_pb2.GetTokenizerRequest(),
-    "/outrider.v1.DraftService/GetModelInfo": draft_pb2.DraftServiceGetModelInfoRequest(),
+    "/outrider.internal.v1.VerifyService/ReleaseKv": verify_pb2.ReleaseKvRequest(kv_handle=HANDLE),
+    "/outrider.internal.v1.VerifyService/ForkKv": verify_pb2.ForkKvRequest(kv_handle=HANDLE),
+    "/outrider.internal.v1.VerifyService/GetModelInfo": verify_pb2.VerifyServiceGetModelInfoRequest(),
+    "/outrider.internal.v1.VerifyService/GetTokenizer": verify_pb2.GetTokenizerRequest(),
+    "/outrider.internal.v1.DraftService/GetModelInfo": draft_pb2.DraftServiceGetModelInfoRequest(),
     "/outrider.v1.GenerationService/GetModelInfo": generation_pb2.GetModelInfoRequest(),
     "/externalscaler.ExternalScaler/IsActive": keda.ScaledObjectRef(name="draft", namespace="outrider"),
     "/externalscaler.ExternalScaler/GetMetricSpec": keda.ScaledObjectRef(name="draft", namespace="outrider"),

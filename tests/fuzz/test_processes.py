@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from outrider.v1 import draft_pb2, verify_pb2
+from outrider.internal.v1 import draft_pb2, verify_pb2
 from tests.fuzz.messages import encoded
 from tests.fuzz.profile import LONG
 from tests.fuzz.test_fuzz import (

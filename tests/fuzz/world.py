@@ -22,26 +22,26 @@ from draft_service.core import DraftCore
 from draft_service.drafters.lookup import LookupDrafter
 from draft_service.engine import DraftEngine
 from draft_service.servicer import DraftServicer
-from outrider.channels import open_channel
 from outrider.config import DraftConfig, VerifyConfig
-from outrider.messages import ModelInfo, OpenDraft
-from outrider.serving import GrpcServer
+from outrider.internal.v1 import draft_pb2_grpc
+from outrider.protocol.messages import ModelInfo, OpenDraft
+from outrider.rpc.channels import open_channel
+from outrider.rpc.serving import GrpcServer
 from outrider.telemetry import spans
 from outrider.telemetry.instruments import DraftInstruments, VerifyInstruments
-from outrider.v1 import draft_pb2_grpc
 from tests.fakes import INFO, FakeDraft, FakeVerify, continuation
 from tests.unit.draft_service.fakes import TableDrafter
 from tests.unit.orchestrator.rig import PROMPT, Rig
 from tests.unit.orchestrator.test_service import text_verify
-from tests.unit.orchestrator.test_tokenizer import TEMPLATE
+from tests.unit.orchestrator.text.test_tokenizer import TEMPLATE
 from tests.unit.verify_service.fakes import LIMITS, STEP_SECONDS, FakeRunner
 from verify_service.core import CoreSettings, EngineCore
-from verify_service.cost_model import CostModel
 from verify_service.engine import VerifyEngine
 from verify_service.main import SERVICE as VERIFY
 from verify_service.servicer import VerifyServicer
+from verify_service.speculation.cost_model import CostModel
 
-DRAFT = "outrider.v1.DraftService"
+DRAFT = "outrider.internal.v1.DraftService"
 CODE = grpc.StatusCode
 REFUSALS = {CODE.INVALID_ARGUMENT, CODE.FAILED_PRECONDITION, CODE.NOT_FOUND, CODE.RESOURCE_EXHAUSTED}
 """What a hostile message may be answered with. All but the last name the field at fault."""

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from outrider.engine.attention import PagedAttention
+from outrider.engine.kv.pages import PagePool, SequenceKv
 from outrider.engine.loaded_model import Geometry
-from outrider.engine.pages import PagePool, SequenceKv
 from outrider.engine.step import Segment, plan_step
 
 PAGE = 16
@@ -52,8 +52,8 @@ class Case:
 
     def attend(self, segments: list[Segment], **options) -> tuple[torch.Tensor, torch.Tensor]:
         """The kernel's and the reference's results, in the reference's order."""
-        from outrider.engine.gpu.layout import Layout
-        from outrider.engine.gpu.plan import Machine, fill, plan_tiles
+        from outrider.engine.gpu.layout import BufferLayout
+        from outrider.engine.gpu.plan import PlanSettings, fill, plan_tiles
 
         for segment in segments:
             segment.kv.reserve(len(segment.tokens))
@@ -67,10 +67,10 @@ class Case:
                 (shape.kv_heads, shape.value_dim),
             )
         )
-        machine = Machine(shape.queries_per_kv, PAGE, self.kernel.trash, items=33)
-        plan = plan_tiles(segments, total, machine)
-        layout = Layout(plan.capacity)
-        words = torch.from_numpy(fill(plan, layout, segments, [], machine)).to(self.device)
+        settings = PlanSettings(shape.queries_per_kv, PAGE, self.kernel.trash, items=33)
+        plan = plan_tiles(segments, total, settings)
+        layout = BufferLayout(plan.capacity)
+        words = torch.from_numpy(fill(plan, layout, segments, [], settings)).to(self.device)
         self.kernel.current = self.kernel.open_step(words, layout, 1)
         found, _ = self.kernel.attend(Layer(), query, key, value, None, **options)
         step = plan_step(segments, queries_per_kv=shape.queries_per_kv, dtype=self.dtype, device=self.device)

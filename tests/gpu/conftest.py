@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.accelerator import has_kernels
+from outrider.engine.gpu.accelerator import has_kernels
 
 FOLDER = Path(__file__).parent
 
@@ -31,7 +31,7 @@ def device() -> torch.device:
 @pytest.fixture(scope="session")
 def loaded(device, tmp_path_factory):
     """A small random Llama in bf16, loaded as a service would, self check included."""
-    from outrider.engine.loader import load_model
+    from outrider.engine.loading.loader import load_model
     from tests.models import build_model
 
     folder = build_model("llama", tmp_path_factory.mktemp("llama"))

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from outrider.engine.loaded_model import Geometry
-from outrider.messages import SamplingParams
+from outrider.protocol.messages import SamplingParams
 from outrider.sampling.chooser import choose, rank
 from outrider.sampling.history import History
 from outrider.sampling.noise import gumbel_rows, row_keys
-from outrider.sampling.processors import Row
+from outrider.sampling.processors import SamplingRow
 from tests.gpu.cases import Case, chain, tree
 
 VOCABULARY = 128256
@@ -50,7 +50,7 @@ def test_noise_has_the_bits_of_the_cpu(device):
 def test_tokens_are_those_of_the_cpu(device, params):
     """Chosen tokens, and the first one of each ranking."""
     logits = torch.randn((16, VOCABULARY), generator=torch.Generator().manual_seed(1)) * 3
-    rows = [Row(params, 40 + index, index, History([])) for index in range(16)]
+    rows = [SamplingRow(params, 40 + index, index, History([])) for index in range(16)]
     assert choose(logits.to(device), rows, ()) == choose(logits, rows, ())
     found, expected = (rank(part, rows, 8, 1.0, ()) for part in (logits.to(device), logits))
     assert [ranking.tokens[0] for ranking in found] == [ranking.tokens[0] for ranking in expected]
@@ -60,7 +60,7 @@ def test_choosing_waits_once(device):
     """Nothing but the read of the tokens makes the host wait for the device."""
     logits = torch.randn((8, VOCABULARY), device=device)
     params = SamplingParams(temperature=0.7, seed=3)
-    rows = [Row(params, 40 + index, index, History([])) for index in range(8)]
+    rows = [SamplingRow(params, 40 + index, index, History([])) for index in range(8)]
     choose(logits, rows, ())
     from outrider.sampling import on_device
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from outrider.engine.pages import SequenceKv
+from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.runner import ModelRunner, Segment
 
 PAGES, PAGE = 64, 16

@@ -11,15 +11,8 @@ from typing import Any
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
-from outrider.v1 import (
-    draft_pb2,
-    draft_pb2_grpc,
-    generation_pb2,
-    generation_pb2_grpc,
-    tokens_pb2,
-    verify_pb2,
-    verify_pb2_grpc,
-)
+from outrider.internal.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
+from outrider.v1 import generation_pb2, generation_pb2_grpc, tokens_pb2
 
 OFF = generation_pb2.MODE_OFF
 SEQUENTIAL = generation_pb2.MODE_SEQUENTIAL

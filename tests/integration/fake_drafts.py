@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from outrider.v1 import draft_pb2_grpc
+from outrider.internal.v1 import draft_pb2_grpc
 
 THREADS = 64
 """Every open session holds one."""

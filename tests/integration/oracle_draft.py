@@ -8,7 +8,8 @@ from typing import Any
 
 import grpc
 
-from outrider.v1 import draft_pb2, draft_pb2_grpc, tokens_pb2
+from outrider.internal.v1 import draft_pb2, draft_pb2_grpc, session_pb2
+from outrider.v1 import tokens_pb2
 
 AHEAD = 6
 """Depth of the trees."""
@@ -51,7 +52,7 @@ class OracleDraft(draft_pb2_grpc.DraftServiceServicer):
                 return
             length = request.verdict.base_length + len(request.verdict.tokens)
 
-    def _tree(self, sequence: list[int], length: int, first_id: int) -> tokens_pb2.TokenBlock:
+    def _tree(self, sequence: list[int], length: int, first_id: int) -> session_pb2.TokenBlock:
         """The right chain below `length`, a wrong sibling at every depth, and a child below each sibling."""
         random = Random(length)
         parents, tokens = [], []
@@ -63,7 +64,7 @@ class OracleDraft(draft_pb2_grpc.DraftServiceServicer):
             parents += [parent, parent, here]
             tokens += [wrong, right, random.randrange(self.info.vocabulary_size)]
             parent = here + 1
-        return tokens_pb2.TokenBlock(
+        return session_pb2.TokenBlock(
             first_id=first_id,
             parents=parents,
             tokens=tokens,

@@ -7,7 +7,8 @@ import threading
 import grpc
 import pytest
 
-from outrider.v1 import draft_pb2, tokens_pb2, verify_pb2
+from outrider.internal.v1 import draft_pb2, session_pb2, verify_pb2
+from outrider.v1 import tokens_pb2
 from tests.integration.client import details, draft_info, draft_stub, eventually, verify_info, verify_stub
 from tests.integration.hostile_draft import HUGE, block
 
@@ -36,7 +37,7 @@ def propose(one):
 def stale_handle(**fields):
     """A handle that no replica gave out."""
     values = {"owner": "nobody", "incarnation": "x", "id": "1", "length": 3, "digest": b"d", **fields}
-    return tokens_pb2.KvHandle(**values)
+    return session_pb2.KvHandle(**values)
 
 
 LONG = tokens_pb2.SamplingParams(max_tokens=1500, ignore_eos=True)
@@ -91,7 +92,7 @@ BAD_DRAFT = {
         "open",
     ),
     "verdict before open": (
-        [draft_pb2.DraftRequest(verdict=tokens_pb2.Verdict(step=1))],
+        [draft_pb2.DraftRequest(verdict=session_pb2.Verdict(step=1))],
         CODE.INVALID_ARGUMENT,
         "open",
     ),
@@ -113,7 +114,7 @@ BAD_DRAFT = {
     "verdict from the future": (
         [
             open_draft(),
-            draft_pb2.DraftRequest(verdict=tokens_pb2.Verdict(step=1, base_length=90, tokens=[1])),
+            draft_pb2.DraftRequest(verdict=session_pb2.Verdict(step=1, base_length=90, tokens=[1])),
         ],
         CODE.INVALID_ARGUMENT,
         "verdict",
@@ -121,7 +122,7 @@ BAD_DRAFT = {
     "verdict outside the vocabulary": (
         [
             open_draft(),
-            draft_pb2.DraftRequest(verdict=tokens_pb2.Verdict(step=1, base_length=3, tokens=[4096])),
+            draft_pb2.DraftRequest(verdict=session_pb2.Verdict(step=1, base_length=3, tokens=[4096])),
         ],
         CODE.INVALID_ARGUMENT,
         "verdict",

@@ -9,10 +9,10 @@ import sys
 import pytest
 import torch
 
-from outrider.kernels.compiling import available
-from outrider.messages import SamplingParams
+from outrider.engine.cpu.kernels.compiling import available
+from outrider.protocol.messages import SamplingParams
 from outrider.sampling import chooser
-from outrider.sampling.chooser import Row
+from outrider.sampling.chooser import SamplingRow
 from outrider.sampling.history import History
 
 PROGRAM = """
@@ -24,7 +24,7 @@ for logits, rows in asked():
 """
 
 
-def asked() -> list[tuple[torch.Tensor, list[Row]]]:
+def asked() -> list[tuple[torch.Tensor, list[SamplingRow]]]:
     """Logits and rows at some positions."""
     params = [
         SamplingParams(temperature=1.0, seed=1),
@@ -34,7 +34,10 @@ def asked() -> list[tuple[torch.Tensor, list[Row]]]:
     ]
     logits = torch.randn(len(params), 3001, generator=torch.Generator().manual_seed(5)) * 3
     return [
-        (logits, [Row(each, position + index, index, History([])) for index, each in enumerate(params)])
+        (
+            logits,
+            [SamplingRow(each, position + index, index, History([])) for index, each in enumerate(params)],
+        )
         for position in range(0, 200, 10)
     ]
 

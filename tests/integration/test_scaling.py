@@ -11,8 +11,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from outrider.keda import externalscaler_pb2 as pb2
-from outrider.keda import externalscaler_pb2_grpc
+from outrider.internal.keda import externalscaler_pb2 as pb2
+from outrider.internal.keda import externalscaler_pb2_grpc
 from tests.integration.client import SEQUENTIAL, Client, Generation, draft_info, eventually
 from tests.integration.cluster import DEMO_DRAFT, DEMO_TARGET, Cluster, Process
 from tests.integration.reference import assert_same

@@ -14,15 +14,8 @@ from urllib.request import urlopen
 import grpc
 import pytest
 
-from outrider.v1 import (
-    draft_pb2,
-    draft_pb2_grpc,
-    generation_pb2,
-    generation_pb2_grpc,
-    tokens_pb2,
-    verify_pb2,
-    verify_pb2_grpc,
-)
+from outrider.internal.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
+from outrider.v1 import generation_pb2, generation_pb2_grpc, tokens_pb2
 from tests.certificates import authority, certificate, mount
 from tests.integration.client import collect, details, eventually, request
 from tests.integration.cluster import DEMO_TARGET, Cluster, Process

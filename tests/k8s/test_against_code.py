@@ -13,16 +13,16 @@ import pytest
 from opentelemetry.sdk import environment_variables
 from prometheus_client import CollectorRegistry
 
-from orchestrator.discovery import Address
-from orchestrator.fleet import MOVES
-from orchestrator.scaler_servicer import REPLICAS, ScalerServicer
+from orchestrator.observing.scaler_servicer import REPLICAS, ScalerServicer
+from orchestrator.replicas.discovery import Address
+from orchestrator.replicas.fleet import MOVES
 from outrider.cli.commands import SERVICES as CONFIGS
 from outrider.cli.main import _parser
 from outrider.cli.settings import resolve
 from outrider.config import EngineConfig, OrchestratorConfig, ServiceConfig
-from outrider.errors import ConfigError
-from outrider.keda import externalscaler_pb2
-from outrider.serving import GrpcServer
+from outrider.internal.keda import externalscaler_pb2
+from outrider.protocol.errors import ConfigError
+from outrider.rpc.serving import GrpcServer
 from outrider.telemetry.instruments import OrchestratorInstruments
 from tests.k8s.manifests import (
     COLLECTOR,

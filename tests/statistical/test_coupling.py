@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from outrider.messages import SamplingParams
-from outrider.sampling.chooser import Row, choose, rank
+from outrider.protocol.messages import SamplingParams
+from outrider.sampling.chooser import SamplingRow, choose, rank
 from outrider.sampling.history import History
 
 PAIRS = 30
@@ -29,7 +29,7 @@ def distribution_pairs() -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 def agreement(target_logits: torch.Tensor, draft_logits: torch.Tensor, depth: int) -> torch.Tensor:
     """How often the target's choice is among the draft's first 1, 2, ... `depth`."""
-    rows = [Row(SamplingParams(temperature=1.0, seed=11), i, 0, History([])) for i in range(DRAWS)]
+    rows = [SamplingRow(SamplingParams(temperature=1.0, seed=11), i, 0, History([])) for i in range(DRAWS)]
     chosen = choose(target_logits.expand(DRAWS, -1), rows, [])
     rankings = rank(draft_logits.expand(DRAWS, -1), rows, depth, 1.0, [])
     hits = torch.tensor([[token == c for token in r.tokens] for r, c in zip(rankings, chosen, strict=True)])

@@ -12,10 +12,10 @@ import torch
 from scipy.stats import power_divergence
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from outrider.messages import SamplingParams
+from outrider.protocol.messages import SamplingParams
 from outrider.sampling.chooser import choose
 from outrider.sampling.history import History
-from outrider.sampling.processors import Row, processed
+from outrider.sampling.processors import SamplingRow, processed
 
 SMALLEST_P = 1e-4
 CALL = 25_000
@@ -41,7 +41,7 @@ CASES = {
 }
 
 
-def exact_distribution(logits: torch.Tensor, row: Row) -> torch.Tensor:
+def exact_distribution(logits: torch.Tensor, row: SamplingRow) -> torch.Tensor:
     """Probabilities [V] by transformers' warpers in float64, after our penalties (tested elsewhere)."""
     params = row.params
     scores = processed(logits[None], [row], []).double() / params.temperature
@@ -54,7 +54,7 @@ def exact_distribution(logits: torch.Tensor, row: Row) -> torch.Tensor:
     return scores[0].softmax(-1)
 
 
-def drawn_counts(logits: torch.Tensor, rows: list[Row]) -> torch.Tensor:
+def drawn_counts(logits: torch.Tensor, rows: list[SamplingRow]) -> torch.Tensor:
     """How often each token [V] was chosen."""
     counts = torch.zeros(len(logits), dtype=torch.int64)
     for start in range(0, len(rows), CALL):
@@ -83,9 +83,9 @@ def test_choices_follow_the_exact_distribution(name: str, counter: str) -> None:
     logits = torch.randn(vocabulary, generator=torch.Generator().manual_seed(vocabulary)) * 1.5
     history = History([1, 2, 2], [3, 3, 4]).extended([4, 5])
     if counter == "seed":
-        rows = [Row(replace(params, seed=seed), 7, 5, history) for seed in range(draws // 2)]
+        rows = [SamplingRow(replace(params, seed=seed), 7, 5, history) for seed in range(draws // 2)]
     else:
-        rows = [Row(replace(params, seed=42), position, 5, history) for position in range(draws // 2)]
+        rows = [SamplingRow(replace(params, seed=42), position, 5, history) for position in range(draws // 2)]
     probabilities = exact_distribution(logits, rows[0])
     assert g_test(drawn_counts(logits, rows), probabilities) > SMALLEST_P
 
@@ -95,7 +95,7 @@ def test_pairs_of_tokens_follow_the_product_distribution() -> None:
     logits = torch.tensor([1.0, 0.0, -0.5, 0.3, -2.0])
     draws = 40_000
     rows = [
-        Row(SamplingParams(temperature=1.0, seed=seed), position, 0, History([]))
+        SamplingRow(SamplingParams(temperature=1.0, seed=seed), position, 0, History([]))
         for seed in range(draws)
         for position in (3, 4)
     ]

@@ -15,13 +15,13 @@ from collections.abc import Awaitable, Callable
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from outrider.channels import open_channel
 from outrider.config import VerifyConfig
-from outrider.errors import ConfigError, InternalError, ModelError, OutriderError
 from outrider.process import end_with_parent, in_thread, pin_cpus, run_event_loop, run_service
-from outrider.serving import GrpcServer
+from outrider.protocol.errors import ConfigError, InternalError, ModelError, OutriderError
+from outrider.rpc.channels import open_channel
+from outrider.rpc.serving import GrpcServer
 
-NAME = "outrider.v1.VerifyService"
+NAME = "outrider.internal.v1.VerifyService"
 
 
 class FakeService:

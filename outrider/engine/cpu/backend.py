@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from outrider.errors import ModelError
+from outrider.protocol.errors import ModelError
 
 if TYPE_CHECKING:
-    from outrider.engine.cpu.product import Product
+    from outrider.engine.cpu.matmul import Matmul
 
 AUTO = "auto"
 
@@ -43,7 +43,7 @@ _FEATURES = {
 """What the processor must have, in LLVM's names."""
 
 
-def obstacle(backend: Backend, dtype: torch.dtype) -> str | None:
+def unsupported_reason(backend: Backend, dtype: torch.dtype) -> str | None:
     """Why a back end cannot compute a dtype here; None when it can."""
     if backend is Backend.ONEDNN:
         return None
@@ -67,31 +67,31 @@ def preferred(dtype: torch.dtype, wanted: str = AUTO) -> Backend:
         ModelError: the one that was asked for cannot.
     """
     if wanted == AUTO:
-        return next(backend for backend in Backend if obstacle(backend, dtype) is None)
-    reason = obstacle(backend := Backend(wanted), dtype)
+        return next(backend for backend in Backend if unsupported_reason(backend, dtype) is None)
+    reason = unsupported_reason(backend := Backend(wanted), dtype)
     if reason is not None:
         raise ModelError(f"cpu_backend: {wanted} cannot run here: {reason}; set cpu_backend to auto")
     return backend
 
 
-def product_type(backend: Backend) -> type[Product] | None:
+def matmul_type(backend: Backend) -> type[Matmul] | None:
     """What computes a layer with a back end of the project, compiled if need be; None for the library."""
     match backend:
         case Backend.AMX:
-            from outrider.engine.cpu.tile_product import TileProduct
+            from outrider.engine.cpu.tile_matmul import TileMatmul
 
-            return TileProduct
+            return TileMatmul
         case Backend.AVX512:
-            from outrider.engine.cpu.row_product import RowProduct
+            from outrider.engine.cpu.row_matmul import RowMatmul
 
-            return RowProduct
+            return RowMatmul
         case Backend.ONEDNN:
             return None
 
 
 def row_edges(backend: Backend) -> Sequence[int]:
     """Numbers of rows behind which a product takes another pass, and so longer."""
-    kind = product_type(backend)
+    kind = matmul_type(backend)
     return () if kind is None else range(kind.pass_rows, kind.max_rows + 1, kind.pass_rows)
 
 
@@ -105,6 +105,6 @@ def _processor_features() -> frozenset[str]:
 
 
 def _tiles_allowed() -> bool:
-    from outrider.kernels import tiles
+    from outrider.engine.cpu.kernels import tiles
 
     return tiles.allowed()

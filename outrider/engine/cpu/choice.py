@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider.engine.cpu.backend import AUTO, Backend, preferred, product_type
+from outrider.engine.cpu.backend import AUTO, Backend, matmul_type, preferred
 from outrider.engine.cpu.linear import LibraryLinear, operators_exist
-from outrider.engine.cpu.product import Product
-from outrider.engine.cpu.team import Team
+from outrider.engine.cpu.matmul import Matmul
+from outrider.engine.cpu.worker_pool import WorkerPool
 
 MEASURED_ROWS = (1, 32)
 SAMPLE_BYTES = 96 * 2**20
@@ -30,7 +30,7 @@ worth a tenth."""
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class BackendChoice:
     """A back end and why it was chosen."""
 
     backend: Backend
@@ -43,7 +43,7 @@ def choose_backend(
     *,
     measured: bool = True,
     clock: Callable[[], float] = time.perf_counter,
-) -> Choice:
+) -> BackendChoice:
     """The back end for a model with these weights [out, in] of linear layers, all of one dtype.
 
     Without `measured`, what the processor has decides alone.
@@ -54,17 +54,17 @@ def choose_backend(
     dtype = weights[0].dtype if weights else torch.float32
     backend = preferred(dtype, wanted)
     if wanted != AUTO:
-        return Choice(backend, "asked for")
-    kind = product_type(backend)
+        return BackendChoice(backend, "asked for")
+    kind = matmul_type(backend)
     if kind is None or not weights:
-        return Choice(backend, f"no kernels of the project for {dtype} on this processor")
+        return BackendChoice(backend, f"no kernels of the project for {dtype} on this processor")
     chosen = sample(weights)
     if not measured or not operators_exist(dtype) or sum(weight.nbytes for weight in chosen) < MIN_BYTES:
-        return Choice(backend, "the first that this processor can run")
+        return BackendChoice(backend, "the first that this processor can run")
     ratios = [_ratio(kind, chosen, rows, clock) for rows in MEASURED_ROWS]
     figures = ", ".join(f"{ratio:.2f} at {rows}" for rows, ratio in zip(MEASURED_ROWS, ratios, strict=True))
     reason = f"time of {backend} / onednn by rows: {figures}"
-    return Choice(backend if sum(ratios) <= MAX_LOSS * len(ratios) else Backend.ONEDNN, reason)
+    return BackendChoice(backend if sum(ratios) <= MAX_LOSS * len(ratios) else Backend.ONEDNN, reason)
 
 
 def sample(weights: Sequence[Tensor]) -> list[Tensor]:
@@ -83,11 +83,11 @@ def sample(weights: Sequence[Tensor]) -> list[Tensor]:
     return chosen
 
 
-def _ratio(kind: type[Product], weights: Sequence[Tensor], rows: int, clock: Callable[[], float]) -> float:
+def _ratio(kind: type[Matmul], weights: Sequence[Tensor], rows: int, clock: Callable[[], float]) -> float:
     """Time of the project's kernels / the library's: the best of some rounds, in turns."""
-    team = Team(torch.get_num_threads())
+    workers = WorkerPool(torch.get_num_threads())
     arms: list[Sequence[Callable[[Tensor], Tensor]]] = [
-        [kind(weight, None, team, passing=True) for weight in weights],
+        [kind(weight, None, workers, passing=True) for weight in weights],
         [LibraryLinear(weight, None) for weight in weights],
     ]
     x = torch.zeros(rows, weights[0].shape[1], dtype=weights[0].dtype)

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from outrider.engine.cpu.backend import Backend, obstacle
+from outrider.engine.cpu.backend import Backend, unsupported_reason
 from outrider.engine.cpu.panels import STEP_BYTES
 
 MIN_POSITIONS = 4096
@@ -19,15 +19,15 @@ MIN_POSITIONS = 4096
 
 def runs(like: Tensor) -> bool:
     """True when the kernels take tensors of this dtype and device."""
-    return like.device.type == "cpu" and obstacle(Backend.AVX512, like.dtype) is None
+    return like.device.type == "cpu" and unsupported_reason(Backend.AVX512, like.dtype) is None
 
 
 def attends(width: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """True when `AttendKernel` takes heads of this width."""
+    """True when `AttentionKernel` takes heads of this width."""
     return runs(torch.empty(0, dtype=dtype, device=device)) and width * dtype.itemsize % STEP_BYTES == 0
 
 
-class View(Protocol):
+class KernelView(Protocol):
     """What the kernel needs of `outrider.engine.step.View`."""
 
     @property
@@ -58,7 +58,7 @@ class NormKernel:
         self._scale = weight.float().contiguous()
         self._at, self._width = self._scale.data_ptr(), weight.shape[-1]
         self._share, self._eps = 1.0 / self._width, eps
-        from outrider.kernels.norm import norm
+        from outrider.engine.cpu.kernels.norm import norm
 
         self._kernel = norm(_kind(weight.dtype))
 
@@ -94,19 +94,19 @@ class Angles:
         return self._table
 
 
-class TurnKernel:
+class RotationKernel:
     """Rotation of queries and keys, perhaps with a norm over each head, and storing keys and values."""
 
     def __init__(
         self, dtype: torch.dtype, query_heads: int, kv_heads: int, weight: Tensor | None, eps: float
     ) -> None:
         """`weight` of the norm is [Q + H, D], or [D] for all."""
-        from outrider.kernels.rotation import rotation
+        from outrider.engine.cpu.kernels.rotation import rotation
 
-        self._queries, self._turned = query_heads, query_heads + kv_heads
+        self._queries, self._rotated = query_heads, query_heads + kv_heads
         self._stored = 2 * kv_heads
         self._kernel = rotation(_kind(dtype))
-        self._scale = None if weight is None else weight.float().expand(self._turned, -1).contiguous()
+        self._scale = None if weight is None else weight.float().expand(self._rotated, -1).contiguous()
         self._scale_at, self._eps = 0 if self._scale is None else self._scale.data_ptr(), eps
 
     def __call__(
@@ -123,7 +123,7 @@ class TurnKernel:
             qkv.data_ptr(),
             heads * head_bytes,
             rows,
-            self._turned,
+            self._rotated,
             width // 2,
             table.data_ptr(),
             positions.data_ptr(),
@@ -138,16 +138,16 @@ class TurnKernel:
         )
 
 
-class AttendKernel:
+class AttentionKernel:
     """Attention of the queries of each sequence over keys and values that lie side by side."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        from outrider.kernels.attention import attention, room_bytes
+        from outrider.engine.cpu.kernels.attention import attention, room_bytes
 
         self._kernel, self._room_bytes = attention(_kind(dtype)), room_bytes
         self._room = torch.empty(0)
 
-    def __call__(self, queries: Tensor, entries: Tensor, view: View, scale: float, out: Tensor) -> None:
+    def __call__(self, queries: Tensor, entries: Tensor, view: KernelView, scale: float, out: Tensor) -> None:
         """Write what queries [N, Q, D] see of entries [S, 2 H, D] to `out` [N, Q, D].
 
         Queries and `out` have their heads side by side.

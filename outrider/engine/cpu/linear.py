@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from outrider.engine.cpu.backend import Backend, obstacle, product_type
+from outrider.engine.cpu.backend import Backend, matmul_type, unsupported_reason
+from outrider.engine.cpu.matmul import MIN_SHARE, Matmul
 from outrider.engine.cpu.panels import STEP_BYTES
-from outrider.engine.cpu.product import MIN_SHARE, Product
-from outrider.engine.cpu.team import Team
+from outrider.engine.cpu.worker_pool import WorkerPool
 
 KEPT_BYTES = 16 * 2**20
 """Weights of a model up to which they may stay in the cache that the cores share: half of a common one."""
@@ -44,30 +44,30 @@ class LibraryLinear(CpuLinear):
     additions at four: so weights too small to gain speed are packed too.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, team: Team | None = None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, workers: WorkerPool | None = None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.dtype, self.nbytes = weight.dtype, weight.nbytes
-        self._team = team or Team()
+        self._workers = workers or WorkerPool()
         # torch's own threads share a product by themselves; helpers get a part each.
-        shared = torch.get_num_threads() == 1 and weight.nbytes >= self._team.largest * MIN_SHARE
-        self._parts = list(_split(weight.detach(), bias, self._team.largest if shared else 1))
+        shared = torch.get_num_threads() == 1 and weight.nbytes >= self._workers.largest * MIN_SHARE
+        self._parts = list(_split(weight.detach(), bias, self._workers.largest if shared else 1))
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
         if len(self._parts) == 1:
-            return self._product(self._parts[0], x)
+            return self._matmul(self._parts[0], x)
         result = x.new_empty(*x.shape[:-1], self.out_features)
 
         @torch.inference_mode()
         def work(_member: int, part: tuple[slice, Tensor, Tensor | None]) -> None:
-            result[..., part[0]] = self._product(part, x)
+            result[..., part[0]] = self._matmul(part, x)
 
-        self._team.share(self._team.size(x.numel() // self.in_features), self._parts, work)
+        self._workers.share(self._workers.size(x.numel() // self.in_features), self._parts, work)
         return result
 
     @staticmethod
-    def _product(part: tuple[slice, Tensor, Tensor | None], x: Tensor) -> Tensor:
+    def _matmul(part: tuple[slice, Tensor, Tensor | None], x: Tensor) -> Tensor:
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, part[1], part[2], "none", [], "")
         return y
 
@@ -82,8 +82,8 @@ class KernelLinear(CpuLinear):
         weight: Tensor,
         bias: Tensor | None,
         *,
-        kind: Callable[..., Product],
-        team: Team,
+        kind: Callable[..., Matmul],
+        workers: WorkerPool,
         gated: bool = False,
     ) -> None:
         """With `gated` the result is SiLU(gate) up, [..., out / 2]: of the weight's first and second half."""
@@ -93,37 +93,37 @@ class KernelLinear(CpuLinear):
             weight.shape[1],
         )
         self.dtype, self.nbytes = weight.dtype, weight.nbytes
-        self.team, self.gated = team, gated
-        self.product = kind(weight.detach(), None if bias is None else bias.detach(), team, gated=gated)
+        self.workers, self.gated = workers, gated
+        self.matmul = kind(weight.detach(), None if bias is None else bias.detach(), workers, gated=gated)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
         if x.ndim == 2 and x.is_contiguous():
-            return self.product(x)
+            return self.matmul(x)
         rows = x.reshape(-1, self.in_features).contiguous()
-        return self.product(rows).view(*x.shape[:-1], -1)
+        return self.matmul(rows).view(*x.shape[:-1], -1)
 
 
 def pack_linears(
-    model: nn.Module, backend: Backend, team: Team | None = None, gates: Collection[str] = ()
+    model: nn.Module, backend: Backend, workers: WorkerPool | None = None, gates: Collection[str] = ()
 ) -> int:
     """Replace the linear layers of a model on the CPU by packed ones, where there is a way; returns how many.
 
-    Work is shared by the team. With a back end of the project the layers named in `gates` return the opened
-    gate. An embedding that shares its weight with the output layer keeps it: the output layer gets a packed
-    copy.
+    Work is shared by the worker pool. With a back end of the project the layers named in `gates` return the
+    opened gate. An embedding that shares its weight with the output layer keeps it: the output layer gets a
+    packed copy.
     """
-    team, kind = team or Team(), product_type(backend)
+    workers, kind = workers or WorkerPool(), matmul_type(backend)
     names = [name for name, module in model.named_modules() if is_linear(module)]
     count = 0
     if kind is not None:
         fitting = [name for name in names if _fits(_weight_of(model, name), backend)]
         passing = sum(_weight_of(model, name).nbytes for name in fitting) > KEPT_BYTES
-        made = partial(KernelLinear, kind=partial(kind, passing=passing), team=team)
+        made = partial(KernelLinear, kind=partial(kind, passing=passing), workers=workers)
         count += _replace(model, [name for name in fitting if name in gates], partial(made, gated=True))
         count += _replace(model, [name for name in fitting if name not in gates], made)
     rest = [name for name in names if _library_packs(model.get_submodule(name))]
-    return count + _replace(model, rest, partial(LibraryLinear, team=team))
+    return count + _replace(model, rest, partial(LibraryLinear, workers=workers))
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -170,7 +170,7 @@ def _weight_of(model: nn.Module, name: str) -> Tensor:
 def _fits(weight: Tensor, backend: Backend) -> bool:
     """True when a back end of the project takes a weight [out, in]."""
     whole_steps = weight.shape[1] * weight.itemsize % STEP_BYTES == 0
-    return weight.device.type == "cpu" and whole_steps and obstacle(backend, weight.dtype) is None
+    return weight.device.type == "cpu" and whole_steps and unsupported_reason(backend, weight.dtype) is None
 
 
 def _library_packs(module: nn.Module) -> bool:

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from outrider.engine.attention import PagedAttention
-from outrider.engine.cpu.layer import AttendKernel, attends
+from outrider.engine.cpu.layer import AttentionKernel, attends
+from outrider.engine.kv.pages import Move
 from outrider.engine.loaded_model import Geometry
-from outrider.engine.pages import Move
 from outrider.engine.step import Group, View
 
 
@@ -29,7 +29,7 @@ class FusedAttention(PagedAttention):
 
     def __init__(self, geometry: Geometry, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(geometry, num_slots, dtype, device)
-        self._kernel = AttendKernel(dtype) if attends(geometry.head_dim, dtype, device) else None
+        self._kernel = AttentionKernel(dtype) if attends(geometry.head_dim, dtype, device) else None
 
     def allocate(self, geometry: Geometry, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
         """See `PagedAttention.allocate`."""

@@ -9,7 +9,7 @@ from outrider.engine.fused_decoder.attention import FusedAttention
 from outrider.engine.fused_decoder.decoder import FusedDecoder, FusedLayer, Gate, Norm
 from outrider.engine.fused_decoder.forward import Inputs, Linear, Mix
 from outrider.engine.fused_decoder.norm import RmsNorm
-from outrider.engine.fused_decoder.rotation import Turns, make_rotation
+from outrider.engine.fused_decoder.rotation import Rotations, make_rotation
 
 
 class CpuOperations:
@@ -19,26 +19,26 @@ class CpuOperations:
         self._attention = attention
         self._angles = Angles(decoder.frequencies, decoder.stretch)
 
-    def begin(self, step: Inputs) -> Turns:
+    def begin(self, step: Inputs) -> Rotations:
         """The rotations of the step's positions."""
-        return Turns(step.positions[0], self._angles)
+        return Rotations(step.positions[0], self._angles)
 
     def norm(self, norm: Norm) -> RmsNorm:
         """A kernel or torch."""
         return RmsNorm(norm)
 
-    def mix(self, layer: FusedLayer) -> Mix[Turns]:
+    def mix(self, layer: FusedLayer) -> Mix[Rotations]:
         """Rotation and storing, then attention."""
         settings, attention, index = layer.settings, self._attention, layer.index
         rotate = make_rotation(settings)
 
-        def mix(qkv: Tensor, turns: Turns) -> Tensor:
-            rotate(qkv, turns, attention.room(index))
+        def mix(qkv: Tensor, rotations: Rotations) -> Tensor:
+            rotate(qkv, rotations, attention.room(index))
             return attention.mix(index, qkv, settings.scaling, settings.window)
 
         return mix
 
     def gate(self, gate: Gate) -> Linear:
         """The product itself, where it opens the gate."""
-        called: Linear = gate.product.forward if gate.opened else gate.forward
+        called: Linear = gate.gate_up.forward if gate.opened else gate.forward
         return called

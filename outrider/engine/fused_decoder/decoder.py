@@ -27,7 +27,7 @@ class Norm:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Settings:
+class LayerSettings:
     """What a layer is besides its linear layers."""
 
     input_norm: Norm
@@ -45,23 +45,23 @@ class Settings:
 class Gate(nn.Module):
     """The gated half of an MLP: activation(gate) up, [..., C] -> [..., F].
 
-    `product` gives gate and up side by side, [..., 2 F], until one replaces it that opens the gate itself:
+    `gate_up` gives gate and up side by side, [..., 2 F], until one replaces it that opens the gate itself:
     whoever needs the two asks `opened` first.
     """
 
-    def __init__(self, product: nn.Linear, activation: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, gate_up: nn.Linear, activation: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.product: nn.Module = product
+        self.gate_up: nn.Module = gate_up
         self.activation = activation
 
     @property
     def opened(self) -> bool:
         """True when the product is SiLU(gate) up already."""
-        return getattr(self.product, "gated", False) is True
+        return getattr(self.gate_up, "gated", False) is True
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., C] -> [..., F]."""
-        result: Tensor = self.product(x)
+        result: Tensor = self.gate_up(x)
         if self.opened:
             return result
         gate, up = result.chunk(2, -1)
@@ -74,7 +74,7 @@ class FusedLayer(nn.Module):
     def __init__(
         self,
         index: int,
-        settings: Settings,
+        settings: LayerSettings,
         *,
         qkv: nn.Linear,
         output: nn.Linear,
@@ -115,4 +115,4 @@ class FusedDecoder(nn.Module):
     @property
     def gates(self) -> list[str]:
         """Names of the linear layers whose product may open its gate by SiLU."""
-        return [f"layers.{layer.index}.gate.product" for layer in self.stack if layer.gate.activation is silu]
+        return [f"layers.{layer.index}.gate.gate_up" for layer in self.stack if layer.gate.activation is silu]

@@ -24,7 +24,7 @@ from outrider.engine.fused_decoder.decoder import FusedDecoder, FusedLayer, Gate
 
 
 class Inputs(Protocol):
-    """What a forward needs of a step, `outrider.engine.step.Step` or a device's."""
+    """What a forward needs of a step, `outrider.engine.step.PackedStep` or a device's."""
 
     @property
     def tokens(self) -> Tensor:

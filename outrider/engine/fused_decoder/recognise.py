@@ -17,7 +17,7 @@ from torch.nn.functional import silu
 from transformers import PreTrainedModel
 from transformers.activations import SiLUActivation
 
-from outrider.engine.fused_decoder.decoder import FusedDecoder, FusedLayer, Gate, Norm, Settings
+from outrider.engine.fused_decoder.decoder import FusedDecoder, FusedLayer, Gate, LayerSettings, Norm
 from outrider.engine.loaded_model import Geometry
 
 _QKV = (("qkv_proj",), ("q_proj", "k_proj", "v_proj"))
@@ -88,7 +88,7 @@ def _layer(index: int, parts: _Parts, geometry: Geometry, window: int | None) ->
     if declared != window:
         raise NotFused(f"layer {index} has a window of {declared}, its cache one of {window}")
     activation = silu if isinstance(parts.activation, nn.SiLU | SiLUActivation) else parts.activation
-    settings = Settings(
+    settings = LayerSettings(
         input_norm=_rms_norm([parts.input_norm], [1]),
         mlp_norm=_rms_norm([parts.mlp_norm], [1]),
         head_norm=_rms_norm(parts.head_norms, heads) if parts.head_norms else None,

@@ -14,15 +14,15 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from outrider.engine.cpu.layer import Angles, TurnKernel, runs
-from outrider.engine.fused_decoder.decoder import Settings
+from outrider.engine.cpu.layer import Angles, RotationKernel, runs
+from outrider.engine.fused_decoder.decoder import LayerSettings
 from outrider.engine.fused_decoder.norm import RmsNorm
 
 Room: TypeAlias = tuple[Tensor, Tensor]
 """Entries [S, 2 H, D] of keys and values, and the slots [N or fewer] of the first tokens."""
 
 
-class Turns:
+class Rotations:
     """The rotations of a step's positions [N], as what runs takes them."""
 
     def __init__(self, positions: Tensor, angles: Angles) -> None:
@@ -40,11 +40,11 @@ class Turns:
         return torch.polar(torch.full_like(angles, self._angles.stretch), angles)[:, None]
 
 
-Rotation: TypeAlias = Callable[[Tensor, Turns, Room], None]
+Rotation: TypeAlias = Callable[[Tensor, Rotations, Room], None]
 """Turns queries and keys of qkv [N, Q + 2 H, D] where they are, and stores keys and values."""
 
 
-def make_rotation(settings: Settings) -> Rotation:
+def make_rotation(settings: LayerSettings) -> Rotation:
     """The rotation of a layer."""
     like, head_norm = settings.input_norm.weight, settings.head_norm
     norm = None if head_norm is None else RmsNorm(head_norm)
@@ -52,31 +52,31 @@ def make_rotation(settings: Settings) -> Rotation:
     return partial(_run, _kernel(settings, like.dtype), like.dtype, plain) if runs(like) else plain
 
 
-def rotate(x: Tensor, turns: Tensor) -> Tensor:
+def rotate(x: Tensor, rotations: Tensor) -> Tensor:
     """Rotate each head by its position: x [N, heads, D], complex turns [N, 1, D / 2]; float32."""
     half = x.shape[-1] // 2
     exact = x.float()
-    pairs = torch.complex(exact[..., :half], exact[..., half:]).mul_(turns)
+    pairs = torch.complex(exact[..., :half], exact[..., half:]).mul_(rotations)
     return torch.cat((pairs.real, pairs.imag), -1)
 
 
-def _kernel(settings: Settings, dtype: torch.dtype) -> TurnKernel:
+def _kernel(settings: LayerSettings, dtype: torch.dtype) -> RotationKernel:
     norm = settings.head_norm
     weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
-    return TurnKernel(dtype, settings.query_heads, settings.kv_heads, weight, eps)
+    return RotationKernel(dtype, settings.query_heads, settings.kv_heads, weight, eps)
 
 
 def _run(
-    kernel: TurnKernel, dtype: torch.dtype, plain: Rotation, qkv: Tensor, turns: Turns, room: Room
+    kernel: RotationKernel, dtype: torch.dtype, plain: Rotation, qkv: Tensor, rotations: Rotations, room: Room
 ) -> None:
     if qkv.dtype == dtype:
-        kernel(qkv, turns.table, turns.positions, *room)
+        kernel(qkv, rotations.table, rotations.positions, *room)
     else:
-        plain(qkv, turns, room)
+        plain(qkv, rotations, room)
 
 
-def _rotate(turned: int, norm: RmsNorm | None, qkv: Tensor, turns: Turns, room: Room) -> None:
-    heads = qkv[:, :turned]
-    heads.copy_(rotate(heads if norm is None else norm(heads), turns.complex))
+def _rotate(rotated: int, norm: RmsNorm | None, qkv: Tensor, rotations: Rotations, room: Room) -> None:
+    heads = qkv[:, :rotated]
+    heads.copy_(rotate(heads if norm is None else norm(heads), rotations.complex))
     entries, slots = room
     entries.index_copy_(0, slots, qkv[: len(slots), qkv.shape[1] - entries.shape[1] :])

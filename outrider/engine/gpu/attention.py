@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.accelerator import multiprocessors
 from outrider.engine.attention import PagedAttention
+from outrider.engine.gpu.accelerator import multiprocessors
 from outrider.engine.gpu.kernels.attention import attend_kernel, combine_kernel, store_kernel
-from outrider.engine.gpu.layout import DeviceStep, Layout
+from outrider.engine.gpu.layout import BufferLayout, DeviceStep
 from outrider.engine.gpu.plan import BLOCK_KEYS, block_rows
 from outrider.engine.loaded_model import Geometry
 
@@ -42,7 +42,7 @@ class KernelAttention(PagedAttention):
         self._programs = PROGRAMS * multiprocessors(device)
         self._precision = "ieee" if dtype == torch.float32 else "tf32"
 
-    def open_step(self, buffer: Tensor, layout: Layout, wanted: int) -> DeviceStep:
+    def open_step(self, buffer: Tensor, layout: BufferLayout, wanted: int) -> DeviceStep:
         """A step whose buffer [words] is on the device, with room for the parts of its tiles.
 
         `wanted` is W, at most the tokens that the layout holds.

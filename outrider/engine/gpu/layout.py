@@ -38,7 +38,7 @@ class Capacity:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class BufferLayout:
     """Places in the buffer, in int64 words."""
 
     capacity: Capacity
@@ -74,7 +74,7 @@ class DeviceStep:
 
     buffer: Tensor
     """[words] int64."""
-    layout: Layout
+    layout: BufferLayout
     rows: int
     """W, the wanted rows with padding."""
     block_rows: int

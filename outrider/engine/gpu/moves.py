@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from outrider.engine.pages import Move
+from outrider.engine.kv.pages import Move
 
 
 class PendingMoves:

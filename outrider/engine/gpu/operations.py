@@ -18,14 +18,14 @@ from torch.nn.functional import silu
 from outrider.engine.fused_decoder.decoder import FusedDecoder, FusedLayer, Gate, Norm
 from outrider.engine.fused_decoder.forward import AddNorm, Linear, Mix
 from outrider.engine.gpu.attention import KernelAttention
-from outrider.engine.gpu.kernels.layers import add_norm_kernel, gate_kernel, turn_kernel
+from outrider.engine.gpu.kernels.layers import add_norm_kernel, gate_kernel, rotation_kernel
 from outrider.engine.gpu.layout import DeviceStep
 
 GATE_BLOCK = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Turned:
+class RotatedStep:
     """A step with the cosines and sines [N, D / 2] of its positions."""
 
     step: DeviceStep
@@ -40,37 +40,37 @@ class GpuOperations:
         self._attention = attention
         self._frequencies, self._stretch = decoder.frequencies.float(), decoder.stretch
 
-    def begin(self, step: DeviceStep) -> Turned:
+    def begin(self, step: DeviceStep) -> RotatedStep:
         """The rotations of the step's positions."""
         angles = step.positions[0].float()[:, None] * self._frequencies
-        return Turned(step, angles.cos() * self._stretch, angles.sin() * self._stretch)
+        return RotatedStep(step, angles.cos() * self._stretch, angles.sin() * self._stretch)
 
     def norm(self, norm: Norm) -> AddNorm:
         """One launch, the residual add included."""
         return partial(_add_norm, norm)
 
-    def mix(self, layer: FusedLayer) -> Mix[Turned]:
+    def mix(self, layer: FusedLayer) -> Mix[RotatedStep]:
         """Rotation and storing, then attention."""
         return partial(self._mix, layer)
 
     def gate(self, gate: Gate) -> Linear:
         """The product and a launch, where neither torch has to activate nor the product opens the gate."""
         called: Linear = gate.forward
-        return called if gate.opened or gate.activation is not silu else partial(_gate, gate.product.forward)
+        return called if gate.opened or gate.activation is not silu else partial(_gate, gate.gate_up.forward)
 
-    def _mix(self, layer: FusedLayer, qkv: Tensor, turned: Turned) -> Tensor:
+    def _mix(self, layer: FusedLayer, qkv: Tensor, rotated: RotatedStep) -> Tensor:
         """Attention's output [N, Q * D] for qkv [N, Q + 2 H, D]."""
         settings, attention = layer.settings, self._attention
         queries, half, norm = settings.query_heads, qkv.shape[-1] // 2, settings.head_norm
-        turn_kernel[qkv.shape[:2]](
+        rotation_kernel[qkv.shape[:2]](
             qkv,
             attention.keys[layer.index],
             attention.values[layer.index],
-            turned.cos,
-            turned.sin,
+            rotated.cos,
+            rotated.sin,
             qkv if norm is None else norm.weight,
-            turned.step.buffer,
-            turned.step.layout.at("slots"),
+            rotated.step.buffer,
+            rotated.step.layout.at("slots"),
             0.0 if norm is None else norm.eps,
             QUERY_HEADS=queries,
             KV_HEADS=settings.kv_heads,
@@ -81,7 +81,7 @@ class GpuOperations:
         )
         attention.note(layer.index, settings.window, {})
         mixed = attention.mix(
-            turned.step, layer.index, qkv[:, :queries], scaling=settings.scaling, window=settings.window
+            rotated.step, layer.index, qkv[:, :queries], scaling=settings.scaling, window=settings.window
         )
         return mixed.flatten(1)
 
@@ -104,9 +104,9 @@ def _add_norm(norm: Norm, hidden: Tensor, added: Tensor | None) -> Tensor:
     return out
 
 
-def _gate(product: Linear, normed: Tensor) -> Tensor:
+def _gate(gate_up: Linear, normed: Tensor) -> Tensor:
     """SiLU(gate) up [M, F] of what the product gives for normed [M, C]."""
-    both = product(normed)  # [M, 2 F]
+    both = gate_up(normed)  # [M, 2 F]
     width = both.shape[1] // 2
     opened = both.new_empty((len(both), width))
     gate_kernel[(len(both), -(-width // GATE_BLOCK))](both, opened, WIDTH=width, BLOCK=GATE_BLOCK)

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from outrider.engine.gpu.layout import ITEM_FIELDS, MOVES, TILE_FIELDS, Capacity, Layout
-from outrider.engine.pages import Move, SequenceKv
+from outrider.engine.gpu.layout import ITEM_FIELDS, MOVES, TILE_FIELDS, BufferLayout, Capacity
+from outrider.engine.kv.pages import Move, SequenceKv
 from outrider.engine.step import Segment
 
 Words = npt.NDArray[np.int64]
@@ -29,7 +29,7 @@ MIN_ROWS, MAX_ROWS = 16, 64
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class PlanSettings:
     """What a plan depends on besides the sequences."""
 
     group: int
@@ -42,7 +42,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class AttentionPlan:
     """The tiles and items of a step."""
 
     tokens: int
@@ -63,14 +63,14 @@ def block_rows(tokens: int, group: int) -> int:
     return 1 << (max(rows, group) - 1).bit_length()
 
 
-def graph_capacity(tokens: int, machine: Machine) -> Capacity:
+def graph_capacity(tokens: int, settings: PlanSettings) -> Capacity:
     """What every step of up to so many tokens fits into."""
-    return Capacity(tokens, tokens, tokens + machine.items)
+    return Capacity(tokens, tokens, tokens + settings.items)
 
 
-def plan_tiles(segments: Sequence[Segment], tokens: int, machine: Machine) -> Plan:
+def plan_tiles(segments: Sequence[Segment], tokens: int, settings: PlanSettings) -> AttentionPlan:
     """Divide the work of segments that are appended to their sequences; `tokens` includes padding."""
-    width = block_rows(tokens, machine.group) // machine.group
+    width = block_rows(tokens, settings.group) // settings.group
     tiles, ends = [], []
     for index, segment in enumerate(segments):
         kv, count = segment.kv, len(segment.tokens)
@@ -79,27 +79,31 @@ def plan_tiles(segments: Sequence[Segment], tokens: int, machine: Machine) -> Pl
             taken = min(width, count - start)
             tiles.append([index, start, taken])
             ends.append(first + start + taken if kv.is_chain else kv.length + kv.scratch)
-    longest = max(SHORTEST_ITEM, _blocks(-(-sum(ends) // machine.items)))
+    longest = max(SHORTEST_ITEM, _blocks(-(-sum(ends) // settings.items)))
     items: list[tuple[int, int, int]] = []
     for tile, end in enumerate(ends):
         first_item = len(items)
         size = _blocks(-(-end // -(-end // longest)))
         items.extend((tile, begin, min(begin + size, end)) for begin in range(0, end, size))
         tiles[tile] += [first_item, len(items) - first_item]
-    return Plan(tokens, tiles, items)
+    return AttentionPlan(tokens, tiles, items)
 
 
 def fill(
-    plan: Plan, layout: Layout, segments: Sequence[Segment], moves: Sequence[Move], machine: Machine
+    plan: AttentionPlan,
+    layout: BufferLayout,
+    segments: Sequence[Segment],
+    moves: Sequence[Move],
+    settings: PlanSettings,
 ) -> Words:
     """The words of a step's buffer, as far as they are used."""
     tail = _Tail(layout.tail_at)
-    places = [_place(segment.kv, len(segment.tokens), tail, machine) for segment in segments]
+    places = [_place(segment.kv, len(segment.tokens), tail, settings) for segment in segments]
     words = np.zeros(tail.end, dtype=np.int64)
     words[layout.tail_at :] = np.concatenate(tail.parts)
     words[0] = len(plan.items)
-    firsts = _fill_tokens(words, layout, segments, places, machine)
-    _fill_moves(words, layout, moves, machine)
+    firsts = _fill_tokens(words, layout, segments, places, settings)
+    _fill_moves(words, layout, moves, settings)
     tile_of, positions = layout.at("tile_of"), layout.at("positions")
     words[tile_of : tile_of + layout.capacity.tokens] = -1
     rows = []
@@ -143,9 +147,9 @@ class _Place:
     """Words of one token's mask."""
 
 
-def _place(kv: SequenceKv, count: int, tail: _Tail, machine: Machine) -> _Place:
-    used = kv.slots[: kv.length + kv.scratch : machine.page_size]
-    pages = tail.add(used // machine.page_size)
+def _place(kv: SequenceKv, count: int, tail: _Tail, settings: PlanSettings) -> _Place:
+    used = kv.slots[: kv.length + kv.scratch : settings.page_size]
+    pages = tail.add(used // settings.page_size)
     if kv.is_chain:
         return _Place(pages)
     masks = mask_words(kv.ancestors(kv.scratch - count))
@@ -161,11 +165,15 @@ def mask_words(seen: npt.NDArray[np.bool_]) -> Words:
 
 
 def _fill_tokens(
-    words: Words, layout: Layout, segments: Sequence[Segment], places: Sequence[_Place], machine: Machine
+    words: Words,
+    layout: BufferLayout,
+    segments: Sequence[Segment],
+    places: Sequence[_Place],
+    settings: PlanSettings,
 ) -> list[int]:
     """Write the per-token sections; returns the packed position of each segment's first token."""
     slots_at = layout.at("slots")
-    words[slots_at : slots_at + layout.capacity.tokens] = machine.trash
+    words[slots_at : slots_at + layout.capacity.tokens] = settings.trash
     firsts: list[int] = []
     wanted: list[int] = []
     start = 0
@@ -191,8 +199,8 @@ def _fill_tokens(
     return firsts
 
 
-def _fill_moves(words: Words, layout: Layout, moves: Sequence[Move], machine: Machine) -> None:
-    pairs = np.full((MOVES, 2), machine.trash, dtype=np.int64)
+def _fill_moves(words: Words, layout: BufferLayout, moves: Sequence[Move], settings: PlanSettings) -> None:
+    pairs = np.full((MOVES, 2), settings.trash, dtype=np.int64)
     if moves:
         pairs[: len(moves)] = moves
     words[layout.moves_at : layout.moves_at + 2 * MOVES] = pairs.T.ravel()

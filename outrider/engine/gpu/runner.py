@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.accelerator import multiprocessors
 from outrider.engine.fused_decoder import FusedDecoder, FusedForward
+from outrider.engine.gpu.accelerator import multiprocessors
 from outrider.engine.gpu.attention import KernelAttention
 from outrider.engine.gpu.graphs import BUCKETS, CudaGraphs, Graphs, Replay, bucket_of
-from outrider.engine.gpu.layout import MOVES, Layout
+from outrider.engine.gpu.layout import MOVES, BufferLayout
 from outrider.engine.gpu.moves import PendingMoves
 from outrider.engine.gpu.operations import GpuOperations
-from outrider.engine.gpu.plan import Machine, Words, fill, graph_capacity, plan_tiles
+from outrider.engine.gpu.plan import PlanSettings, Words, fill, graph_capacity, plan_tiles
+from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loaded_model import LoadedModel
-from outrider.engine.pages import SequenceKv
 from outrider.engine.runner import ModelRunner, Segment
 
 TAIL_WORDS = 1 << 16
@@ -53,9 +53,9 @@ class GraphRunner(ModelRunner):
         super().__init__(loaded, num_pages, page_size)
         geometry, device = loaded.geometry, loaded.device
         items = -(-2 * multiprocessors(device) // geometry.kv_heads)
-        self.machine = Machine(geometry.queries_per_kv, page_size, self.attention.trash, items)
+        self.settings = PlanSettings(geometry.queries_per_kv, page_size, self.attention.trash, items)
         self._moves = PendingMoves(self.attention.move)
-        self._replays: dict[int, tuple[Layout, Replay]] = {}
+        self._replays: dict[int, tuple[BufferLayout, Replay]] = {}
         if buckets:
             self._capture(buckets, CudaGraphs(device) if graphs is None else graphs, say)
 
@@ -101,14 +101,14 @@ class GraphRunner(ModelRunner):
         moves = self._moves.take(MOVES)
         if bucket is not None:
             layout, replay = self._replays[bucket]
-            plan = plan_tiles(segments, bucket, self.machine)
-            words = fill(plan, layout, segments, moves, self.machine)
+            plan = plan_tiles(segments, bucket, self.settings)
+            words = fill(plan, layout, segments, moves, self.settings)
             if len(words) <= len(self._buffer):
                 self._send(words, self._buffer)
                 return replay()
-        plan = plan_tiles(segments, _padded(tokens), self.machine)
-        layout = Layout(plan.capacity)
-        words = fill(plan, layout, segments, moves, self.machine)
+        plan = plan_tiles(segments, _padded(tokens), self.settings)
+        layout = BufferLayout(plan.capacity)
+        words = fill(plan, layout, segments, moves, self.settings)
         buffer = torch.empty(len(words), dtype=torch.int64, device=self.loaded.device)
         self._send(words, buffer)
         return self._compute(buffer, layout, _padded(wanted))
@@ -124,7 +124,7 @@ class GraphRunner(ModelRunner):
             source = source.pin_memory()
         buffer[: len(words)].copy_(source, non_blocking=True)
 
-    def _compute(self, buffer: Tensor, layout: Layout, wanted: int) -> Tensor:
+    def _compute(self, buffer: Tensor, layout: BufferLayout, wanted: int) -> Tensor:
         """The forward itself; everything that it does is captured."""
         with torch.inference_mode():
             step = self.attention.open_step(buffer, layout, wanted)
@@ -137,7 +137,7 @@ class GraphRunner(ModelRunner):
 
     def _capture(self, buckets: tuple[int, ...], graphs: Graphs, say: Callable[[str], None]) -> None:
         """Capture the forward of each bucket, the largest first: the smaller ones then fit its memory."""
-        layouts = {bucket: Layout(graph_capacity(bucket, self.machine)) for bucket in sorted(buckets)}
+        layouts = {bucket: BufferLayout(graph_capacity(bucket, self.settings)) for bucket in sorted(buckets)}
         words = max(layout.tail_at for layout in layouts.values()) + TAIL_WORDS
         self._buffer = torch.zeros(words, dtype=torch.int64, device=self.loaded.device)
         say(f"capturing graphs for steps of up to {max(buckets)} tokens")
@@ -150,9 +150,9 @@ class GraphRunner(ModelRunner):
             return
         self._replays = {bucket: (layouts[bucket], replays[bucket]) for bucket in layouts}
 
-    def _captured(self, bucket: int, layout: Layout, graphs: Graphs) -> Replay:
-        nothing = plan_tiles([], bucket, self.machine)
-        self._send(fill(nothing, layout, [], [], self.machine), self._buffer)
+    def _captured(self, bucket: int, layout: BufferLayout, graphs: Graphs) -> Replay:
+        nothing = plan_tiles([], bucket, self.settings)
+        self._send(fill(nothing, layout, [], [], self.settings), self._buffer)
         return graphs.capture(lambda: self._compute(self._buffer, layout, bucket))
 
 

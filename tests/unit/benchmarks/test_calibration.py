@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from benchmarks.arms.own import OwnArm
 from benchmarks.calibration import Bin, Observed, bins, read
-from benchmarks.samples import Request
+from benchmarks.samples import SampledRequest
 from benchmarks.workload import Cell
 from outrider.telemetry.instruments import VerifyInstruments
 
@@ -47,7 +47,7 @@ class FakeClient:
     def stub(self, draft: str, round_trip_ms: float) -> None:
         """No service."""
 
-    def run(self, stub: None, messages: list[object], at_once: int) -> list[Request]:
+    def run(self, stub: None, messages: list[object], at_once: int) -> list[SampledRequest]:
         """No requests."""
         return []
 

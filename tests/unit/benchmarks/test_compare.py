@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.arms.base import OWN
 from benchmarks.compare import measure, silent, verdict, warm_up
-from benchmarks.samples import Request
+from benchmarks.samples import SampledRequest
 from benchmarks.workload import Cell, Tokens, Turn, Workload
 from scripts.child import ChildError
 
@@ -29,12 +29,13 @@ class FakeArm:
         """Everything."""
         return True
 
-    def run(self, cell: Cell, prompts: Sequence[Tokens], tokens: int) -> list[Request]:
+    def run(self, cell: Cell, prompts: Sequence[Tokens], tokens: int) -> list[SampledRequest]:
         """As many tokens as asked for."""
         self._calls.append(f"{self.name} {len(prompts)}x{tokens}")
         arrivals = ((0.1, 1), (0.2, tokens - 1))
         return [
-            Request(tuple(range(tokens)), arrivals, self._passes, {"drafted": self._nodes}) for _ in prompts
+            SampledRequest(tuple(range(tokens)), arrivals, self._passes, {"drafted": self._nodes})
+            for _ in prompts
         ]
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from benchmarks.arms.base import OWN, PEER, REFERENCE
-from benchmarks.equality import Difference, Tally, compare, first_difference, judge_logits
-from benchmarks.samples import Batch, Request
+from benchmarks.equality import Difference, EqualityTally, compare, first_difference, judge_logits
+from benchmarks.samples import Batch, SampledRequest
 from benchmarks.workload import Cell, Tokens, Turn
 
 KINDS = {"off": OWN, "auto": OWN, "HF": REFERENCE, "vLLM": PEER}
@@ -16,7 +16,9 @@ NO_NOISE = torch.zeros(4, dtype=torch.float64)
 
 def batch(arm: str, tokens: Tokens, temperature: float = 0.0) -> Batch:
     """One text of prompt 0."""
-    return Batch(arm, Turn(Cell(0.0, 1, temperature), 0, (0,)), (Request(tokens, ((0.1, 1), (0.2, 2))),))
+    return Batch(
+        arm, Turn(Cell(0.0, 1, temperature), 0, (0,)), (SampledRequest(tokens, ((0.1, 1), (0.2, 2))),)
+    )
 
 
 def test_greedy_texts_are_compared_with_the_reference() -> None:
@@ -25,8 +27,8 @@ def test_greedy_texts_are_compared_with_the_reference() -> None:
         [batch("HF", (1, 2, 3)), batch("off", (1, 2, 3)), batch("auto", (1, 9, 3)), batch("vLLM", (1, 2, 8))],
         KINDS,
     )
-    assert tallies["off", 0.0] == Tally(1, 1)
-    assert tallies["auto", 0.0] == tallies["vLLM", 0.0] == Tally(0, 1)
+    assert tallies["off", 0.0] == EqualityTally(1, 1)
+    assert tallies["auto", 0.0] == tallies["vLLM", 0.0] == EqualityTally(0, 1)
     assert differences == {Difference(0, 0.0, (1,), 2, 9)}
 
 

@@ -9,13 +9,13 @@ from benchmarks.arms.llama import add, server_command
 from benchmarks.arms.worker import engine_of, request_of
 from benchmarks.drafts import noised_copy
 from benchmarks.prefill import summary, waits
-from benchmarks.samples import Request
+from benchmarks.samples import SampledRequest
 from tests.models import build_model
 
 
 def test_gaps_that_a_window_touches_are_found() -> None:
     """A gap that begins before the window and ends in it counts, one that ends before it does not."""
-    request = Request((1, 2, 3, 4), ((0.0, 1), (1.0, 1), (3.0, 1), (3.5, 1)))
+    request = SampledRequest((1, 2, 3, 4), ((0.0, 1), (1.0, 1), (3.0, 1), (3.5, 1)))
     assert waits([request], (1.5, 2.0)) == [2000.0]
     assert waits([request], (0.0, 9.0)) == [1000.0, 2000.0, 500.0]
 
@@ -51,7 +51,7 @@ def test_a_worker_says_what_it_runs_on() -> None:
 def test_a_worker_answer_becomes_a_request() -> None:
     """Lists of JSON become tuples; passes are optional."""
     answer = {"tokens": [1, 2], "arrivals": [[0.1, 1], [0.2, 1]]}
-    assert request_of(answer) == Request((1, 2), ((0.1, 1), (0.2, 1)), 0)
+    assert request_of(answer) == SampledRequest((1, 2), ((0.1, 1), (0.2, 1)), 0)
 
 
 def test_a_noised_draft_is_another_model_of_the_same_shape(tmp_path) -> None:

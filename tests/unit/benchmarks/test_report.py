@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from benchmarks.arms.base import OWN, PEER
-from benchmarks.equality import Difference, Judgement, Tally
+from benchmarks.equality import Difference, EqualityTally, Judgement
 from benchmarks.floor import Floor
 from benchmarks.report import equality_lines, floor_lines, rows, tables
-from benchmarks.samples import Batch, Request, Spread
+from benchmarks.samples import Batch, SampledRequest, Spread
 from benchmarks.workload import Cell, Tokens, Turn
 
 CELL = Cell(0.0, 1, 0.0)
@@ -28,7 +28,7 @@ class FakeArm:
         """All."""
         return True
 
-    def run(self, cell: Cell, prompts: list[Tokens], tokens: int) -> list[Request]:
+    def run(self, cell: Cell, prompts: list[Tokens], tokens: int) -> list[SampledRequest]:
         """Nothing."""
         return []
 
@@ -38,7 +38,7 @@ ARMS = [FakeArm("off", OWN, 1), FakeArm("auto", OWN, 2), FakeArm("slow", PEER, 2
 
 def measured(arm: str, index: int, seconds: float) -> Batch:
     """Ten tokens in so many seconds."""
-    request = Request(tuple(range(10)), ((seconds / 10, 1), (seconds, 9)))
+    request = SampledRequest(tuple(range(10)), ((seconds / 10, 1), (seconds, 9)))
     return Batch(arm, Turn(CELL, index, (0,)), (request,))
 
 
@@ -77,7 +77,7 @@ def test_a_sure_target_is_named() -> None:
     """A difference that rounding does not explain is printed with its place."""
     wrong = Judgement(Difference(3, 0.0, (1, 2), 7, 8), 1.5, 0.1)
     tie = Judgement(Difference(3, 0.0, (1, 2), 7, 8), 0.05, 0.1)
-    found = "\n".join(equality_lines({("auto", 0.0): Tally(4, 5)}, [wrong, tie]))
+    found = "\n".join(equality_lines({("auto", 0.0): EqualityTally(4, 5)}, [wrong, tie]))
     assert "4 of 5" in found
     assert "2 first differences replayed: 1 near-ties" in found
     assert "NO NEAR-TIE: prompt 3, T = 0, token 2: 8 instead of 7" in found

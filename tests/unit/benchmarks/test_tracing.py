@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.samples import Request
-from benchmarks.tracing import ALWAYS, OFF, SAMPLER, Turn, figures, measure_parts, sampling_context
+from benchmarks.samples import SampledRequest
+from benchmarks.tracing import ALWAYS, OFF, SAMPLER, TracedTurn, figures, measure_parts, sampling_context
 from outrider.telemetry.spans import is_sampled
 
-SAMPLE = Request((1,) * 11, ((0.1, 1), (0.3, 10)), passes=4)
+SAMPLE = SampledRequest((1,) * 11, ((0.1, 1), (0.3, 10)), passes=4)
 """Ten tokens in four rounds of 50 ms."""
 
 
-def turn(arm: str, index: int, spans: int, cpu: float, seconds: float = 0.2) -> Turn:
+def turn(arm: str, index: int, spans: int, cpu: float, seconds: float = 0.2) -> TracedTurn:
     """One request, whose decoding took some seconds."""
-    sample = Request(SAMPLE.tokens, ((0.1, 1), (0.1 + seconds, 10)), SAMPLE.passes)
-    return Turn(arm, index, (sample,), spans, {"verify": cpu / 2, "draft": cpu / 2})
+    sample = SampledRequest(SAMPLE.tokens, ((0.1, 1), (0.1 + seconds, 10)), SAMPLE.passes)
+    return TracedTurn(arm, index, (sample,), spans, {"verify": cpu / 2, "draft": cpu / 2})
 
 
 def test_figures_are_per_round_and_against_the_same_turn() -> None:

@@ -12,7 +12,7 @@ import pytest
 from outrider.cli import generate
 from outrider.cli.main import main
 from outrider.client.retries import Retries
-from outrider.errors import (
+from outrider.protocol.errors import (
     InternalError,
     InvalidRequest,
     NoReplica,

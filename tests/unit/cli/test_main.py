@@ -64,7 +64,9 @@ def test_abbreviated_flags_are_refused(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_the_command_line_starts_without_torch() -> None:
     """Everything but a model service starts in a moment."""
-    check = "import sys, outrider.cli.main, outrider.cli.generate, outrider.cli.up, outrider.process\n"
+    check = (
+        "import sys, outrider.cli.main, outrider.cli.generate, outrider.cli.up.command, outrider.process\n"
+    )
     check += "sys.exit(sum(name in sys.modules for name in ('torch', 'transformers', 'numpy', 'numba')))"
     assert subprocess.run([sys.executable, "-c", check], timeout=60).returncode == 0
 
@@ -73,7 +75,7 @@ def test_a_service_that_is_not_installed_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One sentence with the name of the extra."""
-    monkeypatch.setattr("outrider.logs.configure_logging", lambda *_: None)
+    monkeypatch.setattr("outrider.telemetry.logs.configure_logging", lambda *_: None)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     monkeypatch.delitem(sys.modules, "orchestrator.gateway.main", raising=False)
     assert main(["serve", "gateway"]) == 2

@@ -10,9 +10,9 @@ import pytest
 
 from outrider.cli.commands import SERVICES
 from outrider.cli.settings import Resolved, add_flags, flag_of, resolve
-from outrider.cli.up_plan import UpConfig
+from outrider.cli.up.plan import UpConfig
 from outrider.config import DraftConfig, GatewayConfig, OrchestratorConfig, Settings, VerifyConfig
-from outrider.errors import ConfigError
+from outrider.protocol.errors import ConfigError
 
 TABLES: dict[str, type[Settings]] = {
     "verify": VerifyConfig,

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from outrider.cli import up
 from outrider.cli.settings import Resolved, add_flags, resolve
-from outrider.cli.up_plan import UpConfig
-from outrider.errors import ConfigError
+from outrider.cli.up import command
+from outrider.cli.up.plan import UpConfig
+from outrider.protocol.errors import ConfigError
 from outrider.sockets import bound
 
 
@@ -32,30 +32,30 @@ def taken() -> Iterator[int]:
 def test_a_port_that_was_asked_for_must_be_free(taken: int) -> None:
     """Whoever names it would look for the service there."""
     with pytest.raises(ConfigError, match=f"--http-port: cannot listen on 127.0.0.1:{taken}"):
-        up.http_listener(_resolved("--http-port", str(taken)))
+        command.http_listener(_resolved("--http-port", str(taken)))
 
 
 def test_the_default_port_may_be_in_use(taken: int, capsys: pytest.CaptureFixture[str]) -> None:
     """Another is taken, and a sentence says so."""
     resolved = _resolved()
     config = resolved.config.model_copy(update={"http_port": taken})
-    with up.http_listener(Resolved("up", config, resolved.sources)) as listener:
+    with command.http_listener(Resolved("up", config, resolved.sources)) as listener:
         assert listener.getsockname()[1] not in (0, taken)
     assert f"port {taken} is in use" in capsys.readouterr().err
 
 
 def test_it_can_be_switched_off() -> None:
     """Nothing is bound."""
-    assert up.http_listener(_resolved("--http-port", "-1")) is None
+    assert command.http_listener(_resolved("--http-port", "-1")) is None
 
 
 def test_without_its_packages(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Everything else starts, unless HTTP was asked for."""
-    monkeypatch.setattr(up, "find_spec", lambda _name: None)
-    assert up.http_listener(_resolved()) is None
+    monkeypatch.setattr(command, "find_spec", lambda _name: None)
+    assert command.http_listener(_resolved()) is None
     assert "pip install 'outrider[gateway]'" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="pip install"):
-        up.http_listener(_resolved("--http-port", "0"))
+        command.http_listener(_resolved("--http-port", "0"))
 
 
 def test_a_bound_socket_listens_for_whoever_gets_it() -> None:

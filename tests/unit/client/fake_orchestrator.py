@@ -10,8 +10,8 @@ from typing import Any
 
 import grpc
 
-from outrider.errors import OutriderError
-from outrider.rpc_errors import DETAILS_KEY, code_of, details_of
+from outrider.protocol.errors import OutriderError
+from outrider.protocol.rpc_errors import DETAILS_KEY, code_of, details_of
 from outrider.v1 import generation_pb2, generation_pb2_grpc, tokens_pb2
 
 TEXT = {11: "one ", 12: "two ", 13: "three"}

@@ -28,7 +28,7 @@ from outrider.client import (
     Retries,
     Started,
 )
-from outrider.errors import (
+from outrider.protocol.errors import (
     DeadlineExceeded,
     InvalidRequest,
     Overloaded,
@@ -293,7 +293,7 @@ def test_the_library_loads_no_model_and_no_service() -> None:
     program = (
         "import sys, outrider.client\n"
         "kinds = ('torch', 'transformers', 'numpy', 'tokenizers', 'orchestrator', 'draft_service',\n"
-        "    'verify_service', 'outrider.engine', 'outrider.serving', 'outrider.process', 'uvloop')\n"
+        "    'verify_service', 'outrider.engine', 'outrider.rpc.serving', 'outrider.process', 'uvloop')\n"
         "sys.exit(', '.join(kind for kind in kinds if kind in sys.modules) or 0)"
     )
     done = subprocess.run(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outrider.client.retries import NEVER, Attempts, Retries
-from outrider.errors import DeadlineExceeded, InvalidRequest, NoReplica, Overloaded, Unavailable
+from outrider.protocol.errors import DeadlineExceeded, InvalidRequest, NoReplica, Overloaded, Unavailable
 
 GONE = Unavailable("gone")
 GONE.retry_after = None

@@ -7,12 +7,12 @@ import itertools
 from prometheus_client import CollectorRegistry
 
 from draft_service.core import DraftCore
-from draft_service.drafters.base import Candidate, Pages, Proposal, Source
+from draft_service.drafters.base import Candidate, CandidateSource, PageCounts, Proposal
 from draft_service.mailbox import Admitted, Close, Commit, Open
-from draft_service.session import DraftSession, Limits
+from draft_service.session import DraftLimits, DraftSession
 from outrider.config import DraftConfig
-from outrider.errors import OutOfPages
-from outrider.messages import OpenDraft, SamplingParams, StepTimes, TokenBlock, Verdict
+from outrider.protocol.errors import OutOfPages
+from outrider.protocol.messages import OpenDraft, SamplingParams, StepTimes, TokenBlock, Verdict
 from outrider.rpc.queues import Outbox, Stream, deliver
 from outrider.telemetry.instruments import DraftInstruments
 
@@ -23,10 +23,10 @@ def request(tokens=(1, 2, 3), **changes) -> OpenDraft:
     return OpenDraft(token_ids=tuple(tokens), **fields)
 
 
-def limits(**changes) -> Limits:
+def limits(**changes) -> DraftLimits:
     """Limits that do not bind."""
     fields = {"max_nodes": 64, "max_depth": 16, "context_length": 1000, "end_tokens": frozenset()} | changes
-    return Limits(**fields)
+    return DraftLimits(**fields)
 
 
 class FixedCalibration:
@@ -61,7 +61,7 @@ def proposal(*percent_by_token, winners=()) -> Proposal:
     """Children as (token, acceptance in percent)."""
     return Proposal(
         [
-            Candidate(token, Source.MODEL, percent, rank)
+            Candidate(token, CandidateSource.MODEL, percent, rank)
             for rank, (token, percent) in enumerate(percent_by_token)
         ],
         winners,
@@ -137,7 +137,7 @@ class TableDrafter:
 
     def pages(self):
         """One page per sequence."""
-        return Pages(self.room, len(self.holding), 0)
+        return PageCounts(self.room, len(self.holding), 0)
 
 
 class ListOutbox(Outbox):

@@ -6,9 +6,9 @@ import torch
 
 from draft_service.drafters.model import ModelDrafter
 from outrider.config import DraftConfig
-from outrider.engine.pages import SequenceKv
+from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.runner import ModelRunner, Segment
-from outrider.sampling.chooser import Row, choose
+from outrider.sampling.chooser import SamplingRow, choose
 from outrider.sampling.history import History
 from tests.unit.draft_service.fakes import Bench
 
@@ -88,7 +88,7 @@ class Rig(Bench):
         """What the same model as target chooses after `tokens`."""
         length, prompt = len(tokens), opening.prompt_length
         history = History(tokens[:prompt], tokens[prompt:])
-        row = Row(opening.sampling, length, length - prompt, history)
+        row = SamplingRow(opening.sampling, length, length - prompt, history)
         logits = self.runner.fresh(tokens)[None]
         return choose(logits, [row], self.runner.loaded.eos_token_ids)[0]
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from draft_service.calibration import MAX_TASKS, Calibration
-from draft_service.drafters.base import Candidate, Source
-from outrider.acceptance import SHARPNESS_GRID
+from draft_service.drafters.base import Candidate, CandidateSource
+from outrider.speculation.acceptance import SHARPNESS_GRID
 
 
-def _ranked(source=Source.MODEL, bucket=5):
+def _ranked(source=CandidateSource.MODEL, bucket=5):
     return [Candidate(10, source, bucket, 0), Candidate(11, source, bucket, 1)]
 
 
@@ -23,10 +23,10 @@ def test_estimates_follow_what_the_target_took():
 def test_sources_are_calibrated_apart():
     """What a model's candidates do says nothing about a lookup's."""
     task = Calibration().task("")
-    before = task.estimate(_ranked(Source.LOOKUP)[0])
+    before = task.estimate(_ranked(CandidateSource.LOOKUP)[0])
     for _ in range(50):
-        task.observe(_ranked(Source.MODEL), 99)
-    assert task.estimate(_ranked(Source.LOOKUP)[0]) == before
+        task.observe(_ranked(CandidateSource.MODEL), 99)
+    assert task.estimate(_ranked(CandidateSource.LOOKUP)[0]) == before
 
 
 def test_tasks_have_their_own_estimates():

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from draft_service.drafters.base import Candidate, Proposal, Source
-from outrider.errors import Overloaded
-from outrider.messages import FinishReason
+from draft_service.drafters.base import Candidate, CandidateSource, Proposal
+from outrider.protocol.errors import Overloaded
+from outrider.protocol.messages import FinishReason
 from outrider.telemetry.spans import shutdown_tracing, step_span_id, use_processor
 from tests.unit.draft_service.fakes import Bench, TableDrafter, request, verdict
 
@@ -107,7 +107,9 @@ def test_recalled_candidates_are_sent_without_a_forward():
     """They cost nothing, so they go out at once."""
     drafter = TableDrafter(_successor)
     drafter.expands = False
-    drafter.recalls[1] = Proposal([Candidate(4, Source.LOOKUP, 5, 0), Candidate(5, Source.LOOKUP, 6, 0, 0)])
+    drafter.recalls[1] = Proposal(
+        [Candidate(4, CandidateSource.LOOKUP, 5, 0), Candidate(5, CandidateSource.LOOKUP, 6, 0, 0)]
+    )
     bench = _make(drafter)
     _, outbox = _start(bench)
     assert not bench.step()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from outrider.messages import Verdict
+from outrider.protocol.messages import Verdict
 from tests.unit.draft_service.fakes import Bench, TableDrafter, request, verdict
 
 

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from draft_service.core import DraftCore
 from draft_service.engine import PENDING_PER_SESSION, DraftEngine
 from outrider.config import DraftConfig
-from outrider.errors import Flood, Overloaded
+from outrider.protocol.errors import Flood, Overloaded
 from outrider.telemetry.instruments import DraftInstruments
 from tests.unit.draft_service.fakes import TableDrafter, request, verdict
 

@@ -10,9 +10,9 @@ import pytest
 from draft_service.drafters.lookup import MAX_VOCABULARY, LookupDrafter
 from draft_service.main import load_drafter
 from draft_service.servicer import check_open
-from outrider.candidate_tree import Rerooted
 from outrider.config import DraftConfig
-from outrider.errors import InvalidRequest
+from outrider.protocol.errors import InvalidRequest
+from outrider.speculation.candidate_tree import Rerooted
 from tests.unit.draft_service.fakes import request
 
 NOTHING_MOVED = Rerooted([], [])

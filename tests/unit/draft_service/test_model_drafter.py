@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from outrider.engine.loader import load_model
-from outrider.errors import Overloaded
-from outrider.messages import SamplingParams
+from outrider.engine.loading.loader import load_model
+from outrider.protocol.errors import Overloaded
+from outrider.protocol.messages import SamplingParams
 from tests.models import build_model
 from tests.unit.draft_service.fakes import FixedCalibration, request, verdict
 from tests.unit.draft_service.model_rig import Rig

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from draft_service.scheduler import choose, is_ready, share_of, should_send, to_suspend
-from outrider.messages import FinishReason
+from outrider.protocol.messages import FinishReason
 from tests.unit.draft_service.fakes import proposal, session, verdict
 
 

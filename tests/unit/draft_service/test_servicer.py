@@ -13,13 +13,13 @@ from structlog.testing import capture_logs
 from draft_service.core import DraftCore
 from draft_service.engine import DraftEngine
 from draft_service.servicer import DraftServicer
-from outrider.channels import error_of, open_channel
 from outrider.config import DraftConfig
-from outrider.messages import ModelInfo, SamplingParams
-from outrider.serving import GrpcServer
+from outrider.internal.v1 import draft_pb2, draft_pb2_grpc
+from outrider.protocol.messages import ModelInfo, SamplingParams
+from outrider.protocol.wire import block_from_pb, open_draft_to_pb, verdict_to_pb
+from outrider.rpc.channels import error_of, open_channel
+from outrider.rpc.serving import GrpcServer
 from outrider.telemetry.instruments import DraftInstruments
-from outrider.v1 import draft_pb2, draft_pb2_grpc
-from outrider.wire import block_from_pb, open_draft_to_pb, verdict_to_pb
 from tests.unit.draft_service.fakes import TableDrafter, request, verdict
 
 VOCABULARY = 200
@@ -49,7 +49,7 @@ async def _service(**config):
     drafter = TableDrafter(_successor)
     instruments = DraftInstruments(CollectorRegistry())
     engine = DraftEngine(lambda deliver: DraftCore(drafter, settings, instruments, deliver), settings)
-    server = GrpcServer(settings, ["outrider.v1.DraftService"])
+    server = GrpcServer(settings, ["outrider.internal.v1.DraftService"])
     servicer = DraftServicer(engine, INFO)
     draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server.server)
     await server.start()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from draft_service.drafters.base import Candidate, Proposal, Source
+from draft_service.drafters.base import Candidate, CandidateSource, Proposal
 from draft_service.session import FULL_PRICE_SESSIONS
-from outrider.messages import FinishReason, SamplingParams
+from outrider.protocol.messages import FinishReason, SamplingParams
 from tests.unit.draft_service.fakes import FixedCalibration, proposal, request, session, verdict
 
 
@@ -138,9 +138,9 @@ def test_a_recalled_chain_is_placed_and_expanded_parent_first():
     """A lookup's chain can be computed in one go, together with the root."""
     held = session()
     chain = [
-        Candidate(10, Source.LOOKUP, 80, 0),
-        Candidate(11, Source.LOOKUP, 80, 0, 0),
-        Candidate(12, Source.LOOKUP, 80, 0, 1),
+        Candidate(10, CandidateSource.LOOKUP, 80, 0),
+        Candidate(11, CandidateSource.LOOKUP, 80, 0, 0),
+        Candidate(12, CandidateSource.LOOKUP, 80, 0, 1),
     ]
     held.grow(None, Proposal(chain))
     assert held.next_block(False, 0.0).parents == (-3, 0, 1)
@@ -162,7 +162,7 @@ def test_verdicts_teach_the_calibration_which_child_was_taken():
 def test_what_was_put_back_is_taken_again():
     """A prefill that goes on leaves the root, and what hangs below it, unexpanded."""
     held = session()
-    held.grow(None, Proposal([Candidate(10, Source.LOOKUP, 80, 0)]))
+    held.grow(None, Proposal([Candidate(10, CandidateSource.LOOKUP, 80, 0)]))
     root, child = held.take(), held.take()
     held.put_back(root)
     held.put_back(child)
@@ -186,9 +186,14 @@ def test_a_lookup_that_repeats_itself_is_learned_from_once():
     """It proposes the rest of the same passage at every commit."""
     calibration = FixedCalibration()
     held = session(calibration=calibration)
-    held.grow(None, Proposal([Candidate(10, Source.LOOKUP, 80, 0), Candidate(11, Source.LOOKUP, 80, 0, 0)]))
+    held.grow(
+        None,
+        Proposal(
+            [Candidate(10, CandidateSource.LOOKUP, 80, 0), Candidate(11, CandidateSource.LOOKUP, 80, 0, 0)]
+        ),
+    )
     held.commit(verdict(3, 10), now=0.0)
-    held.grow(None, Proposal([Candidate(11, Source.LOOKUP, 80, 0)]))
+    held.grow(None, Proposal([Candidate(11, CandidateSource.LOOKUP, 80, 0)]))
     held.commit(verdict(4, 11, step=2), now=0.1)
     assert calibration.observed[-1] == ([11], 11)
 

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from outrider.engine.loaded_model import LoadedModel
-from outrider.engine.loader import load_model
+from outrider.engine.loading.loader import load_model
 from tests.models import build_model
 
 

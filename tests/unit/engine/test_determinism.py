@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.engine import check_bits
-from outrider.engine.cpu.backend import Backend, obstacle
-from outrider.engine.cpu.product import Product
+from outrider.engine.cpu.backend import Backend, unsupported_reason
+from outrider.engine.cpu.matmul import Matmul
+from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loaded_model import LoadedModel
-from outrider.engine.loader import load_model
-from outrider.engine.pages import SequenceKv
+from outrider.engine.loading import check_determinism
+from outrider.engine.loading.loader import load_model
 from outrider.engine.runner import ModelRunner, Segment
-from outrider.errors import ModelError
+from outrider.protocol.errors import ModelError
 
 VOCABULARY = 300
 LENGTH = 150
@@ -34,7 +34,7 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("phi3", "qwen2",
 OTHERS = ("gpt2", "gemma2", "gpt_oss")
 """GPT-2's kind of layers, capped scores, and experts."""
 needs_kernels = pytest.mark.skipif(
-    obstacle(Backend.AVX512, torch.bfloat16) is not None,
+    unsupported_reason(Backend.AVX512, torch.bfloat16) is not None,
     reason="the kernels need AVX-512 BF16 and the package numba",
 )
 
@@ -189,14 +189,14 @@ def test_another_device_is_refused(folder_of: Callable[[str], Path]) -> None:
     """Other kernels run there."""
     loaded = load_model(str(folder_of("llama")), dtype="float32", device="cpu", threads=1)
     with pytest.raises(ModelError, match="deterministic: a model on cuda:0 is computed by the library"):
-        check_bits.check_bits(replace(loaded, device=torch.device("cuda:0")))
+        check_determinism.check_determinism(replace(loaded, device=torch.device("cuda:0")))
 
 
 @needs_kernels
 def test_with_them_threads_and_helpers_change_no_bit(
     target_of: Callable[[str, str], Target], folder_of: Callable[[str], Path]
 ) -> None:
-    """The team cuts the work between sums, never within one."""
+    """The worker pool cuts the work between sums, never within one."""
     target, folder = target_of("llama", "float32"), str(folder_of("llama"))
     core = min(os.sched_getaffinity(0))
     shared = load_model(
@@ -226,14 +226,14 @@ def test_the_check_at_load_refuses_other_bits(
 ) -> None:
     """A product whose results depend on how many rows there are is found out."""
     loaded = load_model(str(folder_of("llama")), dtype="float32", device="cpu", threads=1)
-    check_bits.check_bits(loaded)
-    product = Product.__call__
+    check_determinism.check_determinism(loaded)
+    product = Matmul.__call__
 
-    def wrong(self: Product, x: torch.Tensor) -> torch.Tensor:
+    def wrong(self: Matmul, x: torch.Tensor) -> torch.Tensor:
         return product(self, x) * (1.0 + 1e-5 * len(x))
 
-    monkeypatch.setattr(Product, "__call__", wrong)
+    monkeypatch.setattr(Matmul, "__call__", wrong)
     with pytest.raises(
         ModelError, match="LlamaForCausalLM in float32 computes other bits for a token in a tree"
     ):
-        check_bits.check_bits(loaded)
+        check_determinism.check_determinism(loaded)

@@ -10,15 +10,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention, silu
 
-from outrider.engine.cpu.backend import Backend, obstacle
-from outrider.engine.cpu.layer import MIN_POSITIONS, Angles, AttendKernel, NormKernel, TurnKernel
+from outrider.engine.cpu.backend import Backend, unsupported_reason
+from outrider.engine.cpu.layer import MIN_POSITIONS, Angles, AttentionKernel, NormKernel, RotationKernel
 from outrider.engine.step import View
 
 pytestmark = pytest.mark.skipif(
-    obstacle(Backend.AVX512, torch.float32) is not None, reason="needs AVX-512 and the package numba"
+    unsupported_reason(Backend.AVX512, torch.float32) is not None,
+    reason="needs AVX-512 and the package numba",
 )
 needs_bfloat16 = pytest.mark.skipif(
-    obstacle(Backend.AVX512, torch.bfloat16) is not None, reason="needs AVX-512 BF16"
+    unsupported_reason(Backend.AVX512, torch.bfloat16) is not None, reason="needs AVX-512 BF16"
 )
 LANES = 16
 dtypes = pytest.mark.parametrize(
@@ -138,7 +139,7 @@ def test_turn_rotates_and_stores(dtype: torch.dtype, half: int, normed: bool) ->
     before, slots = qkv.clone(), torch.tensor([3, 1, 8, 0])
     entries = torch.zeros(9, 2 * keys, width, dtype=dtype)
     table = Angles(frequencies, 2.0).table(positions)
-    TurnKernel(dtype, queries, keys, weight, 1e-6)(qkv, table, positions, entries, slots)
+    RotationKernel(dtype, queries, keys, weight, 1e-6)(qkv, table, positions, entries, slots)
     heads = before[:, : queries + keys]
     if weight is not None:
         heads = exact_norm(heads, weight, 1e-6).to(dtype)
@@ -158,7 +159,7 @@ def test_without_entries_nothing_is_stored(dtype: torch.dtype) -> None:
     qkv, positions = random(2, 4, 8, dtype=dtype), torch.tensor([1, 2])
     table = Angles(torch.ones(4), 1.0).table(positions)
     alone = qkv[1:].clone()
-    turn = TurnKernel(dtype, 2, 1, None, 0.0)
+    turn = RotationKernel(dtype, 2, 1, None, 0.0)
     turn(qkv, table, positions, None, positions)
     turn(alone, table, positions[1:], None, positions)
     assert torch.equal(qkv[1:], alone)
@@ -201,7 +202,7 @@ def test_attention_is_the_plain_one(
         mask[..., :open_keys] = 0.0
     view = view_of(slots, mask, open_keys, counts)
     result = torch.full(queries.shape, 7.0, dtype=dtype)
-    AttendKernel(dtype)(queries, entries, view, 0.3, result)
+    AttentionKernel(dtype)(queries, entries, view, 0.3, result)
     first = 0
     for index, count in enumerate(counts):
         seen = entries[slots.view(sequences, -1)[index]].double().transpose(0, 1)
@@ -217,7 +218,7 @@ def test_attention_is_the_plain_one(
 def test_attention_s_bits_depend_on_what_is_seen_alone(dtype: torch.dtype) -> None:
     """Not on keys that are hidden, on others beside a query, or on the room that came before."""
     entries, queries = random(20, 2, 64, dtype=dtype), random(9, 2, 64, dtype=dtype, seed=1)
-    kernel, alone = AttendKernel(dtype), torch.empty(1, 2, 64, dtype=dtype)
+    kernel, alone = AttentionKernel(dtype), torch.empty(1, 2, 64, dtype=dtype)
     kernel(queries[4:5], entries, view_of(torch.arange(5), None, 0, [1]), 0.2, alone)
     mask = torch.zeros(1, 1, 9, 20)
     mask[:, :, :4, 5:] = mask[:, :, 4, 5:] = -torch.inf

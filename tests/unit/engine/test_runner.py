@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from outrider.engine.pages import SequenceKv
+from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.runner import ModelRunner, Segment
-from outrider.errors import ModelError, OutOfPages
+from outrider.protocol.errors import ModelError, OutOfPages
 from tests.models import ARCHITECTURES
 from tests.unit.engine.conftest import Pair
 

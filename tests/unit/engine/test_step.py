@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.engine.pages import PagePool, SequenceKv
-from outrider.engine.step import Segment, Step, padded_size, plan_step
+from outrider.engine.kv.pages import PagePool, SequenceKv
+from outrider.engine.step import PackedStep, Segment, padded_size, plan_step
 
 
 def segment(pool: PagePool, length: int, count: int, wanted: list[int] | None = None) -> Segment:
@@ -21,7 +21,7 @@ def segment(pool: PagePool, length: int, count: int, wanted: list[int] | None = 
     return Segment(kv, list(range(100, 100 + count)), None, wanted or [])
 
 
-def plan(segments: list[Segment], queries_per_kv: int = 4) -> Step:
+def plan(segments: list[Segment], queries_per_kv: int = 4) -> PackedStep:
     """Plan for a model in bfloat16 on the CPU."""
     return plan_step(
         segments, queries_per_kv=queries_per_kv, dtype=torch.bfloat16, device=torch.device("cpu")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from outrider.kernels import epilogue
-from outrider.kernels.compiling import kernel
-from outrider.kernels.vectors import LANES, load_aligned, store_aligned
+from outrider.engine.cpu.kernels import epilogue
+from outrider.engine.cpu.kernels.compiling import kernel
+from outrider.engine.cpu.kernels.vectors import LANES, load_aligned, store_aligned
 
 
 @kernel("void(intp, intp, intp)")

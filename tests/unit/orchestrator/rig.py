@@ -12,9 +12,9 @@ import grpc
 from prometheus_client import CollectorRegistry
 
 from orchestrator.main import SERVICE, Orchestrator
-from outrider.channels import error_of, open_channel
 from outrider.config import OrchestratorConfig
-from outrider.serving import GrpcServer
+from outrider.rpc.channels import error_of, open_channel
+from outrider.rpc.serving import GrpcServer
 from outrider.telemetry.instruments import OrchestratorInstruments
 from outrider.v1 import generation_pb2, generation_pb2_grpc, tokens_pb2
 from tests.fakes import FakeDraft, FakeReplica, FakeVerify

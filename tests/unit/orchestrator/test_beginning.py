@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.events import Announce, DropVerify, Emit, VerifyFailed, VerifyOpened
-from outrider.messages import Mode, Opened
+from outrider.protocol.messages import Mode, Opened
 from tests.unit.orchestrator.test_session import GONE, kinds, only, session, verdict
 
 

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from outrider.errors import (
+from outrider.protocol.errors import (
     DeadlineExceeded,
     InternalError,
     InvalidRequest,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from outrider.errors import Overloaded
-from outrider.messages import VerifyPolicy
+from outrider.protocol.errors import Overloaded
+from outrider.protocol.messages import VerifyPolicy
 from tests.fakes import Context, FakeVerify, continuation
 from tests.floods import FLOODS, FloodingDraft, FloodingVerify
 from tests.unit.orchestrator.rig import AUTO, OFF, PROMPT, Rig, run

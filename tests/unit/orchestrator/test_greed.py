@@ -11,8 +11,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from orchestrator.events import ConnectVerify, Fail, VerifyFailed
-from orchestrator.replicas import State
-from outrider.errors import DeadlineExceeded, OutOfPages, Overloaded
+from orchestrator.replicas.pool import State
+from outrider.protocol.errors import DeadlineExceeded, OutOfPages, Overloaded
 from tests.fakes import INFO, FakeVerify, continuation
 from tests.unit.orchestrator.rig import OFF, PROMPT, Rig, request, run, until
 from tests.unit.orchestrator.test_session import kinds, only, session

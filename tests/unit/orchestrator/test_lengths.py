@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.wire import MAX_MESSAGES, MAX_ROLE, asked_from_pb, check_lengths
-from outrider.errors import ContextTooLong, InvalidRequest
+from orchestrator.request.wire import MAX_MESSAGES, MAX_ROLE, asked_from_pb, check_lengths
+from outrider.protocol.errors import ContextTooLong, InvalidRequest
 from outrider.v1 import generation_pb2
-from tests.unit.orchestrator.test_request import ask
+from tests.unit.orchestrator.request.test_resolver import ask
 
 POSITIONS, BYTES_PER_TOKEN = 2048, 82
 LARGEST = 8 << 20

@@ -14,11 +14,11 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from orchestrator.main import SERVICE, Orchestrator
-from orchestrator.replicas import LOST_PROBES, State
-from outrider.channels import open_channel
+from orchestrator.replicas.pool import LOST_PROBES, State
 from outrider.config import OrchestratorConfig
-from outrider.errors import ConfigError
-from outrider.serving import GrpcServer
+from outrider.protocol.errors import ConfigError
+from outrider.rpc.channels import open_channel
+from outrider.rpc.serving import GrpcServer
 from outrider.telemetry.instruments import OrchestratorInstruments
 from tests.fakes import FakeDraft, FakeVerify
 from tests.unit.orchestrator.rig import Rig, run, until

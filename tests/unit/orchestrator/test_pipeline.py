@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.events import Action, ConnectDraft, ConnectVerify, Emit, Event, Finish, ParkDraft
 from orchestrator.pipeline import Pipeline
-from outrider.messages import FinishReason, OpenDraft, OpenVerify, SamplingParams, Verdict
+from outrider.protocol.messages import FinishReason, OpenDraft, OpenVerify, SamplingParams, Verdict
 from tests.unit.orchestrator.rig import run
 
 GREEDY = SamplingParams()

@@ -10,15 +10,15 @@ import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from orchestrator.tokenizer import TextTokenizer
-from orchestrator.tokenizer_process import TokenizerProcess
-from outrider.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, UnknownModel
+from orchestrator.text.tokenizer import TextTokenizer
+from orchestrator.text.tokenizer_process import TokenizerProcess
+from outrider.protocol.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, UnknownModel
 from outrider.telemetry import spans
 from outrider.v1 import generation_pb2, tokens_pb2
 from tests.fakes import INFO, FakeDraft, FakeVerify, continuation
 from tests.unit.orchestrator.rig import AUTO, OFF, PROMPT, SEQUENTIAL, Rig, request, run
-from tests.unit.orchestrator.test_text import byte_level
-from tests.unit.orchestrator.test_tokenizer import TEMPLATE
+from tests.unit.orchestrator.text.test_text_stream import byte_level
+from tests.unit.orchestrator.text.test_tokenizer import TEMPLATE
 
 
 def text_verify(**files: Any) -> FakeVerify:

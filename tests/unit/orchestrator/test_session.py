@@ -26,9 +26,9 @@ from orchestrator.events import (
     VerifyFailed,
     VerifyOpened,
 )
-from orchestrator.request import Request
-from orchestrator.session import MAX_INTERNAL_ERRORS, PARK_SECONDS, STALL_VERDICTS, Limits, Session
-from outrider.errors import (
+from orchestrator.request.resolver import Request
+from orchestrator.session import MAX_INTERNAL_ERRORS, PARK_SECONDS, STALL_VERDICTS, Session, SessionLimits
+from outrider.protocol.errors import (
     ContextTooLong,
     InternalError,
     MismatchedPair,
@@ -37,7 +37,7 @@ from outrider.errors import (
     StaleHandle,
     Unavailable,
 )
-from outrider.messages import (
+from outrider.protocol.messages import (
     FinishReason,
     KvHandle,
     Mode,
@@ -50,7 +50,7 @@ from outrider.messages import (
 )
 
 SERVED = ModelInfo("target", "hash", vocabulary_size=100, context_length=1000, eos_token_ids=(99,))
-LIMITS = Limits(recovery_seconds=10.0, stall_seconds=2.0)
+LIMITS = SessionLimits(recovery_seconds=10.0, stall_seconds=2.0)
 GONE = Unavailable("gone")
 
 

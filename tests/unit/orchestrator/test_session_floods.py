@@ -16,9 +16,9 @@ from orchestrator.events import (
     VerdictArrived,
     VerifyOpened,
 )
-from outrider.allowance import BLOCKS, LATE
-from outrider.errors import Flood, MismatchedPair
-from outrider.messages import Opened, TokenBlock, Verdict
+from outrider.protocol.allowance import BLOCKS, LATE
+from outrider.protocol.errors import Flood, MismatchedPair
+from outrider.protocol.messages import Opened, TokenBlock, Verdict
 from tests.unit.orchestrator.test_session import GONE, block, kinds, only, started, verdict
 
 

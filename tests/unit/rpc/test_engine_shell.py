@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 from structlog.testing import capture_logs
 
-from outrider.errors import InternalError, Overloaded, StaleHandle, Unavailable
+from outrider.protocol.errors import InternalError, Overloaded, StaleHandle, Unavailable
 from outrider.rpc import engine_shell
 from outrider.rpc.engine_shell import EngineShell
 from outrider.rpc.queues import Deliver, Inbox, Outbox, Stream

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from outrider.acceptance import BUCKETS, SHARPNESS_GRID
-from outrider.messages import SamplingParams
-from outrider.sampling.chooser import Row, choose, logprobs, rank
+from outrider.protocol.messages import SamplingParams
+from outrider.sampling.chooser import SamplingRow, choose, logprobs, rank
 from outrider.sampling.history import History
 from outrider.sampling.noise import gumbel
+from outrider.speculation.acceptance import BUCKETS, SHARPNESS_GRID
 
 VARIED = [
     SamplingParams(),
@@ -28,10 +28,10 @@ def random_logits(rows: int, vocabulary: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def rows_of(params: list[SamplingParams]) -> list[Row]:
+def rows_of(params: list[SamplingParams]) -> list[SamplingRow]:
     """Rows at various positions with histories of their own."""
     return [
-        Row(each, 10 + index, 2, History([index, 3, 4], [5]).extended([6]))
+        SamplingRow(each, 10 + index, 2, History([index, 3, 4], [5]).extended([6]))
         for index, each in enumerate(params)
     ]
 
@@ -39,7 +39,7 @@ def rows_of(params: list[SamplingParams]) -> list[Row]:
 def test_a_sampled_choice_is_the_argmax_of_logit_and_noise() -> None:
     """The definition, spelled out."""
     logits = random_logits(1, 4096)
-    row = Row(SamplingParams(temperature=0.8, seed=77), 12, 0, History([1]))
+    row = SamplingRow(SamplingParams(temperature=0.8, seed=77), 12, 0, History([1]))
     expected = (logits[0].double() / 0.8 + gumbel(77, 12, torch.arange(4096))).argmax()
     assert choose(logits, [row], []) == [expected.item()]
 
@@ -49,9 +49,9 @@ def test_a_greedy_choice_is_the_argmax() -> None:
     logits = random_logits(3, 300)
     logits[1, [40, 50]] = 100.0
     rows = [
-        Row(SamplingParams(temperature=1.0), 1, 0, History([])),
-        Row(SamplingParams(), 1, 0, History([])),
-        Row(SamplingParams(temperature=1.0, top_k=1), 1, 0, History([])),
+        SamplingRow(SamplingParams(temperature=1.0), 1, 0, History([])),
+        SamplingRow(SamplingParams(), 1, 0, History([])),
+        SamplingRow(SamplingParams(temperature=1.0, top_k=1), 1, 0, History([])),
     ]
     assert choose(logits, rows, [])[1:] == [40, logits[2].argmax().item()]
     assert choose(logits[1:2], rows[1:2], []) == [40]
@@ -73,7 +73,9 @@ def test_a_row_does_not_depend_on_its_batch(vocabulary: int) -> None:
 def test_probabilities_are_the_same_bits_in_every_batch() -> None:
     """Rounded logits tie at the nucleus' edge; still the same tokens whatever the batch."""
     logits = random_logits(64, 1003).round()
-    rows = [Row(SamplingParams(temperature=1.0, top_p=0.7, seed=i), i, 0, History([])) for i in range(64)]
+    rows = [
+        SamplingRow(SamplingParams(temperature=1.0, top_p=0.7, seed=i), i, 0, History([])) for i in range(64)
+    ]
     together = choose(logits, rows, [])
     for size in (1, 3, 32):
         parts = (choose(logits[i : i + size], rows[i : i + size], []) for i in range(0, 64, size))
@@ -94,7 +96,7 @@ def test_the_same_model_ranks_the_choice_first() -> None:
 def test_ranking_is_by_sharpened_score() -> None:
     """The order is that of sharpness x logit / temperature + noise, each row with its own sharpness."""
     logits = random_logits(2, 1000)
-    rows = [Row(SamplingParams(temperature=0.5, seed=9), 4, 0, History([]))] * 2
+    rows = [SamplingRow(SamplingParams(temperature=0.5, seed=9), 4, 0, History([]))] * 2
     found = rank(logits, rows, 4, [0.5, 3.0], [])
     for ranking, line, sharpness in zip(found, logits, [0.5, 3.0], strict=True):
         scores = sharpness * line.double() / 0.5 + gumbel(9, 4, torch.arange(1000))
@@ -104,7 +106,7 @@ def test_ranking_is_by_sharpened_score() -> None:
 def test_winners_are_what_other_sharpness_would_put_first() -> None:
     """One ranking tests the whole grid: exactly near its own sharpness, nearly so far from it."""
     logits = random_logits(20, 500)
-    rows = [Row(SamplingParams(temperature=1.0, seed=3), i, 0, History([])) for i in range(20)]
+    rows = [SamplingRow(SamplingParams(temperature=1.0, seed=3), i, 0, History([])) for i in range(20)]
     now = rank(logits, rows, 4, 1.2, [])
     for place, sharpness in enumerate(SHARPNESS_GRID):
         then = rank(logits, rows, 1, sharpness, [])
@@ -116,7 +118,7 @@ def test_low_temperatures_still_rank_and_tell_apart() -> None:
     """Scores far apart underflow nothing, and a close race is less certain than a clear one."""
     logits = torch.full((2, 100), -20.0)
     logits[:, :3] = torch.tensor([[1.0, 0.9, 0.8], [9.0, 0.9, 0.8]])
-    rows = [Row(SamplingParams(temperature=0.01, seed=1), 0, 0, History([]))] * 2
+    rows = [SamplingRow(SamplingParams(temperature=0.01, seed=1), 0, 0, History([]))] * 2
     close, clear = rank(logits, rows, 4, 1.0, [])
     assert close.tokens[:3] == clear.tokens[:3] == [0, 1, 2]
     assert len(clear.tokens) == len(close.tokens) == 4
@@ -125,14 +127,17 @@ def test_low_temperatures_still_rank_and_tell_apart() -> None:
 
 def test_truncation_can_leave_fewer_than_asked_for() -> None:
     """top-k 2 has two candidates."""
-    row = Row(SamplingParams(temperature=1.0, top_k=2), 0, 0, History([]))
+    row = SamplingRow(SamplingParams(temperature=1.0, top_k=2), 0, 0, History([]))
     (ranking,) = rank(random_logits(1, 100), [row], 5, 1.0, [])
     assert len(ranking.tokens) == len(ranking.buckets) == 2
 
 
 def test_a_vocabulary_smaller_than_the_count_is_ranked_whole() -> None:
     """Tiny models work."""
-    rows = [Row(SamplingParams(temperature=1.0), 0, 0, History([])), Row(SamplingParams(), 0, 0, History([]))]
+    rows = [
+        SamplingRow(SamplingParams(temperature=1.0), 0, 0, History([])),
+        SamplingRow(SamplingParams(), 0, 0, History([])),
+    ]
     assert [sorted(ranking.tokens) for ranking in rank(random_logits(2, 3), rows, 8, 1.0, [])] == [
         [0, 1, 2]
     ] * 2

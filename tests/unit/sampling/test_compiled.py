@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.kernels.compiling import available
-from outrider.messages import SamplingParams
+from outrider.engine.cpu.kernels.compiling import available
+from outrider.protocol.messages import SamplingParams
 from outrider.sampling import chooser
-from outrider.sampling.chooser import Ranking, Row, choose, rank
+from outrider.sampling.chooser import Ranking, SamplingRow, choose, rank
 from outrider.sampling.history import History
 
 pytestmark = pytest.mark.skipif(not available(), reason="the kernels need the package numba")
@@ -18,9 +18,9 @@ NOTHING = History([])
 VOCABULARIES = [1, 7, 8, 63, 64, 65, 500, 513, 2048, 4099, 33000]
 
 
-def rows_of(params: list[SamplingParams], position: int = 10) -> list[Row]:
+def rows_of(params: list[SamplingParams], position: int = 10) -> list[SamplingRow]:
     """A row at each of some positions."""
-    return [Row(each, position + index, index, NOTHING) for index, each in enumerate(params)]
+    return [SamplingRow(each, position + index, index, NOTHING) for index, each in enumerate(params)]
 
 
 def logits_of(rows: int, vocabulary: int, spread: float, seed: int, grain: float = 0.0) -> torch.Tensor:

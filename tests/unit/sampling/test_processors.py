@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from outrider.messages import SamplingParams
+from outrider.protocol.messages import SamplingParams
 from outrider.sampling.history import History
-from outrider.sampling.processors import Row, processed
+from outrider.sampling.processors import SamplingRow, processed
 
 
 def random_logits(rows: int, vocabulary: int = 100, seed: int = 0) -> torch.Tensor:
@@ -15,11 +15,15 @@ def random_logits(rows: int, vocabulary: int = 100, seed: int = 0) -> torch.Tens
     return torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def row(params: SamplingParams, prompt: list[int], output: list[int], path: tuple[int, ...] = ()) -> Row:
+def row(
+    params: SamplingParams, prompt: list[int], output: list[int], path: tuple[int, ...] = ()
+) -> SamplingRow:
     """A row behind prompt, output and a node's path."""
     history = History(prompt, output)
     generated = len(output) + len(path)
-    return Row(params, len(prompt) + generated, generated, history.extended(path) if path else history)
+    return SamplingRow(
+        params, len(prompt) + generated, generated, history.extended(path) if path else history
+    )
 
 
 def test_default_rows_cost_nothing() -> None:
@@ -59,7 +63,7 @@ def test_each_node_is_penalised_by_its_own_path() -> None:
     params = SamplingParams(repetition_penalty=1.2, presence_penalty=0.3, frequency_penalty=0.1)
     base, paths = History([1, 2, 3], [4, 1]), [(), (5,), (5, 4), (5, 5, 6), (1,)]
     logits = random_logits(len(paths))
-    rows = [Row(params, 5 + len(path), 2 + len(path), base.extended(path)) for path in paths]
+    rows = [SamplingRow(params, 5 + len(path), 2 + len(path), base.extended(path)) for path in paths]
     found = processed(logits, rows, [])
     for index, path in enumerate(paths):
         alone = processed(logits[index : index + 1], [row(params, [1, 2, 3], [4, 1, *path])], [])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from outrider.messages import SamplingParams
+from outrider.protocol.messages import SamplingParams
 from outrider.sampling.truncation import kept, weights
 
 SETTINGS = [

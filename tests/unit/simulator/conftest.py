@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from outrider.acceptance import BUCKETS
+from outrider.speculation.acceptance import BUCKETS
 from simulator.profile import HostTimes, Profile
 from simulator.traces import CANDIDATES, NO_RANK, Guess, Trace, encode
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.errors import ConfigError
+from outrider.protocol.errors import ConfigError
 from simulator.cli import find_profile
 from simulator.modelled import H100, LLAMA_8B, PAIRS
 from simulator.profile import interpolate

@@ -6,18 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.clients import Arrival, Served
+from simulator.clients import Arrival, ServedRequest
 from simulator.devices import StepTotals
 from simulator.report import Run, summarise
 from simulator.simulate import simulate
-from simulator.topology import Arm, Load, Topology
+from simulator.topology import ArmKind, Load, Topology
 from tests.unit.simulator.conftest import PERFECT, USELESS
 
 LOAD = Load(sessions=3, prompt_tokens=8, new_tokens=20)
-SERVICES = (Arm.AUTO, Arm.SEQUENTIAL, Arm.OFF, Arm.COLOCATED)
+SERVICES = (ArmKind.AUTO, ArmKind.SEQUENTIAL, ArmKind.OFF, ArmKind.COLOCATED)
 
 
-@pytest.mark.parametrize("arm", Arm)
+@pytest.mark.parametrize("arm", ArmKind)
 @pytest.mark.parametrize("guess", [PERFECT, USELESS])
 def test_every_client_gets_the_targets_tokens(make_profile, arm, guess):
     """Whatever the drafts are worth; `summarise` compares every token."""
@@ -27,7 +27,7 @@ def test_every_client_gets_the_targets_tokens(make_profile, arm, guess):
 
 def test_wrong_tokens_are_noticed():
     """The check of every run can fail."""
-    served = Served(0.0, (1, 2), tokens=[1, 3], arrivals=[Arrival(1.0, 2, 0.1)])
+    served = ServedRequest(0.0, (1, 2), tokens=[1, 3], arrivals=[Arrival(1.0, 2, 0.1)])
     served.statistics.steps = 1
     run = Run(
         profile="",
@@ -62,7 +62,7 @@ def test_another_seed_gives_another_run(make_profile):
 def test_without_drafts_a_token_takes_a_step(make_profile, sessions):
     """T(S) for every session's token, and nothing between the steps."""
     profile = make_profile(target=((1, 0.010), (2, 0.011), (512, 0.521)))
-    report = simulate(profile, Topology(arm=Arm.OFF), replace(LOAD, sessions=sessions))
+    report = simulate(profile, Topology(arm=ArmKind.OFF), replace(LOAD, sessions=sessions))
     assert report.per_token_p50 == pytest.approx(0.009 + 0.001 * sessions, rel=0.02)  # ends differ by a step
     assert report.efficiency == pytest.approx(1.0, abs=1e-3)
     assert report.acceptance_length == 1.0
@@ -71,7 +71,7 @@ def test_without_drafts_a_token_takes_a_step(make_profile, sessions):
 def test_without_drafts_distance_costs_once(make_profile):
     """Steps do not wait for anybody: the round trip is in the first token alone."""
     load = replace(LOAD, sessions=1)
-    near, far = (simulate(make_profile(), Topology(arm=Arm.OFF, rtt=rtt), load) for rtt in (0.0, 0.1))
+    near, far = (simulate(make_profile(), Topology(arm=ArmKind.OFF, rtt=rtt), load) for rtt in (0.0, 0.1))
     assert far.per_token_p50 == pytest.approx(near.per_token_p50)
     assert far.first_token_p50 == pytest.approx(near.first_token_p50 + 0.1)
 
@@ -79,7 +79,7 @@ def test_without_drafts_distance_costs_once(make_profile):
 @pytest.mark.parametrize("rtt", [0.0, 0.02])
 def test_a_sequential_round_is_the_sum_of_its_parts(make_profile, rtt):
     """Verdict to the draft, its steps, blocks to the target, its step: two round trips in all."""
-    topology = Topology(arm=Arm.SEQUENTIAL, rtt=rtt)
+    topology = Topology(arm=ArmKind.SEQUENTIAL, rtt=rtt)
     report = simulate(make_profile(), topology, Load(sessions=1, prompt_tokens=8, new_tokens=280))
     rounds = report.tokens / report.acceptance_length
     assert rounds > 10
@@ -95,7 +95,7 @@ def test_an_idle_draft_s_core_helps_with_long_steps(make_profile):
     helped = alone.model_copy(update={"target_helped": 1.0})
     for sessions, before, after in ((8, 0.010, 0.010), (16, 0.030, 0.020)):
         load = replace(LOAD, sessions=sessions)
-        slow, quick = (simulate(each, Topology(arm=Arm.OFF), load) for each in (alone, helped))
+        slow, quick = (simulate(each, Topology(arm=ArmKind.OFF), load) for each in (alone, helped))
         assert slow.per_token_p50 == pytest.approx(before, rel=0.05)
         assert quick.per_token_p50 == pytest.approx(after, rel=0.05)
 
@@ -103,7 +103,7 @@ def test_an_idle_draft_s_core_helps_with_long_steps(make_profile):
 def test_a_perfect_draft_hides_behind_the_target(make_profile):
     """Ten draft steps a round, each right: the target never waits and commits many tokens a step."""
     load = Load(sessions=1, prompt_tokens=8, new_tokens=250)
-    report = simulate(make_profile(), Topology(arm=Arm.AUTO), load)
+    report = simulate(make_profile(), Topology(arm=ArmKind.AUTO), load)
     assert report.efficiency > 0.95
     assert 8.0 < report.acceptance_length < 12.0
 
@@ -112,21 +112,21 @@ def test_a_useless_draft_costs_little(make_profile):
     """Its nodes are soon not worth verifying, and the target does not wait for them."""
     useless = make_profile(USELESS, target=((1, 0.010), (512, 0.521)))
     load = Load(sessions=4, prompt_tokens=8, new_tokens=100)
-    with_drafts, without = (simulate(useless, Topology(arm=arm), load) for arm in (Arm.AUTO, Arm.OFF))
+    with_drafts, without = (simulate(useless, Topology(arm=arm), load) for arm in (ArmKind.AUTO, ArmKind.OFF))
     assert with_drafts.tokens_per_second > 0.97 * without.tokens_per_second
 
 
 def test_one_device_for_both_models_does_one_thing_at_a_time(make_profile):
     """Together they are never busier than the clock."""
-    report = simulate(make_profile(), Topology(arm=Arm.COLOCATED), LOAD)
+    report = simulate(make_profile(), Topology(arm=ArmKind.COLOCATED), LOAD)
     assert report.devices == 1
     assert report.target_busy + report.draft_busy <= 1.0 + 1e-9
 
 
 def test_replicas_share_the_sessions(make_profile):
     """Two targets serve twice as many sessions in the same time."""
-    one = simulate(make_profile(), Topology(arm=Arm.OFF), replace(LOAD, sessions=2))
-    two = simulate(make_profile(), Topology(arm=Arm.OFF, verify_replicas=2), replace(LOAD, sessions=4))
+    one = simulate(make_profile(), Topology(arm=ArmKind.OFF), replace(LOAD, sessions=2))
+    two = simulate(make_profile(), Topology(arm=ArmKind.OFF, verify_replicas=2), replace(LOAD, sessions=4))
     assert two.seconds == pytest.approx(one.seconds)
     assert two.step_sessions == one.step_sessions
 
@@ -134,13 +134,13 @@ def test_replicas_share_the_sessions(make_profile):
 def test_a_poisson_stream_brings_as_many_requests(make_profile):
     """Of different lengths, at different times."""
     load = replace(LOAD, sessions=30, rate=50.0)
-    report = simulate(make_profile(), Topology(arm=Arm.OFF), load)
+    report = simulate(make_profile(), Topology(arm=ArmKind.OFF), load)
     assert report.seconds > 0.3
     assert report.tokens != 600
 
 
 def test_warming_up_does_not_count(make_profile):
     """Neither its requests nor the work for them are part of the figures."""
-    report = simulate(make_profile(), Topology(arm=Arm.OFF), replace(LOAD, sessions=1, warm_up=2))
+    report = simulate(make_profile(), Topology(arm=ArmKind.OFF), replace(LOAD, sessions=1, warm_up=2))
     assert report.tokens == 20
     assert report.target_busy == pytest.approx(1.0)

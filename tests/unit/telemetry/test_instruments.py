@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client import CollectorRegistry
 
-from outrider.errors import ConfigError
-from outrider.messages import StepTimes, Verdict
-from outrider.reloading import Reloaded
+from outrider.protocol.errors import ConfigError
+from outrider.protocol.messages import StepTimes, Verdict
+from outrider.rpc.reloading import Reloaded
 from outrider.telemetry import metrics_page
 from outrider.telemetry.instruments import (
     DraftInstruments,

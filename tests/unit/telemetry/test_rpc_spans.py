@@ -10,10 +10,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from outrider.errors import InvalidRequest, OutriderError, Unavailable
+from outrider.internal.v1 import draft_pb2, verify_pb2
+from outrider.protocol.errors import InvalidRequest, OutriderError, Unavailable
 from outrider.telemetry import spans
 from outrider.telemetry.rpc_spans import DRAFT, GENERATE, VERIFY, Metadata, client_span, server_span
-from outrider.v1 import draft_pb2, generation_pb2, verify_pb2
+from outrider.v1 import generation_pb2
 
 PARENT = f"00-{1:032x}-{2:016x}-01"
 UNSAMPLED = PARENT[:-2] + "00"

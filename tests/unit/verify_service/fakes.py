@@ -11,16 +11,16 @@ from itertools import pairwise
 import torch
 from prometheus_client import CollectorRegistry
 
-from outrider.engine.pages import PagePool, SequenceKv
+from outrider.engine.kv.pages import PagePool, SequenceKv
 from outrider.engine.runner import Segment
-from outrider.messages import FinishReason, OpenVerify, SamplingParams, TokenBlock, Verdict
+from outrider.protocol.messages import FinishReason, OpenVerify, SamplingParams, TokenBlock, Verdict
 from outrider.rpc.queues import Outbox, Stream, deliver
 from outrider.telemetry.instruments import VerifyInstruments
 from verify_service.core import CoreSettings, EngineCore
-from verify_service.cost_model import CostModel
 from verify_service.mailbox import Close, Event, Open, Propose
-from verify_service.patience import Patience
-from verify_service.session import Limits, Session
+from verify_service.session import VerifyLimits, VerifySession
+from verify_service.speculation.cost_model import CostModel
+from verify_service.speculation.patience import Patience
 from verify_service.verifier import Runner
 
 VOCABULARY = 13
@@ -30,7 +30,7 @@ FLAT = CostModel([1, 1024], [1.0, 1.0], 1024)
 """Further tokens cost nothing."""
 LINEAR = CostModel([1, 1024], [1.0, 1024.0], 1024)
 """Every token costs as much as the first."""
-LIMITS = Limits(
+LIMITS = VerifyLimits(
     max_nodes=8,
     max_tree_nodes=64,
     context_length=200,
@@ -142,11 +142,11 @@ def chain_block(
 
 def make_session(
     session_id: int = 1, tokens: Sequence[int] = (1, 2, 3), computed: int | None = None, **changes: object
-) -> Session:
+) -> VerifySession:
     """A session that has computed all of its tokens but the last, or the first `computed`."""
     request = opening(tokens, **changes)
     patience = Patience(LIMITS.max_patience)
-    session = Session(session_id, request, tokens, LIMITS, Outbox(4, lambda: None), 0.0, patience)
+    session = VerifySession(session_id, request, tokens, LIMITS, Outbox(4, lambda: None), 0.0, patience)
     kv = SequenceKv.open(PagePool(64, 4), tokens, reuse=False)
     done = len(tokens) - 1 if computed is None else computed
     kv.reserve(done)
@@ -156,7 +156,7 @@ def make_session(
     return session
 
 
-def step(session: Session, tokens: Sequence[int]) -> None:
+def step(session: VerifySession, tokens: Sequence[int]) -> None:
     """Commit tokens and compute all but the last, as a step does."""
     session.commit(tokens)
     computed = session.tree.committed[session.kv.length : -1]
@@ -172,7 +172,7 @@ class Bench:
         self,
         runner: Runner | None = None,
         *,
-        limits: Limits = LIMITS,
+        limits: VerifyLimits = LIMITS,
         cost: CostModel | None = None,
         max_step_tokens: int = 64,
         max_unread: int = 1000,

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from outrider.errors import InternalError, OutOfPages, StaleHandle
-from outrider.messages import FinishReason, Opened, SamplingParams, TokenBlock, Verdict, VerifyPolicy
+from outrider.protocol.errors import InternalError, OutOfPages, StaleHandle
+from outrider.protocol.messages import FinishReason, Opened, SamplingParams, TokenBlock, Verdict, VerifyPolicy
 from tests.unit.verify_service.fakes import (
     LIMITS,
     Bench,
@@ -23,9 +23,9 @@ from tests.unit.verify_service.fakes import (
     text,
     verdicts,
 )
-from verify_service.cost_model import CostModel
 from verify_service.mailbox import Close, Closed, VerifyStream
 from verify_service.session import MAX_SILENCE
+from verify_service.speculation.cost_model import CostModel
 
 PROMPTS = [(1, 2, 3), (4, 5), (6, 7, 8, 9, 10, 11, 12, 1, 2), (3,)]
 Proposer = Callable[[random.Random, int, list[int], list[int]], TokenBlock]

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from outrider.engine.loaded_model import LoadedModel
-from outrider.engine.loader import load_model
+from outrider.engine.loading.loader import load_model
 from outrider.engine.runner import ModelRunner
-from outrider.messages import SamplingParams, TokenBlock, VerifyPolicy
+from outrider.protocol.messages import SamplingParams, TokenBlock, VerifyPolicy
 from tests.models import build_model
 from tests.unit.verify_service.fakes import LIMITS, Bench, Clock, block, chain_block, opening, text, verdicts
 from verify_service.mailbox import VerifyStream
-from verify_service.measure import measure_costs
+from verify_service.speculation.measure import measure_costs
 
 VOCABULARY = 300
 COUNT = 24

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from outrider.errors import Overloaded
+from outrider.protocol.errors import Overloaded
 from verify_service.admission import Places
 
 

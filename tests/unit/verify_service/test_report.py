@@ -7,9 +7,9 @@ from prometheus_client import CollectorRegistry
 
 from outrider.telemetry.instruments import VerifyInstruments
 from tests.unit.verify_service.fakes import FakeRunner, block, greedy_text, make_session
-from verify_service.controller import Advice
 from verify_service.report import count_verdict, verdict_of
 from verify_service.scheduler import Work
+from verify_service.speculation.controller import Advice
 from verify_service.verifier import Verifier
 
 

@@ -8,25 +8,25 @@ from itertools import pairwise
 
 import pytest
 
-from outrider.messages import SamplingParams, VerifyPolicy
+from outrider.protocol.messages import SamplingParams, VerifyPolicy
 from tests.unit.verify_service.fakes import FLAT, LINEAR, block, chain_block, make_session, step
-from verify_service.cost_model import CostModel
-from verify_service.patience import Patience
-from verify_service.scheduler import Plan, plan_step
-from verify_service.session import Session
+from verify_service.scheduler import StepPlan, plan_step
+from verify_service.session import VerifySession
+from verify_service.speculation.cost_model import CostModel
+from verify_service.speculation.patience import Patience
 
 TENTH = CostModel([1, 64], [0.1, 0.1], 64)
 MEMORY_BOUND = CostModel([1, 16, 512], [1.0, 1.1, 32.0], 512)
 
 
-def with_chain(session_id: int, length: int, acceptance: float, **changes: object) -> Session:
+def with_chain(session_id: int, length: int, acceptance: float, **changes: object) -> VerifySession:
     """A session with a chain of candidates."""
     session = make_session(session_id, **changes)
     session.propose(chain_block(0, 3, [1] * length, acceptance), arrived=0.0)
     return session
 
 
-def node_counts(plan: Plan) -> list[int]:
+def node_counts(plan: StepPlan) -> list[int]:
     """Nodes of each work, in the order of the sessions."""
     return [len(work.nodes) for work in sorted(plan.works, key=lambda work: work.session.id)]
 
@@ -169,7 +169,7 @@ def test_a_step_takes_every_session_along_but_waiting_sequential_ones() -> None:
     assert [work.session.id for work in plan.works] == [1, 2]
 
 
-def waiting(session_id: int, due: float, worths: Sequence[float] = ()) -> Session:
+def waiting(session_id: int, due: float, worths: Sequence[float] = ()) -> VerifySession:
     """A session without candidates that expects a tree of these worths, at 5.0, in `due` seconds."""
     session = make_session(session_id)
     session.patience = Patience(max_seconds=9.0, turnaround=0.1 + due, ready_worths=list(worths))
@@ -265,4 +265,4 @@ def test_sessions_that_cannot_run_are_left_out(why: str) -> None:
     else:
         for _ in range(4):
             session.outbox.announce(None)
-    assert plan_step([session], 0.0, FLAT, 64) == Plan([], None)
+    assert plan_step([session], 0.0, FLAT, 64) == StepPlan([], None)

@@ -14,14 +14,14 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from prometheus_client import CollectorRegistry
 
-from outrider import wire
-from outrider.allowance import BLOCKS, LATE
 from outrider.config import VerifyConfig
-from outrider.engine.tokenizer_files import TokenizerFiles
-from outrider.messages import ModelInfo, OpenVerify, SamplingParams, TokenBlock
-from outrider.serving import GrpcServer
+from outrider.engine.loading.tokenizer_files import TokenizerFiles
+from outrider.internal.v1 import verify_pb2, verify_pb2_grpc
+from outrider.protocol import wire
+from outrider.protocol.allowance import BLOCKS, LATE
+from outrider.protocol.messages import ModelInfo, OpenVerify, SamplingParams, TokenBlock
+from outrider.rpc.serving import GrpcServer
 from outrider.telemetry.instruments import VerifyInstruments
-from outrider.v1 import verify_pb2, verify_pb2_grpc
 from tests.unit.verify_service.fakes import (
     LIMITS,
     STEP_SECONDS,
@@ -31,10 +31,10 @@ from tests.unit.verify_service.fakes import (
     opening,
 )
 from verify_service.core import CoreSettings, EngineCore
-from verify_service.cost_model import CostModel
 from verify_service.engine import VerifyEngine
 from verify_service.main import SERVICE
 from verify_service.servicer import VerifyServicer
+from verify_service.speculation.cost_model import CostModel
 
 INFO = ModelInfo(
     model="fake",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.messages import FinishReason, SamplingParams, VerifyPolicy
+from outrider.protocol.messages import FinishReason, SamplingParams, VerifyPolicy
 from tests.unit.verify_service.fakes import LIMITS, block, chain_block, make_session, step
 
 STOP, LENGTH, NONE = FinishReason.STOP, FinishReason.LENGTH, FinishReason.NONE

@@ -165,7 +165,7 @@ def _block(
     return _absorb(state, scores, v, PRECISION)
 
 
-@triton.jit(do_not_specialize=["most_items"])
+@triton.jit(do_not_specialize=["max_items"])
 def attend_kernel(
     query,  # [N, Q, D] by strides
     keys,  # [S, H, D]
@@ -180,7 +180,7 @@ def attend_kernel(
     positions_at,
     own_at,
     masks_at,
-    most_items,
+    max_items,
     query_token_stride,
     query_head_stride,
     scale,
@@ -230,7 +230,7 @@ def attend_kernel(
             _write(out, state, token * (SHAPE[0] * SHAPE[1]) + query_head, real, SHAPE)
         else:
             at = (item * SHAPE[0] + head) * BLOCK_M + tl.arange(0, BLOCK_M)
-            _write_part(partial, statistics, state, at, most_items * SHAPE[0] * BLOCK_M, real, SHAPE)
+            _write_part(partial, statistics, state, at, max_items * SHAPE[0] * BLOCK_M, real, SHAPE)
 
 
 @triton.jit
@@ -261,7 +261,7 @@ def _joined(partial, statistics, first, splits, step, totals_at, SHAPE: tl.const
     return mixed / total
 
 
-@triton.jit(do_not_specialize=["most_items"])
+@triton.jit(do_not_specialize=["max_items"])
 def combine_kernel(
     out,  # [N, Q, V]
     partial,
@@ -269,7 +269,7 @@ def combine_kernel(
     buffer,
     tile_of_at,
     tiles_at,
-    most_items,
+    max_items,
     SHAPE: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
@@ -287,7 +287,7 @@ def combine_kernel(
         row = (token - tl.load(fields)) * SHAPE[1] + query_head % SHAPE[1]
         first = (tl.load(fields + 6) * SHAPE[0] + query_head // SHAPE[1]) * BLOCK_M + row
         step = SHAPE[0] * BLOCK_M
-        mixed = _joined(partial, statistics, first, splits, step, most_items * step, SHAPE)
+        mixed = _joined(partial, statistics, first, splits, step, max_items * step, SHAPE)
         tl.store(result, mixed.to(out.dtype.element_ty), mask=columns < SHAPE[3])
 
 

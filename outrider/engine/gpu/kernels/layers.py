@@ -1,7 +1,7 @@
 """What a decoder layer does between its products, each as one launch.
 
     add_norm_kernel   residual add and RMS norm (Zhang and Sennrich 2019)
-    turn_kernel       head norms, rotary positions (Su et al. 2021), keys and values to their slots
+    rotation_kernel   head norms, rotary positions (Su et al. 2021), keys and values to their slots
     gate_kernel       SiLU gate (Shazeer 2020)
 
 They compute what transformers computes, with the same roundings to 16 bits.
@@ -45,7 +45,7 @@ def add_norm_kernel(
 
 
 @triton.jit
-def _turned(places, cos, sin, weight, eps, HALF: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr):
+def _rotated(places, cos, sin, weight, eps, HALF: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr):
     """Both halves of one head, rotated: column i with column i + D / 2."""
     columns = tl.arange(0, BLOCK)
     inside = columns < HALF
@@ -63,7 +63,7 @@ def _turned(places, cos, sin, weight, eps, HALF: tl.constexpr, BLOCK: tl.constex
 
 
 @triton.jit
-def turn_kernel(
+def rotation_kernel(
     qkv,  # [N, Q + 2 H, D]; queries are rotated in place
     keys,  # [S, H, D]
     values,  # [S, H, D]
@@ -90,7 +90,7 @@ def turn_kernel(
         angle = token * HALF + columns
         c = tl.load(cos + angle, mask=inside, other=0.0)
         s = tl.load(sin + angle, mask=inside, other=0.0)
-        left, right = _turned(source, c, s, weights + head * (2 * HALF), eps, HALF, BLOCK, NORM)
+        left, right = _rotated(source, c, s, weights + head * (2 * HALF), eps, HALF, BLOCK, NORM)
         target = source
         if head >= QUERY_HEADS:
             target = keys + (slot + head - QUERY_HEADS) * (2 * HALF)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from outrider.engine.cpu import backend, choice
-from outrider.engine.cpu.backend import Backend, obstacle, preferred, row_edges
+from outrider.engine.cpu.backend import Backend, preferred, row_edges, unsupported_reason
 from outrider.engine.cpu.choice import MIN_BYTES, choose_backend, sample
-from outrider.errors import ModelError
+from outrider.protocol.errors import ModelError
 
 EVERYTHING = frozenset(name for names in backend._FEATURES.values() for name in names)
 NO_TILES = EVERYTHING - {"amx-tile", "amx-bf16"}
@@ -51,7 +51,7 @@ def test_a_system_that_refuses_tiles_is_obeyed(processor: pytest.MonkeyPatch) ->
     """As a seccomp filter does; using them all the same would end the process."""
     processor.setattr(backend, "_tiles_allowed", lambda: False)
     assert preferred(torch.bfloat16) is Backend.AVX512
-    assert "arch_prctl" in (obstacle(Backend.AMX, torch.bfloat16) or "")
+    assert "arch_prctl" in (unsupported_reason(Backend.AMX, torch.bfloat16) or "")
 
 
 def test_without_numba_the_library_computes(processor: pytest.MonkeyPatch) -> None:
@@ -104,7 +104,8 @@ def large() -> list[Tensor]:
 
 
 needs_avx512 = pytest.mark.skipif(
-    obstacle(Backend.AVX512, torch.float32) is not None, reason="needs a processor with AVX-512 and numba"
+    unsupported_reason(Backend.AVX512, torch.float32) is not None,
+    reason="needs a processor with AVX-512 and numba",
 )
 
 
@@ -138,13 +139,13 @@ def test_a_model_without_linear_layers_has_a_back_end() -> None:
     """Nothing is measured."""
     assert (
         choose_backend([], clock=no_clock).backend is Backend.ONEDNN
-        or obstacle(Backend.AVX512, torch.float32) is None
+        or unsupported_reason(Backend.AVX512, torch.float32) is None
     )
 
 
-def test_edges_are_where_a_product_takes_another_pass() -> None:
+def test_edges_are_where_a_matmul_takes_another_pass() -> None:
     """The library's are not known."""
     assert list(row_edges(Backend.ONEDNN)) == []
-    if obstacle(Backend.AVX512, torch.float32) is None:
+    if unsupported_reason(Backend.AVX512, torch.float32) is None:
         edges = list(row_edges(Backend.AVX512))
         assert edges[1] == 2 * edges[0]

@@ -11,13 +11,14 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from outrider.engine.cpu import linear
-from outrider.engine.cpu.backend import Backend, obstacle, preferred, product_type
+from outrider.engine.cpu.backend import Backend, matmul_type, preferred, unsupported_reason
 from outrider.engine.cpu.linear import KernelLinear, LibraryLinear, pack_linears
-from outrider.engine.cpu.product import MIN_SHARE, Product
-from outrider.engine.cpu.team import Team
+from outrider.engine.cpu.matmul import MIN_SHARE, Matmul
+from outrider.engine.cpu.worker_pool import WorkerPool
 
 needs_avx512 = pytest.mark.skipif(
-    obstacle(Backend.AVX512, torch.bfloat16) is not None, reason="needs AVX-512 BF16 and the package numba"
+    unsupported_reason(Backend.AVX512, torch.bfloat16) is not None,
+    reason="needs AVX-512 BF16 and the package numba",
 )
 
 
@@ -76,7 +77,7 @@ def test_what_does_not_fill_steps_is_left_to_the_library() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_helpers_share_the_library_s_products(dtype: torch.dtype) -> None:
+def test_helpers_share_the_library_s_matmuls(dtype: torch.dtype) -> None:
     """Each has some of the columns; the result is that of one thread but for the order of sums."""
     weight, bias = (
         torch.randn(2 * MIN_SHARE // 256, 256).to(dtype),
@@ -84,7 +85,7 @@ def test_helpers_share_the_library_s_products(dtype: torch.dtype) -> None:
     )
     x = torch.randn(3, 20, 256).to(dtype)
     torch.set_num_threads(1)
-    alone, shared = LibraryLinear(weight, bias), LibraryLinear(weight, bias, Team(2))
+    alone, shared = LibraryLinear(weight, bias), LibraryLinear(weight, bias, WorkerPool(2))
     with torch.inference_mode():
         torch.testing.assert_close(shared(x), alone(x))
 
@@ -108,14 +109,14 @@ def test_the_weights_of_all_layers_decide_whether_they_pass_the_cache(
 ) -> None:
     """Two layers that are too large together are both fetched past it."""
     found: list[bool] = []
-    real = product_type(Backend.AVX512)
+    real = matmul_type(Backend.AVX512)
     assert real is not None
 
-    def note(*args: Any, passing: bool, **others: Any) -> Product:
+    def note(*args: Any, passing: bool, **others: Any) -> Matmul:
         found.append(passing)
         return real(*args, passing=passing, **others)
 
-    monkeypatch.setattr(linear, "product_type", lambda backend: note)
+    monkeypatch.setattr(linear, "matmul_type", lambda backend: note)
     for limit in (2 * 4 * 8 * 8, 2 * 4 * 8 * 8 - 1):
         monkeypatch.setattr(linear, "KEPT_BYTES", limit)
         assert pack_linears(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), Backend.AVX512) == 2

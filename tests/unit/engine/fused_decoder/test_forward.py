@@ -12,9 +12,9 @@ from outrider.engine.cpu import backend
 from outrider.engine.cpu.backend import Backend
 from outrider.engine.fused_decoder import FusedDecoder
 from outrider.engine.fused_decoder.rotation import rotate
+from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loaded_model import LoadedModel
-from outrider.engine.loader import load_model
-from outrider.engine.pages import SequenceKv
+from outrider.engine.loading.loader import load_model
 from outrider.engine.runner import ModelRunner, Segment
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import gelu, silu
 
-from outrider.engine.cpu.backend import Backend, obstacle
+from outrider.engine.cpu.backend import Backend, unsupported_reason
 from outrider.engine.cpu.linear import pack_linears
 from outrider.engine.fused_decoder.decoder import Gate
 
@@ -15,7 +15,7 @@ WIDTH, INNER = 48, 40
 BACKENDS = [
     pytest.param(backend, marks=pytest.mark.skipif(reason is not None, reason=f"{backend}: {reason}"))
     for backend in Backend
-    for reason in [obstacle(backend, torch.bfloat16)]
+    for reason in [unsupported_reason(backend, torch.bfloat16)]
 ]
 
 
@@ -29,12 +29,12 @@ def seeded() -> None:
 @pytest.mark.parametrize("rows", [1, 7])
 def test_a_packed_gate_gives_what_it_gave_before(backend: Backend, rows: int) -> None:
     """The kernels' product opens the gate itself, the library's does not; the width is one."""
-    product = nn.Linear(WIDTH, 2 * INNER, dtype=torch.bfloat16)
-    model = nn.Sequential(Gate(product, silu))
+    gate_up = nn.Linear(WIDTH, 2 * INNER, dtype=torch.bfloat16)
+    model = nn.Sequential(Gate(gate_up, silu))
     x = torch.randn(rows, WIDTH, dtype=torch.bfloat16)
     with torch.inference_mode():
         expected = model(x)
-        assert pack_linears(model, backend, gates=["0.product"]) == 1
+        assert pack_linears(model, backend, gates=["0.gate_up"]) == 1
         assert model(x).shape == (rows, INNER)
         torch.testing.assert_close(model(x), expected, rtol=0.02, atol=0.01)
     assert model[0].opened == (backend is not Backend.ONEDNN)
@@ -54,7 +54,7 @@ def test_another_activation_is_left_to_the_gate(backend: Backend) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS[:-1])
 @pytest.mark.parametrize("width", [WIDTH // 2, 2 * WIDTH])
-def test_a_product_refuses_rows_of_another_width(backend: Backend, width: int) -> None:
+def test_a_matmul_refuses_rows_of_another_width(backend: Backend, width: int) -> None:
     """A kernel would read memory that belongs to others; the library refuses by itself."""
     model = nn.Sequential(nn.Linear(WIDTH, INNER, dtype=torch.bfloat16))
     pack_linears(model, backend)

@@ -11,9 +11,9 @@ import transformers
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from outrider.engine.check import Plain, run_plain
 from outrider.engine.fused_decoder import FusedDecoder, NotFused, fused_decoder
-from outrider.engine.loader import load_model
+from outrider.engine.loading.check_forward import Plain, run_plain
+from outrider.engine.loading.loader import load_model
 from tests.models import ARCHITECTURES, BOS_ID, EOS_ID, build_tokenizer
 
 Folders = Callable[[str], Path]

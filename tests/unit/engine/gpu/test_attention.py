@@ -10,10 +10,10 @@ import torch
 
 from outrider.engine.attention import PagedAttention
 from outrider.engine.gpu.attention import KernelAttention
-from outrider.engine.gpu.layout import Capacity, Layout
-from outrider.engine.gpu.plan import Machine, fill, graph_capacity, plan_tiles
+from outrider.engine.gpu.layout import BufferLayout, Capacity
+from outrider.engine.gpu.plan import PlanSettings, fill, graph_capacity, plan_tiles
+from outrider.engine.kv.pages import PagePool, SequenceKv
 from outrider.engine.loaded_model import Geometry
-from outrider.engine.pages import PagePool, SequenceKv
 from outrider.engine.step import Segment, plan_step
 
 CPU = torch.device("cpu")
@@ -67,10 +67,10 @@ class Case:
         query = self.random((1, shape.query_heads, total, shape.head_dim))
         key = self.random((1, shape.kv_heads, total, shape.head_dim))
         value = self.random((1, shape.kv_heads, total, shape.value_dim))
-        machine = Machine(shape.queries_per_kv, PAGE, self.kernel.trash, items)
-        plan = plan_tiles(segments, total + padding, machine)
-        layout = Layout(graph_capacity(total + padding, machine) if padding else plan.capacity)
-        buffer = torch.from_numpy(fill(plan, layout, segments, [], machine))
+        settings = PlanSettings(shape.queries_per_kv, PAGE, self.kernel.trash, items)
+        plan = plan_tiles(segments, total + padding, settings)
+        layout = BufferLayout(graph_capacity(total + padding, settings) if padding else plan.capacity)
+        buffer = torch.from_numpy(fill(plan, layout, segments, [], settings))
         self.kernel.current = self.kernel.open_step(buffer, layout, 1)
         padded = [torch.nn.functional.pad(part, (0, 0, 0, padding)) for part in (query, key, value)]
         found, _ = self.kernel.attend(Layer(), *padded, None, **options)
@@ -215,6 +215,6 @@ def test_a_long_context_is_split():
     segment = chain(kv, 1)
     kv.reserve(1)
     kv.append(segment.tokens, None)
-    plan = plan_tiles([segment], 1, Machine(2, PAGE, SLOTS, items=4))
+    plan = plan_tiles([segment], 1, PlanSettings(2, PAGE, SLOTS, items=4))
     assert [item[1:] for item in plan.items] == [(0, 256), (256, 512), (512, 768), (768, 901)]
     assert plan.capacity == Capacity(1, 1, 4)

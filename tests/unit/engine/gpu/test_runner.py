@@ -7,9 +7,9 @@ from functools import cache
 import pytest
 import torch
 
-from outrider.engine import loader
 from outrider.engine.gpu.runner import GraphRunner
-from outrider.engine.pages import SequenceKv
+from outrider.engine.kv.pages import SequenceKv
+from outrider.engine.loading import loader
 from outrider.engine.runner import ModelRunner, Segment
 from tests.unit.engine.gpu.fakes import FakeGraphs
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from outrider.messages import SamplingParams
+from outrider.protocol.messages import SamplingParams
 from outrider.sampling import chooser, on_device
-from outrider.sampling.chooser import Row, choose, rank
+from outrider.sampling.chooser import SamplingRow, choose, rank
 from outrider.sampling.history import History
 from outrider.sampling.noise import gumbel_rows, row_keys
 from outrider.sampling.processors import plain
@@ -17,9 +17,9 @@ VOCABULARY = 1000
 NOTHING = History([])
 
 
-def rows_of(*params: SamplingParams) -> list[Row]:
+def rows_of(*params: SamplingParams) -> list[SamplingRow]:
     """A row at each of some positions."""
-    return [Row(each, 100 + 7 * index, index, NOTHING) for index, each in enumerate(params)]
+    return [SamplingRow(each, 100 + 7 * index, index, NOTHING) for index, each in enumerate(params)]
 
 
 def logits_of(rows: int, seed: int = 0, spread: float = 3.0) -> torch.Tensor:

@@ -11,10 +11,10 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from orchestrator.auth import Tokens
 from orchestrator.gateway.app import Gateway
 from orchestrator.gateway.bodies import Bodies
 from orchestrator.gateway.instruments import GatewayInstruments
+from orchestrator.request.auth import Tokens
 from outrider.client import AsyncClient, Retries
 
 JSON = {"content-type": "application/json"}
@@ -116,10 +116,10 @@ class Rig:
 
 @asynccontextmanager
 async def rig(
-    endpoint: str, tokens: bytes = b"", most_bytes: int = 1 << 20, seconds: float = 30.0
+    endpoint: str, tokens: bytes = b"", max_bytes: int = 1 << 20, seconds: float = 30.0
 ) -> AsyncIterator[Rig]:
     """A gateway that calls an endpoint."""
-    registry, healthy, bodies = CollectorRegistry(), [True], Bodies(most_bytes, seconds=0.2)
+    registry, healthy, bodies = CollectorRegistry(), [True], Bodies(max_bytes, seconds=0.2)
 
     async def health() -> bool:
         return healthy[0]

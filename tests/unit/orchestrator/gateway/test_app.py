@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from outrider.errors import (
+from outrider.protocol.errors import (
     ContextTooLong,
     DeadlineExceeded,
     InternalError,

@@ -1,0 +1,90 @@
+"""Finds out when a draft stops fitting the traffic: a change detector on acceptance.
+
+A draft that fits badly costs nothing but speed, so nobody notices without looking. The detector is
+Page-Hinkley's (Page, Continuous inspection schemes, Biometrika 41, 1954; Hinkley, Inference about the
+change-point from cumulative sum tests, Biometrika 58, 1971), one-sided. With x the outcomes and m their mean
+since the detector began, it sums m - x - TOLERANCE and alarms when the sum has risen by THRESHOLD above its
+lowest value. A fall of less than TOLERANCE lets the sum fall and is never reported for long; a larger one
+makes it rise, by the difference with every step. After an alarm it begins anew: what is, is the new normal.
+
+The outcome of a step is whether its walk took a candidate for the first position. Deeper positions are left
+out: how many of them are verified is the budget's choice, and changes with load alone.
+
+False-alarm rate and delay: docs/drift.md, `python -m benchmarks.drift`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from outrider.protocol.messages import Verdict
+
+TOLERANCE = 0.05
+"""Falls of acceptance below this are not worth an alarm."""
+THRESHOLD = 25.0
+"""Accumulated fall at which the alarm is raised."""
+MIN_STEPS = 300
+"""Steps before the mean is trusted enough to compare with it."""
+MAX_WATCHED = 256
+"""Pairs of task and draft replica; beyond, the one unused longest is forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The detector after one outcome."""
+
+    statistic: float
+    """Accumulated fall as a share of what raises the alarm, 0 to 1."""
+    alarm: bool
+    before: float
+    """Mean acceptance since the detector began."""
+    steps: int
+    """Outcomes that the mean is over."""
+
+
+class PageHinkley:
+    """Detects a fall of the mean of a stream of outcomes, each 0 or 1."""
+
+    def __init__(
+        self, tolerance: float = TOLERANCE, threshold: float = THRESHOLD, min_steps: int = MIN_STEPS
+    ) -> None:
+        self._tolerance = tolerance
+        self._threshold = threshold
+        self._min_steps = min_steps
+        self._steps, self._mean = 0, 0.0
+        self._fall = 0.0
+        """Accumulated fall above its lowest value so far."""
+
+    def observe(self, outcome: float) -> Reading:
+        """Take one outcome into account; after an alarm the detector begins anew."""
+        self._steps += 1
+        self._mean += (outcome - self._mean) / self._steps
+        self._fall = max(self._fall + self._mean - outcome - self._tolerance, 0.0)
+        alarm = self._fall >= self._threshold and self._steps >= self._min_steps
+        reading = Reading(min(self._fall / self._threshold, 1.0), alarm, self._mean, self._steps)
+        if alarm:
+            self._steps, self._mean, self._fall = 0, 0.0, 0.0
+        return reading
+
+
+class DriftWatch:
+    """One detector per task and draft replica."""
+
+    def __init__(self) -> None:
+        self._detectors: OrderedDict[tuple[str, str], PageHinkley] = OrderedDict()
+
+    def observe(self, task: str, draft: str, verdict: Verdict) -> Reading | None:
+        """Learn from a verdict; None when it says nothing about the draft."""
+        if verdict.verified <= verdict.lookup_verified:
+            return None
+        return self._detector(task, draft).observe(float(verdict.accepted > 0))
+
+    def _detector(self, task: str, draft: str) -> PageHinkley:
+        found = self._detectors.get((task, draft))
+        if found is None:
+            found = self._detectors[task, draft] = PageHinkley()
+            if len(self._detectors) > MAX_WATCHED:
+                self._detectors.popitem(last=False)
+        self._detectors.move_to_end((task, draft))
+        return found

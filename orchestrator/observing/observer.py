@@ -1,0 +1,132 @@
+"""What is counted of every continuation: its steps, its need of drafts, and whether drafts still fit.
+
+No I/O and no clock: `orchestrator.pipeline` says what happened and when.
+"""
+
+from __future__ import annotations
+
+from orchestrator.observing.draft_load import DraftLoad
+from orchestrator.observing.drift import DriftWatch, Reading
+from orchestrator.request.resolver import Request
+from outrider.protocol.messages import TokenBlock, Verdict
+from outrider.telemetry.instruments import OrchestratorInstruments
+from outrider.telemetry.logs import get_logger
+
+logger = get_logger(__name__)
+
+
+class Observers:
+    """Makes an observer for every continuation; they share the detectors of drift and the need of drafts."""
+
+    def __init__(self, instruments: OrchestratorInstruments) -> None:
+        self.load = DraftLoad(instruments.draft_pool)
+        self._instruments = instruments
+        self._drift = DriftWatch()
+
+    def watch(self, request: Request) -> Observer:
+        """An observer of one continuation, to be closed at its end."""
+        return Observer(self._instruments, self.load, self._drift, request.task)
+
+
+class Observer:
+    """Watches one continuation; times are seconds of the caller's clock."""
+
+    def __init__(
+        self, instruments: OrchestratorInstruments, load: DraftLoad, drift: DriftWatch, task: str
+    ) -> None:
+        self._instruments = instruments
+        self._load = load
+        self._drift = drift
+        self._task = task
+        self._wants_draft = False
+        self._draft = ""
+        """Endpoint of the open draft replica; empty while there is none."""
+        self._last_verdict: float | None = None
+        self._unanswered: tuple[int, float] | None = None
+        """Committed length and time of the first verdict that the draft has not answered."""
+
+    def wants_draft(self) -> None:
+        """The session looks for a draft replica."""
+        if not self._wants_draft:
+            self._wants_draft = True
+            self._load.want(1)
+            self._load.wait(1)
+
+    def parked(self) -> None:
+        """The session gave its draft up because the verify replica wants none."""
+        self._load.parked()
+        self.close()
+
+    def close(self) -> None:
+        """The continuation has ended, or wants no draft any more."""
+        self._load.want(-self._wants_draft)
+        self._load.wait(-self._waiting)
+        self._wants_draft = False
+        self._draft = ""
+        self._unanswered = None
+
+    def draft_opened(self, endpoint: str) -> None:
+        """A draft replica admitted the session."""
+        self._load.wait(-self._waiting)
+        self._draft = endpoint
+
+    def lost(self, kind: str) -> None:
+        """A replica was given up; the session goes on."""
+        self._instruments.fallback(kind)
+        if kind == "draft":
+            self._leave_draft()
+
+    def moved(self) -> None:
+        """The draft replica is draining; the session looks for another one."""
+        self._leave_draft()
+
+    def block(self, block: TokenBlock, now: float) -> None:
+        """The draft sent a block."""
+        if self._unanswered is not None and block.base_length >= self._unanswered[0]:
+            self._load.answered(now - self._unanswered[1])
+            self._unanswered = None
+
+    def verdict(self, verdict: Verdict, now: float) -> Reading | None:
+        """A step committed tokens; returns what the drift detector says if it raises the alarm."""
+        self._instruments.speculation.step(verdict, self._task, self._draft)
+        if self._wants_draft:
+            self._count_time(verdict, now)
+        self._last_verdict = now
+        if not self._draft or not verdict.draft_wanted:  # it pauses
+            return None
+        self._load.step((verdict.times.forward_us + verdict.times.sample_us) * 1e-6)
+        if self._unanswered is None:
+            self._unanswered = (verdict.base_length + len(verdict.tokens), now)
+        return self._look_for_drift(verdict)
+
+    @property
+    def _waiting(self) -> bool:
+        return self._wants_draft and not self._draft
+
+    def _leave_draft(self) -> None:
+        if self._draft:
+            self._draft = ""
+            self._load.wait(self._waiting)
+        self._unanswered = None
+
+    def _count_time(self, verdict: Verdict, now: float) -> None:
+        """Time since the verdict before; the first one's was prefill."""
+        if self._last_verdict is not None:
+            elapsed = max(now - self._last_verdict, 0.0)
+            self._load.round(elapsed, verdict.times.idle_us * 1e-6, missing=not self._draft)
+
+    def _look_for_drift(self, verdict: Verdict) -> Reading | None:
+        reading = self._drift.observe(self._task, self._draft, verdict)
+        if reading is None:
+            return None
+        self._instruments.speculation.drift(self._task, self._draft, reading.statistic, reading.alarm)
+        if not reading.alarm:
+            return None
+        logger.warning(
+            "acceptance has fallen: the draft no longer fits this traffic",
+            task=self._task,
+            draft=self._draft,
+            mean_before=round(reading.before, 3),
+            steps=reading.steps,
+        )
+        return reading

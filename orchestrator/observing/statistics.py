@@ -1,0 +1,64 @@
+"""What speculation did for one continuation: raw counts and sums, ratios left to the reader."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider.protocol.messages import TokenBlock, Verdict
+
+
+@dataclass(slots=True)
+class Statistics:
+    """Counters of one continuation; the words are those of `SpeculationStats` on the wire."""
+
+    steps: int = 0
+    committed: int = 0
+    """Tokens that the steps committed."""
+    drafted: int = 0
+    verified: int = 0
+    accepted: int = 0
+    hits: int = 0
+    draft_losses: int = 0
+    verify_losses: int = 0
+    cached: int = 0
+    """Prompt tokens whose keys and values were at hand when the first verify session opened."""
+    forward_us: int = 0
+    sample_us: int = 0
+    queue_us: int = 0
+    idle_us: int = 0
+    draft_us: int = 0
+    decode_us: int = 0
+    """Rounds after the first verdict, by the verify replicas' clocks."""
+    decode_busy_us: int = 0
+    """What of them was forwards, choosing and walking."""
+    first_token_at: float | None = None
+    """On the clock of the caller of `add_verdict`."""
+
+    @property
+    def acceptance_length(self) -> float:
+        """Mean tokens committed per step."""
+        return self.committed / self.steps if self.steps else 0.0
+
+    def add_block(self, block: TokenBlock) -> None:
+        """Count a block that a draft sent."""
+        self.drafted += len(block)
+        self.draft_us += block.expand_us
+
+    def add_verdict(self, verdict: Verdict, now: float) -> None:
+        """Count a verify step."""
+        times = verdict.times
+        busy_us = times.forward_us + times.sample_us
+        if self.first_token_at is None:
+            self.first_token_at = now
+        else:
+            self.decode_us += times.queue_us + busy_us
+            self.decode_busy_us += busy_us
+        self.steps += 1
+        self.committed += len(verdict.tokens)
+        self.verified += verdict.verified
+        self.accepted += verdict.accepted
+        self.hits += verdict.hit
+        self.forward_us += times.forward_us
+        self.sample_us += times.sample_us
+        self.queue_us += times.queue_us
+        self.idle_us += times.idle_us

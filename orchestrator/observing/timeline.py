@@ -1,0 +1,106 @@
+"""Where the time of each step went: the one place that computes it, for spans and for the picture.
+
+Clocks of different machines differ: lanes are drawn by the clock of the service that did the work, wire
+bars are cut at zero length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from outrider.protocol.messages import TokenBlock, Verdict
+
+MAX_EVENTS = 20_000
+MAX_LINKS = 128
+
+
+class Lane(IntEnum):
+    """Lane of the picture; the numbers are those of the wire."""
+
+    DRAFT = 1
+    WIRE = 2
+    VERIFY = 3
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineEvent:
+    """One bar."""
+
+    lane: Lane
+    start_ns: int
+    duration_us: int
+    name: str
+    step: int
+    nodes: int = 0
+    accepted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One verify step as the orchestrator saw it: from the verdict before it (or the opening) to its own."""
+
+    verdict: Verdict
+    start_ns: int
+    end_ns: int
+    drafted: int
+    """Nodes that arrived meanwhile."""
+    draft_us: int
+    """Time that the draft spent on them."""
+    wire_us: int
+    """What is left of the step after queue, forward and sample."""
+    links: tuple[str, ...]
+    """Traceparents of the drafts' spans."""
+
+
+class StepRecorder:
+    """Collects blocks between verdicts; times are nanoseconds since the Unix epoch."""
+
+    def __init__(self, start_ns: int, first_step: int = 0) -> None:
+        self._start_ns = start_ns
+        self._step = first_step
+        self._drafted = self._draft_us = 0
+        self._links: list[str] = []
+        self.events: list[TimelineEvent] = []
+
+    def reopened(self, now_ns: int) -> None:
+        """A verify session begins; its first step starts now."""
+        self._start_ns = now_ns
+
+    def add_block(self, block: TokenBlock, now_ns: int) -> None:
+        """A block arrived."""
+        nodes, step = len(block), self._step + 1
+        self._drafted += nodes
+        self._draft_us += block.expand_us
+        if block.traceparent and len(self._links) < MAX_LINKS:
+            self._links.append(block.traceparent)
+        if block.expand_start_ns:
+            sent_ns = block.expand_start_ns + block.expand_us * 1000
+            self._add(Lane.DRAFT, block.expand_start_ns, sent_ns, "block", step, nodes)
+            self._add(Lane.WIRE, sent_ns, now_ns, "block", step, nodes)
+
+    def add_verdict(self, verdict: Verdict, now_ns: int) -> StepRecord:
+        """A verdict arrived: the step that it ends."""
+        times = verdict.times
+        accounted = times.queue_us + times.forward_us + times.sample_us
+        start_ns, self._start_ns = self._start_ns, now_ns
+        wire_us = max(0, (now_ns - start_ns) // 1000 - accounted)
+        step = StepRecord(
+            verdict, start_ns, now_ns, self._drafted, self._draft_us, wire_us, tuple(self._links)
+        )
+        self._step = verdict.step
+        self._drafted = self._draft_us = 0
+        self._links = []
+        if times.forward_start_ns:
+            sent_ns = times.forward_start_ns + (times.forward_us + times.sample_us) * 1000
+            nodes, accepted = verdict.verified, verdict.accepted
+            self._add(Lane.VERIFY, times.forward_start_ns, sent_ns, "verify", verdict.step, nodes, accepted)
+            self._add(Lane.WIRE, sent_ns, now_ns, "verdict", verdict.step, nodes, accepted)
+        return step
+
+    def _add(
+        self, lane: Lane, start_ns: int, end_ns: int, name: str, step: int, nodes: int, accepted: int = 0
+    ) -> None:
+        if len(self.events) < MAX_EVENTS:
+            duration_us = max(0, end_ns - start_ns) // 1000
+            self.events.append(TimelineEvent(lane, start_ns, duration_us, name, step, nodes, accepted))

@@ -1,0 +1,1 @@
+"""Draft and verify replicas: found, probed, chosen, and the streams to them."""

@@ -1,0 +1,127 @@
+"""Where replicas are: a static list, DNS names that are polled, a file that is read again."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from outrider.protocol.errors import ConfigError
+from outrider.telemetry.logs import get_logger
+
+logger = get_logger(__name__)
+KINDS = ("verify", "draft")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """`host:port`, or `dns:name:port` for every address that the name has."""
+
+    text: str
+    host: str
+    port: int
+    dns: bool
+
+    @classmethod
+    def parse(cls, setting: str, text: str) -> Address:
+        """Raises ConfigError, naming the setting, when the text is no address."""
+        dns = text.startswith("dns:")
+        host, _, port = text.removeprefix("dns:").rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ConfigError(f"{setting}: {text!r} is not host:port or dns:name:port")
+        return cls(text, host, int(port), dns)
+
+
+def parse_replicas_file(text: str) -> dict[str, list[Address]]:
+    """The addresses of each kind; empty lines and lines with # are comments.
+
+    Raises:
+        ConfigError: a line is not `verify host:port` or `draft host:port`.
+    """
+    addresses: dict[str, list[Address]] = {kind: [] for kind in KINDS}
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        if len(words) != 2 or words[0] not in KINDS:
+            raise ConfigError(
+                f"replicas_file: line {number} is not 'verify host:port' or 'draft host:port': {line!r}"
+            )
+        addresses[words[0]].append(Address.parse(f"replicas_file, line {number}", words[1]))
+    return addresses
+
+
+@dataclass(slots=True)
+class Discovery:
+    """Finds the endpoints of one kind of replica."""
+
+    kind: str
+    static: tuple[Address, ...]
+    file: Path | None
+    _resolved: dict[str, list[str]] = field(default_factory=dict)
+    """Last answer of each DNS name: one that cannot be asked now keeps its replicas."""
+    _unresolved: set[str] = field(default_factory=set)
+    """DNS names that could not be asked last time; each is warned of once."""
+    _listed: list[Address] = field(default_factory=list)
+
+    @classmethod
+    def configure(cls, kind: str, static: Iterable[str], replicas_file: str) -> Discovery:
+        """From settings.
+
+        Raises:
+            ConfigError: an address does not parse, or the file cannot be read.
+        """
+        addresses = tuple(Address.parse(kind, text) for text in static)
+        discovery = cls(kind, addresses, Path(replicas_file) if replicas_file else None)
+        discovery._listed = discovery._read()
+        return discovery
+
+    async def endpoints(self) -> list[str]:
+        """The endpoints now, without repetition, in the order of the settings."""
+        try:
+            self._listed = self._read()
+        except ConfigError as error:
+            logger.warning("replicas file is not usable; keeping what it said before", error=str(error))
+        found: dict[str, None] = {}
+        for address in (*self.static, *self._listed):
+            found.update(dict.fromkeys(await self._resolve(address)))
+        return list(found)
+
+    def tls_name(self, endpoint: str) -> str:
+        """The DNS name that an endpoint was found under: its certificate is for this name, not for the
+        address of one pod. Empty when it was given as it is."""
+        for text, endpoints in self._resolved.items():
+            if endpoint in endpoints:
+                return Address.parse(self.kind, text).host
+        return ""
+
+    def _read(self) -> list[Address]:
+        if self.file is None:
+            return []
+        try:
+            text = self.file.read_text()
+        except OSError as error:
+            raise ConfigError(f"replicas_file: cannot read {str(self.file)!r} ({error.strerror})") from error
+        return parse_replicas_file(text)[self.kind]
+
+    async def _resolve(self, address: Address) -> list[str]:
+        if not address.dns:
+            return [address.text]
+        loop = asyncio.get_running_loop()
+        try:
+            answers = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            if address.text not in self._unresolved:
+                logger.warning("DNS name does not resolve", name=address.host, error=str(error))
+            self._unresolved.add(address.text)
+            return self._resolved.get(address.text, [])
+        self._unresolved.discard(address.text)
+        hosts = sorted({str(answer[4][0]) for answer in answers})
+        self._resolved[address.text] = [_endpoint(host, address.port) for host in hosts]
+        return self._resolved[address.text]
+
+
+def _endpoint(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

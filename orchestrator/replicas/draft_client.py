@@ -1,0 +1,79 @@
+"""One draft session on one replica: messages of the wire <-> events of the session."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import grpc
+
+from orchestrator.events import BlockArrived, DraftOpened, Event
+from orchestrator.replicas.stream import ReplicaStream
+from outrider.internal.v1 import draft_pb2, draft_pb2_grpc
+from outrider.protocol.errors import InternalError, InvalidRequest, Unavailable
+from outrider.protocol.messages import OpenDraft, TokenBlock, Verdict
+from outrider.protocol.wire import block_from_pb, open_draft_to_pb, opened_draft_from_pb, verdict_to_pb
+from outrider.telemetry.rpc_spans import DRAFT, client_span
+
+
+class DraftClient:
+    """Stream number `stream` of a session; events go to `deliver`, which may wait to slow the replica."""
+
+    def __init__(self, stream: int, opening: OpenDraft, deliver: Callable[[Event], Awaitable[None]]) -> None:
+        self.stream = stream
+        self._deliver = deliver
+        self._endpoint = ""
+        self._traceparent = opening.traceparent
+        self._may_be_silent = False
+        self._opened = False
+        first = draft_pb2.DraftRequest(open=open_draft_to_pb(opening))
+        self._messages: ReplicaStream[draft_pb2.DraftRequest, draft_pb2.DraftResponse] = ReplicaStream(first)
+        self.abort = self._messages.abort
+
+    def commit(self, verdict: Verdict) -> None:
+        """Tell the replica what the target committed."""
+        self._messages.send(draft_pb2.DraftRequest(verdict=verdict_to_pb(verdict)))
+
+    def close(self) -> None:
+        """End the session."""
+        self._messages.end(draft_pb2.DraftRequest(close=draft_pb2.CloseDraft()))
+
+    async def run(
+        self, endpoint: str, channel: grpc.aio.Channel, open_seconds: float, may_be_silent: bool
+    ) -> None:
+        """Hold the session until the replica ends it; it has `open_seconds` to admit it.
+
+        Raises:
+            OutriderError: the stream failed or did not open in time.
+        """
+        self._endpoint = endpoint
+        self._may_be_silent = may_be_silent
+        late = asyncio.get_running_loop().call_later(open_seconds, self._give_up)
+        try:
+            stub = draft_pb2_grpc.DraftServiceStub(channel)  # type: ignore[no-untyped-call]
+            with client_span(DRAFT, self._traceparent, endpoint) as metadata:
+                await self._messages.run(stub.Draft(metadata=metadata), self._receive)
+        finally:
+            late.cancel()
+
+    def _give_up(self) -> None:
+        if not self._opened:
+            self.abort(Unavailable(f"draft replica {self._endpoint} did not open the session in time"))
+
+    async def _receive(self, response: draft_pb2.DraftResponse) -> None:
+        match response.WhichOneof("message"):
+            case "block":
+                await self._deliver(BlockArrived(self.stream, _block(response)))
+            case "opened":
+                self._opened = True
+                opened = opened_draft_from_pb(response.opened)
+                await self._deliver(DraftOpened(self.stream, opened, self._endpoint, self._may_be_silent))
+            case _:
+                raise InternalError("the draft replica sent a message that says nothing")
+
+
+def _block(response: draft_pb2.DraftResponse) -> TokenBlock:
+    try:
+        return block_from_pb(response.block)
+    except InvalidRequest as error:  # the replica's mistake, not the caller's
+        raise InternalError(f"the draft replica sent a malformed block: {error}") from None

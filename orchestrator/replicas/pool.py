@@ -1,0 +1,285 @@
+"""Which replicas of one kind there are, which can be used, and which one to use next.
+
+Pure decisions: `orchestrator.replicas.fleet` probes replicas and reports what it sees, sessions report how
+their streams ended, and time is passed in. A replica is usable when the last probe found it serving the right
+vocabulary and its circuit breaker lets it be tried:
+
+    closed      used freely; `failures` in a row open it
+    open        kept out until `breaker_seconds` have passed
+    half open   one session tries it; its outcome closes or opens the breaker
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from outrider.protocol.errors import (
+    Draining,
+    Flood,
+    InvalidRequest,
+    MismatchedPair,
+    OutOfPages,
+    OutriderError,
+    Overloaded,
+    StaleHandle,
+    Unavailable,
+)
+from outrider.protocol.messages import ModelInfo
+
+PREFIX_TOKENS = 64
+"""Prompts that agree in this many tokens are likely to share KV pages."""
+MAX_PREFIXES = 4096
+LOST_PROBES = 3
+"""Probes in a row without an answer after which running sessions are moved."""
+MIN_BUSY_SECONDS = 0.05
+"""For which a replica that refused a session for lack of room is not asked again."""
+AFFINITY_SLACK = 2
+"""How many sessions more than the least loaded one a replica may have and still be chosen for its pages."""
+
+
+class State(StrEnum):
+    """What a replica can be used for, and if not, why."""
+
+    USABLE = "usable"
+    UNKNOWN = "unknown"
+    """Not probed yet."""
+    DOWN = "down"
+    DRAINING = "draining"
+    MISMATCHED = "mismatched"
+    BROKEN = "broken"
+    """Its circuit breaker is open."""
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """One replica as its probes and its sessions show it."""
+
+    endpoint: str
+    info: ModelInfo | None = None
+    serving: bool = False
+    reachable: bool = False
+    missed_probes: int = 0
+    """In a row."""
+    mismatch: str = ""
+    """Why it cannot be paired with the target; empty when it can."""
+    failures: int = 0
+    """Failures in a row, as sessions see them."""
+    open_until: float = 0.0
+    trial: Lease | None = None
+    """The session that tries the replica while its breaker is half open."""
+    busy_until: float = 0.0
+    """It refused a session for lack of room."""
+    leases: set[Lease] = field(default_factory=set)
+    leases_at_probe: int = 0
+
+    @property
+    def load(self) -> float:
+        """Share of its sessions in use: everybody's at the last probe, and what changed of ours since."""
+        if self.info is None:
+            return len(self.leases)
+        sessions = self.info.sessions + len(self.leases) - self.leases_at_probe
+        return max(sessions, len(self.leases)) / max(1, self.info.max_sessions)
+
+    @property
+    def room(self) -> int:
+        """Sessions of ours that it has room for. Where others use it too, one more than it has admitted: that
+        one waits in the replica's own line, so that our turn comes when one of theirs ends."""
+        if self.info is None:
+            return 0
+        others = max(0, self.info.sessions - self.leases_at_probe)
+        admitted = sum(lease.incarnation != "" for lease in self.leases)
+        return max(self.info.max_sessions - others, admitted) + (others > 0)
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """One session's use of a replica. `on_lost` is called when a probe finds the replica gone."""
+
+    replica: Replica
+    on_lost: Callable[[OutriderError], None]
+    incarnation: str = ""
+    """Of the process that admitted the session; empty before."""
+
+
+class Replicas:
+    """The replicas of one kind."""
+
+    def __init__(
+        self, breaker_failures: int, breaker_seconds: float, affinity_slack: int = AFFINITY_SLACK
+    ) -> None:
+        self._breaker_failures = breaker_failures
+        self._breaker_seconds = breaker_seconds
+        self._affinity_slack = affinity_slack
+        self._replicas: dict[str, Replica] = {}
+        self._prefixes: OrderedDict[int, str] = OrderedDict()
+        """Hash of the first tokens of a prompt -> endpoint that saw it last."""
+
+    def __iter__(self) -> Iterator[Replica]:
+        return iter(self._replicas.values())
+
+    def find(self, endpoint: str) -> Replica | None:
+        """The replica at an endpoint, if it is known."""
+        return self._replicas.get(endpoint)
+
+    def state(self, replica: Replica, now: float) -> State:
+        """What the replica can be used for now."""
+        if replica.info is None and replica.missed_probes == 0:
+            return State.UNKNOWN
+        if not replica.reachable:
+            return State.DOWN
+        if replica.mismatch:
+            return State.MISMATCHED
+        if not replica.serving:
+            return State.DRAINING
+        return State.BROKEN if self._kept_out(replica, now) else State.USABLE
+
+    def count(self, state: State, now: float) -> int:
+        """Replicas in a state."""
+        return sum(self.state(replica, now) is state for replica in self)
+
+    def usable(self, now: float) -> list[Replica]:
+        """Replicas that a session may open now."""
+        return [replica for replica in self if self.state(replica, now) is State.USABLE]
+
+    def set_endpoints(self, endpoints: Collection[str]) -> list[Replica]:
+        """Take up new endpoints and let go of missing ones; returns the latter. Their sessions go on."""
+        gone = [replica for endpoint, replica in self._replicas.items() if endpoint not in endpoints]
+        for replica in gone:
+            del self._replicas[replica.endpoint]
+        for endpoint in endpoints:
+            self._replicas.setdefault(endpoint, Replica(endpoint))
+        return gone
+
+    def seen(self, endpoint: str, info: ModelInfo, serving: bool, mismatch: str = "") -> None:
+        """A probe was answered. A new incarnation is judged afresh; sessions of the old one are lost."""
+        replica = self._replicas.get(endpoint)
+        if replica is None:
+            return
+        restarted = replica.info is not None and replica.info.incarnation != info.incarnation
+        replica.info, replica.serving, replica.reachable = info, serving, True
+        replica.missed_probes = 0
+        replica.leases_at_probe = len(replica.leases)
+        replica.mismatch = mismatch
+        if restarted:
+            replica.failures, replica.open_until, replica.trial = 0, 0.0, None
+            old = [lease for lease in replica.leases if lease.incarnation not in ("", info.incarnation)]
+            _lose(old, Unavailable(f"{endpoint} was restarted"))
+
+    def refused(self, endpoint: str) -> None:
+        """A probe was answered by a replica that loads or drains: no new sessions, those it has go on."""
+        replica = self._replicas.get(endpoint)
+        if replica is None or replica.info is None:
+            self.missed(endpoint, Unavailable(f"{endpoint} is not serving"))
+            return
+        replica.serving, replica.reachable, replica.missed_probes = False, True, 0
+
+    def missed(self, endpoint: str, error: OutriderError) -> None:
+        """A probe failed: no new sessions, and after `LOST_PROBES` in a row the running ones are lost."""
+        replica = self._replicas.get(endpoint)
+        if replica is None:
+            return
+        replica.reachable = False
+        replica.missed_probes += 1
+        if replica.missed_probes == LOST_PROBES:
+            _lose(list(replica.leases), error)
+
+    def lease(
+        self,
+        now: float,
+        on_lost: Callable[[OutriderError], None],
+        *,
+        tokens: Sequence[int] = (),
+        avoid: str = "",
+        prefer: str = "",
+    ) -> Lease | None:
+        """The best usable replica for a session that begins with `tokens`; None when there is none, or none
+        with room.
+
+        `prefer` wins when it can be used. `avoid` is used only when nothing else can be.
+        """
+        candidates = [replica for replica in self.usable(now) if replica.busy_until <= now]
+        others = [replica for replica in candidates if replica.endpoint != avoid]
+        candidates = others or candidates
+        if not candidates:
+            return None
+        prefix = hash(tuple(tokens[:PREFIX_TOKENS]))
+        replica = self._pick(candidates, prefix, prefer)
+        self._remember(prefix, replica.endpoint)
+        lease = Lease(replica, on_lost)
+        if replica.failures >= self._breaker_failures:
+            replica.trial = lease
+        replica.leases.add(lease)
+        return lease
+
+    def release(self, lease: Lease) -> None:
+        """The session is over; idempotent."""
+        lease.replica.leases.discard(lease)
+        if lease.replica.trial is lease:
+            lease.replica.trial = None
+
+    def succeeded(self, lease: Lease) -> None:
+        """The session got what it needs from the replica: its breaker closes."""
+        lease.replica.failures = 0
+        lease.replica.open_until = 0.0
+
+    def failed(self, lease: Lease, error: OutriderError, now: float) -> None:
+        """The session lost the replica. What is not the replica's fault does not count against it."""
+        replica = lease.replica
+        if isinstance(error, Overloaded):
+            full = not isinstance(error, OutOfPages)  # pages may be short for this session alone
+            replica.busy_until = now + max(error.retry_after or 0.0, MIN_BUSY_SECONDS) if full else 0.0
+            return
+        if isinstance(error, MismatchedPair):
+            replica.mismatch = str(error)  # until the next probe
+        if isinstance(error, InvalidRequest | StaleHandle | Draining):
+            replica.serving = replica.serving and not isinstance(error, Draining)  # until the next probe
+            return
+        if isinstance(error, Unavailable):
+            replica.reachable = False  # until the next probe
+        replica.failures += 1
+        if isinstance(error, Flood):  # one is enough
+            replica.failures = max(replica.failures, self._breaker_failures)
+        if replica.failures >= self._breaker_failures:
+            replica.open_until = now + self._breaker_seconds
+
+    def move(self, replica: Replica, now: float, most: int) -> None:
+        """Have up to `most` sessions leave a draining replica, if there is another one for them."""
+        if any(other is not replica for other in self.usable(now)):
+            draining = Draining(f"{replica.endpoint} is draining; its sessions migrate")
+            _lose(list(replica.leases)[:most], draining)
+
+    def next_change(self, now: float) -> float | None:
+        """When time alone may next make a replica usable, or give it room; None: it will not."""
+        reachable = [replica for replica in self if replica.reachable]
+        times = [time for replica in reachable for time in (replica.open_until, replica.busy_until)]
+        return min((time for time in times if time > now), default=None)
+
+    def _kept_out(self, replica: Replica, now: float) -> bool:
+        tripped = replica.failures >= self._breaker_failures
+        return tripped and (now < replica.open_until or replica.trial is not None)
+
+    def _pick(self, candidates: Sequence[Replica], prefix: int, prefer: str) -> Replica:
+        with_room = [replica for replica in candidates if replica.load < 1.0] or candidates
+        for replica in with_room:
+            if replica.endpoint == prefer:
+                return replica
+        best = min(with_room, key=lambda replica: (replica.load, len(replica.leases), replica.endpoint))
+        for replica in with_room:
+            known = self._prefixes.get(prefix) == replica.endpoint
+            if known and len(replica.leases) <= len(best.leases) + self._affinity_slack:
+                return replica
+        return best
+
+    def _remember(self, prefix: int, endpoint: str) -> None:
+        self._prefixes[prefix] = endpoint
+        self._prefixes.move_to_end(prefix)
+        if len(self._prefixes) > MAX_PREFIXES:
+            self._prefixes.popitem(last=False)
+
+
+def _lose(leases: Sequence[Lease], error: OutriderError) -> None:
+    for lease in leases:
+        lease.on_lost(error)

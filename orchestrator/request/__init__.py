@@ -1,0 +1,1 @@
+"""From a caller's message to a request that may run."""

@@ -1,0 +1,240 @@
+"""Who may run now. Each continuation of a request takes a place; there are as many places as verify replicas
+have room for sessions. What does not fit waits in a queue:
+
+    served next     the highest priority; within it the caller with the fewest continuations ahead, running
+                    ones included; then whoever has waited longest since its caller was last served
+    kept            the last places, one in `KEPT`, are for callers that have none
+    refused         of more than `max_queued` requests that have not begun, the one that would be served last
+
+A request begins with its first place. Its other continuations wait on in the same queue, each for a place of
+its own, so that `n` may be larger than all places. `AdmissionQueue` decides, without I/O and without a clock;
+`Admission` lets requests wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from outrider.protocol.errors import DeadlineExceeded, Overloaded
+
+KEPT = 16
+"""One place in so many is kept for callers without one: a newcomer need not wait for another's long text."""
+MIN_RETRY_SECONDS = 0.1
+MAX_RETRY_SECONDS = 30.0
+NEWEST_WEIGHT = 0.2
+"""Weight of the newest continuation in the running mean of how long they hold their places."""
+
+
+@dataclass(slots=True, eq=False)
+class QueueEntry:
+    """The continuations of one request."""
+
+    caller: str
+    priority: int
+    waiting: int
+    """Without a place."""
+    running: int = 0
+    """With one."""
+    came: int = 0
+    begun: bool = False
+    """It has had a place: it is not refused any more."""
+
+
+class AdmissionQueue:
+    """Decides who gets the next place, and who is one too many."""
+
+    def __init__(self, max_queued: int) -> None:
+        self._max_queued = max_queued
+        self._entries: list[QueueEntry] = []
+        """All requests, in order of arrival."""
+        self._running: Counter[str] = Counter()
+        """Continuations with a place, by caller."""
+        self._served: dict[str, int] = {}
+        """When callers were last given a place."""
+        self._events = itertools.count()
+        """Time, as far as it matters here: which came first."""
+
+    @property
+    def running(self) -> int:
+        """Continuations with a place."""
+        return self._running.total()
+
+    @property
+    def begun(self) -> int:
+        """Requests that have begun."""
+        return sum(entry.begun for entry in self._entries)
+
+    @property
+    def queued(self) -> int:
+        """Requests that have not begun."""
+        return len(self._entries) - self.begun
+
+    def join(self, entry: QueueEntry) -> None:
+        """A request arrives."""
+        entry.came = next(self._events)
+        self._entries.append(entry)
+
+    def serve(self, capacity: int) -> QueueEntry | None:
+        """Give a place to the next in the queue; None when there is none of either."""
+        free = capacity - self.running
+        order = self._order() if free > 0 else []
+        allowed = (entry for entry in order if free > capacity // KEPT or not self._running[entry.caller])
+        entry = next(allowed, None)
+        if entry is None:
+            return None
+        entry.waiting -= 1
+        entry.running += 1
+        entry.begun = True
+        self._served[entry.caller] = next(self._events)
+        self._running[entry.caller] += 1
+        return entry
+
+    def shorten(self) -> QueueEntry | None:
+        """Take the last out of a queue that is too long; None when it is not."""
+        if self.queued <= self._max_queued:
+            return None
+        entry = next(entry for entry in reversed(self._order()) if not entry.begun)
+        self._entries.remove(entry)
+        return entry
+
+    def free(self, entry: QueueEntry) -> None:
+        """One of its continuations has ended."""
+        entry.running -= 1
+        self._running[entry.caller] -= 1
+
+    def leave(self, entry: QueueEntry) -> None:
+        """The request has ended, however it did: what it holds is free; idempotent."""
+        if entry in self._entries:
+            self._entries.remove(entry)
+        self._running[entry.caller] -= entry.running
+        entry.running = entry.waiting = 0
+        if all(other.caller != entry.caller for other in self._entries):
+            self._running.pop(entry.caller, None)
+            self._served.pop(entry.caller, None)
+
+    def _order(self) -> list[QueueEntry]:
+        """Those who wait, as they are served if nobody comes or leaves."""
+        ahead = self._running.copy()
+        ranks = {}
+        for entry in sorted(self._entries, key=lambda entry: -entry.priority):
+            since = max(entry.came, self._served.get(entry.caller, 0))
+            ranks[entry] = (-entry.priority, ahead[entry.caller], since)
+            ahead[entry.caller] += entry.waiting
+        return sorted((entry for entry in ranks if entry.waiting), key=lambda entry: ranks[entry])
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionStatistics:
+    """Requests now."""
+
+    running: int
+    """That have begun."""
+    queued: int
+    """That have not."""
+
+
+@dataclass(slots=True, eq=False)
+class Waiter:
+    """One request that waits, and the places that are given to it."""
+
+    entry: QueueEntry
+    arrived: float
+    begins: asyncio.Future[None]
+    places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
+    waited: float = 0.0
+    """Seconds until the first place."""
+
+
+class Admission:
+    """Lets requests in, or has them wait. Times are those of `clock`, in seconds."""
+
+    def __init__(
+        self, max_queued: int, capacity: Callable[[], int], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`capacity` says how many continuations may run; `look` when it may have grown."""
+        self._queue = AdmissionQueue(max_queued)
+        self._capacity = capacity
+        self._clock = clock
+        self._waiters: dict[QueueEntry, Waiter] = {}
+        self._mean_seconds = 1.0
+
+    def statistics(self) -> AdmissionStatistics:
+        """Counts."""
+        return AdmissionStatistics(self._queue.begun, self._queue.queued)
+
+    def look(self) -> None:
+        """Give away the places that are free."""
+        while (entry := self._queue.serve(self._capacity())) is not None:
+            waiter = self._waiters[entry]
+            waiter.places.release()
+            if not waiter.begins.done():
+                waiter.begins.set_result(None)
+
+    @asynccontextmanager
+    async def enter(
+        self, caller: str, priority: int, continuations: int, deadline: float
+    ) -> AsyncIterator[Waiter]:
+        """Wait until the first continuation of a request has a place; whatever it holds is free at the end.
+
+        Raises:
+            Overloaded: the line is full; `retry_after` is about when there will be room.
+            DeadlineExceeded: `deadline` passed before there was a place.
+        """
+        entry = QueueEntry(caller, priority, continuations)
+        waiter = Waiter(entry, self._clock(), asyncio.get_running_loop().create_future())
+        if deadline <= waiter.arrived:
+            raise _expired()
+        self._waiters[entry] = waiter
+        self._queue.join(entry)
+        try:
+            self.look()
+            self._shorten()
+            await _begin(waiter, deadline - waiter.arrived)
+            waiter.waited = self._clock() - waiter.arrived
+            yield waiter
+        finally:
+            del self._waiters[entry]
+            self._queue.leave(entry)
+            self.look()
+
+    @asynccontextmanager
+    async def place(self, waiter: Waiter) -> AsyncIterator[float]:
+        """Run one continuation in a place of its request; gives the seconds from arrival until it had it."""
+        await waiter.places.acquire()
+        began = self._clock()
+        try:
+            yield began - waiter.arrived
+        finally:
+            self._mean_seconds += NEWEST_WEIGHT * (self._clock() - began - self._mean_seconds)
+            self._queue.free(waiter.entry)
+            self.look()
+
+    def _shorten(self) -> None:
+        refused = self._queue.shorten()
+        if refused is None or (begins := self._waiters[refused].begins).done():  # done: it is about to leave
+            return
+        message = f"{self._queue.begun} requests run and {self._queue.queued} wait; try again later"
+        begins.set_exception(Overloaded(message, self._retry_after()))
+
+    def _retry_after(self) -> float:
+        """About how long until the line has room: one departure."""
+        expected = self._mean_seconds / max(1, self._capacity())
+        return min(max(expected, MIN_RETRY_SECONDS), MAX_RETRY_SECONDS)
+
+
+async def _begin(waiter: Waiter, remaining: float) -> None:
+    try:
+        async with asyncio.timeout(remaining):
+            await waiter.begins
+    except TimeoutError:
+        raise _expired() from None
+
+
+def _expired() -> DeadlineExceeded:
+    return DeadlineExceeded("the deadline passed while the request waited for its turn")

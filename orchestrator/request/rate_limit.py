@@ -1,0 +1,96 @@
+"""How often one client may ask: a token bucket for each, of a bounded number of clients.
+
+A client is its bearer token where tokens are demanded, and otherwise the address that it calls from: that of
+an IPv4 host, or the /64 network of an IPv6 one, for whoever has one address there has them all.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from urllib.parse import unquote
+
+from outrider.protocol.errors import RateLimited
+
+MAX_CLIENTS = 4096
+"""Clients that are told apart. Those who come while all have been busy lately share one bucket."""
+OTHERS = "others"
+MIN_RETRY_SECONDS = 0.05
+
+
+class RateLimit:
+    """The buckets. Times are those of `clock`, in seconds.
+
+    A bucket is kept as the time at which it is full again: `burst` requests are room for as many times
+    `1 / rate` seconds. A client whose bucket is full is the same as one that was never seen.
+    """
+
+    def __init__(
+        self,
+        rate: float,
+        burst: int,
+        clock: Callable[[], float] = time.monotonic,
+        max_clients: int = MAX_CLIENTS,
+    ) -> None:
+        """`rate` requests per second in the long run, 0 for no limit, and `burst` at once."""
+        self._cost = 1.0 / rate if rate > 0 else 0.0
+        self._room = burst * self._cost
+        self._clock = clock
+        self._max_clients = max_clients
+        self._full_at: OrderedDict[str, float] = OrderedDict()
+        """The least recently served first."""
+
+    def __len__(self) -> int:
+        return len(self._full_at)
+
+    def take(self, client: str) -> None:
+        """Count one request.
+
+        Raises:
+            RateLimited: the client's bucket is empty; `retry_after` is when it no longer is.
+        """
+        if self._cost == 0.0:
+            return
+        now = self._clock()
+        client = self._known(client, now)
+        full_at = max(self._full_at.get(client, now), now) + self._cost
+        excess = full_at - now - self._room
+        if excess > self._cost * 1e-6:  # rounding is no excess
+            raise RateLimited(
+                f"more than {1.0 / self._cost:g} requests per second from one client",
+                max(excess, MIN_RETRY_SECONDS),
+            )
+        self._full_at[client] = full_at
+        self._full_at.move_to_end(client)
+
+    def _known(self, client: str, now: float) -> str:
+        """The client whose bucket is used: its own, or that of all others when there is no room for it."""
+        if client in self._full_at or len(self._full_at) < self._max_clients:
+            return client
+        oldest = next(iter(self._full_at))
+        if self._full_at[oldest] <= now:
+            del self._full_at[oldest]
+            return client
+        return OTHERS
+
+
+def client_of(digest: bytes, peer: str) -> str:
+    """Who calls: by the digest of a bearer token that was let in, else by the address of gRPC's `peer`."""
+    return f"token {digest.hex()}" if digest else f"address {_network(peer)}"
+
+
+def _network(peer: str) -> str:
+    """The host of a peer such as `ipv4:10.0.0.7:4711`, or its network such as `2001:db8::`."""
+    kind, _, address = unquote(peer).partition(":")
+    if kind not in ("ipv4", "ipv6"):
+        return kind
+    host = address.rpartition(":")[0].strip("[]").partition("%")[0]
+    try:
+        parsed = ipaddress.ip_address(host)
+    except ValueError:
+        return kind
+    if parsed.version == 6 and parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    return str(ipaddress.ip_network((parsed, 64), strict=False)) if parsed.version == 6 else str(parsed)

@@ -1,0 +1,204 @@
+"""Messages of the public service <-> what the orchestrator works with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+from orchestrator.observing.timeline import TimelineEvent
+from orchestrator.output import Chunk, Completion, Started
+from orchestrator.request.resolver import Asked
+from orchestrator.text.tokenizer import ChatMessage
+from outrider.protocol.errors import ContextTooLong, InvalidRequest
+from outrider.protocol.messages import TokenLogprob
+from outrider.protocol.wire import logprob_to_pb, mode_from_pb, sampling_from_pb
+from outrider.v1 import generation_pb2, tokens_pb2
+
+MAX_UINT32 = 2**32 - 1
+MAX_NAME = 512
+"""Characters of the name of a model."""
+MAX_MESSAGES = 4096
+"""Messages of a conversation; each also takes a position of the context or more."""
+MAX_ROLE = 64
+"""Characters of the role of a message."""
+
+
+def check_lengths(pb: generation_pb2.GenerateRequest, positions: int, bytes_per_token: int) -> None:
+    """Whether what is repeated or long in a request can fit, before anything is made of it.
+
+    `positions` are those of the context, `bytes_per_token` the most bytes of text that a token stands for.
+    A few milliseconds for the largest message. Lists of sampling parameters are counted as they are read.
+
+    Raises:
+        InvalidRequest: there are too many entries; `ContextTooLong` when a prompt cannot fit the context.
+    """
+    if len(pb.model) > MAX_NAME:
+        raise InvalidRequest("model (characters)", f"must be at most {MAX_NAME}")
+    _check_tokens("resume_token_ids", len(pb.resume_token_ids), positions)
+    match pb.WhichOneof("prompt"):
+        case "token_ids":
+            _check_tokens("token_ids.ids", len(pb.token_ids.ids), positions)
+        case "text":
+            _check_bytes("text", len(pb.text.encode()), positions, bytes_per_token)
+        case "chat":
+            _check_chat(pb.chat, positions, bytes_per_token)
+
+
+def _check_chat(chat: generation_pb2.Chat, positions: int, bytes_per_token: int) -> None:
+    most = min(MAX_MESSAGES, positions)
+    if len(chat.messages) > most:
+        raise InvalidRequest("chat.messages", f"must be at most {most}, not {len(chat.messages)}")
+    size = 0
+    for index, message in enumerate(chat.messages):
+        size += len(message.content.encode())
+        if len(message.role) > MAX_ROLE:
+            raise InvalidRequest(f"chat.messages[{index}].role", f"must have at most {MAX_ROLE} characters")
+    _check_bytes("chat.messages", size, positions, bytes_per_token)
+
+
+def _check_tokens(field: str, tokens: int, positions: int) -> None:
+    if tokens > positions:
+        raise ContextTooLong(field, f"{tokens} tokens do not fit the context of {positions}; send fewer")
+
+
+def _check_bytes(field: str, size: int, positions: int, bytes_per_token: int) -> None:
+    """Nothing is said where there is no tokenizer: then the field itself is refused."""
+    if bytes_per_token and size > positions * bytes_per_token:
+        raise ContextTooLong(
+            field,
+            f"{size} bytes cannot fit the context of {positions} tokens of at most {bytes_per_token} bytes; "
+            "shorten it",
+        )
+
+
+def asked_from_pb(pb: generation_pb2.GenerateRequest) -> Asked:
+    """A request as it came.
+
+    Raises:
+        InvalidRequest: a sampling parameter is out of its range, or the mode is unknown.
+    """
+    speculation, prompt = pb.speculation, pb.WhichOneof("prompt")
+    messages = [ChatMessage(message.role, message.content) for message in pb.chat.messages]
+    return Asked(
+        model=pb.model,
+        text=pb.text if prompt == "text" else None,
+        token_ids=tuple(pb.token_ids.ids) if prompt == "token_ids" else None,
+        chat=tuple(messages) if prompt == "chat" else None,
+        sampling=sampling_from_pb(pb.sampling),
+        seed=pb.sampling.seed if pb.sampling.HasField("seed") else None,
+        mode=mode_from_pb(speculation.mode),
+        max_nodes=speculation.max_nodes if speculation.HasField("max_nodes") else None,
+        max_depth=speculation.max_depth if speculation.HasField("max_depth") else None,
+        task=pb.task,
+        resume_token_ids=tuple(pb.resume_token_ids),
+        session=pb.session,
+        keep_session=pb.keep_session,
+        record_timeline=pb.record_timeline,
+        priority=pb.priority,
+    )
+
+
+def response_to_pb(
+    item: Started | Chunk | Completion, spelling: Callable[[int], bytes] | None = None
+) -> generation_pb2.GenerateResponse:
+    """One message of the response stream; `spelling` says what a token stands for."""
+    match item:
+        case Chunk():
+            return generation_pb2.GenerateResponse(chunk=_chunk(item, spelling))
+        case Completion():
+            return generation_pb2.GenerateResponse(complete=_complete(item))
+        case Started():
+            return generation_pb2.GenerateResponse(started=_started(item))
+
+
+def _started(item: Started) -> generation_pb2.Started:
+    return generation_pb2.Started(
+        index=item.index,
+        request_id=item.request_id,
+        seed=item.seed,
+        model=item.model,
+        prompt_tokens=item.prompt_tokens,
+        cached_tokens=item.cached_tokens,
+    )
+
+
+def _chunk(item: Chunk, spelling: Callable[[int], bytes] | None) -> generation_pb2.Chunk:
+    return generation_pb2.Chunk(
+        index=item.index,
+        text=item.text,
+        token_ids=item.tokens,
+        logprobs=[_logprob(logprob, spelling) for logprob in item.logprobs],
+    )
+
+
+def _logprob(logprob: TokenLogprob, spelling: Callable[[int], bytes] | None) -> tokens_pb2.TokenLogprob:
+    pb = logprob_to_pb(logprob)
+    if spelling is not None:
+        pb.spelling = spelling(pb.token)
+        for top in pb.top:
+            top.spelling = spelling(top.token)
+    return pb
+
+
+def _complete(item: Completion) -> generation_pb2.Complete:
+    return generation_pb2.Complete(
+        index=item.index,
+        finish_reason=cast(tokens_pb2.FinishReason, item.reason),
+        stop=item.stop,
+        usage=generation_pb2.Usage(
+            prompt_tokens=item.prompt_tokens,
+            completion_tokens=item.completion_tokens,
+            cached_tokens=item.statistics.cached,
+        ),
+        speculation=_speculation(item),
+        session=item.session,
+        seed=item.seed,
+        model=item.model,
+        request_id=item.request_id,
+        timeline=[_timeline_event(event) for event in item.timeline],
+    )
+
+
+def _speculation(item: Completion) -> generation_pb2.SpeculationStats:
+    statistics = item.statistics
+    return generation_pb2.SpeculationStats(
+        steps=statistics.steps,
+        drafted=statistics.drafted,
+        verified=statistics.verified,
+        accepted=statistics.accepted,
+        hits=statistics.hits,
+        acceptance_length=statistics.acceptance_length,
+        draft_losses=statistics.draft_losses,
+        verify_losses=statistics.verify_losses,
+        first_token_micros=_micros(item.first_token_seconds),
+        total_micros=_micros(item.total_seconds),
+        forward_micros=_uint32(statistics.forward_us),
+        sample_micros=_uint32(statistics.sample_us),
+        queue_micros=_uint32(statistics.queue_us),
+        idle_micros=_uint32(statistics.idle_us),
+        draft_micros=_uint32(statistics.draft_us),
+        admission_micros=_micros(item.admission_seconds),
+        decode_micros=_uint32(statistics.decode_us),
+        decode_busy_micros=_uint32(statistics.decode_busy_us),
+    )
+
+
+def _timeline_event(event: TimelineEvent) -> generation_pb2.TimelineEvent:
+    return generation_pb2.TimelineEvent(
+        lane=cast(generation_pb2.TimelineEvent.Lane, event.lane),
+        start_unix_nano=event.start_ns,
+        duration_micros=_uint32(event.duration_us),
+        name=event.name,
+        step=event.step,
+        nodes=event.nodes,
+        accepted=event.accepted,
+    )
+
+
+def _micros(seconds: float) -> int:
+    return _uint32(round(seconds * 1e6))
+
+
+def _uint32(value: int) -> int:
+    """Sums of microseconds fit for 71 minutes; longer ones stay at the limit."""
+    return min(max(value, 0), MAX_UINT32)

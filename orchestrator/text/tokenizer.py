@@ -1,0 +1,203 @@
+"""The target's tokenizer and chat template, from files that a verify replica hands over.
+
+`tokenizers` and `jinja2` are imported at first use: the orchestrator starts without them, and serves models
+without a tokenizer without them.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from orchestrator.text.spelling import Spellings
+from outrider.protocol.errors import InternalError, InvalidRequest
+from outrider.telemetry.logs import get_logger
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+    from tokenizers import Tokenizer
+
+logger = get_logger(__name__)
+NORMALIZED = 4
+"""Most bytes of text of which a normalizer makes one: a letter of mathematics becomes one of ASCII. (One
+that drops text may take more; such a text counts in full.)"""
+BYTES_PER_POSITION = 4
+"""Of a text that may be far too long, as much as ordinary text of the context's length is tokenized first."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One message of a conversation."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerParts:
+    """What a tokenizer is made of, here or in another process; the arguments of `TextTokenizer`."""
+
+    tokenizer_json: bytes
+    chat_template: str
+    special_tokens: dict[str, str]
+    bos_token_id: int | None
+
+
+class TextTokenizer:
+    """Text and conversations to token ids, token ids to text."""
+
+    def __init__(
+        self,
+        tokenizer_json: bytes,
+        chat_template: str = "",
+        special_tokens: Mapping[str, str] | None = None,
+        bos_token_id: int | None = None,
+    ) -> None:
+        """`bos_token_id` is put before plain text unless the tokenizer does so itself; None: nothing is.
+
+        Raises:
+            InternalError: the tokenizer cannot be read.
+        """
+        from tokenizers import Tokenizer
+
+        try:
+            self._tokenizer: Tokenizer = Tokenizer.from_str(tokenizer_json.decode())
+        except Exception as error:  # what the library raises
+            raise InternalError(f"the model's tokenizer.json cannot be read: {error}") from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.files = TokenizerParts(tokenizer_json, chat_template, dict(special_tokens or {}), bos_token_id)
+        self._special_tokens = dict(special_tokens or {})
+        self._bos_token_id = bos_token_id
+        self._template = _compile(chat_template) if chat_template else None
+        self.byte_tokens = _byte_tokens(self._tokenizer)
+        """Ids of the byte tokens of a byte-fallback vocabulary, such as `<0x0A>`."""
+        self.bytes_per_token = _longest_token(self._tokenizer)
+        """Most bytes of text that one token stands for."""
+        self._special_ids = _special_ids(self._tokenizer)
+        self._spellings = Spellings(self._tokenizer)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether conversations can be rendered."""
+        return self._template is not None
+
+    def encode(self, text: str, positions: int | None = None) -> tuple[int, ...]:
+        """Token ids of plain text; of its beginning alone where that has more than `positions` tokens."""
+        tokens = self._ids(text, True, positions)
+        if self._bos_token_id is not None and tokens[:1] != [self._bos_token_id]:
+            tokens = [self._bos_token_id, *tokens]
+        return tuple(tokens)
+
+    def encode_chat(self, messages: Sequence[ChatMessage], positions: int | None = None) -> tuple[int, ...]:
+        """Token ids of a conversation in the model's chat template, up to where the answer begins.
+
+        Of its beginning alone where that has more than `positions` tokens.
+
+        Raises:
+            InvalidRequest: there is no template, no message, or the template refuses the messages.
+        """
+        from jinja2 import TemplateError
+
+        if self._template is None:
+            raise InvalidRequest("chat", "the model came without a chat template; send text or token_ids")
+        if not messages:
+            raise InvalidRequest("chat.messages", "must not be empty")
+        for index, message in enumerate(messages):
+            if not message.role:
+                raise InvalidRequest(f"chat.messages[{index}].role", "must not be empty")
+        plain = [{"role": message.role, "content": message.content} for message in messages]
+        try:
+            text = self._template.render(messages=plain, add_generation_prompt=True, **self._special_tokens)
+        except Exception as error:  # the model's own code: it may raise anything
+            reason = str(error) if isinstance(error, TemplateError) else type(error).__name__
+            raise InvalidRequest(
+                "chat.messages", f"the model's chat template refuses them: {reason}"
+            ) from None
+        return tuple(self._ids(text, False, positions))
+
+    def has_no_text(self, token: int) -> bool:
+        """Whether `decode` leaves a token out: it is special, or an id that the tokenizer does not have."""
+        return token in self._special_ids or self._tokenizer.id_to_token(token) is None
+
+    def spelling(self, token: int) -> bytes:
+        """What a token stands for, special or not; empty for an id that the tokenizer does not have."""
+        return self._spellings.of(token)
+
+    def _ids(self, text: str, special_tokens: bool, positions: int | None) -> list[int]:
+        """With `positions`, time and memory go by them and not by the text.
+
+        A longer and longer beginning is tokenized, until it is the whole or has too many tokens. Text that
+        goes on may change its last tokens, so a beginning has to have more by as many as one token has bytes.
+        """
+        if positions is None:
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special_tokens).ids
+            return ids
+        length = BYTES_PER_POSITION * (positions + self.bytes_per_token)
+        while True:
+            begun = [text[:length]]
+            ids = self._tokenizer.encode_batch_fast(begun, add_special_tokens=special_tokens)[0].ids
+            if length >= len(text) or len(ids) > positions + self.bytes_per_token:
+                return ids
+            length *= 2
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of token ids; special tokens have none."""
+        return self._tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+def _longest_token(tokenizer: Tokenizer) -> int:
+    """In bytes of text. Vocabularies spell a byte in one character or more, so this is a bound."""
+    longest = max((len(token.encode()) for token in tokenizer.get_vocab(with_added_tokens=True)), default=1)
+    return longest * (1 if tokenizer.normalizer is None else NORMALIZED)
+
+
+def _special_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    added = tokenizer.get_added_tokens_decoder()
+    return frozenset(id for id, token in added.items() if token.special)
+
+
+def _byte_tokens(tokenizer: Tokenizer) -> frozenset[int]:
+    ids = (tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
+    return frozenset(id for id in ids if id is not None)
+
+
+def _compile(chat_template: str) -> Template | None:
+    """The template in a sandbox, with what chat templates expect to find (as Hugging Face documents it).
+
+    None when it does not parse: the model is then served without conversations.
+    """
+    from jinja2 import TemplateError
+    from jinja2.ext import loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    try:
+        return environment.from_string(chat_template)
+    except TemplateError as error:
+        logger.warning(
+            "the model's chat template does not parse; conversations are refused", error=str(error)
+        )
+        return None
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    from jinja2 import TemplateError
+
+    raise TemplateError(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.datetime.now().strftime(format)

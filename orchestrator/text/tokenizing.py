@@ -1,0 +1,207 @@
+"""Long prompts are tokenized in another process, one at a time, the shortest first.
+
+The tokenizer's library holds the interpreter's lock while it encodes, and a chat template is Python: in a
+thread, either would stop the event loop for seconds. What waits is bounded in number and bytes; beyond that,
+requests are refused. The process is started when it is first needed, and again when it has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import signal
+from array import array
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from orchestrator.request.resolver import Asked
+from orchestrator.text.tokenizer import TextTokenizer
+from orchestrator.text.tokenizer_process import TokenizerProcess
+from outrider.protocol.errors import (
+    ContextTooLong,
+    InternalError,
+    InvalidRequest,
+    OutriderError,
+    Overloaded,
+    Unavailable,
+)
+from outrider.telemetry.logs import get_logger
+
+logger = get_logger(__name__)
+INLINE_BYTES = 4096
+"""Prompts up to here are tokenized on the event loop: about 2 ms, at most 5."""
+MESSAGE_BYTES = 64
+"""What a message of a conversation counts besides its text: the template runs for each."""
+MAX_WAITING = 256
+OVER_BOUNDS = (-signal.SIGPROF, -signal.SIGABRT)
+"""How the process ends for a prompt that takes more time or memory than it may."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Job:
+    """One prompt that waits."""
+
+    size: int
+    number: int
+    named: str
+    """The field of the request."""
+    prompt: tuple[str, Any]
+    tokenizer: TextTokenizer
+    positions: int
+    done: asyncio.Future[tuple[int, ...]]
+
+    def __lt__(self, other: Job) -> bool:
+        return (self.size, self.number) < (other.size, other.number)
+
+
+class Worker(Protocol):
+    """Tokenizes one prompt after another for one tokenizer."""
+
+    tokenizer: TextTokenizer
+    leaving: bool
+    """It ends after the last answer."""
+
+    async def ask(self, prompt: tuple[str, Any]) -> tuple[str, Any] | None:
+        """The answer, as `tokenizing_worker.answer` gives it; None: it has ended, or hangs."""
+
+    async def end(self) -> int:
+        """End it, if it has not; its exit status, minus the signal's number after a signal."""
+
+
+Start = Callable[[TextTokenizer, int], Awaitable[Worker]]
+
+
+def size_of(asked: Asked) -> int:
+    """Bytes that a prompt of text counts; 0 for other prompts."""
+    if asked.text is not None:
+        return len(asked.text.encode())
+    return sum(MESSAGE_BYTES + len(message.content.encode()) for message in asked.chat or ())
+
+
+class Tokenizing:
+    """The queue before the process. At most `max_bytes` wait, or one prompt if that is larger."""
+
+    def __init__(self, max_bytes: int, start: Start | None = None) -> None:
+        self._max_bytes = max_bytes
+        self._start = start or TokenizerProcess.start
+        self._jobs: list[Job] = []
+        self._bytes = self._number = self.waiting = 0
+        self._worker: Worker | None = None
+        self._working: asyncio.Task[None] | None = None
+
+    async def tokens(self, asked: Asked, tokenizer: TextTokenizer, positions: int) -> tuple[int, ...]:
+        """Token ids of a text or conversation.
+
+        Raises:
+            ContextTooLong: there are more than `positions`.
+            InvalidRequest: it takes too much time or memory, or the chat template refuses it.
+            Overloaded: too much waits already.
+            Unavailable: the process ended twice, or cannot be started.
+        """
+        size = size_of(asked)
+        if self.waiting >= MAX_WAITING or (self._bytes and self._bytes + size > self._max_bytes):
+            raise Overloaded(
+                f"{self.waiting} prompts of {self._bytes} bytes wait to be tokenized; try again later"
+            )
+        self._bytes += size
+        self.waiting += 1
+        try:
+            return await self._put(self._job(asked, size, tokenizer, positions))
+        finally:
+            self._bytes -= size
+            self.waiting -= 1
+
+    async def close(self) -> None:
+        """End the process; whatever waits fails."""
+        if self._working is not None:
+            self._working.cancel()
+            await asyncio.wait({self._working})
+        await self._end_worker()
+
+    def _job(self, asked: Asked, size: int, tokenizer: TextTokenizer, positions: int) -> Job:
+        self._number += 1
+        prompt: tuple[str, Any] = ("text", asked.text)
+        if asked.text is None:
+            prompt = ("chat", [(message.role, message.content) for message in asked.chat or ()])
+        named = "text" if asked.text is not None else "chat.messages"
+        done = asyncio.get_running_loop().create_future()
+        return Job(size, self._number, named, prompt, tokenizer, positions, done)
+
+    async def _put(self, job: Job) -> tuple[int, ...]:
+        heapq.heappush(self._jobs, job)
+        if self._working is None or self._working.done():
+            self._working = asyncio.create_task(self._work())
+        try:
+            return await job.done
+        finally:
+            if job in self._jobs:  # its caller has gone: do not keep the text until its turn comes
+                self._jobs.remove(job)
+                heapq.heapify(self._jobs)
+
+    async def _work(self) -> None:
+        """Take jobs until there are none. One whose caller goes while it is worked on is finished."""
+        while self._jobs:
+            job = heapq.heappop(self._jobs)
+            try:
+                outcome: tuple[int, ...] | OutriderError = await self._tokens(job)
+            except OutriderError as error:
+                outcome = error
+            except asyncio.CancelledError:
+                _settle([job, *self._jobs], Unavailable("this orchestrator stops"))
+                raise
+            except Exception as error:  # nobody may wait for ever, whatever our mistake is
+                logger.exception("a long prompt could not be tokenized")
+                outcome = InternalError(f"the prompt could not be tokenized: {type(error).__name__}")
+            _settle([job], outcome)
+
+    async def _tokens(self, job: Job) -> tuple[int, ...]:
+        for _ in range(2):
+            worker = await self._worker_for(job)
+            answer = await worker.ask(job.prompt)
+            status = None
+            if answer is None or worker.leaving:
+                status = await self._end_worker()
+            if answer is not None:
+                return _outcome(job, answer)
+            logger.warning("the process that tokenizes long prompts has ended", status=status)
+            if status in OVER_BOUNDS:
+                raise InvalidRequest(
+                    job.named, "takes more time or memory to tokenize than a prompt may; shorten it"
+                )
+        raise Unavailable("the process that tokenizes long prompts ended twice; try again")
+
+    async def _worker_for(self, job: Job) -> Worker:
+        """The process, which has the tokenizer that is served now."""
+        if self._worker is not None and self._worker.tokenizer is not job.tokenizer:
+            await self._end_worker()
+        if self._worker is None:
+            self._worker = await self._start(job.tokenizer, job.positions)
+        return self._worker
+
+    async def _end_worker(self) -> int | None:
+        worker, self._worker = self._worker, None
+        return None if worker is None else await worker.end()
+
+
+def _settle(jobs: list[Job], outcome: tuple[int, ...] | OutriderError) -> None:
+    for job in jobs:
+        if job.done.done():
+            continue
+        if isinstance(outcome, OutriderError):
+            job.done.set_exception(outcome)
+        else:
+            job.done.set_result(outcome)
+
+
+def _outcome(job: Job, answer: tuple[str, Any]) -> tuple[int, ...]:
+    match answer:
+        case ("tokens", bytes(data)):
+            return tuple(array("I", data))
+        case ("too_long", int(count)):
+            raise ContextTooLong(
+                job.named, f"{count} tokens or more do not fit the context of {job.positions}; shorten it"
+            )
+        case (_, (str(named), str(problem))):
+            raise InvalidRequest(named, problem)
+    raise Unavailable("the process that tokenizes long prompts answered with something else")

@@ -1,0 +1,99 @@
+"""The process that tokenizes long prompts: `python -m orchestrator.text.tokenizing_worker`.
+
+On its standard input come the tokenizer and then prompts, one at a time; each is answered on its standard
+output. The end of the input ends it, so that it does not outlive the orchestrator. The kernel ends it when a
+prompt takes too much processor time, and bounds its memory.
+
+A frame is a length of eight bytes and a value of `marshal`: that knows plain data alone, runs no code, and
+copies a text of megabytes in a millisecond.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import resource
+import signal
+import sys
+from array import array
+from typing import Any, BinaryIO
+
+from orchestrator.text.tokenizer import ChatMessage, TextTokenizer
+from outrider.protocol.errors import InvalidRequest
+
+LENGTH_BYTES = 8
+NICENESS = 5
+"""Under load a long prompt gets a third of the processor time of what runs already."""
+BASE_SECONDS, POSITION_SECONDS = 5.0, 20e-6
+"""Processor time of a prompt: this much, and more per position of the context (ordinary text takes 6e-6)."""
+BASE_BYTES, POSITION_BYTES = 256 << 20, 1024
+"""Memory for a prompt, likewise (ordinary text takes 600)."""
+KEPT_BYTES = 128 << 20
+"""A process that needed this much memory for a prompt ends after its answer, and gives it all back."""
+
+
+def frame(value: Any) -> bytes:
+    """A value of plain data as it travels."""
+    data = marshal.dumps(value)
+    return len(data).to_bytes(LENGTH_BYTES, "little") + data
+
+
+def read_frame(file: BinaryIO) -> Any:
+    """The next value; None at the end."""
+    length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+    return marshal.loads(file.read(length)) if length else None
+
+
+def answer(tokenizer: TextTokenizer, positions: int, job: tuple[str, Any]) -> tuple[str, Any]:
+    """What a job, ("text", text) or ("chat", [(role, content), ...]), comes to.
+
+    ("tokens", unsigned 32-bit numbers), ("too_long", how many there are at least), or
+    ("refused", (field, problem)).
+    """
+    kind, prompt = job
+    try:
+        if kind == "text":
+            tokens = tokenizer.encode(prompt, positions)
+        else:
+            tokens = tokenizer.encode_chat([ChatMessage(*message) for message in prompt], positions)
+    except InvalidRequest as error:
+        return "refused", (error.field, error.problem)
+    if len(tokens) > positions:
+        return "too_long", len(tokens)
+    return "tokens", array("I", tokens).tobytes()
+
+
+def serve(source: BinaryIO, sink: BinaryIO) -> None:
+    """Answer until the input ends, or until so much memory was needed that it is better given back."""
+    *files, positions = read_frame(source)
+    tokenizer = TextTokenizer(*files)
+    start = _peak_bytes()
+    _bound_memory(BASE_BYTES + POSITION_BYTES * positions)
+    leaving = False
+    while not leaving and (job := read_frame(source)) is not None:
+        signal.setitimer(signal.ITIMER_PROF, BASE_SECONDS + POSITION_SECONDS * positions)
+        result = answer(tokenizer, positions, job)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        leaving = _peak_bytes() - start > KEPT_BYTES
+        sink.write(frame((*result, leaving)))
+        sink.flush()
+
+
+def _peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+def _bound_memory(more: int) -> None:
+    """Let the process have so many bytes more than it has now; nothing where that cannot be told."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            pages = int(file.read().split()[0])
+    except OSError:
+        return
+    most = pages * resource.getpagesize() + more
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+if __name__ == "__main__":
+    os.nice(NICENESS)
+    serve(sys.stdin.buffer, sys.stdout.buffer)

@@ -1,0 +1,1 @@
+"""The picture of one request: bars in lanes."""

@@ -1,0 +1,114 @@
+"""The steps of one request as bars in lanes: saved as a Chrome trace, laid out for a picture. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+LANES = ("draft", "wire", "verify")
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One thing that took time; `start_ns` is since the Unix epoch."""
+
+    lane: str
+    name: str
+    start_ns: int
+    duration_us: int
+    step: int = 0
+    nodes: int = 0
+    accepted: int = 0
+
+    @property
+    def end_ns(self) -> int:
+        """When it was over."""
+        return self.start_ns + self.duration_us * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A bar with its row in its lane; times in milliseconds since the first bar began."""
+
+    bar: Bar
+    row: int
+    start_ms: float
+    end_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineLayout:
+    """All bars with rows such that none overlap, and how many rows each lane has."""
+
+    placed: tuple[Placed, ...]
+    rows: dict[str, int]
+    total_ms: float
+
+    def of(self, lane: str) -> list[Placed]:
+        """The bars of one lane, by start."""
+        return [placed for placed in self.placed if placed.bar.lane == lane]
+
+    def busy_share(self, lane: str) -> float:
+        """Share of the time in which the lane had at least one bar."""
+        busy = end = 0.0
+        for placed in self.of(lane):
+            busy += max(0.0, placed.end_ms - max(end, placed.start_ms))
+            end = max(end, placed.end_ms)
+        return busy / self.total_ms if self.total_ms else 0.0
+
+
+def lay_out(bars: Sequence[Bar]) -> TimelineLayout:
+    """Give every bar the first row of its lane that is free when it begins."""
+    ordered = sorted(bars, key=lambda bar: (bar.start_ns, bar.end_ns))
+    origin = ordered[0].start_ns if ordered else 0
+    free_at: dict[str, list[int]] = {lane: [] for lane in LANES}
+    placed = []
+    for bar in ordered:
+        row = _free_row(free_at[bar.lane], bar)
+        placed.append(Placed(bar, row, (bar.start_ns - origin) / 1e6, (bar.end_ns - origin) / 1e6))
+    rows = {lane: max(1, len(ends)) for lane, ends in free_at.items()}
+    return TimelineLayout(tuple(placed), rows, max((item.end_ms for item in placed), default=0.0))
+
+
+def to_trace(bars: Sequence[Bar]) -> dict[str, Any]:
+    """Chrome trace JSON, for ui.perfetto.dev and chrome://tracing; `from_trace` reads it back."""
+    names: list[dict[str, Any]] = [
+        {"ph": "M", "name": "thread_name", "pid": 1, "tid": tid, "args": {"name": lane}}
+        for tid, lane in enumerate(LANES, 1)
+    ]
+    slices = [
+        {
+            "ph": "X",
+            "pid": 1,
+            "tid": LANES.index(bar.lane) + 1,
+            "name": bar.name,
+            "cat": bar.lane,
+            "ts": bar.start_ns / 1000,
+            "dur": bar.duration_us,
+            "args": asdict(bar),
+        }
+        for bar in bars
+    ]
+    return {"displayTimeUnit": "ms", "traceEvents": names + slices}
+
+
+def from_trace(trace: Any) -> list[Bar]:
+    """The bars of a trace that `to_trace` made.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    try:
+        return [Bar(**event["args"]) for event in trace["traceEvents"] if event["ph"] == "X"]
+    except (KeyError, TypeError) as error:
+        raise ValueError("not a timeline written by outrider") from error
+
+
+def _free_row(free_at: list[int], bar: Bar) -> int:
+    for row, end in enumerate(free_at):
+        if end <= bar.start_ns:
+            free_at[row] = bar.end_ns
+            return row
+    free_at.append(bar.end_ns)
+    return len(free_at) - 1

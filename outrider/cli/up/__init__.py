@@ -1,0 +1,1 @@
+"""`outrider up`: the services on this machine, each its own process."""

@@ -1,0 +1,89 @@
+"""A supervised child process: `outrider serve ...` with its output shown line by line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from outrider.cli.up.plan import ChildSpec
+
+MAX_LINE = 1 << 20
+ERROR = "outrider: "
+"""How the command begins the sentence that it fails with."""
+
+
+class SupervisedChild:
+    """One running process. `ready` becomes its ready line, `problem` its error sentence or else last line."""
+
+    def __init__(
+        self, spec: ChildSpec, process: asyncio.subprocess.Process, show: Callable[[str], None]
+    ) -> None:
+        self.spec = spec
+        self.ready: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self.problem = ""
+        self._process = process
+        self._show = show
+        self._end = asyncio.create_task(self._run())
+
+    @classmethod
+    async def start(
+        cls, spec: ChildSpec, config_file: str | None, show: Callable[[str], None]
+    ) -> SupervisedChild:
+        """Start the process in a session of its own, so that Ctrl-C reaches its parent alone."""
+        command = ["-m", "outrider", "serve", spec.service, *spec.arguments, "--parent-pid", str(os.getpid())]
+        if config_file:
+            command += ["--config", config_file]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+            pass_fds=spec.sockets,
+            limit=MAX_LINE,
+        )
+        return cls(spec, process, show)
+
+    async def wait(self) -> int:
+        """The exit status, after everything it wrote has been shown; any number may wait."""
+        return await asyncio.shield(self._end)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal if it still runs."""
+        if self._process.returncode is None:
+            self._process.send_signal(number)
+
+    async def _run(self) -> int:
+        await asyncio.gather(self._read_output(), self._read_log())
+        status = await self._process.wait()
+        self.ready.cancel()
+        return status
+
+    async def _read_output(self) -> None:
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            event = _event(line)
+            if event.get("event") == "ready" and not self.ready.done():
+                self.ready.set_result(event)
+
+    async def _read_log(self) -> None:
+        assert self._process.stderr is not None
+        async for line in self._process.stderr:
+            text = line.decode(errors="replace").rstrip()
+            if text.startswith(ERROR) or not self.problem.startswith(ERROR):
+                self.problem = text
+            self._show(text)
+
+
+def _event(line: bytes) -> dict[str, Any]:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return {}
+    return event if isinstance(event, dict) else {}

@@ -1,0 +1,69 @@
+"""`outrider up`: the services on this machine, each its own process, watched until the end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+
+from outrider.cli.settings import Resolved
+from outrider.cli.up.plan import UpConfig, plan_gateway, plan_orchestrator, plan_replicas
+from outrider.cli.up.processes import Processes
+from outrider.protocol.errors import ConfigError
+from outrider.sockets import bound
+
+GATEWAY_NEEDS = "uvicorn"
+
+
+def up(resolved: Resolved[UpConfig], config_file: str | None) -> int:
+    """Run everything until SIGINT or SIGTERM; returns the exit status.
+
+    Raises:
+        ConfigError: a setting is wrong.
+    """
+    cores = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
+    replicas = plan_replicas(resolved, cores, gpu=Path("/dev/nvidiactl").exists())
+    with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
+        replicas_file = Path(folder) / "replicas"
+        orchestrator = plan_orchestrator(resolved, str(replicas_file), replicas, cores)
+        listener = http_listener(resolved)
+        gateway = None
+        if listener is not None:
+            gateway = plan_gateway(resolved, listener.fileno(), replicas, cores)
+        fleet = Processes(
+            replicas, orchestrator, replicas_file, config_file, resolved.config.grace_seconds, gateway=gateway
+        )
+        return asyncio.run(fleet.run())
+
+
+def http_listener(resolved: Resolved[UpConfig]) -> socket.socket | None:
+    """The socket of the gateway, held here so that the port stays ours when the gateway is started again.
+
+    None where no gateway is wanted, or can be had without being asked for.
+
+    Raises:
+        ConfigError: it was asked for, and its packages or its port cannot be had.
+    """
+    host, port, asked = resolved.config.host, resolved.config.http_port, resolved.given("http_port")
+    if port < 0:
+        return None
+    if find_spec(GATEWAY_NEEDS) is None:
+        if asked:
+            raise ConfigError("--http-port: needs more packages; pip install 'outrider[gateway]'")
+        _say("no HTTP gateway; for one, pip install 'outrider[gateway]'")
+        return None
+    try:
+        return bound(host, port)
+    except OSError as error:
+        if asked:
+            raise ConfigError(f"--http-port: cannot listen on {host}:{port} ({error.strerror})") from error
+    _say(f"port {port} is in use; HTTP gets another, and --http-port chooses one")
+    return bound(host, 0)
+
+
+def _say(sentence: str) -> None:
+    print(f"outrider: {sentence}", file=sys.stderr, flush=True)

@@ -1,0 +1,182 @@
+"""Settings of `outrider up`, and the processes that they call for. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field
+
+from outrider.cli.settings import Resolved, flag_of
+from outrider.config import Port, Positive, Settings
+from outrider.protocol.errors import ConfigError
+
+LOOKUP = "lookup"
+NONE = "none"
+
+
+class UpConfig(Settings):
+    """All services on one machine."""
+
+    target: str = Field("", description="Folder or hub id of the target model.")
+    draft: str = Field(
+        LOOKUP, description="Folder or hub id of the draft model, lookup (no model) or none (no drafts)."
+    )
+    host: str = Field("127.0.0.1", description="Address that the orchestrator listens on; 0.0.0.0 for all.")
+    port: Port = Field(7700, description="Port of the orchestrator; 0 picks a free one.")
+    http_port: int = Field(
+        8000,
+        ge=-1,
+        le=65535,
+        description="Port of the OpenAI API over HTTP; 0 picks a free one, -1: none. Unless it is set, "
+        "another is taken where it is in use.",
+    )
+    dtype: str = Field("auto", description="Arithmetic of both models: auto, float32, bfloat16 or float16.")
+    device: str = Field("auto", description="Device of the models: auto, cpu, cuda or cuda:N.")
+    draft_device: str = Field("", description="Device of the draft model; empty: same as device.")
+    drafts: Positive = Field(1, description="Draft replicas.")
+    verifies: Positive = Field(1, description="Verify replicas.")
+    threads: Positive = Field(1, description="Torch threads of each replica on the CPU.")
+    cpu_backend: Literal["auto", "amx", "avx512", "onednn"] = Field(
+        "auto", description="What multiplies on the CPU; see `serve verify`."
+    )
+    deterministic: bool = Field(
+        False, description="The target's tokens are the same in every mode and batch; see `serve verify`."
+    )
+    cpus: Literal["auto", "off"] = Field(
+        "auto",
+        description="auto: where there are enough, every replica has CPU cores of its own, and the "
+        "orchestrator uses the drafts', which also help with the target's long steps.",
+    )
+    metrics_port: int = Field(
+        -1,
+        ge=-1,
+        le=65535,
+        description="Prometheus page of the orchestrator; replicas take free ports. 0 picks one, -1: none.",
+    )
+    grace_seconds: float = Field(30.0, ge=0, description="Longest wait for running work at the end.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severe log line."
+    )
+    log_format: Literal["auto", "json", "console"] = Field(
+        "auto", description="Log lines; auto is console on a terminal and JSON elsewhere."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """One process: `outrider serve <service> <arguments>`."""
+
+    name: str
+    service: str
+    arguments: tuple[str, ...]
+    cores: tuple[int, ...] = ()
+    """To which it is pinned; none: to no core."""
+    sockets: tuple[int, ...] = ()
+    """File descriptors that it gets from its parent."""
+
+
+def plan_replicas(resolved: Resolved[UpConfig], cores: list[int], gpu: bool) -> list[ChildSpec]:
+    """The verify and draft processes; only what was asked for is passed on, so that the file counts.
+
+    Raises:
+        ConfigError: no target was named.
+    """
+    config = resolved.config
+    if not config.target:
+        raise ConfigError("--target: name the target model, a folder or a hub id")
+    drafts = 0 if config.draft == NONE else config.drafts
+    names = [f"verify-{i}" for i in range(config.verifies)] + [f"draft-{i}" for i in range(drafts)]
+    on_cpu = config.device == "cpu" or (config.device == "auto" and not gpu)
+    pinned = config.cpus == "auto" and on_cpu
+    shares = share_cores(cores, len(names), config.threads) if pinned else [()] * len(names)
+    helpers = [core for name, share in zip(names, shares, strict=True) if _is_draft(name) for core in share]
+    if pinned and not drafts:
+        helpers = cores[len(names) * config.threads :][: config.threads]
+    return [_replica(resolved, name, share, helpers) for name, share in zip(names, shares, strict=True)]
+
+
+def plan_orchestrator(
+    resolved: Resolved[UpConfig], replicas_file: str, replicas: Sequence[ChildSpec], cores: list[int]
+) -> ChildSpec:
+    """The orchestrator, which reads the replicas' endpoints from a file."""
+    config = resolved.config
+    arguments = ["--host", config.host, "--port", str(config.port), "--replicas-file", replicas_file]
+    arguments.append("--require-fit")
+    if config.metrics_port >= 0:
+        arguments += ["--metrics-port", str(config.metrics_port)]
+    arguments += _spare(replicas, cores)
+    return ChildSpec("orchestrator", "orchestrator", (*arguments, *_common(resolved)))
+
+
+def plan_gateway(
+    resolved: Resolved[UpConfig], listener: int, replicas: Sequence[ChildSpec], cores: list[int]
+) -> ChildSpec:
+    """The HTTP gateway on a socket that is bound; where its orchestrator is, is known later."""
+    arguments = ["--listen-fd", str(listener), *_spare(replicas, cores), *_common(resolved)]
+    return ChildSpec("gateway", "gateway", tuple(arguments), sockets=(listener,))
+
+
+def share_cores(cores: list[int], processes: int, threads: int) -> list[tuple[int, ...]]:
+    """The cores of each process, all different; none (not pinned) when there are too few."""
+    if processes * threads > len(cores):
+        return [()] * processes
+    starts = range(0, processes * threads, threads)
+    return [tuple(cores[start : start + threads]) for start in starts]
+
+
+def _spare(replicas: Sequence[ChildSpec], cores: list[int]) -> list[str]:
+    """Keeps a process off the cores of the verify replicas, where any are left."""
+    taken = {core for spec in replicas if spec.service == "verify" for core in spec.cores}
+    left = [core for core in cores if core not in taken]
+    return ["--cpus", ",".join(map(str, left))] if taken and left else []
+
+
+def _is_draft(name: str) -> bool:
+    return name.startswith("draft-")
+
+
+def _replica(
+    resolved: Resolved[UpConfig], name: str, cores: tuple[int, ...], helpers: Sequence[int]
+) -> ChildSpec:
+    """A replica on `cores`; a target's long steps get help on the cores `helpers`."""
+    config = resolved.config
+    service = name.partition("-")[0]
+    device = config.draft_device if service == "draft" and config.draft_device else config.device
+    arguments = ["--name", name, "--host", "127.0.0.1", "--port", "0", *_model(config, service)]
+    if device != "auto":
+        arguments += ["--device", device]
+    arguments += _passed_on(
+        resolved, "dtype", "threads", "cpu_backend", *(["deterministic"] if service == "verify" else [])
+    )
+    if cores:
+        arguments += ["--cpus", ",".join(map(str, cores))]
+    if helpers and not _is_draft(name):
+        arguments += ["--helper-cpus", ",".join(map(str, helpers))]
+    if config.metrics_port >= 0:
+        arguments += ["--metrics-port", "0"]
+    return ChildSpec(name, service, (*arguments, *_common(resolved)), cores)
+
+
+def _model(config: UpConfig, service: str) -> list[str]:
+    if service == "verify":
+        return ["--model", config.target]
+    if config.draft == LOOKUP:
+        return ["--kind", "lookup", "--tokenizer", config.target]
+    return ["--kind", "model", "--model", config.draft]
+
+
+def _common(resolved: Resolved[UpConfig]) -> list[str]:
+    return _passed_on(resolved, "grace_seconds", "log_level", "log_format")
+
+
+def _passed_on(resolved: Resolved[UpConfig], *names: str) -> list[str]:
+    return [word for name in names if resolved.given(name) for word in _flag(resolved.config, name)]
+
+
+def _flag(config: UpConfig, name: str) -> tuple[str, ...]:
+    value, flag = getattr(config, name), flag_of(name)
+    if isinstance(value, bool):
+        return (flag if value else flag.replace("--", "--no-", 1),)
+    return (flag, str(value))

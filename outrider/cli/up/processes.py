@@ -1,0 +1,242 @@
+"""The processes of `outrider up`: carries out what the supervisor decides.
+
+All start at once, so that a port that is taken is found before a model is loaded. A child's ready line means
+that its health says SERVING; the orchestrator's, that it has found all replicas and that they fit together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from outrider.cli.up.child import ERROR, SupervisedChild
+from outrider.cli.up.plan import ChildSpec
+from outrider.cli.up.supervisor import GiveUp, Restart, Supervisor
+
+WRONG = 2
+"""Exit status of a child that was asked for something wrong."""
+LOOPBACK = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
+KILL_SECONDS = 5.0
+"""Beyond the grace period, before a child is killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    child: SupervisedChild
+
+
+@dataclass(frozen=True, slots=True)
+class _Exited:
+    child: SupervisedChild
+    status: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    pass
+
+
+class Processes:
+    """The replicas, and the orchestrator, which reads their endpoints from `replicas_file`: none until all of
+    the first ones are ready, so that it is ready when everything is."""
+
+    def __init__(
+        self,
+        replicas: Sequence[ChildSpec],
+        orchestrator: ChildSpec,
+        replicas_file: Path,
+        config_file: str | None,
+        grace_seconds: float,
+        start_child: Callable[
+            [ChildSpec, str | None, Callable[[str], None]], Awaitable[SupervisedChild]
+        ] = SupervisedChild.start,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        gateway: ChildSpec | None = None,
+    ) -> None:
+        last = [] if gateway is None else [gateway]
+        self.specs = {spec.name: spec for spec in (*replicas, orchestrator, *last)}
+        self.replicas = [spec.name for spec in replicas]
+        self.orchestrator = orchestrator.name
+        self.gateway = None if gateway is None else gateway.name
+        """Started when it is known where the orchestrator is."""
+        self.replicas_file = replicas_file
+        self.config_file = config_file
+        self.grace_seconds = grace_seconds
+        self.start_child = start_child
+        self.pause = pause
+        """Waits so many seconds before a child that crashed is started again."""
+        self.supervisor = Supervisor(tuple(self.specs))
+        self.children: dict[str, SupervisedChild] = {}
+        self.endpoints: dict[str, str] = {}
+        self._events: asyncio.Queue[_Ready | _Exited | _Stop] = asyncio.Queue()  # a few per child
+        self._pausing: set[str] = set()
+        """Children that crashed and will be started again."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ready: dict[str, Any] = {}
+        """What the orchestrator said."""
+
+    async def run(self) -> int:
+        """Start, watch, and stop everything; 0 when asked to stop, 1 when a child did not start, 2 when what
+        it was asked for is wrong."""
+        self._stop_on_signals()
+        self._write_replicas()
+        try:
+            for name in (*self.replicas, self.orchestrator):
+                await self._launch(name)
+            return await self._watch()
+        finally:
+            await self._stop_all()
+
+    async def _watch(self) -> int:
+        while True:
+            match await self._events.get():
+                case _Stop():
+                    return 0
+                case _Ready(child):
+                    self._on_ready(child)
+                case _Exited(child, status):
+                    if not self._on_exit(child, status):
+                        return WRONG if status == WRONG else 1
+
+    def _on_ready(self, child: SupervisedChild) -> None:
+        name, first = child.spec.name, not self.supervisor.up
+        if self.children.get(name) is not child:  # it was replaced
+            return
+        ready = child.ready.result()
+        self.supervisor.ready(name, time.monotonic())
+        self.endpoints[name] = ready["endpoint"]
+        self._say(name, "ready at " + " ".join(filter(None, (ready["endpoint"], ready["metrics"]))))
+        if self.supervisor.up or all(replica in self.endpoints for replica in self.replicas):
+            self._write_replicas()
+        if name == self.orchestrator:
+            self._keep_port(ready["endpoint"])
+            self._ready = ready
+            if first and self.gateway is not None:
+                self._lead_to(ready["endpoint"])
+                self._spawn(self._launch(self.gateway))
+        if first and self.supervisor.up:
+            _announce(self._ready, self.endpoints.get(self.gateway or ""))
+
+    def _on_exit(self, child: SupervisedChild, status: int) -> bool:
+        """False when there is no going on."""
+        name = child.spec.name
+        decision = self.supervisor.exited(name, time.monotonic())
+        if isinstance(decision, GiveUp):
+            print(f"outrider: {name} did not start: {_sentence(child.problem, status)}", file=sys.stderr)
+            return False
+        if isinstance(decision, Restart):
+            self._say(name, f"exited with status {status}; restarting in {decision.pause_seconds:g} s")
+            self.endpoints.pop(name, None)
+            self._write_replicas()
+            self._pausing.add(name)
+            self._spawn(self._relaunch(name, decision.pause_seconds))
+        return True
+
+    async def _launch(self, name: str) -> None:
+        spec = self.specs[name]
+        child = await self.start_child(spec, self.config_file, lambda line: self._say(name, line))
+        self.children[name] = child
+        self._spawn(self._await_ready(child))
+        self._spawn(self._await_exit(child))
+
+    async def _relaunch(self, name: str, pause_seconds: float) -> None:
+        await self.pause(pause_seconds)
+        if not self.supervisor.stopping and name in self._pausing:
+            self._pausing.discard(name)
+            await self._launch(name)
+
+    async def _await_ready(self, child: SupervisedChild) -> None:
+        await child.ready
+        self._events.put_nowait(_Ready(child))
+
+    async def _await_exit(self, child: SupervisedChild) -> None:
+        self._events.put_nowait(_Exited(child, await child.wait()))
+
+    async def _stop_all(self) -> None:
+        """Gateway and orchestrator first: their requests end on replicas that still run."""
+        self.supervisor.stop()
+        running = dict(self.children)
+        for name in (self.gateway, self.orchestrator):
+            if name in running:
+                await self._stop([running.pop(name)])
+        await self._stop(list(running.values()))
+        for task in self._tasks:
+            task.cancel()
+
+    async def _stop(self, children: Sequence[SupervisedChild]) -> None:
+        for child in children:
+            child.send(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(self.grace_seconds + KILL_SECONDS):
+                await asyncio.gather(*(child.wait() for child in children))
+        except TimeoutError:
+            for child in children:
+                child.send(signal.SIGKILL)
+            await asyncio.gather(*(child.wait() for child in children))
+
+    def _stop_on_signals(self) -> None:
+        """The first signal stops in order, the second one kills."""
+
+        def receive() -> None:
+            if self.supervisor.stopping:
+                for child in self.children.values():
+                    child.send(signal.SIGKILL)
+            self._events.put_nowait(_Stop())
+
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, receive)
+
+    def _keep_port(self, endpoint: str) -> None:
+        """A restarted orchestrator listens where its clients know it."""
+        spec = self.specs[self.orchestrator]
+        port = endpoint.rpartition(":")[2]
+        self.specs[self.orchestrator] = replace(spec, arguments=(*spec.arguments, "--port", port))
+
+    def _lead_to(self, endpoint: str) -> None:
+        """The gateway calls the orchestrator where it listens."""
+        assert self.gateway is not None
+        spec = self.specs[self.gateway]
+        host, _, port = endpoint.rpartition(":")
+        arguments = (*spec.arguments, "--orchestrator", f"{LOOPBACK.get(host, host)}:{port}")
+        self.specs[self.gateway] = replace(spec, arguments=arguments)
+
+    def _write_replicas(self) -> None:
+        """Replaced as a whole, so that a reader never sees half of it."""
+        known = [name for name in self.endpoints if name in self.replicas]
+        lines = [f"{self.specs[name].service} {self.endpoints[name]}\n" for name in known]
+        new = self.replicas_file.with_suffix(".new")
+        new.write_text("".join(lines))
+        os.replace(new, self.replicas_file)
+
+    def _say(self, name: str, line: str) -> None:
+        width = max(map(len, self.specs))
+        print(f"{name:<{width}} | {line}", file=sys.stderr, flush=True)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _announce(ready: dict[str, Any], http: str | None) -> None:
+    """The ready line: for a person on a terminal, for a program elsewhere."""
+    if not sys.stdout.isatty():
+        print(json.dumps({**ready, "service": "up", **({"http": http} if http else {})}), flush=True)
+        return
+    print(f"\nready at {ready['endpoint']}    Ctrl-C stops")
+    if http:
+        print(f"OpenAI API at {http}/v1")
+    print(f"try: outrider generate --endpoint {ready['endpoint']} 'def fibonacci(n):'\n", flush=True)
+
+
+def _sentence(problem: str, status: int) -> str:
+    return problem.removeprefix(ERROR) or f"it ended with status {status}"

@@ -1,0 +1,260 @@
+"""Attention for the queries of each sequence over gathered keys and values.
+
+    tile       up to LANES query rows of one kv head; each is one lane
+    scores     key by key, up to the last that one of the tile sees: a key's numbers in all lanes times the
+               tile's, LANES scores at once
+    weights    e^(score - largest), added up key by key
+    values     LANES columns at a time: key by key into one sum per row
+
+Every sum goes through the keys in their order, and a hidden key adds exactly 0. So what a query gets depends
+on the keys it sees alone, not on its batch or on what stands beside it. Scores are sums of exact products in
+float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple
+
+from outrider.engine.cpu.kernels.compiling import inlined, kernel
+from outrider.engine.cpu.kernels.epilogue import exponential
+from outrider.engine.cpu.kernels.vectors import (
+    LANES,
+    Value,
+    add_step,
+    copy_word,
+    first_lanes,
+    floats,
+    integers,
+    load,
+    maximum,
+    multiply_add,
+    splat,
+    store,
+    vectors,
+    zeros,
+)
+
+KEYS = 4
+"""Keys whose scores are computed side by side."""
+FEW = 4
+"""Rows up to which a tile has LANES sums of other columns rather than of empty lanes."""
+ROW = 4 * LANES
+"""Bytes of a tile's scores for one key."""
+
+
+def room_bytes(head_bytes: int, keys: int) -> int:
+    """Of a call's room: for the tile's queries, its results, their divisors, scores, and what hides keys."""
+    return LANES * head_bytes + (LANES + 1 + 2 * (keys + KEYS)) * ROW
+
+
+class _Tile(NamedTuple):
+    """Rows [row, row + size) of a kv head: those of its first query head are `tokens` tokens, and so on."""
+
+    row: int
+    size: int
+    tokens: int
+
+
+class _Seen(NamedTuple):
+    """The first `keys` entries of a sequence, of which `address` is one kv head's part of slot 0."""
+
+    address: int
+    entry_bytes: int
+    slots: int
+    keys: int
+
+
+@inlined
+def _place(tile: _Tile, lane: int, token_bytes: int, head_bytes: int) -> int:
+    """Where a row of the tile is."""
+    row = tile.row + lane
+    return row % tile.tokens * token_bytes + row // tile.tokens * head_bytes
+
+
+@inlined
+def _entry(seen: _Seen, key: int) -> int:
+    """Where an entry is; behind the last one, where that is."""
+    place: int = seen.address + integers(seen.slots)[min(key, seen.keys - 1)] * seen.entry_bytes
+    return place
+
+
+@inlined
+def _reach(tile: _Tile, ends: int, least: int) -> int:
+    """How many keys the tile sees, at least `least`."""
+    reach = least
+    for row in range(tile.row, tile.row + tile.size):
+        reach = max(reach, integers(ends)[row % tile.tokens])
+    return reach
+
+
+@inlined
+def _into_lanes(tile: _Tile, rows: int, token_bytes: int, head_bytes: int, words: int, to: int) -> None:
+    """Put 4 bytes of each row into its lane, then the next 4 bytes, and so on.
+
+    Other lanes are 0: weights of what was there before could be denormal numbers, which are slow.
+    """
+    for word in range(words):
+        vectors(to)[word] = splat(0.0)
+    for lane in range(tile.size):
+        row = rows + _place(tile, lane, token_bytes, head_bytes)
+        for word in range(words):
+            copy_word(to + ROW * word + 4 * lane, row + 4 * word)
+
+
+@inlined
+def _score(kind: str, queries: int, head_bytes: int, seen: _Seen, scale: float, scores: int) -> None:
+    """Compute the scores of what is seen, KEYS side by side."""
+    for key in range(0, seen.keys, KEYS):
+        dots = zeros(KEYS)
+        for at in range(0, head_bytes, 4):
+            for k in range(KEYS):
+                dots[k] = add_step(kind, dots[k], queries + LANES * at, _entry(seen, key + k) + at)
+        for k in range(KEYS):
+            vectors(scores)[key + k] = dots[k] * splat(scale)
+
+
+@inlined
+def _weigh(scores: int, keys: int) -> Value:
+    """Make weights of scores; return one over their sums."""
+    parts = vectors(scores)
+    largest = parts[0]
+    for key in range(1, keys):
+        largest = maximum(largest, parts[key])
+    total = splat(0.0)
+    for key in range(keys):
+        parts[key] = exponential(parts[key] - largest)
+        total = total + parts[key]
+    return splat(1.0) / total
+
+
+@inlined
+def _add_values(
+    kind: str, size: int, lanes: int, seen: _Seen, weights: int, column: int, columns: int, sums_at: int
+) -> None:
+    """Compute LANES sums: of the first `lanes` rows, as many times LANES columns from `column` on."""
+    sums = zeros(LANES)
+    for key in range(seen.keys):
+        value = _entry(seen, key)
+        for block in range(LANES // lanes):
+            at = column + LANES * block
+            numbers = load(kind, value + size * at, first_lanes(columns - at))
+            for lane in range(lanes):
+                weight = splat(floats(weights)[LANES * key + lane])
+                sums[lanes * block + lane] = multiply_add(weight, numbers, sums[lanes * block + lane])
+    for i in range(LANES):
+        vectors(sums_at)[i] = sums[i]
+
+
+@inlined
+def _mix(
+    kind: str,
+    size: int,
+    lanes: int,
+    tile: _Tile,
+    seen: _Seen,
+    weights: int,
+    inverses: int,
+    columns: int,
+    out: int,
+    out_bytes: int,
+    sums: int,
+) -> None:
+    """Write what each row of the tile, which has at most `lanes`, gets of the values."""
+    for column in range(0, columns, LANES * (LANES // lanes)):
+        _add_values(kind, size, lanes, seen, weights, column, columns, sums)
+        for lane in range(tile.size):
+            place = out + _place(tile, lane, out_bytes, size * columns)
+            inverse = splat(floats(inverses)[lane])
+            for block in range(LANES // lanes):
+                at = column + LANES * block
+                result = vectors(sums)[lanes * block + lane] * inverse
+                store(kind, place + size * at, result, first_lanes(columns - at))
+
+
+@cache
+def attention(kind: str) -> Callable[..., None]:
+    """The kernel for a kind of numbers."""
+    size = 2 if kind == "bfloat16" else 4
+
+    @kernel(f"void({'intp, ' * 17} float64, intp)")
+    def attend(
+        q: int,
+        token_bytes: int,
+        out: int,
+        out_bytes: int,
+        counts: int,
+        sequences: int,
+        entries: int,
+        entry_bytes: int,
+        slots: int,
+        keys: int,
+        hidden: int,
+        ends: int,
+        mask_rows: int,
+        open_keys: int,
+        kv_heads: int,
+        per_kv: int,
+        head_bytes: int,
+        scale: float,
+        room: int,
+    ) -> None:
+        """Attend from Q [tokens, token_bytes] to OUT [tokens, out_bytes].
+
+        Both have `per_kv` heads for each of `kv_heads`, a head of `head_bytes`. Sequences of `counts`
+        [sequences] tokens follow each other. Each sees of `entries` [slots, entry_bytes], which hold the keys
+        and then the values of all kv heads, those at `slots` [sequences, keys]. What `hidden` [sequences,
+        mask_rows, keys] float32 says for its tokens, in the first of mask_rows, is added to the scores from
+        key `open_keys` on; it may be 0. `ends` [sequences, mask_rows] says how many keys a token sees.
+        `room` is of `room_bytes`, at a multiple of 64. Counts, slots and ends are int64.
+        """
+        inverses = room
+        sums = inverses + ROW
+        queries = sums + LANES * ROW
+        scores = queries + LANES * head_bytes
+        hides = scores + (keys + KEYS) * ROW
+        columns = head_bytes // size
+        first = 0
+        for sequence in range(sequences):
+            count = integers(counts)[sequence]
+            own_slots = slots + 8 * sequence * keys
+            own_ends = ends + 8 * sequence * mask_rows
+            own_mask = hidden + 4 * (sequence * mask_rows * keys + open_keys)
+            for head in range(kv_heads):
+                own_keys = entries + head * head_bytes
+                own_q = q + first * token_bytes + head * per_kv * head_bytes
+                own_out = out + first * out_bytes + head * per_kv * head_bytes
+                for row in range(0, count * per_kv, LANES):
+                    tile = _Tile(row, min(LANES, count * per_kv - row), count)
+                    reach = _reach(tile, own_ends, open_keys + 1)
+                    seen = _Seen(own_keys, entry_bytes, own_slots, reach)
+                    _into_lanes(tile, own_q, token_bytes, head_bytes, head_bytes // 4, queries)
+                    _score(kind, queries, head_bytes, seen, scale, scores)
+                    if hidden:
+                        _into_lanes(tile, own_mask, 4 * keys, 0, reach - open_keys, hides)
+                        for key in range(open_keys, reach):
+                            vectors(scores)[key] = vectors(scores)[key] + vectors(hides)[key - open_keys]
+                    vectors(inverses)[0] = _weigh(scores, reach)
+                    values = _Seen(own_keys + kv_heads * head_bytes, entry_bytes, own_slots, reach)
+                    if tile.size <= FEW:
+                        _mix(
+                            kind, size, FEW, tile, values, scores, inverses, columns, own_out, out_bytes, sums
+                        )
+                    else:
+                        _mix(
+                            kind,
+                            size,
+                            LANES,
+                            tile,
+                            values,
+                            scores,
+                            inverses,
+                            columns,
+                            own_out,
+                            out_bytes,
+                            sums,
+                        )
+            first += count
+
+    return attend

@@ -1,0 +1,128 @@
+"""Compiles the CPU's kernels for the processor at hand, and keeps the result for the next start.
+
+Importing a module with kernels imports numba and compiles them, or loads them from the cache. So such a
+module is imported where its kernels are used; this one loads no numba before.
+
+The cache holds machine code that numba unpickles, so it lies in a folder that belongs to this user alone: in
+`$XDG_CACHE_HOME/outrider`, or `~/.cache/outrider`. Where no such folder can be made, as on a read-only file
+system, every start compiles. numba itself tells processors and its own versions apart. The folder's name has
+a digest of the sources, because numba notices no change in another file than a kernel's own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import logging
+import os
+import pickle
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+__all__ = ["available", "inlined", "kernel"]
+
+Int32: TypeAlias = Any
+Int64: TypeAlias = Any
+UInt64: TypeAlias = Any
+Float32: TypeAlias = Any
+Float64: TypeAlias = Any
+"""What numbers are in kernels; the type checker does not tell them from Python's."""
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_PACKAGE = Path(__file__).parents[3]
+_SOURCES = ("engine/cpu/kernels", "sampling", "sampling/kernels")
+"""Folders of the package whose functions and constants end up in compiled code."""
+_OPTIONS = {"fastmath": False, "error_model": "numpy", "no_cfunc_wrapper": True}
+"""Each operation is rounded by itself, in the order written. A division by zero gives inf or NaN. There is no
+wrapper for C, because Python alone calls kernels."""
+
+log = logging.getLogger(__name__)
+
+
+@cache
+def available() -> bool:
+    """True when this installation has numba; what a kernel needs of the processor, it asks itself."""
+    return importlib.util.find_spec("numba") is not None
+
+
+def kernel(signature: str, *, keeps_lock: bool = False) -> Callable[[_Function], _Function]:
+    """Compile a function at once for arguments of these types, for example "void(float32[:, ::1], int64)".
+
+    Called with other types it raises TypeError. It gives up the interpreter's lock while it runs, so that
+    other threads go on; `keeps_lock` is for calls so short that getting the lock back takes longer.
+    """
+
+    def compiled(function: _Function) -> _Function:
+        options = {**_OPTIONS, "nogil": not keeps_lock}
+        folder = _folder()
+        if folder is not None:
+            try:
+                return _njit(function, signature, folder, options)
+            except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+                log.warning("kernel %s is not cached in %s: %s", function.__name__, folder, error)
+        return _njit(function, signature, None, options)
+
+    return compiled
+
+
+def inlined(function: _Function) -> _Function:
+    """A part of kernels, compiled into each that calls it, for the types that it is called with."""
+    part: _Function = _numba().njit(no_cpython_wrapper=True, **_OPTIONS)(function)
+    return part
+
+
+def cache_folder(environment: Mapping[str, str], digest: str) -> Path | None:
+    """The folder for compiled kernels, which is there on return; None where no safe one can be had."""
+    home = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folder = Path(home) / "outrider" / f"kernels-{digest}"
+    if not folder.is_absolute():
+        return None
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+    except OSError as error:
+        log.info("kernels are compiled at every start: no cache in %s: %s", folder, error.strerror)
+        return None
+    if found.st_uid != os.getuid() or found.st_mode & 0o022 or not os.access(folder, os.W_OK):
+        log.warning(
+            "kernels are compiled at every start: %s must belong to and be writable by you alone", folder
+        )
+        return None
+    return folder
+
+
+@cache
+def _folder() -> Path | None:
+    return cache_folder(os.environ, _digest())
+
+
+def _njit(function: _Function, signature: str, folder: Path | None, options: Mapping[str, Any]) -> _Function:
+    numba = _numba()
+    if folder is None:
+        uncached: _Function = numba.njit(signature, **options)(function)
+        return uncached
+    config = numba.config
+    before = config.CACHE_DIR, config.CACHE_LOCATOR_CLASSES
+    config.CACHE_DIR, config.CACHE_LOCATOR_CLASSES = str(folder), "UserProvidedCacheLocator"
+    try:
+        cached: _Function = numba.njit(signature, cache=True, **options)(function)
+    finally:
+        config.CACHE_DIR, config.CACHE_LOCATOR_CLASSES = before
+    return cached
+
+
+def _numba() -> Any:
+    return importlib.import_module("numba")  # it has no types
+
+
+@cache
+def _digest() -> str:
+    """Of all sources whose content is compiled into kernels."""
+    digest = hashlib.sha256()
+    for name in _SOURCES:
+        for path in sorted((_PACKAGE / name).glob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,97 @@
+"""Rotary positions of queries and keys, perhaps after a norm of each head, and storing keys and values.
+
+Columns i and half + i of a head are a pair. Numbers are rounded where the modules of a model round them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+from outrider.engine.cpu.kernels.compiling import inlined, kernel
+from outrider.engine.cpu.kernels.norm import one_over_root
+from outrider.engine.cpu.kernels.vectors import (
+    LANES,
+    Value,
+    copy,
+    first_lanes,
+    integers,
+    load,
+    multiply_add,
+    negative,
+    rounded,
+    splat,
+    store,
+)
+
+
+@inlined
+def _squares(kind: str, low: int, high: int, size: int, half: int) -> Value:
+    """The sum of squares of a head, in parts."""
+    total = splat(0.0)
+    for column in range(0, half, LANES):
+        there = first_lanes(half - column)
+        for part in (low, high):
+            numbers = load(kind, part + size * column, there)
+            total = multiply_add(numbers, numbers, total)
+    return total
+
+
+@cache
+def rotation(kind: str) -> Callable[..., None]:
+    """The kernel for a kind of numbers."""
+    size = 2 if kind == "bfloat16" else 4
+
+    @kernel(f"void({'intp, ' * 13} float64, float64)", keeps_lock=True)
+    def turn(
+        qkv: int,
+        row_bytes: int,
+        rows: int,
+        heads: int,
+        half: int,
+        table: int,
+        positions: int,
+        entries: int,
+        slots: int,
+        stored: int,
+        own_bytes: int,
+        entry_bytes: int,
+        scale: int,
+        share: float,
+        eps: float,
+    ) -> None:
+        """Rotate the first `heads` heads of 2 half numbers of QKV [rows, row_bytes] where they are.
+
+        `table` [positions, 2, half] float32 holds the cosines and sines of a position, `positions` [rows]
+        int64. With `scale` [heads, 2 half] float32, which may be 0, a head is normalised before: divided by
+        the root of its mean square plus eps and multiplied with its row; `share` is 1 / (2 half). Then of
+        the first `stored` rows `entry_bytes` from byte `own_bytes` on are copied to `entries` [slots,
+        entry_bytes].
+        """
+        for row in range(rows):
+            cosines = table + 8 * half * integers(positions)[row]
+            sines = cosines + 4 * half
+            for head in range(heads):
+                low = qkv + row * row_bytes + 2 * size * half * head
+                high = low + size * half
+                low_scale = scale + 8 * half * head
+                high_scale = low_scale + 4 * half
+                inverse = splat(1.0)
+                if scale:
+                    inverse = one_over_root(_squares(kind, low, high, size, half), share, eps)
+                for column in range(0, half, LANES):
+                    there = first_lanes(half - column)
+                    x = load(kind, low + size * column, there)
+                    y = load(kind, high + size * column, there)
+                    if scale:
+                        x = rounded(kind, x * inverse * load("float32", low_scale + 4 * column, there))
+                        y = rounded(kind, y * inverse * load("float32", high_scale + 4 * column, there))
+                    cos = load("float32", cosines + 4 * column, there)
+                    sin = load("float32", sines + 4 * column, there)
+                    store(kind, low + size * column, multiply_add(x, cos, negative(y * sin)), there)
+                    store(kind, high + size * column, multiply_add(y, cos, x * sin), there)
+            if row < stored:
+                entry = entries + integers(slots)[row] * entry_bytes
+                copy(entry, qkv + row * row_bytes + own_bytes, entry_bytes)
+
+    return turn

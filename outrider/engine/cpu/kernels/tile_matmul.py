@@ -1,0 +1,187 @@
+"""`Y = X W^T + b` in bfloat16 on the processor's matrix tiles (Intel AMX).
+
+    panel      32 columns of W^T, one after the other in memory
+    tile       of X up to 16 rows of 32 numbers, of a panel 32 numbers of 16 columns, of sums 16 x 16
+    group      up to 16 rows of X; all groups of a call are equally high, so that tiles are configured once,
+               and the last one overlaps the one before
+    pass       two groups with one panel: four tiles of sums
+    block      BLOCK tiles of a panel; they stay in the cache while the passes take turns
+    chunk      panels that take turns with one block of X
+
+The order of a sum is fixed: tile after tile, each as `multiply_tiles` says. So a row's bits do not depend
+on its batch, and processors without AMX can compute the same ones.
+"""
+
+from __future__ import annotations
+
+from outrider.engine.cpu.kernels import tiles
+from outrider.engine.cpu.kernels.compiling import inlined, kernel
+from outrider.engine.cpu.kernels.epilogue import PANEL, write_gated, write_sums
+from outrider.engine.cpu.kernels.vectors import LANES, prefetch
+
+NUMBERS = 32
+"""Of a row that one tile takes."""
+STRIDE = 4 * PANEL
+"""Bytes from row to row of a panel's weights and of its sums."""
+TILE_STEPS = tiles.ROWS
+TILE_BYTES = TILE_STEPS * STRIDE
+"""Of a panel: two tiles side by side."""
+TILE_LINES = TILE_BYTES // 64
+BLOCK = 32
+"""64 KB of weights."""
+CHUNK = 16
+"""Panels whose results are written row by row, so that a row's columns lie beside each other."""
+MAX_ROWS = 256
+"""Rows of one pass over the weights; a chunk's sums are 0.5 MB then."""
+
+
+@inlined
+def _add_block(
+    x0: int,
+    x1: int,
+    two: bool,
+    stride: int,
+    w: int,
+    count: int,
+    ahead: int,
+    lines: int,
+    s0: int,
+    s1: int,
+    first: bool,
+) -> None:
+    """Add `count` tiles of a panel to the sums of one group or two; sums begin with the `first` block.
+
+    Of what comes next `lines` cache lines per tile are fetched.
+    """
+    if first:
+        tiles.zero(0)
+        tiles.zero(1)
+        tiles.zero(2)
+        tiles.zero(3)
+    else:
+        tiles.load_tile(0, s0, STRIDE)
+        tiles.load_tile(1, s0 + 64, STRIDE)
+        if two:
+            tiles.load_tile(2, s1, STRIDE)
+            tiles.load_tile(3, s1 + 64, STRIDE)
+    for k in range(count):
+        for line in range(lines):
+            prefetch(2, ahead + 64 * (k * lines + line))
+        tiles.load_tile(4, x0 + 64 * k, stride)
+        tiles.load_tile(6, w + TILE_BYTES * k, STRIDE)
+        tiles.multiply_tiles(0, 4, 6)
+        tiles.load_tile(7, w + TILE_BYTES * k + 64, STRIDE)
+        tiles.multiply_tiles(1, 4, 7)
+        if two:
+            tiles.load_tile(5, x1 + 64 * k, stride)
+            tiles.multiply_tiles(2, 5, 6)
+            tiles.multiply_tiles(3, 5, 7)
+    tiles.store_tile(0, s0, STRIDE)
+    tiles.store_tile(1, s0 + 64, STRIDE)
+    if two:
+        tiles.store_tile(2, s1, STRIDE)
+        tiles.store_tile(3, s1 + 64, STRIDE)
+
+
+@inlined
+def _multiply_block(
+    x: int, stride: int, w: int, count: int, following: int, rows: int, height: int, sums: int, first: bool
+) -> None:
+    """All passes of one block; the block that `following` points to is fetched meanwhile, a part in each."""
+    groups = (rows + height - 1) // height
+    passes = (groups + 1) // 2
+    lines = (TILE_LINES + passes - 1) // passes
+    for turn in range(passes):
+        row0 = min(2 * turn * height, rows - height)
+        row1 = min((2 * turn + 1) * height, rows - height)
+        s0 = sums + 2 * turn * height * STRIDE
+        s1 = s0 + height * STRIDE
+        ahead = following + turn * lines * count * 64
+        two = 2 * turn + 1 < groups
+        _add_block(x + row0 * stride, x + row1 * stride, two, stride, w, count, ahead, lines, s0, s1, first)
+
+
+@inlined
+def _write_chunk(
+    first: int,
+    end: int,
+    bias: int,
+    y: int,
+    y_stride: int,
+    columns: int,
+    rows: int,
+    height: int,
+    gated: bool,
+    sums: int,
+) -> None:
+    """Write the results of panels [first, end), row by row."""
+    groups = (rows + height - 1) // height
+    width = LANES if gated else PANEL
+    for group in range(groups):
+        row = min(group * height, rows - height)
+        for r in range(height):
+            for panel in range(first, end):
+                s = sums + ((panel - first) * groups * height + group * height + r) * STRIDE
+                b = bias + STRIDE * panel if bias else 0
+                at = y + (row + r) * y_stride + 2 * panel * width
+                if gated:
+                    write_gated("bfloat16", s, b, at, columns - panel * width)
+                else:
+                    write_sums("bfloat16", 2, s, b, at, columns - panel * width)
+
+
+@kernel("void(intp, intp, intp, intp, intp, intp, intp, intp, intp, intp, intp, boolean, intp, intp, intp)")
+def tile_matmul(
+    x: int,
+    x_stride: int,
+    w: int,
+    numbers: int,
+    panels: int,
+    bias: int,
+    y: int,
+    y_stride: int,
+    columns: int,
+    rows: int,
+    height: int,
+    gated: bool,
+    configuration: int,
+    rest: int,
+    sums: int,
+) -> None:
+    """Compute Y [rows, columns] of X [rows, numbers] and some panels of W.
+
+    W is [panels, tiles, 16, 32, 2], with zeros behind `numbers`; `bias` [32 panels] float32, or 0. Rows of X
+    and Y are `x_stride` and `y_stride` bytes apart. `height` rows, at most 16, are a group, and
+    `configuration` is for so many. Room: `rest` [rows, 32] bfloat16, `sums` [CHUNK, rows + 15, 32] float32.
+    With `gated` Y has half of the columns.
+    """
+    tiles.configure(configuration)
+    whole, left = numbers // NUMBERS, numbers % NUMBERS
+    count_all = whole + (1 if left else 0)
+    if left:
+        for row in range(rows):
+            tiles.copy_start(rest + 64 * row, x + row * x_stride + 64 * whole, left)
+    panel_bytes = count_all * TILE_BYTES
+    groups = (rows + height - 1) // height
+    panel_sums = groups * height * STRIDE
+    for first in range(0, panels, CHUNK):
+        end = min(first + CHUNK, panels)
+        tile = 0
+        while tile < count_all:
+            # The rest is a block of its own, because it lies elsewhere.
+            in_rest = tile == whole
+            count = 1 if in_rest else min(BLOCK, whole - tile)
+            block_x = rest if in_rest else x + 64 * tile
+            stride = 64 if in_rest else x_stride
+            for panel in range(first, end):
+                block_w = w + panel * panel_bytes + tile * TILE_BYTES
+                following = block_w + panel_bytes
+                if panel == end - 1:
+                    following = w + first * panel_bytes + (tile + count) * TILE_BYTES
+                    if tile + count == count_all:
+                        following = w + end * panel_bytes
+                at = sums + (panel - first) * panel_sums
+                _multiply_block(block_x, stride, block_w, count, following, rows, height, at, tile == 0)
+            tile += count
+        _write_chunk(first, end, bias, y, y_stride, columns, rows, height, gated, sums)
+    tiles.release()

@@ -1,0 +1,45 @@
+"""Products with the AVX-512 kernel of `outrider.engine.cpu.kernels.row_matmul`. Importing this imports
+numba."""
+
+from __future__ import annotations
+
+from llvmlite import binding
+from torch import Tensor
+
+from outrider.engine.cpu.kernels.row_matmul import GROUP, MAX_ROWS, row_matmul
+from outrider.engine.cpu.matmul import Matmul
+from outrider.engine.cpu.panels import PANEL
+from outrider.engine.cpu.worker_pool import WorkerPool
+
+_PAST_SHARED_CACHE, _INTO_ALL_CACHES = 0, 3
+"""Localities of a prefetch."""
+
+
+class RowMatmul(Matmul):
+    """See `Matmul`; bfloat16 or float32."""
+
+    pass_rows, max_rows, shared_rows, multiple = GROUP, MAX_ROWS, 4 * GROUP, 1
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, workers: WorkerPool, **options: bool) -> None:
+        super().__init__(weight, bias, workers, **options)
+        kind = str(weight.dtype).removeprefix("torch.")
+        # Zen 5 reads weights past the shared cache as fast and leaves it to others; a Xeon at half the speed.
+        past = self._passing and binding.get_host_cpu_name().startswith("znver")
+        self._kernel = row_matmul(kind, _PAST_SHARED_CACHE if past else _INTO_ALL_CACHES)
+        self._sums = workers.room(4 * MAX_ROWS * PANEL)
+
+    def _multiply(
+        self,
+        member: int,
+        x: int,
+        x_stride: int,
+        w: int,
+        panels: int,
+        bias: int,
+        y: int,
+        y_stride: int,
+        columns: int,
+        rows: int,
+    ) -> None:
+        sums = self._sums[member]
+        self._kernel(x, x_stride, w, self._steps, panels, bias, y, y_stride, columns, rows, self._gated, sums)

@@ -1,0 +1,47 @@
+"""Products with the kernel of `outrider.engine.cpu.kernels.tile_matmul`; importing this compiles it: it takes
+AMX."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from outrider.engine.cpu.kernels import tiles
+from outrider.engine.cpu.kernels.tile_matmul import CHUNK, MAX_ROWS, NUMBERS, TILE_STEPS, tile_matmul
+from outrider.engine.cpu.matmul import Matmul
+from outrider.engine.cpu.panels import PANEL, aligned
+from outrider.engine.cpu.worker_pool import WorkerPool
+
+assert tiles.allowed(), "without the system's leave the first tile would end the process"
+_CONFIGURATIONS = aligned(torch.from_numpy(tiles.configurations()))
+
+
+class TileMatmul(Matmul):
+    """See `Matmul`; bfloat16."""
+
+    pass_rows, max_rows, shared_rows, multiple = 2 * tiles.ROWS, MAX_ROWS, MAX_ROWS, TILE_STEPS
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, workers: WorkerPool, **options: bool) -> None:
+        super().__init__(weight, bias, workers, **options)
+        self._rests = workers.room(2 * MAX_ROWS * NUMBERS)
+        self._sums = workers.room(4 * CHUNK * (MAX_ROWS + tiles.ROWS) * PANEL)
+
+    def _multiply(
+        self,
+        member: int,
+        x: int,
+        x_stride: int,
+        w: int,
+        panels: int,
+        bias: int,
+        y: int,
+        y_stride: int,
+        columns: int,
+        rows: int,
+    ) -> None:
+        height = -(-rows // -(-rows // tiles.ROWS))
+        configuration = _CONFIGURATIONS[height].data_ptr()
+        tile_matmul(
+            *(x, x_stride, w, self._numbers, panels, bias, y, y_stride, columns, rows, height, self._gated),
+            *(configuration, self._rests[member], self._sums[member]),
+        )

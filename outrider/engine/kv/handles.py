@@ -1,0 +1,137 @@
+"""Kept sequences under a lease: opaque handles out, sequences back in.
+
+A handle names a sequence of one process lifetime of one replica. Whoever redeems it gets the pages; a
+handle that cannot be redeemed is refused with its reason and the caller sends the tokens instead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from outrider.engine.kv.pages import PagePool, SequenceKv
+from outrider.protocol.errors import StaleHandle
+from outrider.protocol.messages import KvHandle
+
+
+def token_digest(tokens: Sequence[int]) -> bytes:
+    """16 bytes that stand for exactly these tokens."""
+    return hashlib.blake2b(array("q", tokens).tobytes(), digest_size=16).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    handle: KvHandle
+    kv: SequenceKv
+    expires: float
+    """By the table's clock."""
+
+
+class HandleTable:
+    """Sequences kept for their next turn. Belongs to the engine thread, as the pool does.
+
+    A lease starts anew whenever a handle is given out. It is measured by `clock`, which never jumps;
+    `wall_clock`, in Unix seconds, only tells the holder about when it ends.
+    """
+
+    def __init__(
+        self,
+        pool: PagePool,
+        replica: str,
+        incarnation: str,
+        lease_seconds: float,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+    ) -> None:
+        self.pool = pool
+        self.replica = replica
+        self.incarnation = incarnation
+        self.lease_seconds = lease_seconds
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._kept: dict[str, _Kept] = {}
+        """In the order of their expiry."""
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def sequences(self) -> Iterator[SequenceKv]:
+        """Every kept sequence, for integrity checks."""
+        return (kept.kv for kept in self._kept.values())
+
+    def keep(self, kv: SequenceKv) -> KvHandle:
+        """Take `kv` over, without its scratch, and give out a handle for it."""
+        kv.rollback()
+        handle = KvHandle(
+            owner=self.replica,
+            incarnation=self.incarnation,
+            id=secrets.token_hex(16),
+            length=kv.length,
+            digest=token_digest(kv.tokens),
+            expires_ms=int((self._wall_clock() + self.lease_seconds) * 1000),
+        )
+        self._kept[handle.id] = _Kept(handle, kv, self._clock() + self.lease_seconds)
+        return handle
+
+    def take(self, handle: KvHandle) -> SequenceKv:
+        """Redeem a handle: the sequence is the caller's now and the handle is spent.
+
+        Raises:
+            StaleHandle: another replica or incarnation, lease over, already redeemed, or other tokens.
+        """
+        kept = self._find(handle)
+        del self._kept[kept.handle.id]
+        return kept.kv
+
+    def fork(self, handle: KvHandle, copy: Callable[[SequenceKv], SequenceKv]) -> KvHandle:
+        """Another handle for the same tokens; `copy` is the runner's fork. The first stays valid.
+
+        Raises:
+            StaleHandle: as for take.
+            OutOfPages: no page is left for the copy.
+        """
+        return self.keep(copy(self._find(handle).kv))
+
+    def release(self, handle: KvHandle) -> None:
+        """Give back what a handle holds.
+
+        Raises:
+            StaleHandle: as for take.
+        """
+        self.take(handle).release()
+
+    def expire(self, now: float) -> int:
+        """Release every sequence whose lease is over at `now`; returns how many."""
+        over = [kept for kept in self._kept.values() if kept.expires <= now]
+        for kept in over:
+            del self._kept[kept.handle.id]
+            kept.kv.release()
+        return len(over)
+
+    def release_oldest(self) -> bool:
+        """Give up the sequence nearest its expiry, when pages are needed; False when none is kept."""
+        if not self._kept:
+            return False
+        self._kept.pop(next(iter(self._kept))).kv.release()
+        return True
+
+    def release_all(self) -> None:
+        """Give back every kept sequence."""
+        while self.release_oldest():
+            pass
+
+    def _find(self, handle: KvHandle) -> _Kept:
+        if handle.owner != self.replica:
+            raise StaleHandle(f"kv_handle: belongs to replica {handle.owner!r}, this is {self.replica!r}")
+        if handle.incarnation != self.incarnation:
+            raise StaleHandle("kv_handle: this replica has restarted since")
+        self.expire(self._clock())
+        kept = self._kept.get(handle.id)
+        if kept is None:
+            raise StaleHandle("kv_handle: its lease is over or it was used already")
+        if (handle.length, handle.digest) != (kept.handle.length, kept.handle.digest):
+            raise StaleHandle("kv_handle: it does not cover the tokens it was given out for")
+        return kept

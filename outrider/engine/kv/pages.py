@@ -1,0 +1,254 @@
+"""One sequence's KV memory: committed entries, the scratch tree behind them, and the pages of both.
+
+    [0, length)                   committed: valid, tokens known
+    [length, length + scratch)    written by forwards since the last commit; entries form a tree
+    [length + scratch, capacity)  allocated, unwritten
+
+A scratch entry's offset counts from `length`; its parent is an earlier offset, or -1 for the last
+committed token. Full committed pages may be shared and are never written; everything from the first
+partial page on belongs to this sequence alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from outrider.engine.kv.page_pool import PagePool, PoolStatistics, chain
+from outrider.protocol.errors import InternalError
+
+__all__ = ["Move", "PagePool", "PoolStatistics", "SequenceKv", "Slots"]
+
+Move: TypeAlias = tuple[int, int]
+"""Copy the entry of one slot to another: (source, destination)."""
+Slots: TypeAlias = npt.NDArray[np.int64]
+
+
+class SequenceKv:
+    """Pages, committed tokens and scratch tree of one sequence.
+
+    Invariants: `len(tokens) == length`; parents come before children; `slots[i]` is the slot of entry i
+    for all i below `capacity`; pages below `length // page_size` are full and published.
+    """
+
+    def __init__(self, pool: PagePool, tokens: Sequence[int], pages: list[int], end_key: bytes) -> None:
+        self.pool = pool
+        self.pages = pages
+        self.tokens = list(tokens)
+        self.scratch_tokens: list[int] = []
+        self.parents: list[int] = []
+        self.depths: list[int] = []
+        """1 for a child of the last committed token."""
+        self._slots: Slots = np.empty(0, dtype=np.int64)
+        self._ancestors: npt.NDArray[np.bool_] | None = None
+        """[n, n] ancestor-or-self relation of the scratch; None while it is one chain."""
+        self._published = len(tokens) // pool.page_size
+        self._end_key = end_key
+        self._extend_slots(0)
+
+    @classmethod
+    def open(cls, pool: PagePool, tokens: Sequence[int], reuse: bool = True) -> SequenceKv:
+        """A sequence that starts with the cached beginning of `tokens`.
+
+        At least the last token is left to compute, because its logits are wanted. `length` tells how
+        many tokens were found.
+        """
+        pages, end_key = pool.cached_prefix(tokens[:-1]) if reuse else ([], b"")
+        pool.retain(pages)
+        return cls(pool, tokens[: len(pages) * pool.page_size], pages, end_key)
+
+    @property
+    def length(self) -> int:
+        """Committed entries."""
+        return len(self.tokens)
+
+    @property
+    def scratch(self) -> int:
+        """Entries written since the last commit."""
+        return len(self.parents)
+
+    @property
+    def capacity(self) -> int:
+        """Entries that the allocated pages hold."""
+        return len(self.pages) * self.pool.page_size
+
+    @property
+    def slots(self) -> Slots:
+        """[capacity] slot of every entry."""
+        return self._slots[: self.capacity]
+
+    @property
+    def is_chain(self) -> bool:
+        """True while every scratch entry continues the one before it."""
+        return self._ancestors is None
+
+    def positions(self, start: int) -> npt.NDArray[np.int64]:
+        """[scratch - start] absolute position of the scratch entries from `start` on."""
+        if self._ancestors is None:
+            return np.arange(self.length + start, self.length + self.scratch, dtype=np.int64)
+        return np.array(self.depths[start:], dtype=np.int64) + (self.length - 1)
+
+    def reserve(self, count: int) -> None:
+        """Allocate pages so that `count` more scratch entries fit.
+
+        Raises:
+            OutOfPages: there are not enough; nothing changed.
+        """
+        missing = self._pages_for(self.length + self.scratch + count) - len(self.pages)
+        if missing > 0:
+            first = len(self.pages)
+            self.pages.extend(self.pool.allocate(missing))
+            self._extend_slots(first)
+
+    def append(self, tokens: Sequence[int], parents: Sequence[int] | None) -> None:
+        """Record `tokens` as the next scratch entries; room for them must be reserved.
+
+        `parents` are scratch offsets, also of earlier tokens of this call, or -1; None continues the end
+        of the scratch with one chain.
+
+        Raises:
+            InternalError: a parent is not an earlier entry, or there is no room.
+        """
+        start, count = self.scratch, len(tokens)
+        if self.length + start + count > self.capacity:
+            raise InternalError(f"{count} scratch entries do not fit the {self.capacity} reserved entries")
+        chained = range(start - 1, start + count - 1)
+        parents = chained if parents is None else parents
+        depths = list(self.depths)
+        for offset, parent in enumerate(parents, start):
+            if not -1 <= parent < offset:
+                raise InternalError(f"scratch entry {offset} names {parent} as its parent")
+            depths.append(depths[parent] + 1 if parent >= 0 else 1)
+        assert len(depths) == start + count, "tokens and parents differ in number"
+        self.depths = depths
+        self.scratch_tokens.extend(tokens)
+        self.parents.extend(parents)
+        if self._ancestors is not None or any(a != b for a, b in zip(parents, chained, strict=True)):
+            self._extend_ancestors(start)
+
+    def ancestors(self, start: int) -> npt.NDArray[np.bool_]:
+        """[scratch - start, scratch] whether column is an ancestor of, or is, scratch entry start + row."""
+        count = self.scratch
+        if self._ancestors is None:
+            return np.tri(count - start, count, start, dtype=np.bool_)
+        return self._ancestors[start:count, :count]
+
+    def commit(self, keep: Sequence[int], tokens: Sequence[int], survivors: Sequence[int] = ()) -> list[Move]:
+        """Make a path of scratch entries committed; keep `survivors` as the new scratch; forget the rest.
+
+            before   [0, length) committed   [length, length + scratch)
+            after    [0, length + k) committed   [length + k, length + k + s) survivors      k, s = counts
+
+        `keep` is a path from the last committed token, `tokens` its ids. `survivors` descend from the end
+        of that path, parents first. Newly full pages are published, pages no longer needed released.
+        The returned moves must be carried out at once, all reads before all writes.
+
+        Raises:
+            InternalError: `keep` is not such a path, `tokens` are not its ids, or a survivor has lost its
+                parent; nothing changed.
+        """
+        self._check_commit(keep, tokens, survivors)
+        order = [*keep, *survivors]
+        entries = self._slots[self.length : self.length + self.scratch]
+        moves = [(int(entries[old]), int(entries[new])) for new, old in enumerate(order) if old != new]
+        self.tokens.extend(tokens)
+        self._keep_scratch(survivors, len(keep))
+        self._publish_full_pages()
+        self._trim()
+        return moves
+
+    def rollback(self) -> None:
+        """Forget all scratch entries."""
+        self._keep_scratch((), 0)
+        self._trim()
+
+    def fork(self) -> tuple[SequenceKv, list[Move]]:
+        """Another sequence with the same committed tokens, and the moves that copy its partial page.
+
+        Raises:
+            OutOfPages: no page is left for the copy; nothing changed.
+        """
+        size = self.pool.page_size
+        full, rest = divmod(self.length, size)
+        tail = self.pool.allocate(1) if rest else []
+        self.pool.retain(self.pages[:full])
+        copy = SequenceKv(self.pool, self.tokens, self.pages[:full] + tail, self._end_key)
+        copy._published = self._published
+        moves = [(self.pages[full] * size + i, tail[0] * size + i) for i in range(rest)]
+        return copy, moves
+
+    def release(self) -> None:
+        """Give back every page; the sequence is empty afterwards. Doing it twice is harmless."""
+        pages, self.pages = self.pages, []
+        self.tokens.clear()
+        self._keep_scratch((), 0)
+        self._published, self._end_key = 0, b""
+        self.pool.release(pages)
+
+    def _check_commit(self, keep: Sequence[int], tokens: Sequence[int], survivors: Sequence[int]) -> None:
+        if [self.scratch_tokens[offset] for offset in keep] != list(tokens):
+            raise InternalError("the tokens to commit are not those of the kept scratch entries")
+        if [self.parents[offset] for offset in keep] != [-1, *keep[:-1]][: len(keep)]:
+            raise InternalError(f"the scratch entries {list(keep)} are not a path from the last token")
+        known = {keep[-1] if keep else -1}
+        for offset in survivors:
+            if self.parents[offset] not in known:
+                raise InternalError(f"scratch entry {offset} survives without its parent")
+            known.add(offset)
+
+    def _keep_scratch(self, survivors: Sequence[int], committed: int) -> None:
+        """Reduce the scratch to `survivors`, now `committed` levels higher."""
+        new_offset = {old: new for new, old in enumerate(survivors)}
+        parents = [new_offset.get(self.parents[old], -1) for old in survivors]
+        if self._ancestors is not None:
+            linear = all(parent == offset - 1 for offset, parent in enumerate(parents))
+            self._ancestors = None if linear else self._ancestors[np.ix_(survivors, survivors)]
+        self.scratch_tokens = [self.scratch_tokens[old] for old in survivors]
+        self.depths = [self.depths[old] - committed for old in survivors]
+        self.parents = parents
+
+    def _publish_full_pages(self) -> None:
+        size = self.pool.page_size
+        for index in range(self._published, self.length // size):
+            self._end_key = chain(self._end_key, self.tokens[index * size : (index + 1) * size])
+            self.pool.publish(self.pages[index], self._end_key)
+            self._published = index + 1
+
+    def _trim(self) -> None:
+        """Release the pages behind the last entry."""
+        needed = self._pages_for(self.length + self.scratch)
+        unneeded = self.pages[needed:]
+        del self.pages[needed:]
+        self.pool.release(unneeded)
+
+    def _pages_for(self, entries: int) -> int:
+        return -(-entries // self.pool.page_size)
+
+    def _extend_slots(self, first_page: int) -> None:
+        """Fill in the slots of the pages from index `first_page` on."""
+        size = self.pool.page_size
+        if self._slots.size < self.capacity:
+            grown: Slots = np.empty(max(self.capacity, 2 * self._slots.size), dtype=np.int64)
+            grown[: first_page * size] = self._slots[: first_page * size]
+            self._slots = grown
+        pages = np.array(self.pages[first_page:], dtype=np.int64)
+        self._slots[first_page * size : self.capacity] = (
+            pages[:, None] * size + np.arange(size, dtype=np.int64)
+        ).ravel()
+
+    def _extend_ancestors(self, start: int) -> None:
+        """Add the rows of the entries from `start` on to the ancestor matrix."""
+        old = self._ancestors if self._ancestors is not None else np.tri(start, dtype=np.bool_)
+        if old.shape[0] < self.scratch:
+            size = max(self.scratch, 2 * old.shape[0])
+            grown = np.zeros((size, size), dtype=np.bool_)
+            grown[:start, :start] = old[:start, :start]
+            old = grown
+        for offset in range(start, self.scratch):
+            parent = self.parents[offset]
+            old[offset] = old[parent] if parent >= 0 else False
+            old[offset, offset] = True
+        self._ancestors = old

@@ -1,0 +1,171 @@
+"""The self check at load: does the paged, packed forward compute what the model computes by itself?
+
+    run_plain     a few short sequences through the model as transformers runs it, before anything is changed
+    check_paged   the same sequences in chunks, as a tree, after a commit and in a ragged batch
+
+Anything that this engine does not know of an architecture (another mask, a bias on the scores, keys shared
+between layers) shows as a difference here rather than as wrong text later.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from transformers import PreTrainedModel
+
+from outrider.engine.kv.pages import SequenceKv
+from outrider.engine.loaded_model import Geometry, LoadedModel
+from outrider.engine.make_runner import make_runner
+from outrider.engine.runner import ModelRunner, Segment
+from outrider.protocol.errors import ModelError
+
+SEQUENCES, LENGTH = 4, 24
+"""How many sequences are checked, and how many tokens of each."""
+SHARED = 13
+"""The first three sequences begin with the same tokens: they are the paths of the tree."""
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
+"""Largest accepted distance of logits, relative to how they spread."""
+
+Result: TypeAlias = tuple[str, list[tuple[int, int]], torch.Tensor]
+"""Which step, the sequence and position of each of its rows, and their logits [rows, V]."""
+
+_RUN_ERRORS = (RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError)
+"""What a model raises that cannot be run the way we run it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """The model's own results. R sequences, T tokens, V vocabulary."""
+
+    tokens: list[list[int]]
+    logits: torch.Tensor
+    """[R, T, V] float32."""
+    geometry: Geometry
+    windows: dict[int, int | None]
+    """The sliding window of each layer."""
+
+
+def run_plain(network: PreTrainedModel, context_length: int) -> Plain:
+    """Run the check's sequences through the model as it is, and read off the shape of its KV cache.
+
+    Raises:
+        ModelError: it does not run, or its cache is not one pair of tensors per layer of one shape.
+    """
+    kind = type(network).__name__
+    if context_length < LENGTH:
+        raise ModelError(f"context_length: {context_length} is too small; set at least {LENGTH}")
+    tokens = _check_tokens(network.config.get_text_config().vocab_size)
+    try:
+        with torch.inference_mode():
+            output = network(torch.tensor(tokens, device=network.device), use_cache=True)
+        layers = output.past_key_values.layers
+        shapes = {(*layer.keys.shape[1::2], *layer.values.shape[1::2]) for layer in layers}
+    except _RUN_ERRORS as error:
+        raise ModelError(
+            f"model: {kind} does not run as a plain decoder ({error}); use another model"
+        ) from error
+    if len(shapes) != 1:
+        raise ModelError(
+            f"model: the layers of {kind} have keys of different shapes {sorted(shapes)}; "
+            "use a model whose layers are alike"
+        )
+    kv_heads, head_dim, _, value_dim = shapes.pop()
+    query_heads = network.config.get_text_config().num_attention_heads
+    return Plain(
+        tokens=tokens,
+        logits=output.logits.float(),
+        geometry=Geometry(len(layers), query_heads, kv_heads, head_dim, value_dim),
+        windows={i: layer.sliding_window if layer.is_sliding else None for i, layer in enumerate(layers)},
+    )
+
+
+def check_paged(loaded: LoadedModel, plain: Plain, strictness: float = 1.0) -> None:
+    """Run the check's sequences over pages and compare; `strictness` divides what 16 bits may differ.
+
+    Raises:
+        ModelError: the results differ, or the model does not run this way.
+    """
+    kind, exact = loaded.kind, loaded.dtype == torch.float32
+    tolerance = TOLERANCE[loaded.dtype] / (1.0 if exact else strictness)
+    try:
+        runner = make_runner(loaded, 64, 4, graphs=False)
+        results = _run_paged(runner, plain.tokens)
+    except _RUN_ERRORS as error:
+        raise ModelError(
+            f"model: {kind} does not run over paged memory ({error}); use another architecture"
+        ) from error
+    for what, rows, logits in results:
+        expected = torch.stack([plain.logits[sequence, position] for sequence, position in rows])
+        distance = _distance(logits, expected, exact)
+        if not distance <= tolerance:  # also catches NaN
+            unknown = ", ".join(sorted(runner.attention.unknown))
+            because = f"; its attention asks for {unknown}" if unknown else ""
+            raise ModelError(
+                f"model: {kind} gives other logits over paged memory ({what}: {distance:.2g} off{because}); "
+                "use another architecture"
+            )
+    _check_windows(kind, runner.attention.windows, plain.windows, loaded.context_length)
+
+
+def _check_tokens(vocabulary_size: int) -> list[list[int]]:
+    """R sequences of random tokens; 0, 1 and 2 begin alike, 0 and 2 for two tokens more."""
+    generator = torch.Generator().manual_seed(0)
+    rows: list[list[int]] = torch.randint(vocabulary_size, (SEQUENCES, LENGTH), generator=generator).tolist()
+    rows[1][:SHARED] = rows[0][:SHARED]
+    rows[2][: SHARED + 2] = rows[0][: SHARED + 2]
+    return rows
+
+
+def _run_paged(runner: ModelRunner, tokens: list[list[int]]) -> list[Result]:
+    """Two prefill chunks, a tree, a commit with compaction and survivors, a ragged batch."""
+    kv, other = SequenceKv.open(runner.pool, []), SequenceKv.open(runner.pool, [])
+    results: list[Result] = []
+
+    def forward(what: str, segments: list[Segment], rows: list[tuple[int, int]]) -> None:
+        results.append((what, rows, runner.forward(segments)))
+
+    start = SHARED - 1
+    forward("first chunk", [Segment(kv, tokens[0][:7], None, range(7))], [(0, i) for i in range(7)])
+    second = [(0, position) for position in range(7, start)]
+    forward("second chunk", [Segment(kv, tokens[0][7:start], None, range(start - 7))], second)
+    runner.commit(kv, range(start), tokens[0][:start])
+    # Sequences 0, 1 and 2 as a tree, one level after the other: [root, 0 1, 0 1, 0 1 2, 0 1 2, 0 1 2]
+    nodes = [(0, start), (0, 13), (1, 13), (0, 14), (1, 14)]
+    nodes += [(row, position) for position in (15, 16, 17) for row in (0, 1, 2)]
+    parents = [-1, 0, 0, 1, 2, 3, 4, 3, 5, 6, 7, 8, 9, 10]
+    branch = [tokens[row][position] for row, position in nodes]
+    forward("tree", [Segment(kv, branch, parents, range(len(nodes)))], nodes)
+    runner.commit(kv, [0, 1, 3, 7], tokens[2][start:16], survivors=[10, 13])
+    rest = LENGTH - 18
+    forward(
+        "ragged batch",
+        [Segment(kv, tokens[2][18:], None, range(rest)), Segment(other, tokens[3], None, range(LENGTH))],
+        [(2, position) for position in range(18, LENGTH)] + [(3, position) for position in range(LENGTH)],
+    )
+    return results
+
+
+def _distance(logits: torch.Tensor, expected: torch.Tensor, exact: bool) -> float:
+    """Distance of rows of logits [rows, V], relative to how the expected ones spread.
+
+    That of the worst row when arithmetic is `exact`; else the median, because in 16 bits a router that
+    chooses between experts by a hair chooses another one now and then.
+    """
+    spread = torch.linalg.vector_norm(expected - expected.mean(-1, keepdim=True), dim=-1)
+    distances = torch.linalg.vector_norm(logits - expected, dim=-1) / spread
+    return float(distances.max() if exact else distances.median())
+
+
+def _check_windows(
+    kind: str, seen: dict[int, int | None], expected: dict[int, int | None], context_length: int
+) -> None:
+    """The check's sequences are shorter than most windows, so compare the windows themselves."""
+    for layer, window in expected.items():
+        given = seen.get(layer)
+        if given != window and min(given or context_length, window or context_length) < context_length:
+            raise ModelError(
+                f"model: layer {layer} of {kind} attends over a window of {given}, its cache keeps {window}; "
+                f"use another architecture or a context_length up to {window or given}"
+            )

@@ -1,0 +1,44 @@
+"""Where a model is: in a folder or on the Hugging Face hub. Light, so that a wrong name is found before torch
+is imported and before the hub is asked."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from outrider.protocol.errors import ModelError
+
+HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+"""`name` or `owner/name`."""
+WANTED = "give a folder with config.json and weights, or a hub id"
+
+
+def check_model_path(model: str) -> None:
+    """Refuse what is neither a folder nor a hub id.
+
+    Where a folder `owner` exists, `owner/name` is a path: a mistyped folder is far more frequent than a hub
+    id that begins like a folder.
+
+    Raises:
+        ModelError: `model` is not set, or a path to a folder that does not exist.
+    """
+    if not model:
+        raise ModelError(f"model: not set; {WANTED}")
+    if Path(model).is_dir():
+        return
+    parent = Path(model).parent
+    if not HUB_ID.fullmatch(model) or Path(model).exists():
+        raise ModelError(f"model: there is no folder {model!r}; {WANTED}")
+    if "/" in model and parent.is_dir():
+        raise ModelError(
+            f"model: there is no folder {model!r} in the folder {str(parent)!r}; to mean a hub id that "
+            "begins like a folder, start from another working directory"
+        )
+
+
+def cannot_load(model: str, problem: str) -> ModelError:
+    """The error for a model that is not what its name promised; a name that is no folder was asked for on the
+    hub."""
+    if Path(model).is_dir():
+        return ModelError(f"model: {model!r} {problem}; {WANTED}")
+    return ModelError(f"model: there is no folder {model!r}, and as a hub id it {problem}; {WANTED}")

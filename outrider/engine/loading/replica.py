@@ -1,0 +1,68 @@
+"""What a draft and a verify replica do alike: load the model of their settings, and say what they serve."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+
+from outrider.config import EngineConfig
+from outrider.engine.loaded_model import LoadedModel
+from outrider.engine.loading.loader import load_model
+from outrider.engine.loading.tokenizer_files import TokenizerFiles, vocabulary_hash
+from outrider.engine.make_runner import make_runner
+from outrider.engine.runner import ModelRunner
+from outrider.process import parse_cpus
+from outrider.protocol.messages import ModelInfo
+
+
+def load_runner(
+    config: EngineConfig, page_size: int, *, say: Callable[[str], None], deterministic: bool = False
+) -> ModelRunner:
+    """The model with KV memory for `kv_tokens`; blocks.
+
+    Raises:
+        ConfigError: a setting is wrong or the model cannot be loaded.
+    """
+    loaded = load_model(
+        config.model,
+        dtype=config.dtype,
+        device=config.device,
+        threads=config.threads,
+        helper_cores=parse_cpus("helper_cpus", config.helper_cpus),
+        cpu_backend=config.cpu_backend,
+        context_length=config.context_length,
+        trust_remote_code=config.trust_remote_code,
+        deterministic=deterministic,
+        progress=say,
+    )
+    runner = make_runner(loaded, -(-config.kv_tokens // page_size), page_size, say=say)
+    runner.pool.sharing = config.prefix_cache
+    return runner
+
+
+def model_info(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    files: TokenizerFiles | None,
+    *,
+    kind: str,
+    replica: str,
+    served_name: str = "",
+) -> ModelInfo:
+    """What a replica of that name serves, in a new incarnation."""
+    return ModelInfo(
+        model=served_name or loaded.name,
+        vocabulary_hash=vocabulary_hash(files.tokenizer_json if files else None, loaded.vocabulary_size),
+        vocabulary_size=loaded.vocabulary_size,
+        context_length=loaded.context_length,
+        eos_token_ids=loaded.eos_token_ids,
+        bos_token_id=loaded.bos_token_id,
+        replica=replica,
+        incarnation=secrets.token_hex(8),
+        max_sessions=config.max_sessions,
+        kind=kind,
+        dtype=loaded.dtype_name,
+        device=str(loaded.device),
+        arithmetic=loaded.arithmetic,
+        arithmetic_reason=loaded.choice.reason if loaded.choice else "",
+    )

@@ -1,0 +1,126 @@
+"""The tokenizer that comes with a model, as files that another process can use without this one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from outrider.engine.loading.model_path import cannot_load, check_model_path
+from outrider.protocol.errors import ModelError
+
+OLDER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+"""Any of these means a tokenizer from before `tokenizer.json`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """What is needed to turn text and chat messages into token ids and back."""
+
+    tokenizer_json: bytes
+    chat_template: str = ""
+    """Jinja source; empty: the model has no chat template."""
+    special_tokens: dict[str, str] = field(default_factory=dict)
+    """By role, such as bos_token and eos_token: what chat templates refer to."""
+    add_bos_token: bool = False
+    """The tokenizer's settings ask for a beginning-of-sequence token in front of every prompt."""
+
+
+def load_tokenizer(model: str) -> TokenizerFiles | None:
+    """The tokenizer of a model folder or hub id, converted from an older format if need be; None without one.
+
+    Raises:
+        ModelError: there is no such model, or a file is there and cannot be read.
+    """
+    check_model_path(model)
+    tokenizer_json = _file(model, "tokenizer.json") or _converted(model)
+    if tokenizer_json is None:
+        return None
+    settings = _json_file(model, "tokenizer_config.json")
+    template = _file(model, "chat_template.jinja")
+    special_tokens = {
+        name: text
+        for name, value in {**_json_file(model, "special_tokens_map.json"), **settings}.items()
+        if name.endswith("_token") and (text := _token_text(value))
+    }
+    return TokenizerFiles(
+        tokenizer_json=tokenizer_json,
+        chat_template=template.decode() if template is not None else _default_template(settings),
+        special_tokens=special_tokens,
+        add_bos_token=bool(settings.get("add_bos_token", False)),
+    )
+
+
+def vocabulary_hash(tokenizer_json: bytes | None, vocabulary_size: int) -> str:
+    """What draft and target must agree on: the text of every token id.
+
+    The size of the output layer does not count when there is a tokenizer, because models of one family
+    pad it differently. Without a tokenizer there is only the size.
+    """
+    if tokenizer_json is None:
+        return f"size:{vocabulary_size}"
+    vocabulary = Tokenizer.from_str(tokenizer_json.decode()).get_vocab(with_added_tokens=True)
+    listing = json.dumps(sorted(vocabulary.items()), ensure_ascii=True, separators=(",", ":"))
+    return "tokens:" + hashlib.sha256(listing.encode()).hexdigest()[:32]
+
+
+def _converted(model: str) -> bytes | None:
+    """A tokenizer.json made from the files that came before it; None when there are none."""
+    if not any(_file(model, name) is not None for name in OLDER_FILES):
+        return None
+    from transformers import AutoTokenizer  # slow to import, and needed for old formats alone
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model)
+    except (OSError, ValueError, ImportError) as error:
+        raise ModelError(
+            f"model: the tokenizer of {model!r} cannot be read ({_first_line(error)})"
+        ) from error
+    backend: Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
+    return backend.to_str().encode() if backend is not None else None
+
+
+def _file(model: str, name: str) -> bytes | None:
+    """Content of one file of a model folder or hub id; None when it has no such file."""
+    if Path(model).is_dir():
+        path = Path(model) / name
+        return path.read_bytes() if path.is_file() else None
+    from transformers.utils.hub import cached_file  # slow to import, and needed for hub ids alone
+
+    try:
+        found = cached_file(model, name, _raise_exceptions_for_missing_entries=False)
+    except (OSError, ValueError) as error:
+        raise cannot_load(model, f"has no {name} that can be fetched ({_first_line(error)})") from error
+    return Path(found).read_bytes() if found is not None else None
+
+
+def _json_file(model: str, name: str) -> dict[str, Any]:
+    content = _file(model, name)
+    try:
+        values = json.loads(content) if content is not None else {}
+    except ValueError as error:
+        raise ModelError(f"model: {name} of {model!r} is not JSON; repair or remove it") from error
+    return values if isinstance(values, dict) else {}
+
+
+def _token_text(value: Any) -> str:
+    """A special token is written as its text or as an object with `content`."""
+    text = value.get("content") if isinstance(value, dict) else value
+    return text if isinstance(text, str) else ""
+
+
+def _default_template(settings: dict[str, Any]) -> str:
+    """The template in tokenizer_config.json: one text, or several by name."""
+    template = settings.get("chat_template") or ""
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default") or ""
+    return template if isinstance(template, str) else ""
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n", 1)[0]

@@ -1,0 +1,1 @@
+"""Generated code of what the services say to each other and to autoscalers."""

@@ -1,0 +1,276 @@
+"""What the services say to each other, as plain values.
+
+These types mirror `protos/outrider` and know nothing of protobuf; `outrider.protocol.wire` converts. The
+words are those of the field: a *node* is a proposed token, a *token block* a group of nodes sent
+together, a *verdict* what one verify step committed, *accepted* tokens those committed because a node
+matched, and the *bonus* the one extra token that every step yields.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from outrider.protocol.errors import InvalidRequest
+
+MAX_ENTRIES = {"logit_bias": 1024, "stop": 16, "stop_token_ids": 256}
+"""Of the sampling parameters that are lists."""
+
+
+class FinishReason(IntEnum):
+    """How a generation ended; the numbers are those of the wire."""
+
+    NONE = 0
+    STOP = 1
+    LENGTH = 2
+
+
+class Mode(IntEnum):
+    """How drafting and verification work together; the numbers are those of the wire."""
+
+    AUTO = 1
+    SEQUENTIAL = 2
+    OFF = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Resolved sampling parameters; the defaults are greedy decoding without penalties.
+
+    Raises:
+        InvalidRequest: a value is out of its range; `field` names it.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    seed: int = 0
+    """Seed of the sampling noise, an unsigned 64-bit number."""
+    max_tokens: int | None = None
+    """Most tokens to generate; None: up to the context length."""
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    """Alternatives to report beside the committed token; None: no log probabilities."""
+    n: int = 1
+
+    def __post_init__(self) -> None:
+        _within("sampling.temperature", self.temperature, 0.0, 100.0)
+        _within("sampling.top_p", self.top_p, 1e-6, 1.0)
+        _within("sampling.top_k", self.top_k, 0, 2**31 - 1)
+        _within("sampling.min_p", self.min_p, 0.0, 1.0)
+        _within("sampling.repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        _within("sampling.presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _within("sampling.frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        for name in MAX_ENTRIES:
+            check_entries(name, len(getattr(self, name)))
+        for token, bias in self.logit_bias.items():
+            _within(f"sampling.logit_bias[{token}]", bias, -100.0, 100.0)
+        _within("sampling.seed", self.seed, 0, 2**64 - 1)
+        if self.max_tokens is not None:
+            _within("sampling.max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _within("sampling.min_tokens", self.min_tokens, 0, 2**31 - 1)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequest("sampling.min_tokens", f"must not exceed max_tokens {self.max_tokens}")
+        for index, text in enumerate(self.stop):
+            _within(f"sampling.stop[{index}] (characters)", len(text), 1, 1024)
+        if self.logprobs is not None:
+            _within("sampling.logprobs", self.logprobs, 0, 20)
+        _within("sampling.n", self.n, 1, 16)
+
+    @property
+    def greedy(self) -> bool:
+        """True when the token is the plain argmax and no noise is drawn."""
+        return self.temperature == 0.0
+
+    @property
+    def penalised(self) -> bool:
+        """True when logits depend on the tokens before them."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+def check_entries(name: str, entries: int) -> None:
+    """Whether a list among the sampling parameters is short enough; `name` is one of `MAX_ENTRIES`.
+
+    Raises:
+        InvalidRequest: it is not.
+    """
+    _within(f"sampling.{name} (entries)", entries, 0, MAX_ENTRIES[name])
+
+
+def _within(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:  # also refuses NaN
+        raise InvalidRequest(name, f"must be between {low:g} and {high:g}, not {value:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBlock:
+    """Nodes proposed together, as columns of equal length; node i has the id `first_id + i`.
+
+    A parent is an earlier node id when >= 0, and minus the committed length n when < 0: the node then
+    proposes the token at position n. `acceptances` are conditional on the parent being chosen.
+    """
+
+    first_id: int
+    parents: tuple[int, ...]
+    tokens: tuple[int, ...]
+    acceptances: tuple[float, ...]
+    ready: bool = False
+    base_length: int = 0
+    traceparent: str = ""
+    expand_start_ns: int = 0
+    expand_us: int = 0
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log probability of a committed token, and the best alternatives as (token, logprob)."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Where the time of one verify step went; microseconds, but for the start in Unix nanoseconds."""
+
+    forward_start_ns: int = 0
+    queue_us: int = 0
+    forward_us: int = 0
+    sample_us: int = 0
+    idle_us: int = 0
+
+    @property
+    def round_seconds(self) -> float:
+        """From the session's last verdict to this one."""
+        return (self.queue_us + self.forward_us + self.sample_us) * 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one verify step committed for one session: accepted nodes, then the bonus token."""
+
+    step: int
+    base_length: int
+    tokens: tuple[int, ...]
+    verified: int = 0
+    accepted: int = 0
+    depth: int = 0
+    hit: bool = False
+    lookup_verified: int = 0
+    batch_size: int = 1
+    logprobs: tuple[TokenLogprob, ...] = ()
+    times: StepTimes = StepTimes()
+    finish_reason: FinishReason = FinishReason.NONE
+    node_price: float = 0.0
+    """What a verified node costs at present, in tokens that the replica could commit in the time."""
+    prompt_tokens: int = 0
+    """Of all sessions, computed in the step."""
+    draft_wanted: bool = True
+    """The session should have a draft; one that it has pauses while it should not."""
+    next_step_us: int = 0
+    """Microseconds until the step after the one that begins now: until then blocks are of use in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvHandle:
+    """Opaque, leased reference to a sequence's keys and values on one replica."""
+
+    owner: str
+    incarnation: str
+    id: str
+    length: int
+    digest: bytes
+    expires_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a draft or verify replica serves."""
+
+    model: str
+    vocabulary_hash: str
+    vocabulary_size: int
+    context_length: int
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+    replica: str = ""
+    incarnation: str = ""
+    max_sessions: int = 0
+    sessions: int = 0
+    kind: str = "target"
+    dtype: str = ""
+    device: str = ""
+    pages: int = 0
+    pages_free: int = 0
+    arithmetic: str = ""
+    """Replicas whose arithmetic is equal give a token the same bits."""
+    arithmetic_reason: str = ""
+
+
+class VerifyPolicy(IntEnum):
+    """When the target may run ahead of the draft; the numbers are those of the wire."""
+
+    PIPELINED = 1
+    SEQUENTIAL = 2
+    OFF = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenVerify:
+    """Opens a session on a verify replica; `token_ids` follow the tokens of `kv_handle` when given."""
+
+    request_id: str
+    model: str
+    token_ids: tuple[int, ...]
+    prompt_length: int
+    sampling: SamplingParams
+    kv_handle: KvHandle | None = None
+    policy: VerifyPolicy = VerifyPolicy.PIPELINED
+    max_nodes: int = 0
+    vocabulary_hash: str = ""
+    first_step: int = 0
+    traceparent: str = ""
+    task: str = ""
+    priority: int = 0
+    lookup: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenDraft:
+    """Opens a session on a draft replica with all committed tokens."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    prompt_length: int
+    sampling: SamplingParams
+    pipelined: bool = True
+    max_nodes: int = 0
+    max_depth: int = 0
+    vocabulary_hash: str = ""
+    first_node_id: int = 0
+    first_step: int = 0
+    traceparent: str = ""
+    task: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A replica admitted a session; `cached_length` tokens needed no prefill."""
+
+    replica: str
+    incarnation: str
+    cached_length: int = 0
+    draft_wanted: bool = True
+    """Told by verify replicas: the session should have a draft."""

@@ -1,0 +1,143 @@
+"""Our errors <-> gRPC statuses with `google.rpc` details, both ways.
+
+A status carries `ErrorInfo` (reason, domain "outrider"), `BadRequest` when a field is at fault, and
+`RetryInfo` when the same call may work later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import DecodeError
+from google.rpc.error_details_pb2 import (  # type: ignore[import-untyped]
+    BadRequest,
+    ErrorInfo,
+    RetryInfo,
+)
+from google.rpc.status_pb2 import Status as RpcStatus  # type: ignore[import-untyped]
+
+from outrider.protocol.errors import (
+    STATUS,
+    DeadlineExceeded,
+    Flood,
+    InternalError,
+    InvalidRequest,
+    OutriderError,
+    Overloaded,
+    Status,
+    Unauthenticated,
+    Unavailable,
+)
+
+DOMAIN = "outrider"
+TOO_LARGE = "CLIENT: Received message larger than max"
+"""How gRPC itself says that what a server sent is above the limit of the channel or the method."""
+DETAILS_KEY = "grpc-status-details-bin"
+NO_DETAILS: dict[grpc.StatusCode, type[OutriderError]] = {
+    grpc.StatusCode.UNAVAILABLE: Unavailable,
+    grpc.StatusCode.CANCELLED: Unavailable,
+    grpc.StatusCode.INTERNAL: Unavailable,  # a connection that broke during a write, a reset stream
+    grpc.StatusCode.UNKNOWN: Unavailable,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+}
+"""What a status that gRPC made itself, without our details, stands for; the rest is an InternalError."""
+
+MAX_MESSAGE = 300
+"""Characters of a message. Some repeat what the caller sent; a client takes 8 KiB of metadata, in which a
+character may need 12 bytes in the status and twice 6 in the details."""
+
+_BY_REASON = {kind.__new__(kind).reason: kind for kind in STATUS}
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+def status_of(error: OutriderError) -> Status:
+    """The status of an error, or of its nearest mapped ancestor."""
+    return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
+
+
+def code_of(error: OutriderError) -> grpc.StatusCode:
+    """The gRPC status code of an error."""
+    return _CODES[status_of(error).value]
+
+
+def code_of_reason(reason: str) -> grpc.StatusCode:
+    """The gRPC status code of the errors with a reason; UNKNOWN when there is none."""
+    kind = _BY_REASON.get(reason)
+    return grpc.StatusCode.UNKNOWN if kind is None else _CODES[STATUS[kind].value]
+
+
+def message_of(error: OutriderError) -> str:
+    """What an error says, cut in its middle where it is long."""
+    return _cut(str(error))
+
+
+def details_of(error: OutriderError) -> bytes:
+    """The serialized `google.rpc.Status` of an error, for the trailing metadata."""
+    message = message_of(error)
+    status = RpcStatus(code=status_of(error).value, message=message)
+    status.details.add().Pack(ErrorInfo(reason=error.reason, domain=DOMAIN))
+    if error.field is not None:
+        violation = BadRequest.FieldViolation(field=_cut(error.field), description=message)
+        status.details.add().Pack(BadRequest(field_violations=[violation]))
+    if error.retry_after is not None:
+        delay = Duration()
+        delay.FromNanoseconds(round(error.retry_after * 1e9))
+        status.details.add().Pack(RetryInfo(retry_delay=delay))
+    serialized: bytes = status.SerializeToString()
+    return serialized
+
+
+def _cut(text: str) -> str:
+    if len(text) <= MAX_MESSAGE:
+        return text
+    return f"{text[: MAX_MESSAGE * 2 // 3]} ... {text[-(MAX_MESSAGE // 3 - 5) :]}"
+
+
+def error_of(call_error: grpc.aio.AioRpcError) -> OutriderError:
+    """The error that a failed call stands for, with its message, field and retry_after."""
+    for key, value in call_error.trailing_metadata() or ():
+        if key == DETAILS_KEY and isinstance(value, bytes):
+            try:
+                error = _from_details(RpcStatus.FromString(value))
+            except DecodeError:
+                break
+            if error is not None:
+                return error
+    details = call_error.details() or "no details"
+    kind = Flood if TOO_LARGE in details else NO_DETAILS.get(call_error.code(), InternalError)
+    made = kind(f"{call_error.code().name}: {details}")
+    if isinstance(made, Unavailable):
+        made.retry_after = None  # nobody has said when to come again
+    return made
+
+
+def _from_details(status: RpcStatus) -> OutriderError | None:
+    info, violations, retry = ErrorInfo(), BadRequest(), RetryInfo()
+    for detail in status.details:
+        for message in (info, violations, retry):
+            if detail.Is(message.DESCRIPTOR):
+                detail.Unpack(message)
+    kind = _BY_REASON.get(info.reason) if info.domain == DOMAIN else None
+    if kind is None:
+        return None
+    fields = [violation.field for violation in violations.field_violations]
+    retry_after = retry.retry_delay.ToNanoseconds() / 1e9 if retry.HasField("retry_delay") else None
+    return _rebuild(kind, status.message, fields, retry_after)
+
+
+def _rebuild(
+    kind: type[OutriderError], message: str, fields: Sequence[str], retry_after: float | None
+) -> OutriderError:
+    """An instance as it was before it crossed the wire; constructors compose messages, so none is called."""
+    error = kind.__new__(kind, message)
+    if fields:
+        error.field = fields[0]
+    if retry_after is not None:
+        error.retry_after = retry_after
+    if isinstance(error, InvalidRequest):
+        error.problem = message.removeprefix(f"{error.field}: ")
+    return error

@@ -1,0 +1,432 @@
+"""Protobuf messages <-> domain types of `outrider.protocol.messages`, and nothing else.
+
+`<type>_to_pb` and `<type>_from_pb` for each type. Reading checks the shape of a message (columns of equal
+length, bounds, finite numbers, known enum values) and raises `InvalidRequest` naming the field; whether
+ids and lengths make sense is for the service to say.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any, TypeVar, cast
+
+from outrider.internal.v1 import draft_pb2, session_pb2, verify_pb2
+from outrider.protocol.errors import InvalidRequest
+from outrider.protocol.messages import (
+    MAX_ENTRIES,
+    FinishReason,
+    KvHandle,
+    Mode,
+    ModelInfo,
+    OpenDraft,
+    Opened,
+    OpenVerify,
+    SamplingParams,
+    StepTimes,
+    TokenBlock,
+    TokenLogprob,
+    Verdict,
+    VerifyPolicy,
+    check_entries,
+)
+from outrider.v1 import generation_pb2, tokens_pb2
+
+MAX_BLOCK_NODES = 1024
+"""Most nodes of one token block."""
+MAX_TRACEPARENT = 64
+"""Characters; a W3C trace context has 55."""
+
+_FLOAT32 = struct.Struct("f")
+_Enum = TypeVar("_Enum", bound=IntEnum)
+
+
+def block_to_pb(block: TokenBlock) -> session_pb2.TokenBlock:
+    """A token block for the wire."""
+    return session_pb2.TokenBlock(
+        first_id=block.first_id,
+        parents=block.parents,
+        tokens=block.tokens,
+        acceptances=block.acceptances,
+        ready=block.ready,
+        base_length=block.base_length,
+        traceparent=block.traceparent,
+        expand_start_unix_nano=block.expand_start_ns,
+        expand_micros=block.expand_us,
+    )
+
+
+def block_from_pb(pb: session_pb2.TokenBlock) -> TokenBlock:
+    """A token block from the wire.
+
+    Raises:
+        InvalidRequest: columns of unequal length, too many nodes, an acceptance that is no number, or a
+            trace context that is too long to be one.
+    """
+    nodes = len(pb.tokens)
+    if nodes > MAX_BLOCK_NODES:
+        raise InvalidRequest("propose.tokens", f"must have at most {MAX_BLOCK_NODES} nodes, not {nodes}")
+    _same_length("propose.parents", pb.parents, nodes)
+    _same_length("propose.acceptances", pb.acceptances, nodes)
+    if len(pb.traceparent) > MAX_TRACEPARENT:
+        raise InvalidRequest("propose.traceparent", f"must have at most {MAX_TRACEPARENT} characters")
+    acceptances = tuple(pb.acceptances)
+    if not math.isfinite(sum(acceptances)):
+        raise InvalidRequest("propose.acceptances", "must be finite numbers")
+    return TokenBlock(
+        pb.first_id,
+        tuple(pb.parents),
+        tuple(pb.tokens),
+        acceptances,
+        pb.ready,
+        pb.base_length,
+        pb.traceparent,
+        pb.expand_start_unix_nano,
+        pb.expand_micros,
+    )
+
+
+def verdict_to_pb(verdict: Verdict) -> session_pb2.Verdict:
+    """A verdict for the wire."""
+    times = verdict.times
+    return session_pb2.Verdict(
+        step=verdict.step,
+        base_length=verdict.base_length,
+        tokens=verdict.tokens,
+        verified=verdict.verified,
+        accepted=verdict.accepted,
+        depth=verdict.depth,
+        hit=verdict.hit,
+        lookup_verified=verdict.lookup_verified,
+        batch_size=verdict.batch_size,
+        logprobs=[logprob_to_pb(logprob) for logprob in verdict.logprobs],
+        times=session_pb2.StepTimes(
+            forward_start_unix_nano=times.forward_start_ns,
+            queue_micros=times.queue_us,
+            forward_micros=times.forward_us,
+            sample_micros=times.sample_us,
+            idle_micros=times.idle_us,
+        ),
+        finish_reason=cast(tokens_pb2.FinishReason, verdict.finish_reason),
+        node_price=verdict.node_price,
+        prompt_tokens=verdict.prompt_tokens,
+        draft_wanted=verdict.draft_wanted,
+        next_step_micros=verdict.next_step_us,
+    )
+
+
+def verdict_from_pb(pb: session_pb2.Verdict) -> Verdict:
+    """A verdict from the wire.
+
+    Raises:
+        InvalidRequest: log probabilities that are not one per token, or an unknown finish reason.
+    """
+    if pb.logprobs:
+        _same_length("verdict.logprobs", pb.logprobs, len(pb.tokens))
+    times = pb.times
+    return Verdict(
+        pb.step,
+        pb.base_length,
+        tuple(pb.tokens),
+        pb.verified,
+        pb.accepted,
+        pb.depth,
+        pb.hit,
+        pb.lookup_verified,
+        pb.batch_size,
+        tuple([logprob_from_pb(logprob) for logprob in pb.logprobs]),
+        StepTimes(
+            times.forward_start_unix_nano,
+            times.queue_micros,
+            times.forward_micros,
+            times.sample_micros,
+            times.idle_micros,
+        ),
+        _enum("verdict.finish_reason", FinishReason, pb.finish_reason),
+        _finite("verdict.node_price", pb.node_price),
+        pb.prompt_tokens,
+        pb.draft_wanted,
+        pb.next_step_micros,
+    )
+
+
+def logprob_to_pb(logprob: TokenLogprob) -> tokens_pb2.TokenLogprob:
+    """A token's log probability for the wire."""
+    top = [tokens_pb2.TopLogprob(token=token, logprob=value) for token, value in logprob.top]
+    return tokens_pb2.TokenLogprob(token=logprob.token, logprob=logprob.logprob, top=top)
+
+
+def logprob_from_pb(pb: tokens_pb2.TokenLogprob) -> TokenLogprob:
+    """A token's log probability from the wire."""
+    return TokenLogprob(pb.token, pb.logprob, tuple([(top.token, top.logprob) for top in pb.top]))
+
+
+def sampling_to_pb(params: SamplingParams) -> tokens_pb2.SamplingParams:
+    """Sampling parameters for the wire; every field is set, so no side needs the other's defaults."""
+    return tokens_pb2.SamplingParams(
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        logit_bias=params.logit_bias,
+        seed=params.seed,
+        max_tokens=params.max_tokens,
+        min_tokens=params.min_tokens,
+        stop=params.stop,
+        stop_token_ids=params.stop_token_ids,
+        ignore_eos=params.ignore_eos,
+        logprobs=params.logprobs,
+        n=params.n,
+    )
+
+
+_DECIMALS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+_OPTIONALS = ("top_k", "seed", "max_tokens", "min_tokens", "ignore_eos", "logprobs", "n")
+
+
+def sampling_from_pb(pb: tokens_pb2.SamplingParams) -> SamplingParams:
+    """Sampling parameters from the wire; absent fields take their defaults.
+
+    A float32 becomes the shortest decimal number that it stands for: a caller's 0.7 is 0.7 here.
+
+    Raises:
+        InvalidRequest: a value is out of its range, or a list is too long; it is counted before it is read.
+    """
+    for name in MAX_ENTRIES:
+        check_entries(name, len(getattr(pb, name)))
+    present: dict[str, Any] = {name: getattr(pb, name) for name in _OPTIONALS if pb.HasField(name)}
+    present |= {name: _shortest(getattr(pb, name)) for name in _DECIMALS if pb.HasField(name)}
+    return SamplingParams(
+        **present,
+        logit_bias={token: _shortest(bias) for token, bias in pb.logit_bias.items()},
+        stop=tuple(pb.stop),
+        stop_token_ids=tuple(pb.stop_token_ids),
+    )
+
+
+def mode_from_pb(pb: int) -> Mode:
+    """The speculation mode; unspecified is AUTO.
+
+    Raises:
+        InvalidRequest: the value is unknown.
+    """
+    return _enum("speculation.mode", Mode, pb or Mode.AUTO)
+
+
+def mode_to_pb(mode: Mode) -> generation_pb2.Mode:
+    """The speculation mode for the wire."""
+    return cast(generation_pb2.Mode, mode)
+
+
+def kv_handle_to_pb(handle: KvHandle) -> session_pb2.KvHandle:
+    """A KV handle for the wire."""
+    return session_pb2.KvHandle(
+        owner=handle.owner,
+        incarnation=handle.incarnation,
+        id=handle.id,
+        length=handle.length,
+        digest=handle.digest,
+        expires_unix_ms=handle.expires_ms,
+    )
+
+
+def kv_handle_from_pb(pb: session_pb2.KvHandle) -> KvHandle:
+    """A KV handle from the wire."""
+    return KvHandle(pb.owner, pb.incarnation, pb.id, pb.length, pb.digest, pb.expires_unix_ms)
+
+
+def model_info_to_pb(info: ModelInfo) -> tokens_pb2.ModelInfo:
+    """What a replica serves, for the wire."""
+    return tokens_pb2.ModelInfo(
+        model=info.model,
+        vocabulary_hash=info.vocabulary_hash,
+        vocabulary_size=info.vocabulary_size,
+        context_length=info.context_length,
+        eos_token_ids=info.eos_token_ids,
+        bos_token_id=info.bos_token_id,
+        replica=info.replica,
+        incarnation=info.incarnation,
+        max_sessions=info.max_sessions,
+        sessions=info.sessions,
+        kind=info.kind,
+        dtype=info.dtype,
+        device=info.device,
+        pages=info.pages,
+        pages_free=info.pages_free,
+        arithmetic=info.arithmetic,
+        arithmetic_reason=info.arithmetic_reason,
+    )
+
+
+def model_info_from_pb(pb: tokens_pb2.ModelInfo) -> ModelInfo:
+    """What a replica serves, from the wire."""
+    return ModelInfo(
+        model=pb.model,
+        vocabulary_hash=pb.vocabulary_hash,
+        vocabulary_size=pb.vocabulary_size,
+        context_length=pb.context_length,
+        eos_token_ids=tuple(pb.eos_token_ids),
+        bos_token_id=pb.bos_token_id if pb.HasField("bos_token_id") else None,
+        replica=pb.replica,
+        incarnation=pb.incarnation,
+        max_sessions=pb.max_sessions,
+        sessions=pb.sessions,
+        kind=pb.kind,
+        dtype=pb.dtype,
+        device=pb.device,
+        pages=pb.pages,
+        pages_free=pb.pages_free,
+        arithmetic=pb.arithmetic,
+        arithmetic_reason=pb.arithmetic_reason,
+    )
+
+
+def open_verify_to_pb(opening: OpenVerify) -> verify_pb2.OpenVerify:
+    """The first message of a verify session."""
+    handle = opening.kv_handle
+    return verify_pb2.OpenVerify(
+        request_id=opening.request_id,
+        model=opening.model,
+        token_ids=opening.token_ids,
+        kv_handle=None if handle is None else kv_handle_to_pb(handle),
+        prompt_length=opening.prompt_length,
+        sampling=sampling_to_pb(opening.sampling),
+        policy=cast(verify_pb2.VerifyPolicy, opening.policy),
+        max_nodes=opening.max_nodes,
+        vocabulary_hash=opening.vocabulary_hash,
+        first_step=opening.first_step,
+        traceparent=opening.traceparent,
+        task=opening.task,
+        priority=opening.priority,
+        lookup=opening.lookup,
+    )
+
+
+def open_verify_from_pb(pb: verify_pb2.OpenVerify) -> OpenVerify:
+    """The first message of a verify session.
+
+    Raises:
+        InvalidRequest: a sampling parameter is out of its range or the policy is unknown.
+    """
+    return OpenVerify(
+        request_id=pb.request_id,
+        model=pb.model,
+        token_ids=tuple(pb.token_ids),
+        prompt_length=pb.prompt_length,
+        sampling=sampling_from_pb(pb.sampling),
+        kv_handle=kv_handle_from_pb(pb.kv_handle) if pb.HasField("kv_handle") else None,
+        policy=_enum("policy", VerifyPolicy, pb.policy or VerifyPolicy.PIPELINED),
+        max_nodes=pb.max_nodes,
+        vocabulary_hash=pb.vocabulary_hash,
+        first_step=pb.first_step,
+        traceparent=pb.traceparent,
+        task=pb.task,
+        priority=pb.priority,
+        lookup=pb.lookup,
+    )
+
+
+def open_draft_to_pb(opening: OpenDraft) -> draft_pb2.OpenDraft:
+    """The first message of a draft session."""
+    return draft_pb2.OpenDraft(
+        request_id=opening.request_id,
+        token_ids=opening.token_ids,
+        prompt_length=opening.prompt_length,
+        sampling=sampling_to_pb(opening.sampling),
+        pipelined=opening.pipelined,
+        max_nodes=opening.max_nodes,
+        max_depth=opening.max_depth,
+        vocabulary_hash=opening.vocabulary_hash,
+        first_node_id=opening.first_node_id,
+        first_step=opening.first_step,
+        traceparent=opening.traceparent,
+        task=opening.task,
+    )
+
+
+def open_draft_from_pb(pb: draft_pb2.OpenDraft) -> OpenDraft:
+    """The first message of a draft session.
+
+    Raises:
+        InvalidRequest: a sampling parameter is out of its range.
+    """
+    return OpenDraft(
+        request_id=pb.request_id,
+        token_ids=tuple(pb.token_ids),
+        prompt_length=pb.prompt_length,
+        sampling=sampling_from_pb(pb.sampling),
+        pipelined=pb.pipelined,
+        max_nodes=pb.max_nodes,
+        max_depth=pb.max_depth,
+        vocabulary_hash=pb.vocabulary_hash,
+        first_node_id=pb.first_node_id,
+        first_step=pb.first_step,
+        traceparent=pb.traceparent,
+        task=pb.task,
+    )
+
+
+def opened_verify_to_pb(opened: Opened) -> verify_pb2.VerifyOpened:
+    """A verify replica's admission."""
+    return verify_pb2.VerifyOpened(
+        replica=opened.replica,
+        incarnation=opened.incarnation,
+        cached_length=opened.cached_length,
+        draft_wanted=opened.draft_wanted,
+    )
+
+
+def opened_verify_from_pb(pb: verify_pb2.VerifyOpened) -> Opened:
+    """A verify replica's admission."""
+    return Opened(pb.replica, pb.incarnation, pb.cached_length, pb.draft_wanted)
+
+
+def opened_draft_to_pb(opened: Opened) -> draft_pb2.DraftOpened:
+    """A draft replica's admission."""
+    return draft_pb2.DraftOpened(
+        replica=opened.replica, incarnation=opened.incarnation, cached_length=opened.cached_length
+    )
+
+
+def opened_draft_from_pb(pb: draft_pb2.DraftOpened) -> Opened:
+    """A draft replica's admission."""
+    return Opened(pb.replica, pb.incarnation, pb.cached_length)
+
+
+def _same_length(field: str, column: Sequence[object], length: int) -> None:
+    if len(column) != length:
+        raise InvalidRequest(field, f"must have one entry per token: {length}, not {len(column)}")
+
+
+def _finite(field: str, value: float) -> float:
+    if not math.isfinite(value):
+        raise InvalidRequest(field, f"must be a finite number, not {value}")
+    return value
+
+
+def _enum(field: str, kind: type[_Enum], value: int) -> _Enum:
+    try:
+        return kind(value)
+    except ValueError:
+        raise InvalidRequest(field, f"{value} is not a known value") from None
+
+
+def _shortest(value: float) -> float:
+    """The decimal number with the fewest digits that has this float32; NaN and infinities as they are."""
+    for digits in range(6, 9):
+        candidate = float(f"{value:.{digits}g}")
+        if _FLOAT32.unpack(_FLOAT32.pack(candidate))[0] == value:
+            return candidate
+    return value

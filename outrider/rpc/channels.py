@@ -1,0 +1,198 @@
+"""Client channels to services, with every option spelled out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import grpc
+
+from outrider.protocol.rpc_errors import error_of
+from outrider.rpc.reloading import Reloaded
+from outrider.rpc.tls import Certificates, channel_credentials, client_certificates
+
+__all__ = ["error_of", "open_blocking_channel", "open_channel"]
+
+KEEPALIVE_MS = 20_000
+KEEPALIVE_TIMEOUT_MS = 10_000
+
+
+def open_channel(
+    endpoint: str,
+    *,
+    max_message_mb: int = 64,
+    response_bytes: Mapping[str, int] | None = None,
+    tls_ca: str = "",
+    tls_cert: str = "",
+    tls_key: str = "",
+    tls_name: str = "",
+    certificates: Reloaded[Certificates] | None = None,
+    interceptors: Sequence[grpc.aio.ClientInterceptor] = (),
+) -> grpc.aio.Channel:
+    """A channel to `host:port` that connects at its first call and reconnects by itself.
+
+    gRPC's own retries are off: a session that was cut is continued by who knows its tokens. `tls_name` is
+    what the server's certificate must be for, where that is not the endpoint's host. `certificates` are for
+    channels that share them, in place of the files. `response_bytes` says of services, or of methods as
+    `service/method`, how large their responses may be; a larger one ends its call, as `Flood`.
+
+    Raises:
+        ConfigError: a TLS file cannot be read or used.
+    """
+    options = [*_options(max_message_mb), *_response_limits(response_bytes or {})]
+    certificates = certificates or client_certificates(tls_ca, tls_cert, tls_key)
+    if certificates is None:
+        return grpc.aio.insecure_channel(endpoint, options=options, interceptors=list(interceptors))
+    if tls_name:
+        options.append(("grpc.ssl_target_name_override", tls_name))
+
+    def connect(current: Certificates) -> grpc.aio.Channel:
+        return grpc.aio.secure_channel(
+            endpoint, channel_credentials(current), options=options, interceptors=list(interceptors)
+        )
+
+    return RenewedChannel(certificates, connect)
+
+
+def open_blocking_channel(
+    endpoint: str, *, max_message_mb: int = 64, tls_ca: str = "", tls_cert: str = "", tls_key: str = ""
+) -> grpc.Channel:
+    """As `open_channel`, for threads. It keeps the certificates that it was opened with.
+
+    Raises:
+        ConfigError: a TLS file cannot be read or used.
+    """
+    certificates = client_certificates(tls_ca, tls_cert, tls_key)
+    if certificates is None:
+        return grpc.insecure_channel(endpoint, options=_options(max_message_mb))
+    credentials = channel_credentials(certificates.value)
+    return grpc.secure_channel(endpoint, credentials, options=_options(max_message_mb))
+
+
+class _Connected:
+    """A channel with the certificates of one time, and how many of its calls are open."""
+
+    def __init__(self, certificates: Certificates, channel: grpc.aio.Channel) -> None:
+        self.certificates = certificates
+        self.channel = channel
+        self.calls = 0
+
+
+class RenewedChannel(grpc.aio.Channel):
+    """A channel that begins its calls with the certificates of the time. Calls that run go on as they are;
+    the connection that they have is closed after the last of them."""
+
+    def __init__(
+        self, certificates: Reloaded[Certificates], connect: Callable[[Certificates], grpc.aio.Channel]
+    ) -> None:
+        self._certificates = certificates
+        self._connect = connect
+        self._now = _Connected(certificates.value, connect(certificates.value))
+        self._before: set[_Connected] = set()
+        self._closing: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    async def __aenter__(self) -> RenewedChannel:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self, grace: float | None = None) -> None:
+        """See `grpc.aio.Channel`."""
+        self._closed = True
+        for connected in (self._now, *self._before):
+            await connected.channel.close(grace)
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        """See `grpc.aio.Channel`."""
+        return self._current().channel.get_state(try_to_connect)
+
+    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
+        """See `grpc.aio.Channel`."""
+        await self._current().channel.wait_for_state_change(last_observed_state)
+
+    async def channel_ready(self) -> None:
+        """See `grpc.aio.Channel`."""
+        await self._current().channel.channel_ready()
+
+    def unary_unary(self, *arguments: Any, **options: Any) -> Any:
+        """See `grpc.aio.Channel`."""
+        return self._method("unary_unary", arguments, options)
+
+    def unary_stream(self, *arguments: Any, **options: Any) -> Any:
+        """See `grpc.aio.Channel`."""
+        return self._method("unary_stream", arguments, options)
+
+    def stream_unary(self, *arguments: Any, **options: Any) -> Any:
+        """See `grpc.aio.Channel`."""
+        return self._method("stream_unary", arguments, options)
+
+    def stream_stream(self, *arguments: Any, **options: Any) -> Any:
+        """See `grpc.aio.Channel`."""
+        return self._method("stream_stream", arguments, options)
+
+    def _method(self, kind: str, arguments: Sequence[Any], options: dict[str, Any]) -> Callable[..., Any]:
+        """A method that chooses its connection when it is called."""
+
+        def call(*request: Any, **how: Any) -> Any:
+            connected = self._current()
+            begun = getattr(connected.channel, kind)(*arguments, **options)(*request, **how)
+            connected.calls += 1
+            begun.add_done_callback(lambda _: self._ended(connected))
+            return begun
+
+        return call
+
+    def _current(self) -> _Connected:
+        certificates = self._certificates.current()
+        if certificates is not self._now.certificates and not self._closed:
+            old, self._now = self._now, _Connected(certificates, self._connect(certificates))
+            self._before.add(old)
+            self._close_if_idle(old)
+        return self._now
+
+    def _ended(self, connected: _Connected) -> None:
+        connected.calls -= 1
+        if connected in self._before:
+            self._close_if_idle(connected)
+
+    def _close_if_idle(self, connected: _Connected) -> None:
+        if connected.calls or self._closed:
+            return
+        self._before.discard(connected)
+        task = asyncio.ensure_future(connected.channel.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+
+def _response_limits(response_bytes: Mapping[str, int]) -> list[tuple[str, int | str]]:
+    """What makes gRPC refuse responses above these sizes; the closest name counts."""
+    if not response_bytes:
+        return []
+    limits = []
+    for name, most in response_bytes.items():
+        service, slash, method = name.partition("/")
+        names = {"service": service, "method": method} if slash else {"service": service}
+        limits.append({"name": [names], "maxResponseMessageBytes": most})
+    return [("grpc.service_config", json.dumps({"methodConfig": limits}))]
+
+
+def _options(max_message_mb: int) -> list[tuple[str, int | str]]:
+    max_bytes = max_message_mb << 20
+    return [
+        ("grpc.max_send_message_length", max_bytes),
+        ("grpc.max_receive_message_length", max_bytes),
+        ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.enable_retries", 0),
+        ("grpc.service_config_disable_resolution", 1),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 1000),
+        ("grpc.max_reconnect_backoff_ms", 2000),
+        ("grpc.use_local_subchannel_pool", 1),  # a channel of its own: a bad replica's state is not shared
+    ]

@@ -1,0 +1,119 @@
+"""Values that are made of files and made again when these change: certificates, tokens.
+
+Whoever renews them writes a new file over the old one, or swaps a link as Kubernetes does. What is found is
+taken up only when it can be used. Until then the old value stays, and each unusable content gets one log
+line and one count.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from outrider.protocol.errors import ConfigError
+from outrider.telemetry.logs import get_logger
+
+logger = get_logger(__name__)
+T = TypeVar("T")
+Contents = dict[str, bytes]
+"""What the files hold, by the setting that names them."""
+SETTLE_SECONDS = 1.0
+"""What is unusable for less than this is not complained about: the files are being replaced just now."""
+READS = 3
+"""Attempts at finding files that do not change while they are read."""
+
+
+class Reloaded(Generic[T]):
+    """A value made of files. May be used from several threads."""
+
+    def __init__(
+        self,
+        name: str,
+        files: Mapping[str, str],
+        make: Callable[[Contents], T],
+        *,
+        period: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`files` are paths by setting; `make` raises ConfigError for contents that cannot be used; `current`
+        looks at the files at most every `period` seconds of `clock`.
+
+        Raises:
+            ConfigError: there is no usable value to begin with.
+        """
+        self.name = name
+        self.files = {setting: path for setting, path in files.items() if path}
+        self.on_refused: Callable[[str], None] = lambda name: None
+        """Told the name when new contents turn out to be unusable."""
+        self._make = make
+        self._period = period
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._contents, self._value = self._load(None)
+        self._next_check = clock() + period
+        self._problem: tuple[Contents | None, str] | None = None
+        self._problem_since = 0.0
+        self._complained = False
+
+    @property
+    def value(self) -> T:
+        """The value as of the last look."""
+        return self._value
+
+    def current(self) -> T:
+        """The value as of now; one that is the same object is unchanged."""
+        with self._lock:
+            now = self._clock()
+            if now >= self._next_check:
+                self._next_check = now + self._period
+                self._look(now)
+            return self._value
+
+    def _look(self, now: float) -> None:
+        contents: Contents | None = None
+        try:
+            contents = self._read()
+            if contents != self._contents:
+                self._contents, self._value = self._load(contents)
+                logger.info("new files taken up", files=self.name)
+        except ConfigError as error:
+            self._note((contents, str(error)), now)
+        else:
+            self._problem = None
+
+    def _note(self, problem: tuple[Contents | None, str], now: float) -> None:
+        """Something is wrong with the files: complain once, when it is not over in a moment."""
+        if problem != self._problem:
+            self._problem, self._problem_since, self._complained = problem, now, False
+        if not self._complained and now - self._problem_since >= SETTLE_SECONDS:
+            self._complained = True
+            logger.error("new files cannot be used; keeping the old ones", files=self.name, error=problem[1])
+            self.on_refused(self.name)
+
+    def _load(self, contents: Contents | None) -> tuple[Contents, T]:
+        """Contents that belong together, and their value."""
+        contents = self._read() if contents is None else contents
+        for _ in range(READS):
+            try:
+                value = self._make(contents)
+            except ConfigError:
+                if (again := self._read()) == contents:
+                    raise
+            else:
+                if (again := self._read()) == contents:
+                    return contents, value
+            contents = again
+        raise ConfigError(f"{', '.join(self.files)}: the files change while they are read")
+
+    def _read(self) -> Contents:
+        return {setting: _read(setting, path) for setting, path in self.files.items()}
+
+
+def _read(setting: str, path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{setting}: cannot read {path!r} ({error.strerror})") from error

@@ -1,0 +1,190 @@
+"""The gRPC server of every service: options, TLS, health, reflection, drain."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2_grpc  # type: ignore[import-untyped]
+from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
+
+from outrider.config import ServiceConfig
+from outrider.protocol.errors import ConfigError, Draining, Unavailable
+from outrider.rpc.health import NAME as HEALTH
+from outrider.rpc.health import HealthServicer
+from outrider.rpc.interceptors import ServiceInterceptor
+from outrider.rpc.reloading import Reloaded
+from outrider.rpc.tls import server_certificates, server_credentials
+
+MAX_CONCURRENT_STREAMS = 1024
+"""Open calls on one connection; admission has its own, lower bounds."""
+MAX_METADATA_BYTES = 16 << 10
+MAX_CONNECTIONS = 2048
+"""At once, on each port. Further ones are closed when they are accepted."""
+IDLE_MS = 300_000
+"""A connection that has had no call for so long is closed; its client connects again at its next call."""
+HANDSHAKE_MS = 20_000
+"""For TLS and the first frames of HTTP/2; a connection that says nothing is closed after it."""
+MIN_PING_INTERVAL_MS = 10_000
+"""Between pings of a client that sends nothing else; our own leave twice as much (`channels.KEEPALIVE_MS`).
+Who pings more often is cut off; gRPC's own default is five minutes."""
+DRAIN_POLL_SECONDS = 0.02
+QUIET_POLLS = 4
+"""In a row without anything running before a drained server stops: a call past the interceptor may not have
+been read yet."""
+WATCH_SECONDS = 2.0
+"""How often files that may be renewed are looked at, so that unusable ones are noticed before they matter."""
+STOP_GRACE_SECONDS = 0.25
+"""For final statuses to leave after the last session ended; health watches never end by themselves."""
+
+
+class GrpcServer:
+    """A server that answers health truthfully from its first moment.
+
+    Lifecycle: `start` (loading: calls are refused with `Unavailable`), register servicers on `server`,
+    `set_serving(True)`, `drain`. Health names: "" (overall), each service, "readiness", and "liveness",
+    which is SERVING as soon as the server is up. With `health_port`, the same health is answered there in
+    plaintext, by a server that has nothing else: a kubelet's probes cannot do TLS.
+    """
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        service_names: Sequence[str],
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    ) -> None:
+        self.config = config
+        self.service_names = tuple(service_names)
+        self.port = 0
+        self.health_port = 0
+        self._interceptor = ServiceInterceptor(service_names, Unavailable("this replica is still loading"))
+        self.certificates = server_certificates(config.tls_cert, config.tls_key, config.tls_ca)
+        self.watched: list[Reloaded[Any]] = [self.certificates] if self.certificates else []
+        """What is made of files that are looked at from time to time; a service adds its own."""
+        self._watching: asyncio.Task[None] | None = None
+        self.server = grpc.aio.server(
+            interceptors=[self._interceptor, *interceptors], options=_options(config)
+        )
+        self._health = HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
+        self._servers = [self.server]
+        if config.health_port >= 0:
+            interceptor = ServiceInterceptor((), None)
+            self._servers.append(grpc.aio.server(interceptors=[interceptor], options=_options(config)))
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, self._servers[-1])
+        if config.reflection:
+            names = (*service_names, HEALTH, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, self.server)
+
+    @property
+    def endpoint(self) -> str:
+        """`host:port` that the server is bound to."""
+        return _endpoint(self.config.host, self.port)
+
+    @property
+    def replica(self) -> str:
+        """The configured name of this replica, or its endpoint."""
+        return self.config.name or self.endpoint
+
+    async def start(self) -> int:
+        """Bind and answer health; returns the port.
+
+        Raises:
+            ConfigError: an address cannot be bound.
+        """
+        credentials = server_credentials(self.certificates) if self.certificates else None
+        self.port = self._bind("port", self.server, self.config.port, credentials)
+        for probes in self._servers[1:]:
+            self.health_port = self._bind("health_port", probes, self.config.health_port, None)
+        self._set_health(False)
+        self._health.set(["liveness"], serving=True)
+        for server in self._servers:
+            await server.start()
+        self._watching = asyncio.create_task(self._watch_files())
+        return self.port
+
+    def set_serving(self, serving: bool) -> None:
+        """Let calls in or refuse them, and say so in health; a drain that has begun is not taken back."""
+        if isinstance(self._interceptor.refusal, Draining):
+            return
+        self._interceptor.refusal = None if serving else Unavailable("this replica is not serving")
+        self._set_health(serving)
+
+    def set_ready(self, ready: bool) -> None:
+        """Say in health whether new calls are better sent here than elsewhere; those that come are taken."""
+        if self._interceptor.refusal is None:
+            self._set_health(ready)
+
+    async def drain(self, running: Callable[[], int]) -> None:
+        """Take no new calls, wait until `running()` stays 0 or the grace period has passed, and stop."""
+        self._interceptor.refusal = Draining("this replica is shutting down; try another")
+        self._set_health(False)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.config.grace_seconds):
+                await _quiet(running)
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Stop at once; calls that still run are cancelled."""
+        if self._watching is not None:
+            self._watching.cancel()
+        await asyncio.gather(*(server.stop(STOP_GRACE_SECONDS) for server in self._servers))
+
+    def _bind(
+        self, setting: str, server: grpc.aio.Server, port: int, credentials: grpc.ServerCredentials | None
+    ) -> int:
+        """The port that the server now has."""
+        address = _endpoint(self.config.host, port)
+        bound = 0
+        with suppress(RuntimeError):
+            if credentials is None:
+                bound = server.add_insecure_port(address)
+            else:
+                bound = server.add_secure_port(address, credentials)
+        if bound == 0:
+            raise ConfigError(
+                f"{setting}: cannot listen on {address}; it is in use or not an address of this machine"
+            )
+        return bound
+
+    async def _watch_files(self) -> None:
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            for files in self.watched:
+                files.current()
+
+    def _set_health(self, serving: bool) -> None:
+        self._health.set(["", "readiness", *self.service_names], serving)
+
+
+def _endpoint(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
+def _options(config: ServiceConfig) -> list[tuple[str, int]]:
+    return [
+        ("grpc.so_reuseport", 0),  # a taken port is an error, not a second listener
+        ("grpc.max_send_message_length", config.max_message_mb << 20),
+        ("grpc.max_receive_message_length", config.max_request_mb << 20),
+        ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS),
+        ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),  # between the two it would be random
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
+        ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+        ("grpc.max_connection_idle_ms", IDLE_MS),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+    ]
+
+
+async def _quiet(running: Callable[[], int]) -> None:
+    """Wait until nothing runs, and nothing begins that was let in before calls were refused."""
+    quiet = 0
+    while quiet < QUIET_POLLS:
+        await asyncio.sleep(DRAIN_POLL_SECONDS)
+        quiet = 0 if running() else quiet + 1

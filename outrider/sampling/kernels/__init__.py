@@ -1,0 +1,1 @@
+"""Kernels of the sampler, for CPUs and GPUs."""

@@ -1,0 +1,224 @@
+"""The candidate tree: proposed tokens below the last committed one.
+
+Both sides of the wire hold one and re-root it from the committed tokens alone, so a block that crosses
+a verdict on the way still lands where it belongs. A parent resolves to one of three things:
+
+    a committed position    its child at that position is checked against the committed token there:
+                            equal, the child is that position too; different, it is dropped
+    a live node             the child becomes a node below it
+    nothing                 the parent was dropped, is unknown or malformed: the child is dropped
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from outrider.protocol.messages import TokenBlock
+
+MAX_ALIASES = 4096
+"""How many ids of committed or dropped nodes are remembered; older ids resolve to nothing."""
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One proposed token. `reach` is the estimated probability that the target's walk arrives here."""
+
+    id: int
+    token: int
+    parent: Node | None
+    acceptance: float
+    reach: float
+    depth: int
+    """1 for a child of the last committed token."""
+    children: dict[int, Node] = field(default_factory=dict)
+    """By token; a token is proposed once below a node."""
+
+    def path(self) -> list[Node]:
+        """The nodes from the child of the last committed token down to this one."""
+        nodes: list[Node] = []
+        node: Node | None = self
+        while node is not None:
+            nodes.append(node)
+            node = node.parent
+        nodes.reverse()
+        return nodes
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """What became of a block's nodes."""
+
+    nodes: list[Node]
+    """New live nodes."""
+    stale: int
+    """Nodes that contradict committed tokens or hang below a dropped node."""
+    known: int
+    """Nodes that were there already or are committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rerooted:
+    """What a commit did to the tree."""
+
+    walked: list[Node]
+    """Nodes that became committed, in order."""
+    dropped: list[Node]
+    """Nodes that contradict the committed tokens."""
+
+
+class CandidateTree:
+    """Nodes below `committed_length` tokens, bounded by `max_nodes`.
+
+    Invariants: every live node's path leads to the last committed token; children of a node have
+    different tokens; `len(tree)` never exceeds `max_nodes` (further nodes are dropped as stale).
+    """
+
+    def __init__(self, committed: list[int], max_nodes: int) -> None:
+        self.committed = list(committed)
+        self.max_nodes = max_nodes
+        self.children: dict[int, Node] = {}
+        """Candidates for the next position, by token."""
+        self._live: dict[int, Node] = {}
+        self._aliases: OrderedDict[int, int | Node] = OrderedDict()
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def committed_length(self) -> int:
+        """Number of committed tokens."""
+        return len(self.committed)
+
+    def nodes(self) -> Iterator[Node]:
+        """All live nodes, parents before children, best child first."""
+        stack = sorted(self.children.values(), key=_reach)
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(sorted(node.children.values(), key=_reach))
+
+    def add(self, block: TokenBlock) -> Added:
+        """Attach a block's nodes where their parents resolve to; never raises for stale content."""
+        nodes: list[Node] = []
+        stale = known = 0
+        for offset, (parent, token, acceptance) in enumerate(
+            zip(block.parents, block.tokens, block.acceptances, strict=True)
+        ):
+            placed = self._place(block.first_id + offset, parent, token, acceptance)
+            if isinstance(placed, Node):
+                nodes.append(placed)
+            elif placed:
+                known += 1
+            else:
+                stale += 1
+        return Added(nodes, stale, known)
+
+    def add_child(self, id: int, parent: Node | None, token: int, acceptance: float) -> Node | None:
+        """Attach one node below `parent` (None: the last committed token); None when it was there or full."""
+        siblings = self.children if parent is None else parent.children
+        if token in siblings or self._count >= self.max_nodes or id in self._live:
+            return None
+        reach = acceptance if parent is None else parent.reach * acceptance
+        depth = 1 if parent is None else parent.depth + 1
+        node = Node(id, token, parent, acceptance, reach, depth)
+        siblings[token] = node
+        self._live[id] = node
+        self._count += 1
+        return node
+
+    def commit(self, tokens: list[int]) -> Rerooted:
+        """Append committed tokens and re-root below the last of them."""
+        walked: list[Node] = []
+        dropped: list[Node] = []
+        level = self.children
+        for token in tokens:
+            node = level.pop(token, None)
+            for loser in level.values():
+                dropped.extend(_subtree(loser))
+            level = node.children if node is not None else {}
+            if node is not None:
+                walked.append(node)
+        first = self.committed_length + 1
+        self.committed.extend(tokens)
+        self.children = level
+        self._forget(walked, dropped, first)
+        self._lift(walked)
+        return Rerooted(walked, dropped)
+
+    def _place(self, id: int, parent: int, token: int, acceptance: float) -> Node | bool:
+        """The new node, True when it stands for something known, False when it is stale."""
+        where = self._resolve(parent)
+        if where is None or id in self._live:
+            return False
+        if isinstance(where, int) and where < self.committed_length:
+            if self.committed[where] != token:
+                return False
+            self._alias(id, where + 1)
+            return True
+        node = where if isinstance(where, Node) else None
+        siblings = self.children if node is None else node.children
+        acceptance = min(max(acceptance, 0.0), 1.0)
+        if token in siblings:
+            self._alias(id, siblings[token])
+            _raise_acceptance(siblings[token], acceptance)
+            return True
+        return self.add_child(id, node, token, acceptance) or False
+
+    def _resolve(self, parent: int) -> int | Node | None:
+        """A committed length, a live node, or nothing."""
+        if parent < 0:
+            return -parent if -parent <= self.committed_length else None
+        node = self._live.get(parent)
+        if node is not None:
+            return node
+        alias = self._aliases.get(parent)
+        if isinstance(alias, Node):  # a second name of a node that may have moved on since
+            return alias if alias.id in self._live else self._aliases.get(alias.id)
+        return alias
+
+    def _alias(self, id: int, target: int | Node) -> None:
+        self._aliases[id] = target
+        if len(self._aliases) > MAX_ALIASES:
+            self._aliases.popitem(last=False)
+
+    def _forget(self, walked: list[Node], dropped: list[Node], first_length: int) -> None:
+        for node in dropped:
+            del self._live[node.id]
+        for length, node in enumerate(walked, first_length):
+            del self._live[node.id]
+            self._alias(node.id, length)
+        self._count -= len(walked) + len(dropped)
+
+    def _lift(self, walked: list[Node]) -> None:
+        """Make the surviving nodes' depth and reach relative to the new last committed token."""
+        shift = len(walked)
+        for child in self.children.values():
+            child.parent = None
+            scale = child.acceptance / child.reach if child.reach > 0.0 else 0.0
+            for node in _subtree(child):
+                node.depth -= shift
+                node.reach *= scale
+
+
+def _raise_acceptance(node: Node, acceptance: float) -> None:
+    """A node proposed twice is as likely as its better estimate says."""
+    if acceptance <= node.acceptance:
+        return
+    node.acceptance = acceptance
+    for below in _subtree(node):
+        above = below.parent.reach if below.parent is not None else 1.0
+        below.reach = above * below.acceptance
+
+
+def _reach(node: Node) -> float:
+    return node.reach
+
+
+def _subtree(root: Node) -> list[Node]:
+    nodes = [root]
+    for node in nodes:
+        nodes.extend(node.children.values())
+    return nodes

@@ -1,0 +1,135 @@
+"""Proposes what followed the earlier occurrences of a sequence's end (prompt lookup).
+
+No model is needed: the draft service uses it as a drafter, the verify service as candidates at hand when
+no block has come. (Saxena 2023, "Prompt Lookup Decoding"; the longest match first, as suffix matching does.)
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+_ORDERS = (4, 3, 2)
+_MAX_MATCHES = 8
+_LONGEST = 32
+"""A match is measured up to this length, and one this long needs no alternatives."""
+
+
+class Proposed(NamedTuple):
+    """One proposed token."""
+
+    parent: int
+    """Index of an earlier proposed token; -1: the end of the sequence."""
+    token: int
+    match_length: int
+    """Tokens before this one, proposed ones included, that also stood before its earlier occurrence."""
+    rank: int
+    """0 on the best match, 1 on the next and so on."""
+
+
+Keep = Callable[[int, int, int], bool]
+"""Whether to propose a token, by its parent, its match length and its rank."""
+
+
+class Lookup:
+    """Index of the last occurrences of the 2-, 3- and 4-grams of one sequence.
+
+    Adding a token takes constant time (amortised); of more than `max_tokens` tokens the older half is
+    forgotten.
+    """
+
+    def __init__(self, tokens: Sequence[int] = (), max_tokens: int = 32768) -> None:
+        self._max_tokens = max_tokens
+        self._tokens: list[int] = []
+        self._clear()
+        self.append(tokens)
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Add tokens to the end of the sequence."""
+        if len(self._tokens) + len(tokens) > self._max_tokens:
+            tokens = [*self._tokens, *tokens][-self._max_tokens // 2 :]
+            self._clear()
+        self._tokens.extend(tokens)
+        for order in _ORDERS:
+            self._index(order, first_end=len(self._tokens) - len(tokens) + 1)
+
+    def propose(
+        self, max_nodes: int, max_depth: int = 16, path: Sequence[int] = (), keep: Keep | None = None
+    ) -> list[Proposed]:
+        """Continue the sequence and a path below it: the longest match first, then the others.
+
+        Continuations that start alike share their nodes; a match that overlaps the end repeats itself. What
+        follows a token that `keep` refuses is not proposed either.
+        """
+        proposed: list[Proposed] = []
+        places: dict[tuple[int, int], int] = {}
+        for rank, (length, end) in enumerate(self._matches(path)):
+            parent = -1
+            for depth, token in enumerate(self._following(end, path, max_depth)):
+                place = places.get((parent, token))
+                if place is None:
+                    if len(proposed) >= max_nodes:
+                        return proposed
+                    if keep is not None and not keep(parent, length + depth, rank):
+                        break
+                    place = places[parent, token] = len(proposed)
+                    proposed.append(Proposed(parent, token, length + depth, rank))
+                parent = place
+        return proposed
+
+    def _clear(self) -> None:
+        self._tokens = []
+        # Per order: the end of the latest occurrence of each n-gram, and the end before each end (0: none).
+        self._latest: dict[int, dict[tuple[int, ...], int]] = {order: {} for order in _ORDERS}
+        self._before: dict[int, array[int]] = {order: array("i", [0]) for order in _ORDERS}
+
+    def _index(self, order: int, first_end: int) -> None:
+        latest, before, tokens = self._latest[order], self._before[order], self._tokens
+        for end in range(first_end, len(tokens) + 1):
+            gram = tuple(tokens[end - order : end]) if end >= order else ()
+            before.append(latest.get(gram, 0))
+            if gram:
+                latest[gram] = end
+
+    def _matches(self, path: Sequence[int]) -> list[tuple[int, int]]:
+        """(match length, end of the earlier occurrence), longest first, later ones first among equals."""
+        context = [*self._tokens[-_LONGEST:], *path][-_LONGEST:]
+        here = 0 if path else len(self._tokens)
+        found: dict[int, int] = {}
+        for order in _ORDERS:
+            if len(context) >= order:
+                for end in self._occurrences(order, tuple(context[-order:])):
+                    if end != here and end not in found:
+                        found[end] = self._common(context, end)
+                        if found[end] == _LONGEST:
+                            return [(_LONGEST, end)]
+                    if len(found) == _MAX_MATCHES:
+                        break
+        return sorted(((length, end) for end, length in found.items()), reverse=True)
+
+    def _occurrences(self, order: int, gram: tuple[int, ...]) -> Iterator[int]:
+        """Ends of an n-gram, latest first."""
+        before = self._before[order]
+        end = self._latest[order].get(gram, 0)
+        while end:
+            yield end
+            end = before[end]
+
+    def _common(self, context: list[int], end: int) -> int:
+        """How many tokens before the end of the context also stand before `end`."""
+        tokens = self._tokens
+        limit = min(len(context), end)
+        length = 0
+        while length < limit and context[-1 - length] == tokens[end - 1 - length]:
+            length += 1
+        return length
+
+    def _following(self, end: int, path: Sequence[int], count: int) -> list[int]:
+        """The `count` tokens after an earlier occurrence."""
+        following = self._tokens[end : end + count]
+        line = [*path, *following]
+        for place in range(max(end - len(self._tokens), 0), count - len(following)):
+            following.append(line[place])
+            line.append(line[place])
+        return following

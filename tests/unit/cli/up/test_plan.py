@@ -1,0 +1,154 @@
+"""Which processes `outrider up` starts, with which flags, on which cores."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import pytest
+
+from outrider.cli.settings import Resolved, add_flags, resolve
+from outrider.cli.up.plan import UpConfig, plan_gateway, plan_orchestrator, plan_replicas, share_cores
+from outrider.config import DraftConfig, GatewayConfig, Settings, VerifyConfig
+from outrider.protocol.errors import ConfigError
+
+
+def _resolved(*flags: str) -> Resolved[UpConfig]:
+    parser = argparse.ArgumentParser()
+    add_flags(parser, UpConfig, "up")
+    return resolve("up", UpConfig, parser.parse_args(flags), {})
+
+
+def _settings(service: str, arguments: tuple[str, ...]) -> Any:
+    """The child's own reading of its flags."""
+    kind: type[Settings] = {
+        "verify": VerifyConfig,
+        "draft": DraftConfig,
+        "gateway": GatewayConfig,
+    }[service]
+    parser = argparse.ArgumentParser()
+    add_flags(parser, kind, service)
+    return resolve(service, kind, parser.parse_args(arguments), {}).config
+
+
+def _plan(*flags: str, cores: int = 2, gpu: bool = False) -> dict[str, Any]:
+    specs = plan_replicas(_resolved(*flags), list(range(cores)), gpu)
+    return {spec.name: _settings(spec.service, spec.arguments) for spec in specs}
+
+
+def test_a_pair_on_two_cores() -> None:
+    """Draft and target run at once, so each gets a core of its own."""
+    plan = _plan("--target", "big", "--draft", "small", "--dtype", "float32")
+    assert list(plan) == ["verify-0", "draft-0"]
+    assert (plan["verify-0"].model, plan["draft-0"].model) == ("big", "small")
+    assert (plan["verify-0"].cpus, plan["draft-0"].cpus) == ("0", "1")
+    assert (plan["verify-0"].helper_cpus, plan["draft-0"].helper_cpus) == ("1", "")
+    assert plan["verify-0"].dtype == plan["draft-0"].dtype == "float32"
+    assert plan["verify-0"].name == "verify-0"
+
+
+def test_lookup_and_no_drafts() -> None:
+    """`lookup` needs no model but the target's tokenizer; `none` starts no draft at all."""
+    plan = _plan("--target", "big", "--draft", "lookup")
+    assert (plan["draft-0"].kind, plan["draft-0"].tokenizer) == ("lookup", "big")
+    assert list(_plan("--target", "big", "--draft", "none", "--drafts", "3")) == ["verify-0"]
+
+
+def test_a_target_without_drafts_is_helped_on_a_spare_core() -> None:
+    """As many as it has threads; where there is none it works alone."""
+    alone = ("--target", "big", "--draft", "none")
+    assert _plan(*alone)["verify-0"].helper_cpus == "1"
+    assert _plan(*alone, "--threads", "2", cores=8)["verify-0"].helper_cpus == "2,3"
+    assert _plan(*alone, cores=1)["verify-0"].helper_cpus == ""
+    assert _plan(*alone, "--cpus", "off")["verify-0"].helper_cpus == ""
+
+
+def test_several_replicas() -> None:
+    """Draft and target scale separately."""
+    plan = _plan("--target", "big", "--draft", "small", "--verifies", "2", "--drafts", "3", cores=8)
+    assert list(plan) == ["verify-0", "verify-1", "draft-0", "draft-1", "draft-2"]
+    assert len({config.cpus for config in plan.values()}) == 5
+
+
+@pytest.mark.parametrize(
+    ("flags", "cores", "gpu"),
+    [
+        (("--cpus", "off"), 2, False),
+        (("--device", "cuda"), 2, True),
+        ((), 2, True),
+        ((), 1, False),
+        (("--threads", "2"), 3, False),
+    ],
+)
+def test_pinned_only_where_it_helps(flags: tuple[str, ...], cores: int, gpu: bool) -> None:
+    """Not when told not to, not on a GPU, and not with too few cores to go round."""
+    plan = _plan("--target", "big", "--draft", "small", *flags, cores=cores, gpu=gpu)
+    assert {config.cpus for config in plan.values()} == {""}
+
+
+def test_threads_get_cores_of_their_own() -> None:
+    """Two threads are two cores."""
+    assert share_cores([0, 1, 2, 3], 2, 2) == [(0, 1), (2, 3)]
+
+
+def test_the_draft_may_have_its_own_device() -> None:
+    """Two GPUs: one each."""
+    plan = _plan("--target", "b", "--draft", "s", "--device", "cuda:0", "--draft-device", "cuda:1", gpu=True)
+    assert (plan["verify-0"].device, plan["draft-0"].device) == ("cuda:0", "cuda:1")
+
+
+def test_only_what_was_asked_for_is_passed_on() -> None:
+    """Defaults of `up` do not hide what the file's tables say."""
+    specs = plan_replicas(_resolved("--target", "big"), [0, 1], gpu=False)
+    for flag in ("--dtype", "--threads", "--grace-seconds", "--log-level", "--device"):
+        assert flag not in specs[0].arguments
+
+
+def test_the_orchestrator_reads_the_replicas_from_a_file() -> None:
+    """A restarted replica has another port; the file says which. What was named has to fit together."""
+    spec = plan_orchestrator(_resolved("--target", "big", "--port", "7801"), "/run/replicas", [], [])
+    assert spec.arguments[:4] == ("--host", "127.0.0.1", "--port", "7801")
+    assert spec.arguments[4:7] == ("--replicas-file", "/run/replicas", "--require-fit")
+
+
+@pytest.mark.parametrize(
+    ("cores", "expected"), [([0, 1], ("--cpus", "1")), ([0], ()), ([4, 5, 6, 7], ("--cpus", "5,6,7"))]
+)
+def test_the_orchestrator_stays_off_the_target_s_cores(cores: list[int], expected: tuple[str, ...]) -> None:
+    """What it does for one request must not slow down the step of all; without a pinned target it floats."""
+    resolved = _resolved("--target", "big", "--draft", "small")
+    replicas = plan_replicas(resolved, cores, gpu=False)
+    assert plan_orchestrator(resolved, "/run/replicas", replicas, cores).arguments[7:] == expected
+
+
+def test_a_target_is_needed() -> None:
+    """There is nothing to serve without one."""
+    with pytest.raises(ConfigError, match="--target"):
+        _plan("--draft", "small")
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"), [((), False), (("--deterministic",), True), (("--no-deterministic",), False)]
+)
+def test_deterministic_is_the_targets(flags: tuple[str, ...], expected: bool) -> None:
+    """Verify replicas get the flag as it was given; drafts, whose bits matter to nobody, do not know it."""
+    plan = _plan("--target", "big", "--draft", "small", "--verifies", "2", *flags)
+    assert [plan[name].deterministic for name in ("verify-0", "verify-1")] == [expected] * 2
+    assert "deterministic" not in type(plan["draft-0"]).model_fields
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two", "1..4", "1.5"])
+def test_drafts_that_make_no_sense_are_refused(text: str) -> None:
+    """With the flag's name, and what it takes."""
+    with pytest.raises(ConfigError, match=r"--drafts: "):
+        _resolved("--target", "big", f"--drafts={text}")
+
+
+def test_the_gateway_gets_its_socket_and_keeps_off_the_targets_core() -> None:
+    """As the orchestrator does; what they have in common is passed on."""
+    resolved = _resolved("--target", "big", "--draft", "small", "--grace-seconds", "3")
+    cores = [0, 1]
+    replicas = plan_replicas(resolved, cores, gpu=False)
+    spec = plan_gateway(resolved, 5, replicas, cores)
+    config = _settings("gateway", spec.arguments)
+    assert (spec.sockets, config.listen_fd, config.cpus, config.grace_seconds) == ((5,), 5, "1", 3.0)

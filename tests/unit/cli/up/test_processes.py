@@ -1,0 +1,255 @@
+"""`outrider up` with fake children: order of starting and stopping, restarts, failures, the replicas file."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.cli.up.plan import ChildSpec
+from outrider.cli.up.processes import Processes
+
+REPLICAS = [ChildSpec("verify-0", "verify", ()), ChildSpec("draft-0", "draft", ())]
+ORCHESTRATOR = ChildSpec("orchestrator", "orchestrator", ("--port", "0"))
+GATEWAY = ChildSpec("gateway", "gateway", ("--listen-fd", "7"), sockets=(7,))
+URL = "http://127.0.0.1:8000"
+
+
+class FakeChild:
+    """Is ready and ends when the test says so; SIGTERM and SIGKILL end it."""
+
+    def __init__(self, spec: ChildSpec, log: list[str]) -> None:
+        self.spec = spec
+        self.log = log
+        self.problem = ""
+        self.ready: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def become_ready(self, endpoint: str) -> None:
+        """Print the ready line."""
+        self.ready.set_result({"event": "ready", "endpoint": endpoint, "metrics": ""})
+
+    def end(self, status: int, problem: str = "") -> None:
+        """Exit."""
+        self.problem = problem
+        self._ended.set_result(status)
+
+    async def wait(self) -> int:
+        """See `Child`."""
+        return await asyncio.shield(self._ended)
+
+    def send(self, number: signal.Signals) -> None:
+        """See `Child`."""
+        if not self._ended.done():
+            self.log.append(f"{number.name} {self.spec.name}")
+            self.end(0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the fleet work until something holds; the test's own time limit ends it otherwise."""
+    while not condition():  # noqa: ASYNC110 - the fleet has no event for it
+        await asyncio.sleep(0.01)
+
+
+class World:
+    """A fleet whose children are fakes."""
+
+    def __init__(self, folder: Path, gateway: ChildSpec | None) -> None:
+        self.log: list[str] = []
+        self.started: asyncio.Queue[FakeChild] = asyncio.Queue()
+        self.file = folder / "replicas"
+        self.restarts = asyncio.Event()
+        """Cleared, crashed children wait for their restart."""
+        self.restarts.set()
+        self.fleet = Processes(
+            REPLICAS, ORCHESTRATOR, self.file, None, 1.0, self._start, self._pause, gateway
+        )
+
+    async def _start(self, spec: ChildSpec, _file: str | None, _show: Callable[[str], None]) -> FakeChild:
+        child = FakeChild(spec, self.log)
+        self.log.append(f"start {spec.name}")
+        self.started.put_nowait(child)
+        return child
+
+    async def _pause(self, _seconds: float) -> None:
+        await self.restarts.wait()
+
+    async def up(self) -> list[FakeChild]:
+        """Bring everything up; returns verify, draft and orchestrator."""
+        children = [await self.started.get() for _ in range(3)]
+        for child, port in zip(children, (1001, 1002, 7700), strict=True):
+            child.become_ready(f"127.0.0.1:{port}")
+        await until(lambda: self.fleet.supervisor.up)
+        return children
+
+
+def _run(
+    folder: Path, scenario: Callable[[World], Awaitable[None]], gateway: ChildSpec | None = None
+) -> tuple[int, list[str]]:
+    """The fleet's exit status and what was started and stopped, in order."""
+
+    async def both() -> tuple[int, list[str]]:
+        world = World(folder, gateway)
+        fleet = asyncio.create_task(world.fleet.run())
+        await scenario(world)
+        return await fleet, world.log
+
+    return asyncio.run(asyncio.wait_for(both(), 20))
+
+
+def test_all_start_and_the_orchestrator_stops_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The ready line comes when everything is ready; the orchestrator's last requests need the replicas."""
+
+    async def scenario(world: World) -> None:
+        await world.up()
+        assert world.file.read_text() == "verify 127.0.0.1:1001\ndraft 127.0.0.1:1002\n"
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    status, log = _run(tmp_path, scenario)
+    assert status == 0
+    assert log[:3] == ["start verify-0", "start draft-0", "start orchestrator"]
+    assert log[3:] == ["SIGTERM orchestrator", "SIGTERM verify-0", "SIGTERM draft-0"]
+    ready = json.loads(capsys.readouterr().out)
+    assert (ready["event"], ready["service"]) == ("ready", "up")
+
+
+def test_the_orchestrator_is_told_of_all_replicas_at_once(tmp_path: Path) -> None:
+    """It would be ready with the first one that can verify, and the first request would have no draft."""
+
+    async def scenario(world: World) -> None:
+        verify, draft, _ = [await world.started.get() for _ in range(3)]
+        assert world.file.read_text() == ""
+        verify.become_ready("127.0.0.1:1001")
+        await until(lambda: len(world.fleet.endpoints) == 1)
+        assert world.file.read_text() == ""
+        draft.become_ready("127.0.0.1:1002")
+        await until(lambda: world.file.read_text().count("\n") == 2)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    assert _run(tmp_path, scenario)[0] == 0
+
+
+def test_a_crashed_replica_comes_back_under_its_new_address(tmp_path: Path) -> None:
+    """While it is away the file does not name it; afterwards it names the new port."""
+
+    async def scenario(world: World) -> None:
+        _, draft, _ = await world.up()
+        draft.end(-9)
+        again = await world.started.get()
+        assert again.spec.name == "draft-0"
+        assert world.file.read_text() == "verify 127.0.0.1:1001\n"
+        again.become_ready("127.0.0.1:2002")
+        await until(lambda: "draft 127.0.0.1:2002\n" in world.file.read_text())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    status, log = _run(tmp_path, scenario)
+    assert status == 0
+    assert log.count("start draft-0") == 2
+
+
+def test_a_restarted_orchestrator_keeps_its_port(tmp_path: Path) -> None:
+    """Clients know one address; a port that was picked freely is asked for again."""
+
+    async def scenario(world: World) -> None:
+        *_, orchestrator = await world.up()
+        orchestrator.end(1)
+        again = await world.started.get()
+        assert again.spec.arguments[-2:] == ("--port", "7700")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    assert _run(tmp_path, scenario)[0] == 0
+
+
+@pytest.mark.parametrize(("child_status", "status"), [(2, 2), (1, 1), (-11, 1)])
+def test_a_child_that_does_not_start_stops_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], child_status: int, status: int
+) -> None:
+    """Its own sentence is shown, everything else is stopped, and 2 says that what was asked for is wrong."""
+
+    async def scenario(world: World) -> None:
+        verify, draft, _ = [await world.started.get() for _ in range(3)]
+        verify.become_ready("127.0.0.1:1001")
+        draft.end(child_status, "outrider: model: 'x' has no weights")
+
+    found, log = _run(tmp_path, scenario)
+    assert found == status
+    assert log[-2:] == ["SIGTERM orchestrator", "SIGTERM verify-0"]
+    assert "outrider: draft-0 did not start: model: 'x' has no weights" in capsys.readouterr().err
+
+
+def test_a_taken_port_does_not_wait_for_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The orchestrator runs while replicas load; when it cannot listen, they are stopped."""
+
+    async def scenario(world: World) -> None:
+        *_, orchestrator = [await world.started.get() for _ in range(3)]
+        orchestrator.end(2, "outrider: port: cannot listen on 127.0.0.1:7700")
+
+    status, log = _run(tmp_path, scenario)
+    assert status == 2
+    assert log[-2:] == ["SIGTERM verify-0", "SIGTERM draft-0"]
+    assert "orchestrator did not start: port: cannot listen" in capsys.readouterr().err
+
+
+async def _up_with_gateway(world: World, endpoint: str = "127.0.0.1:7700") -> tuple[FakeChild, FakeChild]:
+    """Bring everything up; returns orchestrator and gateway."""
+    verify, draft, orchestrator = [await world.started.get() for _ in range(3)]
+    verify.become_ready("127.0.0.1:1001")
+    draft.become_ready("127.0.0.1:1002")
+    await until(lambda: world.file.read_text().count("\n") == 2)
+    orchestrator.become_ready(endpoint)
+    gateway = await world.started.get()
+    assert not world.fleet.supervisor.up
+    gateway.become_ready(URL)
+    await until(lambda: world.fleet.supervisor.up)
+    return orchestrator, gateway
+
+
+def test_the_gateway_starts_when_there_is_something_behind_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It gets the orchestrator's address, the ready line names both, and it stops first."""
+
+    async def scenario(world: World) -> None:
+        _, gateway = await _up_with_gateway(world)
+        assert gateway.spec.arguments[-2:] == ("--orchestrator", "127.0.0.1:7700")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    status, log = _run(tmp_path, scenario, GATEWAY)
+    assert status == 0
+    assert log[3] == "start gateway"
+    assert log[4:6] == ["SIGTERM gateway", "SIGTERM orchestrator"]
+    ready = json.loads(capsys.readouterr().out)
+    assert (ready["endpoint"], ready["http"]) == ("127.0.0.1:7700", URL)
+
+
+def test_a_gateway_calls_an_orchestrator_of_all_addresses_on_this_machine(tmp_path: Path) -> None:
+    """0.0.0.0 can be listened on, not called."""
+
+    async def scenario(world: World) -> None:
+        _, gateway = await _up_with_gateway(world, "0.0.0.0:7700")
+        assert gateway.spec.arguments[-1] == "127.0.0.1:7700"
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert _run(tmp_path, scenario, GATEWAY)[0] == 0
+
+
+def test_a_crashed_gateway_comes_back_alone(tmp_path: Path) -> None:
+    """On the same socket, to the same orchestrator; the replicas' file stays as it is."""
+
+    async def scenario(world: World) -> None:
+        _, gateway = await _up_with_gateway(world)
+        gateway.end(-9)
+        again = await world.started.get()
+        assert again.spec == gateway.spec
+        assert world.file.read_text() == "verify 127.0.0.1:1001\ndraft 127.0.0.1:1002\n"
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert _run(tmp_path, scenario, GATEWAY)[0] == 0

@@ -1,0 +1,105 @@
+"""Kernels are compiled once for their types and kept where nobody else can replace them."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from outrider.engine.cpu.kernels import compiling
+
+SOURCE = """
+from outrider.engine.cpu.kernels.compiling import inlined, kernel
+
+@inlined
+def twice(value):
+    return value + value
+
+@kernel("float64(float64[::1])")
+def total(values):
+    found = 0.0
+    for value in values:
+        found += twice(value)
+    return found
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where caches go."""
+    folder = compiling.cache_folder({"XDG_CACHE_HOME": str(tmp_path / "cache")}, "test")
+    monkeypatch.setattr(compiling, "_folder", lambda: folder)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def kernels(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """A module with one kernel."""
+    pytest.importorskip("numba")
+    (tmp_path / "kernels_of_this_test.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("kernels_of_this_test")
+    del sys.modules["kernels_of_this_test"]
+
+
+def test_a_kernel_takes_the_types_of_its_signature_alone(kernels: ModuleType) -> None:
+    """Another type is an error, never a second compilation in the middle of a request."""
+    assert kernels.total(np.arange(4.0)) == 12.0
+    with pytest.raises(TypeError, match="float32"):
+        kernels.total(np.ones(4, np.float32))
+
+
+def test_a_compiled_kernel_is_kept(kernels: ModuleType, home: Path) -> None:
+    """The next start finds the machine code."""
+    assert len(list(home.rglob("*.nbc"))) == 1
+
+
+@pytest.mark.parametrize("broken", ["nbi", "nbc"])
+def test_a_damaged_cache_stops_no_start(kernels: ModuleType, home: Path, broken: str) -> None:
+    """Files that a crash cut off are passed over."""
+    for path in home.rglob(f"*.{broken}"):
+        path.write_bytes(b"")
+    assert importlib.reload(kernels).total(np.arange(4.0)) == 12.0
+
+
+def test_without_a_cache_kernels_are_compiled(kernels: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They compute the same."""
+    monkeypatch.setattr(compiling, "_folder", lambda: None)
+    assert importlib.reload(kernels).total(np.arange(4.0)) == 12.0
+
+
+def test_a_cache_that_cannot_be_written_stops_no_start(
+    kernels: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A folder that is gone, a disk that is full."""
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(compiling, "_folder", lambda: tmp_path / "file")
+    assert importlib.reload(kernels).total(np.arange(4.0)) == 12.0
+    assert not list(tmp_path.glob("__pycache__/*.nb?"))
+
+
+@pytest.mark.parametrize("home", ["relative", "/proc/none", __file__])
+def test_there_is_no_cache_where_no_folder_can_be(home: str) -> None:
+    """A read-only file system, a home that is a file, a user without a home."""
+    assert compiling.cache_folder({"XDG_CACHE_HOME": home}, "sources") is None
+
+
+def test_a_folder_that_others_can_write_to_is_no_cache(tmp_path: Path) -> None:
+    """Whoever can put a file there could run code here."""
+    environment = {"XDG_CACHE_HOME": str(tmp_path)}
+    folder = compiling.cache_folder(environment, "sources")
+    assert folder is not None
+    folder.chmod(0o777)
+    assert compiling.cache_folder(environment, "sources") is None
+
+
+def test_other_sources_have_another_cache(tmp_path: Path) -> None:
+    """A function that a kernel calls may lie in another file."""
+    environment = {"XDG_CACHE_HOME": str(tmp_path)}
+    folders = {compiling.cache_folder(environment, digest) for digest in ("old", "new")}
+    assert len(folders) == 2

@@ -1,0 +1,99 @@
+"""The tokenizer that a model brings, and the hash that draft and target must share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from outrider.engine.loading.tokenizer_files import load_tokenizer, vocabulary_hash
+from outrider.protocol.errors import ModelError
+from tests.models import BOS, EOS, build_tokenizer
+
+Folders = Callable[[str], Path]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a tokenizer and no model."""
+    build_tokenizer(tmp_path)
+    return tmp_path
+
+
+def test_what_a_folder_holds(folder: Path) -> None:
+    """The tokenizer's own bytes, its special tokens by role and no template."""
+    files = load_tokenizer(str(folder))
+    assert files is not None
+    assert files.tokenizer_json == (folder / "tokenizer.json").read_bytes()
+    assert files.special_tokens == {"bos_token": BOS, "eos_token": EOS}
+    assert (files.chat_template, files.add_bos_token) == ("", False)
+
+
+def test_a_model_without_tokenizer(tmp_path: Path) -> None:
+    """Token ids alone can still be served."""
+    assert load_tokenizer(str(tmp_path)) is None
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ x }}", [{"name": "tools", "template": "no"}, {"name": "default", "template": "{{ x }}"}]]
+)
+def test_a_chat_template_in_the_settings(folder: Path, template: object) -> None:
+    """One template, or the default of several."""
+    settings = {"chat_template": template, "eos_token": {"content": "</s>"}, "add_bos_token": True}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    files = load_tokenizer(str(folder))
+    assert files is not None
+    assert (files.chat_template, files.add_bos_token) == ("{{ x }}", True)
+    assert files.special_tokens == {"eos_token": "</s>"}
+
+
+def test_a_chat_template_in_its_own_file(folder: Path) -> None:
+    """chat_template.jinja goes before the settings."""
+    (folder / "chat_template.jinja").write_text("{{ own }}")
+    files = load_tokenizer(str(folder))
+    assert files is not None
+    assert files.chat_template == "{{ own }}"
+
+
+def test_broken_settings_are_refused(folder: Path) -> None:
+    """The sentence names the file."""
+    (folder / "tokenizer_config.json").write_text("{")
+    with pytest.raises(ModelError, match=r"tokenizer_config\.json .* is not JSON"):
+        load_tokenizer(str(folder))
+
+
+def test_the_hash_is_of_the_tokens_not_of_the_padding(folder: Path) -> None:
+    """Two sizes of output layer over one tokenizer are the same vocabulary."""
+    content = (folder / "tokenizer.json").read_bytes()
+    assert vocabulary_hash(content, 300) == vocabulary_hash(content, 320)
+
+
+def test_another_token_is_another_vocabulary(folder: Path) -> None:
+    """One more token changes the hash."""
+    content = (folder / "tokenizer.json").read_bytes()
+    tokenizer = Tokenizer.from_str(content.decode())
+    tokenizer.add_tokens(["<new>"])
+    assert vocabulary_hash(tokenizer.to_str().encode(), 300) != vocabulary_hash(content, 300)
+
+
+def test_without_tokenizer_only_the_size_counts() -> None:
+    """It is all there is to compare."""
+    assert vocabulary_hash(None, 300) == "size:300"
+
+
+def test_an_older_format_is_converted(folder: Path, tmp_path: Path) -> None:
+    """vocab.json and merges.txt, as GPT-2 came with, give the same ids as the tokenizer.json made of them."""
+    older = tmp_path / "older"
+    older.mkdir()
+    Tokenizer.from_file(str(folder / "tokenizer.json")).model.save(str(older))
+    (older / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer"}))
+    files = load_tokenizer(str(older))
+    assert files is not None
+    text = "a scout rides ahead"
+    newer = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text, add_special_tokens=False).ids
+    assert (
+        Tokenizer.from_str(files.tokenizer_json.decode()).encode(text, add_special_tokens=False).ids == newer
+    )

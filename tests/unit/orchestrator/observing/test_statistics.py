@@ -1,0 +1,24 @@
+"""Counts of one continuation."""
+
+from __future__ import annotations
+
+from orchestrator.observing.statistics import Statistics
+from outrider.protocol.messages import StepTimes, Verdict
+
+PREFILL = StepTimes(queue_us=5_000, forward_us=90_000, sample_us=1_000)
+ROUND = StepTimes(queue_us=2_000, forward_us=7_000, sample_us=1_000, idle_us=1_500)
+
+
+def test_efficiency_leaves_prefill_out() -> None:
+    """Rounds are counted from the first verdict on; the sums by kind of work are over all steps."""
+    statistics = Statistics()
+    for step, times in enumerate((PREFILL, ROUND, ROUND), 1):
+        statistics.add_verdict(Verdict(step, step, (5,), times=times), now=float(step))
+    assert (statistics.decode_busy_us, statistics.decode_us) == (16_000, 20_000)
+    assert statistics.forward_us == 104_000
+    assert (statistics.steps, statistics.first_token_at) == (3, 1.0)
+
+
+def test_nothing_is_divided_by_zero() -> None:
+    """A continuation without a step has no acceptance length."""
+    assert Statistics().acceptance_length == 0.0

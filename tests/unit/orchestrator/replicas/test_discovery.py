@@ -1,0 +1,125 @@
+"""Endpoints from settings, DNS and a file."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
+
+from orchestrator.replicas.discovery import Address, Discovery, parse_replicas_file
+from orchestrator.replicas.fleet import Fleet
+from orchestrator.replicas.pool import State
+from outrider.config import OrchestratorConfig
+from outrider.protocol.errors import ConfigError
+from outrider.telemetry.instruments import OrchestratorInstruments
+from tests.certificates import self_signed
+from tests.fakes import FakeVerify
+from tests.unit.orchestrator.rig import run
+
+
+@pytest.mark.parametrize(
+    "text", ["host", "host:", ":1", "host:0", "host:65536", "host:x", "dns:host", "dns::1"]
+)
+def test_bad_addresses_name_their_setting(text: str) -> None:
+    """An address that does not parse stops the process with the setting's name."""
+    with pytest.raises(ConfigError, match=r"^verify: "):
+        Address.parse("verify", text)
+
+
+def test_addresses() -> None:
+    """Plain addresses and DNS names are told apart; IPv6 literals keep their brackets."""
+    assert Address.parse("draft", "[::1]:80").host == "[::1]"
+    assert Address.parse("draft", "dns:name:80") == Address("dns:name:80", "name", 80, True)
+
+
+def test_file_lines() -> None:
+    """The file has one replica per line; comments and empty lines are skipped."""
+    parsed = parse_replicas_file("verify a:1\n\n# none\n draft  b:2 # the fast one\nverify c:3\n")
+    assert [address.text for address in parsed["verify"]] == ["a:1", "c:3"]
+    assert [address.text for address in parsed["draft"]] == ["b:2"]
+
+
+@pytest.mark.parametrize("line", ["verify", "target a:1", "verify a:1 b:2", "draft a"])
+def test_bad_lines_are_named(line: str) -> None:
+    """A line that does not parse is shown with its number."""
+    with pytest.raises(ConfigError, match="line 2"):
+        parse_replicas_file(f"verify a:1\n{line}")
+
+
+def test_file_is_read_again(tmp_path: Path) -> None:
+    """Changes of the file show at the next look; a broken or missing file keeps what was known."""
+
+    async def scenario() -> None:
+        file = tmp_path / "replicas"
+        file.write_text("verify a:1\ndraft b:2\n")
+        discovery = Discovery.configure("verify", ["s:9"], str(file))
+        assert await discovery.endpoints() == ["s:9", "a:1"]
+        file.write_text("verify c:3\nverify s:9\n")
+        assert await discovery.endpoints() == ["s:9", "c:3"]
+        file.write_text("nonsense")
+        assert await discovery.endpoints() == ["s:9", "c:3"]
+        file.unlink()
+        assert await discovery.endpoints() == ["s:9", "c:3"]
+
+    run(scenario)
+
+
+def test_missing_file_stops_the_start(tmp_path: Path) -> None:
+    """A replicas_file that is not there is a mistake in the settings."""
+    with pytest.raises(ConfigError, match="replicas_file"):
+        Discovery.configure("verify", [], str(tmp_path / "none"))
+
+
+def test_dns_names_are_polled() -> None:
+    """Every address of a name is an endpoint with a certificate for that name; a name that does not resolve
+    now keeps its last answer, and is warned of once."""
+
+    async def scenario() -> None:
+        discovery = Discovery.configure("draft", ["dns:localhost:80"], "")
+        found = await discovery.endpoints()
+        assert set(found) <= {"127.0.0.1:80", "[::1]:80"}
+        assert found
+        assert {discovery.tls_name(endpoint) for endpoint in found} == {"localhost"}
+        assert discovery.tls_name("10.0.0.9:80") == ""
+        unknown = Discovery.configure("draft", ["dns:name.invalid:80"], "")
+        with capture_logs() as lines:
+            assert await unknown.endpoints() == []
+            unknown._resolved["dns:name.invalid:80"] = ["10.0.0.1:80"]
+            assert await unknown.endpoints() == ["10.0.0.1:80"]
+        assert [line["name"] for line in lines] == ["name.invalid"]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("name", "state"), [("DNS:localhost", State.USABLE), ("DNS:another", State.DOWN)])
+def test_a_certificate_is_for_the_name_that_was_resolved(tmp_path: Path, name: str, state: State) -> None:
+    """A replica found under a DNS name is connected to by address and trusted by that name alone."""
+    pair = self_signed(tmp_path, name)
+
+    async def scenario() -> None:
+        verify = FakeVerify()
+        verify.settings = {"tls_cert": pair["cert"], "tls_key": pair["key"], "tls_ca": pair["cert"]}
+        endpoint = await verify.start()
+        address = endpoint.replace("127.0.0.1", "dns:localhost")
+        client = {"tls_client_cert": pair["cert"], "tls_client_key": pair["key"]}
+        config = OrchestratorConfig(verify=(address,), tls_client_ca=pair["cert"], **client)
+        fleet = Fleet(config, OrchestratorInstruments(CollectorRegistry()))
+        watching = asyncio.create_task(fleet.run())
+        while (seen := _state(fleet, endpoint)) in (None, State.UNKNOWN):  # noqa: ASYNC110 - probes run by themselves
+            await asyncio.sleep(0.002)
+        watching.cancel()
+        await asyncio.wait({watching})
+        await verify.kill()
+        assert seen is state
+
+    run(scenario)
+
+
+def _state(fleet: Fleet, endpoint: str) -> State | None:
+    """What a verify replica can be used for; None before it was discovered."""
+    pool = fleet.pools["verify"]
+    replica = pool.find(endpoint)
+    return None if replica is None else pool.state(replica, 0.0)

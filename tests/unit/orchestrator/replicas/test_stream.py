@@ -1,0 +1,130 @@
+"""One stream to a replica: how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import pytest
+
+from orchestrator.replicas import stream as stream_module
+from orchestrator.replicas.stream import ReplicaStream
+from outrider.protocol.errors import Unavailable
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not end by itself is not cancelled before a test gives up."""
+    monkeypatch.setattr(stream_module, "END_SECONDS", 3600.0)
+
+
+class FakeCall:
+    """A call whose messages come from a queue; cancelling it ends what waits, as gRPC does."""
+
+    def __init__(self, slow: bool = False) -> None:
+        self.messages: asyncio.Queue[object] = asyncio.Queue()
+        self.written = asyncio.Event()
+        self.over = asyncio.Event()
+        self.cancelled: list[str] = []
+        """Operations whose awaiter was cancelled."""
+        self._slow = slow
+
+    async def read(self) -> object:
+        """The next message."""
+        try:
+            return await self.messages.get()
+        except asyncio.CancelledError:
+            self.cancelled.append("read")
+            raise
+
+    async def wait_for_connection(self) -> None:
+        """It is there."""
+
+    async def write(self, message: object) -> None:
+        """Note that one was written; a slow one is on its way until the call is over."""
+        self.written.set()
+        try:
+            await (self.over.wait() if self._slow else asyncio.sleep(0))
+        except asyncio.CancelledError:
+            self.cancelled.append("write")
+            raise
+
+    async def done_writing(self) -> None:
+        """Nothing follows."""
+
+    def cancel(self) -> None:
+        """End the call."""
+        self.over.set()
+        self.messages.put_nowait(grpc.aio.EOF)
+
+
+async def ignore(message: Any) -> None:
+    """Take a message."""
+
+
+async def begun(
+    receive: Callable[[Any], Awaitable[None]], slow: bool = False
+) -> tuple[FakeCall, asyncio.Task[None]]:
+    """A call, and the stream that runs over it and waits for a message."""
+    call, stream = FakeCall(slow), ReplicaStream[str, str]("open")
+    running = asyncio.create_task(stream.run(call, receive))  # type: ignore[arg-type]
+    await call.written.wait()
+    return call, running
+
+
+async def ended(running: asyncio.Task[None]) -> None:
+    """Cancel a stream and see it end."""
+    running.cancel()
+    async with asyncio.timeout(5.0):
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_a_read_and_a_write_that_wait_are_ended_by_their_call(slow: bool) -> None:
+    """When the stream is cancelled, the call is; grpc.aio would not free what cancelled ones hold."""
+
+    async def scenario() -> None:
+        call, running = await begun(ignore, slow)
+        await ended(running)
+        assert not call.cancelled
+
+    asyncio.run(scenario())
+
+
+def test_who_cannot_hand_a_message_on_is_told() -> None:
+    """A reader that waits for room in the session's queue would wait for ever."""
+
+    async def scenario() -> None:
+        handed = asyncio.Event()
+
+        async def full(message: Any) -> None:
+            handed.set()
+            await asyncio.Event().wait()
+
+        call, running = await begun(full)
+        call.messages.put_nowait("block")
+        await handed.wait()
+        await ended(running)
+
+    asyncio.run(scenario())
+
+
+def test_an_aborted_stream_says_why() -> None:
+    """The error that it was aborted with, before it has begun and while it runs."""
+
+    async def scenario() -> None:
+        stream = ReplicaStream[str, str]("open")
+        stream.abort(Unavailable("gone"))
+        with pytest.raises(Unavailable, match="gone"):
+            await stream.run(FakeCall(), ignore)  # type: ignore[arg-type]
+        stream = ReplicaStream[str, str]("open")
+        running = asyncio.create_task(stream.run(FakeCall(), ignore))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        stream.abort(Unavailable("lost"))
+        with pytest.raises(Unavailable, match="lost"):
+            await running
+
+    asyncio.run(scenario())

@@ -1,0 +1,90 @@
+"""Prompts as the model's own files say: special tokens, chat templates in a sandbox."""
+
+from __future__ import annotations
+
+import pytest
+from tokenizers import Tokenizer
+
+from orchestrator.text.tokenizer import ChatMessage, TextTokenizer
+from outrider.protocol.errors import InternalError, InvalidRequest
+from tests.unit.orchestrator.text.test_text_stream import byte_level
+
+TEMPLATE = """
+{%- for message in messages %}
+{{ bos_token }}{{ message['role'] }}: {{ message.content | trim }}
+{% endfor %}
+{%- if add_generation_prompt %}assistant:{% endif %}"""
+
+
+def tokenizer(template: str = "", bos: int | None = None) -> TextTokenizer:
+    """A byte-level tokenizer with special token <s> = 0 and a chat template."""
+    data = byte_level()._tokenizer.to_str().encode()
+    return TextTokenizer(data, template, {"bos_token": "<s>"}, bos)
+
+
+def test_text_round_trip() -> None:
+    """Text becomes tokens and the same text again; special tokens have no text."""
+    plain = tokenizer()
+    assert plain.decode((0, *plain.encode("héllo 👍"))) == "héllo 👍"
+
+
+def test_bos_is_added_once() -> None:
+    """The beginning-of-sequence token comes first exactly when the model wants it."""
+    assert tokenizer(bos=0).encode("<s>a") == tokenizer(bos=0).encode("a") == (0, *tokenizer().encode("a"))
+
+
+def test_truncation_and_padding_of_the_file_are_off() -> None:
+    """A tokenizer.json that was saved with truncation or padding does not cut prompts."""
+    saved = Tokenizer.from_str(byte_level()._tokenizer.to_str())
+    saved.enable_truncation(2)
+    saved.enable_padding(length=8)
+    assert len(TextTokenizer(saved.to_str().encode()).encode("abc")) == 3
+
+
+def test_chat_template_is_rendered() -> None:
+    """Messages go through the template; special tokens in it become their ids, none is added."""
+    chat = tokenizer(TEMPLATE, bos=0)
+    tokens = chat.encode_chat([ChatMessage("user", " hi "), ChatMessage("assistant", "yo")])
+    assert tokens.count(0) == 2
+    assert chat.decode(tokens) == "user: hi\nassistant: yo\nassistant:"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ raise_exception('roles must alternate') }}",
+        "{{ messages.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ undefined.attribute }}",
+    ],
+)
+def test_template_that_refuses_names_the_messages(template: str) -> None:
+    """What a template refuses, or tries and may not, is an error of the messages."""
+    with pytest.raises(InvalidRequest) as caught:
+        tokenizer(template).encode_chat([ChatMessage("user", "hi")])
+    assert caught.value.field == "chat.messages"
+
+
+def test_template_helpers() -> None:
+    """Templates find what Hugging Face gives them: tojson without HTML escapes, dates, loop controls."""
+    chat = tokenizer(
+        "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}"
+        "{{ m.content | tojson }}{% endfor %}"
+        "{{ strftime_now('%Y') | length }}"
+    )
+    tokens = chat.encode_chat([ChatMessage("user", "<é>"), ChatMessage("user", "no")])
+    assert chat.decode(tokens) == '"<é>"4'
+
+
+def test_unreadable_files() -> None:
+    """A tokenizer that cannot be read is an error; a template that does not parse is left out."""
+    with pytest.raises(InternalError, match="tokenizer"):
+        TextTokenizer(b"{}")
+    assert not tokenizer("{% for %}").has_chat_template
+
+
+def test_chat_needs_a_template() -> None:
+    """Without a template conversations are refused."""
+    with pytest.raises(InvalidRequest) as caught:
+        tokenizer().encode_chat([ChatMessage("user", "hi")])
+    assert caught.value.field == "chat"

@@ -1,0 +1,351 @@
+"""The queue of long prompts, before a scripted process and before the real one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from orchestrator.request.resolver import Asked
+from orchestrator.text import tokenizing_worker
+from orchestrator.text.tokenizer import ChatMessage, TextTokenizer
+from orchestrator.text.tokenizer_process import TokenizerProcess
+from orchestrator.text.tokenizing import MAX_WAITING, Tokenizing, size_of
+from outrider.protocol.errors import ContextTooLong, InvalidRequest, OutriderError, Overloaded, Unavailable
+from outrider.protocol.messages import SamplingParams
+from tests.unit.orchestrator.rig import run, until
+from tests.unit.orchestrator.text.test_text_stream import BYTE_LEVEL
+from tests.unit.orchestrator.text.test_tokenizer import TEMPLATE, tokenizer
+
+POSITIONS = 2048
+LARGEST = 1000
+"""Bytes that may wait."""
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+
+
+def text(content: str) -> Asked:
+    """A request with a text prompt."""
+    return Asked(text=content, sampling=SamplingParams())
+
+
+def chat(*contents: str) -> Asked:
+    """A request with a conversation."""
+    return Asked(chat=tuple(ChatMessage("user", each) for each in contents), sampling=SamplingParams())
+
+
+class Scripted:
+    """A process that answers when it is let, in the order it was asked."""
+
+    def __init__(self) -> None:
+        self.starts: list[TextTokenizer] = []
+        self.asked: list[Any] = []
+        self.ended = 0
+        self.go = asyncio.Event()
+        self.answers: list[tuple[str, Any] | None] = []
+        """What the next answers are instead of one token, the length of the prompt."""
+        self.status = -9
+        self.leaving = False
+
+    async def start(self, tokenizer: TextTokenizer, positions: int) -> Scripted:
+        """Of `Tokenizing`."""
+        self.starts.append(tokenizer)
+        self.tokenizer = tokenizer
+        return self
+
+    async def ask(self, prompt: tuple[str, Any]) -> tuple[str, Any] | None:
+        """Of `Worker`."""
+        self.asked.append(prompt[1])
+        await self.go.wait()
+        if self.answers:
+            return self.answers.pop(0)
+        return "tokens", array("I", [len(prompt[1])]).tobytes()
+
+    async def end(self) -> int:
+        """Of `Worker`."""
+        self.ended += 1
+        return self.status
+
+
+class Waiting:
+    """Requests before a scripted process, by the text they came with."""
+
+    def __init__(self, process: Scripted) -> None:
+        self.process = process
+        self.tokenizing = Tokenizing(LARGEST, process.start)
+        self.tasks: list[asyncio.Task[tuple[int, ...]]] = []
+
+    async def send(self, *contents: str, served: TextTokenizer = BYTE_LEVEL) -> None:
+        """One request after another; returns when each has its place, or its refusal."""
+        for content in contents:
+            coroutine = self.tokenizing.tokens(text(content), served, POSITIONS)
+            self.tasks.append(asyncio.create_task(coroutine))
+            await asyncio.sleep(0)
+        await until(lambda: bool(self.process.asked))
+
+    async def outcomes(self) -> list[Any]:
+        """What became of each."""
+        return await asyncio.gather(*self.tasks, return_exceptions=True)
+
+
+def test_the_shortest_goes_first() -> None:
+    """One is worked on; of those that wait the shortest is next, of equals the one that came first."""
+
+    async def scenario() -> None:
+        process = Scripted()
+        waiting = Waiting(process)
+        await waiting.send("first", "long" * 9, "c", "bb", "d")
+        process.go.set()
+        assert await waiting.outcomes() == [(5,), (36,), (1,), (2,), (1,)]
+        assert process.asked == ["first", "c", "d", "bb", "long" * 9]
+        assert (len(process.starts), waiting.tokenizing.waiting) == (1, 0)
+
+    run(scenario)
+
+
+def test_what_waits_is_bounded_in_bytes() -> None:
+    """Beyond the bound a request is refused at once; alone, one of any size is taken; room comes back."""
+
+    async def scenario() -> None:
+        process = Scripted()
+        waiting = Waiting(process)
+        await waiting.send("x" * LARGEST * 2, "y")
+        process.go.set()
+        large, refused = await waiting.outcomes()
+        assert large == (LARGEST * 2,)
+        assert isinstance(refused, Overloaded)
+        await waiting.send("z" * LARGEST)
+        assert (await waiting.outcomes())[-1] == (LARGEST,)
+
+    run(scenario)
+
+
+def test_what_waits_is_bounded_in_number() -> None:
+    """However small they are."""
+
+    async def scenario() -> None:
+        process = Scripted()
+        waiting = Waiting(process)
+        await waiting.send(*["x"] * (MAX_WAITING + 2))
+        process.go.set()
+        outcomes = await waiting.outcomes()
+        assert outcomes[:MAX_WAITING] == [(1,)] * MAX_WAITING
+        assert [type(outcome) for outcome in outcomes[MAX_WAITING:]] == [Overloaded] * 2
+
+    run(scenario)
+
+
+def test_a_caller_that_goes_gives_its_place_back() -> None:
+    """Its prompt is never worked on, and another may wait instead."""
+
+    async def scenario() -> None:
+        process = Scripted()
+        waiting = Waiting(process)
+        await waiting.send("first", "y" * (LARGEST - 5))
+        waiting.tasks[1].cancel()
+        await asyncio.wait({waiting.tasks[1]})
+        await waiting.send("z" * (LARGEST - 5))
+        process.go.set()
+        outcomes = await waiting.outcomes()
+        assert (outcomes[0], outcomes[2]) == ((5,), (LARGEST - 5,))
+        assert process.asked == ["first", "z" * (LARGEST - 5)]
+
+    run(scenario)
+
+
+def test_a_prompt_is_tried_again_when_the_process_has_ended() -> None:
+    """Once, by a new one; then the caller hears of it, and the next prompt is served."""
+
+    async def scenario() -> None:
+        process = Scripted()
+        process.answers = [None]
+        waiting = Waiting(process)
+        process.go.set()
+        await waiting.send("once")
+        assert await waiting.outcomes() == [(4,)]
+        process.answers = [None, None]
+        await waiting.send("twice", "next one")
+        outcomes = await waiting.outcomes()
+        assert isinstance(outcomes[1], Unavailable)
+        assert outcomes[2] == (8,)
+        assert (len(process.starts), process.ended) == (4, 3)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "error", "named"),
+    [
+        (None, -signal.SIGPROF, InvalidRequest, "text"),
+        (None, -signal.SIGABRT, InvalidRequest, "text"),
+        (("too_long", 3000), 0, ContextTooLong, "text"),
+        (("refused", ("chat.messages", "no")), 0, InvalidRequest, "chat.messages"),
+        (("nonsense", 1), 0, Unavailable, None),
+        (("tokens", b"abc"), 0, OutriderError, None),
+    ],
+)
+def test_bad_ends_name_the_field(
+    answer: tuple[str, Any] | None, status: int, error: type[OutriderError], named: str | None
+) -> None:
+    """Over its bounds, too many tokens, refused by the template: the caller is told what to change."""
+
+    async def scenario() -> None:
+        process = Scripted()
+        process.answers, process.status = [answer], status
+        waiting = Waiting(process)
+        process.go.set()
+        await waiting.send("prompt")
+        [outcome] = await waiting.outcomes()
+        assert isinstance(outcome, error)
+        assert outcome.field == named
+        assert len(process.asked) == 1, "not tried again"
+
+    run(scenario)
+
+
+def test_another_tokenizer_takes_another_process() -> None:
+    """When another model is served, and when a process says that it leaves."""
+
+    async def scenario() -> None:
+        process, other = Scripted(), tokenizer()
+        waiting = Waiting(process)
+        process.go.set()
+        await waiting.send("a")
+        await waiting.outcomes()
+        process.leaving = True
+        await waiting.send("b", served=other)
+        await waiting.outcomes()
+        process.leaving = False
+        await waiting.send("c", served=other)
+        await waiting.outcomes()
+        assert process.starts == [BYTE_LEVEL, other, other]
+
+    run(scenario)
+
+
+def test_at_the_end_nobody_waits_on() -> None:
+    """Those in the queue and the one that is worked on get a status; the process is ended."""
+
+    async def scenario() -> None:
+        process = Scripted()
+        waiting = Waiting(process)
+        await waiting.send("first", "second")
+        await waiting.tokenizing.close()
+        assert [type(outcome) for outcome in await waiting.outcomes()] == [Unavailable] * 2
+        assert process.ended == 1
+
+    run(scenario)
+
+
+def test_sizes_count_bytes_and_messages() -> None:
+    """A template runs for each message, however short."""
+    assert size_of(text("é")) == 2
+    assert size_of(chat("é", "")) == 2 * 64 + 2
+    assert size_of(Asked(token_ids=(1, 2), sampling=SamplingParams())) == 0
+
+
+def real(scenario: Callable[[Tokenizing], Any]) -> None:
+    """Run a scenario before the real process."""
+
+    async def around() -> None:
+        tokenizing = Tokenizing(1 << 20)
+        try:
+            await scenario(tokenizing)
+        finally:
+            await tokenizing.close()
+
+    run(around)
+
+
+def test_the_process_says_what_the_tokenizer_says() -> None:
+    """Text and conversations, the beginning-of-sequence token and refusals too."""
+    served = tokenizer(TEMPLATE, bos=0)
+
+    async def scenario(tokenizing: Tokenizing) -> None:
+        for content in ("hello 👍 " * 150, "x", ""):
+            tokens = await tokenizing.tokens(text(content), served, POSITIONS)
+            assert tokens == served.encode(content)
+        messages = chat("hi", "you there")
+        assert messages.chat is not None
+        tokens = await tokenizing.tokens(messages, served, POSITIONS)
+        assert tokens == served.encode_chat(messages.chat)
+        with pytest.raises(ContextTooLong):
+            await tokenizing.tokens(text("x" * (POSITIONS + 1)), served, POSITIONS)
+        with pytest.raises(InvalidRequest) as caught:
+            await tokenizing.tokens(chat(), served, POSITIONS)
+        assert caught.value.field == "chat.messages"
+
+    real(scenario)
+
+
+def test_a_killed_process_loses_nothing() -> None:
+    """Killed between two prompts and in the middle of one: both are answered."""
+
+    async def scenario(tokenizing: Tokenizing) -> None:
+        await tokenizing.tokens(text("hello"), BYTE_LEVEL, POSITIONS)
+        process = tokenizing._worker
+        assert isinstance(process, TokenizerProcess)
+        os.kill(process.pid, signal.SIGSTOP)
+        waiting = asyncio.create_task(tokenizing.tokens(text("hello"), BYTE_LEVEL, POSITIONS))
+        await asyncio.sleep(0)
+        os.kill(process.pid, signal.SIGKILL)
+        assert await waiting == BYTE_LEVEL.encode("hello")
+        again = tokenizing._worker
+        assert isinstance(again, TokenizerProcess)
+        assert again.pid != process.pid
+
+    real(scenario)
+
+
+def test_a_template_without_end_is_ended() -> None:
+    """By the kernel, after the processor time that a prompt may take."""
+    program = (
+        "import sys, orchestrator.text.tokenizing_worker as worker\n"
+        "worker.BASE_SECONDS = 0.2\n"
+        "worker.serve(sys.stdin.buffer, sys.stdout.buffer)"
+    )
+    files = tokenizer(ENDLESS).files
+    setup = (files.tokenizer_json, files.chat_template, files.special_tokens, None, POSITIONS)
+    frames = tokenizing_worker.frame(setup) + tokenizing_worker.frame(("chat", [("user", "hi")]))
+    done = subprocess.run([sys.executable, "-c", program], input=frames, capture_output=True, timeout=60)
+    assert done.returncode == -signal.SIGPROF
+
+
+def test_the_process_ends_with_its_orchestrator() -> None:
+    """However that ends: the end of its input is the end of it."""
+    program = (
+        "import asyncio, os, signal\n"
+        "from orchestrator.text.tokenizer_process import TokenizerProcess\n"
+        "from tests.unit.orchestrator.text.test_text_stream import BYTE_LEVEL\n"
+        "async def main():\n"
+        "    process = await TokenizerProcess.start(BYTE_LEVEL, 2048)\n"
+        "    await process.ask(('text', 'hello'))\n"
+        "    print(process.pid, flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "asyncio.run(main())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    run(lambda: until(lambda: not _runs(int(done.stdout))))
+
+
+def _runs(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def test_of_a_text_without_end_the_beginning_is_tokenized() -> None:
+    """Time and memory go by the context: a megabyte costs a few positions; what fits is tokenized whole."""
+    assert len(BYTE_LEVEL.encode("x" * 1_000_000, 10)) < 200
+    runs = "hell" * 1000
+    assert BYTE_LEVEL.encode(runs, 1000) == BYTE_LEVEL.encode(runs)
+    assert len(BYTE_LEVEL.encode(runs, 100)) > 100

@@ -1,0 +1,288 @@
+"""The server: health that tells the truth, the door, both handler styles, drain, TLS, malformed bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from structlog.testing import capture_logs
+
+from outrider.config import VerifyConfig
+from outrider.internal.v1 import verify_pb2, verify_pb2_grpc
+from outrider.protocol.errors import ConfigError, Draining, InvalidRequest, Unavailable
+from outrider.rpc.channels import open_channel
+from outrider.rpc.serving import GrpcServer
+from tests.certificates import self_signed
+from tests.unit.rpc.served import (
+    INFO,
+    NAME,
+    NOT_SERVING,
+    SERVING,
+    Servicer,
+    WritingServicer,
+    failure,
+    health,
+    read_to_end,
+    run,
+    serving,
+)
+
+
+def test_calls_are_refused_until_loaded() -> None:
+    """Before a model is there, calls of every kind end with Unavailable and a time to come back."""
+
+    async def scenario() -> None:
+        async with serving() as (_, channel):
+            stub = verify_pb2_grpc.VerifyServiceStub(channel)
+            for call in (stub.GetModelInfo(INFO()), stub.Verify().read()):
+                error = await failure(call)
+                assert type(error) is Unavailable
+                assert error.retry_after == 1.0
+
+    run(scenario)
+
+
+def test_drain_finishes_running_sessions_and_refuses_new_ones() -> None:
+    """An open stream goes on and its watcher sees NOT_SERVING, while a new call is told to go elsewhere."""
+
+    async def scenario() -> None:
+        running = 1
+        async with serving(grace_seconds=10) as (server, channel):
+            server.set_serving(True)
+            stub = verify_pb2_grpc.VerifyServiceStub(channel)
+            watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+            assert (await watch.read()).status == SERVING
+            stream = stub.Verify()
+            await stream.write(verify_pb2.VerifyRequest())
+            await stream.read()
+            drained = asyncio.create_task(server.drain(lambda: running))
+            assert (await watch.read()).status == NOT_SERVING
+            assert type(await failure(stub.GetModelInfo(INFO()))) is Draining
+            await stream.write(verify_pb2.VerifyRequest())
+            assert await stream.read() == verify_pb2.VerifyResponse()
+            await stream.done_writing()
+            assert await stream.read() is grpc.aio.EOF
+            running = 0
+            await drained
+
+    run(scenario)
+
+
+def test_drain_gives_up_after_the_grace_period() -> None:
+    """A session that never ends is cancelled, and what it held is released."""
+
+    async def scenario() -> None:
+        servicer = Servicer()
+        async with serving(servicer, grace_seconds=0.05) as (server, channel):
+            server.set_serving(True)
+            stream = verify_pb2_grpc.VerifyServiceStub(channel).Verify()
+            await stream.write(verify_pb2.VerifyRequest())
+            await servicer.entered.wait()
+            await server.drain(lambda: 1)
+            await servicer.ended.wait()
+            assert isinstance(await failure(read_to_end(stream)), Unavailable)
+
+    run(scenario)
+
+
+def test_cancelled_calls_release_what_they_hold() -> None:
+    """A client that goes away ends the handler, which is no error to report."""
+
+    async def scenario() -> None:
+        servicer = Servicer()
+        async with serving(servicer) as (server, channel):
+            server.set_serving(True)
+            stream = verify_pb2_grpc.VerifyServiceStub(channel).Verify()
+            await stream.write(verify_pb2.VerifyRequest())
+            await servicer.entered.wait()
+            with capture_logs() as lines:
+                stream.cancel()
+                await servicer.ended.wait()
+                await health(channel)
+        assert lines == []
+
+    run(scenario)
+
+
+def test_handlers_that_read_and_write_get_statuses_too() -> None:
+    """The coroutine style of a stream works behind the interceptor and ends with its own error."""
+
+    async def scenario() -> None:
+        async with serving(WritingServicer()) as (server, channel):
+            server.set_serving(True)
+            stream = verify_pb2_grpc.VerifyServiceStub(channel).Verify()
+            await stream.write(verify_pb2.VerifyRequest())
+            assert await stream.read() == verify_pb2.VerifyResponse()
+            await stream.done_writing()
+            error = await failure(stream.read())
+            assert isinstance(error, InvalidRequest)
+            assert error.field == "propose.tokens"
+
+    run(scenario)
+
+
+class Held:
+    """Something large that a handler has in its hands."""
+
+
+class HoldingServicer(Servicer):
+    """Refuses with something large in its hands."""
+
+    held: weakref.ref[Held] | None = None
+
+    async def GetModelInfo(self, request: object, context: object) -> object:  # noqa: N802
+        """See the proto."""
+        large = Held()
+        self.held = weakref.ref(large)
+        try:
+            raise KeyError(large)
+        except KeyError as error:
+            raise InvalidRequest("field", "is wrong") from error
+
+
+def test_a_refused_call_keeps_nothing() -> None:
+    """What the handler had is free with the answer, not with the next garbage collection."""
+
+    async def scenario() -> None:
+        servicer = HoldingServicer()
+        async with serving(servicer) as (server, channel):
+            server.set_serving(True)
+            stub = verify_pb2_grpc.VerifyServiceStub(channel)
+            gc.disable()
+            try:
+                assert isinstance(await failure(stub.GetModelInfo(INFO())), InvalidRequest)
+                async with asyncio.timeout(5):
+                    while servicer.held is None or servicer.held() is not None:  # noqa: ASYNC110
+                        await asyncio.sleep(0.01)
+            finally:
+                gc.enable()
+
+    run(scenario)
+
+
+def test_bytes_that_are_no_message_are_the_callers_mistake() -> None:
+    """Garbage ends its own call with INVALID_ARGUMENT; the service goes on."""
+
+    async def scenario() -> None:
+        async with serving() as (server, channel):
+            server.set_serving(True)
+            unary = channel.unary_unary(f"/{NAME}/GetModelInfo")
+            stream = channel.stream_stream(f"/{NAME}/Verify")()
+            await stream.write(b"\xff\xff")
+            for error in (await failure(unary(b"\xff\xff")), await failure(stream.read())):
+                assert isinstance(error, InvalidRequest)
+            await verify_pb2_grpc.VerifyServiceStub(channel).GetModelInfo(INFO())
+
+    run(scenario)
+
+
+def test_reflection_has_to_be_asked_for() -> None:
+    """Without the setting, nobody is told what there is."""
+
+    async def scenario() -> None:
+        async with serving() as (_, channel):
+            stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+            call = stub.ServerReflectionInfo()
+            await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call.read()
+            assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+    run(scenario)
+
+
+def test_callers_send_no_more_than_they_may() -> None:
+    """A message above max_request_mb ends its own call, and so do headers above the limit."""
+
+    async def scenario() -> None:
+        async with serving(max_request_mb=1) as (server, channel):
+            server.set_serving(True)
+            call = channel.unary_unary(f"/{NAME}/GetModelInfo")
+            for request, metadata in ((b"x" * (1 << 20 | 1), ()), (b"", (("long", "x" * 20_000),))):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await call(request, metadata=metadata)
+                assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            await verify_pb2_grpc.VerifyServiceStub(channel).GetModelInfo(INFO())
+
+    run(scenario)
+
+
+def test_reflection_lists_the_service() -> None:
+    """Generic clients can find out what is served."""
+
+    async def scenario() -> None:
+        async with serving(reflection=True) as (_, channel):
+            stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+            call = stub.ServerReflectionInfo()
+            await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+            listed = (await call.read()).list_services_response.service
+            call.cancel()
+            assert {service.name for service in listed} >= {NAME, "grpc.health.v1.Health"}
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("setting", ["port", "health_port"])
+def test_a_taken_port_is_a_setting_to_change(setting: str) -> None:
+    """Two servers never share a port by accident."""
+
+    async def scenario() -> None:
+        async with serving() as (server, _):
+            second = GrpcServer(VerifyConfig(**{setting: server.port}), [NAME])
+            with pytest.raises(ConfigError, match=f"^{setting}: cannot listen on 127.0.0.1:{server.port}"):
+                await second.start()
+            await second.stop()
+
+    run(scenario)
+
+
+def test_mutual_tls_lets_in_only_who_has_a_certificate(tmp_path: Path) -> None:
+    """With an authority set, a client with its certificate is served; one without is not, nor plaintext, and
+    the client turns away from a server whose certificate is for another name."""
+    pair = self_signed(tmp_path)
+
+    async def scenario() -> None:
+        files = {"tls_cert": pair["cert"], "tls_key": pair["key"], "tls_ca": pair["cert"]}
+        async with serving(**files) as (server, plaintext):
+            async with open_channel(
+                server.endpoint, tls_ca=pair["cert"], tls_cert=pair["cert"], tls_key=pair["key"]
+            ) as known:
+                assert await health(known, "liveness") == SERVING
+            async with open_channel(
+                server.endpoint,
+                tls_ca=pair["cert"],
+                tls_cert=pair["cert"],
+                tls_key=pair["key"],
+                tls_name="another",
+            ) as elsewhere:
+                assert type(await failure(health(elsewhere, "liveness"))) is Unavailable
+            async with open_channel(server.endpoint, tls_ca=pair["cert"]) as unknown:
+                assert type(await failure(health(unknown))) is Unavailable
+            assert type(await failure(health(plaintext))) is Unavailable
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"tls_cert": "cert.pem"}, "tls_key: must be set"),
+        ({"tls_key": "key.pem"}, "tls_cert: must be set"),
+        ({"tls_ca": "ca.pem"}, "tls_ca: needs"),
+        ({"tls_cert": "no.pem", "tls_key": "no.pem"}, "tls_cert: cannot read 'no.pem'"),
+    ],
+)
+def test_wrong_tls_settings_stop_the_process_at_start(settings: dict[str, str], named: str) -> None:
+    """A half-configured server never falls back to plaintext."""
+
+    async def scenario() -> None:
+        with pytest.raises(ConfigError, match=named):
+            GrpcServer(VerifyConfig(**settings), [NAME])
+
+    run(scenario)

@@ -1,0 +1,1 @@
+"""What decides about candidates: their price, their worth, how long to wait."""

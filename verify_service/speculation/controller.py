@@ -1,0 +1,115 @@
+"""All decisions about speculation on a replica: a step's nodes, how long it waits, whether drafts are wanted.
+
+Made here alone, because only the engine sees the sessions of every orchestrator, the time of its steps, and
+when blocks come. Verdicts carry what others need to obey: a node's price, whether a draft is wanted, and
+when the next step is expected. Pure: times are passed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider.protocol.messages import VerifyPolicy
+from verify_service.scheduler import StepPlan, plan_step
+from verify_service.session import VerifySession
+from verify_service.speculation.cost_model import CostModel
+from verify_service.speculation.drafting import Drafting, SessionRound, Step, Traffic
+from verify_service.verifier import Outcome, StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What a verdict says to the session's draft."""
+
+    node_price: float
+    """What a node costs, in tokens that the target could commit in its time."""
+    draft_wanted: bool
+    next_step: float
+    """Seconds until the step after the one that begins now."""
+
+
+class Controller:
+    """Plans the steps of one replica and learns from them.
+
+    T(n) is kept twice, for steps while drafts work and for others: they may share cores.
+    """
+
+    def __init__(self, cost: CostModel, max_step_tokens: int) -> None:
+        self.drafts_at_work = False
+        """Drafts answered the sessions' last verdicts."""
+        self._max_step_tokens = max_step_tokens
+        self._quiet, self._with_drafts = cost, cost.copy()
+        self._drafting = Drafting(cost)
+        self._last_end: float | None = None
+        """Of the step before; None when there has been nothing to do since."""
+        self._held_since: float | None = None
+        """When the next step could have begun that is held for blocks."""
+
+    @property
+    def cost(self) -> CostModel:
+        """T(n) as things are."""
+        return self._with_drafts if self.drafts_at_work else self._quiet
+
+    def plan(self, sessions: Sequence[VerifySession], now: float) -> StepPlan:
+        """Decide the next step; `sessions` come in the order of their seniority."""
+        self.drafts_at_work = any(session.has_draft for session in sessions)
+        plan = plan_step(sessions, now, self.cost, self._max_step_tokens)
+        if plan.until is not None:
+            self._held_since = now if self._held_since is None else self._held_since
+        elif not plan.works:
+            self._last_end = self._held_since = None
+        return plan
+
+    def observe(self, result: StepResult) -> None:
+        """Learn from a step."""
+        times = result.timings
+        held_since = times.start if self._held_since is None else self._held_since
+        begun = held_since if self._last_end is None else self._last_end
+        waited = times.start - held_since
+        self._last_end, self._held_since = times.end, None
+        seconds = times.end - begun
+        self.cost.observe(result.tokens, seconds - waited)
+        if any(outcome.session.policy is VerifyPolicy.SEQUENTIAL for outcome in result.outcomes):
+            return  # it waited for a draft whatever that brings
+        self._drafting.observe(
+            Step(
+                rounds=[_round_of(outcome) for outcome in result.outcomes],
+                tokens=result.tokens,
+                draft_nodes=sum(outcome.draft_nodes for outcome in result.outcomes),
+                seconds=seconds,
+                prompts=result.prompt_tokens > 0,
+            )
+        )
+
+    def opened(self, session: VerifySession, others: Sequence[VerifySession]) -> None:
+        """Decide whether a new session should have a draft beside those that there are."""
+        session.draft_wanted = session.policy is not VerifyPolicy.OFF
+        if session.traffic is not None:
+            wanted = sum(other.draft_wanted for other in others if other.traffic == session.traffic)
+            session.draft_wanted = wanted < self._drafting.max_drafts(session.traffic, len(others) + 1)
+
+    def decide_drafts(self, sessions: Sequence[VerifySession]) -> None:
+        """Decide, after a step, which sessions should have drafts; those that have one come first."""
+        room: dict[Traffic, int] = {}
+        for session in sorted(sessions, key=_without_draft):
+            traffic = session.traffic
+            if traffic is not None:
+                left = room.setdefault(traffic, self._drafting.max_drafts(traffic))
+                session.draft_wanted = left > 0
+                room[traffic] = left - 1
+
+    def advice(self, session: VerifySession, price: float, step_tokens: int) -> Advice:
+        """For a session of the step that was just run, of `step_tokens` tokens and this price per node."""
+        return Advice(price, session.draft_wanted, self.cost.seconds(step_tokens))
+
+
+def _round_of(outcome: Outcome) -> SessionRound:
+    session = outcome.session
+    return SessionRound(
+        session.traffic, len(outcome.tokens), outcome.drafted, session.draft_wanted, session.has_draft
+    )
+
+
+def _without_draft(session: VerifySession) -> bool:
+    return not session.draft_wanted

@@ -1,0 +1,85 @@
+"""Candidates that the verify service finds by itself: what followed earlier occurrences of the text.
+
+They are at hand without a round trip, so that a miss, or a draft that has gone, does not leave the next
+step empty. How likely a match is to be right is learned from the committed tokens, verified or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.speculation.acceptance import AcceptanceModel, lookup_bucket
+from outrider.speculation.candidate_tree import CandidateTree, Node
+from outrider.speculation.lookup import Lookup, Proposed
+
+FIRST_LOOKUP_ID = 2**62
+"""Node ids from here on are the verify service's own."""
+MAX_LOOKUP_NODES = 16
+
+
+def from_draft(node: Node) -> bool:
+    """True when a draft proposed the node first."""
+    return node.id < FIRST_LOOKUP_ID
+
+
+class LookupCandidates:
+    """One session's lookup; the acceptance model is shared by all sessions."""
+
+    def __init__(self, tokens: Sequence[int], acceptance: AcceptanceModel, task: str) -> None:
+        self._lookup = Lookup(tokens)
+        self._acceptance = acceptance
+        self._task = task
+        self._next_id = FIRST_LOOKUP_ID
+        self._features: dict[int, tuple[int, int]] = {}
+        """(bucket, rank) of this round's nodes by id."""
+
+    def propose(self, tree: CandidateTree, min_reach: float = 0.0) -> None:
+        """Add what the lookup finds below the last committed token and the walk reaches likely enough."""
+        self._features.clear()
+        kept: list[tuple[float, float]] = []
+        """Estimate and reach of each token that is proposed."""
+
+        def keep(parent: int, match_length: int, rank: int) -> bool:
+            estimate = self._acceptance.estimate(lookup_bucket(match_length), rank, self._task)
+            reach = estimate * (kept[parent][1] if parent >= 0 else 1.0)
+            if reach >= min_reach:
+                kept.append((estimate, reach))
+            return reach >= min_reach
+
+        nodes: list[Node | None] = []
+        for found in self._lookup.propose(MAX_LOOKUP_NODES, keep=keep):
+            parent = nodes[found.parent] if found.parent >= 0 else None
+            missing = found.parent >= 0 and parent is None
+            estimate, _ = kept[len(nodes)]
+            nodes.append(None if missing else self._add(tree, parent, found, estimate))
+
+    def learn(self, tree: CandidateTree, tokens: Sequence[int]) -> None:
+        """See which nodes the walk reached and took; before `tokens` are committed to the tree."""
+        children = tree.children
+        for token in tokens:
+            for child in children.values():
+                if child.id in self._features:
+                    bucket, rank = self._features[child.id]
+                    self._acceptance.observe(bucket, rank, child.token == token, self._task)
+            if token not in children:
+                return
+            children = children[token].children
+
+    def found(self, node: Node) -> bool:
+        """True when the lookup proposed this node in the present round, whoever else did."""
+        return node.id in self._features
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append committed tokens to the text."""
+        self._lookup.append(tokens)
+
+    def _add(self, tree: CandidateTree, parent: Node | None, found: Proposed, estimate: float) -> Node | None:
+        """The node of a found token, new or known; None when the tree is full."""
+        siblings = tree.children if parent is None else parent.children
+        node = siblings.get(found.token)
+        if node is None:
+            node = tree.add_child(self._next_id, parent, found.token, estimate)
+            self._next_id += 1
+        if node is not None:
+            self._features[node.id] = (lookup_bucket(found.match_length), found.rank)
+        return node

@@ -1,0 +1,59 @@
+"""Measures T(n) at start-up, before the first session."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from outrider.engine.kv.pages import SequenceKv
+from outrider.engine.runner import Segment
+from verify_service.speculation.cost_model import CostModel, measuring_points
+from verify_service.verifier import Runner
+
+ROUNDS = 5
+MAX_ROWS = 128
+"""Rows of logits per measured step; a longer step is prefill, which wants few."""
+MAX_MEASUREMENT = 3.0
+"""Seconds after which larger steps are extrapolated, and no further round begins."""
+
+
+def measure_costs(
+    runner: Runner,
+    max_tokens: int,
+    edges: Sequence[int] = (),
+    clock: Callable[[], float] = time.perf_counter,
+) -> CostModel:
+    """T(n) for n up to `max_tokens`, with one sequence and no context; steps take longer behind `edges`.
+
+    Each point is the best of some rounds over all points: what else the machine does meanwhile then
+    spoils no single one.
+    """
+    points = measuring_points(max_tokens, edges)
+    end = clock() + MAX_MEASUREMENT
+    _time_step(runner, points[0], clock)  # the first step of all is slow
+    best = _round(runner, points, clock, end)
+    for _ in range(ROUNDS - 1):
+        if clock() < end:
+            best = [min(pair) for pair in zip(best, _round(runner, points, clock, end), strict=True)]
+    return CostModel(points, best, max_tokens)
+
+
+def _round(runner: Runner, points: list[int], clock: Callable[[], float], end: float) -> list[float]:
+    """Seconds of a step at every point; from `end` on in proportion to the last one measured."""
+    seconds: list[float] = []
+    for index, tokens in enumerate(points):
+        if seconds and clock() > end:
+            seconds.append(seconds[-1] * tokens / points[index - 1])
+        else:
+            seconds.append(_time_step(runner, tokens, clock))
+    return seconds
+
+
+def _time_step(runner: Runner, tokens: int, clock: Callable[[], float]) -> float:
+    kv = SequenceKv.open(runner.pool, [], reuse=False)
+    start = clock()
+    logits = runner.forward([Segment(kv, [0] * tokens, None, range(min(tokens, MAX_ROWS)))])
+    logits.argmax(dim=-1).tolist()  # waits for the device
+    elapsed = clock() - start
+    kv.release()
+    return elapsed
