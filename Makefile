@@ -9,13 +9,14 @@ INSTALL_LOCKED := $(PIP) install --require-hashes --no-deps
 ENGINE := .venv/.engine
 DEV := .venv/.dev
 
-.PHONY: help demo test test-slow install lint format protos docs lock clean
+.PHONY: help demo test test-slow check install lint format protos docs lock clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       the services on a small pair, and the proof: 2 to 3 minutes on two cores; at first 0.3 GB to download"
 	@echo "make test       lint and tests: ten minutes on two cores; at first 0.15 GB more"
 	@echo "make test-slow  the long sweeps as well: about an hour"
+	@echo "make check      lint, types and the unit tests of what changed: under a minute"
 	@echo "make lint | format | protos | docs | lock | install | clean"
 
 demo: $(ENGINE)
@@ -27,6 +28,9 @@ test: lint
 
 test-slow: install
 	$(PYTEST) -m "not gpu"
+
+check: install
+	.venv/bin/python -m scripts.check
 
 lint: install
 	.venv/bin/ruff check .

@@ -22,10 +22,10 @@ from draft_service.mailbox import Admitted, Close, Commit, Event, Message, Open
 from draft_service.scheduler import NodeChoice, choose, is_ready, share_of, should_send, to_suspend
 from draft_service.session import DraftLimits, DraftSession
 from outrider.config import DraftConfig
-from outrider.decayed import Decayed
 from outrider.protocol.errors import OutOfPages, Overloaded
 from outrider.protocol.messages import OpenDraft, TokenBlock, Verdict
 from outrider.rpc.queues import Deliver, Delivery, Outbox
+from outrider.speculation.decayed import Decayed
 from outrider.telemetry.instruments import DraftInstruments
 from outrider.telemetry.spans import is_sampled, record_span, step_traceparent
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 from draft_service.calibration import TaskCalibration
 from draft_service.drafters.base import Candidate, CandidateSource, Proposal
-from outrider.decayed import Decayed
 from outrider.protocol.allowance import BLOCKS
 from outrider.protocol.messages import FinishReason, OpenDraft, TokenBlock, Verdict
 from outrider.speculation.candidate_tree import CandidateTree, Node, Rerooted
+from outrider.speculation.decayed import Decayed
 
 FULL_PRICE_SESSIONS = 4
 """In a step of so many sessions and more, only nodes worth their whole price: the target has room for few,

@@ -33,7 +33,7 @@ from outrider.telemetry.instruments import DraftInstruments, VerifyInstruments
 from simulator.engine_fiber import ReadyOutbox
 from simulator.profile import HostTimes, Profile
 from simulator.traces import Trace
-from verify_service.core import CoreSettings, EngineCore
+from verify_service.core import CoreSettings, VerifyCore
 from verify_service.mailbox import Open
 from verify_service.session import VerifyLimits
 from verify_service.speculation.cost_model import CostModel
@@ -177,7 +177,7 @@ class _Timed:
 def _verify_steps(runner: ModelRunner, texts: Sequence[Trace], temperature: float) -> float:
     """Seconds per step that the verify engine adds to its forwards over one token of each text."""
     timed = _Timed(runner)
-    core = EngineCore(
+    core = VerifyCore(
         timed,
         CostModel([1, 64], [0.01, 0.1], 64),
         _settings(runner),

@@ -1,4 +1,4 @@
-"""A verify replica on the virtual clock: the service's own `EngineCore`, its thread a fiber."""
+"""A verify replica on the virtual clock: the service's own `VerifyCore`, its thread a fiber."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from simulator.engine_fiber import EngineFiber, ReadyOutbox
 from simulator.network import Host
 from simulator.target import ScriptedRunner
 from simulator.timeline import Timeline
-from verify_service.core import CoreSettings, EngineCore
+from verify_service.core import CoreSettings, VerifyCore
 from verify_service.mailbox import (
     MAX_PENDING_BLOCKS,
     Close,
@@ -47,7 +47,7 @@ class SimulatedVerifyReplica:
         self.runner = runner
         self.cost = cost
         self._timeline = timeline
-        core = EngineCore(
+        core = VerifyCore(
             runner,
             cost,
             settings,

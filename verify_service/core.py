@@ -46,7 +46,7 @@ class CoreSettings:
     lookup: bool
 
 
-class EngineCore:
+class VerifyCore:
     """All sessions of one replica. Belongs to the engine thread."""
 
     def __init__(

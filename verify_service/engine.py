@@ -11,7 +11,7 @@ from outrider.protocol.messages import KvHandle, OpenVerify, TokenBlock
 from outrider.rpc.engine_shell import MAX_REPLIES, EngineShell
 from outrider.rpc.queues import Deliver
 from verify_service.admission import Places
-from verify_service.core import EngineCore
+from verify_service.core import VerifyCore
 from verify_service.mailbox import (
     MAX_PENDING_BLOCKS,
     Close,
@@ -24,12 +24,12 @@ from verify_service.mailbox import (
 )
 
 
-class VerifyEngine(EngineShell[EngineCore, Message]):
+class VerifyEngine(EngineShell[VerifyCore, Message]):
     """Verifies all sessions with one target; all methods are for the event loop."""
 
     def __init__(
         self,
-        make_core: Callable[[Deliver], EngineCore],
+        make_core: Callable[[Deliver], VerifyCore],
         *,
         max_sessions: int,
         max_pending_verdicts: int,

@@ -17,7 +17,7 @@ from outrider.rpc.serving import GrpcServer
 from outrider.telemetry.device_memory import device_memory
 from outrider.telemetry.instruments import VerifyInstruments
 from outrider.telemetry.logs import get_logger
-from verify_service.core import CoreSettings, EngineCore
+from verify_service.core import CoreSettings, VerifyCore
 from verify_service.engine import VerifyEngine
 from verify_service.servicer import VerifyServicer
 from verify_service.session import VerifyLimits
@@ -121,7 +121,7 @@ def make_engine(
     )
     instruments.capacity(config.max_sessions, lambda: device_memory(info.device))
     return VerifyEngine(
-        lambda deliver: EngineCore(
+        lambda deliver: VerifyCore(
             target.runner, target.cost, settings, instruments, deliver, on_drafting=target.runner.drafting
         ),
         max_sessions=config.max_sessions,

@@ -35,7 +35,7 @@ from tests.unit.orchestrator.rig import PROMPT, Rig
 from tests.unit.orchestrator.test_service import text_verify
 from tests.unit.orchestrator.text.test_tokenizer import TEMPLATE
 from tests.unit.verify_service.fakes import LIMITS, STEP_SECONDS, FakeRunner
-from verify_service.core import CoreSettings, EngineCore
+from verify_service.core import CoreSettings, VerifyCore
 from verify_service.engine import VerifyEngine
 from verify_service.main import SERVICE as VERIFY
 from verify_service.servicer import VerifyServicer
@@ -117,7 +117,7 @@ async def verify_service() -> AsyncIterator[tuple[grpc.aio.Channel, VerifyEngine
     cost = CostModel([1, 64], [STEP_SECONDS, STEP_SECONDS], 64)
     instruments, runner = VerifyInstruments(CollectorRegistry()), FakeRunner(num_pages=256)
     engine = VerifyEngine(
-        lambda deliver: EngineCore(runner, cost, settings, instruments, deliver),
+        lambda deliver: VerifyCore(runner, cost, settings, instruments, deliver),
         max_sessions=VERIFY_INFO.max_sessions,
         max_pending_verdicts=8,
     )

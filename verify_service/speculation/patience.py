@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from outrider.decayed import WEIGHT
+from outrider.speculation.decayed import WEIGHT
 
 SEQUENTIAL_SECONDS = 2.0
 """Longest wait of a sequential session. A lost draft ends it at once; this is for a silent one."""

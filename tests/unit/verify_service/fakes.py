@@ -16,7 +16,7 @@ from outrider.engine.runner import Segment
 from outrider.protocol.messages import FinishReason, OpenVerify, SamplingParams, TokenBlock, Verdict
 from outrider.rpc.queues import Outbox, Stream, deliver
 from outrider.telemetry.instruments import VerifyInstruments
-from verify_service.core import CoreSettings, EngineCore
+from verify_service.core import CoreSettings, VerifyCore
 from verify_service.mailbox import Close, Event, Open, Propose
 from verify_service.session import VerifyLimits, VerifySession
 from verify_service.speculation.cost_model import CostModel
@@ -187,7 +187,7 @@ class Bench:
         self.limits = limits
         self.max_unread = max_unread
         settings = CoreSettings("here", "life", limits, max_step_tokens, 60.0, lookup)
-        self.core = EngineCore(
+        self.core = VerifyCore(
             self.runner,
             cost or CostModel([1, 1024], [STEP_SECONDS, STEP_SECONDS], 1024),
             settings,

@@ -30,7 +30,7 @@ from tests.unit.verify_service.fakes import (
     greedy_text,
     opening,
 )
-from verify_service.core import CoreSettings, EngineCore
+from verify_service.core import CoreSettings, VerifyCore
 from verify_service.engine import VerifyEngine
 from verify_service.main import SERVICE
 from verify_service.servicer import VerifyServicer
@@ -73,7 +73,7 @@ async def serving(runner: FakeRunner | None = None, max_pending: int = 8) -> Asy
     instruments = VerifyInstruments(CollectorRegistry())
     failures: list[str] = []
     engine = VerifyEngine(
-        lambda deliver: EngineCore(runner, cost, settings, instruments, deliver),
+        lambda deliver: VerifyCore(runner, cost, settings, instruments, deliver),
         max_sessions=3,
         max_pending_verdicts=max_pending,
         on_failure=lambda: failures.append("failed"),
