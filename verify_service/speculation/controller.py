@@ -83,19 +83,22 @@ class Controller:
         )
 
     def opened(self, session: VerifySession, others: Sequence[VerifySession]) -> None:
-        """Decide whether a new session should have a draft beside those that there are."""
+        """Decide whether a new session should have a draft before its first token.
+
+        Only if it has the replica for itself: a draft that reads its prompt may take a core from others'.
+        """
         session.draft_wanted = session.policy is not VerifyPolicy.OFF
         if session.traffic is not None:
-            wanted = sum(other.draft_wanted for other in others if other.traffic == session.traffic)
-            session.draft_wanted = wanted < self._drafting.max_drafts(session.traffic, len(others) + 1)
+            session.draft_wanted = not others and self._drafting.max_drafts(session.traffic, 1) > 0
 
     def decide_drafts(self, sessions: Sequence[VerifySession]) -> None:
         """Decide, after a step, which sessions should have drafts; those that have one come first."""
+        going = [session for session in sessions if not session.finished]
         room: dict[Traffic, int] = {}
-        for session in sorted(sessions, key=_without_draft):
+        for session in sorted(going, key=_without_draft):
             traffic = session.traffic
             if traffic is not None:
-                left = room.setdefault(traffic, self._drafting.max_drafts(traffic))
+                left = room.setdefault(traffic, self._drafting.max_drafts(traffic, len(going)))
                 session.draft_wanted = left > 0
                 room[traffic] = left - 1
 

@@ -28,20 +28,20 @@ from verify_service.speculation.cost_model import CostModel
 
 FIRST_DRAFTS = 4
 """Sessions of a kind that have drafts before it is known whether those pay: so a trial costs little."""
-WINDOW_ROUNDS = 128
+WINDOW_ROUNDS = 64
 """Rounds with a draft that a judgement rests on. A round of sampled text brings a draft's tokens with a
-standard deviation near their mean: with so many, the sum is known to about a tenth."""
+standard deviation near their mean: with so many, the sum is known to about an eighth."""
 MIN_STEPS = 8
 """Steps of a window and of a probe, at least: step times vary by some hundredths."""
 CLEAR_PROFIT = 0.25
 """Share of the tokens without drafts. A larger profit needs no probe: T(n) is never that wrong for long."""
 PROBE_EVERY = 1024
-"""Steps with drafts after which T(n) without is measured again. A probe costs MIN_STEPS times less than the
-clear profit: 0.4 % at most."""
-MIN_REST = 128
+"""Steps with drafts after which T(n) without is measured again. A probe of MIN_STEPS then costs 0.2 % of the
+tokens at most, because a clear profit needs none."""
+MIN_REST = 256
 MAX_REST = 2048
-"""Steps without drafts until they are tried again, at first and at most: in the long run, a trial of 32 steps
-that loses a tenth costs 0.2 %."""
+"""Steps without drafts until they are tried again, at first and at most: in the long run, a trial of 16 steps
+that loses a tenth costs 0.1 %."""
 MAX_KINDS = 256
 """Kinds that are remembered; the one seen longest ago is forgotten."""
 
@@ -133,45 +133,42 @@ class Drafting:
     def __init__(self, quiet: CostModel) -> None:
         self._quiet = quiet
         self._standings: OrderedDict[tuple[Traffic, int], _Standing] = OrderedDict()
-        self._size = 1
-        """The power of two that batches are around."""
         self._probe = 0
         """Quiet steps that the probe still needs."""
         self._since_quiet = 0
         """Steps with drafts since the last one without."""
 
-    def max_drafts(self, traffic: Traffic, batch_size: int | None = None) -> int:
+    def max_drafts(self, traffic: Traffic, batch_size: int) -> int:
         """Sessions of this traffic that should have drafts at most, in a batch of about this size."""
-        size = self._size if batch_size is None else _power(batch_size)
-        standing = self._standing(traffic, size)
+        standing = self._standing(traffic, _power(batch_size))
         return 0 if self._probe or standing.rest else standing.max_drafts
 
     def observe(self, step: Step) -> None:
         """Learn from a step that committed tokens for every session in it."""
         if step.prompts or not step.rounds or step.seconds <= 0.0:
             return  # a step is long for prompts, whoever drafts
-        self._resize(len(step.rounds))
+        size = _power(len(step.rounds))
         if any(each.has_draft for each in step.rounds):
-            self._observe_drafted(step)
+            self._observe_drafted(step, size)
         else:
-            self._observe_quiet(step)
+            self._observe_quiet(step, size)
 
-    def _observe_quiet(self, step: Step) -> None:
+    def _observe_quiet(self, step: Step, size: int) -> None:
         self._since_quiet = 0
-        self._rest(step.rounds)
+        self._rest(step.rounds, size)
         if self._probe:
             self._probe -= 1
             if not self._probe:
                 self._judge_again()
 
-    def _observe_drafted(self, step: Step) -> None:
+    def _observe_drafted(self, step: Step, size: int) -> None:
         self._since_quiet += 1
         drafting = sum(each.has_draft for each in step.rounds)
         without = sum(each.tokens - each.drafted for each in step.rounds)
         for traffic in _kinds(step.rounds):
             own = [each for each in step.rounds if each.traffic == traffic]
             having = sum(each.has_draft for each in own)
-            standing = self._standing(traffic, self._size)
+            standing = self._standing(traffic, size)
             if self._probe or standing.rest or 2 * having < sum(each.draft_wanted for each in own):
                 continue  # many drafts have not begun, or their last blocks are on their way
             drafted = sum(each.drafted for each in own)
@@ -179,7 +176,7 @@ class Drafting:
             standing.window.append(_Entry(drafted, without, base, step.seconds, having, having / drafting))
             if standing.complete:
                 self._judge(standing)
-        self._rest(step.rounds)
+        self._rest(step.rounds, size)
 
     def _judge(self, standing: _Standing) -> None:
         """A window is complete."""
@@ -194,23 +191,18 @@ class Drafting:
 
     def _judge_again(self) -> None:
         """T(n) without drafts is up to date: judge the complete windows."""
-        for (_, size), standing in self._standings.items():
-            if size == self._size and standing.complete:
+        for standing in self._standings.values():
+            if standing.complete:
                 if standing.profit(self._quiet) > 0.0:
                     standing.succeed()
                 else:
                     standing.give_up()
 
-    def _rest(self, rounds: Iterable[SessionRound]) -> None:
+    def _rest(self, rounds: Iterable[SessionRound], size: int) -> None:
         """The kinds of these sessions that rest have rested for one more step."""
         for traffic in _kinds(rounds):
-            standing = self._standing(traffic, self._size)
+            standing = self._standing(traffic, size)
             standing.rest = max(standing.rest - 1, 0)
-
-    def _resize(self, batch_size: int) -> None:
-        """Batches are of another size once they have doubled or are half as large."""
-        if not (self._size < 2 * batch_size and batch_size < 2 * self._size):
-            self._size = _power(batch_size)
 
     def _standing(self, traffic: Traffic, size: int) -> _Standing:
         """That of one kind. Nothing better is expected of a larger batch than of half of it."""

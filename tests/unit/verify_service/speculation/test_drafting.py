@@ -36,7 +36,7 @@ class Replica:
 
     def step(self, brings: dict[Traffic, float], slowdown: float, prompts: bool = False) -> list[bool]:
         """One step: a draft brings its session so many tokens per round; drafts make it so much longer."""
-        room = {traffic: self.drafting.max_drafts(traffic) for traffic in self.sessions}
+        room = {traffic: self.drafting.max_drafts(traffic, len(self.sessions)) for traffic in self.sessions}
         wanted = []
         for traffic in self.sessions:
             wanted.append(room[traffic] > 0)
@@ -132,9 +132,9 @@ def test_a_batch_of_another_size_is_judged_by_itself() -> None:
     """Eight sessions lose by drafts, one does not; a larger batch than eight begins at rest."""
     replica = Replica(*[CODE] * 8)
     replica.run(WINDOW_ROUNDS, {CODE: 0.0}, slowdown=0.3)
-    assert not replica.drafting.max_drafts(CODE)
-    assert not replica.drafting.max_drafts(CODE, batch_size=16)
-    assert replica.drafting.max_drafts(CODE, batch_size=1)
+    assert not replica.drafting.max_drafts(CODE, 8)
+    assert not replica.drafting.max_drafts(CODE, 16)
+    assert replica.drafting.max_drafts(CODE, 1)
 
 
 def test_steps_with_prompts_and_drafts_that_are_still_opening_say_nothing() -> None:
@@ -145,7 +145,7 @@ def test_steps_with_prompts_and_drafts_that_are_still_opening_say_nothing() -> N
     opening = [SessionRound(CODE, 1, 0, True, index < 3) for index in range(8)]
     for _ in range(WINDOW_ROUNDS):
         replica.drafting.observe(Step(opening, 8, 0, 2 * STEP, prompts=False))
-    assert replica.drafting.max_drafts(CODE)
+    assert replica.drafting.max_drafts(CODE, 8)
 
 
 def test_sessions_that_never_have_a_draft_are_not_judged() -> None:
@@ -154,7 +154,7 @@ def test_sessions_that_never_have_a_draft_are_not_judged() -> None:
     rounds = [SessionRound(None, 1, 0, False, False)] * 7 + [SessionRound(CODE, 2, 1, True, True)]
     for _ in range(WINDOW_ROUNDS):
         drafting.observe(Step(rounds, 10, 1, 1.2 * STEP, prompts=False))
-    assert not drafting.max_drafts(CODE)  # a token for a fifth of a step that commits eight
+    assert not drafting.max_drafts(CODE, 8)  # a token for a fifth of a step that commits eight
 
 
 def test_kinds_are_forgotten_beyond_a_bound() -> None:
@@ -169,10 +169,10 @@ def test_kinds_are_forgotten_beyond_a_bound() -> None:
 def test_the_first_rest_is_short() -> None:
     """One bad window may be chance."""
     replica = Replica(*[CODE] * 16)
-    while replica.drafting.max_drafts(CODE):
+    while replica.drafting.max_drafts(CODE, 16):
         replica.step({CODE: 0.0}, slowdown=0.3)
     rested = 0
-    while not replica.drafting.max_drafts(CODE):
+    while not replica.drafting.max_drafts(CODE, 16):
         replica.step({CODE: 0.0}, slowdown=0.3)
         rested += 1
     assert rested <= MIN_STEPS + MIN_REST
