@@ -64,9 +64,6 @@ INVALID = [
     fields("text", text=""),
     fields("text", text="x = 1\n" * 3000),
     fields("chat", chat=generation_pb2.Chat()),
-    fields(
-        "chat", chat=generation_pb2.Chat(messages=[generation_pb2.ChatMessage(role="user", content="hi")])
-    ),
     fields("speculation.mode", speculation=SPECULATION(mode=17)),
     fields("speculation.max_nodes", speculation=SPECULATION(max_nodes=0)),
     fields("speculation.max_nodes", speculation=SPECULATION(max_nodes=257)),

@@ -87,9 +87,8 @@ class Controller:
 
         Only if it has the replica for itself: a draft that reads its prompt may take a core from others'.
         """
-        session.draft_wanted = session.policy is not VerifyPolicy.OFF
-        if session.traffic is not None:
-            session.draft_wanted = not others and self._drafting.max_drafts(session.traffic, 1) > 0
+        alone = all(other.finished for other in others)
+        session.draft_wanted = session.policy is not VerifyPolicy.OFF and (session.traffic is None or alone)
 
     def decide_drafts(self, sessions: Sequence[VerifySession]) -> None:
         """Decide, after a step, which sessions should have drafts; those that have one come first."""

@@ -139,14 +139,19 @@ class Drafting:
         """Steps with drafts since the last one without."""
 
     def max_drafts(self, traffic: Traffic, batch_size: int) -> int:
-        """Sessions of this traffic that should have drafts at most, in a batch of about this size."""
+        """Sessions of this traffic that should have drafts at most, in a batch of about this size.
+
+        A lone session always has one: it may lose a tenth of its speed by that, and miss a factor of three.
+        """
+        if batch_size == 1:
+            return 1
         standing = self._standing(traffic, _power(batch_size))
         return 0 if self._probe or standing.rest else standing.max_drafts
 
     def observe(self, step: Step) -> None:
         """Learn from a step that committed tokens for every session in it."""
-        if step.prompts or not step.rounds or step.seconds <= 0.0:
-            return  # a step is long for prompts, whoever drafts
+        if step.prompts or len(step.rounds) < 2 or step.seconds <= 0.0:
+            return  # a step is long for prompts, whoever drafts; a lone session is not judged
         size = _power(len(step.rounds))
         if any(each.has_draft for each in step.rounds):
             self._observe_drafted(step, size)
