@@ -26,7 +26,10 @@ from tests.integration.reference import assert_same
 
 TOKENS = 1500
 """Greedy text repeats itself and is committed six tokens a step: long enough to be broken in the middle."""
-SAMPLERS: list[dict[str, Any]] = [{"max_tokens": TOKENS}, {"max_tokens": 300, "temperature": 1.0}]
+SAMPLERS: list[dict[str, Any]] = [
+    {"max_tokens": TOKENS},
+    {"max_tokens": TOKENS // 2, "temperature": 1.0, "ignore_eos": True},
+]
 
 
 @dataclass
