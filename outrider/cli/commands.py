@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from outrider import __version__
+from outrider.cli.bench import flags as bench_flags
 from outrider.cli.request import add_connection_flags, add_request_flags
 from outrider.cli.settings import add_flags, resolve
 from outrider.cli.up.plan import UpConfig
@@ -93,6 +94,21 @@ def add_timeline(subcommands: Subcommands) -> None:
     parser.set_defaults(run=_timeline)
 
 
+def add_bench(subcommands: Subcommands) -> None:
+    """`outrider bench`."""
+    parser = subcommands.add_parser(
+        "bench",
+        allow_abbrev=False,
+        help="measure an endpoint under load",
+        usage=bench_flags.USAGE,
+        description=bench_flags.DESCRIPTION,
+        epilog=bench_flags.EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    bench_flags.add_flags(parser)
+    parser.set_defaults(run=_bench)
+
+
 def add_version(subcommands: Subcommands) -> None:
     """`outrider version`."""
     parser = subcommands.add_parser("version", help="print versions", description="Print versions.")
@@ -146,6 +162,12 @@ def _timeline(arguments: argparse.Namespace) -> int:
     from outrider.cli.generate import timeline
 
     return timeline(arguments)
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from outrider.cli.bench.command import bench
+
+    return bench(arguments)
 
 
 def _version(_arguments: argparse.Namespace) -> int:

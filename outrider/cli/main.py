@@ -25,6 +25,7 @@ examples:
   outrider up --target models/target --draft models/draft     start everything on this machine
   outrider generate "def fibonacci(n):" --max-tokens 64       stream a completion
   outrider timeline "def fibonacci(n):" --output steps.html   picture of its steps
+  outrider bench --concurrency 8 --requests 64                measure it under load
   outrider serve verify --model models/target --print-config  every setting and its source
 """
 
@@ -58,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_serve(subcommands)
     commands.add_generate(subcommands)
     commands.add_timeline(subcommands)
+    commands.add_bench(subcommands)
     commands.add_version(subcommands)
     return parser
 

@@ -68,6 +68,18 @@ def add_request_flags(parser: argparse.ArgumentParser) -> None:
 def add_connection_flags(parser: argparse.ArgumentParser) -> None:
     """Where to send it."""
     group = parser.add_argument_group("connection")
+    add_endpoint_flag(group)
+    group.add_argument(
+        "--token",
+        metavar="TOKEN",
+        default=os.environ.get("OUTRIDER_TOKEN", ""),
+        help="bearer token (better: environment OUTRIDER_TOKEN)",
+    )
+    add_transport_flags(group)
+
+
+def add_endpoint_flag(group: argparse._ArgumentGroup) -> None:
+    """Which orchestrator."""
     group.add_argument(
         "--endpoint",
         type=_endpoint,
@@ -75,12 +87,10 @@ def add_connection_flags(parser: argparse.ArgumentParser) -> None:
         default=os.environ.get("OUTRIDER_ENDPOINT", "127.0.0.1:7700"),
         help="the orchestrator (environment OUTRIDER_ENDPOINT; default 127.0.0.1:7700)",
     )
-    group.add_argument(
-        "--token",
-        metavar="TOKEN",
-        default=os.environ.get("OUTRIDER_TOKEN", ""),
-        help="bearer token (better: environment OUTRIDER_TOKEN)",
-    )
+
+
+def add_transport_flags(group: argparse._ArgumentGroup) -> None:
+    """How long to wait for an answer, and TLS."""
     group.add_argument("--timeout", type=_seconds, default=600.0, metavar="SECONDS", help="default 600")
     group.add_argument(
         "--tls-ca", default="", metavar="FILE", help="PEM authorities, or system; turns TLS on"

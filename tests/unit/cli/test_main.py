@@ -20,6 +20,7 @@ COMMANDS = (
     ("serve", "gateway"),
     ("generate",),
     ("timeline",),
+    ("bench",),
     ("version",),
 )
 
@@ -64,9 +65,8 @@ def test_abbreviated_flags_are_refused(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_the_command_line_starts_without_torch() -> None:
     """Everything but a model service starts in a moment."""
-    check = (
-        "import sys, outrider.cli.main, outrider.cli.generate, outrider.cli.up.command, outrider.process\n"
-    )
+    check = "import sys, outrider.cli.main, outrider.cli.generate, outrider.cli.bench.command\n"
+    check += "import outrider.cli.up.command, outrider.process\n"
     check += "sys.exit(sum(name in sys.modules for name in ('torch', 'transformers', 'numpy', 'numba')))"
     assert subprocess.run([sys.executable, "-c", check], timeout=60).returncode == 0
 

@@ -1,0 +1,143 @@
+"""`outrider bench`: the target, the load and the report of one run."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from outrider import __version__
+from outrider.cli.bench import machine, prompts
+from outrider.cli.bench.arrivals import Closed, Load
+from outrider.cli.bench.connect import reached
+from outrider.cli.bench.figures import summarize
+from outrider.cli.bench.flags import check, load_of
+from outrider.cli.bench.generator import Clock, Tally, drive
+from outrider.cli.bench.progress import shown
+from outrider.cli.bench.report import Run, record, table
+from outrider.cli.bench.target import Ask, Prompt, Served, Target
+from outrider.protocol.errors import InvalidRequest
+
+INTERRUPTED = 130
+
+
+@dataclass(slots=True)
+class Session:
+    """What is known of a run; kept outside of it, so that an interrupt leaves it."""
+
+    served: Served | None = None
+    tally: Tally = field(default_factory=Tally)
+    clock: Clock = field(default_factory=Clock)
+
+
+def bench(arguments: argparse.Namespace) -> int:
+    """Run a load and report it. Returns 0, 1 if a request failed, 130 after Ctrl-C.
+
+    Raises:
+        OutriderError: the flags are wrong, or the target cannot be reached, or a warm-up request failed.
+    """
+    check(arguments)
+    given = prompts.read_prompts(arguments.prompts) if arguments.prompts else None
+    session, status = Session(), 0
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_measure(arguments, given, session))
+    except KeyboardInterrupt:
+        status = INTERRUPTED
+    if session.served is not None and session.tally.begun:
+        _report(arguments, session, session.served)
+    return status or int(session.tally.failed > 0)
+
+
+def setting(arguments: argparse.Namespace) -> str:
+    """The load in a line."""
+    rate = arguments.request_rate
+    load = f"concurrency {arguments.concurrency or 1}" if rate is None else f"{rate:g} requests/s"
+    spread = f" +- {arguments.random_range:.0%}" if arguments.random_range else ""
+    source = arguments.prompts or f"{arguments.random_prompt_tokens}{spread} random tokens"
+    mode = "" if arguments.openai else f", mode {arguments.mode or 'auto'}"
+    return (
+        f"{arguments.requests} requests, {load}, prompts: {source}, "
+        f"at most {arguments.max_tokens} new tokens, temperature {arguments.temperature:g}{mode}"
+    )
+
+
+async def _measure(arguments: argparse.Namespace, given: Sequence[Prompt] | None, session: Session) -> None:
+    rng = random.Random(arguments.seed or 0)
+    load = load_of(arguments, rng)
+    async with reached(arguments) as target:
+        asks = _asks(arguments, _prompts(arguments, given, target.served, rng))
+        measured, warm_up = asks[: arguments.requests], asks[arguments.requests :]
+        await _warm_up(load, warm_up, target, session.clock)
+        session.served = target.served
+        async with shown("measuring", session.tally, len(measured), session.clock):
+            await drive(load, measured, target, session.tally, session.clock)
+
+
+async def _warm_up(load: Load, asks: Sequence[Ask], target: Target, clock: Clock) -> None:
+    """Requests that do not count; the first that fails ends everything."""
+    if not asks:
+        return
+    tally = Tally()
+    async with shown("warming up", tally, len(asks), clock):
+        await drive(load if isinstance(load, Closed) else Closed(len(asks)), asks, target, tally, clock)
+    for outcome in tally.outcomes:
+        if outcome.error is not None:
+            raise outcome.error
+
+
+def _prompts(
+    arguments: argparse.Namespace, given: Sequence[Prompt] | None, served: Served, rng: random.Random
+) -> list[Prompt]:
+    """Those of the measured requests, then those of the warm-up, which are others where there are enough."""
+    count = arguments.requests + arguments.warm_up
+    if given is not None:
+        found = prompts.take(given, count)
+    else:
+        lengths = prompts.random_lengths(count, arguments.random_prompt_tokens, arguments.random_range, rng)
+        if served.vocabulary is None or arguments.chat:
+            found = prompts.random_words(lengths, rng)
+        else:
+            found = prompts.random_ids(lengths, served.vocabulary, served.eos_token_ids, rng)
+    if arguments.chat:
+        return [prompts.conversation(prompt) for prompt in found]
+    return [prompts.plain(prompt) for prompt in found] if arguments.openai else found
+
+
+def _asks(arguments: argparse.Namespace, found: Sequence[Prompt]) -> list[Ask]:
+    seed = arguments.seed
+    return [Ask(index, prompt, None if seed is None else seed + index) for index, prompt in enumerate(found)]
+
+
+def _report(arguments: argparse.Namespace, session: Session, served: Served) -> None:
+    tally = session.tally
+    run = Run(
+        served=served,
+        setting=setting(arguments),
+        requests=arguments.requests,
+        begun=tally.begun,
+        outcomes=tally.outcomes,
+        summary=summarize(tally.outcomes, arguments.slo),
+        slo=arguments.slo,
+    )
+    print(table(run))
+    if arguments.json:
+        found = record(run, machine.describe(), ["outrider", *sys.argv[1:]], __version__)
+        try:
+            Path(arguments.json).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise InvalidRequest("--json", f"cannot write {arguments.json!r} ({error.strerror})") from error
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """A loop that takes little of the machine that is measured; None: the standard one."""
+    try:
+        import uvloop
+    except ImportError:  # not made for this system
+        return None
+    return uvloop.new_event_loop

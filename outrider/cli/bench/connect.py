@@ -1,0 +1,81 @@
+"""From flags to a target that is ready."""
+
+from __future__ import annotations
+
+import argparse
+import ssl
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
+
+from outrider import __version__
+from outrider.cli.bench.flags import token_of
+from outrider.cli.bench.grpc_target import GrpcTarget
+from outrider.cli.bench.http import Http
+from outrider.cli.bench.openai_target import OpenAiTarget, Settings
+from outrider.cli.bench.target import Sampling, Target
+from outrider.client.aio import AsyncClient
+from outrider.client.retries import NEVER
+from outrider.protocol.errors import ConfigError, InvalidRequest
+
+
+@asynccontextmanager
+async def reached(arguments: argparse.Namespace) -> AsyncGenerator[Target, None]:
+    """The target that the flags name, until the context is left.
+
+    Raises:
+        OutriderError: it cannot be reached, or a flag of the connection is wrong.
+    """
+    sampling = Sampling(
+        max_tokens=arguments.max_tokens,
+        temperature=arguments.temperature,
+        ignore_eos=arguments.ignore_eos,
+    )
+    if arguments.openai:
+        http = Http(urlsplit(arguments.openai), _tls(arguments), _headers(token_of(arguments)))
+        settings = Settings(
+            url=arguments.openai,
+            chat=arguments.chat,
+            seconds=arguments.timeout,
+            sampling=sampling,
+            extra=arguments.extra_body,
+        )
+        try:
+            yield await OpenAiTarget.reach(http, settings, arguments.model)
+        finally:
+            http.close()
+        return
+    async with _client(arguments) as client:
+        yield await GrpcTarget.reach(client, sampling, arguments.mode or "auto", arguments.model)
+
+
+def _client(arguments: argparse.Namespace) -> AsyncClient:
+    return AsyncClient(
+        arguments.endpoint,
+        token=token_of(arguments),
+        timeout=arguments.timeout,
+        tls_ca=arguments.tls_ca,
+        tls_cert=arguments.tls_cert,
+        tls_key=arguments.tls_key,
+        retries=NEVER,
+    )
+
+
+def _headers(token: str) -> dict[str, str]:
+    headers = {"content-type": "application/json", "user-agent": f"outrider-bench/{__version__}"}
+    if not (token.isascii() and token.isprintable()):
+        raise InvalidRequest("--token", "must be printable ASCII")
+    return headers | ({"authorization": f"Bearer {token}"} if token else {})
+
+
+def _tls(arguments: argparse.Namespace) -> ssl.SSLContext | None:
+    if not arguments.openai.startswith("https:"):
+        return None
+    authorities = arguments.tls_ca if arguments.tls_ca not in ("", "system") else None
+    try:
+        context = ssl.create_default_context(cafile=authorities)
+        if arguments.tls_cert:
+            context.load_cert_chain(arguments.tls_cert, arguments.tls_key or None)
+    except OSError as error:
+        raise ConfigError(f"--tls-ca, --tls-cert or --tls-key: cannot be used ({error})") from error
+    return context

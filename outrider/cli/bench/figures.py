@@ -1,0 +1,156 @@
+"""From requests to the figures of a report. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from outrider.cli.bench.outcomes import Outcome
+from outrider.cli.bench.slo import Slo, good
+from outrider.cli.bench.target import Ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """How values are spread."""
+
+    mean: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goodput:
+    """Requests that were answered as fast as they should be."""
+
+    share: float
+    """Of all that ended, the failed ones among them."""
+    requests_per_second: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speculation:
+    """Counts over all requests whose server told them."""
+
+    steps: int
+    drafted: int
+    verified: int
+    accepted: int
+    acceptance_length: float
+    """Tokens committed per verify step."""
+    acceptance_rate: float
+    """Accepted / verified nodes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """A load as a whole. Times are in seconds; tokens are those of completed requests."""
+
+    seconds: float
+    """From the first request's beginning to the last one's end."""
+    completed: int
+    failed: int
+    errors: Mapping[str, int]
+    """Failed requests by kind."""
+    input_tokens: int
+    cached_tokens: int
+    """Those of them that the server had at hand."""
+    output_tokens: int
+    requests_per_second: float
+    output_tokens_per_second: float
+    total_tokens_per_second: float
+    in_flight: float
+    """Requests running at once, on average."""
+    ttft: Spread | None
+    gap: Spread | None
+    tpot: Spread | None
+    e2e: Spread | None
+    late: Spread | None
+    goodput: Goodput | None
+    speculation: Speculation | None
+
+
+def summarize(outcomes: Sequence[Outcome], slo: Slo = ()) -> Summary:
+    """The figures of some requests. Latencies are those of completed ones."""
+    done = [outcome for outcome in outcomes if outcome.error is None]
+    ends = [outcome.end for outcome in done if outcome.end is not None]
+    seconds = duration(outcomes)
+    inputs, outputs = sum(end.input_tokens for end in ends), sum(end.output_tokens for end in ends)
+    return Summary(
+        seconds=seconds,
+        completed=len(done),
+        failed=len(outcomes) - len(done),
+        errors=dict(Counter(outcome.error.reason for outcome in outcomes if outcome.error is not None)),
+        input_tokens=inputs,
+        cached_tokens=sum(end.cached_tokens for end in ends),
+        output_tokens=outputs,
+        requests_per_second=per_second(len(done), seconds),
+        output_tokens_per_second=per_second(outputs, seconds),
+        total_tokens_per_second=per_second(inputs + outputs, seconds),
+        in_flight=per_second(sum(outcome.e2e for outcome in outcomes), seconds),
+        ttft=spread(outcome.ttft for outcome in done),
+        gap=spread(gap for outcome in done for gap in outcome.gaps),
+        tpot=spread(outcome.tpot for outcome in done),
+        e2e=spread(outcome.e2e for outcome in done),
+        late=spread(outcome.late for outcome in outcomes),
+        goodput=goodput(outcomes, slo, seconds) if slo else None,
+        speculation=speculation(ends),
+    )
+
+
+def duration(outcomes: Sequence[Outcome]) -> float:
+    """Seconds from the first request's beginning to the last one's end."""
+    if not outcomes:
+        return 0.0
+    return max(outcome.ended for outcome in outcomes) - min(outcome.sent for outcome in outcomes)
+
+
+def per_second(amount: float, seconds: float) -> float:
+    """A rate; 0 where no time has passed."""
+    return amount / seconds if seconds > 0 else 0.0
+
+
+def spread(values: Iterable[float | None]) -> Spread | None:
+    """How the values that there are are spread; None: there are none."""
+    known = sorted(value for value in values if value is not None)
+    if not known:
+        return None
+    p50, p90, p95, p99 = (percentile(known, share) for share in (0.50, 0.90, 0.95, 0.99))
+    return Spread(mean=sum(known) / len(known), p50=p50, p90=p90, p95=p95, p99=p99)
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """The value below which a share of the ordered values lies, on the line between the two nearest."""
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+def goodput(outcomes: Sequence[Outcome], slo: Slo, seconds: float) -> Goodput:
+    """How many requests kept to all bounds."""
+    count = sum(good(outcome, slo) for outcome in outcomes)
+    share = count / len(outcomes) if outcomes else 0.0
+    return Goodput(share=share, requests_per_second=per_second(count, seconds))
+
+
+def speculation(ends: Sequence[Ended]) -> Speculation | None:
+    """The counts of all requests together; None: no server told any."""
+    told = [end.speculation for end in ends if end.speculation.get("steps")]
+    if not told:
+        return None
+    steps, drafted, verified, accepted = (
+        int(sum(one.get(name, 0) for one in told)) for name in ("steps", "drafted", "verified", "accepted")
+    )
+    committed = sum(one["steps"] * one.get("acceptance_length", 0.0) for one in told)
+    return Speculation(
+        steps=steps,
+        drafted=drafted,
+        verified=verified,
+        accepted=accepted,
+        acceptance_length=committed / steps,
+        acceptance_rate=accepted / verified if verified else 0.0,
+    )

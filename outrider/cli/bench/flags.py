@@ -1,0 +1,179 @@
+"""The flags of `outrider bench`, and what they say together."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+from pathlib import Path
+
+from outrider.cli.bench import values
+from outrider.cli.bench.arrivals import Closed, Load, Open, poisson
+from outrider.cli.request import add_endpoint_flag, add_transport_flags
+from outrider.protocol.errors import InvalidRequest
+
+USAGE = "outrider bench [--endpoint HOST:PORT | --openai URL] [FLAG ...]"
+DESCRIPTION = """\
+Measure how fast an endpoint answers: Outrider's over gRPC, or any server with an OpenAI-compatible API, so
+that others are measured by the same tool. Prints a table, and progress to standard error.
+"""
+EPILOG = """\
+examples:
+  outrider bench --prompts prompts.json --concurrency 8 --requests 64
+  outrider bench --prompts prompts.json --mode off                          the target alone
+  outrider bench --request-rate 2 --slo ttft=500ms,tpot=50ms --json out.json
+  outrider bench --openai http://127.0.0.1:8000/v1 --chat --prompts chats.jsonl
+
+Latencies are seen from here. Deliveries bring one or several tokens. The exit status is 1 if a request
+failed, 2 for wrong flags, 130 after Ctrl-C, which prints the figures so far.
+"""
+RANDOM_TOKENS = 128
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """All of them."""
+    _add_target_flags(parser)
+    _add_load_flags(parser.add_argument_group("load"))
+    _add_prompt_flags(parser.add_argument_group("prompts"))
+    _add_request_flags(parser.add_argument_group("requests"))
+    _add_report_flags(parser.add_argument_group("report"))
+
+
+def check(arguments: argparse.Namespace) -> None:
+    """What the flags may not say together.
+
+    Raises:
+        InvalidRequest: names the flag that has to change.
+    """
+    if arguments.openai and arguments.mode:
+        raise InvalidRequest(
+            "--mode",
+            "goes with --endpoint; Outrider's gateway takes "
+            """--extra-body '{"speculation": {"mode": "off"}}'""",
+        )
+    if arguments.extra_body and not arguments.openai:
+        raise InvalidRequest("--extra-body", "goes with --openai")
+    if (arguments.openai or "").startswith("http:") and (arguments.tls_ca or arguments.tls_cert):
+        raise InvalidRequest("--openai", "must begin with https:// where a TLS file is given")
+    if arguments.random_range and arguments.prompts:
+        raise InvalidRequest("--random-range", "goes with --random-prompt-tokens, not with --prompts")
+    if arguments.json and not Path(arguments.json).absolute().parent.is_dir():
+        raise InvalidRequest("--json", f"there is no folder {str(Path(arguments.json).parent)!r}")
+
+
+def load_of(arguments: argparse.Namespace, rng: random.Random) -> Load:
+    """The load that the flags describe."""
+    if arguments.request_rate is not None:
+        return Open(poisson(arguments.request_rate, arguments.requests, rng))
+    return Closed(arguments.concurrency or 1)
+
+
+def token_of(arguments: argparse.Namespace) -> str:
+    """The bearer token; that of another vendor's server is never Outrider's from the environment."""
+    if arguments.token is not None:
+        return str(arguments.token)
+    return os.environ.get("OPENAI_API_KEY" if arguments.openai else "OUTRIDER_TOKEN", "")
+
+
+def _add_target_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("target")
+    one = group.add_mutually_exclusive_group()
+    add_endpoint_flag(one)
+    one.add_argument(
+        "--openai",
+        type=values.url,
+        metavar="URL",
+        help="an OpenAI-compatible API, such as http://host:8000/v1",
+    )
+    group.add_argument("--model", default="", metavar="NAME", help="model name; empty: the one served")
+    group.add_argument(
+        "--token",
+        metavar="TOKEN",
+        help="bearer token (better: environment OUTRIDER_TOKEN; with --openai OPENAI_API_KEY)",
+    )
+    add_transport_flags(group)
+
+
+def _add_load_flags(group: argparse._ArgumentGroup) -> None:
+    kind = group.add_mutually_exclusive_group()
+    kind.add_argument(
+        "--concurrency", type=values.count, metavar="N", help="requests running at any time (default 1)"
+    )
+    kind.add_argument(
+        "--request-rate",
+        type=values.rate,
+        metavar="R",
+        help="requests per second on average, however many are running: Poisson arrivals; inf: all at once",
+    )
+    group.add_argument("--requests", type=values.count, default=32, metavar="N", help="default 32")
+    group.add_argument(
+        "--warm-up",
+        type=values.whole,
+        default=1,
+        metavar="N",
+        help="requests before, with other prompts, that do not count (default 1)",
+    )
+    group.add_argument(
+        "--seed",
+        type=values.whole,
+        metavar="N",
+        help="of arrivals and random prompts (default 0); when given, also of request i's sampling: N + i",
+    )
+
+
+def _add_prompt_flags(group: argparse._ArgumentGroup) -> None:
+    kind = group.add_mutually_exclusive_group()
+    kind.add_argument(
+        "--prompts",
+        metavar="FILE",
+        help="JSON list, or lines of a .jsonl file: texts, lists of token ids, or lists of messages",
+    )
+    kind.add_argument(
+        "--random-prompt-tokens",
+        type=values.count,
+        default=RANDOM_TOKENS,
+        metavar="N",
+        help=f"random token ids, with --openai or --chat random words (default {RANDOM_TOKENS}); they tell "
+        "little about acceptance",
+    )
+    group.add_argument(
+        "--random-range",
+        type=values.share,
+        default=0.0,
+        metavar="X",
+        help="lengths from N (1 - X) to N (1 + X); 0 to 1 (default 0)",
+    )
+
+
+def _add_request_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--chat", action="store_true", help="send conversations; texts are the user's message")
+    group.add_argument(
+        "--max-tokens", type=values.count, default=128, metavar="N", help="most new tokens (default 128)"
+    )
+    group.add_argument(
+        "--temperature", type=float, default=0.0, metavar="X", help="0 is greedy and the default"
+    )
+    group.add_argument("--ignore-eos", action="store_true", help="do not stop at the model's end tokens")
+    group.add_argument(
+        "--mode", choices=("auto", "sequential", "off"), help="of speculation, over gRPC (default auto)"
+    )
+    group.add_argument(
+        "--extra-body",
+        type=values.json_object,
+        default={},
+        metavar="JSON",
+        help="more fields of each request's body, with --openai; null takes one of ours away",
+    )
+
+
+def _add_report_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--slo",
+        type=values.slo,
+        default=(),
+        metavar="BOUNDS",
+        help="report goodput under bounds on ttft, tpot and e2e, such as ttft=500ms,tpot=50ms,e2e=10s",
+    )
+    group.add_argument(
+        "--json", default="", metavar="FILE", help="write everything, each request's figures too"
+    )

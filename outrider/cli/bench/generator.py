@@ -1,0 +1,106 @@
+"""The load generator: sends requests when they are due and notes what becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from outrider.cli.bench.arrivals import Closed, Load, Open
+from outrider.cli.bench.outcomes import Outcome
+from outrider.cli.bench.target import Ask, Delivered, Ended, Target
+from outrider.protocol.errors import OutriderError, Unavailable
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """What time it is, and how to wait for later; both in seconds."""
+
+    now: Callable[[], float] = time.perf_counter
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
+
+
+@dataclass(slots=True)
+class Tally:
+    """A load so far; complete also when it is interrupted."""
+
+    begun: int = 0
+    outcomes: list[Outcome] = field(default_factory=list)
+    """In the order of their ends."""
+
+    @property
+    def open(self) -> int:
+        """Requests that have begun and not ended."""
+        return self.begun - len(self.outcomes)
+
+    @property
+    def failed(self) -> int:
+        """Requests that ended with an error."""
+        return sum(outcome.error is not None for outcome in self.outcomes)
+
+
+async def drive(load: Load, asks: Sequence[Ask], target: Target, tally: Tally, clock: Clock) -> None:
+    """Send all requests of a load and wait for the last; failed ones are outcomes like others."""
+    match load:
+        case Closed():
+            await _drive_closed(load, asks, target, tally, clock)
+        case Open():
+            await _drive_open(load, asks, target, tally, clock)
+        case _:
+            assert_never(load)
+
+
+async def _drive_closed(
+    load: Closed, asks: Sequence[Ask], target: Target, tally: Tally, clock: Clock
+) -> None:
+    left = iter(asks)
+
+    async def user() -> None:
+        for ask in left:
+            await _send(ask, None, target, tally, clock)
+
+    async with asyncio.TaskGroup() as users:
+        for _ in range(min(load.concurrency, len(asks))):
+            users.create_task(user())
+
+
+async def _drive_open(load: Open, asks: Sequence[Ask], target: Target, tally: Tally, clock: Clock) -> None:
+    start = clock.now()
+    async with asyncio.TaskGroup() as users:
+        for ask, offset in zip(asks, load.offsets, strict=True):
+            due = start + offset
+            if (wait := due - clock.now()) > 0:
+                await clock.sleep(wait)
+            users.create_task(_send(ask, due, target, tally, clock))
+
+
+async def _send(ask: Ask, due: float | None, target: Target, tally: Tally, clock: Clock) -> None:
+    tally.begun += 1
+    sent, deliveries = clock.now(), list[float]()
+    end: Ended | None = None
+    error: OutriderError | None = None
+    try:
+        async with aclosing(target.stream(ask)) as events:
+            async for event in events:
+                match event:
+                    case Delivered():
+                        deliveries.append(clock.now())
+                    case Ended():
+                        end = event
+    except OutriderError as failure:
+        error = failure
+    if end is None and error is None:
+        error = Unavailable("the answer had no end")
+    outcome = Outcome(
+        index=ask.index,
+        sent=sent,
+        ended=clock.now(),
+        due=due,
+        deliveries=tuple(deliveries),
+        end=end,
+        error=error,
+    )
+    tally.outcomes.append(outcome)

@@ -1,0 +1,42 @@
+"""What figures were measured on."""
+
+from __future__ import annotations
+
+import os
+import platform
+from datetime import UTC, datetime
+from pathlib import Path
+
+
+def describe() -> dict[str, str]:
+    """Date, machine and Python."""
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "cpu": cpu_model(),
+        "cores": ",".join(map(str, cores())),
+        "memory_gib": _memory_gib(),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+    }
+
+
+def cores() -> list[int]:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def cpu_model() -> str:
+    """Name of the processor, as far as the system tells."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [row.partition(":")[2].strip() for row in lines if row.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def _memory_gib() -> str:
+    try:
+        return str(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 30)
+    except (AttributeError, ValueError, OSError):  # a system without it
+        return "unknown"

@@ -1,0 +1,111 @@
+"""What is asked: prompts of a file, or drawn at random."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from outrider.cli.bench.target import Prompt
+from outrider.client.request import Message
+from outrider.protocol.errors import InvalidRequest
+
+FLAG = "--prompts"
+TEXT = (
+    "the of and a to in is that for it as was with be by on not he his but at are this have from or had an "
+    "they which one you were all her she there would their we him been has when who will no more if out so "
+    "up said what its about than into them can only other time new some could these two may first then do"
+)
+"""Common ones, which are one token in most vocabularies."""
+
+
+def read_prompts(path: str) -> list[Prompt]:
+    """The prompts of a JSON list, or of the lines of a file named .jsonl.
+
+    Each is a text, a list of token ids, a list of messages with role and content, or an object that has one
+    of these as its `prompt` or `messages`.
+
+    Raises:
+        InvalidRequest: the file cannot be read, or an entry is something else.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        found = _lines(text) if path.endswith(".jsonl") else json.loads(text)
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(FLAG, f"cannot read {path!r} ({error})") from error
+    if not isinstance(found, list) or not found:
+        raise InvalidRequest(FLAG, f"{path!r} must be a JSON list with a prompt, or be named .jsonl")
+    return [_prompt(number, entry) for number, entry in enumerate(found, 1)]
+
+
+def take(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
+    """So many prompts; they go round."""
+    return [prompts[index % len(prompts)] for index in range(count)]
+
+
+def random_lengths(count: int, middle: int, spread: float, rng: random.Random) -> list[int]:
+    """Lengths drawn evenly from `middle` less and more a share `spread` of it; none is below 1."""
+    low, high = max(1, round(middle * (1 - spread))), max(1, round(middle * (1 + spread)))
+    return [rng.randint(low, high) for _ in range(count)]
+
+
+def random_ids(
+    lengths: Sequence[int], vocabulary: int, avoid: Sequence[int], rng: random.Random
+) -> list[Prompt]:
+    """Token ids below `vocabulary`; none of `avoid`."""
+    tokens = [token for token in range(vocabulary) if token not in set(avoid)]
+    return [tuple(rng.choices(tokens, k=length)) for length in lengths]
+
+
+def random_words(lengths: Sequence[int], rng: random.Random) -> list[Prompt]:
+    """Texts of common words, for servers that do not tell their vocabulary."""
+    words = TEXT.split()
+    return [" ".join(rng.choices(words, k=length)) for length in lengths]
+
+
+def conversation(prompt: Prompt) -> Prompt:
+    """The prompt as what a user says to a chat model.
+
+    Raises:
+        InvalidRequest: it is token ids.
+    """
+    if isinstance(prompt, str):
+        return (Message("user", prompt),)
+    if isinstance(prompt[0], int):
+        raise InvalidRequest("--chat", "takes texts or messages; leave it out for prompts of token ids")
+    return prompt
+
+
+def plain(prompt: Prompt) -> Prompt:
+    """The prompt, for an endpoint that takes text and token ids.
+
+    Raises:
+        InvalidRequest: it is a conversation.
+    """
+    if isinstance(prompt[0], Message):
+        raise InvalidRequest(FLAG, "has messages; add --chat")
+    return prompt
+
+
+def _lines(text: str) -> list[Any]:
+    return [json.loads(line) for line in text.splitlines() if line.strip()]
+
+
+def _prompt(number: int, entry: Any) -> Prompt:
+    if isinstance(entry, dict):
+        entry = entry.get("prompt", entry.get("messages"))
+    if isinstance(entry, str) and entry:
+        return entry
+    if isinstance(entry, list) and entry:
+        if all(isinstance(part, int) and not isinstance(part, bool) for part in entry):
+            return tuple(entry)
+        if all(_is_message(part) for part in entry):
+            return tuple(Message(part["role"], part["content"]) for part in entry)
+    kinds = "a text, token ids, or messages with role and content as texts"
+    raise InvalidRequest(FLAG, f"entry {number} must be {kinds}, and not be empty")
+
+
+def _is_message(part: Any) -> bool:
+    return isinstance(part, dict) and all(isinstance(part.get(name), str) for name in ("role", "content"))

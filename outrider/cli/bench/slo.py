@@ -1,0 +1,65 @@
+"""Service level objectives: what users would call fast enough. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, cast, get_args
+
+from outrider.cli.bench.outcomes import Outcome
+
+Figure: TypeAlias = Literal["ttft", "tpot", "e2e"]
+FIGURES: tuple[Figure, ...] = get_args(Figure)
+UNITS = {"ms": 1e-3, "s": 1.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A figure of a request and the most that it may be, in seconds."""
+
+    figure: Figure
+    seconds: float
+
+    def met(self, outcome: Outcome) -> bool:
+        """Whether a request kept to it; one that does not have the figure did."""
+        value = cast(float | None, getattr(outcome, self.figure))
+        return value is None or value <= self.seconds
+
+    def __str__(self) -> str:
+        milliseconds = self.seconds * 1000
+        shown = f"{self.seconds:g} s" if self.seconds >= 1 else f"{milliseconds:g} ms"
+        return f"{self.figure} <= {shown}"
+
+
+Slo: TypeAlias = tuple[Bound, ...]
+
+
+def parse_slo(text: str) -> Slo:
+    """Bounds such as `ttft=500ms,tpot=50ms,e2e=10s`.
+
+    Raises:
+        ValueError: the text is something else; says what.
+    """
+    bounds = tuple(_bound(part.strip()) for part in text.split(","))
+    if len({bound.figure for bound in bounds}) < len(bounds):
+        raise ValueError(f"names a figure twice: {text!r}")
+    return bounds
+
+
+def good(outcome: Outcome, slo: Slo) -> bool:
+    """Whether a request was answered, and within all bounds."""
+    return outcome.error is None and all(bound.met(outcome) for bound in slo)
+
+
+def _bound(text: str) -> Bound:
+    found = re.fullmatch(r"(\w+)=([\d.]+)(ms|s)", text)
+    if found is None or found[1] not in FIGURES:
+        raise ValueError(f"must be such as ttft=500ms,tpot=50ms,e2e=10s, not {text!r}")
+    try:
+        seconds = float(found[2]) * UNITS[found[3]]
+    except ValueError:
+        seconds = 0.0
+    if not 0.0 < seconds < math.inf:
+        raise ValueError(f"needs a time above 0, not {text!r}")
+    return Bound(cast(Figure, found[1]), seconds)

@@ -1,0 +1,79 @@
+"""What a load is sent to, and what it brings back."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+from outrider.client.request import Message
+
+Prompt: TypeAlias = str | tuple[int, ...] | tuple[Message, ...]
+"""Text, token ids, or a conversation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request of a load; what is the same in all of them, the target knows."""
+
+    index: int
+    prompt: Prompt
+    seed: int | None = None
+    """Of the sampling noise; None: the server's choice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """What all requests of a load have in common."""
+
+    max_tokens: int
+    temperature: float = 0.0
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """Who answers."""
+
+    address: str
+    """Such as `gRPC 127.0.0.1:7700`."""
+    model: str
+    vocabulary: int | None = None
+    """Token ids are below it; None: the server does not tell."""
+    eos_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """New tokens have come, one or several at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """The end of an answer, with the server's counts."""
+
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int = 0
+    """Prompt tokens that the server had at hand."""
+    finish_reason: str = ""
+    speculation: Mapping[str, float] = field(default_factory=dict)
+    """What `SpeculationStats` of generation.proto counts; empty where the server does not tell."""
+
+
+Event: TypeAlias = Delivered | Ended
+
+
+class Target(Protocol):
+    """A server that is ready to be asked."""
+
+    @property
+    def served(self) -> Served:
+        """Who answers."""
+
+    def stream(self, ask: Ask) -> AsyncGenerator[Event, None]:
+        """The answer as it comes: `Delivered` at each delivery, `Ended` once.
+
+        Raises:
+            OutriderError: the request failed.
+        """
