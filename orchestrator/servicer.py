@@ -20,8 +20,17 @@ from orchestrator.request.admission import Admission, Waiter
 from orchestrator.request.auth import digest_of
 from orchestrator.request.rate_limit import RateLimit, client_of
 from orchestrator.request.resolver import Request, Resolver
-from orchestrator.request.wire import asked_from_pb, check_lengths, response_to_pb
-from orchestrator.text.tokenizing import INLINE_BYTES, Tokenizing, size_of
+from orchestrator.request.wire import (
+    asked_from_pb,
+    check_lengths,
+    ids_from_pb,
+    models_to_pb,
+    prompt_from_pb,
+    response_to_pb,
+    tokens_to_pb,
+)
+from orchestrator.text.conversion import Conversion
+from orchestrator.text.tokenizing import INLINE_BYTES, Tokenizing
 from outrider.config import OrchestratorConfig
 from outrider.protocol.errors import DeadlineExceeded, NoReplica, OutriderError
 from outrider.protocol.wire import model_info_to_pb
@@ -49,6 +58,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> None:
         self.admission = Admission(config.max_queued, fleet.capacity, clock)
         self.tokenizing = Tokenizing(WAITING_MESSAGES * config.max_request_mb << 20)
+        self._conversion = Conversion(self.tokenizing, clock)
         self._rate_limit = RateLimit(config.client_rate, config.client_burst, clock)
         self._config = config
         self._fleet = fleet
@@ -60,8 +70,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self, request: generation_pb2.GenerateRequest, context: Context
     ) -> None:
         """Stream the continuations of a prompt."""
-        arrived, remaining = self._clock(), context.time_remaining()
-        deadline = arrived + (self._config.default_deadline_seconds if remaining is None else remaining)
+        arrived, deadline = self._clock(), self._deadline(context)
         try:
             async with AsyncExitStack() as stack:
                 with self._counting_rejections():
@@ -96,6 +105,44 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             chat_prompts=tokenizer is not None and tokenizer.has_chat_template,
         )
 
+    async def ListModels(  # noqa: N802 - the name on the wire
+        self, request: generation_pb2.ListModelsRequest, context: Context
+    ) -> generation_pb2.ListModelsResponse:
+        """The models that a request may name."""
+        served = self._served()
+        tokenizer = served.tokenizer
+        chat = tokenizer is not None and tokenizer.has_chat_template
+        return models_to_pb(served.info, tokenizer is not None, chat)
+
+    async def Tokenize(  # noqa: N802 - the name on the wire
+        self, request: generation_pb2.TokenizeRequest, context: Context
+    ) -> generation_pb2.TokenizeResponse:
+        """The token ids of a text or a conversation."""
+        with self._counting_rejections():
+            self._rate_limit.take(self._client(context))
+            served, deadline = self._served(), self._deadline(context)
+            prompt = prompt_from_pb(request, served.info, _bytes_per_token(served))
+            positions = served.info.context_length
+            tokens = await self._conversion.tokens(prompt, served.tokenizer, positions, deadline)
+            return tokens_to_pb(tokens, served.info)
+
+    async def Detokenize(  # noqa: N802 - the name on the wire
+        self, request: generation_pb2.DetokenizeRequest, context: Context
+    ) -> generation_pb2.DetokenizeResponse:
+        """The text of token ids."""
+        with self._counting_rejections():
+            self._rate_limit.take(self._client(context))
+            served, deadline = self._served(), self._deadline(context)
+            ids = ids_from_pb(request, served.info)
+            positions = served.info.context_length
+            text = await self._conversion.text(ids, served.tokenizer, positions, deadline)
+            return generation_pb2.DetokenizeResponse(text=text)
+
+    def _deadline(self, context: Context) -> float:
+        """By our clock; the default one where the caller set none."""
+        remaining = context.time_remaining()
+        return self._clock() + (self._config.default_deadline_seconds if remaining is None else remaining)
+
     def _client(self, context: Context) -> str:
         """Whom rate limit and admission count; a token that nobody checked would let one caller be many."""
         checked = self._config.auth_tokens_file and context.invocation_metadata()
@@ -111,7 +158,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> Request:
         """What cannot fit is refused before it is read, and what is long is tokenized elsewhere."""
         positions, tokenizer = served.info.context_length, served.tokenizer
-        check_lengths(pb, positions, tokenizer.bytes_per_token if tokenizer is not None else 0)
+        check_lengths(pb, positions, _bytes_per_token(served))
         resolver = Resolver(
             served=served.info,
             tokenizer=tokenizer,
@@ -119,14 +166,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             draw_seed=_draw_seed,
         )
         asked = asked_from_pb(pb)
-        if tokenizer is None or size_of(asked) <= INLINE_BYTES:
+        prompt = asked.prompt
+        if prompt is None or prompt.size <= INLINE_BYTES:
             return resolver.resolve(asked, request_id)
         resolver.check(asked)
-        try:
-            async with asyncio.timeout(deadline - self._clock()):
-                tokens = await self.tokenizing.tokens(asked, tokenizer, positions)
-        except TimeoutError:
-            raise DeadlineExceeded("the deadline passed before the prompt was tokenized") from None
+        tokens = await self._conversion.tokens(prompt, tokenizer, positions, deadline)
         return resolver.resolve(asked, request_id, tokens)
 
     async def _run(
@@ -212,6 +256,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
 def _draw_seed() -> int:
     return secrets.randbits(64)
+
+
+def _bytes_per_token(served: ServedModel) -> int:
+    """Most bytes of text that a token stands for; 0 where there is no tokenizer."""
+    return served.tokenizer.bytes_per_token if served.tokenizer is not None else 0
 
 
 def _metadata(context: Context, name: str) -> str:

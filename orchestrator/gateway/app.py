@@ -25,6 +25,7 @@ from orchestrator.gateway.endpoints import (
 )
 from orchestrator.gateway.errors import Kind, Problem
 from orchestrator.gateway.instruments import GatewayInstruments
+from orchestrator.gateway.tokens import Converting
 from orchestrator.request.auth import Tokens, digest_of
 from outrider import __version__
 from outrider.client import AsyncClient
@@ -39,7 +40,9 @@ NOT_ALLOWED = Kind(405, "invalid_request_error", "method_not_allowed")
 TRACEPARENT = re.compile(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 SCHEME = "bearer "
 HEALTH_SECONDS = 2.0
-ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/version", "/metrics")
+OPEN = ("/health", "/version", "/metrics")
+"""Need no token, and are in no log."""
+ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize", *OPEN)
 
 
 class Gateway:
@@ -98,7 +101,7 @@ class Gateway:
             await send_problem(answer.send, error)
 
     def _check_token(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
-        if self._tokens is None or not scope["path"].startswith("/v1/"):
+        if self._tokens is None or scope["path"] in OPEN:
             return
         header = headers.get(b"authorization", b"").decode("latin-1")
         if not self._tokens.current().know(digest_of((("authorization", header),))):
@@ -108,7 +111,7 @@ class Gateway:
         path = scope["path"]
         endpoint = path if path in ENDPOINTS else "other"
         self._instruments.finished(endpoint, status, seconds)
-        if endpoint.startswith("/v1/"):
+        if endpoint not in (*OPEN, "other"):
             request_id = scope["state"]["request_id"]
             logger.info(
                 "answered", endpoint=endpoint, status=status, seconds=round(seconds, 4), request_id=request_id
@@ -119,11 +122,14 @@ class Gateway:
             return Generating(client, bodies, self._instruments, seconds, chat)
 
         models: Any = Models(client)
+        converting = Converting(client, bodies, self._instruments, seconds)
         return [
             _route("/v1/completions", generating(False), "POST"),
             _route("/v1/chat/completions", generating(True), "POST"),
             _route("/v1/models", models, "GET"),
             _route("/v1/models/{model:path}", models, "GET"),
+            _route("/tokenize", converting.tokenize, "POST"),
+            _route("/detokenize", converting.detokenize, "POST"),
             _route("/health", self._healthy, "GET"),
             _route("/version", _version, "GET"),
             _route("/metrics", self._metrics, "GET"),

@@ -9,10 +9,9 @@ import os
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from orchestrator.gateway.errors import KINDS, Kind, Problem
-from orchestrator.gateway.requests import Asked
 from outrider.process import end_with_parent
 from outrider.protocol.errors import Flood, InvalidRequest, Unavailable
 from outrider.telemetry.logs import get_logger
@@ -29,7 +28,8 @@ MEDIA = Kind(415, "invalid_request_error", "unsupported_media_type")
 GONE = Kind(499, "invalid_request_error", "client_closed_request")
 
 Receive = Callable[[], Awaitable[Any]]
-AskedFrom = Callable[[Any], Asked]
+_T = TypeVar("_T")
+AskedFrom = Callable[[Any], _T]
 """A function of a module, so that another process finds it."""
 
 
@@ -42,7 +42,7 @@ class Bodies:
         self._pool: ProcessPoolExecutor | None = None
         self._parsing = 0
 
-    async def read(self, headers: dict[bytes, bytes], receive: Receive, asked_from: AskedFrom) -> Asked:
+    async def read(self, headers: dict[bytes, bytes], receive: Receive, asked_from: AskedFrom[_T]) -> _T:
         """What a request asks for; `asked_from` makes it of the body's JSON.
 
         Raises:
@@ -81,7 +81,7 @@ class Bodies:
             if not message.get("more_body", False):
                 return b"".join(parts)
 
-    async def _asked(self, data: bytes, asked_from: AskedFrom) -> Asked:
+    async def _asked(self, data: bytes, asked_from: AskedFrom[_T]) -> _T:
         """Elsewhere: the parser holds the interpreter's lock, so that a thread would stop the event loop."""
         if self._parsing >= MAX_PARSING:
             raise Unavailable(f"{self._parsing} large requests are being read; try again")
@@ -105,7 +105,7 @@ class Bodies:
         return Problem(KINDS[Flood], f"the body is larger than {self._most_bytes} bytes; shorten it")
 
 
-def asked(data: bytes, asked_from: AskedFrom) -> Asked:
+def asked(data: bytes, asked_from: AskedFrom[_T]) -> _T:
     """What a body asks for.
 
     Raises:

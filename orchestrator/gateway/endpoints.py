@@ -16,7 +16,7 @@ from orchestrator.gateway.instruments import GatewayInstruments
 from orchestrator.gateway.requests import Asked, chat_from, completions_from
 from orchestrator.gateway.responses import Answer
 from orchestrator.gateway.streams import merged, while_connected
-from outrider.client import AsyncClient, Chunk, Complete, Event
+from outrider.client import AsyncClient, Chunk, Complete, Event, Model
 from outrider.client.results import Collected
 from outrider.protocol.errors import InternalError, OutriderError, UnknownModel
 from outrider.telemetry.logs import get_logger
@@ -114,21 +114,24 @@ class Models:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
-        info = await self._client.model_info(token=scope["state"]["token"])
-        model = {
-            "id": info.model,
+        models = await self._client.models(token=scope["state"]["token"])
+        asked = scope.get("path_params", {}).get("model")
+        if asked is None:
+            await send_json(send, 200, {"object": "list", "data": [self._shown(one) for one in models]})
+            return
+        found = next((one for one in models if one.name == asked), None)
+        if found is None:
+            raise UnknownModel(asked[:200], models[0].name if models else "")
+        await send_json(send, 200, self._shown(found))
+
+    def _shown(self, model: Model) -> dict[str, Any]:
+        return {
+            "id": model.name,
             "object": "model",
             "created": self._created,
             "owned_by": "outrider",
-            "max_model_len": info.context_length,
+            "max_model_len": model.context_length,
         }
-        asked = scope.get("path_params", {}).get("model")
-        if asked is None:
-            await send_json(send, 200, {"object": "list", "data": [model]})
-        elif asked == info.model:
-            await send_json(send, 200, model)
-        else:
-            raise UnknownModel(asked[:200], info.model)
 
 
 async def send_json(send: Send, status: int, value: Any, headers: dict[str, str] | None = None) -> None:

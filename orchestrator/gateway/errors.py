@@ -49,8 +49,8 @@ UNEXPECTED = "internal error; the gateway's log has the details"
 PARAMETERS = (
     (re.compile(r"^(sampling|chat)\."), ""),
     (re.compile(r"^chat$"), "messages"),
-    (re.compile(r"^(text|token_ids(\.ids)?)(?=\[|$)"), "prompt"),
-    (re.compile(r"^token_ids\.ids\["), "prompt["),
+    (re.compile(r"^(text|token_ids\.ids)(?=\[|$)"), "prompt"),
+    (re.compile(r"^token_ids(?=\[|$)"), "tokens"),
 )
 """How the fields of the gRPC request are called here."""
 

@@ -1,4 +1,4 @@
-"""Every field of the two endpoints, and what is done with it. docs/openai.md shows the same."""
+"""Every field of the endpoints, and what is done with it. docs/openai.md shows the same."""
 
 from __future__ import annotations
 
@@ -130,6 +130,25 @@ CHAT: Mapping[str, Field] = {
     "chat_template": Refused(),
     "chat_template_kwargs": Only(({},)),
     "documents": Refused(),
+}
+
+TOKENIZE: Mapping[str, Field] = {
+    "model": Option(reading.text, "model"),
+    "prompt": Own(reading.text),
+    "messages": Own(_anything),
+    "add_special_tokens": Option(reading.flag, "add_special_tokens"),
+    "add_generation_prompt": Option(reading.flag, "add_generation_prompt"),
+    "return_token_strs": Only((False,)),
+    "continue_final_message": Only((False,)),
+    "chat_template": Refused(),
+    "chat_template_kwargs": Only(({},)),
+    "media_io_kwargs": Refused(),
+    "mm_processor_kwargs": Refused(),
+    "tools": Only(([],)),
+}
+DETOKENIZE: Mapping[str, Field] = {
+    "model": Option(reading.text, "model"),
+    "tokens": Own(reading.ids),
 }
 
 

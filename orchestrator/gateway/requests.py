@@ -61,16 +61,26 @@ def chat_from(body: Any) -> Asked:
     """
     fields = sort_fields(body, CHAT)
     own = fields.own
-    messages = reading.listed("messages", own.get("messages"), _message)
-    if not messages:
-        raise wrong("messages", "must have at least one message")
+    messages = messages_of(own.get("messages"))
     top = own.get("top_logprobs")
     if top is not None and not own.get("logprobs"):
         raise wrong("top_logprobs", "needs logprobs to be true")
     if own.get("logprobs"):
         fields.options["logprobs"] = top or 0
     options = {"temperature": TEMPERATURE, **_options(fields)}
-    return _asked(fields, [Request(prompt=tuple(messages), chat=True, **options)], True)
+    return _asked(fields, [Request(prompt=messages, chat=True, **options)], True)
+
+
+def messages_of(value: Any) -> tuple[Message, ...]:
+    """The messages of a conversation.
+
+    Raises:
+        Problem: there are none, or one is wrong.
+    """
+    messages = reading.listed("messages", value, _message)
+    if not messages:
+        raise wrong("messages", "must have at least one message")
+    return tuple(messages)
 
 
 def _asked(fields: Sorted, requests: list[Request], chat: bool) -> Asked:

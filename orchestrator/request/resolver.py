@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.request.ticket import Ticket
+from orchestrator.text.jobs import ChatPrompt, Prompt, TextPrompt
 from orchestrator.text.tokenizer import ChatMessage, TextTokenizer
 from outrider.protocol.errors import ContextTooLong, InvalidRequest, UnknownModel
 from outrider.protocol.messages import FinishReason, Mode, ModelInfo, SamplingParams
@@ -38,6 +39,13 @@ class Asked:
     keep_session: bool = False
     record_timeline: bool = False
     priority: int = 0
+
+    @property
+    def prompt(self) -> Prompt | None:
+        """What has to be tokenized; None where token ids came, or no prompt."""
+        if self.text is not None:
+            return TextPrompt(self.text)
+        return None if self.chat is None else ChatPrompt(self.chat)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,12 +172,7 @@ class Resolver:
         return self.tokenizer
 
     def _check_tokens(self, field: str, tokens: Sequence[int]) -> None:
-        size = self.served.vocabulary_size
-        if tokens and max(tokens) >= size:
-            index = next(index for index, token in enumerate(tokens) if token >= size)
-            raise InvalidRequest(
-                f"{field}[{index}]", f"{tokens[index]} is not below the vocabulary size {size}"
-            )
+        check_vocabulary(field, tokens, self.served.vocabulary_size)
 
     def _check_sampling(self, sampling: SamplingParams) -> None:
         self._check_tokens("sampling.stop_token_ids", sampling.stop_token_ids)
@@ -204,6 +207,17 @@ class Resolver:
         if asked.sampling.greedy:
             return 0
         return self.draw_seed() if asked.seed is None else asked.seed
+
+
+def check_vocabulary(field: str, tokens: Sequence[int], size: int) -> None:
+    """Whether token ids are those of a vocabulary.
+
+    Raises:
+        InvalidRequest: one is not below `size`.
+    """
+    if tokens and max(tokens) >= size:
+        index = next(index for index, token in enumerate(tokens) if token >= size)
+        raise InvalidRequest(f"{field}[{index}]", f"{tokens[index]} is not below the vocabulary size {size}")
 
 
 def _check_ranges(asked: Asked) -> None:

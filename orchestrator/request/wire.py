@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from orchestrator.observing.timeline import TimelineEvent
 from orchestrator.output import Chunk, Completion, Started
-from orchestrator.request.resolver import Asked
+from orchestrator.request.resolver import Asked, check_vocabulary
+from orchestrator.text.jobs import ChatPrompt, Ids, Prompt, TextPrompt
 from orchestrator.text.tokenizer import ChatMessage
-from outrider.protocol.errors import ContextTooLong, InvalidRequest
-from outrider.protocol.messages import TokenLogprob
+from outrider.protocol.errors import ContextTooLong, InvalidRequest, UnknownModel
+from outrider.protocol.messages import ModelInfo, TokenLogprob
 from outrider.protocol.wire import logprob_to_pb, mode_from_pb, sampling_from_pb
 from outrider.v1 import generation_pb2, tokens_pb2
 
@@ -32,8 +33,7 @@ def check_lengths(pb: generation_pb2.GenerateRequest, positions: int, bytes_per_
     Raises:
         InvalidRequest: there are too many entries; `ContextTooLong` when a prompt cannot fit the context.
     """
-    if len(pb.model) > MAX_NAME:
-        raise InvalidRequest("model (characters)", f"must be at most {MAX_NAME}")
+    _check_name(pb.model)
     _check_tokens("resume_token_ids", len(pb.resume_token_ids), positions)
     match pb.WhichOneof("prompt"):
         case "token_ids":
@@ -42,6 +42,11 @@ def check_lengths(pb: generation_pb2.GenerateRequest, positions: int, bytes_per_
             _check_bytes("text", len(pb.text.encode()), positions, bytes_per_token)
         case "chat":
             _check_chat(pb.chat, positions, bytes_per_token)
+
+
+def _check_name(model: str) -> None:
+    if len(model) > MAX_NAME:
+        raise InvalidRequest("model (characters)", f"must be at most {MAX_NAME}")
 
 
 def _check_chat(chat: generation_pb2.Chat, positions: int, bytes_per_token: int) -> None:
@@ -78,12 +83,11 @@ def asked_from_pb(pb: generation_pb2.GenerateRequest) -> Asked:
         InvalidRequest: a sampling parameter is out of its range, or the mode is unknown.
     """
     speculation, prompt = pb.speculation, pb.WhichOneof("prompt")
-    messages = [ChatMessage(message.role, message.content) for message in pb.chat.messages]
     return Asked(
         model=pb.model,
         text=pb.text if prompt == "text" else None,
         token_ids=tuple(pb.token_ids.ids) if prompt == "token_ids" else None,
-        chat=tuple(messages) if prompt == "chat" else None,
+        chat=_messages(pb.chat) if prompt == "chat" else None,
         sampling=sampling_from_pb(pb.sampling),
         seed=pb.sampling.seed if pb.sampling.HasField("seed") else None,
         mode=mode_from_pb(speculation.mode),
@@ -96,6 +100,71 @@ def asked_from_pb(pb: generation_pb2.GenerateRequest) -> Asked:
         record_timeline=pb.record_timeline,
         priority=pb.priority,
     )
+
+
+def _messages(chat: generation_pb2.Chat) -> tuple[ChatMessage, ...]:
+    return tuple(ChatMessage(message.role, message.content) for message in chat.messages)
+
+
+def prompt_from_pb(pb: generation_pb2.TokenizeRequest, served: ModelInfo, bytes_per_token: int) -> Prompt:
+    """What is to be tokenized, if it can fit; see `check_lengths`.
+
+    Raises:
+        InvalidRequest: a field is wrong; `ContextTooLong` when the prompt cannot fit the context.
+        UnknownModel: another model is served.
+    """
+    _check_model(pb.model, served)
+    special = pb.add_special_tokens if pb.HasField("add_special_tokens") else None
+    match pb.WhichOneof("prompt"):
+        case "text":
+            _check_bytes("text", len(pb.text.encode()), served.context_length, bytes_per_token)
+            if pb.HasField("add_generation_prompt"):
+                raise InvalidRequest("add_generation_prompt", "is for chat; leave it out")
+            return TextPrompt(pb.text, special is not False)
+        case "chat":
+            _check_chat(pb.chat, served.context_length, bytes_per_token)
+            generation = not pb.HasField("add_generation_prompt") or pb.add_generation_prompt
+            return ChatPrompt(_messages(pb.chat), special is True, generation)
+    raise InvalidRequest("prompt", "set one of text and chat")
+
+
+def ids_from_pb(pb: generation_pb2.DetokenizeRequest, served: ModelInfo) -> Ids:
+    """Token ids whose text is wanted.
+
+    Raises:
+        InvalidRequest: one is not of the vocabulary; `ContextTooLong` when they do not fit the context.
+        UnknownModel: another model is served.
+    """
+    _check_model(pb.model, served)
+    _check_tokens("token_ids", len(pb.token_ids), served.context_length)
+    ids = tuple(pb.token_ids)
+    check_vocabulary("token_ids", ids, served.vocabulary_size)
+    return Ids(ids, pb.keep_special_tokens)
+
+
+def _check_model(model: str, served: ModelInfo) -> None:
+    _check_name(model)
+    if model not in ("", served.model):
+        raise UnknownModel(model, served.model)
+
+
+def tokens_to_pb(tokens: Sequence[int], served: ModelInfo) -> generation_pb2.TokenizeResponse:
+    """The answer to `Tokenize`."""
+    return generation_pb2.TokenizeResponse(
+        token_ids=tokens, count=len(tokens), context_length=served.context_length
+    )
+
+
+def models_to_pb(served: ModelInfo, text: bool, chat: bool) -> generation_pb2.ListModelsResponse:
+    """The answer to `ListModels`; `text` and `chat` say which prompts can be used."""
+    model = generation_pb2.Model(
+        name=served.model,
+        context_length=served.context_length,
+        vocabulary_size=served.vocabulary_size,
+        text_prompts=text,
+        chat_prompts=chat,
+    )
+    return generation_pb2.ListModelsResponse(models=[model])
 
 
 def response_to_pb(

@@ -85,17 +85,29 @@ class TextTokenizer:
         """Whether conversations can be rendered."""
         return self._template is not None
 
-    def encode(self, text: str, positions: int | None = None) -> tuple[int, ...]:
-        """Token ids of plain text; of its beginning alone where that has more than `positions` tokens."""
-        tokens = self._ids(text, True, positions)
-        if self._bos_token_id is not None and tokens[:1] != [self._bos_token_id]:
-            tokens = [self._bos_token_id, *tokens]
-        return tuple(tokens)
-
-    def encode_chat(self, messages: Sequence[ChatMessage], positions: int | None = None) -> tuple[int, ...]:
-        """Token ids of a conversation in the model's chat template, up to where the answer begins.
+    def encode(self, text: str, positions: int | None = None, special_tokens: bool = True) -> tuple[int, ...]:
+        """Token ids of plain text, with what the tokenizer puts around it unless `special_tokens` is off.
 
         Of its beginning alone where that has more than `positions` tokens.
+        """
+        tokens = self._ids(text, special_tokens, positions)
+        bos = self._bos_token_id if special_tokens else None
+        if bos is not None and tokens[:1] != [bos]:
+            tokens = [bos, *tokens]
+        return tuple(tokens)
+
+    def encode_chat(
+        self,
+        messages: Sequence[ChatMessage],
+        positions: int | None = None,
+        special_tokens: bool = False,
+        *,
+        generation_prompt: bool = True,
+    ) -> tuple[int, ...]:
+        """Token ids of a conversation in the model's chat template, up to where the answer begins.
+
+        Of its beginning alone where that has more than `positions` tokens. Without `generation_prompt` they
+        end with the last message.
 
         Raises:
             InvalidRequest: there is no template, no message, or the template refuses the messages.
@@ -111,13 +123,15 @@ class TextTokenizer:
                 raise InvalidRequest(f"chat.messages[{index}].role", "must not be empty")
         plain = [{"role": message.role, "content": message.content} for message in messages]
         try:
-            text = self._template.render(messages=plain, add_generation_prompt=True, **self._special_tokens)
+            text = self._template.render(
+                messages=plain, add_generation_prompt=generation_prompt, **self._special_tokens
+            )
         except Exception as error:  # the model's own code: it may raise anything
             reason = str(error) if isinstance(error, TemplateError) else type(error).__name__
             raise InvalidRequest(
                 "chat.messages", f"the model's chat template refuses them: {reason}"
             ) from None
-        return tuple(self._ids(text, False, positions))
+        return self.encode(text, positions, special_tokens)
 
     def has_no_text(self, token: int) -> bool:
         """Whether `decode` leaves a token out: it is special, or an id that the tokenizer does not have."""
@@ -144,9 +158,9 @@ class TextTokenizer:
                 return ids
             length *= 2
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Text of token ids; special tokens have none."""
-        return self._tokenizer.decode(tokens, skip_special_tokens=True)
+    def decode(self, tokens: Sequence[int], special_tokens: bool = False) -> str:
+        """Text of token ids; special tokens have none, unless it is asked for."""
+        return self._tokenizer.decode(tokens, skip_special_tokens=not special_tokens)
 
 
 def _longest_token(tokenizer: Tokenizer) -> int:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from orchestrator.text.jobs import Plain
 from orchestrator.text.tokenizer import TextTokenizer
 from orchestrator.text.tokenizing_worker import LENGTH_BYTES, frame
 from outrider.protocol.errors import Unavailable
@@ -64,12 +65,12 @@ class TokenizerProcess:
         )
         return started
 
-    async def ask(self, prompt: tuple[str, Any]) -> tuple[str, Any] | None:
-        """What `tokenizing_worker.answer` says of a prompt; None: the process has ended, or hangs.
+    async def ask(self, job: Plain) -> tuple[str, Any] | None:
+        """What `tokenizing_worker.answer` says of a job; None: the process has ended, or hangs.
 
-        `leaving` then says whether it ends after this answer. One prompt at a time.
+        `leaving` then says whether it ends after this answer. One job at a time.
         """
-        self._send(*prompt)
+        self._send(*job)
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 length = int.from_bytes(await self._reader.readexactly(LENGTH_BYTES), "little")

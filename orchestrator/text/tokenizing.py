@@ -1,4 +1,4 @@
-"""Long prompts are tokenized in another process, one at a time, the shortest first.
+"""Long prompts and long lists of ids go to another process, one at a time, the shortest first.
 
 The tokenizer's library holds the interpreter's lock while it encodes, and a chat template is Python: in a
 thread, either would stop the event loop for seconds. What waits is bounded in number and bytes; beyond that,
@@ -13,9 +13,9 @@ import signal
 from array import array
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
-from orchestrator.request.resolver import Asked
+from orchestrator.text.jobs import Ids, Plain, Prompt
 from orchestrator.text.tokenizer import TextTokenizer
 from orchestrator.text.tokenizer_process import TokenizerProcess
 from outrider.protocol.errors import (
@@ -31,52 +31,48 @@ from outrider.telemetry.logs import get_logger
 logger = get_logger(__name__)
 INLINE_BYTES = 4096
 """Prompts up to here are tokenized on the event loop: about 2 ms, at most 5."""
-MESSAGE_BYTES = 64
-"""What a message of a conversation counts besides its text: the template runs for each."""
 MAX_WAITING = 256
+CONFUSED = "the process that tokenizes long prompts answered with something else"
 OVER_BOUNDS = (-signal.SIGPROF, -signal.SIGABRT)
 """How the process ends for a prompt that takes more time or memory than it may."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Job:
-    """One prompt that waits."""
+    """One prompt, or token ids, that wait."""
 
     size: int
     number: int
-    named: str
-    """The field of the request."""
-    prompt: tuple[str, Any]
+    asked: Prompt | Ids
     tokenizer: TextTokenizer
     positions: int
-    done: asyncio.Future[tuple[int, ...]]
+    done: asyncio.Future[Found]
+
+    @property
+    def named(self) -> str:
+        """The field of the request."""
+        return self.asked.field
 
     def __lt__(self, other: Job) -> bool:
         return (self.size, self.number) < (other.size, other.number)
 
 
 class Worker(Protocol):
-    """Tokenizes one prompt after another for one tokenizer."""
+    """Does one job after another for one tokenizer."""
 
     tokenizer: TextTokenizer
     leaving: bool
     """It ends after the last answer."""
 
-    async def ask(self, prompt: tuple[str, Any]) -> tuple[str, Any] | None:
+    async def ask(self, job: Plain) -> tuple[str, Any] | None:
         """The answer, as `tokenizing_worker.answer` gives it; None: it has ended, or hangs."""
 
     async def end(self) -> int:
         """End it, if it has not; its exit status, minus the signal's number after a signal."""
 
 
+Found: TypeAlias = tuple[int, ...] | str
 Start = Callable[[TextTokenizer, int], Awaitable[Worker]]
-
-
-def size_of(asked: Asked) -> int:
-    """Bytes that a prompt of text counts; 0 for other prompts."""
-    if asked.text is not None:
-        return len(asked.text.encode())
-    return sum(MESSAGE_BYTES + len(message.content.encode()) for message in asked.chat or ())
 
 
 class Tokenizing:
@@ -90,7 +86,7 @@ class Tokenizing:
         self._worker: Worker | None = None
         self._working: asyncio.Task[None] | None = None
 
-    async def tokens(self, asked: Asked, tokenizer: TextTokenizer, positions: int) -> tuple[int, ...]:
+    async def tokens(self, prompt: Prompt, tokenizer: TextTokenizer, positions: int) -> tuple[int, ...]:
         """Token ids of a text or conversation.
 
         Raises:
@@ -99,15 +95,35 @@ class Tokenizing:
             Overloaded: too much waits already.
             Unavailable: the process ended twice, or cannot be started.
         """
-        size = size_of(asked)
+        tokens = await self._done(prompt, tokenizer, positions)
+        if isinstance(tokens, str):
+            raise Unavailable(CONFUSED)
+        return tokens
+
+    async def text(self, ids: Ids, tokenizer: TextTokenizer, positions: int) -> str:
+        """The text of token ids.
+
+        Raises:
+            InvalidRequest: it takes too much time or memory.
+            Overloaded, Unavailable: as above.
+        """
+        text = await self._done(ids, tokenizer, positions)
+        if not isinstance(text, str):
+            raise Unavailable(CONFUSED)
+        return text
+
+    async def _done(self, asked: Prompt | Ids, tokenizer: TextTokenizer, positions: int) -> Found:
+        size = asked.size
         if self.waiting >= MAX_WAITING or (self._bytes and self._bytes + size > self._max_bytes):
             raise Overloaded(
                 f"{self.waiting} prompts of {self._bytes} bytes wait to be tokenized; try again later"
             )
         self._bytes += size
         self.waiting += 1
+        self._number += 1
+        done: asyncio.Future[Found] = asyncio.get_running_loop().create_future()
         try:
-            return await self._put(self._job(asked, size, tokenizer, positions))
+            return await self._put(Job(size, self._number, asked, tokenizer, positions, done))
         finally:
             self._bytes -= size
             self.waiting -= 1
@@ -119,16 +135,7 @@ class Tokenizing:
             await asyncio.wait({self._working})
         await self._end_worker()
 
-    def _job(self, asked: Asked, size: int, tokenizer: TextTokenizer, positions: int) -> Job:
-        self._number += 1
-        prompt: tuple[str, Any] = ("text", asked.text)
-        if asked.text is None:
-            prompt = ("chat", [(message.role, message.content) for message in asked.chat or ()])
-        named = "text" if asked.text is not None else "chat.messages"
-        done = asyncio.get_running_loop().create_future()
-        return Job(size, self._number, named, prompt, tokenizer, positions, done)
-
-    async def _put(self, job: Job) -> tuple[int, ...]:
+    async def _put(self, job: Job) -> Found:
         heapq.heappush(self._jobs, job)
         if self._working is None or self._working.done():
             self._working = asyncio.create_task(self._work())
@@ -144,7 +151,7 @@ class Tokenizing:
         while self._jobs:
             job = heapq.heappop(self._jobs)
             try:
-                outcome: tuple[int, ...] | OutriderError = await self._tokens(job)
+                outcome: Found | OutriderError = await self._asked(job)
             except OutriderError as error:
                 outcome = error
             except asyncio.CancelledError:
@@ -155,10 +162,10 @@ class Tokenizing:
                 outcome = InternalError(f"the prompt could not be tokenized: {type(error).__name__}")
             _settle([job], outcome)
 
-    async def _tokens(self, job: Job) -> tuple[int, ...]:
+    async def _asked(self, job: Job) -> Found:
         for _ in range(2):
             worker = await self._worker_for(job)
-            answer = await worker.ask(job.prompt)
+            answer = await worker.ask(job.asked.plain())
             status = None
             if answer is None or worker.leaving:
                 status = await self._end_worker()
@@ -184,7 +191,7 @@ class Tokenizing:
         return None if worker is None else await worker.end()
 
 
-def _settle(jobs: list[Job], outcome: tuple[int, ...] | OutriderError) -> None:
+def _settle(jobs: list[Job], outcome: Found | OutriderError) -> None:
     for job in jobs:
         if job.done.done():
             continue
@@ -194,14 +201,16 @@ def _settle(jobs: list[Job], outcome: tuple[int, ...] | OutriderError) -> None:
             job.done.set_result(outcome)
 
 
-def _outcome(job: Job, answer: tuple[str, Any]) -> tuple[int, ...]:
+def _outcome(job: Job, answer: tuple[str, Any]) -> Found:
     match answer:
         case ("tokens", bytes(data)):
             return tuple(array("I", data))
+        case ("text", str(text)):
+            return text
         case ("too_long", int(count)):
             raise ContextTooLong(
                 job.named, f"{count} tokens or more do not fit the context of {job.positions}; shorten it"
             )
         case (_, (str(named), str(problem))):
             raise InvalidRequest(named, problem)
-    raise Unavailable("the process that tokenizes long prompts answered with something else")
+    raise Unavailable(CONFUSED)

@@ -1,6 +1,6 @@
 """The process that tokenizes long prompts: `python -m orchestrator.text.tokenizing_worker`.
 
-On its standard input come the tokenizer and then prompts, one at a time; each is answered on its standard
+On its standard input come the tokenizer and then jobs, one at a time; each is answered on its standard
 output. The end of the input ends it, so that it does not outlive the orchestrator. The kernel ends it when a
 prompt takes too much processor time, and bounds its memory.
 
@@ -18,7 +18,8 @@ import sys
 from array import array
 from typing import Any, BinaryIO
 
-from orchestrator.text.tokenizer import ChatMessage, TextTokenizer
+from orchestrator.text.jobs import Ids, Plain, job_from
+from orchestrator.text.tokenizer import TextTokenizer
 from outrider.protocol.errors import InvalidRequest
 
 LENGTH_BYTES = 8
@@ -44,18 +45,17 @@ def read_frame(file: BinaryIO) -> Any:
     return marshal.loads(file.read(length)) if length else None
 
 
-def answer(tokenizer: TextTokenizer, positions: int, job: tuple[str, Any]) -> tuple[str, Any]:
-    """What a job, ("text", text) or ("chat", [(role, content), ...]), comes to.
+def answer(tokenizer: TextTokenizer, positions: int, plain: Plain) -> tuple[str, Any]:
+    """What a job of `orchestrator.text.jobs` comes to.
 
-    ("tokens", unsigned 32-bit numbers), ("too_long", how many there are at least), or
+    ("tokens", unsigned 32-bit numbers), ("too_long", how many there are at least), ("text", text), or
     ("refused", (field, problem)).
     """
-    kind, prompt = job
+    job = job_from(plain)
+    if isinstance(job, Ids):
+        return "text", job.text(tokenizer)
     try:
-        if kind == "text":
-            tokens = tokenizer.encode(prompt, positions)
-        else:
-            tokens = tokenizer.encode_chat([ChatMessage(*message) for message in prompt], positions)
+        tokens = job.tokens(tokenizer, positions)
     except InvalidRequest as error:
         return "refused", (error.field, error.problem)
     if len(tokens) > positions:

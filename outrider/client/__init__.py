@@ -19,11 +19,13 @@ from outrider.client.results import (
     Complete,
     Event,
     Generation,
+    Model,
     ModelInfo,
     Result,
     Started,
     TimelineEvent,
     TokenLogprob,
+    Tokens,
     Usage,
 )
 from outrider.client.retries import NEVER, Retries
@@ -39,6 +41,7 @@ __all__ = [
     "Event",
     "Generation",
     "Message",
+    "Model",
     "ModelInfo",
     "Options",
     "Prompt",
@@ -48,5 +51,6 @@ __all__ = [
     "Started",
     "TimelineEvent",
     "TokenLogprob",
+    "Tokens",
     "Usage",
 ]

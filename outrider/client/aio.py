@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Unpack
 
 import grpc
 
 from outrider.client import wire
-from outrider.client.connection import Call, Connection, Run, checked_timeout
-from outrider.client.request import Conversation, Options, Prompt, Request
-from outrider.client.results import Collected, Event, ModelInfo, Result
+from outrider.client.connection import Call, Connection, Run
+from outrider.client.request import Conversation, Options, Prompt, Request, TokenizeOptions
+from outrider.client.results import Collected, Event, Model, ModelInfo, Result, Tokens
 from outrider.rpc.channels import open_channel
 
 
@@ -90,17 +90,48 @@ class AsyncClient(Connection):
                 pause = run.survivor.broke(wire.explained(error, self.endpoint), run.left)
             await asyncio.sleep(pause)
 
+    async def tokenize(
+        self,
+        prompt: str | Conversation,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109 - as above
+        token: str | None = None,
+        **options: Unpack[TokenizeOptions],
+    ) -> Tokens:
+        """The token ids of a text or a conversation: by default those that `generate` goes on from."""
+        message = wire.tokenize_to_pb(prompt, options)
+        return wire.tokens_from_pb(await self._ask("Tokenize", message, timeout, token))
+
+    async def detokenize(
+        self,
+        token_ids: Sequence[int],
+        *,
+        model: str = "",
+        keep_special_tokens: bool = False,
+        timeout: float | None = None,  # noqa: ASYNC109 - as above
+        token: str | None = None,
+    ) -> str:
+        """The text of token ids; special tokens have none, unless they are to be kept."""
+        message = wire.detokenize_to_pb(token_ids, model, keep_special_tokens)
+        answer = await self._ask("Detokenize", message, timeout, token)
+        return wire.text_from_pb(answer)
+
+    async def models(self, *, timeout: float = 10.0, token: str | None = None) -> tuple[Model, ...]:  # noqa: ASYNC109
+        """The models that a request may name."""
+        return wire.models_from_pb(await self._ask("ListModels", wire.models_request(), timeout, token))
+
     async def model_info(self, *, timeout: float = 10.0, token: str | None = None) -> ModelInfo:  # noqa: ASYNC109
         """What is served."""
-        metadata = wire.metadata_of(self._token if token is None else token, "", "")
-        service = wire.stub(self._connected())
+        return wire.info_from_pb(await self._ask("GetModelInfo", wire.info_request(), timeout, token))
+
+    async def _ask(self, method: str, message: Any, timeout: float | None, token: str | None) -> Any:  # noqa: ASYNC109
+        """The one answer to a message; nothing is tried again."""
+        seconds, metadata = self._once(timeout, token)
+        call = getattr(wire.stub(self._connected()), method)
         try:
-            response = await service.GetModelInfo(
-                wire.info_request(), timeout=checked_timeout(timeout), metadata=metadata
-            )
+            return await call(message, timeout=seconds, metadata=metadata)
         except grpc.RpcError as error:
             raise wire.explained(error, self.endpoint) from error
-        return wire.info_from_pb(response)
 
     async def _responses(self, run: Run, message: Any) -> AsyncGenerator[Any, None]:
         async with self._channel_for(run) as channel:

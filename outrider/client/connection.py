@@ -60,6 +60,11 @@ class Connection:
         metadata = wire.metadata_of(token, call.request_id, call.traceparent)
         return Run(survivor, metadata, time.monotonic() + seconds)
 
+    def _once(self, timeout: float | None, token: str | None) -> tuple[float, tuple[tuple[str, str], ...]]:
+        """Seconds and metadata of a call that is made once."""
+        seconds = self._timeout if timeout is None else checked_timeout(timeout)
+        return seconds, wire.metadata_of(self._token if token is None else token, "", "")
+
 
 class Call:
     """What a call has beside its request; None stands for the client's own."""

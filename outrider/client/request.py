@@ -55,6 +55,14 @@ class Options(TypedDict, total=False):
     resume_token_ids: Sequence[int]
 
 
+class TokenizeOptions(TypedDict, total=False):
+    """Parameters of `tokenize` beside its prompt; `TokenizeRequest` of generation.proto describes them."""
+
+    model: str
+    add_special_tokens: bool | None
+    add_generation_prompt: bool | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """A prompt with its options. `None` is absent, which is not the same as zero."""

@@ -164,6 +164,33 @@ class ModelInfo:
     draft_replicas: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A model that a request may name."""
+
+    name: str
+    context_length: int
+    vocabulary_size: int
+    text_prompts: bool
+    """Prompts may be text."""
+    chat_prompts: bool
+    """Prompts may be conversations."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """The token ids of a prompt."""
+
+    token_ids: tuple[int, ...]
+    context_length: int
+    """Most tokens of prompt and output together."""
+
+    @property
+    def count(self) -> int:
+        """How many they are."""
+        return len(self.token_ids)
+
+
 @dataclass(slots=True)
 class _Growing:
     text: list[str] = field(default_factory=list)

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from google.protobuf.message import Message as Pb
 
-from outrider.client.request import Message, Request
+from outrider.client.request import Message, Prompt, Request, TokenizeOptions, request_of
 from outrider.client.results import (
     Chunk,
     Complete,
     Event,
     FinishReason,
+    Model,
     ModelInfo,
     Started,
     TimelineEvent,
     TokenLogprob,
+    Tokens,
     Usage,
 )
 from outrider.protocol.errors import InvalidRequest, OutriderError, Unavailable
@@ -46,7 +48,11 @@ def request_to_pb(request: Request) -> generation_pb2.GenerateRequest:
         InvalidRequest: a value does not fit its field, which is named.
     """
     pb = generation_pb2.GenerateRequest()
-    _fill_prompt(pb, request)
+    if isinstance(request.prompt, str) or request.chat:
+        _fill_text(pb, request.prompt)
+    else:
+        pb.token_ids.SetInParent()
+        _extend(pb.token_ids, "token_ids.", "ids", request.prompt)
     for name in SCALARS:
         _set(pb.sampling, "sampling.", name, getattr(request, name))
     _extend(pb.sampling, "sampling.", "stop", request.stop)
@@ -78,6 +84,66 @@ def info_from_pb(pb: generation_pb2.GetModelInfoResponse) -> ModelInfo:
         verify_replicas=pb.verify_replicas,
         draft_replicas=pb.draft_replicas,
     )
+
+
+def models_request() -> generation_pb2.ListModelsRequest:
+    """Asks which models there are."""
+    return generation_pb2.ListModelsRequest()
+
+
+def models_from_pb(pb: generation_pb2.ListModelsResponse) -> tuple[Model, ...]:
+    """The models that a request may name."""
+    return tuple(
+        Model(
+            name=one.name,
+            context_length=one.context_length,
+            vocabulary_size=one.vocabulary_size,
+            text_prompts=one.text_prompts,
+            chat_prompts=one.chat_prompts,
+        )
+        for one in pb.models
+    )
+
+
+def tokenize_to_pb(prompt: Prompt, options: TokenizeOptions) -> generation_pb2.TokenizeRequest:
+    """Asks for the token ids of a text or a conversation.
+
+    Raises:
+        InvalidRequest: a value does not fit its field, which is named, or the prompt is neither.
+    """
+    pb = generation_pb2.TokenizeRequest()
+    request = request_of(prompt, {})
+    if not isinstance(request.prompt, str) and not request.chat:
+        raise InvalidRequest("prompt", "must be a text or messages")
+    _fill_text(pb, request.prompt)
+    for name in ("model", "add_special_tokens", "add_generation_prompt"):
+        _set(pb, "", name, options.get(name))
+    return pb
+
+
+def tokens_from_pb(pb: generation_pb2.TokenizeResponse) -> Tokens:
+    """The token ids of a prompt."""
+    return Tokens(token_ids=tuple(pb.token_ids), context_length=pb.context_length)
+
+
+def detokenize_to_pb(
+    token_ids: Sequence[int], model: str, keep_special_tokens: bool
+) -> generation_pb2.DetokenizeRequest:
+    """Asks for the text of token ids.
+
+    Raises:
+        InvalidRequest: a value does not fit its field, which is named.
+    """
+    pb = generation_pb2.DetokenizeRequest()
+    _set(pb, "", "model", model)
+    _set(pb, "", "keep_special_tokens", keep_special_tokens)
+    _extend(pb, "", "token_ids", token_ids)
+    return pb
+
+
+def text_from_pb(pb: generation_pb2.DetokenizeResponse) -> str:
+    """The text of token ids."""
+    return pb.text
 
 
 def event_from_pb(response: generation_pb2.GenerateResponse) -> Event | None:
@@ -113,19 +179,18 @@ def metadata_of(token: str, request_id: str, traceparent: str) -> tuple[tuple[st
     return tuple((name, value) for name, value in given if value)
 
 
-def _fill_prompt(pb: generation_pb2.GenerateRequest, request: Request) -> None:
-    prompt = request.prompt
+def _fill_text(
+    pb: generation_pb2.GenerateRequest | generation_pb2.TokenizeRequest, prompt: str | tuple[Any, ...]
+) -> None:
+    """A text, or messages."""
     if isinstance(prompt, str):
         _set(pb, "", "text", prompt)
-    elif request.chat:
-        pb.chat.SetInParent()
-        for index, message in enumerate(cast(tuple[Message, ...], prompt)):
-            added = pb.chat.messages.add()
-            _set(added, f"chat.messages[{index}].", "role", message.role)
-            _set(added, f"chat.messages[{index}].", "content", message.content)
-    else:
-        pb.token_ids.SetInParent()
-        _extend(pb.token_ids, "token_ids.", "ids", prompt)
+        return
+    pb.chat.SetInParent()
+    for index, message in enumerate(cast(tuple[Message, ...], prompt)):
+        added = pb.chat.messages.add()
+        _set(added, f"chat.messages[{index}].", "role", message.role)
+        _set(added, f"chat.messages[{index}].", "content", message.content)
 
 
 def _fill_bias(pb: generation_pb2.GenerateRequest, bias: Mapping[int, float]) -> None:

@@ -45,6 +45,21 @@ class GenerationServiceStub:
                 request_serializer=outrider_dot_v1_dot_generation__pb2.GetModelInfoRequest.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_generation__pb2.GetModelInfoResponse.FromString,
                 _registered_method=True)
+        self.ListModels = channel.unary_unary(
+                '/outrider.v1.GenerationService/ListModels',
+                request_serializer=outrider_dot_v1_dot_generation__pb2.ListModelsRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_generation__pb2.ListModelsResponse.FromString,
+                _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/outrider.v1.GenerationService/Tokenize',
+                request_serializer=outrider_dot_v1_dot_generation__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_generation__pb2.TokenizeResponse.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/outrider.v1.GenerationService/Detokenize',
+                request_serializer=outrider_dot_v1_dot_generation__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_generation__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
 
 
 class GenerationServiceServicer:
@@ -65,6 +80,27 @@ class GenerationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListModels(self, request, context):
+        """The models that a request may name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Tokenize(self, request, context):
+        """The token ids of a text or a conversation.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """The text of token ids.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -77,6 +113,21 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.GetModelInfo,
                     request_deserializer=outrider_dot_v1_dot_generation__pb2.GetModelInfoRequest.FromString,
                     response_serializer=outrider_dot_v1_dot_generation__pb2.GetModelInfoResponse.SerializeToString,
+            ),
+            'ListModels': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListModels,
+                    request_deserializer=outrider_dot_v1_dot_generation__pb2.ListModelsRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_generation__pb2.ListModelsResponse.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=outrider_dot_v1_dot_generation__pb2.TokenizeRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_generation__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=outrider_dot_v1_dot_generation__pb2.DetokenizeRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_generation__pb2.DetokenizeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +185,87 @@ class GenerationService:
             '/outrider.v1.GenerationService/GetModelInfo',
             outrider_dot_v1_dot_generation__pb2.GetModelInfoRequest.SerializeToString,
             outrider_dot_v1_dot_generation__pb2.GetModelInfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListModels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.GenerationService/ListModels',
+            outrider_dot_v1_dot_generation__pb2.ListModelsRequest.SerializeToString,
+            outrider_dot_v1_dot_generation__pb2.ListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.GenerationService/Tokenize',
+            outrider_dot_v1_dot_generation__pb2.TokenizeRequest.SerializeToString,
+            outrider_dot_v1_dot_generation__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.GenerationService/Detokenize',
+            outrider_dot_v1_dot_generation__pb2.DetokenizeRequest.SerializeToString,
+            outrider_dot_v1_dot_generation__pb2.DetokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,

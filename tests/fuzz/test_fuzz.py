@@ -217,6 +217,11 @@ UNARY = {
     "/outrider.internal.v1.VerifyService/GetTokenizer": verify_pb2.GetTokenizerRequest(),
     "/outrider.internal.v1.DraftService/GetModelInfo": draft_pb2.DraftServiceGetModelInfoRequest(),
     "/outrider.v1.GenerationService/GetModelInfo": generation_pb2.GetModelInfoRequest(),
+    "/outrider.v1.GenerationService/ListModels": generation_pb2.ListModelsRequest(),
+    "/outrider.v1.GenerationService/Tokenize": generation_pb2.TokenizeRequest(
+        chat=CHAT, add_special_tokens=True, add_generation_prompt=False
+    ),
+    "/outrider.v1.GenerationService/Detokenize": generation_pb2.DetokenizeRequest(token_ids=[10, 20, 30]),
     "/externalscaler.ExternalScaler/IsActive": keda.ScaledObjectRef(name="draft", namespace="outrider"),
     "/externalscaler.ExternalScaler/GetMetricSpec": keda.ScaledObjectRef(name="draft", namespace="outrider"),
     "/externalscaler.ExternalScaler/GetMetrics": keda.GetMetricsRequest(

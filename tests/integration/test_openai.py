@@ -219,6 +219,41 @@ def test_large_prompts_come_through(up: Process) -> None:
     assert len({choice["text"] for choice in choices}) == 1
 
 
+def _post(up: Process, path: str, body: Any) -> Any:
+    data, kind = json.dumps(body).encode(), {"content-type": "application/json"}
+    with urllib.request.urlopen(
+        urllib.request.Request(up.ready["http"] + path, data, kind), timeout=60
+    ) as answer:
+        return json.load(answer)
+
+
+def test_token_ids_are_those_of_a_request(up: Process, client: openai.OpenAI, grpc_client: Client) -> None:
+    """Of a text and of a conversation: as many as are counted, and the same answer comes of them."""
+    options: dict[str, Any] = {"model": "target", "max_tokens": 8, "temperature": 0}
+    found = _post(up, "/tokenize", {"prompt": PROMPT})
+    whole = client.completions.create(prompt=PROMPT, **options)
+    assert found["count"] == len(found["tokens"]) == whole.usage.prompt_tokens
+    assert (
+        client.completions.create(prompt=found["tokens"], **options).choices[0].text == whole.choices[0].text
+    )
+    chat = _post(up, "/tokenize", {"messages": HELLO})
+    answer = client.chat.completions.create(messages=HELLO, **options)
+    assert chat["count"] == answer.usage.prompt_tokens
+    assert grpc_client.tokenize(HELLO).token_ids == tuple(chat["tokens"])
+    assert found["max_model_len"] == grpc_client.models()[0].context_length
+
+
+def test_text_comes_back_from_its_token_ids(up: Process, grpc_client: Client) -> None:
+    """A short one and one that another process tokenizes; special tokens are left out over gRPC alone."""
+    for text in (PROMPT, PROMPT * 350):
+        tokens = grpc_client.tokenize(text, add_special_tokens=False).token_ids
+        assert grpc_client.detokenize(tokens) == text
+        assert _post(up, "/detokenize", {"tokens": tokens}) == {"prompt": text}
+    (special,) = grpc_client.model_info().eos_token_ids
+    assert grpc_client.detokenize([special]) == ""
+    assert _post(up, "/detokenize", {"tokens": [special]})["prompt"] != ""
+
+
 def test_a_cut_connection_goes_on_after_its_last_event(up: Process, client: openai.OpenAI) -> None:
     """With the seed that the service chose: the texts of both connections are that of an unbroken one."""
     body = {"prompt": PROMPT, "max_tokens": 200, "stream": True, "ignore_eos": True}

@@ -28,7 +28,7 @@ class FakeOrchestrator(generation_pb2_grpc.GenerationServiceServicer):
         self.answers.set()
         self.asked, self.over = threading.Event(), threading.Event()
         """A request has come; a call has ended, whoever ended it."""
-        self.requests: list[generation_pb2.GenerateRequest] = []
+        self.requests: list[Any] = []
         self.metadata: list[dict[str, Any]] = []
         self.error: OutriderError | None = None
         self.begins = True
@@ -38,14 +38,7 @@ class FakeOrchestrator(generation_pb2_grpc.GenerationServiceServicer):
 
     def Generate(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:  # noqa: N802
         """See the proto."""
-        self.requests.append(request)
-        context.add_callback(self.over.set)
-        self.asked.set()
-        self.metadata.append(dict(context.invocation_metadata()))
-        self.answers.wait()
-        if self.error is not None:
-            context.set_trailing_metadata(((DETAILS_KEY, details_of(self.error)),))
-            context.abort(code_of(self.error), str(self.error))
+        self._take(request, context)
         indices = range(request.sampling.n or 1)
         for index in indices[: len(indices) if self.begins else 0]:
             yield generation_pb2.GenerateResponse(started=_started(request, index))
@@ -64,6 +57,34 @@ class FakeOrchestrator(generation_pb2_grpc.GenerationServiceServicer):
         self.metadata.append(dict(context.invocation_metadata()))
         target = tokens_pb2.ModelInfo(model="demo", context_length=64, vocabulary_size=100)
         return generation_pb2.GetModelInfoResponse(target=target, text_prompts=True, verify_replicas=1)
+
+    def ListModels(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        """See the proto."""
+        self._take(request, context)
+        models = [generation_pb2.Model(name="demo", context_length=64, vocabulary_size=100)]
+        return generation_pb2.ListModelsResponse(models=models)
+
+    def Tokenize(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        """See the proto: one token for each character, the number of the character."""
+        self._take(request, context)
+        text = request.text or "".join(message.content for message in request.chat.messages)
+        ids = [ord(sign) for sign in text]
+        return generation_pb2.TokenizeResponse(token_ids=ids, count=len(ids), context_length=64)
+
+    def Detokenize(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        """See the proto; the inverse."""
+        self._take(request, context)
+        return generation_pb2.DetokenizeResponse(text="".join(map(chr, request.token_ids)))
+
+    def _take(self, request: Any, context: grpc.ServicerContext) -> None:
+        self.requests.append(request)
+        context.add_callback(self.over.set)
+        self.asked.set()
+        self.metadata.append(dict(context.invocation_metadata()))
+        self.answers.wait()
+        if self.error is not None:
+            context.set_trailing_metadata(((DETAILS_KEY, details_of(self.error)),))
+            context.abort(code_of(self.error), str(self.error))
 
 
 def _started(request: Any, index: int) -> generation_pb2.Started:

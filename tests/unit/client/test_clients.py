@@ -59,10 +59,10 @@ class Blocking:
         with self.make() as client, closing(client.stream(prompt, **options)) as stream:
             return [event for _, event in zip(range(most), stream, strict=False)]
 
-    def info(self) -> Any:
-        """What is served."""
+    def ask(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """The answer of a method that has one."""
         with self.make() as client:
-            return client.model_info()
+            return getattr(client, method)(*arguments, **options)
 
 
 class Async:
@@ -94,12 +94,12 @@ class Async:
 
         return asyncio.run(run())
 
-    def info(self) -> Any:
-        """What is served."""
+    def ask(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """The answer of a method that has one."""
 
         async def run() -> Any:
             async with self.make() as client:
-                return await client.model_info()
+                return await getattr(client, method)(*arguments, **options)
 
         return asyncio.run(run())
 
@@ -231,12 +231,65 @@ def test_metadata_is_sent(kind: Kind, fake: FakeOrchestrator) -> None:
     client = kind(fake.endpoint, token="ours")
     client.generate("count", request_id="abc", traceparent="00-1-2-01")
     client.generate("count", token="theirs")
-    assert client.info().context_length == 64
+    assert client.ask("model_info").context_length == 64
     first, second, third = fake.metadata
     assert (first["authorization"], first["x-request-id"]) == ("Bearer ours", "abc")
     assert first["traceparent"] == "00-1-2-01"
     assert second["authorization"] == "Bearer theirs"
     assert third["authorization"] == "Bearer ours"
+
+
+def test_text_becomes_token_ids_and_text_again(kind: Kind, fake: FakeOrchestrator) -> None:
+    """A text or a conversation; what is not said is left to the service."""
+    client = kind(fake.endpoint)
+    tokens = client.ask("tokenize", "ab", add_special_tokens=False)
+    assert (tokens.token_ids, tokens.count, tokens.context_length) == ((97, 98), 2, 64)
+    message = Message("user", "c")
+    assert client.ask("tokenize", [message], add_generation_prompt=False, model="demo").token_ids == (99,)
+    assert client.ask("detokenize", tokens.token_ids) == "ab"
+    text, chat, ids = fake.requests
+    assert text.HasField("add_special_tokens")
+    assert not text.add_special_tokens
+    assert not chat.HasField("add_special_tokens")
+    assert (chat.model, chat.chat.messages[0].role, chat.add_generation_prompt) == ("demo", "user", False)
+    assert not ids.keep_special_tokens
+
+
+def test_models_can_be_listed(kind: Kind, fake: FakeOrchestrator) -> None:
+    """By name, with what can be asked of them."""
+    (model,) = kind(fake.endpoint, token="ours").ask("models")
+    assert (model.name, model.context_length, model.chat_prompts) == ("demo", 64, False)
+    assert fake.metadata[0]["authorization"] == "Bearer ours"
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "options", "field"),
+    [
+        ("tokenize", [[1, 2]], {}, "prompt"),
+        ("tokenize", ["x"], {"add_special_tokens": "no"}, "add_special_tokens"),
+        ("tokenize", ["x"], {"timeout": -1.0}, "timeout"),
+        ("detokenize", [[-1]], {}, "token_ids"),
+        ("detokenize", [[2**32]], {}, "token_ids"),
+    ],
+)
+def test_what_cannot_be_converted_names_its_field(
+    kind: Kind, fake: FakeOrchestrator, method: str, arguments: Any, options: dict[str, Any], field: str
+) -> None:
+    """Before anything is sent."""
+    with pytest.raises(InvalidRequest) as failure:
+        kind(fake.endpoint).ask(method, *arguments, **options)
+    assert failure.value.field == field
+    assert not fake.requests
+
+
+def test_a_refusal_to_convert_is_not_tried_again(kind: Kind, fake: FakeOrchestrator) -> None:
+    """It comes as the error that the service raised; so does that nobody is there."""
+    fake.error = Overloaded("too many wait", retry_after=0.0)
+    with pytest.raises(Overloaded, match="too many wait"):
+        kind(fake.endpoint).ask("tokenize", "x")
+    assert len(fake.requests) == 1
+    with pytest.raises(Unavailable, match="cannot reach"):
+        kind("127.0.0.1:1").ask("detokenize", [1])
 
 
 @pytest.mark.parametrize(

@@ -258,6 +258,68 @@ def test_models_health_and_version(fake: FakeOrchestrator) -> None:
     assert (health.status, version.json["version"], ill.status) == (200, "0.1.0", 503)
 
 
+def test_text_becomes_token_ids(fake: FakeOrchestrator) -> None:
+    """A prompt's or a conversation's, in vLLM's shape, with what was asked for passed on."""
+    answer = _post(fake, "/tokenize", {"prompt": "ab", "add_special_tokens": False, "model": "demo"})
+    assert answer.json == {"count": 2, "max_model_len": 64, "tokens": [97, 98], "token_strs": None}
+    assert _post(fake, "/tokenize", HELLO).json["tokens"] == [ord(sign) for sign in "hello"]
+    text, chat = fake.requests
+    assert (text.model, text.add_special_tokens, chat.model) == ("demo", False, "")
+    assert not chat.HasField("add_special_tokens")
+
+
+def test_token_ids_become_text(fake: FakeOrchestrator) -> None:
+    """Special ones too; the caller's bearer token goes with them."""
+    answer = _post(fake, "/detokenize", {"tokens": [97, 98]}, authorization="Bearer s3cret")
+    assert answer.json == {"prompt": "ab"}
+    assert fake.requests[0].keep_special_tokens
+    assert fake.metadata[0]["authorization"] == "Bearer s3cret"
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "parameter"),
+    [
+        ("/tokenize", "text", "prompt"),
+        ("/tokenize", "chat.messages", "messages"),
+        ("/tokenize", "chat", "messages"),
+        ("/detokenize", "token_ids", "tokens"),
+        ("/detokenize", "token_ids[3]", "tokens[3]"),
+    ],
+)
+def test_what_cannot_be_converted_is_named(
+    fake: FakeOrchestrator, path: str, field: str, parameter: str
+) -> None:
+    """As the caller called it."""
+    fake.error = InvalidRequest(field, "is wrong")
+    answer = _post(fake, path, {"prompt": "x"} if path == "/tokenize" else {"tokens": [1]})
+    assert (answer.status, answer.error["param"]) == (400, parameter)
+    assert answer.error["message"] == f"{parameter}: is wrong"
+
+
+def test_large_conversions_are_read_elsewhere(fake: FakeOrchestrator) -> None:
+    """Bodies beyond what is parsed on the event loop."""
+    assert _post(fake, "/detokenize", {"tokens": [97] * 30_000}).json == {"prompt": "a" * 30_000}
+    assert _post(fake, "/tokenize", {"prompt": "b" * 100_000}).json["count"] == 100_000
+
+
+@pytest.mark.parametrize(("path", "body"), [("/tokenize", PROMPT), ("/detokenize", {"tokens": [1]})])
+def test_closing_the_connection_ends_a_conversion(fake: FakeOrchestrator, path: str, body: Any) -> None:
+    """The orchestrator hears of it, and it is counted."""
+    fake.answers.clear()
+
+    async def run() -> float | None:
+        async with rig(fake.endpoint) as made:
+            asked = asyncio.create_task(made.http.post(path, body))
+            assert await asyncio.to_thread(fake.asked.wait, 10)
+            made.http.leave.set()
+            await asked
+            assert await asyncio.to_thread(fake.over.wait, 10)
+            return made.registry.get_sample_value("outrider_gateway_requests_aborted_total")
+
+    assert asyncio.run(run()) == 1.0
+    fake.answers.set()
+
+
 def test_request_ids_and_traces(fake: FakeOrchestrator) -> None:
     """A caller's own are kept, passed on and echoed; one is made where none is usable."""
     trace = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
@@ -286,11 +348,12 @@ def test_tokens_of_our_own_are_looked_at_first(fake: FakeOrchestrator) -> None:
         async with rig(fake.endpoint, tokens=b"s3cret\n") as made:
             wrong = await made.http.post(COMPLETIONS, b"{", {"authorization": "Bearer other"})
             none = await made.http.get("/v1/models")
+            hidden = await made.http.post("/tokenize", PROMPT)
             right = await made.http.post(COMPLETIONS, PROMPT, {"authorization": "Bearer s3cret"})
             open_to_all = await made.http.get("/health")
-            return [wrong.status, none.status, right.status, open_to_all.status]
+            return [wrong.status, none.status, hidden.status, right.status, open_to_all.status]
 
-    assert asyncio.run(run()) == [401, 401, 200, 200]
+    assert asyncio.run(run()) == [401, 401, 401, 200, 200]
 
 
 def test_a_token_that_no_header_can_carry_is_refused(fake: FakeOrchestrator) -> None:

@@ -33,6 +33,25 @@ def test_bos_is_added_once() -> None:
     assert tokenizer(bos=0).encode("<s>a") == tokenizer(bos=0).encode("a") == (0, *tokenizer().encode("a"))
 
 
+def test_special_tokens_can_be_left_out_or_kept() -> None:
+    """Of a text's token ids, of a conversation's, and of the text that ids become."""
+    one = tokenizer(TEMPLATE, bos=0)
+    hello = one.encode("hello", special_tokens=False)
+    assert one.encode("hello") == (0, *hello)
+    assert one.decode((0, *hello), special_tokens=True) == "<s>hello"
+    messages = [ChatMessage("user", "hi")]
+    assert one.encode_chat(messages, None, True) == one.encode_chat(messages), "the template has one already"
+    plain = tokenizer("{{ messages[0].content }}", bos=0)
+    assert plain.encode_chat(messages, None, True) == (0, *plain.encode_chat(messages))
+
+
+def test_a_conversation_may_end_with_its_last_message() -> None:
+    """Without the beginning of an answer."""
+    chat = tokenizer(TEMPLATE)
+    tokens = chat.encode_chat([ChatMessage("user", "hi")], generation_prompt=False)
+    assert chat.decode(tokens) == "user: hi\n"
+
+
 def test_truncation_and_padding_of_the_file_are_off() -> None:
     """A tokenizer.json that was saved with truncation or padding does not cut prompts."""
     saved = Tokenizer.from_str(byte_level()._tokenizer.to_str())

@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator.request.resolver import Asked
 from orchestrator.text import tokenizing_worker
+from orchestrator.text.jobs import ChatPrompt, Ids, TextPrompt, job_from
 from orchestrator.text.tokenizer import ChatMessage, TextTokenizer
 from orchestrator.text.tokenizer_process import TokenizerProcess
-from orchestrator.text.tokenizing import MAX_WAITING, Tokenizing, size_of
+from orchestrator.text.tokenizing import MAX_WAITING, Tokenizing
 from outrider.protocol.errors import ContextTooLong, InvalidRequest, OutriderError, Overloaded, Unavailable
-from outrider.protocol.messages import SamplingParams
 from tests.unit.orchestrator.rig import run, until
 from tests.unit.orchestrator.text.test_text_stream import BYTE_LEVEL
 from tests.unit.orchestrator.text.test_tokenizer import TEMPLATE, tokenizer
@@ -30,14 +29,9 @@ LARGEST = 1000
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 
 
-def text(content: str) -> Asked:
-    """A request with a text prompt."""
-    return Asked(text=content, sampling=SamplingParams())
-
-
-def chat(*contents: str) -> Asked:
-    """A request with a conversation."""
-    return Asked(chat=tuple(ChatMessage("user", each) for each in contents), sampling=SamplingParams())
+def chat(*contents: str) -> ChatPrompt:
+    """A conversation."""
+    return ChatPrompt(tuple(ChatMessage("user", each) for each in contents))
 
 
 class Scripted:
@@ -59,13 +53,13 @@ class Scripted:
         self.tokenizer = tokenizer
         return self
 
-    async def ask(self, prompt: tuple[str, Any]) -> tuple[str, Any] | None:
+    async def ask(self, job: tuple[Any, ...]) -> tuple[str, Any] | None:
         """Of `Worker`."""
-        self.asked.append(prompt[1])
+        self.asked.append(job[1])
         await self.go.wait()
         if self.answers:
             return self.answers.pop(0)
-        return "tokens", array("I", [len(prompt[1])]).tobytes()
+        return "tokens", array("I", [len(job[1])]).tobytes()
 
     async def end(self) -> int:
         """Of `Worker`."""
@@ -84,7 +78,7 @@ class Waiting:
     async def send(self, *contents: str, served: TextTokenizer = BYTE_LEVEL) -> None:
         """One request after another; returns when each has its place, or its refusal."""
         for content in contents:
-            coroutine = self.tokenizing.tokens(text(content), served, POSITIONS)
+            coroutine = self.tokenizing.tokens(TextPrompt(content), served, POSITIONS)
             self.tasks.append(asyncio.create_task(coroutine))
             await asyncio.sleep(0)
         await until(lambda: bool(self.process.asked))
@@ -187,6 +181,7 @@ def test_a_prompt_is_tried_again_when_the_process_has_ended() -> None:
         (("too_long", 3000), 0, ContextTooLong, "text"),
         (("refused", ("chat.messages", "no")), 0, InvalidRequest, "chat.messages"),
         (("nonsense", 1), 0, Unavailable, None),
+        (("text", "a text"), 0, Unavailable, None),
         (("tokens", b"abc"), 0, OutriderError, None),
     ],
 )
@@ -245,9 +240,33 @@ def test_at_the_end_nobody_waits_on() -> None:
 
 def test_sizes_count_bytes_and_messages() -> None:
     """A template runs for each message, however short."""
-    assert size_of(text("é")) == 2
-    assert size_of(chat("é", "")) == 2 * 64 + 2
-    assert size_of(Asked(token_ids=(1, 2), sampling=SamplingParams())) == 0
+    assert TextPrompt("é").size == 2
+    assert chat("é", "").size == 2 * 64 + 2
+    assert Ids((1, 2)).size == 8
+
+
+def test_jobs_travel_as_plain_data() -> None:
+    """And are the same on the other side; what is none is refused."""
+    for job in (
+        TextPrompt("é", False),
+        ChatPrompt((ChatMessage("user", "hi"),), True, False),
+        Ids((1, 2), True),
+    ):
+        assert job_from(job.plain()) == job
+    with pytest.raises(ValueError, match="no job"):
+        job_from(("text", b"x", True))
+
+
+def test_an_answer_of_another_kind_is_refused() -> None:
+    """Token ids where a text was asked for."""
+
+    async def scenario() -> None:
+        process = Scripted()
+        process.go.set()
+        with pytest.raises(Unavailable):
+            await Tokenizing(LARGEST, process.start).text(Ids((1,)), BYTE_LEVEL, POSITIONS)
+
+    run(scenario)
 
 
 def real(scenario: Callable[[Tokenizing], Any]) -> None:
@@ -269,14 +288,17 @@ def test_the_process_says_what_the_tokenizer_says() -> None:
 
     async def scenario(tokenizing: Tokenizing) -> None:
         for content in ("hello 👍 " * 150, "x", ""):
-            tokens = await tokenizing.tokens(text(content), served, POSITIONS)
+            tokens = await tokenizing.tokens(TextPrompt(content), served, POSITIONS)
             assert tokens == served.encode(content)
-        messages = chat("hi", "you there")
-        assert messages.chat is not None
-        tokens = await tokenizing.tokens(messages, served, POSITIONS)
-        assert tokens == served.encode_chat(messages.chat)
+            bare = await tokenizing.tokens(TextPrompt(content, special_tokens=False), served, POSITIONS)
+            assert bare == tokens[1:]
+            assert await tokenizing.text(Ids(tokens), served, POSITIONS) == content
+            assert await tokenizing.text(Ids(tokens, True), served, POSITIONS) == f"<s>{content}"
+        conversation = chat("hi", "you there")
+        tokens = await tokenizing.tokens(conversation, served, POSITIONS)
+        assert tokens == served.encode_chat(conversation.messages)
         with pytest.raises(ContextTooLong):
-            await tokenizing.tokens(text("x" * (POSITIONS + 1)), served, POSITIONS)
+            await tokenizing.tokens(TextPrompt("x" * (POSITIONS + 1)), served, POSITIONS)
         with pytest.raises(InvalidRequest) as caught:
             await tokenizing.tokens(chat(), served, POSITIONS)
         assert caught.value.field == "chat.messages"
@@ -288,11 +310,11 @@ def test_a_killed_process_loses_nothing() -> None:
     """Killed between two prompts and in the middle of one: both are answered."""
 
     async def scenario(tokenizing: Tokenizing) -> None:
-        await tokenizing.tokens(text("hello"), BYTE_LEVEL, POSITIONS)
+        await tokenizing.tokens(TextPrompt("hello"), BYTE_LEVEL, POSITIONS)
         process = tokenizing._worker
         assert isinstance(process, TokenizerProcess)
         os.kill(process.pid, signal.SIGSTOP)
-        waiting = asyncio.create_task(tokenizing.tokens(text("hello"), BYTE_LEVEL, POSITIONS))
+        waiting = asyncio.create_task(tokenizing.tokens(TextPrompt("hello"), BYTE_LEVEL, POSITIONS))
         await asyncio.sleep(0)
         os.kill(process.pid, signal.SIGKILL)
         assert await waiting == BYTE_LEVEL.encode("hello")
@@ -312,7 +334,7 @@ def test_a_template_without_end_is_ended() -> None:
     )
     files = tokenizer(ENDLESS).files
     setup = (files.tokenizer_json, files.chat_template, files.special_tokens, None, POSITIONS)
-    frames = tokenizing_worker.frame(setup) + tokenizing_worker.frame(("chat", [("user", "hi")]))
+    frames = tokenizing_worker.frame(setup) + tokenizing_worker.frame(chat("hi").plain())
     done = subprocess.run([sys.executable, "-c", program], input=frames, capture_output=True, timeout=60)
     assert done.returncode == -signal.SIGPROF
 
@@ -325,7 +347,7 @@ def test_the_process_ends_with_its_orchestrator() -> None:
         "from tests.unit.orchestrator.text.test_text_stream import BYTE_LEVEL\n"
         "async def main():\n"
         "    process = await TokenizerProcess.start(BYTE_LEVEL, 2048)\n"
-        "    await process.ask(('text', 'hello'))\n"
+        "    await process.ask(('text', 'hello', True))\n"
         "    print(process.pid, flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
         "asyncio.run(main())"
