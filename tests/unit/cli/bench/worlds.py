@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import selectors
+import ssl
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from functools import wraps
@@ -119,10 +120,11 @@ class FakeOpenAi:
         self.url = ""
 
     @asynccontextmanager
-    async def serving(self) -> AsyncGenerator[FakeOpenAi, None]:
+    async def serving(self, tls: ssl.SSLContext | None = None) -> AsyncGenerator[FakeOpenAi, None]:
         """The server, until the context is left."""
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=tls)
+        scheme = "http" if tls is None else "https"
+        self.url = f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
         try:
             yield self
         finally:
