@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 
 
 class Conversion:
-    """Converts what is short on the event loop; `tokenizing` does the rest. Deadlines are those of `clock`."""
+    """Converts what is short on the event loop; `tokenizing` does the rest. `clock` tells the deadlines."""
 
     def __init__(self, tokenizing: Tokenizing, clock: Callable[[], float]) -> None:
         self._tokenizing = tokenizing
