@@ -107,6 +107,7 @@ class Generation:
             handle=ticket.handle if ticket else None,
             handle_endpoint=ticket.endpoint if ticket else "",
             traceparent=traceparent,
+            alone=index == 0 and not any(replica.leases for replica in self.fleet.pools["verify"]),
         )
 
     def _usable_ticket(self) -> Ticket | None:

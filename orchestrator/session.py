@@ -131,6 +131,8 @@ class Session:
     """Keys and values of an earlier turn; dropped when they turn out to be stale."""
     handle_endpoint: str = ""
     traceparent: str = ""
+    alone: bool = False
+    """No other session of this orchestrator runs: its draft will be wanted, and need not wait to be told."""
     committed: list[int] = field(init=False)
     statistics: Statistics = field(default_factory=Statistics)
     finished: bool = False
@@ -162,11 +164,14 @@ class Session:
         return self.committed[len(self.request.prompt) :]
 
     def start(self, now: float) -> list[Action]:
-        """Open the stream to a verify replica, or end at once when the resumed tokens are all there is."""
+        """Open the stream to a verify replica, or end at once when the resumed tokens are all there is.
+
+        A lone session opens the one to a draft replica with it.
+        """
         reason = self.request.finished_by(self.request.resumed)
         if reason is not FinishReason.NONE:
             return [*self._announce(), *self._finish(reason)]
-        return self._connect_verify(now)
+        return [*self._connect_verify(now), *(self._connect_draft(now) if self.alone else [])]
 
     def handle_event(self, event: Event, now: float) -> list[Action]:
         """What to do about one event."""

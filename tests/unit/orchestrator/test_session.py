@@ -115,6 +115,14 @@ def test_the_draft_opens_when_the_verify_replica_wants_one() -> None:
     assert verify.vocabulary_hash == draft.vocabulary_hash == "hash"
 
 
+def test_a_lone_session_opens_both_streams_at_once() -> None:
+    """Its draft will be wanted: the draft reads the prompt while the target does."""
+    machine = session()
+    machine.alone = True
+    assert kinds(machine.start(0.0)) == [ConnectVerify, ConnectDraft]
+    assert kinds(machine.handle_event(VerifyOpened(1, Opened("v", "i"), "verify:1"), 0.0)) == [Announce]
+
+
 def test_modes_differ_in_what_is_opened() -> None:
     """OFF opens no draft; SEQUENTIAL opens both for taking turns, without lookup."""
     off = opened(session(Mode.OFF))
