@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.protocol.messages import VerifyPolicy
+from outrider.speculation.decayed import Decayed
 from verify_service.scheduler import StepPlan, plan_step
 from verify_service.session import VerifySession
 from verify_service.speculation.cost_model import CostModel
@@ -41,6 +42,8 @@ class Controller:
         self._max_step_tokens = max_step_tokens
         self._quiet, self._with_drafts = cost, cost.copy()
         self._drafting = Drafting(cost)
+        self._period = Decayed()
+        """Seconds from step to step, waiting included: what drafts have time for."""
         self._last_end: float | None = None
         """Of the step before; None when there has been nothing to do since."""
         self._held_since: float | None = None
@@ -70,6 +73,7 @@ class Controller:
         self._last_end, self._held_since = times.end, None
         seconds = times.end - begun
         self.cost.observe(result.tokens, seconds - waited)
+        self._period.observe(seconds)
         if any(outcome.session.policy is VerifyPolicy.SEQUENTIAL for outcome in result.outcomes):
             return  # it waited for a draft whatever that brings
         self._drafting.observe(
@@ -103,7 +107,7 @@ class Controller:
 
     def advice(self, session: VerifySession, price: float, step_tokens: int) -> Advice:
         """For a session of the step that was just run, of `step_tokens` tokens and this price per node."""
-        return Advice(price, session.draft_wanted, self.cost.seconds(step_tokens))
+        return Advice(price, session.draft_wanted, self._period.value or self.cost.seconds(step_tokens))
 
 
 def _round_of(outcome: Outcome) -> SessionRound:
