@@ -81,7 +81,8 @@ def test_logprobs_are_the_targets_own(demo, reference, prompts):
 
 def test_the_timeline_has_all_lanes(demo, prompts):
     """A request that asks for its timeline gets draft, wire and verify bars."""
-    generation = demo.client("real").generate(prompts(1)[0], fields={"record_timeline": True})
+    fields = {"record_timeline": True}
+    generation = demo.client("real").generate(prompts(1)[0], max_tokens=256, fields=fields)
     lanes = {event.lane for event in generation.complete.timeline}
     lane = generation_pb2.TimelineEvent
     assert {lane.LANE_DRAFT, lane.LANE_WIRE, lane.LANE_VERIFY} <= lanes
