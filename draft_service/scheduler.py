@@ -60,10 +60,10 @@ def should_send(session: DraftSession, ready: bool, now: float) -> bool:
     """True when a block should go out: what the verify side waits for, or nodes that waited for company."""
     if not session.wanted:
         return False
-    awaited = session.starved or not session.pipelined
-    if ready and (awaited or session.worth == 0.0):
-        return True
-    return session.due(now) and (ready or (session.has_unsent and not session.spent))
+    due = session.worth == 0.0 or session.due(now)  # nothing will come to go with them
+    if ready:
+        return due or session.starved or not session.pipelined
+    return due and session.has_unsent and not session.spent
 
 
 def share_of(sessions: Iterable[DraftSession], count: int) -> int:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from orchestrator.gateway.requests import Asked
 from outrider.client import Chunk, Complete, Event, Generation, Started, TokenLogprob, Usage
 
-LEAST_LOGPROB = -9999.0
+MIN_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON does not have."""
 
 
@@ -223,7 +223,7 @@ def spelled(entry: TokenLogprob) -> str:
 
 def finite(logprob: float) -> float:
     """A number that JSON has."""
-    return logprob if math.isfinite(logprob) else LEAST_LOGPROB
+    return logprob if math.isfinite(logprob) else MIN_LOGPROB
 
 
 def _entry(one: TokenLogprob) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class Reloaded(Generic[T]):
         return self._value
 
     def current(self) -> T:
-        """The value as of now; one that is the same object is unchanged."""
+        """The current value; one that is the same object is unchanged."""
         with self._lock:
             now = self._clock()
             if now >= self._next_check:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from draft_service.scheduler import choose, is_ready, share_of, should_send, to_suspend
 from outrider.protocol.messages import FinishReason
 from tests.unit.draft_service.fakes import proposal, session, verdict
@@ -118,9 +120,10 @@ def test_a_session_whose_draft_is_not_wanted_pauses():
     assert held.worth > 0.0
 
 
-def test_what_cannot_grow_does_not_wait():
-    """Nothing more will come to go with it."""
+@pytest.mark.parametrize("ready", [True, False])
+def test_what_cannot_grow_does_not_wait(ready):
+    """Nothing more will come to go with it, whether ready was said before or not: the engine sleeps now."""
     held = waiting()
     while held.worth:
         held.take()
-    assert should_send(held, ready=True, now=0.0)
+    assert should_send(held, ready=ready, now=0.0)
