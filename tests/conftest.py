@@ -6,6 +6,7 @@ The fixtures import what they need themselves, so that unit tests load neither t
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 
 import pytest
@@ -13,6 +14,8 @@ import pytest
 os.environ["OMP_NUM_THREADS"] = "1"  # tests run side by side; who wants more threads says so
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
+# A shell ignores SIGINT in what it starts in the background; the tests send it to themselves and to services.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
