@@ -151,7 +151,8 @@ class DraftCore:
             entry.asked_at = arrived if entry.asked_at is None else entry.asked_at
         if not session.wanted:
             entry.asked_at = None  # nobody waits for an answer
-        self._instruments.verdict(verdict, session.request.task, session.starved)
+        starved = session.starved and session.wanted and not session.finished
+        self._instruments.verdict(verdict, session.request.task, starved)
         wasted = sum(node.id < first_unsent for node in rerooted.dropped)
         self._instruments.wasted(wasted, session.request.task)
         self._count()

@@ -75,10 +75,10 @@ class EngineConfig(ServiceConfig):
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
     threads: Positive = Field(1, description="Torch threads on the CPU.")
-    cpu_backend: Literal["auto", "amx", "avx512", "onednn"] = Field(
+    cpu_backend: Literal["auto", "amx", "avx512", "avx2", "onednn"] = Field(
         "auto",
-        description="What multiplies on the CPU: kernels for AMX or AVX-512, or oneDNN; auto: the best for "
-        "the processor, or oneDNN where it is quicker at load.",
+        description="What multiplies on the CPU: kernels for AMX, AVX-512 or AVX2, or oneDNN; auto: the best "
+        "for the processor, or oneDNN where it is quicker at load.",
     )
     helper_cpus: str = Field(
         "",

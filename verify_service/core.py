@@ -252,5 +252,6 @@ class VerifyCore:
     def _count(self) -> None:
         pages = self.statistics
         self._instruments.sessions(len(self.sessions))
-        self._instruments.queued(sum(session.kv is None for session in self.sessions.values()))
+        waiting = [s for s in self.sessions.values() if s.kv is None and not s.finished]
+        self._instruments.queued(len(waiting))
         self._instruments.pages(pages.total, pages.used, pages.cached)

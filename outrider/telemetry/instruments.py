@@ -284,7 +284,7 @@ class OrchestratorInstruments:
         tpot: float | None,
         trace_id: str = "",
     ) -> None:
-        """A request ended; the times are None when it had no first or no second token."""
+        """A continuation ended; the times are None when it had no first or no second token."""
         exemplar = {"trace_id": trace_id} if trace_id else None
         self._finished.labels(reason).inc()
         self._tokens.inc(tokens)
@@ -311,7 +311,7 @@ class OrchestratorInstruments:
         self._fallbacks.labels(kind).inc()
 
     def replicas(self, kind: str, state: str, count: int) -> None:
-        """Replicas of a kind ("draft" or "verify") in a state such as "ready", "down" or "open"."""
+        """Replicas of a kind ("draft" or "verify") in one of the states of its pool."""
         self._replicas.labels(kind, state).set(count)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from outrider.engine.cpu.backend import Backend, unsupported_reason
+from outrider.engine.cpu.backend import vector_backend
 from tests.integration.client import (
     AUTO,
     OFF,
@@ -24,7 +24,7 @@ from tests.integration.client import (
 from tests.integration.cluster import DEMO_DRAFT, DEMO_TARGET, Cluster, Process
 
 pytestmark = pytest.mark.skipif(
-    unsupported_reason(Backend.AVX512, torch.bfloat16) is not None,
+    vector_backend(torch.bfloat16) is None,
     reason="`deterministic` needs AVX-512 BF16 and the package numba",
 )
 TOKENS = 32

@@ -156,3 +156,19 @@ def test_the_list_of_constants_that_steer_speculation_is_that_of_the_code() -> N
     assert 20 < len(rows) <= 30
     for module, name, value in rows:
         assert getattr(import_module(module), name) == float(value), f"{module}.{name}"
+
+
+def test_every_name_that_the_readme_walks_along_is_where_it_says() -> None:
+    """A file and what is defined in it: `path.py`: `Class.method`."""
+    text = (ROOT / "README.md").read_text()
+    named = re.findall(r"`([\w/]+\.py)`: `([\w.]+)`", text)
+    assert len(named) > 15
+    for path, name in named:
+        body = ast.parse((ROOT / path).read_text()).body
+        for part in name.split("."):
+            found = [node for node in body if isinstance(node, _DEFINITIONS) and node.name == part]
+            assert found, f"{path} defines no {name}"
+            body = found[0].body
+
+
+_DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

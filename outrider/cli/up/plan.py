@@ -38,7 +38,7 @@ class UpConfig(Settings):
     drafts: Positive = Field(1, description="Draft replicas.")
     verifies: Positive = Field(1, description="Verify replicas.")
     threads: Positive = Field(1, description="Torch threads of each replica on the CPU.")
-    cpu_backend: Literal["auto", "amx", "avx512", "onednn"] = Field(
+    cpu_backend: Literal["auto", "amx", "avx512", "avx2", "onednn"] = Field(
         "auto", description="What multiplies on the CPU; see `serve verify`."
     )
     deterministic: bool = Field(

@@ -2,22 +2,22 @@
 
     amx        matrix tiles (Intel from Sapphire Rapids on), bfloat16
     avx512     AVX-512 (bfloat16 takes AVX-512 BF16), bfloat16 and float32
+    avx2       AVX2 with FMA, on processors without AVX-512, bfloat16 and float32
     onednn     the library's, for everything else
 
-The first two give a row the same bits in every batch. Their bits differ: a model runs on one of them.
+All but the last give a row the same bits in every batch. Their bits differ: a model runs on one of them.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import platform
 from collections.abc import Sequence
 from enum import StrEnum
-from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
 
+from outrider.engine.cpu import processor
 from outrider.protocol.errors import ModelError
 
 if TYPE_CHECKING:
@@ -31,14 +31,16 @@ class Backend(StrEnum):
 
     AMX = "amx"
     AVX512 = "avx512"
+    AVX2 = "avx2"
     ONEDNN = "onednn"
 
 
-_AVX512 = ("avx512f", "avx512bw", "avx512dq")
 _FEATURES = {
-    (Backend.AMX, torch.bfloat16): (*_AVX512, "avx512bf16", "amx-tile", "amx-bf16"),
-    (Backend.AVX512, torch.bfloat16): (*_AVX512, "avx512bf16"),
-    (Backend.AVX512, torch.float32): _AVX512,
+    (Backend.AMX, torch.bfloat16): (*processor.AVX512, "avx512bf16", "amx-tile", "amx-bf16"),
+    (Backend.AVX512, torch.bfloat16): (*processor.AVX512, "avx512bf16"),
+    (Backend.AVX512, torch.float32): processor.AVX512,
+    (Backend.AVX2, torch.bfloat16): processor.AVX2,
+    (Backend.AVX2, torch.float32): processor.AVX2,
 }
 """What the processor must have, in LLVM's names."""
 
@@ -52,9 +54,11 @@ def unsupported_reason(backend: Backend, dtype: torch.dtype) -> str | None:
         return f"it does not compute {dtype}"
     if importlib.util.find_spec("numba") is None:
         return "the package numba is not installed"
-    missing = [feature for feature in wanted if feature not in _processor_features()]
+    missing = [feature for feature in wanted if feature not in processor.features()]
     if missing:
         return f"the processor has no {', '.join(missing)}"
+    if backend is Backend.AVX2 and processor.features().issuperset(processor.AVX512):
+        return "the kernels use this processor's AVX-512"
     if backend is Backend.AMX and not _tiles_allowed():
         return "the system refuses the use of tiles (arch_prctl)"
     return None
@@ -81,7 +85,7 @@ def matmul_type(backend: Backend) -> type[Matmul] | None:
             from outrider.engine.cpu.tile_matmul import TileMatmul
 
             return TileMatmul
-        case Backend.AVX512:
+        case Backend.AVX512 | Backend.AVX2:
             from outrider.engine.cpu.row_matmul import RowMatmul
 
             return RowMatmul
@@ -95,13 +99,12 @@ def row_edges(backend: Backend) -> Sequence[int]:
     return () if kind is None else range(kind.pass_rows, kind.max_rows + 1, kind.pass_rows)
 
 
-@cache
-def _processor_features() -> frozenset[str]:
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return frozenset()
-    from llvmlite import binding
-
-    return frozenset(name for name, there in binding.get_host_cpu_features().items() if there)
+def vector_backend(dtype: torch.dtype) -> Backend | None:
+    """Whose vectors the kernels for this dtype use here; None: there are none."""
+    for backend in (Backend.AVX512, Backend.AVX2):
+        if unsupported_reason(backend, dtype) is None:
+            return backend
+    return None
 
 
 def _tiles_allowed() -> bool:

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from outrider.engine.cpu.backend import Backend, unsupported_reason
+from outrider.engine.cpu.backend import vector_backend
 from outrider.engine.cpu.panels import STEP_BYTES
 
 MIN_POSITIONS = 4096
@@ -19,7 +19,7 @@ MIN_POSITIONS = 4096
 
 def runs(like: Tensor) -> bool:
     """True when the kernels take tensors of this dtype and device."""
-    return like.device.type == "cpu" and unsupported_reason(Backend.AVX512, like.dtype) is None
+    return like.device.type == "cpu" and vector_backend(like.dtype) is not None
 
 
 def attends(width: int, dtype: torch.dtype, device: torch.device) -> bool:

@@ -1,4 +1,4 @@
-"""Weights as the kernels read them: in panels of 32 columns of W^T, each from front to back.
+"""Weights as the kernels read them: in panels of two vectors of columns of W^T, each from front to back.
 
 A step is 4 bytes of each row of W: two bfloat16 numbers or one float32. A panel holds its steps one after the
 other, of each step the 4 bytes of all its columns.
@@ -10,8 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-PANEL = 32
-"""Columns of a panel; those of a gated one are 16 of the gate and the 16 of up that belong to them."""
+from outrider.engine.cpu.processor import LANES
+
+PANEL = 2 * LANES
+"""Columns of a panel; the first half of a gated one are the gate's, the second those of up that belong to
+them."""
 STEP_BYTES = 4
 """Of a row of weights."""
 PANEL_STEP_BYTES = PANEL * STEP_BYTES

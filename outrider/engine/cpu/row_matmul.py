@@ -1,5 +1,4 @@
-"""Products with the AVX-512 kernel of `outrider.engine.cpu.kernels.row_matmul`. Importing this imports
-numba."""
+"""Products with the kernel of `outrider.engine.cpu.kernels.row_matmul`. Importing this imports numba."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.engine.cpu.backend import Backend, unsupported_reason
+from outrider.engine.cpu.backend import vector_backend
 from outrider.engine.cpu.matmul import Matmul
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loaded_model import LoadedModel
@@ -34,8 +34,8 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("phi3", "qwen2",
 OTHERS = ("gpt2", "gemma2", "gpt_oss")
 """GPT-2's kind of layers, capped scores, and experts."""
 needs_kernels = pytest.mark.skipif(
-    unsupported_reason(Backend.AVX512, torch.bfloat16) is not None,
-    reason="the kernels need AVX-512 BF16 and the package numba",
+    vector_backend(torch.bfloat16) is None,
+    reason="the kernels need AVX2 or AVX-512 BF16 and the package numba",
 )
 
 

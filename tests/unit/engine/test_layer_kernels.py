@@ -10,18 +10,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention, silu
 
-from outrider.engine.cpu.backend import Backend, unsupported_reason
+from outrider.engine.cpu.backend import vector_backend
 from outrider.engine.cpu.layer import MIN_POSITIONS, Angles, AttentionKernel, NormKernel, RotationKernel
+from outrider.engine.cpu.processor import LANES
 from outrider.engine.step import View
 
 pytestmark = pytest.mark.skipif(
-    unsupported_reason(Backend.AVX512, torch.float32) is not None,
-    reason="needs AVX-512 and the package numba",
+    vector_backend(torch.float32) is None, reason="needs AVX2 or AVX-512 and the package numba"
 )
 needs_bfloat16 = pytest.mark.skipif(
-    unsupported_reason(Backend.AVX512, torch.bfloat16) is not None, reason="needs AVX-512 BF16"
+    vector_backend(torch.bfloat16) is None, reason="needs AVX2 or AVX-512 BF16"
 )
-LANES = 16
 dtypes = pytest.mark.parametrize(
     "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=needs_bfloat16)], ids=str
 )

@@ -20,7 +20,6 @@ from typing import NamedTuple
 from outrider.engine.cpu.kernels.compiling import inlined, kernel
 from outrider.engine.cpu.kernels.epilogue import exponential
 from outrider.engine.cpu.kernels.vectors import (
-    LANES,
     Value,
     add_step,
     copy_word,
@@ -35,6 +34,7 @@ from outrider.engine.cpu.kernels.vectors import (
     vectors,
     zeros,
 )
+from outrider.engine.cpu.processor import LANES
 
 KEYS = 4
 """Keys whose scores are computed side by side."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from outrider.engine.cpu.kernels.compiling import inlined
 from outrider.engine.cpu.kernels.vectors import (
-    LANES,
     Value,
     first_lanes,
     load,
@@ -24,6 +23,7 @@ from outrider.engine.cpu.kernels.vectors import (
     store,
     times_power_of_two,
 )
+from outrider.engine.cpu.processor import LANES
 
 PANEL = 2 * LANES
 """Columns of a panel: of a gated layer the first half are the gate's, the second half those of up."""

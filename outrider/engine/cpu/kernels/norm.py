@@ -11,7 +11,6 @@ from functools import cache
 
 from outrider.engine.cpu.kernels.compiling import inlined, kernel
 from outrider.engine.cpu.kernels.vectors import (
-    LANES,
     Value,
     added_up,
     first_lanes,
@@ -22,6 +21,7 @@ from outrider.engine.cpu.kernels.vectors import (
     splat,
     store,
 )
+from outrider.engine.cpu.processor import LANES
 
 
 @inlined

@@ -11,7 +11,6 @@ from functools import cache
 from outrider.engine.cpu.kernels.compiling import inlined, kernel
 from outrider.engine.cpu.kernels.norm import one_over_root
 from outrider.engine.cpu.kernels.vectors import (
-    LANES,
     Value,
     copy,
     first_lanes,
@@ -23,6 +22,7 @@ from outrider.engine.cpu.kernels.vectors import (
     splat,
     store,
 )
+from outrider.engine.cpu.processor import LANES
 
 
 @inlined

@@ -1,10 +1,10 @@
-"""`Y = X W^T + b` with AVX-512, for few rows X and many weights W.
+"""`Y = X W^T + b` with AVX-512 or AVX2, for few rows X and many weights W.
 
 A step of the target reads every weight once and has little to compute with each; what takes time is the
 memory. While a panel of weights is multiplied with up to GROUP rows, the memory ahead is already being
 fetched, so that GROUP rows cost little more than one.
 
-    panel      32 columns of W^T, one after the other in memory, read once from front to back
+    panel      PANEL columns of W^T, one after the other in memory, read once from front to back
     step       what one multiply-add takes: of a row 4 bytes, which are two bfloat16 numbers or one float32,
                and of every column of the panel as much
     group      up to GROUP rows, whose sums stay in registers
@@ -27,8 +27,9 @@ from outrider.engine.cpu.kernels.compiling import kernel
 from outrider.engine.cpu.kernels.epilogue import PANEL, write_gated, write_sums
 from outrider.engine.cpu.kernels.vectors import (
     I64,
-    LANES,
     SUM,
+    VECTOR_BYTES,
+    WIDE,
     Address,
     Builder,
     Value,
@@ -39,18 +40,22 @@ from outrider.engine.cpu.kernels.vectors import (
     step_numbers,
     step_weights,
 )
+from outrider.engine.cpu.processor import LANES
 
 STEP_BYTES = 4
 """Of a row."""
 STRIDE = STEP_BYTES * PANEL
 """Bytes of a step of a panel, and of a row's sums."""
-GROUP = 14
-"""Their sums take 28 of 32 registers; the weights take two, a row's step in all lanes one."""
+LINE = 64
+"""Bytes of a cache line."""
+GROUP = 14 if WIDE else 5
+"""Their sums take 28 of 32 registers, the weights two, a row's step in all lanes one. AVX2 has 16: ten for
+sums, four for weights whose pairs are taken apart, two for a row's."""
 AHEAD = 8192
 """Bytes ahead of which weights are fetched. With AVX-512 BF16 on a Zen 5, for 14 rows and 432 MB of weights:
 17.6, 15.0, 13.1 and 14.8 ms with 512, 2048, 8192 and 32768; on a Xeon with AMX 4096 to 16384 are equal."""
 BLOCK = 1024
-"""Steps; 128 KB of weights. Short sums added up are nearer to the truth than one long one."""
+"""Steps; 128 KB of weights, or 64. Short sums added up are nearer to the truth than one long one."""
 MAX_ROWS = 10 * GROUP
 """Rows of one pass over the weights; those of a block of steps stay in the cache."""
 
@@ -107,8 +112,8 @@ def _add_rows(
         panel = builder.add(w, builder.mul(loop.index, I64(STRIDE)))
         halves = [builder.add(panel, I64(4 * LANES * half)) for half in range(2)]
         weights = [step_weights(builder, kind, half) for half in halves]
-        for half in halves:
-            fetch(builder, locality, builder.add(half, I64(AHEAD)))
+        for line in range(0, STRIDE, LINE):
+            fetch(builder, locality, builder.add(panel, I64(AHEAD + line)))
         step = builder.add(x, builder.mul(loop.index, I64(STEP_BYTES)))
         for row in range(rows):
             numbers = step_numbers(builder, kind, builder.add(step, builder.mul(x_stride, I64(row))))
@@ -118,9 +123,9 @@ def _add_rows(
                 builder.store(add_products(builder, kind, sum_before, weights[half], numbers), total)
     for place, total in zip(places, totals, strict=True):
         before = builder.select(
-            first, ir.Constant(SUM, [-0.0] * LANES), builder.load(place, typ=SUM, align=64)
+            first, ir.Constant(SUM, [-0.0] * LANES), builder.load(place, typ=SUM, align=VECTOR_BYTES)
         )
-        builder.store(builder.fadd(before, builder.load(total, typ=SUM)), place, align=64)
+        builder.store(builder.fadd(before, builder.load(total, typ=SUM)), place, align=VECTOR_BYTES)
 
 
 @cache
@@ -145,8 +150,9 @@ def row_matmul(kind: str, locality: int) -> Callable[..., None]:
     ) -> None:
         """Compute Y [rows, columns] of X [rows, 4 steps bytes] and some panels of W.
 
-        W is [panels, steps, 128 bytes]; `bias` [32 panels] float32, or 0. Rows of X and Y are `x_stride` and
-        `y_stride` bytes apart. `sums` is room for [rows, 32] float32. With `gated` Y has half of the columns.
+        W is [panels, steps, STRIDE bytes]; `bias` [panels, PANEL] float32, or 0. Rows of X and Y are
+        `x_stride` and `y_stride` bytes apart. `sums` is room for [rows, PANEL] float32. With `gated` Y has
+        half of the columns.
         """
         groups = (rows + GROUP - 1) // GROUP
         width = LANES if gated else PANEL

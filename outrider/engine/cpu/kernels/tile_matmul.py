@@ -17,7 +17,8 @@ from __future__ import annotations
 from outrider.engine.cpu.kernels import tiles
 from outrider.engine.cpu.kernels.compiling import inlined, kernel
 from outrider.engine.cpu.kernels.epilogue import PANEL, write_gated, write_sums
-from outrider.engine.cpu.kernels.vectors import LANES, prefetch
+from outrider.engine.cpu.kernels.vectors import prefetch
+from outrider.engine.cpu.processor import LANES
 
 NUMBERS = 32
 """Of a row that one tile takes."""

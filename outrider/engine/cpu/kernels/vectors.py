@@ -1,6 +1,6 @@
-"""What numba's Python lacks for a matrix kernel: vectors of 16 numbers, and the processor's instructions.
+"""What numba's Python lacks for a matrix kernel: vectors of numbers, and the processor's instructions.
 
-A `Vector` holds LANES float32 numbers in one 512-bit register; a `Mask` says which of them count. Both are
+A `Vector` holds LANES float32 numbers in one register; a `Mask` says which of them count. Both are
 values of numba's: they are assigned, passed on and combined with `+ - * /`. Everything else is a function
 below, whose body says which LLVM instruction it becomes. Addresses are integers. A first argument `kind`
 is the dtype of numbers in memory, "bfloat16" or "float32", and has to be known when the kernel is compiled.
@@ -20,8 +20,12 @@ from numba.core.datamodel import models, register_default
 from numba.core.typing.templates import ConcreteTemplate, infer_global
 from numba.extending import intrinsic, lower_builtin
 
-LANES = 16
-"""Float32 numbers of a 512-bit register."""
+from outrider.engine.cpu.processor import LANES
+
+WIDE = LANES == 16
+"""The registers are those of AVX-512, else those of AVX2, which has no bfloat16, no masks for numbers of 16
+bits, and no scaling by powers of two."""
+SUFFIX = f"v{LANES}f32"
 Builder: TypeAlias = Any
 """llvmlite's `IRBuilder`."""
 Value: TypeAlias = Any
@@ -45,10 +49,13 @@ I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 F32, BF16 = ir.FloatType(), _Bfloat()
 VOID, POINTER = ir.VoidType(), ir.PointerType()
 SUM = ir.VectorType(F32, LANES)
-PAIRS = ir.VectorType(BF16, 2 * LANES)
-_ROWS = {"bfloat16": ir.VectorType(BF16, LANES), "float32": SUM}
-_SUFFIXES = {"bfloat16": "v16bf16", "float32": "v16f32"}
+WORDS, HALVES = ir.VectorType(I32, LANES), ir.VectorType(I16, LANES)
+PAIRS = ir.VectorType(BF16, 2 * LANES) if WIDE else WORDS
+"""Two bfloat16 numbers in each lane."""
+_ROWS = {"bfloat16": ir.VectorType(BF16, LANES) if WIDE else HALVES, "float32": SUM}
+_SUFFIXES = {"bfloat16": f"v{LANES}{'bf16' if WIDE else 'i16'}", "float32": SUFFIX}
 _BYTES = {"bfloat16": 2, "float32": 4}
+VECTOR_BYTES = 4 * LANES
 
 
 class _VectorType(types.Type):  # type: ignore[misc]  # numba has no annotations
@@ -146,49 +153,107 @@ def splat_at(builder: Builder, address: Value) -> Value:
 
 @emits(Vector, Address)
 def load_aligned(builder: Builder, address: Value) -> Value:
-    """LANES float32 numbers at a multiple of 64 bytes."""
-    return builder.load(pointer(builder, address), typ=SUM, align=64)
+    """LANES float32 numbers at a multiple of their size."""
+    return builder.load(pointer(builder, address), typ=SUM, align=VECTOR_BYTES)
 
 
 @emits(types.void, Address, Vector)
 def store_aligned(builder: Builder, address: Value, value: Value) -> None:
-    """Write LANES float32 numbers to a multiple of 64 bytes."""
-    builder.store(value, pointer(builder, address), align=64)
+    """Write LANES float32 numbers to a multiple of their size."""
+    builder.store(value, pointer(builder, address), align=VECTOR_BYTES)
 
 
 @emits(Vector, Address, Mask, literals=1)
 def load(builder: Builder, kind: str, address: Value, mask: Value) -> Value:
     """Numbers of a kind as float32; 0 where the mask is off, and nothing is read there."""
-    row = _ROWS[kind]
-    name = f"llvm.masked.load.{_SUFFIXES[kind]}.p0"
-    zero = ir.Constant(row, None)
-    found = call(builder, name, row, pointer(builder, address), I32(_BYTES[kind]), mask, zero)
-    return found if row is SUM else builder.fpext(found, SUM)
+    row, place = _ROWS[kind], pointer(builder, address)
+
+    def masked() -> Value:
+        name, zero = f"llvm.masked.load.{_SUFFIXES[kind]}.p0", ir.Constant(row, None)
+        return call(builder, name, row, place, I32(_BYTES[kind]), mask, zero)
+
+    if WIDE or kind == "float32":
+        return _widened(builder, kind, masked())
+    whole = _whole(builder, mask)
+    with builder.if_else(whole) as (all_lanes, some_lanes):
+        with all_lanes:
+            complete, complete_block = builder.load(place, typ=row, align=_BYTES[kind]), builder.block
+        with some_lanes:
+            partial, partial_block = masked(), builder.block
+    found = builder.phi(row)
+    found.add_incoming(complete, complete_block)
+    found.add_incoming(partial, partial_block)
+    return _widened(builder, kind, found)
 
 
 @emits(types.void, Address, Vector, Mask, literals=1)
 def store(builder: Builder, kind: str, address: Value, value: Value, mask: Value) -> None:
     """Write numbers of a kind, rounded to it, where the mask is on."""
-    number = value if kind == "float32" else builder.fptrunc(value, _ROWS[kind])
-    name = f"llvm.masked.store.{_SUFFIXES[kind]}.p0"
-    call(builder, name, VOID, number, pointer(builder, address), I32(_BYTES[kind]), mask)
+    number, place = _narrowed(builder, kind, value), pointer(builder, address)
+
+    def masked() -> None:
+        name = f"llvm.masked.store.{_SUFFIXES[kind]}.p0"
+        call(builder, name, VOID, number, place, I32(_BYTES[kind]), mask)
+
+    if WIDE:
+        masked()
+        return
+    with builder.if_else(_whole(builder, mask)) as (all_lanes, some_lanes):
+        with all_lanes:
+            builder.store(number, place, align=_BYTES[kind])
+        with some_lanes:
+            masked()
 
 
 @emits(Vector, Vector, literals=1)
 def rounded(builder: Builder, kind: str, value: Value) -> Value:
     """What a kind keeps of float32 numbers."""
-    return value if kind == "float32" else builder.fpext(builder.fptrunc(value, _ROWS[kind]), SUM)
+    return _widened(builder, kind, _narrowed(builder, kind, value))
+
+
+def _widened(builder: Builder, kind: str, numbers: Value) -> Value:
+    """Numbers of a kind as float32."""
+    if kind == "float32":
+        return numbers
+    if WIDE:
+        return builder.fpext(numbers, SUM)
+    return builder.bitcast(builder.shl(builder.zext(numbers, WORDS), _words(16)), SUM)
+
+
+def _narrowed(builder: Builder, kind: str, value: Value) -> Value:
+    """Float32 numbers rounded to a kind: to the nearest, to even ones in the middle."""
+    if kind == "float32":
+        return value
+    if WIDE:
+        return builder.fptrunc(value, _ROWS[kind])
+    word = builder.bitcast(value, WORDS)
+    high = builder.lshr(word, _words(16))
+    even = builder.and_(high, _words(1))
+    nearest = builder.lshr(builder.add(word, builder.add(even, _words(0x7FFF))), _words(16))
+    quiet = builder.or_(high, _words(0x40))
+    kept = builder.select(builder.fcmp_unordered("uno", value, value), quiet, nearest)
+    return builder.trunc(kept, HALVES)
+
+
+def _words(value: int) -> Value:
+    return ir.Constant(WORDS, [value] * LANES)
+
+
+def _whole(builder: Builder, mask: Value) -> Value:
+    """All lanes count."""
+    return builder.icmp_unsigned("==", builder.bitcast(mask, ir.IntType(LANES)), ir.IntType(LANES)(-1))
 
 
 @emits(Vector, Vector, Vector, Vector)
 def multiply_add(builder: Builder, a: Value, b: Value, c: Value) -> Value:
     """a b + c, rounded once."""
-    return call(builder, "llvm.fma.v16f32", SUM, a, b, c)
+    return _fused(builder, a, b, c)
 
 
 def step_weights(builder: Builder, kind: str, address: Value) -> Value:
-    """64 bytes of weights: for each lane one float32 number, or two bfloat16 ones."""
-    return builder.load(pointer(builder, address), typ=SUM if kind == "float32" else PAIRS, align=64)
+    """A vector of weights: for each lane one float32 number, or two bfloat16 ones."""
+    row = SUM if kind == "float32" else PAIRS
+    return builder.load(pointer(builder, address), typ=row, align=VECTOR_BYTES)
 
 
 def step_numbers(builder: Builder, kind: str, address: Value) -> Value:
@@ -198,10 +263,27 @@ def step_numbers(builder: Builder, kind: str, address: Value) -> Value:
 
 
 def add_products(builder: Builder, kind: str, total: Value, weights: Value, numbers: Value) -> Value:
-    """Add to `total` the products of a step; two bfloat16 ones in the order of the instruction VDPBF16PS."""
+    """Add to `total` the products of a step; two bfloat16 ones in the order of the instruction VDPBF16PS, or,
+    where there is none, first the lower, then the higher."""
     if kind == "float32":
-        return call(builder, "llvm.fma.v16f32", SUM, weights, numbers, total)
-    return call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", SUM, total, weights, numbers)
+        return _fused(builder, weights, numbers, total)
+    if WIDE:
+        return call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", SUM, total, weights, numbers)
+    for half in (_lower, _higher):
+        total = _fused(builder, half(builder, weights), half(builder, numbers), total)
+    return total
+
+
+def _lower(builder: Builder, pairs: Value) -> Value:
+    return builder.bitcast(builder.shl(pairs, _words(16)), SUM)
+
+
+def _higher(builder: Builder, pairs: Value) -> Value:
+    return builder.bitcast(builder.and_(pairs, _words(0xFFFF0000)), SUM)
+
+
+def _fused(builder: Builder, a: Value, b: Value, c: Value) -> Value:
+    return call(builder, f"llvm.fma.{SUFFIX}", SUM, a, b, c)
 
 
 def fetch(builder: Builder, locality: int, address: Value) -> None:
@@ -212,7 +294,7 @@ def fetch(builder: Builder, locality: int, address: Value) -> None:
 @emits(Vector, Vector)
 def nearest(builder: Builder, x: Value) -> Value:
     """The nearest integers, even ones in the middle."""
-    return call(builder, "llvm.roundeven.v16f32", SUM, x)
+    return call(builder, f"llvm.roundeven.{SUFFIX}", SUM, x)
 
 
 @emits(Vector, Vector, Vector)
@@ -229,9 +311,16 @@ def maximum(builder: Builder, x: Value, limit: Value) -> Value:
 
 @emits(Vector, Vector, Vector)
 def times_power_of_two(builder: Builder, x: Value, exponent: Value) -> Value:
-    """x 2^exponent."""
-    zero = ir.Constant(SUM, None)
-    return call(builder, "llvm.x86.avx512.mask.scalef.ps.512", SUM, x, exponent, zero, I16(-1), I32(4))
+    """x 2^exponent, for whole exponents from -150 to 128."""
+    if WIDE:
+        zero = ir.Constant(SUM, None)
+        return call(builder, "llvm.x86.avx512.mask.scalef.ps.512", SUM, x, exponent, zero, I16(-1), I32(4))
+    whole = builder.fptosi(exponent, WORDS)
+    half = builder.ashr(whole, _words(1))
+    for part in (half, builder.sub(whole, half)):  # two factors: one alone may be no float32 number
+        factor = builder.shl(builder.add(part, _words(127)), _words(23))
+        x = builder.fmul(x, builder.bitcast(factor, SUM))
+    return x
 
 
 @emits(types.float32, Vector)
@@ -239,7 +328,7 @@ def added_up(builder: Builder, x: Value) -> Value:
     """The sum of all lanes, in an order of its own that never changes."""
     zero = ir.Constant(F32, 0.0)
     kind = ir.FunctionType(F32, [F32, SUM])
-    add = cgutils.get_or_insert_function(builder.module, kind, "llvm.vector.reduce.fadd.v16f32")
+    add = cgutils.get_or_insert_function(builder.module, kind, f"llvm.vector.reduce.fadd.{SUFFIX}")
     return builder.call(add, [zero, x], fastmath=("reassoc",))
 
 
@@ -276,12 +365,12 @@ _define(operator.truediv, "fdiv")
 @emits(Vector, Vector)
 def root(builder: Builder, x: Value) -> Value:
     """The square root."""
-    return call(builder, "llvm.sqrt.v16f32", SUM, x)
+    return call(builder, f"llvm.sqrt.{SUFFIX}", SUM, x)
 
 
 @emits(Vector, Vector, Address, Address, literals=1)
 def add_step(builder: Builder, kind: str, total: Value, weights: Value, numbers: Value) -> Value:
-    """Add to `total` the products of 64 bytes of weights and 4 bytes of a row; see `add_products`."""
+    """Add to `total` the products of a vector of weights and 4 bytes of a row; see `add_products`."""
     row = step_numbers(builder, kind, numbers)
     return add_products(builder, kind, total, step_weights(builder, kind, weights), row)
 
@@ -314,7 +403,7 @@ def floats(builder: Builder, address: Value) -> Value:
 
 @emits(types.CPointer(Vector), Address)
 def vectors(builder: Builder, address: Value) -> Value:
-    """The vectors at an address, a multiple of 64."""
+    """The vectors at an address, a multiple of their size."""
     return builder.inttoptr(address, SUM.as_pointer())
 
 
@@ -323,7 +412,7 @@ def zeros(builder: Builder, count: int) -> Value:
     """So many vectors of 0.
 
     They are registers if every loop over them has a fixed number of turns that LLVM unrolls; a few
-    operations in each of 16 turns are few enough.
+    operations in each of LANES turns are few enough.
     """
     array = cgutils.alloca_once(builder, ir.ArrayType(SUM, count), zfill=True)
     return builder.bitcast(array, SUM.as_pointer())

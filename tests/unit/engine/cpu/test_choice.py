@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from outrider.engine.cpu import backend, choice
-from outrider.engine.cpu.backend import Backend, preferred, row_edges, unsupported_reason
+from outrider.engine.cpu.backend import Backend, preferred, row_edges, unsupported_reason, vector_backend
 from outrider.engine.cpu.choice import MIN_BYTES, choose_backend, sample
 from outrider.protocol.errors import ModelError
 
@@ -27,7 +27,7 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 def pretend(monkeypatch: pytest.MonkeyPatch, features: frozenset[str]) -> None:
     """Let the processor have these features alone."""
-    monkeypatch.setattr(backend, "_processor_features", lambda: features)
+    monkeypatch.setattr(backend.processor, "features", lambda: features)
 
 
 def test_each_dtype_has_its_best_back_end(processor: pytest.MonkeyPatch) -> None:
@@ -38,11 +38,13 @@ def test_each_dtype_has_its_best_back_end(processor: pytest.MonkeyPatch) -> None
 
 
 def test_the_next_best_runs_where_the_best_cannot(processor: pytest.MonkeyPatch) -> None:
-    """No tiles, then no bfloat16 in AVX-512, then no AVX-512 at all."""
+    """No tiles, then no bfloat16 in AVX-512, then no AVX-512, then no vectors at all."""
     pretend(processor, NO_TILES)
     assert preferred(torch.bfloat16) is Backend.AVX512
     pretend(processor, NO_TILES - {"avx512bf16"})
     assert (preferred(torch.bfloat16), preferred(torch.float32)) == (Backend.ONEDNN, Backend.AVX512)
+    pretend(processor, frozenset({"avx2", "fma"}))
+    assert (preferred(torch.bfloat16), preferred(torch.float32)) == (Backend.AVX2, Backend.AVX2)
     pretend(processor, frozenset())
     assert preferred(torch.float32) is Backend.ONEDNN
 
@@ -103,14 +105,12 @@ def large() -> list[Tensor]:
     return [torch.zeros(MIN_BYTES // 4 // 256 + 1, 256)]
 
 
-needs_avx512 = pytest.mark.skipif(
-    unsupported_reason(Backend.AVX512, torch.float32) is not None,
-    reason="needs a processor with AVX-512 and numba",
-)
+OWN = vector_backend(torch.float32)
+needs_kernels = pytest.mark.skipif(OWN is None, reason="needs a processor with AVX2 or AVX-512, and numba")
 
 
-@needs_avx512
-@pytest.mark.parametrize(("own", "backend"), [(1.05, Backend.AVX512), (1.2, Backend.ONEDNN)])
+@needs_kernels
+@pytest.mark.parametrize(("own", "backend"), [(1.05, OWN), (1.2, Backend.ONEDNN)])
 def test_kernels_that_lose_by_more_than_a_tenth_give_way(own: float, backend: Backend) -> None:
     """The measurement decides, and is told."""
     chosen = choose_backend(large(), clock=Clock(own, 1.0))
@@ -118,11 +118,11 @@ def test_kernels_that_lose_by_more_than_a_tenth_give_way(own: float, backend: Ba
     assert f"{own:.2f} at 1, {own:.2f} at 32" in chosen.reason
 
 
-@needs_avx512
+@needs_kernels
 def test_small_models_and_deterministic_ones_are_not_measured() -> None:
     """There is nothing to gain, or nothing to choose."""
-    assert choose_backend([torch.zeros(64, 64)], clock=no_clock).backend is Backend.AVX512
-    assert choose_backend(large(), measured=False, clock=no_clock).backend is Backend.AVX512
+    assert choose_backend([torch.zeros(64, 64)], clock=no_clock).backend is OWN
+    assert choose_backend(large(), measured=False, clock=no_clock).backend is OWN
 
 
 def test_the_sample_is_of_the_shape_that_takes_most_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,15 +137,12 @@ def test_the_sample_is_of_the_shape_that_takes_most_memory(monkeypatch: pytest.M
 
 def test_a_model_without_linear_layers_has_a_back_end() -> None:
     """Nothing is measured."""
-    assert (
-        choose_backend([], clock=no_clock).backend is Backend.ONEDNN
-        or unsupported_reason(Backend.AVX512, torch.float32) is None
-    )
+    assert choose_backend([], clock=no_clock).backend is Backend.ONEDNN or OWN is not None
 
 
 def test_edges_are_where_a_matmul_takes_another_pass() -> None:
     """The library's are not known."""
     assert list(row_edges(Backend.ONEDNN)) == []
-    if unsupported_reason(Backend.AVX512, torch.float32) is None:
-        edges = list(row_edges(Backend.AVX512))
+    if OWN is not None:
+        edges = list(row_edges(OWN))
         assert edges[1] == 2 * edges[0]

@@ -11,14 +11,13 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from outrider.engine.cpu import linear
-from outrider.engine.cpu.backend import Backend, matmul_type, preferred, unsupported_reason
+from outrider.engine.cpu.backend import Backend, matmul_type, preferred, vector_backend
 from outrider.engine.cpu.linear import KernelLinear, LibraryLinear, pack_linears
 from outrider.engine.cpu.matmul import MIN_SHARE, Matmul
 from outrider.engine.cpu.worker_pool import WorkerPool
 
-needs_avx512 = pytest.mark.skipif(
-    unsupported_reason(Backend.AVX512, torch.bfloat16) is not None,
-    reason="needs AVX-512 BF16 and the package numba",
+needs_kernels = pytest.mark.skipif(
+    vector_backend(torch.bfloat16) is None, reason="needs AVX2 or AVX-512 BF16 and the package numba"
 )
 
 
@@ -68,15 +67,16 @@ def test_without_the_operators_nothing_changes(monkeypatch: pytest.MonkeyPatch) 
     assert type(model[0]) is nn.Linear
 
 
-@needs_avx512
+@needs_kernels
 def test_what_does_not_fill_steps_is_left_to_the_library() -> None:
     """An odd number of bfloat16 numbers does not make whole steps of 4 bytes."""
     model = nn.Sequential(nn.Linear(5, 8, dtype=torch.bfloat16), nn.Linear(8, 4, dtype=torch.bfloat16))
-    assert pack_linears(model, preferred(torch.bfloat16)) == 2
-    assert [type(layer) for layer in model] == [LibraryLinear, KernelLinear]
+    packed = linear.operators_exist(torch.bfloat16)
+    assert pack_linears(model, preferred(torch.bfloat16)) == 1 + packed
+    assert [type(layer) for layer in model] == [LibraryLinear if packed else nn.Linear, KernelLinear]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", filter(linear.operators_exist, [torch.float32, torch.bfloat16]))
 def test_helpers_share_the_library_s_matmuls(dtype: torch.dtype) -> None:
     """Each has some of the columns; the result is that of one thread but for the order of sums."""
     weight, bias = (
@@ -103,13 +103,14 @@ def test_the_unpacked_weight_is_freed() -> None:
     assert model["embed"].weight is shared
 
 
-@needs_avx512
+@needs_kernels
 def test_the_weights_of_all_layers_decide_whether_they_pass_the_cache(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two layers that are too large together are both fetched past it."""
     found: list[bool] = []
-    real = matmul_type(Backend.AVX512)
+    backend = preferred(torch.float32)
+    real = matmul_type(backend)
     assert real is not None
 
     def note(*args: Any, passing: bool, **others: Any) -> Matmul:
@@ -119,5 +120,5 @@ def test_the_weights_of_all_layers_decide_whether_they_pass_the_cache(
     monkeypatch.setattr(linear, "matmul_type", lambda backend: note)
     for limit in (2 * 4 * 8 * 8, 2 * 4 * 8 * 8 - 1):
         monkeypatch.setattr(linear, "KEPT_BYTES", limit)
-        assert pack_linears(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), Backend.AVX512) == 2
+        assert pack_linears(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), backend) == 2
     assert found == [False, False, True, True]

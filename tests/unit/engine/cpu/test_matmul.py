@@ -22,6 +22,8 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 BACKENDS = [
     (Backend.AVX512, torch.float32),
     (Backend.AVX512, torch.bfloat16),
+    (Backend.AVX2, torch.float32),
+    (Backend.AVX2, torch.bfloat16),
     (Backend.AMX, torch.bfloat16),
 ]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.engine.cpu import backend
+from outrider.engine.cpu import processor
 from outrider.engine.cpu.backend import Backend
 from outrider.engine.fused_decoder import FusedDecoder
 from outrider.engine.fused_decoder.rotation import rotate
@@ -66,12 +66,12 @@ def test_a_long_mixed_step_equals_the_modules(folder_of: Callable[[str], Path], 
 def test_without_kernels_torch_computes_the_same(
     folder_of: Callable[[str], Path], architecture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a processor without AVX-512 every part has its plain form."""
+    """On a processor without vectors of ours every part has its plain form."""
     folder = str(folder_of(architecture))
     results = []
     for kernels in (True, False):
         if not kernels:
-            monkeypatch.setattr(backend, "_processor_features", lambda: frozenset())
+            monkeypatch.setattr(processor, "features", lambda: frozenset())
         loaded = load_model(folder, dtype="float32", device="cpu", threads=1)
         assert isinstance(loaded.model, FusedDecoder)
         results.append(mixed_step(loaded))

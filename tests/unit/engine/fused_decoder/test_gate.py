@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import gelu, silu
 
 from outrider.engine.cpu.backend import Backend, unsupported_reason
-from outrider.engine.cpu.linear import pack_linears
+from outrider.engine.cpu.linear import operators_exist, pack_linears
 from outrider.engine.fused_decoder.decoder import Gate
 
 WIDTH, INNER = 48, 40
@@ -17,6 +17,11 @@ BACKENDS = [
     for backend in Backend
     for reason in [unsupported_reason(backend, torch.bfloat16)]
 ]
+
+
+def packs(backend: Backend) -> bool:
+    """The library packs no bfloat16 on old processors."""
+    return backend is not Backend.ONEDNN or operators_exist(torch.bfloat16)
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +39,7 @@ def test_a_packed_gate_gives_what_it_gave_before(backend: Backend, rows: int) ->
     x = torch.randn(rows, WIDTH, dtype=torch.bfloat16)
     with torch.inference_mode():
         expected = model(x)
-        assert pack_linears(model, backend, gates=["0.gate_up"]) == 1
+        assert pack_linears(model, backend, gates=["0.gate_up"]) == int(packs(backend))
         assert model(x).shape == (rows, INNER)
         torch.testing.assert_close(model(x), expected, rtol=0.02, atol=0.01)
     assert model[0].opened == (backend is not Backend.ONEDNN)
@@ -47,7 +52,7 @@ def test_another_activation_is_left_to_the_gate(backend: Backend) -> None:
     x = torch.randn(3, WIDTH, dtype=torch.bfloat16)
     with torch.inference_mode():
         expected = model(x)
-        assert pack_linears(model, backend) == 1
+        assert pack_linears(model, backend) == int(packs(backend))
         torch.testing.assert_close(model(x), expected, rtol=0.02, atol=0.01)
     assert not model[0].opened
 
