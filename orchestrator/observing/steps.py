@@ -1,4 +1,5 @@
-"""What one verify step did, for callers who asked: its candidates, its times, where its tokens came from. Pure."""
+"""What one verify step did, for callers who asked for it: candidates, times, where its tokens came from.
+Pure."""
 
 from __future__ import annotations
 
