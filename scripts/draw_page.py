@@ -1,6 +1,6 @@
-"""Takes the pictures of the gateway's page: `python -m scripts.draw_page` starts the demo pair and a Chromium.
+"""Takes the pictures of the gateway's page: `python -m scripts.draw_page`.
 
-With `--url` the page of a gateway that runs already.
+Starts the demo pair and a Chromium; with `--url`, the page of a gateway that runs already.
 """
 
 from __future__ import annotations

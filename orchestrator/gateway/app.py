@@ -145,7 +145,7 @@ class Gateway:
         ]
 
     def _page_routes(self, client: AsyncClient, bodies: Bodies, seconds: float) -> list[Route]:
-        """The page's files, which need no token, and the events that it reads; none where there is no page."""
+        """The page's files, which need no token, and the events that it reads."""
         if not self._page:
             return []
         stream = steps.Steps(client, bodies, self._instruments, seconds)
