@@ -74,7 +74,7 @@ class Generation:
         traceparent = self.trace.continuation(index)
         session = self._session(index, traceparent)
         output = Output(index, self._text())
-        recorded = bool(traceparent) or self.request.record_timeline
+        recorded = bool(traceparent) or self.request.record_timeline or self.request.record_steps
         recorder = StepRecorder(start_ns) if recorded else None
         pipeline = Pipeline(
             session,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from orchestrator.observing.statistics import Statistics
+from orchestrator.observing.steps import Step
 from orchestrator.observing.timeline import TimelineEvent
 from orchestrator.text.text_stream import Piece, TextStream
-from outrider.protocol.messages import FinishReason, TokenLogprob
+from outrider.protocol.messages import FinishReason, Origin, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,10 @@ class Chunk:
     text: str
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
+    origins: tuple[Origin, ...] = ()
+    """One per token where the caller asked for steps."""
+    step: Step | None = None
+    """With the first chunk after a step, likewise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +72,7 @@ class Output:
         self._text = text
         self._tokens: deque[int] = deque()
         self._logprobs: deque[TokenLogprob] = deque()
+        self._origins: deque[Origin] = deque()
         self.stop = ""
         """The stop string that was reached; nothing follows it."""
 
@@ -75,15 +81,36 @@ class Output:
         """Tokens that belong to the continuation."""
         return self._text.consumed
 
-    def push(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob]) -> Chunk | None:
-        """Add committed tokens; what can be given to the client now, if anything."""
+    def push(
+        self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob], step: Step | None = None
+    ) -> list[Chunk]:
+        """Add committed tokens; what can be given to the client now.
+
+        One chunk, if any; with the `step` that committed them one or more, as small as their text allows.
+        """
         self._tokens.extend(tokens)
         self._logprobs.extend(logprobs)
-        return self._chunk(self._text.push(tokens))
+        if step is None:
+            chunk = self._chunk(self._text.push(tokens))
+            return [] if chunk is None else [chunk]
+        self._origins.extend(step.origins)
+        first, *rest = self._smallest(tokens) or [Chunk(self.index, "", ())]
+        return [replace(first, step=step), *rest]
 
     def flush(self) -> Chunk | None:
         """The rest, at the end."""
         return self._chunk(self._text.flush())
+
+    def _smallest(self, tokens: Sequence[int]) -> list[Chunk]:
+        """What tokens give one by one, up to a stop string."""
+        chunks: list[Chunk] = []
+        for token in tokens:
+            chunk = self._chunk(self._text.push((token,)))
+            if chunk is not None:
+                chunks.append(chunk)
+            if self.stop:
+                break
+        return chunks
 
     def _chunk(self, pieces: Sequence[Piece]) -> Chunk | None:
         if not pieces:
@@ -92,5 +119,6 @@ class Output:
         count = sum(piece.tokens for piece in pieces)
         tokens = tuple([self._tokens.popleft() for _ in range(count)])
         logprobs = tuple([self._logprobs.popleft() for _ in range(count if self._logprobs else 0)])
+        origins = tuple([self._origins.popleft() for _ in range(count if self._origins else 0)])
         text = "".join([piece.text for piece in pieces])
-        return Chunk(self.index, text, tokens, logprobs) if tokens or text else None
+        return Chunk(self.index, text, tokens, logprobs, origins) if tokens or text else None

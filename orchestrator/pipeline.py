@@ -37,7 +37,8 @@ from orchestrator.events import (
 )
 from orchestrator.observing.drift import Reading
 from orchestrator.observing.observer import Observer
-from orchestrator.observing.timeline import StepRecorder
+from orchestrator.observing.steps import Step, step_of
+from orchestrator.observing.timeline import StepRecord, StepRecorder
 from orchestrator.observing.tracing import record_prefill, record_step
 from orchestrator.output import Chunk, Output, Started
 from orchestrator.replicas.draft_client import DraftClient
@@ -204,9 +205,8 @@ class Pipeline:
 
     async def _emit(self, action: Emit) -> None:
         verdict = action.verdict
-        self._note_verdict(verdict)
-        chunk = self._output.push(verdict.tokens, verdict.logprobs)
-        if chunk is not None:
+        step = self._note_verdict(verdict)
+        for chunk in self._output.push(verdict.tokens, verdict.logprobs, step):
             await self._emit_item(chunk)
         if self._output.stop:
             await self._carry_out(self.session.stop())
@@ -332,14 +332,17 @@ class Pipeline:
         if self._recorder is not None:
             self._recorder.add_block(event.block, time.time_ns())
 
-    def _note_verdict(self, verdict: Verdict) -> None:
+    def _note_verdict(self, verdict: Verdict) -> Step | None:
+        """Count and record it; its step, where the caller asked for that."""
         drift = self._observer.verdict(verdict, self._clock())
         assert self._verify is not None
         self._prove("verify", self._verify)
         if self._draft is not None and self._draft.sent:
             self._prove("draft", self._draft)
-        if self._recorder is not None:
-            self._record(self._recorder, verdict, drift)
+        if self._recorder is None:
+            return None
+        record = self._record(self._recorder, verdict, drift)
+        return step_of(record) if self.session.request.record_steps else None
 
     def _prove(self, kind: str, link: _Link[Client]) -> None:
         """A draft is not proven by its first block: one that floods sends good ones before."""
@@ -347,13 +350,15 @@ class Pipeline:
             self._fleet.pools[kind].succeeded(link.lease)
             link.proven = True
 
-    def _record(self, recorder: StepRecorder, verdict: Verdict, drift: Reading | None) -> None:
+    def _record(self, recorder: StepRecorder, verdict: Verdict, drift: Reading | None) -> StepRecord:
         now_ns, traceparent = time.time_ns(), self.session.traceparent
         if self._opened_ns:
             cached = self.session.statistics.cached
             record_prefill(traceparent, self._opened_ns, now_ns, verdict.base_length, cached)
             self._opened_ns = 0
-        record_step(traceparent, recorder.add_verdict(verdict, now_ns), drift)
+        record = recorder.add_verdict(verdict, now_ns)
+        record_step(traceparent, record, drift)
+        return record
 
     async def _close(self) -> KvHandle | None:
         """Ask both replicas to end their sessions; wait for the kept keys and values if they are wanted."""

@@ -432,6 +432,7 @@ class Session:
             task=request.task,
             priority=request.priority,
             lookup=request.mode is Mode.AUTO,
+            record_steps=request.record_steps,
         )
 
     def _open_draft(self, first_node_id: int) -> OpenDraft:

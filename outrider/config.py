@@ -211,6 +211,7 @@ class GatewayConfig(ProcessConfig):
         2048, description="Open connections and running requests, each; beyond that the answer is 503."
     )
     deadline_seconds: float = Field(600.0, gt=0, description="Longest time that a request may take.")
+    page: bool = Field(True, description="Serve a page at / that shows what speculation does.")
     auth_tokens_file: str = Field(
         "",
         description="File with one bearer token per line, read again when it changes; empty: the "

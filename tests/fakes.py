@@ -35,6 +35,7 @@ from outrider.protocol.messages import (
 from outrider.rpc.serving import GrpcServer
 from outrider.speculation.candidate_tree import CandidateTree
 from verify_service.admission import Places
+from verify_service.speculation.recording import step_nodes
 
 VOCABULARY = 256
 EOS = 255
@@ -252,6 +253,7 @@ class FakeVerify(FakeReplica, verify_pb2_grpc.VerifyServiceServicer):
         base, level, tokens, accepted = tree.committed_length, tree.children, list(tree.committed), 0
         generated = base - session.opening.prompt_length
         verified, finish = len(tree), FinishReason.NONE
+        nodes = step_nodes(list(tree.nodes())) if session.opening.record_steps else None
         while True:
             token = next_token(tokens, params.seed)
             tokens.append(token)
@@ -272,9 +274,10 @@ class FakeVerify(FakeReplica, verify_pb2_grpc.VerifyServiceServicer):
         wanted = new if params.logprobs is not None else []
         logprobs = tuple(TokenLogprob(token, -float(token), top) for token in wanted)
         times = StepTimes(forward_start_ns=1_000_000_000 * step, queue_us=10, forward_us=100, sample_us=5)
-        return Verdict(
+        verdict = Verdict(
             step, base, tuple(new), verified, accepted, accepted, accepted > 0, 0, 1, logprobs, times, finish
         )
+        return replace(verdict, nodes=nodes)
 
 
 @dataclass(slots=True)

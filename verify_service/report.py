@@ -63,6 +63,7 @@ def verdict_of(outcome: Outcome, result: StepResult, idle_total: float, advice: 
         prompt_tokens=result.prompt_tokens,
         draft_wanted=advice.draft_wanted,
         next_step_us=_micros(advice.next_step),
+        nodes=outcome.recorded,
     )
 
 

@@ -20,12 +20,13 @@ import torch
 
 from outrider.engine.kv.pages import PagePool, SequenceKv
 from outrider.engine.runner import Segment
-from outrider.protocol.messages import FinishReason, TokenLogprob
+from outrider.protocol.messages import FinishReason, StepNodes, TokenLogprob
 from outrider.sampling.chooser import SamplingRow, choose, logprobs, prepare
 from outrider.speculation.candidate_tree import Node
 from verify_service.scheduler import Work
 from verify_service.session import VerifySession
 from verify_service.speculation.lookup_candidates import from_draft
+from verify_service.speculation.recording import step_nodes
 
 
 class Runner(Protocol):
@@ -60,6 +61,8 @@ class Outcome:
     hit: bool
     finish: FinishReason
     logprobs: tuple[TokenLogprob, ...]
+    recorded: StepNodes | None = None
+    """The verified nodes for the caller, where it asked for them."""
 
     @property
     def draft_nodes(self) -> int:
@@ -133,6 +136,7 @@ class Verifier:
         base_length = session.tree.committed_length
         path = walk(session.tree.children, work.nodes, chosen)
         depth = max((node.depth for node in work.nodes), default=0)
+        recorded = step_nodes(work.nodes) if session.opening.record_steps else None
         committed = session.commit([chosen[row] for row in path])
         accepted = path[1 : len(committed.tokens) + 1]
         keep = [*range(work.chain), *(work.chain + row - 1 for row in accepted)]
@@ -149,6 +153,7 @@ class Verifier:
             committed.hit,
             committed.finish,
             _logprobs(session, logits, path, committed.tokens),
+            recorded,
         )
 
     def _keep_chain(self, work: Work) -> None:

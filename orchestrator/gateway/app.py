@@ -25,6 +25,8 @@ from orchestrator.gateway.endpoints import (
 )
 from orchestrator.gateway.errors import Kind, Problem
 from orchestrator.gateway.instruments import GatewayInstruments
+from orchestrator.gateway.page import endpoint as steps
+from orchestrator.gateway.page.files import page_files
 from orchestrator.gateway.tokens import Converting
 from orchestrator.request.auth import Tokens, digest_of
 from outrider import __version__
@@ -42,7 +44,11 @@ SCHEME = "bearer "
 HEALTH_SECONDS = 2.0
 OPEN = ("/health", "/version", "/metrics")
 """Need no token, and are in no log."""
-ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize", *OPEN)
+ENDPOINTS = (
+    *("/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize"),
+    steps.PATH,
+    *OPEN,
+)
 
 
 class Gateway:
@@ -57,6 +63,7 @@ class Gateway:
         tokens: Reloaded[Tokens] | None,
         instruments: GatewayInstruments,
         registry: CollectorRegistry = REGISTRY,
+        page: bool = True,
     ) -> None:
         self.draining = False
         self.running = 0
@@ -64,6 +71,7 @@ class Gateway:
         self._tokens = tokens
         self._instruments = instruments
         self._registry = registry
+        self._page = page_files() if page else {}
         self._router = Router(self._routes(client, bodies, seconds), redirect_slashes=False)
         self._router.default = cast(ASGIApp, _not_found)
 
@@ -101,7 +109,7 @@ class Gateway:
             await send_problem(answer.send, error)
 
     def _check_token(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
-        if self._tokens is None or scope["path"] in OPEN:
+        if self._tokens is None or scope["path"] in OPEN or scope["path"] in self._page:
             return
         header = headers.get(b"authorization", b"").decode("latin-1")
         if not self._tokens.current().know(digest_of((("authorization", header),))):
@@ -133,7 +141,16 @@ class Gateway:
             _route("/health", self._healthy, "GET"),
             _route("/version", _version, "GET"),
             _route("/metrics", self._metrics, "GET"),
+            *self._page_routes(client, bodies, seconds),
         ]
+
+    def _page_routes(self, client: AsyncClient, bodies: Bodies, seconds: float) -> list[Route]:
+        """The page's files, which need no token, and the events that it reads."""
+        if not self._page:
+            return []
+        stream = steps.Steps(client, bodies, self._instruments, seconds)
+        found = [_route(path, file, "GET") for path, file in self._page.items()]
+        return [*found, _route(steps.PATH, stream, "POST")]
 
     async def _healthy(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         if not await self._health():

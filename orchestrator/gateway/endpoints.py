@@ -75,18 +75,18 @@ class Generating:
                     left = event if progress is None else progress.left(event)
                     part = answer.part(event, left)
                     if not begun:
-                        await _begin_stream(send)
+                        await begin_stream(send)
                         begun = True
                     if part is not None:
-                        await _send_part(send, part, progress)
+                        await send_part(send, part, progress)
             except Exception as error:
                 if not begun:
                     raise
-                await send(_body(_event(_problem(error).body()), last=True))
+                await send(body_part(server_sent(problem_from(error).body()), last=True))
                 return
         if answer.asked.include_usage:
-            await _send_part(send, answer.usage_part())
-        await send(_body(DONE, last=True))
+            await send_part(send, answer.usage_part())
+        await send(body_part(DONE, last=True))
 
     async def _events(self, asked: Asked, state: dict[str, Any]) -> AsyncGenerator[Event, None]:
         """All events of a request, counted."""
@@ -152,12 +152,12 @@ async def send_bytes(
             "headers": [(b"content-type", kind), length, *given],
         }
     )
-    await send(_body(data, last=True))
+    await send(body_part(data, last=True))
 
 
 async def send_problem(send: Send, error: Exception) -> None:
     """The answer that stands for an error."""
-    problem = _problem(error)
+    problem = problem_from(error)
     await send_json(send, problem.kind.status, problem.body(), dict(problem.headers))
 
 
@@ -166,7 +166,7 @@ def dumped(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
-def _problem(error: Exception) -> Problem:
+def problem_from(error: Exception) -> Problem:
     """What the caller hears of an error; what it must not hear is logged."""
     if isinstance(error, Problem):
         return error
@@ -180,7 +180,8 @@ def _credentials(state: dict[str, Any]) -> dict[str, str]:
     return {name: state[name] for name in ("token", "request_id", "traceparent")}
 
 
-async def _begin_stream(send: Send) -> None:
+async def begin_stream(send: Send) -> None:
+    """The head of an answer of server-sent events."""
     headers = [
         (b"content-type", EVENTS),
         (b"cache-control", b"no-cache"),
@@ -189,14 +190,17 @@ async def _begin_stream(send: Send) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": headers})
 
 
-async def _send_part(send: Send, part: dict[str, Any], progress: Progress | None = None) -> None:
+async def send_part(send: Send, part: dict[str, Any], progress: Progress | None = None) -> None:
+    """One event of a stream, with its id where it has one."""
     id_line = b"" if progress is None else f"id: {progress.id}\n".encode()
-    await send(_body(id_line + _event(part)))
+    await send(body_part(id_line + server_sent(part)))
 
 
-def _event(value: Any) -> bytes:
+def server_sent(value: Any) -> bytes:
+    """An event with a value as JSON."""
     return b"data: " + dumped(value) + b"\n\n"
 
 
-def _body(data: bytes, last: bool = False) -> dict[str, Any]:
+def body_part(data: bytes, last: bool = False) -> dict[str, Any]:
+    """Part of an answer's body."""
     return {"type": "http.response.body", "body": data, "more_body": not last}

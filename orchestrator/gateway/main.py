@@ -73,7 +73,13 @@ async def run(config: GatewayConfig) -> None:
         open_channel(config.orchestrator, **tls) as channel,
     ):
         gateway = Gateway(
-            client, health_of(channel), bodies, config.deadline_seconds, tokens, GatewayInstruments()
+            client,
+            health_of(channel),
+            bodies,
+            config.deadline_seconds,
+            tokens,
+            GatewayInstruments(),
+            page=config.page,
         )
         try:
             await _serve(config, gateway, listener, stop, certificates, tokens)

@@ -6,6 +6,7 @@ bars are cut at zero length.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -13,6 +14,8 @@ from outrider.protocol.messages import TokenBlock, Verdict
 
 MAX_EVENTS = 20_000
 MAX_LINKS = 128
+MAX_STEP_EVENTS = 128
+"""Of one step's bars, the last are kept together."""
 
 
 class Lane(IntEnum):
@@ -51,6 +54,8 @@ class StepRecord:
     """What is left of the step after queue, forward and sample."""
     links: tuple[str, ...]
     """Traceparents of the drafts' spans."""
+    events: tuple[TimelineEvent, ...] = ()
+    """The bars of the step."""
 
 
 class StepRecorder:
@@ -61,6 +66,8 @@ class StepRecorder:
         self._step = first_step
         self._drafted = self._draft_us = 0
         self._links: list[str] = []
+        self._bars: deque[TimelineEvent] = deque(maxlen=MAX_STEP_EVENTS)
+        """Since the last verdict."""
         self.events: list[TimelineEvent] = []
 
     def reopened(self, now_ns: int) -> None:
@@ -85,22 +92,24 @@ class StepRecorder:
         accounted = times.queue_us + times.forward_us + times.sample_us
         start_ns, self._start_ns = self._start_ns, now_ns
         wire_us = max(0, (now_ns - start_ns) // 1000 - accounted)
-        step = StepRecord(
-            verdict, start_ns, now_ns, self._drafted, self._draft_us, wire_us, tuple(self._links)
-        )
-        self._step = verdict.step
-        self._drafted = self._draft_us = 0
-        self._links = []
         if times.forward_start_ns:
             sent_ns = times.forward_start_ns + (times.forward_us + times.sample_us) * 1000
             nodes, accepted = verdict.verified, verdict.accepted
             self._add(Lane.VERIFY, times.forward_start_ns, sent_ns, "verify", verdict.step, nodes, accepted)
             self._add(Lane.WIRE, sent_ns, now_ns, "verdict", verdict.step, nodes, accepted)
+        links, bars = tuple(self._links), tuple(self._bars)
+        step = StepRecord(verdict, start_ns, now_ns, self._drafted, self._draft_us, wire_us, links, bars)
+        self._step = verdict.step
+        self._drafted = self._draft_us = 0
+        self._links = []
+        self._bars.clear()
         return step
 
     def _add(
         self, lane: Lane, start_ns: int, end_ns: int, name: str, step: int, nodes: int, accepted: int = 0
     ) -> None:
+        duration_us = max(0, end_ns - start_ns) // 1000
+        bar = TimelineEvent(lane, start_ns, duration_us, name, step, nodes, accepted)
+        self._bars.append(bar)
         if len(self.events) < MAX_EVENTS:
-            duration_us = max(0, end_ns - start_ns) // 1000
-            self.events.append(TimelineEvent(lane, start_ns, duration_us, name, step, nodes, accepted))
+            self.events.append(bar)

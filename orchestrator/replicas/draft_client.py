@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import grpc
 
@@ -32,7 +33,8 @@ class DraftClient:
 
     def commit(self, verdict: Verdict) -> None:
         """Tell the replica what the target committed."""
-        self._messages.send(draft_pb2.DraftRequest(verdict=verdict_to_pb(verdict)))
+        told = verdict if verdict.nodes is None else replace(verdict, nodes=None)  # those are the caller's
+        self._messages.send(draft_pb2.DraftRequest(verdict=verdict_to_pb(told)))
 
     def close(self) -> None:
         """End the session."""

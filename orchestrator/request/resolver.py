@@ -38,6 +38,7 @@ class Asked:
     session: bytes = b""
     keep_session: bool = False
     record_timeline: bool = False
+    record_steps: bool = False
     priority: int = 0
 
     @property
@@ -67,6 +68,7 @@ class Request:
     ticket: Ticket | None = None
     keep_session: bool = False
     record_timeline: bool = False
+    record_steps: bool = False
     chat: bool = False
     """The prompt came as messages."""
 
@@ -146,6 +148,7 @@ class Resolver:
             ticket=Ticket.parse(asked.session) if asked.session else None,
             keep_session=asked.keep_session,
             record_timeline=asked.record_timeline,
+            record_steps=asked.record_steps,
             chat=field == "chat.messages",
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import cast
 
+from orchestrator.observing.steps import Step
 from orchestrator.observing.timeline import TimelineEvent
 from orchestrator.output import Chunk, Completion, Started
 from orchestrator.request.resolver import Asked, check_vocabulary
@@ -98,6 +99,7 @@ def asked_from_pb(pb: generation_pb2.GenerateRequest) -> Asked:
         session=pb.session,
         keep_session=pb.keep_session,
         record_timeline=pb.record_timeline,
+        record_steps=pb.record_steps,
         priority=pb.priority,
     )
 
@@ -197,7 +199,36 @@ def _chunk(item: Chunk, spelling: Callable[[int], bytes] | None) -> generation_p
         text=item.text,
         token_ids=item.tokens,
         logprobs=[_logprob(logprob, spelling) for logprob in item.logprobs],
+        origins=cast(tuple[tokens_pb2.TokenOrigin, ...], item.origins),
+        step=None if item.step is None else _step(item.step, spelling),
     )
+
+
+def _step(step: Step, spelling: Callable[[int], bytes] | None) -> generation_pb2.StepDetail:
+    spelled = spelling or _no_spelling
+    nodes = step.nodes
+    return generation_pb2.StepDetail(
+        step=step.number,
+        nodes=[
+            generation_pb2.StepNode(
+                token=token,
+                spelling=spelled(token),
+                parent=None if parent < 0 else parent,
+                origin=cast(tokens_pb2.TokenOrigin, origin),
+                accepted=index in step.accepted,
+            )
+            for index, (token, parent, origin) in enumerate(
+                zip(nodes.tokens, nodes.parents, nodes.origins, strict=True)
+            )
+        ],
+        bonus=step.bonus,
+        bonus_spelling=None if step.bonus is None else spelled(step.bonus),
+        timeline=[_timeline_event(event) for event in step.events],
+    )
+
+
+def _no_spelling(token: int) -> bytes | None:
+    return None
 
 
 def _logprob(logprob: TokenLogprob, spelling: Callable[[int], bytes] | None) -> tokens_pb2.TokenLogprob:

@@ -10,13 +10,16 @@ from typing import Any
 
 from outrider import __version__
 from outrider.cli.bench import flags as bench_flags
-from outrider.cli.request import add_connection_flags, add_request_flags
+from outrider.cli.request import add_connection_flags, add_request_flags, seconds
 from outrider.cli.settings import add_flags, resolve
 from outrider.cli.up.plan import UpConfig
 from outrider.config import DraftConfig, GatewayConfig, OrchestratorConfig, ProcessConfig, VerifyConfig
 from outrider.protocol.errors import ConfigError
 
 Subcommands = Any  # argparse._SubParsersAction has no public name
+
+METRICS = "127.0.0.1:9464"
+"""Where `outrider top` looks for an orchestrator's page."""
 
 SERVICES: dict[str, tuple[type[ProcessConfig], str, str]] = {
     "orchestrator": (OrchestratorConfig, "orchestrator.main", "the public service: requests in, text out"),
@@ -109,6 +112,28 @@ def add_bench(subcommands: Subcommands) -> None:
     parser.set_defaults(run=_bench)
 
 
+def add_top(subcommands: Subcommands) -> None:
+    """`outrider top`."""
+    parser = subcommands.add_parser(
+        "top",
+        allow_abbrev=False,
+        help="watch the services at work",
+        description="Show what the services do at the moment, from their Prometheus pages (--metrics-port), "
+        "until Ctrl-C: requests, tokens per second, acceptance, drafts, and each replica. `outrider up "
+        "--metrics-port 9464` prints the pages of its services.",
+    )
+    parser.add_argument(
+        "--metrics",
+        nargs="+",
+        metavar="PAGE",
+        help="host:port, a URL, or dns:name:port for all that a name resolves to (environment "
+        f"OUTRIDER_METRICS, separated by spaces; default {METRICS})",
+    )
+    parser.add_argument("--interval", type=seconds, default=2.0, metavar="SECONDS", help="default 2")
+    parser.add_argument("--once", action="store_true", help="print one frame as plain text, and end")
+    parser.set_defaults(run=_top, default=METRICS)
+
+
 def add_version(subcommands: Subcommands) -> None:
     """`outrider version`."""
     parser = subcommands.add_parser("version", help="print versions", description="Print versions.")
@@ -162,6 +187,17 @@ def _timeline(arguments: argparse.Namespace) -> int:
     from outrider.cli.generate import timeline
 
     return timeline(arguments)
+
+
+def _top(arguments: argparse.Namespace) -> int:
+    try:
+        from outrider.cli.top.command import top
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "rich":
+            raise
+        raise ConfigError("top needs rich; pip install 'outrider[cli]'") from error
+
+    return top(arguments)
 
 
 def _bench(arguments: argparse.Namespace) -> int:

@@ -91,7 +91,7 @@ def add_endpoint_flag(group: argparse._ArgumentGroup) -> None:
 
 def add_transport_flags(group: argparse._ArgumentGroup) -> None:
     """How long to wait for an answer, and TLS."""
-    group.add_argument("--timeout", type=_seconds, default=600.0, metavar="SECONDS", help="default 600")
+    group.add_argument("--timeout", type=seconds, default=600.0, metavar="SECONDS", help="default 600")
     group.add_argument(
         "--tls-ca", default="", metavar="FILE", help="PEM authorities, or system; turns TLS on"
     )
@@ -175,14 +175,15 @@ def _endpoint(text: str) -> str:
     return text
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
+    """A time above 0."""
     try:
-        seconds = float(text)
+        found = float(text)
     except ValueError:
-        seconds = 0.0
-    if not 0.0 < seconds < math.inf:
+        found = 0.0
+    if not 0.0 < found < math.inf:
         raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, not {text!r}")
-    return seconds
+    return found
 
 
 def _flag(name: str) -> str:

@@ -52,6 +52,7 @@ class Options(TypedDict, total=False):
     session: bytes
     keep_session: bool
     record_timeline: bool
+    record_steps: bool
     resume_token_ids: Sequence[int]
 
 
@@ -94,6 +95,7 @@ class Request:
     session: bytes = b""
     keep_session: bool = False
     record_timeline: bool = False
+    record_steps: bool = False
     resume_token_ids: Sequence[int] = ()
 
     @property

@@ -35,6 +35,37 @@ class TimelineEvent:
     accepted: int = 0
 
 
+Origin = Literal["", "target", "draft", "lookup", "grammar"]
+"""Who proposed a token first; `target`: nobody, or it was not verified in the step that committed it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepNode:
+    """One candidate that a step verified."""
+
+    token: int
+    spelling: bytes | None
+    """What it stands for in UTF-8, of which it may be a part; None where the service cannot tell."""
+    parent: int | None
+    """Index of its parent among the step's nodes; None below the last committed token."""
+    origin: Origin
+    accepted: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What one verify step did."""
+
+    number: int
+    nodes: tuple[StepNode, ...]
+    """Parents come before children."""
+    bonus: int | None
+    """The token that the target chose after the accepted nodes; None where the text ended at one of them."""
+    bonus_spelling: bytes | None
+    timeline: tuple[TimelineEvent, ...]
+    """Since the step before."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """Token counts of one continuation."""
@@ -59,12 +90,17 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """New text and tokens of one continuation; one entry of `logprobs` per token where asked for."""
+    """New text and tokens of one continuation; one entry of `logprobs` per token where asked for.
+
+    With `record_steps`, one of `origins` per token too, and the first chunk after each step has the `step`.
+    """
 
     index: int
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
+    origins: tuple[Origin, ...] = ()
+    step: Step | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

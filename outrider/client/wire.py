@@ -15,7 +15,10 @@ from outrider.client.results import (
     FinishReason,
     Model,
     ModelInfo,
+    Origin,
     Started,
+    Step,
+    StepNode,
     TimelineEvent,
     TokenLogprob,
     Tokens,
@@ -31,6 +34,7 @@ SCALARS = (
 )
 """Fields of `SamplingParams` that are absent or one value."""
 REASONS: Mapping[int, FinishReason] = {1: "stop", 2: "length"}
+ORIGINS: Mapping[int, Origin] = {1: "target", 2: "draft", 3: "lookup", 4: "grammar"}
 LANES = {1: "draft", 2: "wire", 3: "verify"}
 UNREACHABLE = ("UNAVAILABLE: failed to connect", "UNAVAILABLE: errors resolving")
 """How gRPC begins what it says of an endpoint that it has no connection to."""
@@ -61,7 +65,7 @@ def request_to_pb(request: Request) -> generation_pb2.GenerateRequest:
     _set(pb.speculation, "speculation.", "mode", generation_pb2.Mode.Value(f"MODE_{request.mode.upper()}"))
     for name in ("max_nodes", "max_depth"):
         _set(pb.speculation, "speculation.", name, getattr(request, name))
-    for name in ("model", "task", "priority", "session", "keep_session", "record_timeline"):
+    for name in ("model", "task", "priority", "session", "keep_session", "record_timeline", "record_steps"):
         _set(pb, "", name, getattr(request, name))
     _extend(pb, "", "resume_token_ids", request.resume_token_ids)
     return pb
@@ -237,7 +241,33 @@ def _started(pb: generation_pb2.Started) -> Started:
 
 def _chunk(pb: generation_pb2.Chunk) -> Chunk:
     logprobs = tuple(_logprob(entry) for entry in pb.logprobs)
-    return Chunk(index=pb.index, text=pb.text, token_ids=tuple(pb.token_ids), logprobs=logprobs)
+    return Chunk(
+        index=pb.index,
+        text=pb.text,
+        token_ids=tuple(pb.token_ids),
+        logprobs=logprobs,
+        origins=tuple(ORIGINS.get(origin, "") for origin in pb.origins),
+        step=_step(pb.step) if pb.HasField("step") else None,
+    )
+
+
+def _step(pb: generation_pb2.StepDetail) -> Step:
+    return Step(
+        number=pb.step,
+        nodes=tuple(
+            StepNode(
+                token=node.token,
+                spelling=_present(node, "spelling"),
+                parent=_present(node, "parent"),
+                origin=ORIGINS.get(node.origin, ""),
+                accepted=node.accepted,
+            )
+            for node in pb.nodes
+        ),
+        bonus=_present(pb, "bonus"),
+        bonus_spelling=_present(pb, "bonus_spelling"),
+        timeline=tuple(_timeline_event(event) for event in pb.timeline),
+    )
 
 
 def _complete(pb: generation_pb2.Complete) -> Complete:
@@ -260,8 +290,7 @@ def _logprob(pb: Any) -> TokenLogprob:
 
 
 def _alternative(pb: Any, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
-    spelling = pb.spelling if pb.HasField("spelling") else None
-    return TokenLogprob(token=pb.token, logprob=pb.logprob, spelling=spelling, top=top)
+    return TokenLogprob(token=pb.token, logprob=pb.logprob, spelling=_present(pb, "spelling"), top=top)
 
 
 def _timeline_event(pb: generation_pb2.TimelineEvent) -> TimelineEvent:
@@ -274,6 +303,11 @@ def _timeline_event(pb: generation_pb2.TimelineEvent) -> TimelineEvent:
         nodes=pb.nodes,
         accepted=pb.accepted,
     )
+
+
+def _present(pb: Pb, name: str) -> Any:
+    """The value of an optional field; None where it is absent."""
+    return getattr(pb, name) if pb.HasField(name) else None
 
 
 def _numbers(pb: Pb) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from outrider.protocol.errors import InvalidRequest
 
 MAX_ENTRIES = {"logit_bias": 1024, "stop": 16, "stop_token_ids": 256}
 """Of the sampling parameters that are lists."""
+MAX_STEP_NODES = 256
+"""Most nodes of a step that are told to a caller who asked for them."""
 
 
 class FinishReason(IntEnum):
@@ -31,6 +33,17 @@ class Mode(IntEnum):
     AUTO = 1
     SEQUENTIAL = 2
     OFF = 3
+
+
+class Origin(IntEnum):
+    """Who proposed a token first; the numbers are those of the wire."""
+
+    TARGET = 1
+    """Nobody, or it was not verified in the step that committed it."""
+    DRAFT = 2
+    LOOKUP = 3
+    GRAMMAR = 4
+    """A grammar that allowed no other token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +171,16 @@ class StepTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class StepNodes:
+    """What a step verified, as columns of equal length; parents come before children."""
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    """Index of each node's parent; -1 below the last committed token."""
+    origins: tuple[Origin, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """What one verify step committed for one session: accepted nodes, then the bonus token."""
 
@@ -181,6 +204,8 @@ class Verdict:
     """The session should have a draft; one that it has pauses while it should not."""
     next_step_us: int = 0
     """Microseconds until the step after the one that begins now: until then blocks are of use in it."""
+    nodes: StepNodes | None = None
+    """Told where the session was opened with `record_steps`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +270,8 @@ class OpenVerify:
     task: str = ""
     priority: int = 0
     lookup: bool = True
+    record_steps: bool = False
+    """Verdicts tell which nodes were verified."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from outrider.internal.v1 import draft_pb2, session_pb2, verify_pb2
 from outrider.protocol.errors import InvalidRequest
 from outrider.protocol.messages import (
     MAX_ENTRIES,
+    MAX_STEP_NODES,
     FinishReason,
     KvHandle,
     Mode,
@@ -24,7 +25,9 @@ from outrider.protocol.messages import (
     OpenDraft,
     Opened,
     OpenVerify,
+    Origin,
     SamplingParams,
+    StepNodes,
     StepTimes,
     TokenBlock,
     TokenLogprob,
@@ -114,6 +117,7 @@ def verdict_to_pb(verdict: Verdict) -> session_pb2.Verdict:
         prompt_tokens=verdict.prompt_tokens,
         draft_wanted=verdict.draft_wanted,
         next_step_micros=verdict.next_step_us,
+        nodes=None if verdict.nodes is None else _nodes_to_pb(verdict.nodes),
     )
 
 
@@ -121,7 +125,8 @@ def verdict_from_pb(pb: session_pb2.Verdict) -> Verdict:
     """A verdict from the wire.
 
     Raises:
-        InvalidRequest: log probabilities that are not one per token, or an unknown finish reason.
+        InvalidRequest: log probabilities that are not one per token, an unknown finish reason, or nodes of
+            which there are too many or that are no tree.
     """
     if pb.logprobs:
         _same_length("verdict.logprobs", pb.logprobs, len(pb.tokens))
@@ -149,7 +154,25 @@ def verdict_from_pb(pb: session_pb2.Verdict) -> Verdict:
         pb.prompt_tokens,
         pb.draft_wanted,
         pb.next_step_micros,
+        _nodes_from_pb(pb.nodes) if pb.HasField("nodes") else None,
     )
+
+
+def _nodes_to_pb(nodes: StepNodes) -> session_pb2.StepNodes:
+    origins = cast(tuple[tokens_pb2.TokenOrigin, ...], nodes.origins)
+    return session_pb2.StepNodes(tokens=nodes.tokens, parents=nodes.parents, origins=origins)
+
+
+def _nodes_from_pb(pb: session_pb2.StepNodes) -> StepNodes:
+    count = len(pb.tokens)
+    if count > MAX_STEP_NODES:
+        raise InvalidRequest("verdict.nodes", f"must be at most {MAX_STEP_NODES}, not {count}")
+    _same_length("verdict.nodes.parents", pb.parents, count)
+    _same_length("verdict.nodes.origins", pb.origins, count)
+    if any(not -1 <= parent < index for index, parent in enumerate(pb.parents)):
+        raise InvalidRequest("verdict.nodes.parents", "must each be -1 or the index of an earlier node")
+    origins = tuple(_enum("verdict.nodes.origins", Origin, origin) for origin in pb.origins)
+    return StepNodes(tuple(pb.tokens), tuple(pb.parents), origins)
 
 
 def logprob_to_pb(logprob: TokenLogprob) -> tokens_pb2.TokenLogprob:
@@ -311,6 +334,7 @@ def open_verify_to_pb(opening: OpenVerify) -> verify_pb2.OpenVerify:
         task=opening.task,
         priority=opening.priority,
         lookup=opening.lookup,
+        record_steps=opening.record_steps,
     )
 
 
@@ -335,6 +359,7 @@ def open_verify_from_pb(pb: verify_pb2.OpenVerify) -> OpenVerify:
         task=pb.task,
         priority=pb.priority,
         lookup=pb.lookup,
+        record_steps=pb.record_steps,
     )
 
 

@@ -12,9 +12,22 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
     FINISH_REASON_STOP: _ClassVar[FinishReason]
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
+
+class TokenOrigin(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TOKEN_ORIGIN_UNSPECIFIED: _ClassVar[TokenOrigin]
+    TOKEN_ORIGIN_TARGET: _ClassVar[TokenOrigin]
+    TOKEN_ORIGIN_DRAFT: _ClassVar[TokenOrigin]
+    TOKEN_ORIGIN_LOOKUP: _ClassVar[TokenOrigin]
+    TOKEN_ORIGIN_GRAMMAR: _ClassVar[TokenOrigin]
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
+TOKEN_ORIGIN_UNSPECIFIED: TokenOrigin
+TOKEN_ORIGIN_TARGET: TokenOrigin
+TOKEN_ORIGIN_DRAFT: TokenOrigin
+TOKEN_ORIGIN_LOOKUP: TokenOrigin
+TOKEN_ORIGIN_GRAMMAR: TokenOrigin
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)

@@ -76,6 +76,8 @@ class Processes:
         self.supervisor = Supervisor(tuple(self.specs))
         self.children: dict[str, SupervisedChild] = {}
         self.endpoints: dict[str, str] = {}
+        self.pages: dict[str, str] = {}
+        """The services' Prometheus pages."""
         self._events: asyncio.Queue[_Ready | _Exited | _Stop] = asyncio.Queue()  # a few per child
         self._pausing: set[str] = set()
         """Children that crashed and will be started again."""
@@ -113,6 +115,7 @@ class Processes:
         ready = child.ready.result()
         self.supervisor.ready(name, time.monotonic())
         self.endpoints[name] = ready["endpoint"]
+        self.pages |= {name: ready["metrics"]} if ready["metrics"] else {}
         self._say(name, "ready at " + " ".join(filter(None, (ready["endpoint"], ready["metrics"]))))
         if self.supervisor.up or all(replica in self.endpoints for replica in self.replicas):
             self._write_replicas()
@@ -123,7 +126,8 @@ class Processes:
                 self._lead_to(ready["endpoint"])
                 self._spawn(self._launch(self.gateway))
         if first and self.supervisor.up:
-            _announce(self._ready, self.endpoints.get(self.gateway or ""))
+            pages = [page for name, page in self.pages.items() if name != self.gateway]
+            _announce(self._ready, self.endpoints.get(self.gateway or ""), pages)
 
     def _on_exit(self, child: SupervisedChild, status: int) -> bool:
         """False when there is no going on."""
@@ -227,14 +231,17 @@ class Processes:
         task.add_done_callback(self._tasks.discard)
 
 
-def _announce(ready: dict[str, Any], http: str | None) -> None:
+def _announce(ready: dict[str, Any], http: str | None, pages: Sequence[str]) -> None:
     """The ready line: for a person on a terminal, for a program elsewhere."""
     if not sys.stdout.isatty():
-        print(json.dumps({**ready, "service": "up", **({"http": http} if http else {})}), flush=True)
+        more = {**({"http": http} if http else {}), **({"pages": pages} if pages else {})}
+        print(json.dumps({**ready, "service": "up", **more}), flush=True)
         return
     print(f"\nready at {ready['endpoint']}    Ctrl-C stops")
     if http:
-        print(f"OpenAI API at {http}/v1")
+        print(f"OpenAI API at {http}/v1, a page to look at in a browser at {http}/")
+    if pages:
+        print(f"watch: outrider top --metrics {' '.join(pages)}")
     print(f"try: outrider generate --endpoint {ready['endpoint']} 'def fibonacci(n):'\n", flush=True)
 
 

@@ -46,6 +46,9 @@ class FakeOrchestrator(generation_pb2_grpc.GenerationServiceServicer):
         for token in [token for token in TEXT if token not in request.resume_token_ids][:room]:
             for index in indices:
                 chunk = generation_pb2.Chunk(index=index, text=TEXT[token], token_ids=[token])
+                if request.record_steps:
+                    chunk.origins.append(tokens_pb2.TOKEN_ORIGIN_DRAFT)
+                    chunk.step.CopyFrom(_step(token))
                 yield generation_pb2.GenerateResponse(chunk=chunk)
         if status is not None:
             context.abort(status, "gone")
@@ -94,8 +97,8 @@ def _started(request: Any, index: int) -> generation_pb2.Started:
     )
 
 
-def _complete(request: Any, index: int) -> generation_pb2.Complete:
-    event = generation_pb2.TimelineEvent(
+def _bar() -> generation_pb2.TimelineEvent:
+    return generation_pb2.TimelineEvent(
         lane=generation_pb2.TimelineEvent.LANE_VERIFY,
         start_unix_nano=10**18,
         duration_micros=500,
@@ -104,6 +107,20 @@ def _complete(request: Any, index: int) -> generation_pb2.Complete:
         nodes=4,
         accepted=1,
     )
+
+
+def _step(token: int) -> generation_pb2.StepDetail:
+    """A draft's node that was chosen, and below it lookup's that was not."""
+    drafted = generation_pb2.StepNode(
+        token=token, spelling=TEXT[token].encode(), origin=tokens_pb2.TOKEN_ORIGIN_DRAFT, accepted=True
+    )
+    found = generation_pb2.StepNode(token=7, parent=0, origin=tokens_pb2.TOKEN_ORIGIN_LOOKUP)
+    return generation_pb2.StepDetail(
+        step=token - 10, nodes=[drafted, found], bonus=99, bonus_spelling=b"\xff", timeline=[_bar()]
+    )
+
+
+def _complete(request: Any, index: int) -> generation_pb2.Complete:
     return generation_pb2.Complete(
         index=index,
         finish_reason=tokens_pb2.FINISH_REASON_STOP,
@@ -113,7 +130,7 @@ def _complete(request: Any, index: int) -> generation_pb2.Complete:
         ),
         seed=SEED,
         model="demo",
-        timeline=[event] if request.record_timeline else [],
+        timeline=[_bar()] if request.record_timeline else [],
     )
 
 

@@ -30,6 +30,8 @@ class Answer:
     tokens: dict[int, list[int]] = field(default_factory=dict)
     text: dict[int, str] = field(default_factory=dict)
     logprobs: list[tokens_pb2.TokenLogprob] = field(default_factory=list)
+    origins: list[tokens_pb2.TokenOrigin] = field(default_factory=list)
+    steps: list[generation_pb2.StepDetail] = field(default_factory=list)
     starts: dict[int, generation_pb2.Started] = field(default_factory=dict)
     completes: dict[int, generation_pb2.Complete] = field(default_factory=dict)
 
@@ -50,6 +52,8 @@ class Answer:
         self.tokens.setdefault(chunk.index, []).extend(chunk.token_ids)
         self.text[chunk.index] = self.text.get(chunk.index, "") + chunk.text
         self.logprobs.extend(chunk.logprobs)
+        self.origins.extend(chunk.origins)
+        self.steps += [chunk.step] if chunk.HasField("step") else []
 
 
 class Rig:

@@ -279,3 +279,28 @@ def test_a_continuation_begins_once() -> None:
             assert answer.tokens[0] == continuation(PROMPT, 40)
 
     run(scenario)
+
+
+@pytest.mark.parametrize("mode", [AUTO, SEQUENTIAL, OFF])
+def test_steps_are_told_to_those_who_asked(mode: int) -> None:
+    """Where each token came from, and each step with its nodes and times; the tokens are the same."""
+
+    async def scenario() -> None:
+        verify, draft = FakeVerify(patience=1.0), FakeDraft()
+        async with Rig(verify, draft) as rig:
+            asked = await rig.generate(mode=mode, record_steps=True)
+            plain = await rig.generate(mode=mode)
+        assert asked.tokens == plain.tokens
+        counts = asked.completes[0].speculation
+        assert [step.step for step in asked.steps] == list(range(1, counts.steps + 1))
+        assert sum(len(step.nodes) for step in asked.steps) == counts.verified
+        assert sum(node.accepted for step in asked.steps for node in step.nodes) == counts.accepted
+        origins = [tokens_pb2.TokenOrigin.Name(origin) for origin in asked.origins]
+        assert len(origins) == len(asked.tokens[0])
+        assert origins.count("TOKEN_ORIGIN_DRAFT") == counts.accepted
+        assert all(step.timeline for step in asked.steps)
+        assert (plain.steps, plain.origins) == ([], [])
+        assert [opening.record_steps for opening in verify.openings] == [True, False]
+        assert all(verdict.nodes is None for verdict in draft.verdicts), "the draft has no use for them"
+
+    run(scenario)

@@ -44,9 +44,10 @@ class StoppingOutput:
 
     index, stop = 0, ""
 
-    def push(self, tokens: object, logprobs: object) -> None:
+    def push(self, tokens: object, logprobs: object, step: object) -> list[Any]:
         """It is reached."""
         self.stop = "stop"
+        return []
 
 
 class EmptyFleet:

@@ -19,7 +19,9 @@ from outrider.protocol.messages import (
     OpenDraft,
     Opened,
     OpenVerify,
+    Origin,
     SamplingParams,
+    StepNodes,
     StepTimes,
     TokenBlock,
     TokenLogprob,
@@ -93,6 +95,17 @@ def blocks(draw: st.DrawFn) -> TokenBlock:
 
 
 @st.composite
+def step_nodes(draw: st.DrawFn) -> StepNodes:
+    """Trees as columns of equal length."""
+    size = draw(st.integers(0, 5))
+    return StepNodes(
+        tuple(draw(uint32) for _ in range(size)),
+        tuple(draw(st.integers(-1, index - 1)) for index in range(size)),
+        tuple(draw(st.sampled_from(Origin)) for _ in range(size)),
+    )
+
+
+@st.composite
 def verdicts(draw: st.DrawFn) -> Verdict:
     """Verdicts with no log probabilities or one per token."""
     chosen = draw(tokens)
@@ -111,6 +124,7 @@ def verdicts(draw: st.DrawFn) -> Verdict:
         times=StepTimes(draw(uint64), draw(uint32), draw(uint32), draw(uint32), draw(uint32)),
         finish_reason=draw(st.sampled_from(FinishReason)),
         prompt_tokens=draw(uint32),
+        nodes=draw(st.none() | step_nodes()),
     )
 
 
@@ -130,6 +144,7 @@ open_verifies = st.builds(
     task=words,
     priority=int32,
     lookup=st.booleans(),
+    record_steps=st.booleans(),
 )
 open_drafts = st.builds(
     OpenDraft,
@@ -267,3 +282,22 @@ def test_bad_shape_is_refused_naming_the_field(read: object, message: object, fi
     with pytest.raises(InvalidRequest) as refusal:
         read(message)
     assert refusal.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("parents", "origins", "count"),
+    [
+        ([-1], [2], 2),
+        ([-1, 0], [2], 2),
+        ([0, -1], [2, 2], 2),
+        ([-2, -1], [2, 2], 2),
+        ([-1] * 257, [2] * 257, 257),
+    ],
+)
+def test_nodes_of_a_verdict_that_are_no_tree_are_refused(
+    parents: list[int], origins: list[int], count: int
+) -> None:
+    """Columns of unequal length, parents that are no earlier nodes, and too many of them."""
+    nodes = session_pb2.StepNodes(tokens=[5] * count, parents=parents, origins=origins)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match=r"verdict\.nodes"):
+        wire.verdict_from_pb(session_pb2.Verdict(tokens=[5], nodes=nodes))

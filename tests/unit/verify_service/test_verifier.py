@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from outrider.protocol.messages import Origin, SamplingParams, StepNodes
+from outrider.speculation.candidate_tree import CandidateTree
 from tests.unit.verify_service.fakes import FakeRunner, block, chain_block, greedy_text, make_session
 from verify_service.scheduler import Work
+from verify_service.speculation.lookup_candidates import FIRST_LOOKUP_ID
+from verify_service.speculation.recording import step_nodes
 from verify_service.verifier import Verifier, most_likely_path_first, walk
 
 
@@ -55,3 +59,29 @@ def test_a_chunk_of_a_prompt_commits_no_new_token() -> None:
     assert (result.outcomes, result.tokens) == ([], 3)
     assert session.kv.tokens == [1, 2, 3]
     assert session.uncomputed == 2
+
+
+def test_the_nodes_of_a_step_are_told_as_a_tree() -> None:
+    """Each with its parent's index and with who proposed it first; at most as many as fit a message."""
+    tree = tree_of((-3, 1, 0.6), (-3, 2, 0.9), (1, 3, 0.5))
+    parent = tree.children[2]
+    tree.add_child(FIRST_LOOKUP_ID, parent, 7, 0.4)
+    told = step_nodes(most_likely_path_first(list(tree.nodes())))
+    drafted = Origin.DRAFT
+    assert told == StepNodes((2, 3, 7, 1), (-1, 0, 0, -1), (drafted, drafted, Origin.LOOKUP, drafted))
+    wide = CandidateTree([1, 2, 3], max_nodes=512)
+    wide.add(block(0, [(-3, token, 0.5) for token in range(300)]))
+    assert len(step_nodes(most_likely_path_first(list(wide.nodes()))).tokens) == 256
+
+
+def test_nodes_are_told_to_those_who_asked() -> None:
+    """As they were before the commit, which re-roots the tree: a text may end at a verified node."""
+    truth = greedy_text([1, 2, 3], 4)
+    for asked in (False, True):
+        session = make_session(sampling=SamplingParams(max_tokens=2), record_steps=asked)
+        session.propose(chain_block(0, 3, truth[:3]), arrived=0.0)
+        work = Work(session, 1, True, list(session.tree.nodes()))
+        outcome = Verifier(FakeRunner(), ()).run([work]).outcomes[0]
+        chain = StepNodes(tuple(truth[:3]), (-1, 0, 1), (Origin.DRAFT,) * 3)
+        assert outcome.recorded == (chain if asked else None)
+        assert outcome.tokens == truth[:2]

@@ -116,7 +116,11 @@ class Rig:
 
 @asynccontextmanager
 async def rig(
-    endpoint: str, tokens: bytes = b"", max_bytes: int = 1 << 20, seconds: float = 30.0
+    endpoint: str,
+    tokens: bytes = b"",
+    max_bytes: int = 1 << 20,
+    seconds: float = 30.0,
+    page: bool = True,
 ) -> AsyncIterator[Rig]:
     """A gateway that calls an endpoint."""
     registry, healthy, bodies = CollectorRegistry(), [True], Bodies(max_bytes, seconds=0.2)
@@ -126,6 +130,7 @@ async def rig(
 
     async with AsyncClient(endpoint, retries=Retries(begin=(), resume=(0.0, 0.0))) as client:
         known: Any = FakeTokens(tokens) if tokens else None
-        gateway = Gateway(client, health, bodies, seconds, known, GatewayInstruments(registry), registry)
+        instruments = GatewayInstruments(registry)
+        gateway = Gateway(client, health, bodies, seconds, known, instruments, registry, page)
         yield Rig(gateway, Http(gateway), registry, healthy)
     bodies.close()

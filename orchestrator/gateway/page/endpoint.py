@@ -1,0 +1,80 @@
+"""`/outrider/stream`: one prompt's text with the details of its steps, as server-sent events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from orchestrator.gateway.bodies import Bodies
+from orchestrator.gateway.endpoints import (
+    DONE,
+    Generating,
+    Receive,
+    Scope,
+    Send,
+    begin_stream,
+    body_part,
+    problem_from,
+    send_part,
+    server_sent,
+)
+from orchestrator.gateway.errors import wrong
+from orchestrator.gateway.instruments import GatewayInstruments
+from orchestrator.gateway.page.events import shown
+from orchestrator.gateway.requests import Asked, chat_from, completions_from
+from orchestrator.gateway.streams import while_connected
+from outrider.client import AsyncClient, Event
+
+PATH = "/outrider/stream"
+
+
+def steps_from(body: Any) -> Asked:
+    """What the body of `/outrider/stream` asks for: that of a completion, or with messages that of a chat.
+
+    Raises:
+        Problem: a field is wrong or not supported; it is named.
+    """
+    chat = isinstance(body, dict) and body.get("messages") is not None
+    asked = chat_from(body) if chat else completions_from(body)
+    if len(asked.requests) > 1:
+        raise wrong("prompt", "must be one prompt here")
+    if asked.per_prompt > 1:
+        raise wrong("n", "must be 1 here")
+    if asked.top_logprobs is not None:
+        raise wrong("logprobs", "are not sent here; leave it out")
+    return replace(asked, requests=(replace(asked.requests[0], record_steps=True),), stream=True)
+
+
+class Steps(Generating):
+    """One request to its end, or until its caller goes."""
+
+    def __init__(
+        self, client: AsyncClient, bodies: Bodies, instruments: GatewayInstruments, seconds: float
+    ) -> None:
+        super().__init__(client, bodies, instruments, seconds, chat=False)
+        self._asked_from = steps_from
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """An ASGI application."""
+        asked = await self._bodies.read(dict(scope["headers"]), receive, self._asked_from)
+        if not await while_connected(receive, self._send(self._events(asked, scope["state"]), send)):
+            self._instruments.aborted()
+
+    async def _send(self, events: AsyncGenerator[Event, None], send: Send) -> None:
+        """As for completions, the status is sent with the first event."""
+        begun = False
+        async with aclosing(events):
+            try:
+                async for event in events:
+                    if not begun:
+                        await begin_stream(send)
+                        begun = True
+                    await send_part(send, shown(event))
+            except Exception as error:
+                if not begun:
+                    raise
+                await send(body_part(server_sent(problem_from(error).body()), last=True))
+                return
+        await send(body_part(DONE, last=True))

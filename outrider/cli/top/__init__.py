@@ -1,0 +1,1 @@
+"""`outrider top`: what the services do at the moment, from their Prometheus pages."""

@@ -1,0 +1,142 @@
+"""Prometheus pages of the services: where they are, what they say, and how that changed between two looks."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import time
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from prometheus_client.parser import text_string_to_metric_families
+
+DNS = "dns:"
+SECONDS = 3.0
+"""Longest wait for a page."""
+MAX_BYTES = 16 << 20
+AT_ONCE = 16
+PATH = "/metrics"
+"""Of a page whose address says none."""
+
+Key: TypeAlias = tuple[str, frozenset[tuple[str, str]]]
+"""Name and labels of a sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The samples of one page."""
+
+    values: Mapping[Key, float]
+
+    def total(self, name: str, **labels: str) -> float | None:
+        """The sum of a metric's samples with these labels among others; None where there are none."""
+        wanted = set(labels.items())
+        found = [value for (own, its), value in self.values.items() if own == name and wanted <= its]
+        return sum(found) if found else None
+
+    def labels(self, name: str, label: str) -> set[str]:
+        """The values of a label of a metric."""
+        return {value for own, its in self.values if own == name for key, value in its if key == label}
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """All pages at one time, by address; for those that could not be read, why."""
+
+    at: float
+    pages: Mapping[str, Page]
+    problems: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One page at two times, `seconds` apart; `before` is None where it could not be read then."""
+
+    before: Page | None
+    now: Page
+    seconds: float
+
+    def increase(self, name: str, **labels: str) -> float | None:
+        """By how much a counter grew; a process that was started again began at zero."""
+        now = self.now.total(name, **labels)
+        if self.before is None or now is None:
+            return None
+        before = self.before.total(name, **labels) or 0.0
+        return now if now < before else now - before
+
+
+def parsed(text: str) -> Page:
+    """A page from its text.
+
+    Raises:
+        ValueError: it is none.
+    """
+    families = text_string_to_metric_families(text)
+    return Page(
+        {
+            (one.name, frozenset(one.labels.items())): one.value
+            for family in families
+            for one in family.samples
+        }
+    )
+
+
+def addresses(given: Sequence[str]) -> list[str]:
+    """Addresses of pages; `dns:name:port` stands for all that the name resolves to now.
+
+    Raises:
+        OSError: a name does not resolve.
+    """
+    found: list[str] = []
+    for address in given:
+        found += _resolved(address[len(DNS) :]) if address.startswith(DNS) else [address]
+    return list(dict.fromkeys(found))
+
+
+def look(given: Sequence[str], clock: Callable[[], float] = time.monotonic) -> Sample:
+    """Read all pages at once."""
+    pages: dict[str, Page] = {}
+    problems: dict[str, str] = {}
+    try:
+        known = addresses(given)
+    except OSError as error:
+        return Sample(clock(), {}, {", ".join(given): f"the name does not resolve ({error})"})
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for address, found in zip(known, pool.map(_read, known), strict=True):
+            if isinstance(found, Page):
+                pages[address] = found
+            else:
+                problems[address] = found
+    return Sample(clock(), pages, problems)
+
+
+def changes(before: Sample, now: Sample) -> dict[str, Change]:
+    """What became of each page that could be read now."""
+    seconds = now.at - before.at
+    return {address: Change(before.pages.get(address), page, seconds) for address, page in now.pages.items()}
+
+
+def url_of(address: str) -> str:
+    """Where a page is: `host:port` is short for its usual path over plain HTTP."""
+    return address if address.startswith(("http://", "https://")) else f"http://{address}{PATH}"
+
+
+def _resolved(name: str) -> list[str]:
+    host, _, port = name.rpartition(":")
+    entries = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+    hosts = sorted({str(entry[4][0]) for entry in entries})
+    return [f"[{one}]:{port}" if ":" in one else f"{one}:{port}" for one in hosts]
+
+
+def _read(address: str) -> Page | str:
+    """The page, or a sentence about why there is none."""
+    try:
+        with urllib.request.urlopen(url_of(address), timeout=SECONDS) as answer:
+            return parsed(answer.read(MAX_BYTES).decode())
+    except (OSError, http.client.HTTPException) as error:
+        return f"cannot be read ({getattr(error, 'reason', None) or error})"
+    except ValueError as error:
+        return f"is no Prometheus page ({error})"

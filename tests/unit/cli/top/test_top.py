@@ -1,0 +1,224 @@
+"""`outrider top`: frames from recorded pages, and addresses, pages and screens of the command."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from outrider.cli.main import main
+from outrider.cli.top.command import top
+from outrider.cli.top.frame import Frame, frame_of, quantile
+from outrider.cli.top.pages import Page, Sample, addresses, look, parsed, url_of
+from outrider.cli.top.view import view
+from outrider.protocol.errors import Unavailable
+
+RECORDED = Path(__file__).parent / "recorded"
+KINDS = ("orchestrator", "verify", "draft")
+SECONDS = 4.0
+
+
+def recorded(when: str, *kinds: str, at: float = 0.0) -> Sample:
+    """Pages of services of the demo pair, before and after two requests."""
+    pages = {f"{kind}:9464": parsed((RECORDED / f"{kind}-{when}.txt").read_text()) for kind in kinds}
+    return Sample(at, pages, {})
+
+
+def frame(*kinds: str) -> Frame:
+    """What happened in between."""
+    return frame_of(recorded("before", *kinds), recorded("after", *kinds, at=SECONDS))
+
+
+def drawn(shown: Frame) -> str:
+    """As plain text."""
+    console = Console(width=120, no_color=True, highlight=False)
+    with console.capture() as captured:
+        console.print(view(shown))
+    return captured.get()
+
+
+def test_a_frame_tells_what_happened_between_two_looks() -> None:
+    """The figures are those of the two requests: 100 tokens of code and 60 without a label."""
+    found = frame(*KINDS)
+    requests = found.requests
+    assert requests is not None
+    assert (requests.running, requests.waiting) == (0.0, 0.0)
+    assert requests.finished == 2 / SECONDS
+    code, unlabelled = found.tasks
+    assert (code.name, unlabelled.name) == ("code", "none")
+    assert code.tokens * SECONDS == pytest.approx(100, abs=1), "the last step of a text may be cut"
+    assert unlabelled.tokens * SECONDS == pytest.approx(60, abs=1)
+    assert requests.tokens == pytest.approx(code.tokens + unlabelled.tokens)
+    assert 1.0 <= unlabelled.per_step < code.per_step
+    assert found.efficiency is not None
+    assert 0.5 < found.efficiency <= 1.0
+    assert found.states == {"verify": {"usable": 1.0}, "draft": {"usable": 1.0}}
+    verify, draft = found.replicas
+    assert (verify.kind, verify.limit, verify.pages) == ("verify", 64.0, 4096.0)
+    assert verify.tokens == 160 / SECONDS
+    assert verify.efficiency == found.efficiency
+    assert (draft.kind, draft.efficiency) == ("draft", None)
+    assert draft.step is not None
+    assert found.problems == {}
+
+
+def test_each_page_alone_tells_what_it_knows() -> None:
+    """Without an orchestrator's there are no requests, without replicas' no rows of them."""
+    only = frame("orchestrator")
+    assert only.requests is not None
+    assert (only.replicas, only.efficiency) == ((), None)
+    assert frame("verify").requests is None
+    assert [replica.kind for replica in frame("draft").replicas] == ["draft"]
+
+
+def test_several_pages_add_up() -> None:
+    """Two orchestrators have twice the tokens; both see the same replicas."""
+    one = frame("orchestrator")
+    pages = [recorded(when, "orchestrator").pages["orchestrator:9464"] for when in ("before", "after")]
+    before, after = ({"a": page, "b": page} for page in pages)
+    two = frame_of(Sample(0.0, before, {}), Sample(SECONDS, after, {}))
+    assert one.requests is not None
+    assert two.requests is not None
+    assert two.requests.tokens == 2 * (one.requests.tokens or 0.0)
+    assert two.states == one.states
+
+
+def test_a_process_that_was_started_again_begins_at_zero() -> None:
+    """What it did since counts, and nothing is negative."""
+    backwards = frame_of(recorded("after", *KINDS), recorded("before", *KINDS, at=SECONDS))
+    assert backwards.requests is not None
+    assert backwards.requests.tokens is not None
+    assert backwards.requests.tokens > 0
+    assert all(task.tokens > 0 for task in backwards.tasks)
+
+
+def test_a_page_that_is_new_has_no_rates_yet() -> None:
+    """Its gauges are shown."""
+    found = frame_of(Sample(0.0, {}, {}), recorded("after", *KINDS, at=SECONDS))
+    assert found.requests is not None
+    assert found.requests.tokens is None
+    assert found.replicas[0].pages == 4096.0
+    assert re.search("tokens/s +\N{EN DASH}", drawn(found))
+
+
+def test_other_pages_are_named() -> None:
+    """A page that is none of ours, and one that cannot be read."""
+    other = Sample(1.0, {"a:1": Page({("up", frozenset()): 1.0})}, {"b:1": "cannot be read (timed out)"})
+    said = drawn(frame_of(other, other))
+    assert "a:1 is no page of an orchestrator, a verify or a draft service" in said
+    assert "b:1 cannot be read (timed out)" in said
+
+
+def test_a_frame_is_drawn_with_all_of_its_parts() -> None:
+    """Plain text without signs for colours."""
+    said = drawn(frame(*KINDS))
+    for part in (
+        "0 running, 0 waiting",
+        "code",
+        "(no label)",
+        "verify verify:9464",
+        "draft draft:9464",
+        "1 usable",
+    ):
+        assert part in said
+    assert "\x1b" not in said
+
+
+@pytest.mark.parametrize(
+    ("share", "buckets", "expected"),
+    [
+        (0.5, [], None),
+        (0.5, [(1.0, 0.0), (float("inf"), 0.0)], None),
+        (0.5, [(1.0, 2.0), (2.0, 4.0), (float("inf"), 4.0)], 1.0),
+        (0.75, [(1.0, 2.0), (2.0, 4.0), (float("inf"), 4.0)], 1.5),
+        (0.95, [(1.0, 2.0), (2.0, 2.0), (float("inf"), 4.0)], 2.0),
+    ],
+)
+def test_quantiles_lie_within_their_bucket(
+    share: float, buckets: list[tuple[float, float]], expected: float | None
+) -> None:
+    """As Prometheus reckons them."""
+    assert quantile(share, buckets) == expected
+
+
+def test_addresses() -> None:
+    """A host and port, a URL, and all that a name resolves to."""
+    assert url_of("a:1") == "http://a:1/metrics"
+    assert url_of("https://a:1/x") == "https://a:1/x"
+    assert "127.0.0.1:9464" in addresses(["dns:localhost:9464", "127.0.0.1:9464"])
+    assert addresses(["a:1", "a:1"]) == ["a:1"]
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Serves a recorded page, or something else."""
+
+    def do_GET(self) -> None:
+        """See the standard library."""
+        known = {"/metrics": (RECORDED / "verify-after.txt").read_bytes(), "/other": b"<html>"}
+        self.send_response(200 if self.path in known else 404)
+        self.end_headers()
+        self.wfile.write(known.get(self.path, b""))
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+
+@contextmanager
+def served() -> Iterator[str]:
+    """The address of a server of pages."""
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def _free() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_pages_are_read_and_problems_are_sentences() -> None:
+    """One that answers, one that is no page, one that is not there, and a server that is not there."""
+    nobody = _free()
+    with served() as address:
+        found = look([address, f"http://{address}/other", f"http://{address}/missing", nobody])
+    assert found.pages[address].total("outrider_verify_tokens_total") == 400.0
+    assert found.problems[f"http://{address}/other"].startswith("is no Prometheus page")
+    assert (
+        "404" in found.problems[f"http://{address}/missing"]
+        or "Not Found" in found.problems[f"http://{address}/missing"]
+    )
+    assert "refused" in found.problems[nobody]
+
+
+def _arguments(*pages: str) -> argparse.Namespace:
+    return argparse.Namespace(metrics=list(pages), interval=0.01, once=True, default="")
+
+
+def test_one_frame_is_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
+    """For scripts; a page that is missing does not hide the others."""
+    nobody = _free()
+    with served() as address:
+        assert top(_arguments(address, nobody)) == 0
+    said = capsys.readouterr().out
+    assert f"verify {address}" in said
+    assert f"{nobody} cannot be read" in said
+    assert "\x1b" not in said
+
+
+def test_without_any_page_it_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    """One sentence and the status of a failure; a name that does not resolve is one too."""
+    with pytest.raises(Unavailable, match="--metrics-port"):
+        top(_arguments(_free()))
+    with pytest.raises(Unavailable, match="does not resolve"):
+        top(_arguments("dns:nowhere.invalid:1"))
+    assert main(["top", "--once", "--metrics", _free()]) == 1
+    assert capsys.readouterr().err.startswith("outrider: 127.0.0.1:")

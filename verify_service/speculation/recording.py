@@ -1,0 +1,25 @@
+"""What is told of a step's candidates to a caller who asked for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.protocol.messages import MAX_STEP_NODES, Origin, StepNodes
+from outrider.speculation.candidate_tree import Node
+from verify_service.speculation.lookup_candidates import from_draft
+
+
+def step_nodes(nodes: Sequence[Node]) -> StepNodes:
+    """The first nodes of a step, whose parents come before them, as they are told to the caller."""
+    told = nodes[:MAX_STEP_NODES]
+    index_of = {node.id: index for index, node in enumerate(told)}
+    return StepNodes(
+        tuple(node.token for node in told),
+        tuple(-1 if node.parent is None else index_of[node.parent.id] for node in told),
+        tuple(map(origin_of, told)),
+    )
+
+
+def origin_of(node: Node) -> Origin:
+    """Who proposed the node first."""
+    return Origin.DRAFT if from_draft(node) else Origin.LOOKUP
