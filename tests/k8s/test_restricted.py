@@ -76,7 +76,8 @@ def test_only_the_needed_edges_are_open(name: str) -> None:
     manifests = overlay(name)
     own = {service: ports(manifests, service) for service in SERVICES}
     inner = {("orchestrator", kind, own[kind]["port"]) for kind in ("verify", "draft")}
-    ingress = inner | {(CLIENT, "orchestrator", own["orchestrator"]["port"])}
+    inner.add(("gateway", "orchestrator", own["orchestrator"]["port"]))
+    ingress = inner | {(CLIENT, service, own[service]["port"]) for service in ("gateway", "orchestrator")}
     ingress |= {(PROMETHEUS, service, own[service]["metrics_port"]) for service in SERVICES}
     egress = set(inner)
     everybody = set(of_kind(manifests, *WORKLOADS))
