@@ -112,7 +112,7 @@ def test_nothing_is_left_outside_of_the_namespace(name: str) -> None:
         assert metadata["labels"]["app.kubernetes.io/part-of"] == "outrider", metadata
 
 
-@pytest.mark.parametrize("components", [TOGETHER, ("hpa", "writable-root")])
+@pytest.mark.parametrize("components", [TOGETHER, ("hpa", "weights-fetch", "writable-root")])
 def test_components_follow_the_namespace(components: tuple[str, ...], tmp_path: Path) -> None:
     """In an overlay with a namespace of its own every object is in it, and no name leads out of it; it is the
     same when an overlay below has named the namespace."""
