@@ -26,6 +26,7 @@ examples:
   outrider generate "def fibonacci(n):" --max-tokens 64       stream a completion
   outrider timeline "def fibonacci(n):" --output steps.html   picture of its steps
   outrider bench --concurrency 8 --requests 64                measure it under load
+  outrider plan --target DIR --draft DIR --gpu h100           what fits, and an overlay for Kubernetes
   outrider serve verify --model models/target --print-config  every setting and its source
 """
 
@@ -60,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_generate(subcommands)
     commands.add_timeline(subcommands)
     commands.add_bench(subcommands)
+    commands.add_plan(subcommands)
     commands.add_version(subcommands)
     return parser
 
