@@ -60,6 +60,12 @@ class ServiceConfig(ProcessConfig):
     )
     max_message_mb: Positive = Field(64, description="Largest message sent or read from a replica, in MiB.")
     max_request_mb: Positive = Field(64, description="Largest message of a caller, in MiB.")
+    max_connection_seconds: float = Field(
+        0.0,
+        ge=0,
+        description="Longest life of a connection; its running calls end first. Callers then look for "
+        "replicas anew. 0: no limit.",
+    )
     reflection: bool = Field(False, description="Serve gRPC reflection: tells anyone who asks what there is.")
 
 
@@ -212,6 +218,13 @@ class GatewayConfig(ProcessConfig):
     )
     deadline_seconds: float = Field(600.0, gt=0, description="Longest time that a request may take.")
     page: bool = Field(True, description="Serve a page at / that shows what speculation does.")
+    metrics_port: int = Field(
+        -1,
+        ge=-1,
+        le=65535,
+        description="Port of /metrics, /health and /version alone, in plaintext, for probes and Prometheus; "
+        "0 picks a free one, -1: none. The HTTP port has them too.",
+    )
     auth_tokens_file: str = Field(
         "",
         description="File with one bearer token per line, read again when it changes; empty: the "

@@ -248,6 +248,21 @@ ERRORS = (
     ),
 )
 
+HTTP = (
+    _requests("HTTP requests", "Requests answered by the gateways, by status.", "g:requests_total by status"),
+    _quantiles(
+        "Time to first text",
+        "From a request's body to its first text, as the gateway sees it.",
+        "g:time_to_first_token_seconds",
+    ),
+    _number(
+        "HTTP load",
+        "Requests that run in the gateways, and callers per second that went before the end.",
+        "running = g:requests_running",
+        "gone = g:requests_aborted_total",
+    ),
+)
+
 STEPS = (
     _quantiles("Target step", "Time of a verify step.", "v:step_seconds"),
     _quantiles("Draft step", "Time of a draft forward.", "d:step_seconds"),
@@ -371,6 +386,7 @@ SERVING = Dashboard(
         PanelRow("Latency", LATENCY),
         PanelRow("Throughput", THROUGHPUT),
         PanelRow("Errors", ERRORS),
+        PanelRow("HTTP", HTTP),
         PanelRow("Steps", STEPS),
     ),
 )

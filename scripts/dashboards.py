@@ -130,9 +130,8 @@ def _datasource() -> dict[str, Any]:
 def _variable(name: str, label: str) -> dict[str, Any]:
     """Choose jobs or instances among those that export anything of ours."""
     chosen = 'job=~"$job", ' if name == "instance" else ""
-    selector = (
-        f'{{{chosen}__name__=~"outrider_(orchestrator_requests_running|verify_sessions|draft_sessions)"}}'
-    )
+    gauges = "gateway_requests_running|orchestrator_requests_running|verify_sessions|draft_sessions"
+    selector = f'{{{chosen}__name__=~"outrider_({gauges})"}}'
     return {
         "name": name,
         "label": label,

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
+from orchestrator.gateway.instruments import GatewayInstruments
 from outrider.telemetry.instruments import DraftInstruments, OrchestratorInstruments, VerifyInstruments
 from outrider.telemetry.metric_parts import MAX_POSITION, MAX_REPLICAS, MAX_TASKS, Described
 from scripts.promql import Promql
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/metrics.md"
-TABLES: dict[str, type[VerifyInstruments] | type[DraftInstruments] | type[OrchestratorInstruments]] = {
+Instruments = GatewayInstruments | OrchestratorInstruments | VerifyInstruments | DraftInstruments
+TABLES: dict[str, Callable[[CollectorRegistry], Instruments]] = {
+    "gateway": GatewayInstruments,
     "orchestrator": OrchestratorInstruments,
     "verify": VerifyInstruments,
     "draft": DraftInstruments,
 }
-HEADINGS = {"orchestrator": "Orchestrator", "verify": "Verify service", "draft": "Draft service"}
+HEADINGS = {
+    "gateway": "Gateway",
+    "orchestrator": "Orchestrator",
+    "verify": "Verify service",
+    "draft": "Draft service",
+}
 Q = Promql("5m")
 QUERIES = {
     name: Q.expand(short)
@@ -38,11 +46,11 @@ INTRODUCTION = f"""\
 
 `make docs` writes this page from the instruments.
 
-Services serve a Prometheus page when `metrics_port` is set. Counters are raw, so that they add up over
-replicas; their names end in `_total`. Times are in seconds. Dashboards are in `k8s/components/`; without
-Grafana, `python -m scripts.draw_dashboards` draws them. In these both drafts are killed near the end, on a
-busy machine: [speculation](images/dashboard-speculation.png), [serving](images/dashboard-serving.png),
-[capacity](images/dashboard-capacity.png).
+Services serve a Prometheus page when `metrics_port` is set; the gateway also has it on its HTTP port.
+Counters are raw, so that they add up over replicas; their names end in `_total`. Times are in seconds.
+Dashboards are in `k8s/components/`; without Grafana, `python -m scripts.draw_dashboards` draws them. In
+these both drafts are killed near the end, on a busy machine: [speculation](images/dashboard-speculation.png),
+[serving](images/dashboard-serving.png), [capacity](images/dashboard-capacity.png).
 
 The orchestrator's histograms carry trace ids as exemplars, for Prometheus with
 `--enable-feature=exemplar-storage`. Labels are bounded: {MAX_TASKS} values of `task`, the caller's label

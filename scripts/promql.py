@@ -1,6 +1,7 @@
 """Builds the PromQL of the metrics page and of the dashboards.
 
-Metrics are written `o:name`, `v:name` and `d:name` for those of the orchestrator, verify and draft services.
+Metrics are written `g:name`, `o:name`, `v:name` and `d:name` for those of the gateway and of the
+orchestrator, verify and draft services.
 """
 
 from __future__ import annotations
@@ -8,10 +9,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-PREFIXES = {"o": "outrider_orchestrator_", "v": "outrider_verify_", "d": "outrider_draft_"}
+PREFIXES = {
+    "g": "outrider_gateway_",
+    "o": "outrider_orchestrator_",
+    "v": "outrider_verify_",
+    "d": "outrider_draft_",
+}
 
 COUNTERS = ("_total", "_sum", "_count", "_bucket")
-METRIC = re.compile(r"(?:(mean|max|min|p\d\d) )?\b([ovd]:\w+)(?:\{(.*?)\})?")
+METRIC = re.compile(r"(?:(mean|max|min|p\d\d) )?\b([govd]:\w+)(?:\{(.*?)\})?")
 
 
 def full_name(metric: str) -> str:

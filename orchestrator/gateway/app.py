@@ -72,8 +72,8 @@ class Gateway:
         self._instruments = instruments
         self._registry = registry
         self._page = page_files() if page else {}
-        self._router = Router(self._routes(client, bodies, seconds), redirect_slashes=False)
-        self._router.default = cast(ASGIApp, _not_found)
+        self.router = Router(self._routes(client, bodies, seconds), redirect_slashes=False)
+        self.router.default = cast(ASGIApp, _not_found)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
@@ -101,7 +101,7 @@ class Gateway:
             if self.draining:
                 raise Unavailable("this gateway is shutting down; try another")
             self._check_token(scope, headers)
-            await self._router(scope, receive, answer.send)
+            await self.router(scope, receive, answer.send)
         except Exception as error:  # the last line of defence
             if answer.status:
                 logger.exception("unexpected error after the answer had begun")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter
 
-from outrider.telemetry.instruments import DURATION_BUCKETS, FIRST_TOKEN_BUCKETS
+from outrider.telemetry.instruments import DURATION_BUCKETS, FIRST_TOKEN_BUCKETS, FileInstruments
 from outrider.telemetry.metric_parts import Described, Maker
 
 GONE = 499
@@ -28,6 +28,7 @@ class GatewayInstruments:
         )
         self._seconds = make.histogram("request_seconds", "Time of a whole request.", DURATION_BUCKETS)
         self._tokens = make.counter("tokens", "Tokens of finished continuations.")
+        self.files = FileInstruments(make)
         self._speculation = [
             (Counter(f"vllm:spec_decode_{name}", text, ["model_name"], registry=registry), key)
             for name, text, key in (

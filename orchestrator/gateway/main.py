@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import socket
 import ssl
-from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
 
 from orchestrator.gateway.app import Gateway, health_of
 from orchestrator.gateway.bodies import Bodies
+from orchestrator.gateway.inner import inner_page
 from orchestrator.gateway.instruments import GatewayInstruments
+from orchestrator.gateway.server import Server
 from orchestrator.request.auth import Tokens, read_tokens
 from outrider.client import AsyncClient, Retries
 from outrider.client.connection import Tls
@@ -37,24 +37,6 @@ KEEP_ALIVE_SECONDS = 75
 BACKLOG = 2048
 
 
-class Server(uvicorn.Server):
-    """uvicorn's, which leaves the signals to us and says when it listens."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.up = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """See uvicorn."""
-        await super().startup(sockets)
-        self.up.set()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Nothing is captured."""
-        yield
-
-
 async def run(config: GatewayConfig) -> None:
     """Serve until a signal ends the process.
 
@@ -67,7 +49,8 @@ async def run(config: GatewayConfig) -> None:
     tokens = read_tokens(config.auth_tokens_file) if config.auth_tokens_file else None
     listener = listening(config)
     tls = Tls(tls_ca=config.tls_client_ca, tls_cert=config.tls_client_cert, tls_key=config.tls_client_key)
-    bodies = Bodies(config.max_request_mb << 20)
+    bodies, instruments = Bodies(config.max_request_mb << 20), GatewayInstruments()
+    instruments.files.watch([files for files in (certificates, tokens) if files is not None])
     async with (
         AsyncClient(config.orchestrator, retries=RETRIES, **tls) as client,
         open_channel(config.orchestrator, **tls) as channel,
@@ -78,11 +61,12 @@ async def run(config: GatewayConfig) -> None:
             bodies,
             config.deadline_seconds,
             tokens,
-            GatewayInstruments(),
+            instruments,
             page=config.page,
         )
         try:
-            await _serve(config, gateway, listener, stop, certificates, tokens)
+            async with inner_page(config.host, config.metrics_port, gateway) as page:
+                await _serve(config, gateway, listener, stop, certificates, tokens, page)
         finally:
             bodies.close()
     logger.info("stopped")
@@ -110,6 +94,7 @@ async def _serve(
     stop: asyncio.Event,
     certificates: Reloaded[Certificates] | None,
     tokens: Reloaded[Tokens] | None,
+    page: str,
 ) -> None:
     context = None if certificates is None else _tls_context(config)
     server = Server(_uvicorn_config(config, gateway, context))
@@ -119,7 +104,7 @@ async def _serve(
         await unless(stop, server.up.wait())
         url = _url(listener, context is not None)
         logger.info("serving", endpoint=url)
-        ready = {"event": "ready", "service": "gateway", "endpoint": url, "metrics": f"{url}/metrics"}
+        ready = {"event": "ready", "service": "gateway", "endpoint": url, "metrics": f"{page or url}/metrics"}
         print(json.dumps(ready), flush=True)
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({stopping, serving}, return_when=asyncio.FIRST_COMPLETED)

@@ -10,6 +10,7 @@ from typing import Any
 
 from outrider import __version__
 from outrider.cli.bench import flags as bench_flags
+from outrider.cli.plan import flags as plan_flags
 from outrider.cli.request import add_connection_flags, add_request_flags, seconds
 from outrider.cli.settings import add_flags, resolve
 from outrider.cli.up.plan import UpConfig
@@ -134,6 +135,19 @@ def add_top(subcommands: Subcommands) -> None:
     parser.set_defaults(run=_top, default=METRICS)
 
 
+def add_plan(subcommands: Subcommands) -> None:
+    """`outrider plan`."""
+    parser = subcommands.add_parser(
+        "plan",
+        allow_abbrev=False,
+        help="size a pair for a device",
+        description="Say what a pair of models needs of a device, from config.json and the headers of its "
+        "weights, and print an overlay for Kubernetes. Nothing is loaded or measured.",
+    )
+    plan_flags.add_flags(parser)
+    parser.set_defaults(run=_plan)
+
+
 def add_version(subcommands: Subcommands) -> None:
     """`outrider version`."""
     parser = subcommands.add_parser("version", help="print versions", description="Print versions.")
@@ -204,6 +218,12 @@ def _bench(arguments: argparse.Namespace) -> int:
     from outrider.cli.bench.command import bench
 
     return bench(arguments)
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from outrider.cli.plan.command import plan
+
+    return plan(arguments)
 
 
 def _version(_arguments: argparse.Namespace) -> int:

@@ -27,6 +27,7 @@ examples:
   outrider timeline "def fibonacci(n):" --output steps.html   picture of its steps
   outrider bench --concurrency 8 --requests 64                measure it under load
   outrider top --metrics 127.0.0.1:9464                       what the services do at the moment
+  outrider plan --target DIR --draft DIR --gpu h100           what fits, and an overlay for Kubernetes
   outrider serve verify --model models/target --print-config  every setting and its source
 """
 
@@ -62,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_timeline(subcommands)
     commands.add_bench(subcommands)
     commands.add_top(subcommands)
+    commands.add_plan(subcommands)
     commands.add_version(subcommands)
     return parser
 

@@ -17,6 +17,8 @@ __all__ = ["error_of", "open_blocking_channel", "open_channel"]
 
 KEEPALIVE_MS = 20_000
 KEEPALIVE_TIMEOUT_MS = 10_000
+SEVERAL = ("dns:", "ipv4:", "ipv6:")
+"""Schemes of endpoints behind which there may be several servers."""
 
 
 def open_channel(
@@ -37,11 +39,12 @@ def open_channel(
     what the server's certificate must be for, where that is not the endpoint's host. `certificates` are for
     channels that share them, in place of the files. `response_bytes` says of services, or of methods as
     `service/method`, how large their responses may be; a larger one ends its call, as `Flood`.
+    Behind an endpoint of a scheme of `SEVERAL` may be several servers, which take the calls in turn.
 
     Raises:
         ConfigError: a TLS file cannot be read or used.
     """
-    options = [*_options(max_message_mb), *_response_limits(response_bytes or {})]
+    options = [*_options(max_message_mb), *_service_config(endpoint, response_bytes or {})]
     certificates = certificates or client_certificates(tls_ca, tls_cert, tls_key)
     if certificates is None:
         return grpc.aio.insecure_channel(endpoint, options=options, interceptors=list(interceptors))
@@ -65,10 +68,11 @@ def open_blocking_channel(
         ConfigError: a TLS file cannot be read or used.
     """
     certificates = client_certificates(tls_ca, tls_cert, tls_key)
+    options = [*_options(max_message_mb), *_service_config(endpoint, {})]
     if certificates is None:
-        return grpc.insecure_channel(endpoint, options=_options(max_message_mb))
+        return grpc.insecure_channel(endpoint, options=options)
     credentials = channel_credentials(certificates.value)
-    return grpc.secure_channel(endpoint, credentials, options=_options(max_message_mb))
+    return grpc.secure_channel(endpoint, credentials, options=options)
 
 
 class _Connected:
@@ -168,16 +172,24 @@ class RenewedChannel(grpc.aio.Channel):
         task.add_done_callback(self._closing.discard)
 
 
-def _response_limits(response_bytes: Mapping[str, int]) -> list[tuple[str, int | str]]:
-    """What makes gRPC refuse responses above these sizes; the closest name counts."""
-    if not response_bytes:
-        return []
+def _service_config(endpoint: str, response_bytes: Mapping[str, int]) -> list[tuple[str, int | str]]:
+    """How the calls of a channel are spread, and the sizes above which gRPC refuses their responses."""
+    config: dict[str, Any] = {}
+    if endpoint.startswith(SEVERAL):
+        config["loadBalancingConfig"] = [{"round_robin": {}}]
+    if response_bytes:
+        config["methodConfig"] = _response_limits(response_bytes)
+    return [("grpc.service_config", json.dumps(config))] if config else []
+
+
+def _response_limits(response_bytes: Mapping[str, int]) -> list[dict[str, Any]]:
+    """One of the size per name; the closest name counts."""
     limits = []
     for name, most in response_bytes.items():
         service, slash, method = name.partition("/")
         names = {"service": service, "method": method} if slash else {"service": service}
         limits.append({"name": [names], "maxResponseMessageBytes": most})
-    return [("grpc.service_config", json.dumps({"methodConfig": limits}))]
+    return limits
 
 
 def _options(max_message_mb: int) -> list[tuple[str, int | str]]:

@@ -179,7 +179,13 @@ def _options(config: ServiceConfig) -> list[tuple[str, int]]:
         ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
         ("grpc.max_connection_idle_ms", IDLE_MS),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+        *_connection_age(config.max_connection_seconds),
     ]
+
+
+def _connection_age(seconds: float) -> list[tuple[str, int]]:
+    """Connections are said goodbye to at this age, not all at once; 0: never."""
+    return [("grpc.max_connection_age_ms", int(seconds * 1000))] if seconds else []
 
 
 async def _quiet(running: Callable[[], int]) -> None:

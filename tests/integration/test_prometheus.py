@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import shutil
@@ -9,7 +10,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -53,7 +54,8 @@ class Watched:
 def watched(demo, prompts, tmp_path_factory) -> Iterator[Watched]:
     """Load the demo services from several clients until Prometheus has scraped them often enough."""
     endpoint = demo.orchestrator("real").endpoint
-    replicas = {demo.verify.endpoint, demo.draft("real"), endpoint}
+    gateway = demo.cluster.serve("gateway", orchestrator=endpoint).wait_ready()
+    replicas = {demo.verify.endpoint, demo.draft("real"), endpoint, gateway.endpoint}
     processes = [
         process for process in demo.cluster.processes if process.ready and process.endpoint in replicas
     ]
@@ -62,20 +64,22 @@ def watched(demo, prompts, tmp_path_factory) -> Iterator[Watched]:
         for process in processes
     }
     with prometheus(targets, tmp_path_factory.mktemp("prometheus")) as server:
-        with load(endpoint, prompts(20)):
-            scraped = f"min(count_over_time(up[{WINDOW}])) >= {SCRAPES} and min(up) == 1 and count(up) == 3"
+        with load(endpoint, gateway.endpoint, prompts(20)):
+            scraped = f"min(count_over_time(up[{WINDOW}])) >= {SCRAPES} and min(up) == 1 and count(up) == 4"
             eventually(lambda: server.query(scraped), "every service was scraped", 30)
         yield Watched(server, processes)
 
 
 class load:  # noqa: N801 - reads as a verb
-    """Clients that keep generating, under two traffic labels, until the block ends."""
+    """Clients that keep generating, under two traffic labels and one over HTTP, until the block ends."""
 
-    def __init__(self, endpoint: str, prompts: list[list[int]]) -> None:
+    def __init__(self, endpoint: str, url: str, prompts: list[list[int]]) -> None:
         self._endpoint = endpoint
+        self._url = url
         self._prompts = prompts
         self._over = threading.Event()
         self._threads = [threading.Thread(target=self._run, args=(index,)) for index in range(CLIENTS)]
+        self._threads.append(threading.Thread(target=self._run_http))
 
     def __enter__(self) -> None:
         Client(self._endpoint).generate(self._prompts[0], max_tokens=8, traceparent=TRACEPARENT)
@@ -96,6 +100,13 @@ class load:  # noqa: N801 - reads as a verb
                 if self._over.is_set():
                     break
         client.close()
+
+    def _run_http(self) -> None:
+        body = json.dumps({"prompt": "def add(a, b):", "max_tokens": 24}).encode()
+        while not self._over.is_set():
+            asked = Request(f"{self._url}/v1/completions", body, {"content-type": "application/json"})
+            with urlopen(asked, timeout=60) as answer:
+                answer.read()
 
 
 def filled_in(expression: str) -> str:

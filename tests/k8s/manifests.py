@@ -18,9 +18,12 @@ OVERLAYS = ("dev-cpu", "gpu", "everything")
 COMPONENTS = tuple(sorted(path.parent.name for path in K8S.glob("components/*/kustomization.yaml")))
 NEEDS = {"keda-tls": ("edge", "keda"), "cert-manager": ("mtls",)}
 """Components that change what another one brings."""
-TOGETHER = tuple(name for name in COMPONENTS if name not in ("hpa", "writable-root"))
-"""All but the second autoscaler and what only some nodes need."""
-SERVICES = ("orchestrator", "verify", "draft")
+TOGETHER = tuple(
+    name for name in COMPONENTS if name not in ("hpa", "weights-fetch", "weights-image", "writable-root")
+)
+"""All but the second autoscaler, other ways to get weights, and what only some nodes need."""
+GRPC_SERVICES = ("orchestrator", "verify", "draft")
+SERVICES = ("gateway", *GRPC_SERVICES)
 WORKLOADS = ("Deployment", "StatefulSet")
 COLLECTOR = "otel-collector"
 NAMESPACE = "outrider"

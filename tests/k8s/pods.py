@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,7 +32,8 @@ def network() -> Iterator[None]:
     """A bridge, and for every service a network namespace in which the others' names resolve."""
     with _removed():
         _ip("link add outrider type bridge", "addr add 10.77.0.1/24 dev outrider", "link set outrider up")
-        hosts = "".join(f"{address} {service}\n" for service, address in ADDRESSES.items())
+        names = {**ADDRESSES, "orchestrator-pods": ADDRESSES["orchestrator"]}
+        hosts = "".join(f"{address} {service}\n" for service, address in names.items())
         for service, address in ADDRESSES.items():
             space = _namespace(service)
             folder = Path("/etc/netns") / space
@@ -69,7 +71,19 @@ class Pod:
 
     def probe(self, kind: str) -> bool:
         """What a kubelet would learn from the container's `kind`Probe."""
-        asked = self._probes[f"{kind}Probe"]["grpc"]
+        probe = self._probes[f"{kind}Probe"]
+        return self._http(probe["httpGet"]) if "httpGet" in probe else self._grpc(probe["grpc"])
+
+    def _http(self, asked: Mapping[str, str]) -> bool:
+        ports = {port["name"]: port["containerPort"] for port in self._probes["ports"]}
+        url = f"{asked['scheme'].lower()}://{ADDRESSES[self.service]}:{ports[asked['port']]}{asked['path']}"
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return True
+        except OSError:
+            return False
+
+    def _grpc(self, asked: Mapping[str, str | int]) -> bool:
         with grpc.insecure_channel(f"{ADDRESSES[self.service]}:{asked['port']}") as channel:
             check = health_pb2_grpc.HealthStub(channel).Check
             request = health_pb2.HealthCheckRequest(service=asked["service"])

@@ -13,19 +13,24 @@ import pytest
 from opentelemetry.sdk import environment_variables
 from prometheus_client import CollectorRegistry
 
+from orchestrator.gateway.app import ENDPOINTS, OPEN
+from orchestrator.gateway.instruments import GatewayInstruments
+from orchestrator.main import SERVICE
 from orchestrator.observing.scaler_servicer import REPLICAS, ScalerServicer
 from orchestrator.replicas.discovery import Address
 from orchestrator.replicas.fleet import MOVES
 from outrider.cli.commands import SERVICES as CONFIGS
 from outrider.cli.main import _parser
 from outrider.cli.settings import resolve
-from outrider.config import EngineConfig, OrchestratorConfig, ServiceConfig
+from outrider.config import EngineConfig, GatewayConfig, OrchestratorConfig, ProcessConfig, ServiceConfig
 from outrider.internal.keda import externalscaler_pb2
 from outrider.protocol.errors import ConfigError
+from outrider.rpc.channels import SEVERAL
 from outrider.rpc.serving import GrpcServer
 from outrider.telemetry.instruments import OrchestratorInstruments
 from tests.k8s.manifests import (
     COLLECTOR,
+    GRPC_SERVICES,
     K8S,
     OVERLAYS,
     ROOT,
@@ -43,6 +48,9 @@ from tests.k8s.manifests import (
 
 EXIT_SECONDS = 10
 """For the last statuses, the engine's running step and the last spans, after the drain."""
+OF_GRPC = pytest.mark.parametrize(
+    ("name", "service"), [(name, service) for name in OVERLAYS for service in GRPC_SERVICES]
+)
 EVERYWHERE = pytest.mark.parametrize(
     ("name", "service"), [(name, service) for name in OVERLAYS for service in SERVICES]
 )
@@ -52,7 +60,7 @@ def settings(manifests: Manifests, service: str) -> Any:
     """What the container's process would resolve, by the real command line; raises on an unknown name."""
     arguments: argparse.Namespace = _parser().parse_args(container(manifests, service)["args"])
     assert arguments.service == service
-    config: type[ServiceConfig] = CONFIGS[service][0]
+    config: type[ProcessConfig] = CONFIGS[service][0]
     return resolve(service, config, arguments, environment(manifests, service)).config
 
 
@@ -79,7 +87,7 @@ def test_settings_are_settings(name: str, service: str) -> None:
     assert others <= {"HF_HUB_OFFLINE", *vars(environment_variables)}
     assert config.host == "0.0.0.0"
     assert config.log_format == "json"
-    assert config.name == f"{service}-0"
+    assert getattr(config, "name", f"{service}-0") == f"{service}-0"
 
 
 def test_unknown_settings_would_be_found() -> None:
@@ -97,12 +105,14 @@ def test_ports_are_the_settings_ports(name: str, service: str) -> None:
     manifests = overlay(name)
     config = settings(manifests, service)
     ports = {port["name"]: port["containerPort"] for port in container(manifests, service)["ports"]}
-    assert ports == {"grpc": config.port, "health": config.health_port, "metrics": config.metrics_port}
+    kind = "http" if service == "gateway" else "grpc"
+    health = {} if service == "gateway" else {"health": config.health_port}
+    assert ports == {kind: config.port, "metrics": config.metrics_port, **health}
     (published,) = of_kind(manifests, "Service")[service]["spec"]["ports"]
-    assert (published["port"], published["targetPort"]) == (config.port, "grpc")
+    assert (published["port"], published["targetPort"]) == (config.port, kind)
 
 
-@EVERYWHERE
+@OF_GRPC
 def test_probes_ask_what_is_served(name: str, service: str) -> None:
     """Probes use the plaintext health port and names that a real server answers under."""
     manifests = overlay(name)
@@ -124,6 +134,34 @@ async def _health_names() -> set[str]:
     names = set(server._health._serving)
     await server.stop()
     return names
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_the_gateways_probes_ask_what_is_served(name: str) -> None:
+    """They ask the plaintext inner port, at paths that are there; only readiness needs an orchestrator."""
+    one = container(overlay(name), "gateway")
+    kinds = ("startupProbe", "readinessProbe", "livenessProbe")
+    probes = {kind: one[kind]["httpGet"] for kind in kinds}
+    assert {(probe["port"], probe["scheme"]) for probe in probes.values()} == {("metrics", "HTTP")}
+    assert [probes[kind]["path"] for kind in kinds] == ["/version", "/health", "/version"]
+    assert {probe["path"] for probe in probes.values()} <= set(OPEN)
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_gateways_find_every_orchestrator(name: str) -> None:
+    """They ask for all pods' addresses, again before the connections are old, and spread their calls."""
+    manifests = overlay(name)
+    gateway: GatewayConfig = settings(manifests, "gateway")
+    orchestrator: OrchestratorConfig = settings(manifests, "orchestrator")
+    scheme, service, port = gateway.orchestrator.split(":")
+    spec = of_kind(manifests, "Service")[service]["spec"]
+    assert gateway.orchestrator.startswith(SEVERAL)
+    assert scheme == "dns"
+    assert spec["clusterIP"] == "None"
+    assert spec["selector"] == of_kind(manifests, "Service")["orchestrator"]["spec"]["selector"]
+    assert int(port) == spec["ports"][0]["port"] == orchestrator.port
+    assert orchestrator.max_connection_seconds > 0
+    assert gateway.deadline_seconds <= gateway.grace_seconds
 
 
 @EVERYWHERE
@@ -257,6 +295,38 @@ def test_the_hpa_scales_on_a_metric_that_is_exported(tmp_path: Path) -> None:
     assert metric["external"]["target"] == {"type": "AverageValue", "averageValue": "1"}
 
 
+def test_gateways_scale_on_a_metric_that_is_exported(tmp_path: Path) -> None:
+    """The autoscaler of the gateways asks for a gauge of theirs, and for less than one lets in."""
+    manifests = compose(K8S / "base", ("hpa-gateway",), tmp_path)
+    spec = of_kind(manifests, "HorizontalPodAutoscaler")["gateway"]["spec"]
+    (metric,) = spec["metrics"]
+    registry = CollectorRegistry()
+    GatewayInstruments(registry)
+    exported = {family.name: family.type for family in registry.collect()}
+    assert exported.get(metric["external"]["metric"]["name"]) == "gauge"
+    gateway: GatewayConfig = settings(manifests, "gateway")
+    assert int(metric["external"]["target"]["averageValue"]) < gateway.max_connections
+    assert spec["scaleTargetRef"]["name"] in of_kind(manifests, "Deployment")
+    assert spec["minReplicas"] < spec["maxReplicas"]
+
+
+def test_routes_lead_to_services() -> None:
+    """The Gateway API's routes name Services and ports that are there, paths and methods that are served,
+    and nothing that is for those inside."""
+    manifests = overlay("everything")
+    http, grpc = (of_kind(manifests, kind)["outrider"]["spec"] for kind in ("HTTPRoute", "GRPCRoute"))
+    for route, service in ((http, "gateway"), (grpc, "orchestrator")):
+        (rule,) = route["rules"]
+        (backend,) = rule["backendRefs"]
+        assert backend["name"] == service
+        assert backend["port"] == settings(manifests, service).port
+    paths = [match["path"]["value"] for match in http["rules"][0]["matches"]]
+    reached = {path for path in ENDPOINTS if path.startswith(tuple(paths))}
+    assert reached == set(ENDPOINTS) - set(OPEN)
+    (match,) = grpc["rules"][0]["matches"]
+    assert match["method"]["service"] == SERVICE
+
+
 def test_keda_speaks_to_a_service_that_is_there() -> None:
     """The trigger's type is served: its methods are KEDA's, of its package and service, with its messages."""
     (trigger,) = of_kind(overlay("everything"), "ScaledObject")["draft"]["spec"]["triggers"]
@@ -280,7 +350,7 @@ def test_pods_outlive_the_move_of_their_sessions() -> None:
 
 
 def test_monitors_scrape_the_metrics_port() -> None:
-    """The PodMonitor selects the pods of all three services and a port that they have."""
+    """The PodMonitor selects the pods of all services and a port that they have."""
     manifests = overlay("everything")
     spec = of_kind(manifests, "PodMonitor")["outrider"]["spec"]
     (endpoint,) = spec["podMetricsEndpoints"]
@@ -290,7 +360,7 @@ def test_monitors_scrape_the_metrics_port() -> None:
         assert endpoint["port"] in {port["name"] for port in container(manifests, service)["ports"]}
 
 
-@pytest.mark.parametrize("service", SERVICES)
+@pytest.mark.parametrize("service", GRPC_SERVICES)
 def test_spans_go_to_the_collector(service: str) -> None:
     """The endpoint in the environment is the collector's Service, which receives on that port."""
     manifests = overlay("everything")

@@ -30,6 +30,9 @@ from tests.k8s.manifests import (
     render,
     workload,
 )
+from tests.k8s.manifests import (
+    environment as settings_of,
+)
 
 VERSIONS = ("1.30", "1.33", "1.36", "1.37")
 """1.30 is the oldest with preStop.sleep on by default."""
@@ -109,7 +112,7 @@ def test_nothing_is_left_outside_of_the_namespace(name: str) -> None:
         assert metadata["labels"]["app.kubernetes.io/part-of"] == "outrider", metadata
 
 
-@pytest.mark.parametrize("components", [TOGETHER, ("hpa", "writable-root")])
+@pytest.mark.parametrize("components", [TOGETHER, ("hpa", "weights-fetch", "writable-root")])
 def test_components_follow_the_namespace(components: tuple[str, ...], tmp_path: Path) -> None:
     """In an overlay with a namespace of its own every object is in it, and no name leads out of it; it is the
     same when an overlay below has named the namespace."""
@@ -166,7 +169,7 @@ def test_selectors_find_their_pods(name: str, service: str) -> None:
         *(spread["labelSelector"]["matchLabels"] for spread in spreads),
     ]
     assert len(spreads) == 2
-    assert budgets.keys() == {"orchestrator", "verify"}
+    assert budgets.keys() == {"gateway", "orchestrator", "verify"}
     for selector in selectors:
         assert selector.items() <= template["metadata"]["labels"].items()
         assert selector["app.kubernetes.io/component"] == service
@@ -190,9 +193,14 @@ def test_the_pages_examples_are_valid(tmp_path: Path) -> None:
     for folder in ("../../components", "../gpu"):
         path = (K8S / "overlays/any" / folder).resolve()
         text = text.replace(f"- {folder}", f"- {os.path.relpath(path, tmp_path.resolve())}")
-    overlay_of_your_own, fill, patches = re.findall(r"^```yaml\n(.*?)^```", text, re.M | re.S)
-    (tmp_path / "kustomization.yaml").write_text(overlay_of_your_own + patches)
+    overlay_of_your_own, fill, routes, patches = re.findall(r"^```yaml\n(.*?)^```", text, re.M | re.S)
+    routed = overlay_of_your_own.replace("components/otel\n", "components/otel\n  - ROUTES\n")
+    routed = routed.replace("ROUTES", os.path.relpath(K8S / "components/gateway-api", tmp_path.resolve()))
+    both = patches + routes.removeprefix("patches:\n")
+    (tmp_path / "kustomization.yaml").write_text(routed + both)
     manifests = render(tmp_path)
+    assert of_kind(manifests, "HTTPRoute")["outrider"]["spec"]["hostnames"] == ["llm.example.com"]
+    assert settings_of(manifests, "verify")["OUTRIDER_VERIFY_SERVED_NAME"] == "my-model"
     for manifest in (*manifests, yaml.safe_load(fill)):
         check(manifest, VERSIONS[-1])
     check_namespace(manifests, NAMESPACE)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from outrider.config import DraftConfig, OrchestratorConfig, VerifyConfig
+from outrider.config import DraftConfig, GatewayConfig, OrchestratorConfig, VerifyConfig
 from scripts import dashboards, document_metrics
 from scripts.dashboard_panels import DASHBOARDS, Dashboard, Panel
 from scripts.document_metrics import TABLES, described
@@ -18,7 +18,12 @@ from tests.runbook import METRICS, RUNBOOK, blocks
 from tests.unit.test_architecture import ROOT
 
 KNOWN = {metric.name for service in TABLES for metric in described(service)}
-SERVICES = {"VERIFY": VerifyConfig, "DRAFT": DraftConfig, "ORCHESTRATOR": OrchestratorConfig}
+SERVICES = {
+    "VERIFY": VerifyConfig,
+    "DRAFT": DraftConfig,
+    "ORCHESTRATOR": OrchestratorConfig,
+    "GATEWAY": GatewayConfig,
+}
 RULES = [
     rule
     for group in yaml.safe_load((ROOT / "k8s/components/alerts/rules.yaml").read_text())["spec"]["groups"]

@@ -21,6 +21,7 @@ COMMANDS = (
     ("generate",),
     ("timeline",),
     ("bench",),
+    ("plan",),
     ("version",),
 )
 

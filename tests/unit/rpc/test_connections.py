@@ -6,6 +6,7 @@ import asyncio
 from contextlib import suppress
 from pathlib import Path
 
+import grpc
 import pytest
 from grpc._cython import cygrpc
 
@@ -24,7 +25,8 @@ SILENCE_SECONDS = 4.5 * channels.KEEPALIVE_MS / 1000
 def test_grpc_has_every_option_that_is_set() -> None:
     """gRPC ignores an option that it does not know, so each of ours is looked up in the installed library."""
     library = Path(cygrpc.__file__).read_bytes()
-    options = [*server_module._options(VerifyConfig()), *channels._options(64)]
+    config = VerifyConfig(max_connection_seconds=1)
+    options = [*server_module._options(config), *channels._options(64)]
     assert len(options) > 10
     assert [name for name, _ in options if name.encode() + b"\0" not in library] == []
 
@@ -46,6 +48,39 @@ def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         await server.stop()
 
     run(scenario)
+
+
+def test_calls_take_turns_where_there_are_several_servers() -> None:
+    """A name with several addresses spreads its calls over them; the first alone would have them all else."""
+
+    async def scenario() -> None:
+        async with serving(Servicer()) as (one, _), serving(Servicer()) as (other, _):
+            one.set_serving(True)
+            addresses = f"ipv4:{one.endpoint},{other.endpoint}"
+            async with open_channel(addresses) as channel:
+                await channel.channel_ready()
+                found = {await health(channel, "readiness") for _ in range(40)}
+        assert len(found) == 2, "both were asked: the one that serves, and the other"
+
+    asyncio.run(scenario())
+
+
+def test_an_old_connection_ends_after_its_calls() -> None:
+    """A stream that is older than a connection may be goes on; the next call has a new connection."""
+
+    async def scenario() -> None:
+        async with serving(Servicer(), max_connection_seconds=0.2) as (server, channel):
+            server.set_serving(True)
+            stream = verify_pb2_grpc.VerifyServiceStub(channel).Verify()
+            await stream.write(verify_pb2.VerifyRequest())
+            assert await stream.read() == verify_pb2.VerifyResponse()
+            ready = grpc.ChannelConnectivity.READY
+            await asyncio.wait_for(channel.wait_for_state_change(ready), 10)
+            await stream.write(verify_pb2.VerifyRequest())
+            assert await stream.read() == verify_pb2.VerifyResponse()
+            assert await health(channel, "readiness") == SERVING
+
+    asyncio.run(scenario())
 
 
 async def _closed(reader: asyncio.StreamReader) -> None:

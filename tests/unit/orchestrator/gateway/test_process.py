@@ -30,9 +30,10 @@ BODY = json.dumps({"prompt": "count"}).encode()
 class Served:
     """A running gateway."""
 
-    def __init__(self, process: subprocess.Popen[str], url: str) -> None:
+    def __init__(self, process: subprocess.Popen[str], ready: dict[str, str]) -> None:
         self.process = process
-        self.url = url
+        self.ready = ready
+        self.url = ready["endpoint"]
 
     def post(self, context: ssl.SSLContext | None = None, **headers: str) -> Any:
         """The answer to a completion."""
@@ -56,7 +57,7 @@ def gateway(endpoint: str, *flags: str) -> Iterator[Served]:
     ) as process:
         try:
             assert process.stdout is not None
-            yield Served(process, json.loads(process.stdout.readline())["endpoint"])
+            yield Served(process, json.loads(process.stdout.readline()))
         finally:
             process.kill()
 

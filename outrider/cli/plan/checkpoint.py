@@ -1,0 +1,170 @@
+"""What a model's files say about its size: config.json and the headers of its safetensors, no weights."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outrider.engine.loading.model_path import WANTED, check_model_path
+from outrider.protocol.errors import ModelError
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+"""Kinds of weights that can be run; others are quantized."""
+MAX_HEADER = 100 << 20
+"""Bytes; the format's own limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The sizes of one model, in the arithmetic that it will run in."""
+
+    name: str
+    dtype: str
+    parameters: int
+    looked_up: int
+    """Of them, those of a table of input embeddings that is no output layer as well: no step reads it."""
+    resting: int
+    """Of them, those of experts that one token does not go through."""
+    layers: int
+    kv_heads: int
+    head_dim: int
+    context_length: int
+    vocabulary_size: int
+
+    @property
+    def weight_bytes(self) -> int:
+        """All weights in memory."""
+        return self.parameters * BYTES[self.dtype]
+
+    def step_bytes(self, tokens: int) -> int:
+        """What a step reads of them; several tokens may want every expert."""
+        read = self.parameters - self.looked_up - (self.resting if tokens == 1 else 0)
+        return read * BYTES[self.dtype]
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Keys and values of one token in all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    name: str
+    kind: str
+    elements: int
+
+
+def read_checkpoint(folder: str, dtype: str = "auto") -> Checkpoint:
+    """The sizes of the model in a folder; `dtype` auto is the checkpoint's own.
+
+    Raises:
+        ModelError: it is no folder of a model, or one whose weights cannot be run.
+    """
+    check_model_path(folder)
+    path = Path(folder)
+    if not path.is_dir():
+        raise ModelError(f"model: {folder!r} is a hub id and plan reads a folder; download it first")
+    config, tensors = _config(path), list(_tensors(path))
+    return Checkpoint(
+        name=path.resolve().name,
+        dtype=_dtype(config, tensors) if dtype == "auto" else dtype,
+        parameters=sum(one.elements for one in tensors),
+        looked_up=_looked_up(tensors),
+        resting=_resting(config, tensors),
+        layers=config.num_hidden_layers,
+        kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        context_length=getattr(config, "max_position_embeddings", None) or 0,
+        vocabulary_size=config.vocab_size,
+    )
+
+
+def _config(path: Path) -> Any:
+    try:
+        from transformers import AutoConfig  # which knows what each kind of model calls its sizes
+    except ModuleNotFoundError as error:
+        raise ModelError("plan needs transformers; pip install 'outrider[engine]'") from error
+    if not (path / "config.json").is_file():
+        raise ModelError(f"model: {str(path)!r} has no config.json; {WANTED}")
+    try:
+        return AutoConfig.from_pretrained(path).get_text_config()
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().split("\n", 1)[0]
+        raise ModelError(f"model: config.json of {str(path)!r} cannot be read ({reason})") from error
+
+
+def _tensors(path: Path) -> Iterator[_Tensor]:
+    for file in _files(path):
+        for name, entry in _header(file).items():
+            if name == "__metadata__":
+                continue
+            if entry["dtype"] not in STORED:
+                raise ModelError(
+                    f"model: {name} of {str(path)!r} is stored as {entry['dtype']}; use a checkpoint in "
+                    f"{', '.join(BYTES)}"
+                )
+            yield _Tensor(name, entry["dtype"], math.prod(entry["shape"]))
+
+
+def _files(path: Path) -> list[Path]:
+    """Those that would be loaded: a folder may hold the same weights a second time in another layout."""
+    index, single = path / "model.safetensors.index.json", path / "model.safetensors"
+    if index.is_file():
+        return [path / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+    if single.is_file():
+        return [single]
+    raise ModelError(f"model: {str(path)!r} has no weights in safetensors; download or convert them")
+
+
+def _header(file: Path) -> dict[str, Any]:
+    try:
+        with file.open("rb") as opened:
+            (length,) = struct.unpack("<Q", opened.read(8))
+            if length > MAX_HEADER:
+                raise ValueError(f"a header of {length} bytes")
+            header: dict[str, Any] = json.loads(opened.read(length))
+    except (OSError, ValueError, struct.error) as error:
+        raise ModelError(
+            f"model: {str(file)!r} is no safetensors file ({error}); download it again"
+        ) from error
+    return header
+
+
+def _dtype(config: Any, tensors: list[_Tensor]) -> str:
+    """The configuration's, else that of most weights."""
+    named = str(getattr(config, "dtype", None) or "").removeprefix("torch.")
+    if named in BYTES:
+        return named
+    counts: dict[str, int] = {}
+    for one in tensors:
+        counts[one.kind] = counts.get(one.kind, 0) + one.elements
+    return STORED[max(counts, key=lambda kind: counts[kind])]
+
+
+def _looked_up(tensors: list[_Tensor]) -> int:
+    """A tied table of embeddings is read as the output layer; one of its own is only looked up in."""
+    tied = not any("lm_head" in one.name or "embed_out" in one.name for one in tensors)
+    return 0 if tied else sum(one.elements for one in tensors if _is_embedding(one.name))
+
+
+def _resting(config: Any, tensors: list[_Tensor]) -> int:
+    experts = sum(one.elements for one in tensors if ".experts." in one.name)
+    return round(experts * (1.0 - _active_share(config)))
+
+
+def _is_embedding(name: str) -> bool:
+    return name.endswith(("embed_tokens.weight", "wte.weight", "embed_in.weight"))
+
+
+def _active_share(config: Any) -> float:
+    """Share of the experts that one token goes through."""
+    names = ("num_local_experts", "num_experts", "n_routed_experts")
+    every = next((count for name in names if (count := getattr(config, name, None))), None)
+    active = getattr(config, "num_experts_per_tok", None)
+    return active / every if every and active else 1.0

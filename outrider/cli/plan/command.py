@@ -1,0 +1,91 @@
+"""`outrider plan`: reads a pair's files, sizes it for a device, prints the figures and an overlay."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+
+from outrider.cli.plan.checkpoint import Checkpoint, read_checkpoint
+from outrider.cli.plan.devices import GB, device_of
+from outrider.cli.plan.overlay import overlay
+from outrider.cli.plan.sizing import NODES, PAGE, Fit, fit, replicas_for
+from outrider.engine.loading.tokenizer_files import load_tokenizer, vocabulary_hash
+from outrider.protocol.errors import ConfigError
+
+
+def plan(arguments: argparse.Namespace) -> int:
+    """Print what the pair needs, as comments, and the overlay after them.
+
+    Raises:
+        ConfigError: a model cannot be read, the pair does not fit together, or does not fit the device.
+    """
+    device = device_of(arguments.gpu, arguments.memory, arguments.bandwidth)
+    models = [read_checkpoint(folder, arguments.dtype) for folder in (arguments.target, arguments.draft)]
+    check_pair(arguments.target, arguments.draft, *models)
+    target = fit(models[0], device, arguments.context)
+    draft = fit(models[1], device, min(target.context, models[1].context_length or target.context))
+    wanted = arguments.sessions or target.sessions
+    figures = ["outrider " + shlex.join(sys.argv[1:]), *_pair(target, draft), *_need(target, draft, wanted)]
+    print("\n".join(f"# {line}" for line in figures))
+    print(overlay(target, draft, _most(target, wanted), _most(draft, wanted)), end="")
+    return 0
+
+
+def check_pair(target: str, draft: str, *models: Checkpoint) -> None:
+    """Refuse a draft that does not share the target's vocabulary.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    hashes = []
+    for folder, model in zip((target, draft), models, strict=True):
+        files = load_tokenizer(folder)
+        hashes.append(vocabulary_hash(files.tokenizer_json if files else None, model.vocabulary_size))
+    if hashes[0] != hashes[1]:
+        raise ConfigError(
+            f"--draft: the vocabulary of {draft!r} is not that of {target!r}; use a draft with the target's "
+            "tokenizer"
+        )
+
+
+def _pair(target: Fit, draft: Fit) -> list[str]:
+    device = target.device
+    speed = f", {device.bandwidth / GB:,.0f} GB/s" if device.bandwidth else ""
+    lines = [f"{device.name}: {device.memory / GB:,.0f} GB{speed}; each replica has one of its own."]
+    for title, one in (("target", target), ("draft", draft)):
+        lines += _replica(title, one)
+    return lines
+
+
+def _replica(title: str, one: Fit) -> list[str]:
+    model = one.checkpoint
+    weights = f"{model.parameters / 1e6:,.1f} M weights in {model.dtype}, {model.weight_bytes / GB:,.2f} GB"
+    memory = (
+        f"{one.kv_tokens:,} tokens of keys and values ({model.kv_bytes_per_token:,} bytes each) on "
+        f"{one.pages:,} pages of {PAGE}"
+    )
+    room = f"{one.sessions:,} sessions of {one.context:,} tokens and {NODES} candidates fit at once"
+    return [f"{title} {model.name}: {weights}", f"  {memory}", f"  {room}", *_floors(one)]
+
+
+def _floors(one: Fit) -> list[str]:
+    """A real step takes longer: this is what the memory alone asks for."""
+    alone, full = one.step_seconds(1), one.step_seconds(one.sessions)
+    if alone is None or full is None:
+        return ["  step: give --bandwidth, in GB/s, for the least time that a step can take"]
+    return [
+        f"  a step takes at least {alone * 1e3:.2f} ms for one session, {full * 1e3:.2f} ms for all of them "
+        "(bytes read / bandwidth)"
+    ]
+
+
+def _need(target: Fit, draft: Fit, wanted: int) -> list[str]:
+    verify, drafts = replicas_for(target, wanted), replicas_for(draft, wanted)
+    scale = f"kubectl -n outrider scale --replicas {{}} {{}}  # for {wanted:,} sessions at once"
+    return [scale.format(verify, "statefulset/verify"), scale.format(drafts, "deployment/draft")]
+
+
+def _most(one: Fit, wanted: int) -> int:
+    """Sessions that a replica takes: more than it has pages for would only wait there."""
+    return min(one.sessions, wanted)

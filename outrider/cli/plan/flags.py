@@ -1,0 +1,39 @@
+"""The flags of `outrider plan`."""
+
+from __future__ import annotations
+
+import argparse
+
+from outrider.cli.bench import values
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The pair, the device, and what is wanted."""
+    parser.add_argument("--target", required=True, metavar="FOLDER", help="the target model")
+    parser.add_argument("--draft", required=True, metavar="FOLDER", help="the draft model")
+    parser.add_argument(
+        "--gpu", required=True, metavar="NAME", help="such as h100, a100-80gb, l4; or cpu: this machine"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        default="auto",
+        help="arithmetic of both models (default auto: each one's own)",
+    )
+    parser.add_argument(
+        "--context",
+        type=values.count,
+        default=0,
+        metavar="N",
+        help="tokens of a session, prompt and output (default: the target's limit)",
+    )
+    parser.add_argument(
+        "--sessions",
+        type=values.count,
+        metavar="N",
+        help="at once, over all replicas (default: what one fits)",
+    )
+    parser.add_argument(
+        "--memory", type=values.rate, metavar="GB", help="of a device that is not in the table"
+    )
+    parser.add_argument("--bandwidth", type=values.rate, metavar="GB/S", help="likewise")

@@ -1,0 +1,98 @@
+"""How much fits on a device, and how long a step takes at least. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider.cli.plan.checkpoint import Checkpoint
+from outrider.cli.plan.devices import CPU, GB, Device
+from outrider.config import VerifyConfig
+from outrider.protocol.errors import ConfigError
+
+HEADROOM = 0.1
+"""Share of a device's memory for what is neither weights nor keys and values: activations, graphs, driver."""
+PROCESS_BYTES = 4 * GB
+"""Memory of a process beside its model: Python, torch, tokenizer."""
+PAGE: int = VerifyConfig.model_fields["page_size"].default
+NODES: int = VerifyConfig.model_fields["max_nodes"].default
+"""Candidates of a session in a step, which need room behind its text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """One replica of a model on a device."""
+
+    checkpoint: Checkpoint
+    device: Device
+    context: int
+    """Tokens of a session's prompt and output."""
+    kv_tokens: int
+    """Whole pages of keys and values beside the weights."""
+    sessions: int
+    """Of the whole context, at once."""
+
+    @property
+    def pages(self) -> int:
+        """Of `PAGE` tokens."""
+        return self.kv_tokens // PAGE
+
+    @property
+    def host_bytes(self) -> int:
+        """Memory of the process: weights pass through it on their way to a GPU."""
+        kv = self.kv_tokens * self.checkpoint.kv_bytes_per_token if self.device.name == CPU else 0
+        return self.checkpoint.weight_bytes + kv + PROCESS_BYTES
+
+    def step_seconds(self, sessions: int) -> float | None:
+        """The least time of a step without candidates: what it reads, over the bandwidth. None: unknown."""
+        if not self.device.bandwidth:
+            return None
+        kv = sessions * self.context * self.checkpoint.kv_bytes_per_token
+        return (self.checkpoint.step_bytes(sessions) + kv) / self.device.bandwidth
+
+
+def fit(checkpoint: Checkpoint, device: Device, context: int) -> Fit:
+    """What of a model's sessions fits on a device.
+
+    Raises:
+        ConfigError: the context is longer than the model's, or not one session fits.
+    """
+    context = _context(checkpoint, context)
+    free = int(device.memory * (1 - HEADROOM)) - checkpoint.weight_bytes
+    if device.name == CPU:
+        free -= PROCESS_BYTES
+    tokens = max(0, free // checkpoint.kv_bytes_per_token) // PAGE * PAGE
+    sessions = tokens // _rounded(context + NODES)
+    if not sessions:
+        raise ConfigError(_does_not_fit(checkpoint, device, context))
+    return Fit(checkpoint, device, context, tokens, sessions)
+
+
+def replicas_for(one: Fit, sessions: int) -> int:
+    """Replicas that have room for so many sessions."""
+    return -(-sessions // one.sessions)
+
+
+def _context(checkpoint: Checkpoint, asked: int) -> int:
+    limit = checkpoint.context_length
+    if asked > limit > 0:
+        raise ConfigError(f"--context: {asked} is more than the {limit} of {checkpoint.name!r}; lower it")
+    if not (asked or limit):
+        raise ConfigError(f"--context: config.json of {checkpoint.name!r} names none; set one")
+    return asked or limit
+
+
+def _does_not_fit(checkpoint: Checkpoint, device: Device, context: int) -> str:
+    weights, memory = checkpoint.weight_bytes / GB, device.memory / GB
+    if weights > memory * (1 - HEADROOM):
+        return (
+            f"--gpu: the weights of {checkpoint.name!r} take {weights:.1f} GB in {checkpoint.dtype}, and "
+            f"{device.name} has {memory:.0f} GB; choose a larger device, or another --dtype"
+        )
+    return (
+        f"--context: not one session of {context} tokens fits beside the weights of {checkpoint.name!r} on "
+        f"{device.name}; lower it, or choose a larger device"
+    )
+
+
+def _rounded(tokens: int) -> int:
+    return -(-tokens // PAGE) * PAGE

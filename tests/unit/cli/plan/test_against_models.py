@@ -1,0 +1,31 @@
+"""Sizes from files are those that the engine finds when it loads the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from outrider.cli.plan.checkpoint import read_checkpoint
+from outrider.engine.loading.loader import load_model
+from tests.models import ARCHITECTURES, build_model
+
+
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_every_architecture(architecture: str, tmp_path: Path) -> None:
+    """Layers, heads, dimensions, context, vocabulary and the number of weights."""
+    folder = str(build_model(architecture, tmp_path / "model"))
+    found = read_checkpoint(folder)
+    loaded = load_model(folder, dtype="auto", device="cpu", threads=1, fused=False, cpu_backend="onednn")
+    shape = loaded.geometry
+    assert (found.layers, found.kv_heads, found.head_dim) == (
+        shape.num_layers,
+        shape.kv_heads,
+        shape.head_dim,
+    )
+    assert shape.value_dim == shape.head_dim
+    assert found.context_length == loaded.context_length
+    assert found.vocabulary_size == loaded.vocabulary_size
+    from transformers import AutoModelForCausalLM
+
+    assert found.parameters == AutoModelForCausalLM.from_pretrained(folder).num_parameters()

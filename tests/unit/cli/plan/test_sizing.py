@@ -1,0 +1,112 @@
+"""What fits on a device, and the least time of a step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from outrider.cli.plan.checkpoint import Checkpoint
+from outrider.cli.plan.devices import CPU, GB, GPUS, Device, device_of
+from outrider.cli.plan.sizing import HEADROOM, NODES, PAGE, PROCESS_BYTES, fit, replicas_for
+from outrider.protocol.errors import ConfigError
+
+
+def model(**changes: Any) -> Checkpoint:
+    """Eight billion weights of which all are read, 128 KiB of keys and values for each token."""
+    sizes: dict[str, Any] = {
+        "name": "eight",
+        "dtype": "bfloat16",
+        "parameters": 8 * GB,
+        "looked_up": 0,
+        "resting": 0,
+        "layers": 32,
+        "kv_heads": 8,
+        "head_dim": 128,
+        "context_length": 8192,
+        "vocabulary_size": 1000,
+    }
+    return Checkpoint(**sizes | changes)
+
+
+BIG = Device("big", 80 * GB, 2000.0 * GB)
+
+
+def test_pages_fill_what_the_weights_leave() -> None:
+    """Whole pages beside weights and headroom; one more would not fit."""
+    found = fit(model(), BIG, 0)
+    page_bytes = PAGE * model().kv_bytes_per_token
+    left = BIG.memory * (1 - HEADROOM) - model().weight_bytes
+    assert found.pages * page_bytes <= left < (found.pages + 1) * page_bytes
+    assert found.kv_tokens == found.pages * PAGE
+
+
+def test_sessions_have_room_for_text_and_candidates() -> None:
+    """As many as there are pages for, each with its context and its candidates."""
+    found = fit(model(), BIG, 4000)
+    assert found.sessions == found.kv_tokens // (-(-(4000 + NODES) // PAGE) * PAGE)
+    assert fit(model(), BIG, 0).context == 8192
+
+
+def test_replicas_for_sessions() -> None:
+    """One more as soon as one session is left over."""
+    found = fit(model(), BIG, 4000)
+    assert replicas_for(found, found.sessions) == 1
+    assert replicas_for(found, found.sessions + 1) == 2
+
+
+def test_a_step_reads_weights_and_texts() -> None:
+    """Over the bandwidth; unknown where that is."""
+    found = fit(model(), BIG, 4000)
+    read = 16 * GB + 3 * 4000 * model().kv_bytes_per_token
+    assert found.step_seconds(3) == pytest.approx(read / (2000 * GB))
+    assert fit(model(), Device("any", 80 * GB, 0.0), 0).step_seconds(1) is None
+
+
+def test_a_cpu_shares_its_memory_with_the_process() -> None:
+    """On a GPU the process has memory of its own, through which the weights pass."""
+    cpu = fit(model(), Device(CPU, 80 * GB, 0.0), 0)
+    assert cpu.kv_tokens < fit(model(), BIG, 0).kv_tokens
+    assert cpu.host_bytes <= 80 * GB
+    assert fit(model(), BIG, 0).host_bytes == model().weight_bytes + PROCESS_BYTES
+
+
+@pytest.mark.parametrize(
+    ("device", "context", "sentence"),
+    [
+        (
+            Device("small", 10 * GB, 1.0),
+            0,
+            r"the weights of 'eight' take 16\.0 GB .* small has 10 GB",
+        ),
+        (Device("tight", 18 * GB, 1.0), 8192, "not one session of 8192 tokens fits .* lower it, or choose"),
+        (BIG, 9000, "9000 is more than the 8192 of 'eight'; lower it"),
+    ],
+)
+def test_what_does_not_fit(device: Device, context: int, sentence: str) -> None:
+    """Is told with what to change."""
+    with pytest.raises(ConfigError, match=sentence):
+        fit(model(), device, context)
+
+
+def test_a_context_that_nobody_names() -> None:
+    """Has to be given."""
+    with pytest.raises(ConfigError, match="names none; set one"):
+        fit(model(context_length=0), BIG, 0)
+
+
+def test_devices() -> None:
+    """By name in any case; figures of one's own count more; others need both."""
+    assert device_of("H100", None, None) is not None
+    assert device_of("h100", 70.0, None).memory == 70 * GB
+    assert device_of("mine", 16.0, 500.0) == Device("mine", 16 * GB, 500.0 * GB)
+    assert device_of(CPU, None, None).memory > 0
+    with pytest.raises(ConfigError, match=r"'h1000' is not known; use one of a10, .*, cpu, or give"):
+        device_of("h1000", None, None)
+
+
+def test_the_table_is_plausible() -> None:
+    """No slip of a power of ten: a device reads all of its memory in a hundredth to a tenth of a second."""
+    for one in GPUS.values():
+        assert 0.01 < one.memory / one.bandwidth < 0.1, one
+        assert one.product.startswith("NVIDIA-")
