@@ -5,7 +5,7 @@
 
 `pip-compile` resolves the project with all extras at once. Each package then goes into the file of the first
 set that needs it, and each file includes those of the sets before it. torch stays outside: its pin is
-`requirements/torch.txt`, and the CUDA libraries that come with some builds of it are left to it.
+`requirements/torch.txt`, and what comes with some builds of it for GPUs is left to it, unless a set names it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,10 @@ from packaging.utils import canonicalize_name
 from scripts.child import ROOT
 
 FOLDER = ROOT / "requirements"
-LEFT_OUT = re.compile(r"pip$|torch$|triton$|nvidia-|cuda-")
+LEFT_OUT = re.compile(r"pip$|torch$")
 """pip comes with the virtual environment."""
+FOR_GPUS = re.compile(r"triton$|nvidia-|cuda-")
+"""What builds of torch for GPUs bring."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +75,14 @@ def read(text: str) -> dict[str, Pin]:
 def split(pins: Mapping[str, Pin], wanted: Mapping[str, Sequence[str]]) -> dict[str, list[Pin]]:
     """The pins that each set adds to the sets before it.
 
-    `wanted` has the packages that each set names itself. What only they require goes with them.
+    `wanted` has the packages that each set names itself. What only they require goes with them, but for what
+    torch requires on GPUs.
     """
     placed = {name for name in pins if LEFT_OUT.match(name)}
     found: dict[str, list[Pin]] = {}
     for name, roots in wanted.items():
-        added = _with_requirements(pins, roots) - placed
+        needed = _with_requirements(pins, roots)
+        added = {one for one in needed if one in roots or not FOR_GPUS.match(one)} - placed
         placed |= added
         found[name] = [pins[one] for one in sorted(added)]
     return found
@@ -94,6 +98,17 @@ def named(project: Mapping[str, Any]) -> dict[str, list[str]]:
         "engine": extras["engine"],
         "dev": extras["dev"],
     }
+
+
+def marked(pins: Mapping[str, Pin], requirements: Mapping[str, Sequence[str]]) -> dict[str, Pin]:
+    """The pins with the markers of the project's own requirements, which `pip-compile` loses in extras."""
+    found = dict(pins)
+    for each in map(Requirement, (text for one in requirements.values() for text in one)):
+        name = canonicalize_name(each.name)
+        if each.marker is not None and name in pins and ";" not in pins[name].text.splitlines()[0]:
+            text = re.sub(r"^(\S+)", rf"\1 ; {each.marker}", pins[name].text)
+            found[name] = replace(pins[name], text=text)
+    return found
 
 
 def _pin(block: str) -> Pin:
@@ -136,7 +151,8 @@ def main(arguments: Sequence[str]) -> None:
         name: [canonicalize_name(Requirement(one).name) for one in requirements]
         for name, requirements in named(project).items()
     }
-    sets = split(read(_resolve(arguments)), wanted)
+    pins = marked(read(_resolve(arguments)), named(project))
+    sets = split(pins, wanted)
     for name, pins in sets.items():
         header = HEADER.format(contents=SETS[name].contents, python="{}.{}".format(*sys.version_info))
         lines = [f"-r {other}.txt" for other in SETS[name].includes] + [pin.text for pin in pins]

@@ -103,6 +103,8 @@ def build_model(
     config = configure(vocab_size=vocab_size, bos_token_id=BOS_ID, eos_token_id=EOS_ID, pad_token_id=EOS_ID)
     for name, value in changes.items():
         setattr(config, name, value)
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[: config.num_hidden_layers]
     torch.manual_seed(seed)
     kind = (
         transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM

@@ -37,6 +37,11 @@ only-torch==1.0 \\
 nvidia-kit==1.0 \\
     --hash=sha256:00
     # via torch
+triton==3.7 \\
+    --hash=sha256:11
+    # via
+    #   outrider (pyproject.toml)
+    #   torch
 """
 
 
@@ -57,11 +62,26 @@ def test_a_package_goes_with_the_first_that_needs_it() -> None:
     assert names == {"small": ["shared-kit", "small-kit"], "large": ["engine-kit", "only-torch"]}
 
 
+def test_what_torch_brings_on_gpus_is_pinned_where_a_set_names_it() -> None:
+    """Triton is for the tests; that torch requires it too does not put it among what serves."""
+    wanted = {"engine": ["engine-kit", "torch"], "dev": ["small-kit", "triton"]}
+    found = lock.split(lock.read(RESOLVED), wanted)
+    assert [pin.name for pin in found["dev"]] == ["small-kit", "triton"]
+    assert "triton" not in [pin.name for pin in found["engine"]]
+
+
 def test_a_pin_keeps_its_marker_and_hashes() -> None:
     """Nothing of what pip reads is lost."""
     assert lock.read(RESOLVED)["shared-kit"].text.startswith(
         'Shared_Kit==1.0 ; python_version < "4" \\\n    --hash=sha256:cc\n'
     )
+
+
+def test_a_pin_has_the_marker_that_the_project_gives_it() -> None:
+    """Where a package has no files for a system, that system does not ask for it."""
+    pins = lock.marked(lock.read(RESOLVED), {"dev": ["triton==3.7; sys_platform == 'linux'", "small-kit"]})
+    assert pins["triton"].text.startswith('triton==3.7 ; sys_platform == "linux" \\\n    --hash=sha256:11\n')
+    assert pins["small-kit"] == lock.read(RESOLVED)["small-kit"]
 
 
 @pytest.mark.parametrize("name", lock.SETS)
@@ -85,4 +105,6 @@ def test_files_serve_every_machine(path: Path) -> None:
 
 def test_the_demo_needs_no_test_tools() -> None:
     """What `make demo` installs is there to serve."""
-    assert not pins("engine").keys() & {"pytest", "mypy", "ruff", "matplotlib", "hypothesis", "scipy"}
+    assert not pins("engine").keys() & {
+        *("pytest", "mypy", "ruff", "matplotlib", "hypothesis", "scipy", "triton")
+    }

@@ -18,6 +18,7 @@ from outrider.engine.gpu.accelerator import multiprocessors
 from outrider.engine.gpu.kernels.attention import attend_kernel, combine_kernel, store_kernel
 from outrider.engine.gpu.layout import BufferLayout, DeviceStep
 from outrider.engine.gpu.plan import BLOCK_KEYS, block_rows
+from outrider.engine.gpu.shapes import check_rows, check_shape
 from outrider.engine.loaded_model import Geometry
 
 PROGRAMS = 4
@@ -92,7 +93,10 @@ class KernelAttention(PagedAttention):
 
     def store(self, step: DeviceStep, layer: int, key: Tensor, value: Tensor) -> None:
         """Write the tokens' keys [N, H, D] and values [N, H, V] to their slots."""
-        store_kernel[(len(key), self._shape[0])](
+        tokens, heads = step.layout.capacity.tokens, self._shape[0]
+        check_rows("key", key, tokens, heads, self._shape[2])
+        check_rows("value", value, tokens, heads, self._shape[3])
+        store_kernel[(tokens, heads)](
             key,
             value,
             self.keys[layer],
@@ -120,8 +124,12 @@ class KernelAttention(PagedAttention):
         sinks: Tensor | None = None,
     ) -> Tensor:
         """What each token sees, mixed: query [N, Q, D] -> [N, Q, V]."""
-        out = query.new_empty((*query.shape[:2], self._shape[3]))
         layout, items = step.layout, step.layout.capacity.items
+        heads = self._shape[0] * self._shape[1]
+        check_rows("query", query, layout.capacity.tokens, heads, self._shape[2])
+        if sinks is not None:
+            check_shape("sinks", sinks, heads)
+        out = query.new_empty((len(query), heads, self._shape[3]))
         attend_kernel[(min(items * self._shape[0], self._programs),)](
             query,
             self.keys[layer],

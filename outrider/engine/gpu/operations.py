@@ -20,6 +20,7 @@ from outrider.engine.fused_decoder.forward import AddNorm, Linear, Mix
 from outrider.engine.gpu.attention import KernelAttention
 from outrider.engine.gpu.kernels.layers import add_norm_kernel, gate_kernel, rotation_kernel
 from outrider.engine.gpu.layout import DeviceStep
+from outrider.engine.gpu.shapes import check_shape
 
 GATE_BLOCK = 1024
 
@@ -56,12 +57,16 @@ class GpuOperations:
     def gate(self, gate: Gate) -> Linear:
         """The product and a launch, where neither torch has to activate nor the product opens the gate."""
         called: Linear = gate.forward
-        return called if gate.opened or gate.activation is not silu else partial(_gate, gate.gate_up.forward)
+        if gate.opened or gate.activation is not silu:
+            return called
+        return partial(_gate, gate.gate_up.forward, gate.gate_up.out_features // 2)
 
     def _mix(self, layer: FusedLayer, qkv: Tensor, rotated: RotatedStep) -> Tensor:
         """Attention's output [N, Q * D] for qkv [N, Q + 2 H, D]."""
         settings, attention = layer.settings, self._attention
-        queries, half, norm = settings.query_heads, qkv.shape[-1] // 2, settings.head_norm
+        queries, norm = settings.query_heads, settings.head_norm
+        half = rotated.cos.shape[1]
+        check_shape("qkv", qkv, len(rotated.cos), queries + 2 * settings.kv_heads, 2 * half)
         rotation_kernel[qkv.shape[:2]](
             qkv,
             attention.keys[layer.index],
@@ -88,8 +93,11 @@ class GpuOperations:
 
 def _add_norm(norm: Norm, hidden: Tensor, added: Tensor | None) -> Tensor:
     """Normed hidden rows [M, C], which first get `added`."""
+    rows, width = hidden.shape
+    check_shape("hidden", hidden, rows, len(norm.weight))
+    if added is not None:
+        check_shape("what is added", added, rows, width)
     out = torch.empty_like(hidden)
-    width = hidden.shape[1]
     add_norm_kernel[(len(hidden),)](
         hidden,
         hidden if added is None else added,
@@ -104,10 +112,10 @@ def _add_norm(norm: Norm, hidden: Tensor, added: Tensor | None) -> Tensor:
     return out
 
 
-def _gate(gate_up: Linear, normed: Tensor) -> Tensor:
-    """SiLU(gate) up [M, F] of what the product gives for normed [M, C]."""
-    both = gate_up(normed)  # [M, 2 F]
-    width = both.shape[1] // 2
+def _gate(gate_up: Linear, width: int, normed: Tensor) -> Tensor:
+    """SiLU(gate) up [M, F] of what the product gives for normed [M, C]; `width` is F."""
+    both = gate_up(normed)
+    check_shape("gate and up", both, len(normed), 2 * width)
     opened = both.new_empty((len(both), width))
     gate_kernel[(len(both), -(-width // GATE_BLOCK))](both, opened, WIDTH=width, BLOCK=GATE_BLOCK)
     return opened

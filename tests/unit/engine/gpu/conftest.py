@@ -6,8 +6,13 @@ from __future__ import annotations
 
 import os
 
-INTERPRETED = ("test_attention.py", "test_runner.py", "test_sampling.py", "test_forward.py")
+from tests.unit.engine.gpu.bfloat16 import mend
 
-collect_ignore = (
-    ["test_through_interpreter.py"] if os.environ.get("TRITON_INTERPRET") == "1" else list(INTERPRETED)
-)
+INTERPRETED = ("test_attention.py", "test_attention_fuzz.py", "test_runner.py", "test_sampling.py")
+"""Files whose tests launch kernels."""
+
+INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
+
+collect_ignore = ["test_through_interpreter.py"] if INTERPRETING else list(INTERPRETED)
+if INTERPRETING:
+    mend()

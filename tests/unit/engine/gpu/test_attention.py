@@ -2,119 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import count
-
-import numpy as np
 import pytest
 import torch
 
-from outrider.engine.attention import PagedAttention
-from outrider.engine.gpu.attention import KernelAttention
-from outrider.engine.gpu.layout import BufferLayout, Capacity
-from outrider.engine.gpu.plan import PlanSettings, fill, graph_capacity, plan_tiles
-from outrider.engine.kv.pages import PagePool, SequenceKv
-from outrider.engine.loaded_model import Geometry
-from outrider.engine.step import Segment, plan_step
-
-CPU = torch.device("cpu")
-PAGE = 4
-SLOTS = 256 * PAGE
-
-
-class Layer(torch.nn.Module):
-    """What the attention function is told of the layer that calls."""
-
-    layer_idx = 0
-
-
-class Case:
-    """A pool with sequences, and both attentions over the same keys and values."""
-
-    def __init__(self, geometry: Geometry, seed: int = 0, dtype: torch.dtype = torch.float32) -> None:
-        self.geometry, self.dtype = geometry, dtype
-        self.pool = PagePool(SLOTS // PAGE, PAGE)
-        self.pool.allocate(3)  # pages of a sequence are not simply its numbers
-        self.generator = torch.Generator().manual_seed(seed)
-        self.reference = PagedAttention(geometry, SLOTS, dtype, CPU)
-        self.kernel = KernelAttention(geometry, SLOTS, PAGE, dtype, CPU)
-        self.reference.keys.copy_(self.random(self.reference.keys.shape))
-        self.reference.values.copy_(self.random(self.reference.values.shape))
-        self.kernel.keys[:, :SLOTS] = self.reference.keys
-        self.kernel.values[:, :SLOTS] = self.reference.values
-
-    def random(self, shape) -> torch.Tensor:
-        """Standard normal numbers."""
-        return torch.randn(shape, generator=self.generator).to(self.dtype)
-
-    def sequence(self, committed: int, earlier: list[int] | None = None) -> SequenceKv:
-        """A sequence with committed entries and, before this step, a scratch tree with these parents."""
-        kv = SequenceKv.open(self.pool, [], reuse=False)
-        kv.reserve(committed)
-        kv.append([1] * committed, None)
-        kv.commit(range(committed), [1] * committed)
-        if earlier:
-            kv.reserve(len(earlier))
-            kv.append([2] * len(earlier), earlier)
-        return kv
-
-    def attend(self, segments: list[Segment], padding: int = 0, items: int = 6, **options):
-        """Both attentions' results over the segments' tokens, and the kernel's over the padding."""
-        for segment in segments:
-            segment.kv.reserve(len(segment.tokens))
-            segment.kv.append(segment.tokens, segment.parents)
-        shape = self.geometry
-        total = sum(len(segment.tokens) for segment in segments)
-        query = self.random((1, shape.query_heads, total, shape.head_dim))
-        key = self.random((1, shape.kv_heads, total, shape.head_dim))
-        value = self.random((1, shape.kv_heads, total, shape.value_dim))
-        settings = PlanSettings(shape.queries_per_kv, PAGE, self.kernel.trash, items)
-        plan = plan_tiles(segments, total + padding, settings)
-        layout = BufferLayout(graph_capacity(total + padding, settings) if padding else plan.capacity)
-        buffer = torch.from_numpy(fill(plan, layout, segments, [], settings))
-        self.kernel.current = self.kernel.open_step(buffer, layout, 1)
-        padded = [torch.nn.functional.pad(part, (0, 0, 0, padding)) for part in (query, key, value)]
-        found, _ = self.kernel.attend(Layer(), *padded, None, **options)
-        expected, packed = self.expected(segments, query, key, value, options)
-        assert torch.equal(self.kernel.keys[:, :SLOTS], self.reference.keys), "stored keys differ"
-        assert torch.equal(self.kernel.values[:, :SLOTS], self.reference.values), "stored values differ"
-        return found[0, packed].float(), expected.float(), found[0, total:]
-
-    def expected(self, segments, query, key, value, options):
-        """The reference's results in its own order, and which packed positions those are."""
-        step = plan_step(segments, queries_per_kv=self.geometry.queries_per_kv, dtype=self.dtype, device=CPU)
-        order = self.packed_order(segments, step)
-        with self.reference.during(step):
-            parts = (part[:, :, order] for part in (query, key, value))
-            mixed, _ = self.reference.attend(Layer(), *parts, None, **options)
-        return mixed[0], order
-
-    @staticmethod
-    def packed_order(segments, step) -> list[int]:
-        """Packed positions, in the order of the segments, of the reference's tokens."""
-        place = {}
-        first = count()
-        for segment in segments:
-            kv, new = segment.kv, len(segment.tokens)
-            for slot in kv.slots[kv.length + kv.scratch - new : kv.length + kv.scratch]:
-                place[int(slot)] = next(first)
-        return [place[int(slot)] for slot in step.slots]
-
-
-def geometry(query_heads=4, kv_heads=2, head_dim=16, value_dim=16) -> Geometry:
-    """One layer."""
-    return Geometry(1, query_heads, kv_heads, head_dim, value_dim)
-
-
-def chain(kv: SequenceKv, tokens: int) -> Segment:
-    """So many new tokens, one behind the other."""
-    return Segment(kv, [3] * tokens, None, range(tokens))
-
-
-def tree(kv: SequenceKv, nodes: int, seed: int = 0) -> Segment:
-    """New tokens with random parents among the scratch and themselves."""
-    random = np.random.default_rng(seed)
-    parents = [int(random.integers(-1, kv.scratch + index)) for index in range(nodes)]
-    return Segment(kv, [3] * nodes, parents, range(nodes))
+from outrider.engine.gpu.layout import Capacity
+from outrider.engine.gpu.plan import PlanSettings, plan_tiles
+from tests.unit.engine.gpu.cases import PAGE, SLOTS, Case, chain, geometry, tree
 
 
 def check(found, expected, _padding=None, tolerance=2e-5) -> None:
@@ -202,10 +95,20 @@ def test_softcap_sinks_and_scale(items, window):
     check(*case.attend(segments, items=items, softcap=3.0, s_aux=sinks, scaling=0.4, sliding_window=window))
 
 
-def test_half_precision_stays_close():
+def test_another_width_is_refused():
+    """A kernel that reads heads of 16 columns would read beside those of 8."""
+    case = Case(geometry())
+    kv = case.sequence(3)
+    case.geometry = geometry(head_dim=8)
+    with pytest.raises(ValueError, match=r"key is \[1, 2, 8\]"):
+        case.attend([chain(kv, 1)])
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 2e-3), (torch.bfloat16, 2e-2)])
+def test_half_precision_stays_close(dtype, tolerance):
     """Products of 16-bit keys are summed in float32."""
-    case = Case(geometry(head_dim=32, value_dim=32), dtype=torch.float16)
-    check(*case.attend([tree(case.sequence(130), 7)]), tolerance=2e-3)
+    case = Case(geometry(head_dim=32, value_dim=32), dtype=dtype)
+    check(*case.attend([tree(case.sequence(130), 7)]), tolerance=tolerance)
 
 
 def test_a_long_context_is_split():

@@ -11,38 +11,55 @@ from outrider.engine.gpu.runner import GraphRunner
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loading import loader
 from outrider.engine.runner import ModelRunner, Segment
+from tests.models import build_model
 from tests.unit.engine.gpu.fakes import FakeGraphs
 
 PAGES, PAGE = 48, 4
 TOKENS = [(7 * i + 3) % 290 for i in range(60)]
+BUCKETS = (4, 8)
+ARCHITECTURES = ["llama", "qwen3", "mistral", "gemma2", "gpt_oss"]
 
 
 @pytest.fixture(scope="module")
-def loaded_of(folder_of):
+def loaded_of(tmp_path_factory):
     """A tiny model in float32 by architecture as a GPU has it: with the linear layers of torch."""
 
     @cache
     def load(architecture):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(loader, "pack_linears", lambda *_: 0)
-            return loader.load_model(str(folder_of(architecture)), dtype="float32", device="cpu", threads=1)
+            folder = build_model(architecture, tmp_path_factory.mktemp(architecture), num_hidden_layers=2)
+            return loader.load_model(str(folder), dtype="float32", device="cpu", threads=1)
 
     return load
+
+
+@pytest.fixture(scope="module")
+def logits_of(loaded_of):
+    """All logits of the script by architecture, through kernels and graphs, and how often graphs ran."""
+
+    @cache
+    def run(architecture):
+        graphs = FakeGraphs()
+        runner = GraphRunner(loaded_of(architecture), PAGES, PAGE, buckets=BUCKETS, graphs=graphs)
+        return script(runner), (graphs.captured, graphs.replayed)
+
+    return run
 
 
 def script(runner: ModelRunner) -> list[torch.Tensor]:
     """Prefill in two chunks, a tree, a commit that moves entries, survivors, a fork, a batch; all logits."""
     kv, other = (SequenceKv.open(runner.pool, [], reuse=False) for _ in range(2))
-    results = [runner.forward([Segment(kv, TOKENS[:21], None, [20])])]
-    results.append(runner.forward([Segment(kv, TOKENS[21:24], None, range(3))]))
-    runner.commit(kv, range(24), TOKENS[:24])
+    results = [runner.forward([Segment(kv, TOKENS[:13], None, [12])])]
+    results.append(runner.forward([Segment(kv, TOKENS[13:16], None, range(3))]))
+    runner.commit(kv, range(16), TOKENS[:16])
     branches = [5, 6, 7, 8, 9, 10, 11]
     parents = [-1, -1, 1, 1, 3, 3, 5]
     results.append(runner.forward([Segment(kv, branches, parents, range(7))]))
     runner.commit(kv, [1, 3], [6, 8], survivors=[4, 5, 6])
-    results.append(runner.forward([Segment(kv, [12], [2], [0]), Segment(other, TOKENS[:9], None, [8, 3])]))
+    results.append(runner.forward([Segment(kv, [12], [2], [0]), Segment(other, TOKENS[:7], None, [6, 3])]))
     runner.commit(kv, [1], [10], survivors=[2, 3])
-    runner.commit(other, range(9), TOKENS[:9])
+    runner.commit(other, range(7), TOKENS[:7])
     copy = runner.fork(other)
     kv.rollback()
     batch = [Segment(copy, [4, 5], None, [0, 1]), Segment(kv, [9], None, [0]), Segment(other, [4], None, [0])]
@@ -52,32 +69,35 @@ def script(runner: ModelRunner) -> list[torch.Tensor]:
     return results
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen3", "mistral", "gemma2", "gpt_oss"])
-def test_logits_are_those_of_the_plain_runner(loaded_of, architecture):
+def prompt(runner: ModelRunner) -> torch.Tensor:
+    """Logits of one short step."""
+    kv = SequenceKv.open(runner.pool, [], reuse=False)
+    return runner.forward([Segment(kv, TOKENS[:3], None, [1, 2])])
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_logits_are_those_of_the_plain_runner(loaded_of, logits_of, architecture):
     """Lean models and others, windows, softcap, sinks, experts: the same logits from kernels and graphs."""
-    loaded = loaded_of(architecture)
-    graphs = FakeGraphs()
-    found = script(GraphRunner(loaded, PAGES, PAGE, buckets=(8, 16), graphs=graphs))
-    expected = script(ModelRunner(loaded, PAGES, PAGE))
-    for ours, theirs in zip(found, expected, strict=True):
+    found, graphs = logits_of(architecture)
+    for ours, theirs in zip(found, script(ModelRunner(loaded_of(architecture), PAGES, PAGE)), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
-    assert (graphs.captured, graphs.replayed) == (2, 4), "the first chunk alone is longer than any bucket"
+    assert graphs == (2, 4), "the first chunk alone is longer than any bucket"
 
 
 def test_a_model_that_was_packed_for_the_cpu_runs_too(pair_of):
     """A gate is as wide whether a kernel, a packed product or torch opens it."""
     loaded = pair_of("llama").loaded
-    found = script(GraphRunner(loaded, PAGES, PAGE, buckets=()))
-    for ours, theirs in zip(found, script(ModelRunner(loaded, PAGES, PAGE)), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+    found, expected = (
+        prompt(GraphRunner(loaded, PAGES, PAGE, buckets=())),
+        prompt(ModelRunner(loaded, PAGES, PAGE)),
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
 
-def test_graphs_change_nothing(loaded_of):
+def test_graphs_change_nothing(loaded_of, logits_of):
     """Without a bucket every step runs eagerly, to the same logits."""
-    loaded = loaded_of("llama")
-    eager = script(GraphRunner(loaded, PAGES, PAGE, buckets=()))
-    graphs = script(GraphRunner(loaded, PAGES, PAGE, buckets=(8, 16), graphs=FakeGraphs()))
-    for ours, theirs in zip(graphs, eager, strict=True):
+    eager = script(GraphRunner(loaded_of("llama"), PAGES, PAGE, buckets=()))
+    for ours, theirs in zip(logits_of("llama")[0], eager, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
@@ -93,12 +113,11 @@ def test_results_outlive_the_next_step(loaded_of):
 
 def test_a_tail_too_long_for_the_graphs_runs_without_one(loaded_of, monkeypatch):
     """A step whose page tables do not fit the graphs' buffer still runs."""
-    monkeypatch.setattr("outrider.engine.gpu.runner.TAIL_WORDS", 2)
+    monkeypatch.setattr("outrider.engine.gpu.runner.TAIL_WORDS", 0)
     loaded = loaded_of("llama")
     graphs = FakeGraphs()
-    found = script(GraphRunner(loaded, PAGES, PAGE, buckets=(16,), graphs=graphs))
-    for ours, theirs in zip(found, script(ModelRunner(loaded, PAGES, PAGE)), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+    found = prompt(GraphRunner(loaded, PAGES, PAGE, buckets=(4,), graphs=graphs))
+    torch.testing.assert_close(found, prompt(ModelRunner(loaded, PAGES, PAGE)), rtol=1e-3, atol=1e-3)
     assert graphs.replayed == 0
 
 
@@ -111,7 +130,6 @@ def test_a_forward_that_cannot_be_captured_runs_without_graphs(loaded_of):
 
     said: list[str] = []
     loaded = loaded_of("llama")
-    found = script(GraphRunner(loaded, PAGES, PAGE, buckets=(8,), graphs=Refusing(), say=said.append))
-    expected = script(ModelRunner(loaded, PAGES, PAGE))
-    torch.testing.assert_close(found[-1], expected[-1], rtol=1e-3, atol=1e-3)
+    found = prompt(GraphRunner(loaded, PAGES, PAGE, buckets=(8,), graphs=Refusing(), say=said.append))
+    torch.testing.assert_close(found, prompt(ModelRunner(loaded, PAGES, PAGE)), rtol=1e-3, atol=1e-3)
     assert "not permitted" in said[-1]

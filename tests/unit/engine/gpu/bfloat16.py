@@ -1,0 +1,48 @@
+"""Arithmetic of bfloat16 in Triton's interpreter, which keeps such numbers as integers and would add those.
+
+Here both operands are widened to float32, and the result is rounded, as a device does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+
+def mend() -> None:
+    """Replace the interpreter's products and elementwise operations of two operands."""
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    original: Callable[..., Any] = InterpreterBuilder.binary_op
+
+    def binary_op(self: Any, left: Any, right: Any, operation: Callable[..., Any]) -> Any:
+        if {left.dtype.scalar, right.dtype.scalar} != {tl.bfloat16}:
+            return original(self, left, right, operation)
+        result = operation(widened(left.data), widened(right.data))
+        data = result if result.dtype == np.bool_ else rounded(result)
+        return TensorHandle(data, left.dtype.scalar)
+
+    def create_dot(self: Any, left: Any, right: Any, added: Any, *_: Any) -> Any:
+        parts = [
+            widened(each.data) if each.dtype.scalar == tl.bfloat16 else each.data for each in (left, right)
+        ]
+        product = np.matmul(*parts, dtype=added.data.dtype)
+        return TensorHandle(product + added.data, added.dtype.scalar)
+
+    InterpreterBuilder.binary_op = binary_op
+    InterpreterBuilder.create_dot = create_dot
+
+
+def widened(bits: Any) -> Any:
+    """bfloat16 as uint16 -> float32."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def rounded(numbers: Any) -> Any:
+    """float32 -> bfloat16 as uint16, to nearest, ties to even; infinities stay, NaN stays NaN."""
+    bits = np.asarray(numbers, dtype=np.float32).view(np.uint32)
+    nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return np.where(np.isnan(numbers), 0x7FC0, nearest).astype(np.uint16)
