@@ -432,6 +432,7 @@ class Session:
             task=request.task,
             priority=request.priority,
             lookup=request.mode is Mode.AUTO,
+            prediction=() if request.mode is Mode.OFF else request.prediction,
         )
 
     def _open_draft(self, first_node_id: int) -> OpenDraft:

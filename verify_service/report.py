@@ -63,6 +63,8 @@ def verdict_of(outcome: Outcome, result: StepResult, idle_total: float, advice: 
         prompt_tokens=result.prompt_tokens,
         draft_wanted=advice.draft_wanted,
         next_step_us=_micros(advice.next_step),
+        predicted=outcome.predicted,
+        predicted_accepted=outcome.predicted_accepted,
     )
 
 

@@ -60,6 +60,10 @@ class Outcome:
     hit: bool
     finish: FinishReason
     logprobs: tuple[TokenLogprob, ...]
+    predicted: int = 0
+    """Verified nodes that the caller's prediction proposed."""
+    predicted_accepted: int = 0
+    """Those that were accepted."""
 
     @property
     def draft_nodes(self) -> int:
@@ -149,6 +153,8 @@ class Verifier:
             committed.hit,
             committed.finish,
             _logprobs(session, logits, path, committed.tokens),
+            sum(map(session.predicted, work.nodes)),
+            sum(session.predicted(work.nodes[row - 1]) for row in accepted),
         )
 
     def _keep_chain(self, work: Work) -> None:

@@ -181,6 +181,10 @@ class Verdict:
     """The session should have a draft; one that it has pauses while it should not."""
     next_step_us: int = 0
     """Microseconds until the step after the one that begins now: until then blocks are of use in it."""
+    predicted: int = 0
+    """Of the verified nodes, those that the caller's prediction proposed."""
+    predicted_accepted: int = 0
+    """Of these, those that were accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +249,8 @@ class OpenVerify:
     task: str = ""
     priority: int = 0
     lookup: bool = True
+    prediction: tuple[int, ...] = ()
+    """What the generated text will resemble; empty: no prediction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -114,6 +114,8 @@ def verdict_to_pb(verdict: Verdict) -> session_pb2.Verdict:
         prompt_tokens=verdict.prompt_tokens,
         draft_wanted=verdict.draft_wanted,
         next_step_micros=verdict.next_step_us,
+        predicted=verdict.predicted,
+        predicted_accepted=verdict.predicted_accepted,
     )
 
 
@@ -149,6 +151,8 @@ def verdict_from_pb(pb: session_pb2.Verdict) -> Verdict:
         pb.prompt_tokens,
         pb.draft_wanted,
         pb.next_step_micros,
+        pb.predicted,
+        pb.predicted_accepted,
     )
 
 
@@ -311,6 +315,7 @@ def open_verify_to_pb(opening: OpenVerify) -> verify_pb2.OpenVerify:
         task=opening.task,
         priority=opening.priority,
         lookup=opening.lookup,
+        prediction=opening.prediction,
     )
 
 
@@ -335,6 +340,7 @@ def open_verify_from_pb(pb: verify_pb2.OpenVerify) -> OpenVerify:
         task=pb.task,
         priority=pb.priority,
         lookup=pb.lookup,
+        prediction=tuple(pb.prediction),
     )
 
 

@@ -21,7 +21,7 @@ VERIFY_POLICY_SEQUENTIAL: VerifyPolicy
 VERIFY_POLICY_OFF: VerifyPolicy
 
 class OpenVerify(_message.Message):
-    __slots__ = ("request_id", "model", "token_ids", "kv_handle", "prompt_length", "sampling", "policy", "max_nodes", "vocabulary_hash", "first_step", "traceparent", "task", "priority", "lookup")
+    __slots__ = ("request_id", "model", "token_ids", "kv_handle", "prompt_length", "sampling", "policy", "max_nodes", "vocabulary_hash", "first_step", "traceparent", "task", "priority", "lookup", "prediction")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -36,6 +36,7 @@ class OpenVerify(_message.Message):
     TASK_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     LOOKUP_FIELD_NUMBER: _ClassVar[int]
+    PREDICTION_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -50,7 +51,8 @@ class OpenVerify(_message.Message):
     task: str
     priority: int
     lookup: bool
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., kv_handle: _Optional[_Union[_session_pb2.KvHandle, _Mapping]] = ..., prompt_length: _Optional[int] = ..., sampling: _Optional[_Union[_tokens_pb2.SamplingParams, _Mapping]] = ..., policy: _Optional[_Union[VerifyPolicy, str]] = ..., max_nodes: _Optional[int] = ..., vocabulary_hash: _Optional[str] = ..., first_step: _Optional[int] = ..., traceparent: _Optional[str] = ..., task: _Optional[str] = ..., priority: _Optional[int] = ..., lookup: _Optional[bool] = ...) -> None: ...
+    prediction: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., kv_handle: _Optional[_Union[_session_pb2.KvHandle, _Mapping]] = ..., prompt_length: _Optional[int] = ..., sampling: _Optional[_Union[_tokens_pb2.SamplingParams, _Mapping]] = ..., policy: _Optional[_Union[VerifyPolicy, str]] = ..., max_nodes: _Optional[int] = ..., vocabulary_hash: _Optional[str] = ..., first_step: _Optional[int] = ..., traceparent: _Optional[str] = ..., task: _Optional[str] = ..., priority: _Optional[int] = ..., lookup: _Optional[bool] = ..., prediction: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CloseVerify(_message.Message):
     __slots__ = ("keep",)

@@ -111,6 +111,8 @@ def verdicts(draw: st.DrawFn) -> Verdict:
         times=StepTimes(draw(uint64), draw(uint32), draw(uint32), draw(uint32), draw(uint32)),
         finish_reason=draw(st.sampled_from(FinishReason)),
         prompt_tokens=draw(uint32),
+        predicted=draw(uint32),
+        predicted_accepted=draw(uint32),
     )
 
 
@@ -130,6 +132,7 @@ open_verifies = st.builds(
     task=words,
     priority=int32,
     lookup=st.booleans(),
+    prediction=tokens,
 )
 open_drafts = st.builds(
     OpenDraft,
