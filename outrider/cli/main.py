@@ -60,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_generate(subcommands)
     commands.add_timeline(subcommands)
     commands.add_bench(subcommands)
+    commands.add_layers(subcommands)
     commands.add_version(subcommands)
     return parser
 
