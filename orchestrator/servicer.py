@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -166,6 +167,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             draw_seed=_draw_seed,
         )
         asked = asked_from_pb(pb)
+        predicted = asked.predicted_text
+        if predicted is not None:
+            resolver.check(asked)
+            tokens = await self._conversion.tokens(predicted, tokenizer, positions, deadline)
+            asked = replace(asked, prediction=tokens)
         prompt = asked.prompt
         if prompt is None or prompt.size <= INLINE_BYTES:
             return resolver.resolve(asked, request_id)

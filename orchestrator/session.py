@@ -433,6 +433,7 @@ class Session:
             priority=request.priority,
             lookup=request.mode is Mode.AUTO,
             record_steps=request.record_steps,
+            prediction=() if request.mode is Mode.OFF else request.prediction,
         )
 
     def _open_draft(self, first_node_id: int) -> OpenDraft:

@@ -124,6 +124,13 @@ class DraftConfig(EngineConfig):
     kind: Literal["model", "lookup"] = Field(
         "model", description="A draft model, or prompt lookup without a model."
     )
+    weights: Literal["full", "int8"] = Field(
+        "full", description="int8 rounds the model's weights to 8 bits, on the CPU: half the memory."
+    )
+    skip_layers: str = Field(
+        "",
+        description="Layers that the model does without, counted from 0, such as 4-9 or 2,5-7; empty: none.",
+    )
     tokenizer: str = Field(
         "", description="Folder or hub id of the tokenizer, for kind=lookup; empty: accept any target."
     )

@@ -84,6 +84,9 @@ def check_open(opening: OpenVerify, info: ModelInfo) -> None:
             f"{info.vocabulary_hash!r}; use a tokenizer and a draft of the same vocabulary"
         )
     _check_tokens("token_ids", opening.token_ids, info.vocabulary_size)
+    _check_tokens("prediction", opening.prediction, info.vocabulary_size)
+    if len(opening.prediction) > info.context_length:
+        raise InvalidRequest("prediction", f"must have at most {info.context_length} tokens")
     _check_tokens("sampling.stop_token_ids", opening.sampling.stop_token_ids, info.vocabulary_size)
     _check_tokens("sampling.logit_bias", opening.sampling.logit_bias, info.vocabulary_size)
     _check_lengths(opening, info.context_length)

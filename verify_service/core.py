@@ -26,6 +26,7 @@ from verify_service.speculation.controller import Controller
 from verify_service.speculation.cost_model import CostModel
 from verify_service.speculation.lookup_candidates import LookupCandidates
 from verify_service.speculation.patience import Patience
+from verify_service.speculation.predicted_candidates import PredictedCandidates
 from verify_service.verifier import Runner, StepResult, Verifier
 
 _T = TypeVar("_T")
@@ -79,6 +80,7 @@ class VerifyCore:
         self._idle = IdleMeter(clock())
         self._lookup_acceptance = {greedy: AcceptanceModel(lookup_priors()) for greedy in (True, False)}
         """Sampled text repeats itself less than greedy text."""
+        self._prediction_acceptance = AcceptanceModel(lookup_priors())
         self._habit = Patience(settings.limits.max_patience)
         """What the session that got a verdict last knows of its draft: where a new one begins."""
         self._unchecked_since: float | None = None
@@ -157,6 +159,11 @@ class VerifyCore:
         if opening.lookup and self._settings.lookup:
             session.lookup = LookupCandidates(
                 committed, self._lookup_acceptance[opening.sampling.greedy], opening.task
+            )
+        if opening.prediction and opening.policy is not VerifyPolicy.OFF:
+            generated = committed[opening.prompt_length :]
+            session.prediction = PredictedCandidates(
+                opening.prediction, generated, self._prediction_acceptance, opening.task, session.max_nodes
             )
         return session
 

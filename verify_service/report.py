@@ -64,6 +64,8 @@ def verdict_of(outcome: Outcome, result: StepResult, idle_total: float, advice: 
         draft_wanted=advice.draft_wanted,
         next_step_us=_micros(advice.next_step),
         nodes=outcome.recorded,
+        predicted=outcome.predicted,
+        predicted_accepted=outcome.predicted_accepted,
     )
 
 

@@ -22,6 +22,7 @@ from verify_service.mailbox import Event
 from verify_service.speculation.drafting import Traffic
 from verify_service.speculation.lookup_candidates import LookupCandidates, from_draft
 from verify_service.speculation.patience import Patience
+from verify_service.speculation.predicted_candidates import PredictedCandidates
 from verify_service.speculation.trust import Trust
 
 MAX_UNANSWERED = 16
@@ -91,6 +92,7 @@ class VerifySession:
         self.end_length = end_length(opening, limits.context_length)
         self.history = History(committed[: opening.prompt_length], committed[opening.prompt_length :])
         self.lookup: LookupCandidates | None = None
+        self.prediction: PredictedCandidates | None = None
         self.patience = patience
         self.last_verdict = now
         """When the last verdict was published; at first, when the session was opened."""
@@ -179,8 +181,12 @@ class VerifySession:
         return added.stale
 
     def needs_draft_for(self, node: Node) -> bool:
-        """True when a draft proposed the node and the lookup did not."""
-        return from_draft(node) and not (self.lookup is not None and self.lookup.found(node))
+        """True when a draft proposed the node and nothing here did."""
+        return from_draft(node) and not any(own.found(node) for own in self._own_candidates)
+
+    def predicted(self, node: Node) -> bool:
+        """True when the caller's prediction proposes the node at present."""
+        return self.prediction is not None and self.prediction.found(node)
 
     def row(self, node: Node | None) -> SamplingRow:
         """What choosing the token after a node, or after the committed ones, needs."""
@@ -197,12 +203,12 @@ class VerifySession:
         self._eligible = None
         if kept:  # a session opened at its very end has room for none
             self._check_estimates(kept[0])
-        if self.lookup is not None:
-            self.lookup.learn(self.tree, kept)
+        for own in self._own_candidates:
+            own.learn(self.tree, kept)
         walked = self.tree.commit(kept).walked
         self.history.append(kept)
-        if self.lookup is not None:
-            self.lookup.extend(kept)
+        for own in self._own_candidates:
+            own.extend(kept)
         self.finished = finish is not FinishReason.NONE
         return Committed(kept, finish, hit=len(kept) == len(tokens) == len(walked))
 
@@ -218,9 +224,10 @@ class VerifySession:
         self._unanswered[self.tree.committed_length] = now
         if len(self._unanswered) > MAX_UNANSWERED:
             del self._unanswered[next(iter(self._unanswered))]
-        if self.lookup is not None and not self.finished:
-            self.lookup.propose(self.tree, price)
-            self._eligible = None
+        if not self.finished:
+            for own in self._own_candidates:
+                own.propose(self.tree, price)
+                self._eligible = None
         if self.policy is VerifyPolicy.SEQUENTIAL:
             self.deadline = now + self.patience.sequential_wait()
 
@@ -237,6 +244,11 @@ class VerifySession:
         if self.kv is not None:
             self.kv.release()
         self.kv = None
+
+    @property
+    def _own_candidates(self) -> list[LookupCandidates]:
+        """What proposes on this side of the wire, the better informed first."""
+        return [own for own in (self.prediction, self.lookup) if own is not None]
 
     def _answered(self, base_length: int, arrived: float) -> None:
         """Learn how long the draft took to answer the verdict that reached `base_length`."""

@@ -63,6 +63,10 @@ class Outcome:
     logprobs: tuple[TokenLogprob, ...]
     recorded: StepNodes | None = None
     """The verified nodes for the caller, where it asked for them."""
+    predicted: int = 0
+    """Verified nodes that the caller's prediction proposed."""
+    predicted_accepted: int = 0
+    """Those that were accepted."""
 
     @property
     def draft_nodes(self) -> int:
@@ -154,6 +158,8 @@ class Verifier:
             committed.finish,
             _logprobs(session, logits, path, committed.tokens),
             recorded,
+            sum(map(session.predicted, work.nodes)),
+            sum(session.predicted(work.nodes[row - 1]) for row in accepted),
         )
 
     def _keep_chain(self, work: Work) -> None:

@@ -120,7 +120,7 @@ CHAT: Mapping[str, Field] = {
     "function_call": Only(("none",)),
     "modalities": Only((["text"],)),
     "audio": Refused(),
-    "prediction": Refused(),
+    "prediction": Option(reading.prediction, "prediction"),
     "reasoning_effort": Only(("none",)),
     "verbosity": Refused(),
     "web_search_options": Refused(),

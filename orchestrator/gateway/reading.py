@@ -95,6 +95,26 @@ def bias(path: str, value: Any) -> dict[int, float]:
     return found
 
 
+def prediction(path: str, value: Any) -> str:
+    """What the answer will resemble: a text, or parts of text, which follow each other."""
+    found = members(path, value, {"type", "content"})
+    if found.get("type") != "content":
+        raise wrong(f"{path}.type", "must be content")
+    content = found.get("content")
+    if not isinstance(content, list):
+        return text(f"{path}.content", content)
+    return "".join(listed(f"{path}.content", content, part_of_text))
+
+
+def part_of_text(path: str, value: Any) -> str:
+    """The text of a part; parts of other types are refused."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    part = members(path, value, {"type", "text"} if kind == "text" else set(value or ()))
+    if kind != "text":
+        raise wrong(f"{path}.type", f"{str(part.get('type'))[:40]!r} is not supported; use text")
+    return text(f"{path}.text", part.get("text"))
+
+
 def listed(path: str, value: Any, each: Reader) -> list[Any]:
     """A list whose entries are all read by `each`."""
     if not isinstance(value, list):

@@ -172,15 +172,4 @@ def _content(path: str, value: Any) -> str:
         return value
     if not isinstance(value, list):
         raise wrong(path, "must be a string, or a list of parts of text")
-    return "\n".join(reading.listed(path, value, _part))
-
-
-def _part(path: str, value: Any) -> str:
-    part = reading.members(path, value, {"type", "text"} if _is_text(value) else set(value or ()))
-    if not _is_text(value):
-        raise wrong(f"{path}.type", f"{str(part.get('type'))[:40]!r} is not supported; use text")
-    return reading.text(f"{path}.text", part.get("text"))
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("type") == "text"
+    return "\n".join(reading.listed(path, value, reading.part_of_text))

@@ -13,6 +13,8 @@ from outrider.client import Chunk, Complete, Event, Generation, Started, TokenLo
 MIN_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON does not have."""
 
+PREDICTED = ("accepted_prediction_tokens", "rejected_prediction_tokens")
+
 
 class Shape(Protocol):
     """How one endpoint writes its choices."""
@@ -211,6 +213,9 @@ class Answer:
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": sum(one.cached_tokens for one in prompts)},
+            "completion_tokens_details": {
+                name: sum(getattr(one, name) for one in self.usage.values()) for name in PREDICTED
+            },
         }
 
 

@@ -18,6 +18,9 @@ class Statistics:
     verified: int = 0
     accepted: int = 0
     hits: int = 0
+    predicted: int = 0
+    """Verified nodes that the caller's prediction proposed."""
+    predicted_accepted: int = 0
     draft_losses: int = 0
     verify_losses: int = 0
     cached: int = 0
@@ -58,6 +61,8 @@ class Statistics:
         self.verified += verdict.verified
         self.accepted += verdict.accepted
         self.hits += verdict.hit
+        self.predicted += verdict.predicted
+        self.predicted_accepted += verdict.predicted_accepted
         self.forward_us += times.forward_us
         self.sample_us += times.sample_us
         self.queue_us += times.queue_us

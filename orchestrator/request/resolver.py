@@ -33,6 +33,7 @@ class Asked:
     mode: Mode = Mode.AUTO
     max_nodes: int | None = None
     max_depth: int | None = None
+    prediction: str | tuple[int, ...] = ()
     task: str = ""
     resume_token_ids: tuple[int, ...] = ()
     session: bytes = b""
@@ -47,6 +48,13 @@ class Asked:
         if self.text is not None:
             return TextPrompt(self.text)
         return None if self.chat is None else ChatPrompt(self.chat)
+
+    @property
+    def predicted_text(self) -> TextPrompt | None:
+        """The prediction where it has to be tokenized."""
+        if not isinstance(self.prediction, str):
+            return None
+        return TextPrompt(self.prediction, special_tokens=False, field="speculation.prediction")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +71,8 @@ class Request:
     mode: Mode = Mode.AUTO
     max_nodes: int = 0
     max_depth: int = 0
+    prediction: tuple[int, ...] = ()
+    """What the continuations will resemble."""
     task: str = ""
     priority: int = 0
     ticket: Ticket | None = None
@@ -123,6 +133,10 @@ class Resolver:
         if asked.text is not None or asked.chat is not None:
             self._text_tokenizer("text" if asked.chat is None else "chat")
         self._check_tokens("resume_token_ids", asked.resume_token_ids)
+        if isinstance(asked.prediction, str):
+            self._text_tokenizer("speculation.prediction")
+        else:
+            self._check_tokens("speculation.prediction.token_ids.ids", asked.prediction)
         _check_resume(asked)
 
     def resolve(self, asked: Asked, request_id: str, tokens: tuple[int, ...] | None = None) -> Request:
@@ -143,6 +157,7 @@ class Resolver:
             mode=asked.mode,
             max_nodes=asked.max_nodes or 0,
             max_depth=asked.max_depth or 0,
+            prediction=self._predicted(asked),
             task=asked.task,
             priority=asked.priority,
             ticket=Ticket.parse(asked.session) if asked.session else None,
@@ -168,6 +183,13 @@ class Resolver:
         if not tokens:
             raise InvalidRequest(field, "must give at least one token")
         return field, tokens
+
+    def _predicted(self, asked: Asked) -> tuple[int, ...]:
+        text = asked.predicted_text
+        if text is not None:
+            return text.tokens(self._text_tokenizer(text.field))
+        assert not isinstance(asked.prediction, str)
+        return asked.prediction
 
     def _text_tokenizer(self, field: str) -> TextTokenizer:
         if self.tokenizer is None:

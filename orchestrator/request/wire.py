@@ -43,6 +43,9 @@ def check_lengths(pb: generation_pb2.GenerateRequest, positions: int, bytes_per_
             _check_bytes("text", len(pb.text.encode()), positions, bytes_per_token)
         case "chat":
             _check_chat(pb.chat, positions, bytes_per_token)
+    prediction, field = pb.speculation.prediction, "speculation.prediction"
+    _check_bytes(f"{field}.text", len(prediction.text.encode()), positions, bytes_per_token)
+    _check_tokens(f"{field}.token_ids.ids", len(prediction.token_ids.ids), positions)
 
 
 def _check_name(model: str) -> None:
@@ -94,6 +97,7 @@ def asked_from_pb(pb: generation_pb2.GenerateRequest) -> Asked:
         mode=mode_from_pb(speculation.mode),
         max_nodes=speculation.max_nodes if speculation.HasField("max_nodes") else None,
         max_depth=speculation.max_depth if speculation.HasField("max_depth") else None,
+        prediction=_prediction(speculation.prediction),
         task=pb.task,
         resume_token_ids=tuple(pb.resume_token_ids),
         session=pb.session,
@@ -102,6 +106,10 @@ def asked_from_pb(pb: generation_pb2.GenerateRequest) -> Asked:
         record_steps=pb.record_steps,
         priority=pb.priority,
     )
+
+
+def _prediction(pb: generation_pb2.Prediction) -> str | tuple[int, ...]:
+    return pb.text if pb.WhichOneof("content") == "text" else tuple(pb.token_ids.ids)
 
 
 def _messages(chat: generation_pb2.Chat) -> tuple[ChatMessage, ...]:
@@ -249,6 +257,8 @@ def _complete(item: Completion) -> generation_pb2.Complete:
             prompt_tokens=item.prompt_tokens,
             completion_tokens=item.completion_tokens,
             cached_tokens=item.statistics.cached,
+            accepted_prediction_tokens=item.statistics.predicted_accepted,
+            rejected_prediction_tokens=item.statistics.predicted - item.statistics.predicted_accepted,
         ),
         speculation=_speculation(item),
         session=item.session,

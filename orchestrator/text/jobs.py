@@ -22,11 +22,8 @@ class TextPrompt:
 
     text: str
     special_tokens: bool = True
-
-    @property
-    def field(self) -> str:
-        """Of the request that it came in."""
-        return "text"
+    field: str = "text"
+    """Of the request that it came in."""
 
     @property
     def size(self) -> int:

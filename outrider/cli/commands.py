@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from outrider import __version__
+from outrider.cli import layer_search
 from outrider.cli.bench import flags as bench_flags
 from outrider.cli.plan import flags as plan_flags
 from outrider.cli.request import add_connection_flags, add_request_flags, seconds
@@ -146,6 +147,19 @@ def add_plan(subcommands: Subcommands) -> None:
     )
     plan_flags.add_flags(parser)
     parser.set_defaults(run=_plan)
+
+
+def add_layers(subcommands: Subcommands) -> None:
+    """`outrider layers`."""
+    parser = subcommands.add_parser(
+        "layers",
+        allow_abbrev=False,
+        help="find the layers that a draft can do without",
+        description="Leave out one layer of a model after the other, each time the one that its own texts "
+        "miss least, and print acceptance and expected speed-up. Needs no service.",
+    )
+    layer_search.add_flags(parser)
+    parser.set_defaults(run=layer_search.run)
 
 
 def add_version(subcommands: Subcommands) -> None:

@@ -109,6 +109,9 @@ def summary(answer: Answer) -> str:
         steps = counts["steps"]
         parts.append(f"{steps} steps of {counts['acceptance_length']:.2f} tokens")
         parts.append(f"hit rate {counts['hits'] / steps:.0%}")
+    usage = answer.generation.usage
+    if predicted := usage.accepted_prediction_tokens + usage.rejected_prediction_tokens:
+        parts.append(f"{usage.accepted_prediction_tokens} of {predicted} predicted tokens accepted")
     if counts.get("decode_micros"):
         parts.append(f"pipeline efficiency {counts['decode_busy_micros'] / counts['decode_micros']:.0%}")
     return "; ".join([*parts, f"seed {answer.generation.seed}"])

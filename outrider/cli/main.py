@@ -64,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_bench(subcommands)
     commands.add_top(subcommands)
     commands.add_plan(subcommands)
+    commands.add_layers(subcommands)
     commands.add_version(subcommands)
     return parser
 

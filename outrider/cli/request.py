@@ -59,6 +59,7 @@ def add_request_flags(parser: argparse.ArgumentParser) -> None:
     )
     speculation.add_argument("--max-nodes", type=int, metavar="N", help="most nodes of the candidate tree")
     speculation.add_argument("--max-depth", type=int, metavar="N", help="deepest candidate")
+    speculation.add_argument("--prediction", metavar="FILE", help="a text that the answer will resemble")
     request = parser.add_argument_group("request")
     request.add_argument("--model", default="", metavar="NAME", help="model name; empty: the one served")
     request.add_argument("--task", default="", metavar="LABEL", help="traffic label for statistics")
@@ -121,6 +122,7 @@ def request_of(arguments: argparse.Namespace, record_timeline: bool) -> Request:
         mode=arguments.mode,
         max_nodes=arguments.max_nodes,
         max_depth=arguments.max_depth,
+        prediction=_read("--prediction", arguments.prediction) if arguments.prediction else "",
         model=arguments.model,
         task=arguments.task,
         priority=arguments.priority,
@@ -142,15 +144,19 @@ def _prompt(arguments: argparse.Namespace) -> str | tuple[int, ...] | tuple[Mess
 
 def _text(arguments: argparse.Namespace) -> str:
     if arguments.file:
-        try:
-            return Path(arguments.file).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidRequest("--file", f"cannot read {arguments.file!r} ({error})") from error
+        return _read("--file", arguments.file)
     if arguments.prompt not in (None, "-"):
         return str(arguments.prompt)
     if arguments.prompt is None and sys.stdin.isatty():
         raise InvalidRequest("prompt", "give a text, --file, --token-ids, or pipe it in")
     return sys.stdin.read()
+
+
+def _read(flag: str, path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(flag, f"cannot read {path!r} ({error})") from error
 
 
 def _ids(flag: str, text: str) -> list[int]:

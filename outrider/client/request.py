@@ -47,6 +47,7 @@ class Options(TypedDict, total=False):
     mode: Mode
     max_nodes: int
     max_depth: int
+    prediction: str | Sequence[int]
     task: str
     priority: int
     session: bytes
@@ -90,6 +91,8 @@ class Request:
     mode: Mode = "auto"
     max_nodes: int | None = None
     max_depth: int | None = None
+    prediction: str | Sequence[int] = ""
+    """Text or token ids that the answer will resemble; empty: none."""
     task: str = ""
     priority: int = 0
     session: bytes = b""

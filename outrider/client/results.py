@@ -74,6 +74,10 @@ class Usage:
     completion_tokens: int = 0
     cached_tokens: int = 0
     """Prompt tokens whose keys and values were at hand."""
+    accepted_prediction_tokens: int = 0
+    """Generated tokens that the prediction had proposed."""
+    rejected_prediction_tokens: int = 0
+    """Tokens of the prediction that were verified in vain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

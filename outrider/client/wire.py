@@ -65,6 +65,7 @@ def request_to_pb(request: Request) -> generation_pb2.GenerateRequest:
     _set(pb.speculation, "speculation.", "mode", generation_pb2.Mode.Value(f"MODE_{request.mode.upper()}"))
     for name in ("max_nodes", "max_depth"):
         _set(pb.speculation, "speculation.", name, getattr(request, name))
+    _fill_prediction(pb, request.prediction)
     for name in ("model", "task", "priority", "session", "keep_session", "record_timeline", "record_steps"):
         _set(pb, "", name, getattr(request, name))
     _extend(pb, "", "resume_token_ids", request.resume_token_ids)
@@ -195,6 +196,16 @@ def _fill_text(
         added = pb.chat.messages.add()
         _set(added, f"chat.messages[{index}].", "role", message.role)
         _set(added, f"chat.messages[{index}].", "content", message.content)
+
+
+def _fill_prediction(pb: generation_pb2.GenerateRequest, prediction: str | Sequence[int]) -> None:
+    if not prediction:
+        return
+    filled, path = pb.speculation.prediction, "speculation.prediction."
+    if isinstance(prediction, str):
+        _set(filled, path, "text", prediction)
+    else:
+        _extend(filled.token_ids, path + "token_ids.", "ids", prediction)
 
 
 def _fill_bias(pb: generation_pb2.GenerateRequest, bias: Mapping[int, float]) -> None:

@@ -48,6 +48,8 @@ class LoadedModel:
     """What computes the products, on the CPU."""
     workers: WorkerPool | None = None
     """The threads that do, on the CPU."""
+    int8: bool = False
+    """Weights are rounded to 8 bits."""
 
     @property
     def kind(self) -> str:
@@ -64,7 +66,7 @@ class LoadedModel:
             kernels = f"onednn {torch.backends.cpu.get_cpu_capability()} torch {torch.__version__}"
         else:
             kernels = self.choice.backend
-        return f"{self.dtype_name} {forward} {kernels}"
+        return f"{'int8 ' if self.int8 else ''}{self.dtype_name} {forward} {kernels}"
 
     @property
     def num_layers(self) -> int:

@@ -206,6 +206,10 @@ class Verdict:
     """Microseconds until the step after the one that begins now: until then blocks are of use in it."""
     nodes: StepNodes | None = None
     """Told where the session was opened with `record_steps`."""
+    predicted: int = 0
+    """Of the verified nodes, those that the caller's prediction proposed."""
+    predicted_accepted: int = 0
+    """Of these, those that were accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +276,8 @@ class OpenVerify:
     lookup: bool = True
     record_steps: bool = False
     """Verdicts tell which nodes were verified."""
+    prediction: tuple[int, ...] = ()
+    """What the generated text will resemble; empty: no prediction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

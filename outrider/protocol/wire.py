@@ -118,6 +118,8 @@ def verdict_to_pb(verdict: Verdict) -> session_pb2.Verdict:
         draft_wanted=verdict.draft_wanted,
         next_step_micros=verdict.next_step_us,
         nodes=None if verdict.nodes is None else _nodes_to_pb(verdict.nodes),
+        predicted=verdict.predicted,
+        predicted_accepted=verdict.predicted_accepted,
     )
 
 
@@ -155,6 +157,8 @@ def verdict_from_pb(pb: session_pb2.Verdict) -> Verdict:
         pb.draft_wanted,
         pb.next_step_micros,
         _nodes_from_pb(pb.nodes) if pb.HasField("nodes") else None,
+        pb.predicted,
+        pb.predicted_accepted,
     )
 
 
@@ -335,6 +339,7 @@ def open_verify_to_pb(opening: OpenVerify) -> verify_pb2.OpenVerify:
         priority=opening.priority,
         lookup=opening.lookup,
         record_steps=opening.record_steps,
+        prediction=opening.prediction,
     )
 
 
@@ -360,6 +365,7 @@ def open_verify_from_pb(pb: verify_pb2.OpenVerify) -> OpenVerify:
         priority=pb.priority,
         lookup=pb.lookup,
         record_steps=pb.record_steps,
+        prediction=tuple(pb.prediction),
     )
 
 

@@ -129,6 +129,15 @@ class CandidateTree:
         self._count += 1
         return node
 
+    def raise_acceptance(self, node: Node, acceptance: float) -> None:
+        """A node proposed twice is as likely as its better estimate says."""
+        if acceptance <= node.acceptance:
+            return
+        node.acceptance = acceptance
+        for below in _subtree(node):
+            above = below.parent.reach if below.parent is not None else 1.0
+            below.reach = above * below.acceptance
+
     def commit(self, tokens: list[int]) -> Rerooted:
         """Append committed tokens and re-root below the last of them."""
         walked: list[Node] = []
@@ -163,7 +172,7 @@ class CandidateTree:
         acceptance = min(max(acceptance, 0.0), 1.0)
         if token in siblings:
             self._alias(id, siblings[token])
-            _raise_acceptance(siblings[token], acceptance)
+            self.raise_acceptance(siblings[token], acceptance)
             return True
         return self.add_child(id, node, token, acceptance) or False
 
@@ -201,16 +210,6 @@ class CandidateTree:
             for node in _subtree(child):
                 node.depth -= shift
                 node.reach *= scale
-
-
-def _raise_acceptance(node: Node, acceptance: float) -> None:
-    """A node proposed twice is as likely as its better estimate says."""
-    if acceptance <= node.acceptance:
-        return
-    node.acceptance = acceptance
-    for below in _subtree(node):
-        above = below.parent.reach if below.parent is not None else 1.0
-        below.reach = above * below.acceptance
 
 
 def _reach(node: Node) -> float:

@@ -7,10 +7,11 @@ step empty. How likely a match is to be right is learned from the committed toke
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from outrider.speculation.acceptance import AcceptanceModel, lookup_bucket
 from outrider.speculation.candidate_tree import CandidateTree, Node
-from outrider.speculation.lookup import Lookup, Proposed
+from outrider.speculation.lookup import Keep, Lookup, Proposed
 
 FIRST_LOOKUP_ID = 2**62
 """Node ids from here on are the verify service's own."""
@@ -22,11 +23,22 @@ def from_draft(node: Node) -> bool:
     return node.id < FIRST_LOOKUP_ID
 
 
+class Source(Protocol):
+    """What finds continuations of a text."""
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Add tokens to the end of the text."""
+
+    def propose(self, max_nodes: int, *, keep: Keep | None = None) -> list[Proposed]:
+        """Tokens that may follow, parents first; see `Lookup.propose`."""
+
+
 class LookupCandidates:
     """One session's lookup; the acceptance model is shared by all sessions."""
 
     def __init__(self, tokens: Sequence[int], acceptance: AcceptanceModel, task: str) -> None:
-        self._lookup = Lookup(tokens)
+        self._source: Source = Lookup(tokens)
+        self._max_nodes = MAX_LOOKUP_NODES
         self._acceptance = acceptance
         self._task = task
         self._next_id = FIRST_LOOKUP_ID
@@ -47,7 +59,7 @@ class LookupCandidates:
             return reach >= min_reach
 
         nodes: list[Node | None] = []
-        for found in self._lookup.propose(MAX_LOOKUP_NODES, keep=keep):
+        for found in self._source.propose(self._max_nodes, keep=keep):
             parent = nodes[found.parent] if found.parent >= 0 else None
             missing = found.parent >= 0 and parent is None
             estimate, _ = kept[len(nodes)]
@@ -71,7 +83,7 @@ class LookupCandidates:
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append committed tokens to the text."""
-        self._lookup.append(tokens)
+        self._source.append(tokens)
 
     def _add(self, tree: CandidateTree, parent: Node | None, found: Proposed, estimate: float) -> Node | None:
         """The node of a found token, new or known; None when the tree is full."""

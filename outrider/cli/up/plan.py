@@ -23,6 +23,12 @@ class UpConfig(Settings):
     draft: str = Field(
         LOOKUP, description="Folder or hub id of the draft model, lookup (no model) or none (no drafts)."
     )
+    draft_weights: Literal["full", "int8"] = Field(
+        "full", description="int8 rounds the draft model's weights to 8 bits; see `serve draft`."
+    )
+    draft_skip_layers: str = Field(
+        "", description="Layers that the draft model does without; with the target as draft it exits early."
+    )
     host: str = Field("127.0.0.1", description="Address that the orchestrator listens on; 0.0.0.0 for all.")
     port: Port = Field(7700, description="Port of the orchestrator; 0 picks a free one.")
     http_port: int = Field(
@@ -164,7 +170,9 @@ def _model(config: UpConfig, service: str) -> list[str]:
         return ["--model", config.target]
     if config.draft == LOOKUP:
         return ["--kind", "lookup", "--tokenizer", config.target]
-    return ["--kind", "model", "--model", config.draft]
+    flags = ["--kind", "model", "--model", config.draft]
+    flags += ["--weights", config.draft_weights] if config.draft_weights != "full" else []
+    return flags + (["--skip-layers", config.draft_skip_layers] if config.draft_skip_layers else [])
 
 
 def _common(resolved: Resolved[UpConfig]) -> list[str]:

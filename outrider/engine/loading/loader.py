@@ -6,7 +6,7 @@ wrong ends in a ModelError with one sentence, before a port is opened.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,14 @@ from transformers.utils import logging as transformers_logging
 
 from outrider.engine.cpu.backend import AUTO
 from outrider.engine.cpu.choice import choose_backend
+from outrider.engine.cpu.int8 import quantize_linears
 from outrider.engine.cpu.linear import is_linear, linear_weight, pack_linears
 from outrider.engine.cpu.worker_pool import WorkerPool
 from outrider.engine.fused_decoder import FusedDecoder, NotFused, fused_decoder
 from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.loading.check_determinism import check_determinism
 from outrider.engine.loading.check_forward import TOLERANCE, Plain, check_paged, run_plain
+from outrider.engine.loading.layers import leave_out
 from outrider.engine.loading.model_path import cannot_load, check_model_path
 from outrider.protocol.errors import ModelError
 
@@ -46,6 +48,8 @@ def load_model(
     deterministic: bool = False,
     helper_cores: Sequence[int] = (),
     cpu_backend: str = AUTO,
+    skipped_layers: Collection[int] = (),
+    int8: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> LoadedModel:
     """Load a model from a folder or hub id.
@@ -53,7 +57,8 @@ def load_model(
     `dtype` and `device` may be auto; `context_length` 0 is the model's own limit; without `fused`, or where
     that decoder does not fit, the model's own modules run. With `deterministic` a model is refused whose
     results depend on the batch. On the CPU a thread on each of `helper_cores` takes part in long steps, and
-    `cpu_backend` is auto or one of `outrider.engine.cpu.backend`.
+    `cpu_backend` is auto or one of `outrider.engine.cpu.backend`. The model is taken without
+    `skipped_layers`, and with `int8` its weights are rounded to 8 bits.
 
     Raises:
         ModelError: it cannot be loaded, is of a kind that cannot run here, or fails the self check.
@@ -68,19 +73,36 @@ def load_model(
     limit = _context_length(config, context_length, say)
     say(f"loading the weights of {model}")
     network = _read_weights(model, dtype, place, trust_remote_code)
+    if skipped_layers:
+        leave_out(network, skipped_layers)
     say("checking the model against this engine")
     plain = run_plain(network, limit)
     loaded = _described(network, Path(model).name, plain, limit, place)
     if fused:
         loaded = _made_fused(loaded, network, plain, say)
+    if int8:
+        loaded = _quantized(loaded, plain, say)
     del network  # a fused decoder's weights are its own, and freed as they are packed
     # The library's results depend on the batch, so it is no alternative then.
     loaded = _packed(loaded, WorkerPool(threads, helper_cores), cpu_backend, not deterministic, say)
-    check_paged(loaded, plain)
+    if not int8:
+        check_paged(loaded, plain)
     if deterministic:
         say("checking that a token's bits do not depend on its batch")
         check_determinism(loaded)
     return loaded
+
+
+def load_network(model: str, *, dtype: str, device: str, threads: int) -> PreTrainedModel:
+    """The model as transformers runs it, for studies of its layers; arguments as of `load_model`.
+
+    Raises:
+        ModelError: it cannot be loaded.
+    """
+    check_model_path(model)
+    torch.set_num_threads(threads)
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    return _read_weights(model, dtype, _device(device), trust_remote_code=False)
 
 
 def _described(
@@ -110,6 +132,15 @@ def _made_fused(
         say(f"without the fused decoder: {reason}")
         return loaded
     return made
+
+
+def _quantized(loaded: LoadedModel, plain: Plain, say: Callable[[str], None]) -> LoadedModel:
+    """The model with weights of 8 bits, checked before: afterwards its results are others."""
+    if loaded.device.type != "cpu":
+        raise ModelError("weights: int8 runs on the CPU alone; leave it out, or set device to cpu")
+    check_paged(loaded, plain)
+    say(f"{quantize_linears(loaded.model)} linear layers with weights of 8 bits")
+    return replace(loaded, int8=True)
 
 
 def _packed(

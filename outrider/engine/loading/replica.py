@@ -5,8 +5,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 
-from outrider.config import EngineConfig
+from outrider.config import DraftConfig, EngineConfig
 from outrider.engine.loaded_model import LoadedModel
+from outrider.engine.loading.layers import parse_layers
 from outrider.engine.loading.loader import load_model
 from outrider.engine.loading.tokenizer_files import TokenizerFiles, vocabulary_hash
 from outrider.engine.make_runner import make_runner
@@ -23,6 +24,7 @@ def load_runner(
     Raises:
         ConfigError: a setting is wrong or the model cannot be loaded.
     """
+    draft = config if isinstance(config, DraftConfig) else None
     loaded = load_model(
         config.model,
         dtype=config.dtype,
@@ -33,6 +35,8 @@ def load_runner(
         context_length=config.context_length,
         trust_remote_code=config.trust_remote_code,
         deterministic=deterministic,
+        skipped_layers=parse_layers("skip_layers", draft.skip_layers) if draft else (),
+        int8=draft is not None and draft.weights == "int8",
         progress=say,
     )
     runner = make_runner(loaded, -(-config.kv_tokens // page_size), page_size, say=say)

@@ -21,7 +21,7 @@ VERIFY_POLICY_SEQUENTIAL: VerifyPolicy
 VERIFY_POLICY_OFF: VerifyPolicy
 
 class OpenVerify(_message.Message):
-    __slots__ = ("request_id", "model", "token_ids", "kv_handle", "prompt_length", "sampling", "policy", "max_nodes", "vocabulary_hash", "first_step", "traceparent", "task", "priority", "lookup", "record_steps")
+    __slots__ = ("request_id", "model", "token_ids", "kv_handle", "prompt_length", "sampling", "policy", "max_nodes", "vocabulary_hash", "first_step", "traceparent", "task", "priority", "lookup", "record_steps", "prediction")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -37,6 +37,7 @@ class OpenVerify(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     LOOKUP_FIELD_NUMBER: _ClassVar[int]
     RECORD_STEPS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTION_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -52,7 +53,8 @@ class OpenVerify(_message.Message):
     priority: int
     lookup: bool
     record_steps: bool
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., kv_handle: _Optional[_Union[_session_pb2.KvHandle, _Mapping]] = ..., prompt_length: _Optional[int] = ..., sampling: _Optional[_Union[_tokens_pb2.SamplingParams, _Mapping]] = ..., policy: _Optional[_Union[VerifyPolicy, str]] = ..., max_nodes: _Optional[int] = ..., vocabulary_hash: _Optional[str] = ..., first_step: _Optional[int] = ..., traceparent: _Optional[str] = ..., task: _Optional[str] = ..., priority: _Optional[int] = ..., lookup: _Optional[bool] = ..., record_steps: _Optional[bool] = ...) -> None: ...
+    prediction: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., kv_handle: _Optional[_Union[_session_pb2.KvHandle, _Mapping]] = ..., prompt_length: _Optional[int] = ..., sampling: _Optional[_Union[_tokens_pb2.SamplingParams, _Mapping]] = ..., policy: _Optional[_Union[VerifyPolicy, str]] = ..., max_nodes: _Optional[int] = ..., vocabulary_hash: _Optional[str] = ..., first_step: _Optional[int] = ..., traceparent: _Optional[str] = ..., task: _Optional[str] = ..., priority: _Optional[int] = ..., lookup: _Optional[bool] = ..., record_steps: _Optional[bool] = ..., prediction: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CloseVerify(_message.Message):
     __slots__ = ("keep",)

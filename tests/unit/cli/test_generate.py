@@ -90,6 +90,7 @@ def test_flags_become_the_request(orchestrator: FakeOrchestrator) -> None:
     assert (request.model, request.task, request.priority) == ("demo", "code", -3)
     assert orchestrator.metadata[0]["authorization"] == "Bearer t0ps3cret"
     main(["generate", "count"])
+    assert not orchestrator.requests[1].speculation.HasField("prediction")
     assert orchestrator.requests[1].sampling == tokens_pb2.SamplingParams()
 
 
@@ -155,6 +156,13 @@ def test_a_stream_that_brings_nothing_more_is_given_up(
     assert len(orchestrator.requests) == 3
     last = captured.err.splitlines()[-1]
     assert last == "outrider: the stream broke after 1 token and cannot be resumed: UNAVAILABLE: gone"
+
+
+def test_a_prediction_is_read_from_its_file(orchestrator: FakeOrchestrator, tmp_path: Path) -> None:
+    """As text."""
+    (tmp_path / "before.py").write_text("def f():\n")
+    main(["generate", "count", "--prediction", str(tmp_path / "before.py")])
+    assert orchestrator.requests[0].speculation.prediction.text == "def f():\n"
 
 
 @pytest.mark.parametrize(("begins", "status"), [(False, UNAVAILABLE), (True, grpc.StatusCode.NOT_FOUND)])

@@ -292,9 +292,20 @@ def test_a_refusal_to_convert_is_not_tried_again(kind: Kind, fake: FakeOrchestra
         kind("127.0.0.1:1").ask("detokenize", [1])
 
 
+def test_a_prediction_is_a_text_or_token_ids(kind: Kind, fake: FakeOrchestrator) -> None:
+    """And absent where none is given."""
+    for given in ("abc", (1, 2), ()):
+        kind(fake.endpoint).generate("count", prediction=given)
+    text, ids, none = (request.speculation for request in fake.requests)
+    assert text.prediction.text == "abc"
+    assert list(ids.prediction.token_ids.ids) == [1, 2]
+    assert not none.HasField("prediction")
+
+
 @pytest.mark.parametrize(
     ("options", "field"),
     [
+        ({"prediction": [-1]}, "speculation.prediction.token_ids.ids"),
         ({"top_k": -1}, "sampling.top_k"),
         ({"seed": 2**64}, "sampling.seed"),
         ({"stop_token_ids": [-1]}, "sampling.stop_token_ids"),

@@ -39,6 +39,11 @@ LARGE: list[tuple[dict[str, Any], str]] = [
     ({"token_ids": [1] * (POSITIONS + 1)}, "token_ids.ids"),
     ({"token_ids": [1] * LARGEST}, "token_ids.ids"),
     ({"resume_token_ids": [1] * LARGEST}, "resume_token_ids"),
+    ({"speculation": {"prediction": {"text": "x" * LARGEST}}}, "speculation.prediction.text"),
+    (
+        {"speculation": {"prediction": {"token_ids": {"ids": [1] * LARGEST}}}},
+        "speculation.prediction.token_ids.ids",
+    ),
     ({"chat": conversation(*[("u", "x")] * 700_000)}, "chat.messages"),
     ({"chat": conversation(*[("u", "")] * (POSITIONS + 1))}, "chat.messages"),
     ({"chat": conversation(("user", "hi"), ("u" * LARGEST, ""))}, "chat.messages[1].role"),

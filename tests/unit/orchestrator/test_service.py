@@ -12,6 +12,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from orchestrator.text.tokenizer import TextTokenizer
 from orchestrator.text.tokenizer_process import TokenizerProcess
+from orchestrator.text.tokenizing import INLINE_BYTES
 from outrider.protocol.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, UnknownModel
 from outrider.telemetry import spans
 from outrider.v1 import generation_pb2, tokens_pb2
@@ -117,6 +118,22 @@ def test_long_prompts_are_answered_like_short_ones(kind: str) -> None:
             process = rig.orchestrator.servicer.tokenizing._worker
             assert isinstance(process, TokenizerProcess)
         assert process._process.returncode is not None
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("size", [3, INLINE_BYTES + 1])
+def test_a_predicted_text_reaches_the_verify_replica_as_tokens(size: int) -> None:
+    """Short ones, and long ones, which another process tokenizes."""
+
+    async def scenario() -> None:
+        verify, predicted = text_verify(info=replace(INFO, context_length=8192)), "x" * size
+        async with Rig(verify) as rig:
+            pb = request(max_tokens=4)
+            pb.speculation.prediction.text = predicted
+            async for _ in rig.stub.Generate(pb, timeout=20.0):
+                pass
+        assert verify.openings[0].prediction == byte_level().encode(predicted, special_tokens=False)
 
     run(scenario)
 

@@ -134,6 +134,15 @@ def test_modes_differ_in_what_is_opened() -> None:
     assert not only(turns, ConnectDraft).opening.pipelined
 
 
+def test_every_verify_replica_gets_the_prediction() -> None:
+    """The first one, and the one that the session moves to; the target alone has no use for it."""
+    for mode, expected in ((Mode.AUTO, (7, 8)), (Mode.SEQUENTIAL, (7, 8)), (Mode.OFF, ())):
+        machine = session(mode, prediction=(7, 8))
+        assert only(machine.start(0.0), ConnectVerify).opening.prediction == expected
+        moved = machine.handle_event(VerifyFailed(1, GONE, "verify:1"), 0.0)
+        assert only(moved, ConnectVerify).opening.prediction == expected
+
+
 def test_resumed_tokens_count_as_generated() -> None:
     """Both replicas get prompt and resumed tokens, and where the prompt ends."""
     actions = opened(session(resumed=(7, 8)))

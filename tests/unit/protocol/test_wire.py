@@ -125,6 +125,8 @@ def verdicts(draw: st.DrawFn) -> Verdict:
         finish_reason=draw(st.sampled_from(FinishReason)),
         prompt_tokens=draw(uint32),
         nodes=draw(st.none() | step_nodes()),
+        predicted=draw(uint32),
+        predicted_accepted=draw(uint32),
     )
 
 
@@ -145,6 +147,7 @@ open_verifies = st.builds(
     priority=int32,
     lookup=st.booleans(),
     record_steps=st.booleans(),
+    prediction=tokens,
 )
 open_drafts = st.builds(
     OpenDraft,

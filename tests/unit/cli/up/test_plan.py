@@ -54,6 +54,15 @@ def test_lookup_and_no_drafts() -> None:
     assert list(_plan("--target", "big", "--draft", "none", "--drafts", "3")) == ["verify-0"]
 
 
+def test_a_part_of_the_target_may_be_the_draft() -> None:
+    """Without some layers, with rounded weights; only what was asked for is passed on."""
+    flags = ("--target", "big", "--draft", "big", "--draft-skip-layers", "4-9", "--draft-weights", "int8")
+    draft = _plan(*flags)["draft-0"]
+    assert (draft.model, draft.skip_layers, draft.weights) == ("big", "4-9", "int8")
+    plain = plan_replicas(_resolved("--target", "big", "--draft", "small"), [0, 1], False)
+    assert not {"--weights", "--skip-layers"} & set(plain[1].arguments)
+
+
 def test_a_target_without_drafts_is_helped_on_a_spare_core() -> None:
     """As many as it has threads; where there is none it works alone."""
     alone = ("--target", "big", "--draft", "none")

@@ -27,6 +27,31 @@ def test_defaults_are_those_of_the_openai_api() -> None:
     assert _chat() == Request(prompt=(Message("user", "hi"),), chat=True, temperature=1.0)
 
 
+@pytest.mark.parametrize(
+    "content", ["one\ntwo", [{"type": "text", "text": "one\n"}, {"type": "text", "text": "two"}]]
+)
+def test_a_prediction_is_a_text(content: Any) -> None:
+    """Or parts of one, which follow each other without anything between."""
+    assert _chat(prediction={"type": "content", "content": content}).prediction == "one\ntwo"
+
+
+@pytest.mark.parametrize(
+    ("prediction", "named"),
+    [
+        ("text", "prediction"),
+        ({"content": "x"}, "prediction.type"),
+        ({"type": "content"}, "prediction.content"),
+        ({"type": "content", "content": [{"type": "image"}]}, "prediction.content[0].type"),
+        ({"type": "content", "content": "x", "more": 1}, "prediction.more"),
+    ],
+)
+def test_a_wrong_prediction_is_named(prediction: Any, named: str) -> None:
+    """By the part that is wrong."""
+    with pytest.raises(Problem) as caught:
+        _chat(prediction=prediction)
+    assert caught.value.parameter == named
+
+
 def test_parameters_arrive_in_their_options() -> None:
     """Each by its name, with the meanings of OpenAI and vLLM."""
     asked = _completion(

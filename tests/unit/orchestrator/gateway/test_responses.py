@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from orchestrator.gateway.requests import chat_from, completions_from
 from orchestrator.gateway.responses import Answer
@@ -29,6 +30,15 @@ def _complete() -> Complete:
         model="m",
         request_id="r",
     )
+
+
+def test_what_became_of_a_prediction_is_told() -> None:
+    """Over all choices, as details of the completion's tokens."""
+    usage = Usage(completion_tokens=9, accepted_prediction_tokens=6, rejected_prediction_tokens=2)
+    answer = Answer.to(replace(ASKED, include_usage=True), "id", 1)
+    answer.usage = {0: usage, 1: usage}
+    told = answer.usage_part()["usage"]["completion_tokens_details"]
+    assert told == {"accepted_prediction_tokens": 12, "rejected_prediction_tokens": 4}
 
 
 def test_log_probabilities_of_a_completion() -> None:

@@ -66,6 +66,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"speculation": {"max_nodes": 257}}, "speculation.max_nodes"),
     ({"speculation": {"max_depth": 0}}, "speculation.max_depth"),
     ({"speculation": {"max_depth": 65}}, "speculation.max_depth"),
+    (
+        {"speculation": {"prediction": {"token_ids": {"ids": [1, 300]}}}},
+        "speculation.prediction.token_ids.ids[1]",
+    ),
     ({"sampling": {"temperature": -0.1}}, "sampling.temperature"),
     ({"sampling": {"temperature": NAN}}, "sampling.temperature"),
     ({"sampling": {"temperature": INF}}, "sampling.temperature"),
@@ -114,6 +118,18 @@ def test_text_needs_a_tokenizer(fields: dict[str, Any], named: str) -> None:
         resolve(ask(**fields), tokenizer=None)
     assert caught.value.field == named
     assert resolve(ask(), tokenizer=None).prompt == (1, 2, 3)
+
+
+def test_a_prediction_is_token_ids_in_the_end() -> None:
+    """A text is tokenized without what is put around a prompt, and needs a tokenizer; ids do not."""
+    text, ids = {"prediction": {"text": "ab"}}, {"prediction": {"token_ids": {"ids": [5, 6]}}}
+    expected = byte_level().encode("ab", special_tokens=False)
+    assert resolve(ask(speculation=text)).prediction == expected
+    assert resolve(ask(speculation=ids), tokenizer=None).prediction == (5, 6)
+    with pytest.raises(InvalidRequest) as caught:
+        resolve(ask(speculation=text), tokenizer=None)
+    assert caught.value.field == "speculation.prediction"
+    assert resolve(ask()).prediction == ()
 
 
 def test_another_model_is_not_found() -> None:

@@ -1,0 +1,151 @@
+"""`outrider layers`: which layers of a model a draft can do without.
+
+Greedy removal: of all layers that are left, the one goes whose loss leaves the acceptance highest, again and
+again until the time is over or one layer is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from outrider.cli.bench.prompts import read_prompts
+from outrider.protocol.errors import ConfigError, InvalidRequest
+
+if TYPE_CHECKING:
+    from outrider.engine.loading.layer_agreement import LayerAgreement
+
+LONGEST_DRAFT = 16
+HEADING = "layers  acceptance  cost  speed-up  skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A model without some layers."""
+
+    skipped: frozenset[int]
+    acceptance: float
+    """Probability that one of its tokens is accepted."""
+    cost: float
+    """Layers left, as a share of all."""
+
+    @property
+    def speed_up(self) -> float:
+        """Tokens per time of a target step, draft and target in turn on one processor, at the best length.
+
+        (Leviathan and others 2023, "Fast Inference from Transformers via Speculative Decoding".)
+        """
+        lengths = range(1, LONGEST_DRAFT + 1)
+        return max(_tokens(self.acceptance, length) / (1 + length * self.cost) for length in lengths)
+
+
+def search(
+    layers: int, acceptance: Callable[[frozenset[int]], float], out_of_time: Callable[[], bool]
+) -> Iterator[Trial]:
+    """The best set found of every size, from one layer less on; the last round may be cut short."""
+    skipped: frozenset[int] = frozenset()
+    while len(skipped) < layers - 1 and not out_of_time():
+        tried = list[Trial]()
+        for layer in range(layers):
+            if layer not in skipped and not (tried and out_of_time()):
+                without = skipped | {layer}
+                tried.append(Trial(without, acceptance(without), (layers - len(without)) / layers))
+        best = max(tried, key=_acceptance)
+        yield best
+        skipped = best.skipped
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Search, and print a line for every size; progress goes to standard error.
+
+    Raises:
+        OutriderError: the model cannot be loaded, or the prompts cannot be read.
+    """
+    from outrider.engine.loading.layers import spell_layers
+
+    end = time.monotonic() + arguments.seconds
+    agreement = _agreement(arguments)
+    count, trials = 0, list[Trial]()
+
+    def acceptance(skipped: frozenset[int]) -> float:
+        nonlocal count
+        count += 1
+        left = max(end - time.monotonic(), 0.0)
+        _say(f"trial {count}: {len(skipped)} of {agreement.layers} layers left out, {left:.0f} s left")
+        return agreement.acceptance(skipped)
+
+    print(HEADING)
+    for trial in search(agreement.layers, acceptance, lambda: time.monotonic() >= end):
+        trials.append(trial)
+        layers = agreement.layers - len(trial.skipped)
+        print(
+            f"{layers:6}{trial.acceptance:12.3f}{trial.cost:6.2f}{trial.speed_up:10.2f}  "
+            f"{spell_layers(trial.skipped)}",
+            flush=True,
+        )
+    if trials:
+        best = max(trials, key=_speed_up)
+        print(
+            f"\noutrider up --target {arguments.target} --draft {arguments.target} "
+            f"--draft-skip-layers {spell_layers(best.skipped)}"
+        )
+    return 0
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Which model, on what, for how long."""
+    parser.add_argument("--target", required=True, metavar="DIR", help="folder or hub id of the model")
+    parser.add_argument("--prompts", required=True, metavar="FILE", help="JSON list or .jsonl of prompts")
+    parser.add_argument("--max-prompts", type=int, default=16, metavar="N", help="the first so many (16)")
+    parser.add_argument("--tokens", type=int, default=64, metavar="N", help="new tokens after each (64)")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help="of the traffic (0)")
+    parser.add_argument("--seconds", type=float, default=600.0, metavar="S", help="longest search (600)")
+    parser.add_argument("--dtype", default="auto", help="arithmetic: auto, float32 or bfloat16")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="torch threads on the CPU (1)")
+
+
+def _agreement(arguments: argparse.Namespace) -> LayerAgreement:
+    prompts = read_prompts(arguments.prompts)[: arguments.max_prompts]
+    from outrider.engine.loading.layer_agreement import LayerAgreement
+    from outrider.engine.loading.loader import load_network
+    from outrider.engine.loading.tokenizer_files import load_tokenizer
+
+    ids = [prompt for prompt in prompts if isinstance(prompt, tuple) and isinstance(prompt[0], int)]
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if len(ids) + len(texts) < len(prompts):
+        raise InvalidRequest("--prompts", "must be texts or token ids, as the model gets them")
+    if texts:
+        from tokenizers import Tokenizer
+
+        files = load_tokenizer(arguments.target)
+        if files is None:
+            raise ConfigError("--prompts: the model came without a tokenizer; give token ids")
+        tokenizer = Tokenizer.from_str(files.tokenizer_json.decode())
+        ids += [tuple(tokenizer.encode(text).ids) for text in texts]
+    _say(f"the target writes {arguments.tokens} tokens after each of {len(ids)} prompts")
+    network = load_network(
+        arguments.target, dtype=arguments.dtype, device=arguments.device, threads=arguments.threads
+    )
+    return LayerAgreement(network, ids, arguments.tokens, arguments.temperature)
+
+
+def _tokens(acceptance: float, length: int) -> float:
+    """Expected tokens of a step with a chain of so many."""
+    return sum(acceptance**place for place in range(length + 1))
+
+
+def _acceptance(trial: Trial) -> float:
+    return trial.acceptance
+
+
+def _speed_up(trial: Trial) -> float:
+    return trial.speed_up
+
+
+def _say(sentence: str) -> None:
+    print(f"outrider: {sentence}", file=sys.stderr, flush=True)

@@ -1,0 +1,104 @@
+"""A model without some of its layers: a draft for the whole one, which needs no training.
+
+What a layer adds to its input is left out; embedding, last norm and output layer stay. Left out from a place
+on, the model exits early. (Zhang and others 2024, "Draft & Verify: Lossless Large Language Model Acceleration
+via Self-Speculative Decoding".)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from outrider.protocol.errors import ConfigError, ModelError
+
+
+def parse_layers(setting: str, text: str) -> frozenset[int]:
+    """The layers of a list such as `4-9` or `2,5-7`, counted from 0; none when empty.
+
+    Raises:
+        ConfigError: the list does not parse; `setting` is named.
+    """
+    try:
+        return frozenset(layer for part in text.split(",") if part for layer in _range(part))
+    except ValueError:
+        raise ConfigError(f"{setting}: {text!r} is not a list of layers such as 4-9 or 2,5-7") from None
+
+
+def layers_of(network: PreTrainedModel) -> nn.ModuleList:
+    """The decoder's layers, in order.
+
+    Raises:
+        ModelError: they cannot be told from other modules.
+    """
+    count = network.config.get_text_config().num_hidden_layers
+    for module in network.modules():  # from the outside in
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return module
+    raise ModelError(f"skip_layers: the layers of {type(network).__name__} are not in a list; leave it out")
+
+
+def leave_out(network: PreTrainedModel, skipped: Collection[int]) -> None:
+    """Take layers out of a model for good; the others are counted anew, in its configuration too.
+
+    Raises:
+        ModelError: there are no such layers, or none would be left.
+    """
+    layers, config = layers_of(network), network.config.get_text_config()
+    kept = [index for index in range(len(layers)) if index not in skipped]
+    if not kept or (skipped and max(skipped) >= len(layers)):
+        raise ModelError(
+            f"skip_layers: the model has the layers 0 to {len(layers) - 1}, and one at least must stay"
+        )
+    _set_layers(layers, [layers[index] for index in kept])
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None:
+        config.layer_types = [kinds[index] for index in kept]
+    config.num_hidden_layers = len(kept)
+
+
+@contextmanager
+def without(network: PreTrainedModel, layers: nn.ModuleList, skipped: Collection[int]) -> Iterator[None]:
+    """The model without some of its `layers` for as long as a block runs; for forwards without a cache."""
+    whole, config = list(layers), network.config.get_text_config()
+    kept = [layer for index, layer in enumerate(whole) if index not in skipped]
+    _set_layers(layers, kept)
+    config.num_hidden_layers = len(kept)
+    try:
+        yield
+    finally:
+        _set_layers(layers, whole)
+        config.num_hidden_layers = len(whole)
+
+
+def _set_layers(layers: nn.ModuleList, kept: list[nn.Module]) -> None:
+    layers._modules = {}
+    for index, layer in enumerate(kept):
+        layers.append(layer)
+        for module in layer.modules():
+            holder: Any = module
+            if isinstance(getattr(holder, "layer_idx", None), int):
+                holder.layer_idx = index
+
+
+def spell_layers(layers: Collection[int]) -> str:
+    """The inverse of `parse_layers`."""
+    runs: list[list[int]] = []
+    for layer in sorted(layers):
+        if runs and runs[-1][-1] + 1 == layer:
+            runs[-1].append(layer)
+        else:
+            runs.append([layer])
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def _range(part: str) -> range:
+    first, to, last = part.partition("-")
+    found = range(int(first), int(last if to else first) + 1)
+    if not found:
+        raise ValueError(part)
+    return found

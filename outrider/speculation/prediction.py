@@ -1,0 +1,92 @@
+"""Proposes what a predicted text says next, for a text that resembles it: a file that is edited, for example.
+
+The text's place in the prediction is kept as a few guesses, the best first. A token that one of them foresaw
+confirms it, and those that were wrong are forgotten. A token that none foresaw is an edit; the text may then
+go on
+
+    after the longest match     of the text's end, the nearest ahead first: something was deleted or moved
+    as many tokens further      something was replaced
+    where it was                something was inserted
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Sequence
+
+from outrider.speculation.lookup import Keep, Proposed
+
+_LONGEST = 16
+"""A match is measured up to this length."""
+_MAX_MATCHES = 16
+"""Occurrences of a token that are compared after an edit, each way."""
+
+
+class Prediction:
+    """A text's place in a predicted one. Adding a token takes constant time."""
+
+    def __init__(self, predicted: Sequence[int], tokens: Sequence[int] = ()) -> None:
+        """`tokens` are those of the text so far."""
+        self._predicted = list(predicted)
+        self._ends: dict[int, list[int]] = {}
+        """Where each token ends in the prediction, ascending."""
+        for end, token in enumerate(self._predicted, 1):
+            self._ends.setdefault(token, []).append(end)
+        self._recent: deque[int] = deque(maxlen=_LONGEST)
+        self._guesses = [0]
+        """Where the next token may be in the prediction."""
+        self._home = 0
+        """The place after the last token that was foreseen."""
+        self._edited = 0
+        """Tokens since."""
+        self.append(tokens)
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Add tokens to the end of the text."""
+        for token in tokens:
+            self._recent.append(token)
+            right = [guess + 1 for guess in self._guesses if self._predicted[guess : guess + 1] == [token]]
+            if right:
+                self._home, self._edited = right[0], 0
+                self._guesses = right
+            else:
+                self._edited += 1
+                self._guesses = self._guesses_after_edit(token)
+
+    def propose(self, max_nodes: int, *, keep: Keep | None = None) -> list[Proposed]:
+        """Continue the text from each guess; those that begin alike share their tokens.
+
+        What follows a token that `keep` refuses is not proposed either.
+        """
+        proposed: list[Proposed] = []
+        places: dict[tuple[int, int], int] = {}
+        depth = max_nodes // len(self._guesses)
+        for rank, guess in enumerate(self._guesses):
+            parent, length = -1, self._common(guess)
+            for token in self._predicted[guess : guess + depth]:
+                place = places.get((parent, token))
+                if place is None:
+                    if keep is not None and not keep(parent, length, rank):
+                        break
+                    place = places[parent, token] = len(proposed)
+                    proposed.append(Proposed(parent, token, length, rank))
+                parent, length = place, length + 1
+        return proposed
+
+    def _guesses_after_edit(self, token: int) -> list[int]:
+        ends = self._ends.get(token, ())
+        ahead = bisect_right(ends, self._home)
+        near = [*ends[ahead : ahead + _MAX_MATCHES], *reversed(ends[max(ahead - _MAX_MATCHES, 0) : ahead])]
+        found = [max(near, key=self._common)] if near else []  # the first of equals
+        return list(dict.fromkeys([*found, self._home + self._edited, self._home]))
+
+    def _common(self, end: int) -> int:
+        """How many tokens at the end of the text also stand before `end` of the prediction."""
+        before = reversed(self._predicted[max(end - _LONGEST, 0) : end])
+        length = 0
+        for ours, theirs in zip(reversed(self._recent), before, strict=False):
+            if ours != theirs:
+                break
+            length += 1
+        return length

@@ -1,0 +1,108 @@
+"""Models without some of their layers, and with rounded weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from outrider.engine.kv.pages import SequenceKv
+from outrider.engine.loading.layer_agreement import LayerAgreement
+from outrider.engine.loading.layers import layers_of, leave_out, parse_layers, spell_layers, without
+from outrider.engine.loading.loader import load_model, load_network
+from outrider.engine.runner import ModelRunner, Segment
+from outrider.protocol.errors import ConfigError, ModelError
+from tests.models import build_model
+
+TOKENS = [5, 6, 7, 8]
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random Llama of three layers."""
+    return build_model("llama", tmp_path_factory.mktemp("llama"))
+
+
+def _logits(folder: Path, **options: object) -> torch.Tensor:
+    """[T, V] of TOKENS over paged memory."""
+    loaded = load_model(str(folder), dtype="float32", device="cpu", threads=1, **options)
+    runner = ModelRunner(loaded, 8, 4)
+    kv = SequenceKv.open(runner.pool, [])
+    return runner.forward([Segment(kv, TOKENS, None, range(len(TOKENS)))])
+
+
+def test_lists_of_layers() -> None:
+    """Single ones and ranges, there and back."""
+    assert parse_layers("skip_layers", "2,5-7") == {2, 5, 6, 7}
+    assert parse_layers("skip_layers", "") == frozenset()
+    assert spell_layers({7, 2, 5, 6}) == "2,5-7"
+    assert spell_layers(()) == ""
+
+
+@pytest.mark.parametrize("text", ["x", "3-", "-3", "5-2", "1 2"])
+def test_what_is_no_list_is_refused(text: str) -> None:
+    """With the name of the setting."""
+    with pytest.raises(ConfigError, match="skip_layers"):
+        parse_layers("skip_layers", text)
+
+
+def test_a_layer_left_out_is_passed_by(llama: Path) -> None:
+    """The model computes what one does whose layer adds nothing."""
+    network = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32)
+    silent = network.model.layers[1]
+    silent.self_attn.o_proj.weight.data.zero_()
+    silent.mlp.down_proj.weight.data.zero_()
+    with torch.inference_mode():
+        expected = network(torch.tensor([TOKENS])).logits[0]
+    assert torch.allclose(_logits(llama, skipped_layers={1}), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ["gemma2", "gpt2", "gpt_neox", "qwen3"])
+def test_other_architectures_load_without_layers(architecture: str, tmp_path: Path) -> None:
+    """Windows and memory are those of the layers that stay; the self check has passed."""
+    folder = build_model(architecture, tmp_path)
+    loaded = load_model(str(folder), dtype="float32", device="cpu", threads=1, skipped_layers={0})
+    whole = load_model(str(folder), dtype="float32", device="cpu", threads=1)
+    assert loaded.num_layers == whole.num_layers - 1
+
+
+@pytest.mark.parametrize("skipped", [{3}, {0, 1, 2}])
+def test_layers_that_are_not_there_are_refused(llama: Path, skipped: set[int]) -> None:
+    """And so is a model without any."""
+    with pytest.raises(ModelError, match="layers 0 to 2"):
+        load_model(str(llama), dtype="float32", device="cpu", threads=1, skipped_layers=skipped)
+
+
+def test_leaving_out_for_a_while(llama: Path) -> None:
+    """The model is as before afterwards; meanwhile it is the one without them."""
+    network = load_network(str(llama), dtype="float32", device="cpu", threads=1)
+    tokens, layers = torch.tensor([TOKENS]), layers_of(network)
+    with torch.inference_mode():
+        whole = network(tokens, use_cache=True).logits
+        with without(network, layers, {0, 2}):
+            part = network(tokens, use_cache=False).logits
+        assert torch.equal(network(tokens, use_cache=True).logits, whole)
+        leave_out(network, {0, 2})
+        assert torch.allclose(network(tokens, use_cache=False).logits, part)
+    assert not torch.allclose(part, whole)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_agreement_of_a_model_with_itself(llama: Path, temperature: float) -> None:
+    """Is complete with all layers and less without."""
+    network = load_network(str(llama), dtype="float32", device="cpu", threads=1)
+    agreement = LayerAgreement(network, [TOKENS, TOKENS[:2]], 12, temperature)
+    assert agreement.layers == 3
+    assert agreement.acceptance(()) == pytest.approx(1.0, abs=1e-4)
+    assert 0.0 <= agreement.acceptance({1}) < 0.99
+
+
+def test_rounded_weights_change_little(llama: Path) -> None:
+    """The logits are near those of the whole model, and the arithmetic says what was done."""
+    exact, rounded = _logits(llama), _logits(llama, int8=True)
+    spread = (exact - exact.mean(-1, keepdim=True)).norm()
+    assert 0.0 < (rounded - exact).norm() / spread < 0.1
+    loaded = load_model(str(llama), dtype="float32", device="cpu", threads=1, int8=True)
+    assert loaded.arithmetic.startswith("int8 float32")

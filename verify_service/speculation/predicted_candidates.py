@@ -1,0 +1,41 @@
+"""Candidates from a text that the caller predicted; they hang, and teach, as those of the lookup."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.speculation.acceptance import AcceptanceModel
+from outrider.speculation.candidate_tree import CandidateTree, Node
+from outrider.speculation.lookup import Proposed
+from outrider.speculation.prediction import Prediction
+from verify_service.speculation.lookup_candidates import FIRST_LOOKUP_ID, LookupCandidates
+
+FIRST_PREDICTED_ID = FIRST_LOOKUP_ID + 2**61
+"""Node ids from here on come from predictions."""
+
+
+class PredictedCandidates(LookupCandidates):
+    """One session's prediction; `generated` are the tokens after the prompt so far.
+
+    Another replica that is given the same tokens is at the same place of the prediction.
+    """
+
+    def __init__(
+        self,
+        predicted: Sequence[int],
+        generated: Sequence[int],
+        acceptance: AcceptanceModel,
+        task: str,
+        max_nodes: int,
+    ) -> None:
+        super().__init__((), acceptance, task)
+        self._source = Prediction(predicted, generated)
+        self._next_id = FIRST_PREDICTED_ID
+        self._max_nodes = max_nodes
+
+    def _add(self, tree: CandidateTree, parent: Node | None, found: Proposed, estimate: float) -> Node | None:
+        """A node that a draft proposed already is as likely as the better estimate says."""
+        node = super()._add(tree, parent, found, estimate)
+        if node is not None:
+            tree.raise_acceptance(node, estimate)
+        return node
