@@ -129,6 +129,10 @@ class CandidateTree:
         self._count += 1
         return node
 
+    def raise_acceptance(self, node: Node, acceptance: float) -> None:
+        """A live node is at least so likely."""
+        _raise_acceptance(node, acceptance)
+
     def commit(self, tokens: list[int]) -> Rerooted:
         """Append committed tokens and re-root below the last of them."""
         walked: list[Node] = []
