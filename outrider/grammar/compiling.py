@@ -24,8 +24,8 @@ LIMITS = LLParserLimits(
 """The first and the sixth bound a grammar, the second its compilation, the third and fourth the work for one
 mask (15 and 3 ms), the fifth the memory of one compiled grammar (100 MB)."""
 WHITESPACE = r"(?:\x20|\r?\n[\x20\t]{0,32})"
-"""Between the parts of a JSON text at most once: a space, or a line break with an indentation. Without a bound, a
-model can go on with white space for ever."""
+"""Between the parts of a JSON text, at most once: a space, or a line break with an indentation. Without a
+bound, a model can go on with white space for ever."""
 
 
 def compiled(constraint: Constraint, vocabulary: LLTokenizer) -> LLMatcher:
