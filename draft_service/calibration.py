@@ -51,6 +51,7 @@ class Calibration:
         by_source = {
             CandidateSource.MODEL: AcceptanceModel(confidence_priors()),
             CandidateSource.LOOKUP: AcceptanceModel(lookup_priors()),
+            CandidateSource.GRAMMAR: AcceptanceModel([1.0]),
         }
         self._models = tuple(by_source[source] for source in CandidateSource)
         self._fit = SharpnessFit()

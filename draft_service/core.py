@@ -22,6 +22,7 @@ from draft_service.mailbox import Admitted, Close, Commit, Event, Message, Open
 from draft_service.scheduler import NodeChoice, choose, is_ready, share_of, should_send, to_suspend
 from draft_service.session import DraftLimits, DraftSession
 from outrider.config import DraftConfig
+from outrider.grammar.matcher import Matcher
 from outrider.protocol.errors import OutOfPages, Overloaded
 from outrider.protocol.messages import OpenDraft, TokenBlock, Verdict
 from outrider.rpc.queues import Deliver, Delivery, Outbox
@@ -93,8 +94,8 @@ class DraftCore:
 
     def _absorb(self, message: Message) -> None:
         match message:
-            case Open(stream, request):
-                self._open(stream.id, request, stream.outbox)
+            case Open():
+                self._open(message)
             case Commit(stream, verdict, arrived):
                 stream.absorbed += 1
                 self._commit(stream.id, verdict, arrived)
@@ -109,9 +110,10 @@ class DraftCore:
             if entry.session.suspended and self._drafter.fits(entry.session.key):
                 entry.session.suspended = False
 
-    def _open(self, key: int, request: OpenDraft, outbox: Outbox[Event]) -> None:
+    def _open(self, message: Open) -> None:
+        key, request, outbox = message.stream.id, message.request, message.stream.outbox
         try:
-            cached_length = self._admit(key, request)
+            cached_length = self._admit(key, request, message.matcher)
         except Overloaded as refusal:
             self._leaving.append(outbox.announce(refusal))
             return
@@ -122,10 +124,13 @@ class DraftCore:
         self._count()
         self._leaving.append(outbox.announce(Admitted(cached_length)))
 
-    def _admit(self, key: int, request: OpenDraft) -> int:
+    def _admit(self, key: int, request: OpenDraft, matcher: Matcher | None) -> int:
         if len(self._entries) >= self._config.max_sessions:
             raise Overloaded(f"{len(self._entries)} sessions are open, the limit; retry later")
-        return self._drafter.open(key, request)
+        cached_length = self._drafter.open(key, request)
+        if matcher is not None:
+            self._drafter.constrain(key, matcher)
+        return cached_length
 
     def _limits(self, request: OpenDraft) -> DraftLimits:
         config, params = self._config, request.sampling

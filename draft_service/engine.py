@@ -8,6 +8,7 @@ from collections.abc import Callable
 from draft_service.core import DraftCore
 from draft_service.mailbox import Close, Commit, DraftStream, Message, Open
 from outrider.config import DraftConfig
+from outrider.grammar.matcher import Matcher
 from outrider.protocol.errors import Flood
 from outrider.protocol.messages import OpenDraft, Verdict
 from outrider.rpc.engine_shell import EngineShell
@@ -34,14 +35,16 @@ class DraftEngine(EngineShell[DraftCore, Message]):
         super().__init__(make_core, max_messages, config.max_pending_blocks, on_failure, clock)
         self._max_pending_verdicts = max(PENDING_PER_SESSION, max_messages // SHARES)
 
-    def open(self, request: OpenDraft) -> DraftStream:
+    def open(self, request: OpenDraft, matcher: Matcher | None = None) -> DraftStream:
         """Ask for a session; its outbox gets `Admitted` or an error. Always `close` it.
+
+        `matcher` is where the text is in its grammar, if it has one.
 
         Raises:
             Overloaded: too much waits for the engine.
             Unavailable, InternalError: the engine has stopped or failed.
         """
-        return self._open_stream(lambda stream: Open(stream, request))
+        return self._open_stream(lambda stream: Open(stream, request, matcher))
 
     def verdict(self, stream: DraftStream, verdict: Verdict) -> None:
         """Tell a session what was committed.

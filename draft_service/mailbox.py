@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from outrider.grammar.matcher import Matcher
 from outrider.protocol.messages import OpenDraft, TokenBlock, Verdict
 from outrider.rpc.queues import Stream
 
@@ -27,6 +28,8 @@ class Open:
 
     stream: DraftStream
     request: OpenDraft
+    matcher: Matcher | None = None
+    """At the last token; None: the text has no grammar."""
 
 
 @dataclass(frozen=True, slots=True)

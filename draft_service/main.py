@@ -10,6 +10,8 @@ from draft_service.drafters.lookup import MAX_VOCABULARY, LookupDrafter
 from draft_service.engine import DraftEngine
 from draft_service.servicer import DraftServicer
 from outrider.config import DraftConfig
+from outrider.grammar.compiler import GrammarCompiler
+from outrider.grammar.vocabulary import load_vocabulary
 from outrider.internal.v1 import draft_pb2, draft_pb2_grpc
 from outrider.process import in_thread, run_service
 from outrider.protocol.errors import ConfigError, OutriderError
@@ -59,6 +61,7 @@ class DraftReplica:
 
 async def _build(config: DraftConfig, server: GrpcServer) -> DraftReplica:
     drafter, info = await in_thread(lambda: load_drafter(config, config.name or server.endpoint))
+    grammars = await in_thread(lambda: load_grammars(config, info))
     instruments = DraftInstruments()
     instruments.files.watch(server.watched)
     instruments.capacity(config.max_sessions, lambda: device_memory(info.device))
@@ -67,7 +70,7 @@ async def _build(config: DraftConfig, server: GrpcServer) -> DraftReplica:
         config,
         on_failure=end_process,
     )
-    servicer = DraftServicer(engine, info)
+    servicer = DraftServicer(engine, info, grammars)
     draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server.server)  # type: ignore[no-untyped-call]
     engine.start()
     return DraftReplica(engine)
@@ -80,6 +83,21 @@ def load_drafter(config: DraftConfig, replica: str) -> tuple[Drafter, ModelInfo]
         ConfigError: a setting is wrong or the model cannot be loaded.
     """
     return _load_lookup(config, replica) if config.kind == "lookup" else _load_model(config, replica)
+
+
+def load_grammars(config: DraftConfig, info: ModelInfo) -> GrammarCompiler | None:
+    """What holds proposals to constraints; None for a lookup, and where the tokenizer does not do for it.
+
+    Raises:
+        ConfigError: a file of the tokenizer cannot be read.
+    """
+    if config.kind == "lookup":
+        return None
+    from outrider.engine.loading.tokenizer_files import load_tokenizer
+
+    files = load_tokenizer(config.model)
+    vocabulary = load_vocabulary(files.tokenizer_json if files else None, info.eos_token_ids)
+    return None if vocabulary is None else GrammarCompiler(vocabulary)
 
 
 def _load_lookup(config: DraftConfig, replica: str) -> tuple[Drafter, ModelInfo]:

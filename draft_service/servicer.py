@@ -11,6 +11,7 @@ import grpc
 
 from draft_service.engine import DraftEngine
 from draft_service.mailbox import Admitted, DraftStream
+from outrider.grammar.compiler import GrammarCompiler
 from outrider.internal.v1 import draft_pb2, draft_pb2_grpc
 from outrider.protocol import wire
 from outrider.protocol.errors import InvalidRequest, MismatchedPair
@@ -27,9 +28,11 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     """Serves one engine; `info` tells what it serves, apart from what changes."""
 
-    def __init__(self, engine: DraftEngine, info: ModelInfo) -> None:
+    def __init__(self, engine: DraftEngine, info: ModelInfo, grammars: GrammarCompiler | None = None) -> None:
+        """Without `grammars` proposals know no constraints; the verify side drops what cannot be."""
         self._engine = engine
         self._info = info
+        self._grammars = grammars
 
     async def Draft(self, request_iterator: Requests, context: Context) -> None:  # noqa: N802
         """One session, from `open` to `close`, the end of the requests, or cancellation."""
@@ -39,7 +42,10 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     async def _serve(self, requests: Requests, context: Context) -> None:
         request = await _opening(requests)
         check_open(request, self._info)
-        stream = self._engine.open(request)
+        matcher, constraint = None, request.sampling.constraint
+        if constraint is not None and self._grammars is not None:
+            matcher = await self._grammars.matcher(constraint, request.token_ids[request.prompt_length :])
+        stream = self._engine.open(request, matcher)
         reader = asyncio.create_task(self._read(requests, stream, VerdictCheck(request, self._info)))
         reader.add_done_callback(
             lambda task: stream.outbox.end(None if task.cancelled() else task.exception())

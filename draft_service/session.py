@@ -231,7 +231,7 @@ class DraftSession:
 
     def _propose(self, parent: Node | None, candidate: Candidate) -> Node | None:
         ranked = self._at(parent).ranked
-        if candidate.source is CandidateSource.MODEL or not _recalled(candidate.token, ranked):
+        if candidate.source is CandidateSource.MODEL or not _recalled(candidate, ranked):
             ranked.append(candidate)
         return self._admit(parent, candidate)
 
@@ -338,11 +338,9 @@ class DraftSession:
                 self._admit(node, candidate)
 
 
-def _recalled(token: int, ranked: Sequence[Candidate]) -> bool:
-    """True when a lookup has proposed the token here before: it repeats itself at every commit."""
-    return any(
-        candidate.token == token and candidate.source is CandidateSource.LOOKUP for candidate in ranked
-    )
+def _recalled(candidate: Candidate, ranked: Sequence[Candidate]) -> bool:
+    """True when the same source has proposed the token here before: some repeat it at every commit."""
+    return any(earlier.token == candidate.token and earlier.source is candidate.source for earlier in ranked)
 
 
 def _key(node: Node | None) -> int:

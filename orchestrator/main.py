@@ -87,12 +87,14 @@ class Orchestrator:
     def running(self) -> int:
         """Requests that a drain waits for."""
         statistics = self.servicer.admission.statistics()
-        return statistics.running + statistics.queued + self.servicer.tokenizing.waiting
+        waiting = self.servicer.tokenizing.waiting + self.servicer.checking.waiting
+        return statistics.running + statistics.queued + waiting
 
     async def close(self) -> None:
-        """Stop watching the replicas, and end the process that tokenizes."""
+        """Stop watching the replicas, and end the processes that tokenize and check constraints."""
         self._server = None
         await self.servicer.tokenizing.close()
+        await self.servicer.checking.close()
         for task in (self._memory, self._watching):
             if task is not None:
                 task.cancel()

@@ -19,6 +19,7 @@ from orchestrator.replicas.fleet import Fleet, ServedModel
 from orchestrator.replicas.pool import State
 from orchestrator.request.admission import Admission, Waiter
 from orchestrator.request.auth import digest_of
+from orchestrator.request.constraints import Constraints
 from orchestrator.request.rate_limit import RateLimit, client_of
 from orchestrator.request.resolver import Request, Resolver
 from orchestrator.request.wire import (
@@ -60,6 +61,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self.admission = Admission(config.max_queued, fleet.capacity, clock)
         self.tokenizing = Tokenizing(WAITING_MESSAGES * config.max_request_mb << 20)
         self._conversion = Conversion(self.tokenizing, clock)
+        self.checking = Tokenizing(WAITING_MESSAGES * config.max_request_mb << 20)
+        self._constraints = Constraints(self.checking, clock)
         self._rate_limit = RateLimit(config.client_rate, config.client_burst, clock)
         self._config = config
         self._fleet = fleet
@@ -170,14 +173,17 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         predicted = asked.predicted_text
         if predicted is not None:
             resolver.check(asked)
-            tokens = await self._conversion.tokens(predicted, tokenizer, positions, deadline)
-            asked = replace(asked, prediction=tokens)
-        prompt = asked.prompt
-        if prompt is None or prompt.size <= INLINE_BYTES:
-            return resolver.resolve(asked, request_id)
-        resolver.check(asked)
-        tokens = await self._conversion.tokens(prompt, tokenizer, positions, deadline)
-        return resolver.resolve(asked, request_id, tokens)
+            prediction = await self._conversion.tokens(predicted, tokenizer, positions, deadline)
+            asked = replace(asked, prediction=prediction)
+        prompt, tokens = asked.prompt, None
+        if prompt is not None and prompt.size > INLINE_BYTES:
+            resolver.check(asked)
+            tokens = await self._conversion.tokens(prompt, tokenizer, positions, deadline)
+        request = resolver.resolve(asked, request_id, tokens)
+        if tokenizer is None or asked.sampling.constraint is None:
+            return request
+        complete = await self._constraints.complete(asked, tokenizer, served.info, deadline)
+        return replace(request, complete=complete)
 
     async def _run(
         self,

@@ -14,6 +14,7 @@ from random import Random
 from draft_service.drafters.base import Candidate, CandidateSource, Expansion, PageCounts, Proposal
 from draft_service.drafters.lookup import SequenceLookup
 from draft_service.drafters.model import LOOKUP_DEPTH, LOOKUP_NODES, PREFILL_CHUNK, SHORTEST_MATCH
+from outrider.grammar.matcher import Matcher
 from outrider.protocol.messages import OpenDraft
 from outrider.speculation.candidate_tree import Node, Rerooted
 from simulator.devices import Place, StepTotals, work
@@ -61,6 +62,9 @@ class ScriptedDrafter:
         script = self._scripts[high * self._vocabulary_size + low]
         self._sequences[key] = _Sequence(script, list(request.token_ids), SequenceLookup(request.token_ids))
         return 0
+
+    def constrain(self, key: int, matcher: Matcher) -> None:
+        """See Drafter; simulated texts have no grammar."""
 
     def recall(self, key: int) -> Proposal:
         """See Drafter."""

@@ -90,6 +90,7 @@ def check_open(opening: OpenVerify, info: ModelInfo) -> None:
     _check_tokens("sampling.stop_token_ids", opening.sampling.stop_token_ids, info.vocabulary_size)
     _check_tokens("sampling.logit_bias", opening.sampling.logit_bias, info.vocabulary_size)
     _check_lengths(opening, info.context_length)
+    _check_constraint(opening)
     if opening.first_step > MAX_FIRST_STEP:
         raise InvalidRequest("first_step", f"must be at most {MAX_FIRST_STEP}, not {opening.first_step}")
 
@@ -102,11 +103,26 @@ def _check_tokens(field: str, tokens: Iterable[int], vocabulary_size: int) -> No
             )
 
 
+def generated_tokens(opening: OpenVerify) -> tuple[int, ...]:
+    """The tokens after the prompt, of an opening that `check_open` has passed."""
+    return opening.token_ids[max(opening.prompt_length - _held(opening), 0) :]
+
+
+def _held(opening: OpenVerify) -> int:
+    """Tokens before `token_ids`."""
+    return opening.kv_handle.length if opening.kv_handle is not None else 0
+
+
+def _check_constraint(opening: OpenVerify) -> None:
+    """The grammar goes through all generated tokens, so none of them may be behind the handle."""
+    if opening.sampling.constraint is not None and _held(opening) > opening.prompt_length:
+        raise InvalidRequest("kv_handle", "must cover no more than the prompt where there is a constraint")
+
+
 def _check_lengths(opening: OpenVerify, context_length: int) -> None:
     if not opening.token_ids:
         raise InvalidRequest("token_ids", "must not be empty; one token must follow those of kv_handle")
-    held = opening.kv_handle.length if opening.kv_handle is not None else 0
-    length = held + len(opening.token_ids)
+    length = _held(opening) + len(opening.token_ids)
     if not 1 <= opening.prompt_length <= length:
         raise InvalidRequest("prompt_length", f"must be 1 to {length}, not {opening.prompt_length}")
     if length >= context_length:

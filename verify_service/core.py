@@ -13,7 +13,7 @@ from typing import TypeVar, assert_never
 
 from outrider.engine.kv.handles import HandleTable
 from outrider.engine.kv.pages import PoolStatistics, SequenceKv
-from outrider.protocol.errors import OutOfPages, OutriderError, StaleHandle
+from outrider.protocol.errors import InvalidRequest, OutOfPages, OutriderError, StaleHandle
 from outrider.protocol.messages import KvHandle, Opened, OpenVerify, VerifyPolicy
 from outrider.rpc.queues import Deliver, Outbox
 from outrider.speculation.acceptance import AcceptanceModel, lookup_priors
@@ -152,7 +152,8 @@ class VerifyCore:
             self._idle.restart(now)
         patience = self._habit.successor()
         session = VerifySession(
-            stream.id, opening, committed, self._settings.limits, stream.outbox, now, patience
+            *(stream.id, opening, committed, self._settings.limits, stream.outbox, now, patience),
+            message.matcher,
         )
         session.kv = kv
         session.idle_before = self._idle.until(now)
@@ -235,6 +236,7 @@ class VerifyCore:
             [o.session.outbox.announce(verdict) for o, verdict in zip(result.outcomes, verdicts, strict=True)]
         )
         for outcome, verdict in zip(result.outcomes, verdicts, strict=True):
+            self._settle(outcome.session)
             outcome.session.published(times.end, self._idle.total, price)
             if outcome.session.policy is VerifyPolicy.PIPELINED:
                 self._habit = outcome.session.patience
@@ -244,6 +246,13 @@ class VerifyCore:
         self._instruments.step(result.tokens, result.sessions, times.end - times.start)
         self._instruments.idle(idle)
         self._count()
+
+    def _settle(self, session: VerifySession) -> None:
+        """End a session whose grammar has come to where it lets nothing follow, or has become too costly."""
+        if problem := session.settle():
+            assert session.opening.sampling.constraint is not None
+            said = f"after {session.tree.committed_length} tokens: {problem}; simplify it"
+            self._fail(session, InvalidRequest(session.opening.sampling.constraint.field, said))
 
     def _rest(self) -> float | None:
         """Nothing to do: sweep leases and, when no session is left, check the page accounts once."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from outrider.engine.kv.pages import PoolStatistics
+from outrider.grammar.matcher import Matcher
 from outrider.protocol.errors import OutriderError
 from outrider.protocol.messages import KvHandle, OpenVerify, TokenBlock
 from outrider.rpc.engine_shell import MAX_REPLIES, EngineShell
@@ -50,8 +51,10 @@ class VerifyEngine(EngineShell[VerifyCore, Message]):
         """KV pages by state."""
         return self.core.statistics
 
-    async def open(self, opening: OpenVerify) -> VerifyStream:
+    async def open(self, opening: OpenVerify, matcher: Matcher | None = None) -> VerifyStream:
         """Ask for a session once there is a place; its outbox gets `Opened` or an error. Always `close` it.
+
+        `matcher` is where the text is in its grammar, if it has one.
 
         Raises:
             Overloaded: `max_sessions` are open, and as many wait; or too many messages do.
@@ -59,7 +62,7 @@ class VerifyEngine(EngineShell[VerifyCore, Message]):
         """
         await self._places.take(opening.priority)
         try:
-            return self._open_stream(lambda stream: Open(stream, opening))
+            return self._open_stream(lambda stream: Open(stream, opening, matcher))
         except OutriderError:
             self._places.free()
             raise

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from outrider.grammar.matcher import Matcher
 from outrider.protocol.messages import KvHandle, Opened, OpenVerify, TokenBlock, Verdict
 from outrider.rpc.queues import Outbox, Stream
 
@@ -34,6 +35,8 @@ class Open:
 
     stream: VerifyStream
     opening: OpenVerify
+    matcher: Matcher | None = None
+    """After the tokens that are generated already; None: the text has no grammar."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.loading.replica import load_runner, model_info
 from outrider.engine.loading.tokenizer_files import TokenizerFiles, load_tokenizer
 from outrider.engine.runner import ModelRunner
+from outrider.grammar.compiler import GrammarCompiler
+from outrider.grammar.vocabulary import load_vocabulary
 from outrider.protocol.errors import OutriderError
 from outrider.protocol.messages import ModelInfo
 from outrider.rpc.engine_shell import end_process
@@ -53,6 +55,7 @@ class Target:
 
     runner: ModelRunner
     tokenizer: TokenizerFiles | None
+    grammars: GrammarCompiler | None
     cost: CostModel
     max_step_tokens: int
 
@@ -72,7 +75,14 @@ def load_target(config: VerifyConfig) -> Target:
         step_ms=round(cost.seconds(1) * 1e3, 3),
         largest_step_ms=round(cost.seconds(max_step_tokens) * 1e3, 3),
     )
-    return Target(runner, load_tokenizer(config.model), cost, max_step_tokens)
+    tokenizer = load_tokenizer(config.model)
+    return Target(runner, tokenizer, _grammars(tokenizer, runner.loaded), cost, max_step_tokens)
+
+
+def _grammars(tokenizer: TokenizerFiles | None, loaded: LoadedModel) -> GrammarCompiler | None:
+    """What holds texts to constraints; None where the tokenizer does not do for it."""
+    vocabulary = load_vocabulary(tokenizer.tokenizer_json if tokenizer else None, loaded.eos_token_ids)
+    return None if vocabulary is None else GrammarCompiler(vocabulary)
 
 
 def load_replica(config: VerifyConfig) -> Callable[[GrpcServer], VerifyReplica]:
@@ -90,7 +100,7 @@ def _start(config: VerifyConfig, target: Target, server: GrpcServer) -> VerifyRe
     instruments = VerifyInstruments()
     instruments.files.watch(server.watched)
     engine = make_engine(config, target, info, instruments)
-    VerifyServicer(engine, info, target.tokenizer).register(server.server)
+    VerifyServicer(engine, info, target.tokenizer, target.grammars).register(server.server)
     engine.start()
     return VerifyReplica(engine)
 

@@ -10,13 +10,14 @@ from typing import Any
 import grpc
 
 from outrider.engine.loading.tokenizer_files import TokenizerFiles
+from outrider.grammar.compiler import GrammarCompiler, matcher_of
 from outrider.internal.v1 import verify_pb2, verify_pb2_grpc
 from outrider.protocol import wire
 from outrider.protocol.allowance import Allowance
 from outrider.protocol.errors import Flood, InvalidRequest
 from outrider.protocol.messages import ModelInfo, Opened, OpenVerify, Verdict
 from outrider.telemetry.rpc_spans import VERIFY, server_span
-from verify_service.admission import check_open
+from verify_service.admission import check_open, generated_tokens
 from verify_service.engine import VerifyEngine
 from verify_service.mailbox import Closed, Event, VerifyStream
 
@@ -27,10 +28,17 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
     """Serves one engine; `info` is what it serves, apart from what changes."""
 
-    def __init__(self, engine: VerifyEngine, info: ModelInfo, tokenizer: TokenizerFiles | None) -> None:
+    def __init__(
+        self,
+        engine: VerifyEngine,
+        info: ModelInfo,
+        tokenizer: TokenizerFiles | None,
+        grammars: GrammarCompiler | None = None,
+    ) -> None:
         self._engine = engine
         self._info = info
         self._tokenizer = tokenizer
+        self._grammars = grammars
 
     def register(self, server: grpc.aio.Server) -> None:
         """Serve on `server`."""
@@ -44,12 +52,18 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
     async def _serve(self, requests: Requests, context: Context) -> None:
         opening = await _opening(requests)
         check_open(opening, self._info)
-        stream = await self._engine.open(opening)
+        constraint = opening.sampling.constraint
+        matcher = await matcher_of(self._grammars, constraint, generated_tokens(opening))
+        stream = await self._engine.open(opening, matcher)
         allowance = Allowance.full()
         reader = asyncio.create_task(self._read(requests, stream, allowance))
         reader.add_done_callback(lambda task: self._stop_if_failed(stream, task))
         try:
             await _write(stream, allowance, context)
+        except InvalidRequest as error:
+            if self._grammars is not None and constraint is not None and error.field == constraint.field:
+                self._grammars.forget(constraint)
+            raise
         finally:
             reader.cancel()
             self._engine.close(stream)

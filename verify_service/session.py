@@ -7,12 +7,13 @@ logits choose the next one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import islice
 
 from outrider.engine.kv.pages import SequenceKv
+from outrider.grammar.matcher import Matcher
 from outrider.protocol.messages import FinishReason, OpenVerify, TokenBlock, VerifyPolicy
 from outrider.rpc.queues import Outbox
 from outrider.sampling.chooser import SamplingRow
@@ -20,6 +21,7 @@ from outrider.sampling.history import History
 from outrider.speculation.candidate_tree import CandidateTree, Node
 from verify_service.mailbox import Event
 from verify_service.speculation.drafting import Traffic
+from verify_service.speculation.forced_candidates import ForcedCandidates
 from verify_service.speculation.lookup_candidates import LookupCandidates, from_draft
 from verify_service.speculation.patience import Patience
 from verify_service.speculation.predicted_candidates import PredictedCandidates
@@ -79,6 +81,7 @@ class VerifySession:
         outbox: Outbox[Event],
         now: float,
         patience: Patience,
+        matcher: Matcher | None = None,
     ) -> None:
         self.id = id
         self.opening = opening
@@ -93,6 +96,9 @@ class VerifySession:
         self.history = History(committed[: opening.prompt_length], committed[opening.prompt_length :])
         self.lookup: LookupCandidates | None = None
         self.prediction: PredictedCandidates | None = None
+        self._matcher = matcher
+        """Where the text is in its grammar; None: it has none."""
+        self._forced = None if matcher is None else ForcedCandidates(matcher)
         self.patience = patience
         self.last_verdict = now
         """When the last verdict was published; at first, when the session was opened."""
@@ -161,7 +167,8 @@ class VerifySession:
         if self._eligible is None:
             # The node that commits the last token of all is not verified: its parent's row chooses it.
             max_depth = self.end_length - self.tree.committed_length - 1
-            found = _best_first(self.tree.children, max_depth, self._trust.factor)
+            allows = None if self._matcher is None else self._allows
+            found = _best_first(self.tree.children, max_depth, self._trust.factor, allows)
             self._eligible = list(islice(found, self.max_nodes))
         return self._eligible
 
@@ -182,7 +189,8 @@ class VerifySession:
 
     def needs_draft_for(self, node: Node) -> bool:
         """True when a draft proposed the node and nothing here did."""
-        return from_draft(node) and not any(own.found(node) for own in self._own_candidates)
+        own = any(own.found(node) for own in self._own_candidates)
+        return from_draft(node) and not (own or (self._forced is not None and self._forced.found(node)))
 
     def predicted(self, node: Node) -> bool:
         """True when the caller's prediction proposes the node at present."""
@@ -192,10 +200,18 @@ class VerifySession:
         """What choosing the token after a node, or after the committed ones, needs."""
         position = self.tree.committed_length + (node.depth if node is not None else 0)
         params, history = self.opening.sampling, self.history
-        if node is not None and params.penalised:
-            path = history.extended([step.token for step in node.path()])
-            return SamplingRow(params, position, position - self.opening.prompt_length, path)
-        return SamplingRow(params, position, position - self.opening.prompt_length, history)
+        generated = position - self.opening.prompt_length
+        if not (params.penalised or self._matcher):
+            return SamplingRow(params, position, generated, history)
+        path = _tokens_to(node)
+        mask = None if self._matcher is None else self._matcher.mask(path)
+        assert mask is not None or self._matcher is None, "no row is computed where the grammar has none"
+        extended = history.extended(path) if node is not None and params.penalised else history
+        return SamplingRow(params, position, generated, extended, mask)
+
+    def settle(self) -> str:
+        """After a commit, why the grammar lets nothing follow; empty when all is well."""
+        return "" if self._matcher is None or self.finished else self._matcher.settle()
 
     def commit(self, tokens: Sequence[int]) -> Committed:
         """Append what a step chose, cut where the generation ends."""
@@ -228,6 +244,9 @@ class VerifySession:
             for own in self._own_candidates:
                 own.propose(self.tree, price)
                 self._eligible = None
+        if self._forced is not None and not self.finished and self.policy is not VerifyPolicy.OFF:
+            self._forced.propose(self.tree)
+            self._eligible = None
         if self.policy is VerifyPolicy.SEQUENTIAL:
             self.deadline = now + self.patience.sequential_wait()
 
@@ -250,6 +269,11 @@ class VerifySession:
         """What proposes on this side of the wire, the better informed first."""
         return [own for own in (self.prediction, self.lookup) if own is not None]
 
+    def _allows(self, node: Node) -> bool:
+        """False when the grammar cannot have a node, or nothing after it: its parent's row says all."""
+        assert self._matcher is not None
+        return self._matcher.allows(_tokens_to(node))
+
     def _answered(self, base_length: int, arrived: float) -> None:
         """Learn how long the draft took to answer the verdict that reached `base_length`."""
         published = self._unanswered.pop(base_length, None)
@@ -269,10 +293,16 @@ class VerifySession:
         generated = self.tree.committed_length - self.opening.prompt_length
         first_stop = max(self.opening.sampling.min_tokens - generated, 0)
         for index, token in enumerate(tokens[:room]):
-            if index >= first_stop and token in self._stops:
+            complete = self._matcher is not None and self._matcher.advance(token)
+            if complete or (index >= first_stop and token in self._stops):
                 return list(tokens[: index + 1]), FinishReason.STOP
         finish = FinishReason.LENGTH if len(tokens) >= room else FinishReason.NONE
         return list(tokens[:room]), finish
+
+
+def _tokens_to(node: Node | None) -> tuple[int, ...]:
+    """From the last committed token, which is not one of them, to a node."""
+    return () if node is None else tuple([step.token for step in node.path()])
 
 
 def end_length(opening: OpenVerify, context_length: int) -> int:
@@ -292,7 +322,9 @@ def _inside(block: TokenBlock, vocabulary_size: int) -> TokenBlock:
     return replace(block, parents=parents)
 
 
-def _best_first(children: dict[int, Node], max_depth: int, trust: float) -> Iterator[Eligible]:
+def _best_first(
+    children: dict[int, Node], max_depth: int, trust: float, allows: Callable[[Node], bool] | None
+) -> Iterator[Eligible]:
     """Nodes in falling order of worth; a child's is never above its parent's."""
     frontier: list[tuple[float, int, Node]] = []
 
@@ -306,6 +338,8 @@ def _best_first(children: dict[int, Node], max_depth: int, trust: float) -> Iter
         open_below(children, 1.0)
     while frontier:
         worth, _, node = heappop(frontier)
+        if allows is not None and not allows(node):
+            continue
         yield Eligible(-worth, node)
         if node.depth < max_depth:
             open_below(node.children, -worth)

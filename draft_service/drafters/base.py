@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
+from outrider.grammar.matcher import Matcher
 from outrider.protocol.messages import OpenDraft
 from outrider.speculation.candidate_tree import Node, Rerooted
 
@@ -16,6 +17,7 @@ class CandidateSource(IntEnum):
 
     MODEL = 0
     LOOKUP = 1
+    GRAMMAR = 2
 
 
 class Candidate(NamedTuple):
@@ -71,6 +73,10 @@ class Drafter(Protocol):
 
     def open(self, key: int, request: OpenDraft) -> int:
         """Start a sequence; returns how many of its tokens need no computing. Raises Overloaded."""
+        ...
+
+    def constrain(self, key: int, matcher: Matcher) -> None:
+        """Propose only what a grammar allows, as far as the drafter can; `matcher` is at the last token."""
         ...
 
     def recall(self, key: int) -> Proposal:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from draft_service.drafters.base import NOTHING, Candidate, CandidateSource, Expansion, PageCounts, Proposal
+from outrider.grammar.matcher import Matcher
 from outrider.protocol.messages import OpenDraft
 from outrider.speculation.acceptance import lookup_bucket
 from outrider.speculation.candidate_tree import Rerooted
@@ -57,6 +58,9 @@ class LookupDrafter:
         """See Drafter; no token needs computing."""
         self._recalls[key] = SequenceLookup(request.token_ids)
         return len(request.token_ids)
+
+    def constrain(self, key: int, matcher: Matcher) -> None:
+        """See Drafter; the verify side drops what the grammar does not allow."""
 
     def recall(self, key: int) -> Proposal:
         """See Drafter."""

@@ -13,10 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from draft_service.drafters.base import Candidate, CandidateSource, Expansion, PageCounts, Proposal
+from draft_service.drafters.base import NOTHING, Candidate, CandidateSource, Expansion, PageCounts, Proposal
+from draft_service.drafters.constrained import forced, possible
 from draft_service.drafters.lookup import SequenceLookup
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.runner import ModelRunner, Segment
+from outrider.grammar.matcher import Matcher
 from outrider.protocol.errors import Overloaded
 from outrider.protocol.messages import OpenDraft, SamplingParams
 from outrider.sampling.chooser import Ranking, SamplingRow, prepare, rank
@@ -43,6 +45,8 @@ class _Sequence:
     kv: SequenceKv | None = None
     offsets: dict[int, int] = field(default_factory=dict)
     """Scratch offset of each expanded node, by node id, ascending."""
+    matcher: Matcher | None = None
+    """Where the text is in its grammar; None: it has none, or one that has become too costly."""
 
 
 @dataclass(slots=True)
@@ -95,9 +99,18 @@ class ModelDrafter:
         self._sequences[key] = sequence
         return kv.length
 
+    def constrain(self, key: int, matcher: Matcher) -> None:
+        """See Drafter."""
+        self._sequences[key].matcher = matcher
+
     def recall(self, key: int) -> Proposal:
-        """See Drafter: lookup proposes where the match is long."""
-        return self._sequences[key].recall.propose(LOOKUP_NODES, LOOKUP_DEPTH, SHORTEST_MATCH)
+        """See Drafter: what the grammar forces, else lookup proposes where the match is long."""
+        sequence = self._sequences[key]
+        matcher = sequence.matcher
+        if matcher is not None and (chain := forced(matcher, ())) is not None:
+            return chain
+        found = sequence.recall.propose(LOOKUP_NODES, LOOKUP_DEPTH, SHORTEST_MATCH)
+        return found if matcher is None else possible(matcher, found)
 
     def expand(self, expansions: Sequence[Expansion]) -> list[Proposal | None]:
         """See Drafter: one forward over a tail piece and nodes of each sequence."""
@@ -114,8 +127,8 @@ class ModelDrafter:
             self._eos_token_ids,
         )
         proposals: list[Proposal | None] = [None] * len(expansions)
-        for (_, index), ranking in zip(answered, rankings, strict=True):
-            proposals[index] = _proposal(ranking)
+        for (sequence, index), ranking in zip(answered, rankings, strict=True):
+            proposals[index] = _proposal(ranking, sequence.matcher, expansions[index].node)
         return proposals
 
     def commit(self, key: int, tokens: Sequence[int], rerooted: Rerooted) -> None:
@@ -124,6 +137,7 @@ class ModelDrafter:
         sequence.tokens.extend(tokens)
         sequence.history.append(tokens)
         sequence.recall.append(tokens)
+        _advance(sequence, tokens)
         if sequence.kv is None or not sequence.offsets:
             return
         offsets = sequence.offsets
@@ -219,16 +233,40 @@ def _segment(feed: _Feed) -> Segment:
     return Segment(feed.kv, feed.tokens, feed.parents, [place for place, _ in feed.wanted])
 
 
+def _advance(sequence: _Sequence, tokens: Sequence[int]) -> None:
+    """Take the grammar along; without its masks a draft is worse, not wrong."""
+    if sequence.matcher is None:
+        return
+    for token in tokens:
+        sequence.matcher.advance(token)
+    if sequence.matcher.settle():
+        sequence.matcher = None
+
+
 def _row(sequence: _Sequence, node: Node | None) -> SamplingRow:
     """What the choice of a child of `node` depends on."""
     position = len(sequence.tokens) + (node.depth if node is not None else 0)
+    generated = position - sequence.prompt_length
+    path = _tokens_to(node) if sequence.params.penalised or sequence.matcher else ()
     history: History | Path = sequence.history
-    if node is not None and sequence.params.penalised:
-        history = sequence.history.extended([step.token for step in node.path()])
-    return SamplingRow(sequence.params, position, position - sequence.prompt_length, history)
+    if path and sequence.params.penalised:
+        history = sequence.history.extended(path)
+    mask = None if sequence.matcher is None else sequence.matcher.mask(path)
+    return SamplingRow(sequence.params, position, generated, history, mask)
 
 
-def _proposal(ranking: Ranking) -> Proposal:
+def _tokens_to(node: Node | None) -> tuple[int, ...]:
+    return () if node is None else tuple([step.token for step in node.path()])
+
+
+def _proposal(ranking: Ranking, matcher: Matcher | None, node: Node | None) -> Proposal:
+    """The ranked children, those that the grammar forces, or none where it allows none."""
+    if matcher is not None:
+        path = _tokens_to(node)
+        if not matcher.allows(path):
+            return NOTHING
+        if (chain := forced(matcher, path)) is not None:
+            return chain
     candidates = [
         Candidate(token, CandidateSource.MODEL, bucket, place)
         for place, (token, bucket) in enumerate(zip(ranking.tokens, ranking.buckets, strict=True))

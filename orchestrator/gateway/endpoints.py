@@ -18,7 +18,7 @@ from orchestrator.gateway.responses import Answer
 from orchestrator.gateway.streams import merged, while_connected
 from outrider.client import AsyncClient, Chunk, Complete, Event, Model
 from outrider.client.results import Collected
-from outrider.protocol.errors import InternalError, OutriderError, UnknownModel
+from outrider.protocol.errors import InternalError, InvalidRequest, OutriderError, UnknownModel
 from outrider.telemetry.logs import get_logger
 
 logger = get_logger(__name__)
@@ -92,14 +92,18 @@ class Generating:
         """All events of a request, counted."""
         opened, first = time.monotonic(), True
         streams = [partial(self._client.stream, one, **self._call(state)) for one in asked.requests]
-        async with aclosing(merged(streams, asked.per_prompt)) as events:
-            async for event in events:
-                if first and isinstance(event, Chunk):
-                    self._instruments.first_text(time.monotonic() - opened)
-                    first = False
-                if isinstance(event, Complete):
-                    self._instruments.completed(event.model, event.usage.completion_tokens, event.speculation)
-                yield event
+        try:
+            async with aclosing(merged(streams, asked.per_prompt)) as events:
+                async for event in events:
+                    if first and isinstance(event, Chunk):
+                        self._instruments.first_text(time.monotonic() - opened)
+                        first = False
+                    if isinstance(event, Complete):
+                        tokens = event.usage.completion_tokens
+                        self._instruments.completed(event.model, tokens, event.speculation)
+                    yield event
+        except InvalidRequest as error:
+            raise asked.named(error) from None
 
     def _call(self, state: dict[str, Any]) -> dict[str, Any]:
         return {"timeout": self._seconds, **_credentials(state)}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.gateway import reading
+from orchestrator.gateway import constraints, reading
 from orchestrator.gateway.errors import Problem, wrong
 from orchestrator.gateway.reading import Reader
 
@@ -83,12 +83,12 @@ COMMON: Mapping[str, Field] = {
     "echo": Only((False,)),
     "prompt_logprobs": Refused(),
     "truncate_prompt_tokens": Refused("shorten the prompt"),
-    "guided_json": Refused(),
-    "guided_regex": Refused(),
-    "guided_choice": Refused(),
-    "guided_grammar": Refused(),
-    "structured_outputs": Refused(),
-    "response_format": Only(({"type": "text"},)),
+    "guided_json": Own(constraints.schema),
+    "guided_regex": Own(constraints.regex),
+    "guided_choice": Own(constraints.choice),
+    "guided_grammar": Own(constraints.grammar),
+    "structured_outputs": Own(constraints.structured_outputs),
+    "response_format": Own(constraints.response_format),
     # Ours
     "task": Option(reading.text, "task"),
     "speculation": Own(_anything),

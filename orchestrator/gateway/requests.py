@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.gateway import reading
+from orchestrator.gateway.constraints import constraint_of
 from orchestrator.gateway.errors import wrong
 from orchestrator.gateway.fields import CHAT, COMPLETIONS, Sorted, sort_fields
 from outrider.client import Message, Request
+from outrider.protocol.errors import InvalidRequest
 
 TEMPERATURE = 1.0
 """OpenAI's default. The gRPC service's own is 0."""
@@ -34,6 +36,14 @@ class Asked:
     """A stream ends with the token counts."""
     top_logprobs: int | None = None
     """Alternatives to show of each token; None: no log probabilities."""
+    constrained_by: str = ""
+    """The field that says what the text must be."""
+
+    def named(self, error: InvalidRequest) -> InvalidRequest:
+        """An error with the name that a field has here, where the orchestrator calls it otherwise."""
+        option = (error.field or "").removeprefix("sampling.")
+        constrained = option in ("json_schema", "json_object", "regex", "choice", "grammar")
+        return InvalidRequest(self.constrained_by, error.problem) if constrained else error
 
     @property
     def per_prompt(self) -> int:
@@ -84,13 +94,14 @@ def messages_of(value: Any) -> tuple[Message, ...]:
 
 
 def _asked(fields: Sorted, requests: list[Request], chat: bool) -> Asked:
-    stream = fields.own.get("stream", False)
+    stream, constrained = fields.own.get("stream", False), constraint_of(fields.own)
     return Asked(
         requests=tuple(requests),
         chat=chat,
         stream=stream,
         include_usage=_include_usage(fields.own.get("stream_options"), stream),
         top_logprobs=requests[0].logprobs,
+        constrained_by=constrained.path if constrained else "",
     )
 
 
@@ -102,6 +113,8 @@ def _options(fields: Sorted) -> dict[str, Any]:
     most = _max_tokens(fields.own)
     if most is not None:
         options["max_tokens"] = most
+    if constrained := constraint_of(fields.own):
+        options[constrained.option] = constrained.value
     return options | _speculation(fields.own.get("speculation"))
 
 

@@ -81,6 +81,8 @@ class Request:
     record_steps: bool = False
     chat: bool = False
     """The prompt came as messages."""
+    complete: bool = False
+    """The resumed tokens are all that the constraint allows."""
 
     @property
     def max_length(self) -> int:
@@ -97,7 +99,10 @@ class Request:
         return replace(self.sampling, seed=seed, stop=(), n=1)
 
     def finished_by(self, generated: Sequence[int]) -> FinishReason:
-        """Why nothing follows these generated tokens, by the rules that the verify service applies."""
+        """Why nothing follows these generated tokens, by the rules that the verify service applies; what the
+        constraint says is known of the resumed ones."""
+        if self.complete:
+            return FinishReason.STOP
         if not generated:
             return FinishReason.NONE
         stops = set(self.sampling.stop_token_ids)
@@ -207,6 +212,11 @@ class Resolver:
                 raise InvalidRequest(
                     f"sampling.logit_bias[{token}]", f"is not below the vocabulary size {size}"
                 )
+        if sampling.constraint is not None and self.tokenizer is None:
+            field = sampling.constraint.field
+            raise InvalidRequest(
+                field, "the model came without a tokenizer, which constraints need; leave it out"
+            )
         if sampling.stop and self.tokenizer is None:
             raise InvalidRequest("sampling.stop", "the model came without a tokenizer; use stop_token_ids")
 

@@ -6,11 +6,14 @@ from array import array
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from orchestrator.text.constraint_check import KIND, ConstraintCheck, check_from
 from orchestrator.text.tokenizer import ChatMessage, TextTokenizer
 
 MESSAGE_BYTES = 64
 """What a message of a conversation counts besides its text: the template runs for each."""
 ID_BYTES = 4
+OVER_BOUNDS = "takes more time or memory to tokenize than a prompt may; shorten it"
+"""What is said of a job that is the end of its process."""
 
 Plain: TypeAlias = tuple[Any, ...]
 """A kind, and values that `marshal` knows."""
@@ -24,6 +27,7 @@ class TextPrompt:
     special_tokens: bool = True
     field: str = "text"
     """Of the request that it came in."""
+    over_bounds = OVER_BOUNDS
 
     @property
     def size(self) -> int:
@@ -46,6 +50,7 @@ class ChatPrompt:
     messages: tuple[ChatMessage, ...]
     special_tokens: bool = False
     generation_prompt: bool = True
+    over_bounds = OVER_BOUNDS
 
     @property
     def field(self) -> str:
@@ -75,6 +80,7 @@ class Ids:
 
     ids: tuple[int, ...]
     special_tokens: bool = False
+    over_bounds = OVER_BOUNDS
 
     @property
     def field(self) -> str:
@@ -98,7 +104,10 @@ class Ids:
 Prompt: TypeAlias = TextPrompt | ChatPrompt
 
 
-def job_from(plain: Plain) -> Prompt | Ids:
+Job: TypeAlias = Prompt | Ids | ConstraintCheck
+
+
+def job_from(plain: Plain) -> Job:
     """The inverse of `plain`.
 
     Raises:
@@ -111,4 +120,6 @@ def job_from(plain: Plain) -> Prompt | Ids:
             return ChatPrompt(tuple(ChatMessage(*pair) for pair in pairs), special, generation)
         case ("ids", bytes(data), bool(special)):
             return Ids(tuple(array("I", data)), special)
+        case (kind, str(name), list(texts), bytes(generated), bytes(ends)) if kind == KIND:
+            return check_from(name, texts, generated, ends)
     raise ValueError("no job of a tokenizer")

@@ -15,7 +15,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+from orchestrator.text.constraint_check import ConstraintCheck
 from orchestrator.text.jobs import Ids, Plain, Prompt
+from orchestrator.text.jobs import Job as Asked
 from orchestrator.text.tokenizer import TextTokenizer
 from orchestrator.text.tokenizer_process import TokenizerProcess
 from outrider.protocol.errors import (
@@ -33,8 +35,8 @@ INLINE_BYTES = 4096
 """Prompts up to here are tokenized on the event loop: about 2 ms, at most 5."""
 MAX_WAITING = 256
 CONFUSED = "the process that tokenizes long prompts answered with something else"
-OVER_BOUNDS = (-signal.SIGPROF, -signal.SIGABRT)
-"""How the process ends for a prompt that takes more time or memory than it may."""
+OVER_BOUNDS = (-signal.SIGPROF, -signal.SIGABRT, -signal.SIGSEGV)
+"""How the process ends for a job that takes more time, memory or stack than it may."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +45,7 @@ class Job:
 
     size: int
     number: int
-    asked: Prompt | Ids
+    asked: Asked
     tokenizer: TextTokenizer
     positions: int
     done: asyncio.Future[Found]
@@ -71,7 +73,7 @@ class Worker(Protocol):
         """End it, if it has not; its exit status, minus the signal's number after a signal."""
 
 
-Found: TypeAlias = tuple[int, ...] | str
+Found: TypeAlias = tuple[int, ...] | str | bool
 Start = Callable[[TextTokenizer, int], Awaitable[Worker]]
 
 
@@ -96,7 +98,7 @@ class Tokenizing:
             Unavailable: the process ended twice, or cannot be started.
         """
         tokens = await self._done(prompt, tokenizer, positions)
-        if isinstance(tokens, str):
+        if not isinstance(tokens, tuple):
             raise Unavailable(CONFUSED)
         return tokens
 
@@ -112,7 +114,19 @@ class Tokenizing:
             raise Unavailable(CONFUSED)
         return text
 
-    async def _done(self, asked: Prompt | Ids, tokenizer: TextTokenizer, positions: int) -> Found:
+    async def checked(self, check: ConstraintCheck, tokenizer: TextTokenizer, positions: int) -> bool:
+        """Whether the text so far is all that a constraint allows.
+
+        Raises:
+            InvalidRequest: the constraint is wrong or too costly, or a generated token does not follow it.
+            Overloaded, Unavailable: as above.
+        """
+        complete = await self._done(check, tokenizer, positions)
+        if not isinstance(complete, bool):
+            raise Unavailable(CONFUSED)
+        return complete
+
+    async def _done(self, asked: Asked, tokenizer: TextTokenizer, positions: int) -> Found:
         size = asked.size
         if self.waiting >= MAX_WAITING or (self._bytes and self._bytes + size > self._max_bytes):
             raise Overloaded(
@@ -173,9 +187,7 @@ class Tokenizing:
                 return _outcome(job, answer)
             logger.warning("the process that tokenizes long prompts has ended", status=status)
             if status in OVER_BOUNDS:
-                raise InvalidRequest(
-                    job.named, "takes more time or memory to tokenize than a prompt may; shorten it"
-                )
+                raise InvalidRequest(job.named, job.asked.over_bounds)
         raise Unavailable("the process that tokenizes long prompts ended twice; try again")
 
     async def _worker_for(self, job: Job) -> Worker:
@@ -207,6 +219,8 @@ def _outcome(job: Job, answer: tuple[str, Any]) -> Found:
             return tuple(array("I", data))
         case ("text", str(text)):
             return text
+        case ("checked", bool(complete)):
+            return complete
         case ("too_long", int(count)):
             raise ContextTooLong(
                 job.named, f"{count} tokens or more do not fit the context of {job.positions}; shorten it"

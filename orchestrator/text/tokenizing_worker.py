@@ -18,6 +18,7 @@ import sys
 from array import array
 from typing import Any, BinaryIO
 
+from orchestrator.text.constraint_check import KIND, ConstraintCheck
 from orchestrator.text.jobs import Ids, Plain, job_from
 from orchestrator.text.tokenizer import TextTokenizer
 from outrider.protocol.errors import InvalidRequest
@@ -27,6 +28,10 @@ NICENESS = 5
 """Under load a long prompt gets a third of the processor time of what runs already."""
 BASE_SECONDS, POSITION_SECONDS = 5.0, 20e-6
 """Processor time of a prompt: this much, and more per position of the context (ordinary text takes 6e-6)."""
+CHECK_SECONDS = 2.0
+"""In place of the former for a constraint: an engine compiles it as well."""
+STACK_BYTES = 8 << 20
+"""A constraint that needs more ends the process; engines have more (`outrider.grammar.compiler`)."""
 BASE_BYTES, POSITION_BYTES = 256 << 20, 1024
 """Memory for a prompt, likewise (ordinary text takes 600)."""
 KEPT_BYTES = 128 << 20
@@ -48,13 +53,15 @@ def read_frame(file: BinaryIO) -> Any:
 def answer(tokenizer: TextTokenizer, positions: int, plain: Plain) -> tuple[str, Any]:
     """What a job of `orchestrator.text.jobs` comes to.
 
-    ("tokens", unsigned 32-bit numbers), ("too_long", how many there are at least), ("text", text), or
-    ("refused", (field, problem)).
+    ("tokens", unsigned 32-bit numbers), ("too_long", how many there are at least), ("text", text),
+    ("checked", whether the text is complete), or ("refused", (field, problem)).
     """
     job = job_from(plain)
     if isinstance(job, Ids):
         return "text", job.text(tokenizer)
     try:
+        if isinstance(job, ConstraintCheck):
+            return "checked", job.complete(tokenizer)
         tokens = job.tokens(tokenizer, positions)
     except InvalidRequest as error:
         return "refused", (error.field, error.problem)
@@ -69,9 +76,11 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
     tokenizer = TextTokenizer(*files)
     start = _peak_bytes()
     _bound_memory(BASE_BYTES + POSITION_BYTES * positions)
+    _bound(resource.RLIMIT_STACK, STACK_BYTES)
     leaving = False
     while not leaving and (job := read_frame(source)) is not None:
-        signal.setitimer(signal.ITIMER_PROF, BASE_SECONDS + POSITION_SECONDS * positions)
+        base = CHECK_SECONDS if job[0] == KIND else BASE_SECONDS
+        signal.setitimer(signal.ITIMER_PROF, base + POSITION_SECONDS * positions)
         result = answer(tokenizer, positions, job)
         signal.setitimer(signal.ITIMER_PROF, 0)
         leaving = _peak_bytes() - start > KEPT_BYTES
@@ -90,8 +99,12 @@ def _bound_memory(more: int) -> None:
             pages = int(file.read().split()[0])
     except OSError:
         return
-    most = pages * resource.getpagesize() + more
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    _bound(resource.RLIMIT_AS, pages * resource.getpagesize() + more)
+
+
+def _bound(limit: int, most: int) -> None:
+    _, hard = resource.getrlimit(limit)
+    resource.setrlimit(limit, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 if __name__ == "__main__":

@@ -50,6 +50,7 @@ def add_request_flags(parser: argparse.ArgumentParser) -> None:
         "--logit-bias", action="append", default=[], metavar="ID=X", help="add to the logit of a token"
     )
     sampling.add_argument("--ignore-eos", action="store_true", help="do not stop at the model's end tokens")
+    add_constraint_flags(parser)
     speculation = parser.add_argument_group("speculation (never changes the tokens)")
     speculation.add_argument(
         "--mode",
@@ -64,6 +65,16 @@ def add_request_flags(parser: argparse.ArgumentParser) -> None:
     request.add_argument("--model", default="", metavar="NAME", help="model name; empty: the one served")
     request.add_argument("--task", default="", metavar="LABEL", help="traffic label for statistics")
     request.add_argument("--priority", type=int, default=0, metavar="N", help="higher is served first")
+
+
+def add_constraint_flags(parser: argparse.ArgumentParser) -> None:
+    """What the text must be."""
+    group = parser.add_argument_group("constraint (one at most)").add_mutually_exclusive_group()
+    group.add_argument("--json-schema", metavar="FILE", help="JSON that the schema in a file admits")
+    group.add_argument("--json-object", action="store_true", help="some JSON object")
+    group.add_argument("--regex", metavar="REGEX", help="a match of a regular expression")
+    group.add_argument("--choice", action="append", default=[], metavar="TEXT", help="one of these texts")
+    group.add_argument("--grammar", metavar="FILE", help="what the Lark grammar in a file derives")
 
 
 def add_connection_flags(parser: argparse.ArgumentParser) -> None:
@@ -119,10 +130,15 @@ def request_of(arguments: argparse.Namespace, record_timeline: bool) -> Request:
         stop_token_ids=_ids("--stop-token-ids", arguments.stop_token_ids),
         logit_bias=dict(_bias(item) for item in arguments.logit_bias),
         ignore_eos=arguments.ignore_eos or None,
+        json_schema=_content("--json-schema", arguments.json_schema),
+        json_object=arguments.json_object or None,
+        regex=arguments.regex,
+        choice=arguments.choice,
+        grammar=_content("--grammar", arguments.grammar),
         mode=arguments.mode,
         max_nodes=arguments.max_nodes,
         max_depth=arguments.max_depth,
-        prediction=_read("--prediction", arguments.prediction) if arguments.prediction else "",
+        prediction=_content("--prediction", arguments.prediction) or "",
         model=arguments.model,
         task=arguments.task,
         priority=arguments.priority,
@@ -143,8 +159,8 @@ def _prompt(arguments: argparse.Namespace) -> str | tuple[int, ...] | tuple[Mess
 
 
 def _text(arguments: argparse.Namespace) -> str:
-    if arguments.file:
-        return _read("--file", arguments.file)
+    if (content := _content("--file", arguments.file)) is not None:
+        return content
     if arguments.prompt not in (None, "-"):
         return str(arguments.prompt)
     if arguments.prompt is None and sys.stdin.isatty():
@@ -152,7 +168,10 @@ def _text(arguments: argparse.Namespace) -> str:
     return sys.stdin.read()
 
 
-def _read(flag: str, path: str) -> str:
+def _content(flag: str, path: str | None) -> str | None:
+    """The text of a file, if one is named."""
+    if not path:
+        return None
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -44,6 +44,11 @@ class Options(TypedDict, total=False):
     ignore_eos: bool
     logprobs: int
     n: int
+    json_schema: str | Mapping[str, Any]
+    json_object: bool
+    regex: str
+    choice: Sequence[str]
+    grammar: str
     mode: Mode
     max_nodes: int
     max_depth: int
@@ -88,6 +93,12 @@ class Request:
     ignore_eos: bool | None = None
     logprobs: int | None = None
     n: int | None = None
+    json_schema: str | Mapping[str, Any] | None = None
+    """A JSON schema, as text or as what JSON makes of it; of this and the next four, one at most."""
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Sequence[str] = ()
+    grammar: str | None = None
     mode: Mode = "auto"
     max_nodes: int | None = None
     max_depth: int | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -62,6 +63,7 @@ def request_to_pb(request: Request) -> generation_pb2.GenerateRequest:
     _extend(pb.sampling, "sampling.", "stop", request.stop)
     _extend(pb.sampling, "sampling.", "stop_token_ids", request.stop_token_ids)
     _fill_bias(pb, request.logit_bias)
+    _fill_constraint(pb.sampling, request)
     _set(pb.speculation, "speculation.", "mode", generation_pb2.Mode.Value(f"MODE_{request.mode.upper()}"))
     for name in ("max_nodes", "max_depth"):
         _set(pb.speculation, "speculation.", name, getattr(request, name))
@@ -214,6 +216,28 @@ def _fill_bias(pb: generation_pb2.GenerateRequest, bias: Mapping[int, float]) ->
             pb.sampling.logit_bias[token] = value
         except (ValueError, TypeError) as error:
             raise InvalidRequest(f"sampling.logit_bias[{token!r}]", _problem(value, error)) from None
+
+
+def _fill_constraint(pb: Any, request: Request) -> None:
+    """What the text must be."""
+    schema = request.json_schema
+    if schema is not None and not isinstance(schema, str):
+        try:
+            schema = json.dumps(schema)
+        except (TypeError, ValueError) as error:
+            raise InvalidRequest("sampling.json_schema", f"cannot be written as JSON ({error})") from None
+    given: dict[str, Any] = {"json_schema": schema, "json_object": request.json_object or None}
+    given |= {"regex": request.regex, "grammar": request.grammar, "choice": request.choice or None}
+    chosen = [name for name, value in given.items() if value is not None]
+    if isinstance(request.choice, str):
+        raise InvalidRequest("sampling.choice", "must be a list of texts")
+    if len(chosen) > 1:
+        raise InvalidRequest(f"sampling.{chosen[1]}", f"cannot be given with {chosen[0]}")
+    for name in chosen:
+        if name == "choice":
+            _extend(pb.choice, "sampling.choice.", "texts", request.choice)
+        else:
+            _set(pb, "sampling.", name, given[name])
 
 
 def _set(pb: Pb, path: str, name: str, value: Any) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from outrider.protocol.constraint import Constraint
 from outrider.protocol.errors import InvalidRequest
 
 MAX_ENTRIES = {"logit_bias": 1024, "stop": 16, "stop_token_ids": 256}
@@ -73,6 +74,8 @@ class SamplingParams:
     logprobs: int | None = None
     """Alternatives to report beside the committed token; None: no log probabilities."""
     n: int = 1
+    constraint: Constraint | None = None
+    """What the generated text must be."""
 
     def __post_init__(self) -> None:
         _within("sampling.temperature", self.temperature, 0.0, 100.0)

@@ -6,6 +6,9 @@
     presence     - penalty when in the output (OpenAI)
     bias         + bias of the token
     min_tokens   end and stop tokens cannot be chosen before so many are generated
+    mask         tokens that the grammar does not allow there cannot be chosen
+
+A text that its grammar lets go no further ends, whatever min_tokens and ignore_eos say.
 
 Shapes: N rows, V vocabulary, E (row, token) pairs that a penalty changes.
 """
@@ -15,7 +18,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.protocol.messages import SamplingParams
@@ -31,6 +36,8 @@ class SamplingRow(NamedTuple):
     generated: int
     """Tokens generated before it on this path."""
     history: History | Path
+    mask: bytes | None = None
+    """Tokens that a grammar allows there, one bit each (`outrider.grammar.matcher.Mask`); None: all."""
 
 
 def plain(rows: Sequence[SamplingRow]) -> bool:
@@ -39,7 +46,7 @@ def plain(rows: Sequence[SamplingRow]) -> bool:
     for row in rows:
         params = row.params
         if params is not last:  # a session's rows share one
-            if params.penalised or params.logit_bias:
+            if params.penalised or params.logit_bias or params.constraint is not None:
                 return False
             last, min_tokens = params, params.min_tokens
         if row.generated < min_tokens:
@@ -56,7 +63,10 @@ def processed(logits: Tensor, rows: Sequence[SamplingRow], eos_token_ids: Collec
         return logits
     penalised = [index for index, row in enumerate(rows) if row.params.penalised]
     biased = [index for index, row in enumerate(rows) if row.params.logit_bias]
-    masked = [index for index, row in enumerate(rows) if row.generated < row.params.min_tokens]
+    constrained = [index for index, row in enumerate(rows) if row.mask is not None]
+    masked = [
+        index for index, row in enumerate(rows) if row.generated < row.params.min_tokens and row.mask is None
+    ]
     logits = logits.clone()
     if penalised:
         _penalise(logits, rows, penalised)
@@ -64,6 +74,8 @@ def processed(logits: Tensor, rows: Sequence[SamplingRow], eos_token_ids: Collec
         _add_biases(logits, rows, biased)
     if masked:
         _mask_ends(logits, rows, masked, eos_token_ids)
+    if constrained:
+        _constrain(logits, rows, constrained, eos_token_ids)
     return logits
 
 
@@ -143,3 +155,26 @@ def _mask_ends(
     for index in masked:
         ends = [token for token in (*eos_token_ids, *rows[index].params.stop_token_ids) if token < size]
         logits[index, ends] = -torch.inf
+
+
+def _constrain(
+    logits: Tensor, rows: Sequence[SamplingRow], constrained: list[int], eos_token_ids: Collection[int]
+) -> None:
+    allowed = np.stack([_allowed(rows[index], logits.shape[1], eos_token_ids) for index in constrained])
+    where = torch.from_numpy(~allowed).to(logits.device)
+    logits[constrained] = logits[constrained].masked_fill_(where, -torch.inf)
+
+
+def _allowed(row: SamplingRow, size: int, eos_token_ids: Collection[int]) -> NDArray[np.bool_]:
+    """Which of `size` tokens may be chosen: those of the mask, without ends that come too early."""
+    assert row.mask is not None
+    bits = np.unpackbits(np.frombuffer(row.mask, np.uint8), count=size, bitorder="little")
+    allowed = bits.view(np.bool_)
+    params, early = row.params, row.generated < row.params.min_tokens
+    barred = [*eos_token_ids] if early or params.ignore_eos else []
+    barred += params.stop_token_ids if early else ()
+    if not barred:
+        return allowed
+    later = allowed.copy()
+    later[[token for token in barred if token < size]] = False
+    return later if later.any() else allowed

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from outrider.protocol.messages import MAX_STEP_NODES, Origin, StepNodes
 from outrider.speculation.candidate_tree import Node
+from verify_service.speculation.forced_candidates import is_forced
 from verify_service.speculation.lookup_candidates import from_draft
 
 
@@ -22,4 +23,6 @@ def step_nodes(nodes: Sequence[Node]) -> StepNodes:
 
 def origin_of(node: Node) -> Origin:
     """Who proposed the node first."""
-    return Origin.DRAFT if from_draft(node) else Origin.LOOKUP
+    if from_draft(node):
+        return Origin.DRAFT
+    return Origin.GRAMMAR if is_forced(node) else Origin.LOOKUP

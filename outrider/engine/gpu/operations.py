@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from outrider.engine.fused_decoder.decoder import FusedDecoder, FusedLayer, Gate, Norm
@@ -59,7 +60,8 @@ class GpuOperations:
         called: Linear = gate.forward
         if gate.opened or gate.activation is not silu:
             return called
-        return partial(_gate, gate.gate_up.forward, gate.gate_up.out_features // 2)
+        gate_up = cast(nn.Linear, gate.gate_up)
+        return partial(_gate, gate_up.forward, gate_up.out_features // 2)
 
     def _mix(self, layer: FusedLayer, qkv: Tensor, rotated: RotatedStep) -> Tensor:
         """Attention's output [N, Q * D] for qkv [N, Q + 2 H, D]."""

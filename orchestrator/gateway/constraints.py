@@ -1,0 +1,94 @@
+"""The fields that say what the text must be, OpenAI's and vLLM's, as one option of the client's request."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from orchestrator.gateway import reading
+from orchestrator.gateway.errors import wrong
+
+FIELDS = (
+    *("response_format", "structured_outputs"),
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+)
+
+
+class Constrained(NamedTuple):
+    """What the text must be, and the field that says so."""
+
+    path: str
+    option: str
+    """Of the client's request."""
+    value: Any
+
+
+def constraint_of(own: Mapping[str, Any]) -> Constrained | None:
+    """The constraint among the fields of a request, if there is one.
+
+    Raises:
+        Problem: more than one field sets a constraint.
+    """
+    found = [own[name] for name in FIELDS if own.get(name) is not None]
+    if len(found) > 1:
+        raise wrong(found[1].path, f"cannot be given with {found[0].path}")
+    return found[0] if found else None
+
+
+def response_format(path: str, value: Any) -> Constrained | None:
+    """OpenAI's; `strict`, `name` and `description` change nothing: the schema is always held."""
+    members = reading.members(path, value, {"type", "json_schema"})
+    match members.get("type"):
+        case "text":
+            return None
+        case "json_object":
+            return Constrained(path, "json_object", True)
+        case "json_schema":
+            inside = f"{path}.json_schema"
+            known = {"name", "description", "schema", "strict"}
+            return schema(
+                f"{inside}.schema", reading.members(inside, members.get("json_schema"), known).get("schema")
+            )
+        case other:
+            said = str(other)[:40]
+            raise wrong(f"{path}.type", f"must be text, json_object or json_schema, not {said!r}")
+
+
+def schema(path: str, value: Any) -> Constrained:
+    """A JSON schema, or the text of one."""
+    if not isinstance(value, str | dict):
+        raise wrong(path, "must be a JSON schema: an object, or the text of one")
+    return Constrained(path, "json_schema", value if isinstance(value, str) else json.dumps(value))
+
+
+def regex(path: str, value: Any) -> Constrained:
+    """A regular expression."""
+    return Constrained(path, "regex", reading.text(path, value))
+
+
+def choice(path: str, value: Any) -> Constrained:
+    """Texts."""
+    texts = reading.listed(path, value, reading.text)
+    if not texts:
+        raise wrong(path, "must have at least one text")
+    return Constrained(path, "choice", texts)
+
+
+def grammar(path: str, value: Any) -> Constrained:
+    """A grammar."""
+    return Constrained(path, "grammar", reading.text(path, value))
+
+
+def structured_outputs(path: str, value: Any) -> Constrained | None:
+    """vLLM's object, of one member."""
+    readers = {"json": schema, "regex": regex, "choice": choice, "grammar": grammar}
+    members = reading.members(path, value, {*readers, "json_object"})
+    if members.pop("json_object", None) is True:
+        members["json_object"] = True
+    if len(members) > 1:
+        raise wrong(path, f"must have one of {', '.join(members)}")
+    for name, member in members.items():
+        inside = f"{path}.{name}"
+        return readers[name](inside, member) if name in readers else Constrained(path, "json_object", True)
+    return None

@@ -1,0 +1,63 @@
+"""Constraints are checked before a request waits for a place; those found sound are not checked again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+
+from orchestrator.request.resolver import Asked
+from orchestrator.text.constraint_check import ConstraintCheck
+from orchestrator.text.tokenizer import TextTokenizer
+from orchestrator.text.tokenizing import Tokenizing
+from outrider.protocol.errors import DeadlineExceeded
+from outrider.protocol.messages import ModelInfo
+
+MAX_REMEMBERED = 4096
+"""Digests of 32 bytes."""
+
+
+class Constraints:
+    """Asks a process of its own: no prompt waits behind a grammar. `clock` tells the deadlines."""
+
+    def __init__(self, process: Tokenizing, clock: Callable[[], float]) -> None:
+        self._process = process
+        self._clock = clock
+        self._sound: OrderedDict[bytes, None] = OrderedDict()
+
+    async def complete(
+        self, asked: Asked, tokenizer: TextTokenizer, served: ModelInfo, deadline: float
+    ) -> bool:
+        """Whether the resumed tokens of a request are all that its constraint allows.
+
+        Raises:
+            InvalidRequest: the constraint is wrong or too costly, or a resumed token does not follow it.
+            Overloaded: too much waits already.
+            Unavailable: the process ended twice, or cannot be started.
+            DeadlineExceeded: the deadline passed.
+        """
+        constraint, resumed = asked.sampling.constraint, asked.resume_token_ids
+        if constraint is None:
+            return False
+        digest = constraint.digest
+        if not resumed and digest in self._sound:
+            self._sound.move_to_end(digest)
+            return False
+        check = ConstraintCheck(constraint, resumed, served.eos_token_ids)
+        complete = await self._until(deadline, check, tokenizer, served.context_length)
+        self._remember(digest)
+        return complete
+
+    def _remember(self, digest: bytes) -> None:
+        self._sound[digest] = None
+        if len(self._sound) > MAX_REMEMBERED:
+            self._sound.popitem(last=False)
+
+    async def _until(
+        self, deadline: float, check: ConstraintCheck, tokenizer: TextTokenizer, positions: int
+    ) -> bool:
+        try:
+            async with asyncio.timeout(deadline - self._clock()):
+                return await self._process.checked(check, tokenizer, positions)
+        except TimeoutError:
+            raise DeadlineExceeded("the deadline passed before the constraint was checked") from None

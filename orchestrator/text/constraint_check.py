@@ -1,0 +1,71 @@
+"""Whether a constraint is sound and the tokens of a resumed text follow it: a job of the tokenizer's process.
+
+Elsewhere because the grammar library may take seconds, or end its process, for a constraint that was made to
+do that. It is compiled against single bytes, which are enough to tell and take no time to load.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+from orchestrator.text.tokenizer import TextTokenizer
+from outrider.protocol.constraint import Constraint, ConstraintKind
+from outrider.protocol.errors import InvalidRequest
+
+KIND = "constraint"
+"""Of the job, as plain data."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConstraintCheck:
+    """A constraint, the tokens that are generated under it already, and those that end a text."""
+
+    constraint: Constraint
+    generated: tuple[int, ...] = ()
+    ends: tuple[int, ...] = ()
+    over_bounds = "takes more time or memory to compile than a constraint may; simplify it"
+
+    @property
+    def field(self) -> str:
+        """Of the request that it came in."""
+        return self.constraint.field
+
+    @property
+    def size(self) -> int:
+        """Bytes that it counts."""
+        return self.constraint.size + array("I").itemsize * len(self.generated)
+
+    def plain(self) -> tuple[object, ...]:
+        """For `check_from`."""
+        generated, ends = array("I", self.generated).tobytes(), array("I", self.ends).tobytes()
+        return KIND, str(self.constraint.kind), list(self.constraint.texts), generated, ends
+
+    def complete(self, tokenizer: TextTokenizer) -> bool:
+        """Whether the generated tokens are a whole text that nothing can follow.
+
+        Raises:
+            InvalidRequest: the constraint is wrong, or a token does not follow it.
+        """
+        from outrider.grammar.compiling import compiled  # the orchestrator itself does without the library
+        from outrider.grammar.matcher import Matcher, replay
+        from outrider.grammar.vocabulary import BYTE_EOS, bytes_alone
+
+        matcher = Matcher(compiled(self.constraint, bytes_alone()))
+        for index, token in enumerate(self.generated):
+            spelled = [BYTE_EOS] if token in self.ends else list(tokenizer.spelling(token))
+            if replay(matcher, spelled) < len(spelled):
+                raise InvalidRequest(f"resume_token_ids[{index}]", f"does not follow {self.field}")
+        if problem := matcher.settle():
+            raise InvalidRequest(self.field, problem)
+        return matcher.complete
+
+
+def check_from(kind: str, texts: list[str], generated: bytes, ends: bytes) -> ConstraintCheck:
+    """The inverse of `plain`.
+
+    Raises:
+        ValueError, InvalidRequest: it is none.
+    """
+    constraint = Constraint(ConstraintKind(kind), tuple(texts))
+    return ConstraintCheck(constraint, tuple(array("I", generated)), tuple(array("I", ends)))

@@ -1,0 +1,53 @@
+"""What a token stands for, as the grammar library wants to know it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llguidance import LLTokenizer, TokenizerWrapper
+
+from outrider.telemetry.logs import get_logger
+
+logger = get_logger(__name__)
+
+BYTE_EOS = 256
+"""The end-of-sequence token of `bytes_alone`; the tokens before are the bytes."""
+
+
+def vocabulary_of(tokenizer_json: bytes, eos_token_ids: Sequence[int]) -> LLTokenizer:
+    """The vocabulary of a model's tokenizer. Slow for a large one, and holds the interpreter's lock.
+
+    Raises:
+        ValueError: the tokenizer is of a kind that is not understood, or the model has no end token.
+    """
+    if not eos_token_ids:
+        raise ValueError("the model has no end-of-sequence token")
+    return LLTokenizer(tokenizer_json.decode(), eos_token=list(eos_token_ids))
+
+
+def load_vocabulary(tokenizer_json: bytes | None, eos_token_ids: Sequence[int]) -> LLTokenizer | None:
+    """The vocabulary, or None with a warning where it cannot be used: constraints are then refused."""
+    if tokenizer_json is None:
+        return None
+    try:
+        return vocabulary_of(tokenizer_json, eos_token_ids)
+    except ValueError as error:
+        logger.warning("constraints are refused: the tokenizer cannot be used for them", error=str(error))
+        return None
+
+
+def bytes_alone() -> LLTokenizer:
+    """A vocabulary of single bytes: enough to tell whether a constraint is sound and a text follows it."""
+    return LLTokenizer(TokenizerWrapper(_Bytes()), slices=[])
+
+
+class _Bytes:
+    """What `TokenizerWrapper` asks for."""
+
+    eos_token_id = BYTE_EOS
+    bos_token_id = None
+    tokens = (*(bytes([byte]) for byte in range(256)), b"<eos>")
+    special_token_ids = (BYTE_EOS,)
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(text)

@@ -1,0 +1,62 @@
+"""What a generated text must be: a schema, an expression, a choice or a grammar, as the caller wrote it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from enum import StrEnum
+
+from outrider.protocol.errors import InvalidRequest
+
+MAX_BYTES = 128 << 10
+"""Of a constraint's texts together."""
+MAX_CHOICES = 1024
+
+
+class ConstraintKind(StrEnum):
+    """The kinds; the values are the names of the fields of `SamplingParams` on the wire."""
+
+    JSON_SCHEMA = "json_schema"
+    JSON_OBJECT = "json_object"
+    REGEX = "regex"
+    CHOICE = "choice"
+    GRAMMAR = "grammar"
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """One constraint; `texts` are the choices, or one text, or none for JSON_OBJECT.
+
+    Raises:
+        InvalidRequest: a text is empty, or they are too many or too long; they are not looked into.
+    """
+
+    kind: ConstraintKind
+    texts: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if (not self.texts and self.kind is not ConstraintKind.JSON_OBJECT) or not all(self.texts):
+            raise InvalidRequest(self.field, "must not be empty")
+        if len(self.texts) > MAX_CHOICES:
+            raise InvalidRequest(self.field, f"must have at most {MAX_CHOICES} texts, not {len(self.texts)}")
+        if (size := self.size) > MAX_BYTES:
+            raise InvalidRequest(self.field, f"must have at most {MAX_BYTES} bytes, not {size}")
+
+    @property
+    def field(self) -> str:
+        """The field of a request that it came in."""
+        return f"sampling.{self.kind}"
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return sum(len(text.encode()) for text in self.texts)
+
+    @property
+    def digest(self) -> bytes:
+        """Equal for equal constraints, and for no others."""
+        found = hashlib.sha256(self.kind.encode())
+        for text in self.texts:
+            data = text.encode()
+            found.update(len(data).to_bytes(8, "little") + data)
+        return found.digest()

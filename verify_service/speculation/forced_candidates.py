@@ -1,0 +1,49 @@
+"""Candidates that a grammar leaves no choice about: the target will choose them, whatever its logits are."""
+
+from __future__ import annotations
+
+from itertools import count
+
+from outrider.grammar.matcher import Matcher
+from outrider.speculation.candidate_tree import CandidateTree, Node
+from verify_service.speculation.lookup_candidates import FIRST_LOOKUP_ID
+
+FIRST_FORCED_ID, END_OF_FORCED_IDS = FIRST_LOOKUP_ID + 2**60, FIRST_LOOKUP_ID + 2**61
+"""Node ids in this range are forced candidates."""
+MAX_FORCED_NODES = 16
+CERTAIN = 1.0
+
+
+def is_forced(node: Node) -> bool:
+    """True when the grammar proposed the node first."""
+    return FIRST_FORCED_ID <= node.id < END_OF_FORCED_IDS
+
+
+class ForcedCandidates:
+    """One session's."""
+
+    def __init__(self, matcher: Matcher) -> None:
+        self._matcher = matcher
+        self._ids = count(FIRST_FORCED_ID)
+        self._found: set[int] = set()
+        """Ids of this round's nodes."""
+
+    def propose(self, tree: CandidateTree) -> None:
+        """Add the chain of forced tokens below the last committed one; nodes that are there become sure."""
+        self._found.clear()
+        parent: Node | None = None
+        siblings = tree.children
+        for token in self._matcher.forced((), MAX_FORCED_NODES):
+            node = siblings.get(token)
+            if node is None:
+                node = tree.add_child(next(self._ids), parent, token, CERTAIN)
+            else:
+                tree.raise_acceptance(node, CERTAIN)
+            if node is None:  # the tree is full
+                return
+            self._found.add(node.id)
+            parent, siblings = node, node.children
+
+    def found(self, node: Node) -> bool:
+        """True when the grammar leaves only this node in the present round, whoever else proposed it."""
+        return node.id in self._found
