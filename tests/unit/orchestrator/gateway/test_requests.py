@@ -202,7 +202,7 @@ WRONG_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0]"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": {"type": "xml"}}, "response_format.type"),
     ({"tools": [{"type": "function"}]}, "tools"),
 ]
 
