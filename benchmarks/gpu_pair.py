@@ -21,6 +21,7 @@ from outrider.engine.fused_decoder import fused_decoder
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.loading.check_forward import Plain, check_paged, run_plain
+from outrider.engine.make_runner import without_kernels
 from outrider.engine.runner import ModelRunner, Segment
 from outrider.protocol.messages import SamplingParams
 from outrider.sampling.chooser import SamplingRow, choose
@@ -121,6 +122,7 @@ def loaded_from(network: LlamaForCausalLM, name: str) -> tuple[LoadedModel, Plai
         dtype=network.dtype,
         device=network.device,
         geometry=plain.geometry,
+        kernels=without_kernels(plain.geometry, network.dtype, network.device) is None,
     )
     check_paged(loaded, plain, 2.0)
     return loaded, plain
@@ -135,7 +137,7 @@ def bytes_of_step(loaded: LoadedModel, context: int) -> int:
     ]
     linears = [
         decoder.head,
-        *(p for layer in decoder.stack for p in (layer.qkv, layer.output, layer.gate_up, layer.down)),
+        *(p for layer in decoder.stack for p in (layer.qkv, layer.output, layer.gate.gate_up, layer.down)),
     ]
     weights = sum(part.weight.nbytes for part in (*norms, *linears))
     return int(weights + context * loaded.kv_bytes_per_token)

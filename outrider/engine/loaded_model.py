@@ -44,6 +44,8 @@ class LoadedModel:
     dtype: torch.dtype
     device: torch.device
     geometry: Geometry
+    kernels: bool = False
+    """True where the kernels of a GPU compute what lies between the products."""
     choice: BackendChoice | None = None
     """What computes the products, on the CPU."""
     workers: WorkerPool | None = None
@@ -61,7 +63,7 @@ class LoadedModel:
         """What a token's bits depend on besides the model, for comparison with other replicas."""
         forward = "fused" if hasattr(self.model, "stack") else "modules"
         if self.device.type != "cpu":
-            kernels = torch.cuda.get_device_name(self.device)
+            kernels = torch.cuda.get_device_name(self.device) + ("" if self.kernels else " torch")
         elif self.choice is None or self.choice.backend is Backend.ONEDNN:
             kernels = f"onednn {torch.backends.cpu.get_cpu_capability()} torch {torch.__version__}"
         else:

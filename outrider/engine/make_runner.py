@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from outrider.engine.gpu.accelerator import has_kernels
-from outrider.engine.loaded_model import LoadedModel
+import torch
+
+from outrider.engine.gpu.accelerator import kernel_errors, missing
+from outrider.engine.loaded_model import Geometry, LoadedModel
 from outrider.engine.runner import ModelRunner
 
-WIDEST_HEAD = 256
-"""Widest key or value head whose tiles fit the registers and the shared memory of a multiprocessor."""
+NARROWEST_HEAD, WIDEST_HEAD = 16, 256
+"""Widths of key and value heads that the kernels take: a matrix product has at least 16 columns, and tiles of
+wider heads fit neither the registers nor the shared memory of a multiprocessor."""
 
 
 def make_runner(
@@ -25,19 +28,41 @@ def make_runner(
     Raises:
         ModelError: the device has no memory for so many slots.
     """
-    if not _kernels_fit(loaded):
-        return ModelRunner(loaded, num_pages, page_size)
-    # Imports Triton, which is there when the kernels fit.
-    from outrider.engine.gpu.graphs import BUCKETS
+    if loaded.kernels and not graphs:
+        return _graph_runner(loaded, num_pages, page_size, buckets=())
+    if loaded.kernels:
+        from outrider.engine.gpu.graphs import BUCKETS
+
+        try:
+            return _graph_runner(loaded, num_pages, page_size, buckets=BUCKETS, say=say)
+        except kernel_errors() as error:
+            reason = str(error)
+        # Its memory is free by now: the error held it.
+        say(f"without kernels: {reason}; plain torch computes this model")
+    return ModelRunner(loaded, num_pages, page_size)
+
+
+def without_kernels(geometry: Geometry, dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why a model on a GPU cannot run on the kernels; None when it can, as far as is known without trying."""
+    if (lacking := missing(device)) is not None:
+        return lacking
+    if dtype.itemsize != 2:
+        return f"they compute 16-bit models, not {dtype}: exact products need more registers than there are"
+    for width in (geometry.head_dim, geometry.value_dim):
+        if not NARROWEST_HEAD <= width <= WIDEST_HEAD:
+            return f"heads are {width} wide, not {NARROWEST_HEAD} to {WIDEST_HEAD}"
+    return None
+
+
+def _graph_runner(
+    loaded: LoadedModel,
+    num_pages: int,
+    page_size: int,
+    *,
+    buckets: tuple[int, ...],
+    say: Callable[[str], None] = lambda _: None,
+) -> ModelRunner:
+    # Imports Triton, which is there when the kernels run.
     from outrider.engine.gpu.runner import GraphRunner
 
-    return GraphRunner(loaded, num_pages, page_size, buckets=BUCKETS if graphs else (), say=say)
-
-
-def _kernels_fit(loaded: LoadedModel) -> bool:
-    """True when a model runs on kernels here; others run as they do on the CPU.
-
-    Those are 32-bit ones, whose exact products need more registers than there are.
-    """
-    widest = max(loaded.geometry.head_dim, loaded.geometry.value_dim)
-    return has_kernels(loaded.device) and loaded.dtype.itemsize == 2 and widest <= WIDEST_HEAD
+    return GraphRunner(loaded, num_pages, page_size, buckets=buckets, say=say)

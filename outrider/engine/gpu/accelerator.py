@@ -3,17 +3,46 @@
 from __future__ import annotations
 
 from functools import cache
+from importlib.metadata import version
 from importlib.util import find_spec
 
 import torch
+
+MIN_TRITON = (3, 4)
+"""Older ones lack what the kernels are written in."""
+MIN_CAPABILITY = (8, 0)
 
 
 @cache
 def has_kernels(device: torch.device) -> bool:
     """True for a CUDA device that Triton compiles for, when Triton is installed."""
-    if device.type != "cuda" or find_spec("triton") is None:
-        return False
-    return torch.cuda.get_device_capability(device) >= (8, 0)
+    return device.type == "cuda" and missing(device) is None
+
+
+@cache
+def missing(device: torch.device) -> str | None:
+    """Why the kernels cannot run on a CUDA device; None when they can."""
+    if find_spec("triton") is None:
+        return "Triton is not installed"
+    found = version("triton")
+    if tuple(map(int, found.split(".")[:2])) < MIN_TRITON:
+        return f"Triton {found} is older than {_dotted(MIN_TRITON)}; install torch 2.8 or newer"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < MIN_CAPABILITY:
+        return f"the device has compute capability {_dotted(capability)}, below {_dotted(MIN_CAPABILITY)}"
+    return None
+
+
+@cache
+def kernel_errors() -> tuple[type[Exception], ...]:
+    """What Triton raises for kernels that do not compile or do not fit the device; no RuntimeError is among
+    them.
+    """
+    if find_spec("triton") is None:
+        return ()
+    from triton.errors import TritonError
+
+    return (TritonError,)
 
 
 @cache
@@ -22,3 +51,7 @@ def multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return 2  # the interpreter: few enough that every program has several pieces of work
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def _dotted(numbers: tuple[int, ...]) -> str:
+    return ".".join(map(str, numbers))

@@ -7,6 +7,7 @@ hundreds. So everything that changes from step to step stands in the step's buff
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 import torch
@@ -15,6 +16,8 @@ from torch import Tensor
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 80, 96, 128)
 """Token counts that graphs are captured for. A step of 1 + 32 tokens is common: powers of two alone would
 double it."""
+_ABANDONED: list[torch.cuda.CUDAGraph] = []
+"""Graphs whose capture failed: torch's allocator of pinned memory keeps asking them whose memory it is."""
 
 
 class Replay(Protocol):
@@ -49,18 +52,34 @@ class CudaGraphs:
 
         Raises:
             RuntimeError: the forward does something that no graph can hold, such as waiting for the device.
+            TritonError: a kernel does not compile or does not fit the device.
         """
         with torch.cuda.device(self._device):
-            self._stream.wait_stream(torch.cuda.current_stream())
+            outside = torch.cuda.current_stream()
+            self._stream.wait_stream(outside)
             with torch.cuda.stream(self._stream):
                 run()
-            torch.cuda.current_stream().wait_stream(self._stream)
+            outside.wait_stream(self._stream)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(
-                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
-            ):
-                result = run()
+            try:
+                with torch.cuda.graph(
+                    graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+                ):
+                    result = run()
+            except Exception:
+                self._abandon(graph, outside)
+                raise
         return _CudaReplay(graph, result)
+
+    def _abandon(self, graph: torch.cuda.CUDAGraph, outside: torch.cuda.Stream) -> None:
+        """Leave a capture that failed: torch ends neither its stream nor its allocations where CUDA says that
+        the capture is invalid.
+        """
+        _ABANDONED.append(graph)
+        torch.cuda.set_stream(outside)
+        with suppress(RuntimeError):  # they have ended where the capture was valid until then
+            torch._C._cuda_endAllocateToPool(outside.device_index, self._pool)
+            torch._C._cuda_releasePool(outside.device_index, self._pool)
 
 
 class _CudaReplay:

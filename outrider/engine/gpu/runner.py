@@ -145,7 +145,7 @@ class GraphRunner(ModelRunner):
         try:
             for bucket, layout in reversed(layouts.items()):
                 replays[bucket] = self._captured(bucket, layout, graphs)
-        except RuntimeError as error:
+        except RuntimeError as error:  # what Triton raises is none, and would come without graphs too
             say(f"without graphs: this model's forward cannot be captured ({error})")
             return
         self._replays = {bucket: (layouts[bucket], replays[bucket]) for bucket in layouts}

@@ -22,11 +22,13 @@ from outrider.engine.cpu.int8 import quantize_linears
 from outrider.engine.cpu.linear import is_linear, linear_weight, pack_linears
 from outrider.engine.cpu.worker_pool import WorkerPool
 from outrider.engine.fused_decoder import FusedDecoder, NotFused, fused_decoder
+from outrider.engine.gpu.accelerator import kernel_errors
 from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.loading.check_determinism import check_determinism
 from outrider.engine.loading.check_forward import TOLERANCE, Plain, check_paged, run_plain
 from outrider.engine.loading.layers import leave_out
 from outrider.engine.loading.model_path import cannot_load, check_model_path
+from outrider.engine.make_runner import without_kernels
 from outrider.protocol.errors import ModelError
 
 FUSED_STRICTNESS = 2.0
@@ -78,8 +80,7 @@ def load_model(
     say("checking the model against this engine")
     plain = run_plain(network, limit)
     loaded = _described(network, Path(model).name, plain, limit, place)
-    if fused:
-        loaded = _made_fused(loaded, network, plain, say)
+    loaded = _arranged(_with_kernels(loaded, say), network, plain, fused, say)
     if int8:
         loaded = _quantized(loaded, plain, say)
     del network  # a fused decoder's weights are its own, and freed as they are packed
@@ -121,6 +122,31 @@ def _described(
     )
 
 
+def _with_kernels(loaded: LoadedModel, say: Callable[[str], None]) -> LoadedModel:
+    """The model for a GPU's kernels, if it is on one that has them and they take it."""
+    if loaded.device.type == "cpu":
+        return loaded
+    reason = without_kernels(loaded.geometry, loaded.dtype, loaded.device)
+    if reason is not None:
+        say(f"without kernels: {reason}; plain torch computes this model")
+    return replace(loaded, kernels=reason is None)
+
+
+def _arranged(
+    loaded: LoadedModel, network: PreTrainedModel, plain: Plain, fused: bool, say: Callable[[str], None]
+) -> LoadedModel:
+    """The model as it runs here: fused if that computes the same, on kernels if those do."""
+    made = _made_fused(loaded, network, plain, say) if fused else loaded
+    if not loaded.kernels:
+        return made
+    try:
+        check_paged(made, plain)
+    except (ModelError, *kernel_errors()) as reason:
+        say(f"without kernels: {reason}; plain torch computes this model")
+        return _arranged(replace(loaded, kernels=False), network, plain, fused, say)
+    return made
+
+
 def _made_fused(
     loaded: LoadedModel, network: PreTrainedModel, plain: Plain, say: Callable[[str], None]
 ) -> LoadedModel:
@@ -128,7 +154,7 @@ def _made_fused(
     try:
         made = replace(loaded, model=fused_decoder(network, plain.geometry, plain.windows))
         check_paged(made, plain, FUSED_STRICTNESS)
-    except (NotFused, ModelError) as reason:
+    except (NotFused, ModelError, *kernel_errors()) as reason:
         say(f"without the fused decoder: {reason}")
         return loaded
     return made

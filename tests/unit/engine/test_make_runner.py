@@ -1,0 +1,104 @@
+"""Which models run on a GPU's kernels, and what happens to those that turn out not to; without a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from outrider.engine import make_runner as module
+from outrider.engine.fused_decoder import FusedDecoder
+from outrider.engine.gpu import accelerator
+from outrider.engine.loaded_model import Geometry
+from outrider.engine.loading import loader
+from outrider.engine.loading.check_forward import run_plain
+from outrider.engine.make_runner import make_runner, without_kernels
+from outrider.engine.runner import ModelRunner
+
+CUDA = torch.device("cuda:0")
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """A device of compute capability 8.0 with Triton 3.4."""
+    accelerator.missing.cache_clear()
+    found = {"capability": (8, 0), "triton": "3.4.0"}
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: found["capability"])
+    monkeypatch.setattr(accelerator, "find_spec", lambda _: found["triton"] or None)
+    monkeypatch.setattr(accelerator, "version", lambda _: found["triton"])
+    yield found
+    accelerator.missing.cache_clear()
+
+
+@pytest.fixture
+def crowded(monkeypatch):
+    """A device whose shared memory is too small for the kernels."""
+    errors = pytest.importorskip("triton.runtime.errors", reason="Triton is for Linux alone")
+
+    def refuse(*_, **__):
+        raise errors.OutOfResources(140800, 101376, "shared memory")
+
+    monkeypatch.setattr(module, "_graph_runner", refuse)
+
+
+def heads(width: int) -> Geometry:
+    """One layer."""
+    return Geometry(1, 4, 2, width, width)
+
+
+@pytest.mark.parametrize("width", [16, 64, 80, 128, 256])
+def test_16_bit_models_run_on_kernels(device, width):
+    """With heads of any width that a matrix product takes and a multiprocessor has room for."""
+    assert without_kernels(heads(width), torch.bfloat16, CUDA) is None
+    assert accelerator.has_kernels(CUDA)
+
+
+@pytest.mark.parametrize(
+    ("width", "dtype", "found", "reason"),
+    [
+        (8, torch.bfloat16, {}, "heads are 8 wide, not 16 to 256"),
+        (512, torch.float16, {}, "heads are 512 wide"),
+        (64, torch.float32, {}, "not torch.float32"),
+        (64, torch.bfloat16, {"capability": (7, 5)}, "compute capability 7.5, below 8.0"),
+        (
+            64,
+            torch.bfloat16,
+            {"triton": "3.3.1"},
+            "Triton 3.3.1 is older than 3.4; install torch 2.8 or newer",
+        ),
+        (64, torch.bfloat16, {"triton": ""}, "Triton is not installed"),
+    ],
+)
+def test_others_say_why_not(device, width, dtype, found, reason):
+    """Heads, dtype, device, Triton: each in a sentence."""
+    device.update(found)
+    assert reason in (without_kernels(heads(width), dtype, CUDA) or "")
+
+
+def test_kernels_that_do_not_fit_leave_the_model_to_torch(pair_of, crowded):
+    """What Triton raises is said, and the runner of plain torch serves."""
+    said: list[str] = []
+    loaded = replace(pair_of("llama").loaded, kernels=True)
+    assert type(make_runner(loaded, 8, 4, say=said.append)) is ModelRunner
+    assert "shared memory, Required: 140800" in said[0]
+    assert said[0].endswith("plain torch computes this model")
+
+
+def test_a_load_that_finds_kernels_not_to_fit_goes_on_without(pair_of, folder_of, crowded):
+    """The model is fused all the same."""
+    loaded = replace(pair_of("llama").loaded, kernels=True)
+    network = AutoModelForCausalLM.from_pretrained(folder_of("llama")).eval().requires_grad_(False)
+    said: list[str] = []
+    found = loader._arranged(loaded, network, run_plain(network, 512), True, said.append)
+    assert not found.kernels
+    assert isinstance(found.model, FusedDecoder)
+    assert sum("shared memory" in sentence for sentence in said) == 2, "fused, and as it is"
+
+
+def test_errors_of_triton_are_known():
+    """They are no RuntimeErrors: whoever expects kernels to fail has to name them."""
+    errors = pytest.importorskip("triton.runtime.errors", reason="Triton is for Linux alone")
+    assert issubclass(errors.OutOfResources, accelerator.kernel_errors())
+    assert not issubclass(errors.OutOfResources, RuntimeError)
