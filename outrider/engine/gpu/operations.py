@@ -45,7 +45,10 @@ class GpuOperations:
     def begin(self, step: DeviceStep) -> RotatedStep:
         """The rotations of the step's positions."""
         angles = step.positions[0].float()[:, None] * self._frequencies
-        return RotatedStep(step, angles.cos() * self._stretch, angles.sin() * self._stretch)
+        cos, sin = angles.cos(), angles.sin()
+        return RotatedStep(
+            step, *((cos, sin) if self._stretch == 1.0 else (cos * self._stretch, sin * self._stretch))
+        )
 
     def norm(self, norm: Norm) -> AddNorm:
         """One launch, the residual add included."""

@@ -5,14 +5,20 @@ has it from the start.
 from __future__ import annotations
 
 import os
+import sys
 
 from tests.unit.engine.gpu.bfloat16 import mend
 
 INTERPRETED = ("test_attention.py", "test_attention_fuzz.py", "test_runner.py", "test_sampling.py")
 """Files whose tests launch kernels."""
 
+DRIVEN = ("test_work.py", "test_compiled.py")
+"""Files whose tests need Triton without its interpreter."""
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 
-collect_ignore = ["test_through_interpreter.py"] if INTERPRETING else list(INTERPRETED)
+
+collect_ignore = ["test_through_interpreter.py", *DRIVEN] if INTERPRETING else list(INTERPRETED)
 if INTERPRETING:
     mend()
+if sys.platform != "linux":  # there is no Triton for it
+    collect_ignore += DRIVEN

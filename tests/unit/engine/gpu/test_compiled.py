@@ -1,0 +1,168 @@
+"""Every kernel compiles for the GPUs that are supported, at the shapes of real models, and fits them.
+
+Nothing runs: Triton's compiler and the assembler that comes with it need no GPU. What is compiled is what the
+engine launches, with its own arguments.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import triton
+
+from outrider.engine.gpu.attention import KernelAttention
+from outrider.engine.gpu.layout import BufferLayout
+from outrider.engine.gpu.plan import PlanSettings, graph_capacity
+from outrider.engine.gpu.runner import GraphRunner
+from outrider.engine.kv.pages import SequenceKv
+from outrider.engine.loaded_model import Geometry
+from outrider.engine.runner import Segment
+from outrider.protocol.messages import SamplingParams
+from outrider.sampling import chooser
+from outrider.sampling.chooser import SamplingRow, choose
+from outrider.sampling.history import History
+from tests.unit.engine.gpu.shapes_of_models import LLAMA_1B, LLAMA_8B, QWEN3_8B, model
+from tests.unit.engine.gpu.stand_in import DEVICE, compiled_for
+
+SHARED_MEMORY = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+"""Bytes that a program can have, by compute capability; 8.9 is as 8.6."""
+MAX_SPILLED = 128
+"""Bytes of a thread that do not fit the 1,020 of its registers."""
+CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+KERNELS = {
+    *("attend_kernel", "combine_kernel", "store_kernel", "add_norm_kernel", "rotation_kernel", "gate_kernel"),
+    *("peaks_kernel", "listed_kernel", "weights_kernel"),
+}
+
+
+class Resources(NamedTuple):
+    """What a compiled kernel takes of a multiprocessor."""
+
+    kernel: str
+    registers: int
+    """Of a thread."""
+    stack: int
+    """Bytes of a thread in memory: what did not fit the registers."""
+    shared: int
+    """Bytes of a program."""
+
+
+def compiled(capability: int, run: Callable[[], object]) -> list[Resources]:
+    """Compile what is launched meanwhile."""
+    with compiled_for(capability) as made:
+        run()
+    return [_resources(name, result) for name, result in made]
+
+
+def _resources(name: str, result: Any) -> Resources:
+    cubin = Path(result.metadata_group[next(key for key in result.metadata_group if key.endswith(".cubin"))])
+    done = subprocess.run(
+        [CUOBJDUMP, "--dump-resource-usage", cubin], capture_output=True, text=True, check=True
+    )
+    registers, stack = (int(re.search(rf"{what}:(\d+)", done.stdout)[1]) for what in ("REG", "STACK"))
+    return Resources(name, registers, stack, result.metadata.shared)
+
+
+def attend(geometry: Geometry, tokens: int, **options: Any) -> None:
+    """One call of attention over pages of 16."""
+    attention = KernelAttention(geometry, 1024, 16, torch.bfloat16, DEVICE)
+    settings = PlanSettings(geometry.queries_per_kv, 16, attention.trash, 33)
+    layout = BufferLayout(graph_capacity(tokens, settings))
+    buffer = torch.empty(layout.tail_at + 64, dtype=torch.int64, device=DEVICE)
+    attention.current = attention.open_step(buffer, layout, 1)
+    layer = torch.nn.Module()
+    layer.layer_idx = 0
+    shapes = [(geometry.query_heads, geometry.head_dim)]
+    shapes += [(geometry.kv_heads, width) for width in (geometry.head_dim, geometry.value_dim)]
+    parts = (
+        torch.empty(1, tokens, heads, width, dtype=torch.bfloat16, device=DEVICE).transpose(1, 2)
+        for heads, width in shapes
+    )
+    attention.attend(layer, *parts, None, **options)
+
+
+def forward(sizes: dict[str, int], tokens: int, *, head_norms: bool = False) -> None:
+    """A step of a fused decoder."""
+    runner = GraphRunner(model(sizes, head_norms=head_norms), 100, 16, buckets=())
+    kv = SequenceKv.open(runner.pool, [], reuse=False)
+    runner.forward([Segment(kv, [1] * tokens, None, range(tokens))])
+
+
+def sample() -> None:
+    """Choices of sampled rows, whole and truncated, over a vocabulary of 128 k."""
+    logits = torch.empty((8, 128256), device=DEVICE)
+    for params in (
+        SamplingParams(temperature=0.7, seed=1),
+        SamplingParams(temperature=0.7, seed=1, top_p=0.9),
+    ):
+        choose(logits, [SamplingRow(params, 10, 0, History([]))] * 8, ())
+
+
+def everything() -> Iterator[Callable[[], object]]:
+    """Each kernel at least once: a step of the shape of Llama 3 8B in tiles of 64 rows, and choices."""
+    yield lambda: forward(LLAMA_8B, 33)
+    yield lambda: attend(Geometry(1, 32, 8, 128, 128), 33)
+    yield sample
+
+
+@pytest.fixture(autouse=True)
+def on_kernels(monkeypatch):
+    """Choices are made where a GPU makes them."""
+    monkeypatch.setattr(chooser, "has_kernels", lambda device: True)
+
+
+def fits(each: Resources, capability: int) -> bool:
+    """True when a multiprocessor has room for a kernel."""
+    return each.stack <= MAX_SPILLED and each.shared <= SHARED_MEMORY[capability]
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_every_kernel_compiles_for_every_supported_gpu(capability):
+    """With what the multiprocessors have of registers and of shared memory."""
+    found = [each for run in everything() for each in compiled(capability, run)]
+    assert {each.kernel for each in found} == KERNELS
+    assert all(fits(each, capability) for each in found), found
+
+
+@pytest.mark.parametrize(
+    ("geometry", "tokens", "options"),
+    [
+        (Geometry(1, 32, 8, 128, 128), 1, {}),
+        (Geometry(1, 32, 8, 128, 128), 33, {"sliding_window": 4096}),
+        (Geometry(1, 64, 8, 64, 64), 33, {"sliding_window": 128, "s_aux": torch.empty(64, device=DEVICE)}),
+        (Geometry(1, 32, 32, 80, 80), 33, {}),
+    ],
+    ids=["8B-one-token", "mistral", "gpt-oss", "odd-width"],
+)
+def test_attention_of_models_compiles(geometry, tokens, options):
+    """Flat and high tiles, with windows and sinks, heads of usual widths."""
+    found = compiled(90, lambda: attend(geometry, tokens, **options))
+    assert all(fits(each, 90) for each in found), found
+
+
+def test_attention_of_llama_fits_the_smallest_gpu():
+    """There it has to do with half of the shared memory."""
+    found = compiled(86, lambda: attend(Geometry(1, 32, 8, 128, 128), 33))
+    assert all(fits(each, 86) for each in found), found
+
+
+def test_the_widest_heads_fit_all_but_the_smallest_gpu():
+    """Those of Gemma 2 take more shared memory than that has: plain torch computes the model there."""
+    options = {"sliding_window": 4096, "softcap": 50.0}
+    found = compiled(80, lambda: attend(Geometry(1, 16, 8, 256, 256), 33, **options))
+    (attention,) = (each for each in found if each.kernel == "attend_kernel")
+    assert SHARED_MEMORY[86] < attention.shared <= SHARED_MEMORY[80]
+    assert attention.stack <= 512
+
+
+@pytest.mark.parametrize(("sizes", "norms"), [(LLAMA_1B, False), (QWEN3_8B, True)], ids=["1B", "qwen3"])
+def test_layers_of_models_compile(sizes, norms):
+    """Norms over hidden rows and over heads, and rotation, at other widths."""
+    found = compiled(90, lambda: forward(sizes, 1, head_norms=norms))
+    assert all(fits(each, 90) for each in found), found

@@ -1,0 +1,193 @@
+"""What a step gives the device to do: launches, copies, waits, and what the host does for it.
+
+Figures stand here so that they cannot grow unseen. A change that lowers one lowers it here too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from outrider.engine.gpu.layout import BufferLayout
+from outrider.engine.gpu.plan import PlanSettings, fill, graph_capacity, plan_tiles
+from outrider.engine.gpu.runner import GraphRunner
+from outrider.engine.kv.pages import PagePool, SequenceKv
+from outrider.engine.runner import Segment
+from outrider.protocol.messages import SamplingParams
+from outrider.sampling import chooser, on_device
+from outrider.sampling.chooser import SamplingRow, choose, rank
+from outrider.sampling.history import History
+from tests.unit.engine.gpu.shapes_of_models import LLAMA_8B, model
+from tests.unit.engine.gpu.stand_in import DEVICE, Work, counted
+
+LAYERS = 2
+PER_LAYER = {
+    "add_norm_kernel": 2,
+    "rotation_kernel": 1,
+    "attend_kernel": 1,
+    "combine_kernel": 1,
+    "gate_kernel": 1,
+}
+"""Beside four products."""
+VOCABULARY = 128256
+
+
+class CountedGraphs:
+    """A replay computes nothing, and is counted."""
+
+    def __init__(self) -> None:
+        self.replayed = 0
+
+    def capture(self, run: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """See Graphs."""
+        result = run()
+
+        def replay() -> Tensor:
+            self.replayed += 1
+            return result
+
+        return replay
+
+
+@pytest.fixture(scope="module")
+def decoder():
+    """A model with the shape of Llama 3 8B, of two layers."""
+    return model(LLAMA_8B, LAYERS)
+
+
+@pytest.fixture
+def on_kernels(monkeypatch):
+    """Choices are made where a GPU makes them; what is uploaded once is there."""
+    monkeypatch.setattr(chooser, "has_kernels", lambda device: True)
+    on_device._tables(DEVICE)
+    chooser._grid(DEVICE)
+
+
+def prompt(runner: GraphRunner, tokens: int = 40) -> SequenceKv:
+    """A sequence with so many committed tokens."""
+    kv = SequenceKv.open(runner.pool, [], reuse=False)
+    runner.forward([Segment(kv, [1] * tokens, None, [tokens - 1])])
+    runner.commit(kv, range(tokens), [1] * tokens)
+    return kv
+
+
+def rows_of(params: SamplingParams, count: int) -> list[SamplingRow]:
+    """A row at each of some positions."""
+    return [SamplingRow(params, 10 + index, index, History([])) for index in range(count)]
+
+
+def test_a_forward_is_ten_launches_a_layer(decoder):
+    """Six kernels and four products; beside them rotation angles, moves, embedding, the wanted rows, the last
+    norm and the output layer.
+    """
+    runner = GraphRunner(decoder, 100, 16, buckets=())
+    with counted() as work:
+        prompt(runner)
+    kernels = Counter({name: LAYERS * each for name, each in PER_LAYER.items()})
+    kernels["add_norm_kernel"] += 1
+    assert work.kernels == kernels
+    assert work.operations["mm"] == 4 * LAYERS + 1
+    assert work.launches == 10 * LAYERS + 14
+    assert (work.sent, work.waits, work.on_host) == (1, 0, 0)
+
+
+def test_a_step_with_a_graph_is_one_copy_and_one_replay(decoder):
+    """A tree of 33 tokens after a commit that moves entries: no launch beside the copy of the logits."""
+    graphs = CountedGraphs()
+    with counted():
+        runner = GraphRunner(decoder, 100, 16, buckets=(1, 40), graphs=graphs)
+        kv = prompt(runner, 48)
+        runner.forward([Segment(kv, [5, 6, 7], [-1, -1, 1], range(3))])
+        runner.commit(kv, [1], [6])
+    before = graphs.replayed
+    with counted() as work:
+        runner.forward([Segment(kv, [9] * 32, [(index - 1) // 2 for index in range(32)], range(32))])
+    assert graphs.replayed == before + 1
+    assert work == Work(operations=Counter({"_to_copy": 1}), sent=1)
+
+
+@pytest.mark.parametrize(
+    ("params", "choices", "rankings"),
+    [
+        (SamplingParams(), 1, 22),
+        (SamplingParams(temperature=0.7, seed=1), 9, 45),
+        (SamplingParams(temperature=0.7, seed=1, top_p=0.9), 87, 110),
+    ],
+)
+def test_choices_and_rankings_take_so_many_launches(on_kernels, params, choices, rankings):
+    """Of any number of rows, with one read."""
+    logits = torch.empty((8, VOCABULARY), device=DEVICE)
+    with counted() as chosen:
+        choose(logits, rows_of(params, 8), ())
+    with counted() as ranked:
+        rank(logits, rows_of(params, 8), 8, 1.0, ())
+    assert (chosen.waits, ranked.waits) == (1, 1)
+    assert chosen.sent <= 1
+    assert ranked.sent == 1
+    assert (chosen.launches, ranked.launches) == (choices, rankings)
+
+
+def test_a_decoding_step_waits_once(decoder, on_kernels):
+    """Forward, choice and commit of several sessions: the host waits for the tokens alone."""
+    with counted():
+        runner = GraphRunner(decoder, 100, 16, buckets=(8,), graphs=CountedGraphs())
+        sequences = [prompt(runner, 20) for _ in range(4)]
+    with counted() as work:
+        logits = runner.forward([Segment(kv, [3], None, [0]) for kv in sequences])
+        tokens = choose(logits, rows_of(SamplingParams(temperature=0.7, seed=1), 4), ())
+        for kv in sequences:
+            runner.commit(kv, [0], [3])
+    assert len(tokens) == len(sequences)
+    assert (work.sent, work.waits, work.launches) == (2, 1, 10)
+
+
+@pytest.mark.parametrize(
+    ("sessions", "nodes", "most"), [(1, 0, 170), (1, 32, 320), (32, 0, 2500), (32, 3, 4900)]
+)
+def test_packing_a_step_takes_so_many_calls(sessions, nodes, most):
+    """Calls of functions, Python's and C's, from the segments to the words: what the host's time goes to."""
+    settings = PlanSettings(4, 16, 10**6, 33)
+    pool, segments = PagePool(sessions * 20, 16), []
+    for _ in range(sessions):
+        kv = SequenceKv.open(pool, [], reuse=False)
+        kv.reserve(256)
+        kv.append([1] * 256, None)
+        kv.commit(range(256), [1] * 256)
+        parents = [-1, *((index - 1) // 2 for index in range(1, 1 + nodes))]
+        kv.reserve(1 + nodes)
+        segments.append(Segment(kv, [2] * (1 + nodes), parents, range(1 + nodes)))
+        kv.append(segments[-1].tokens, parents)
+    tokens = sessions * (1 + nodes)
+    layout = BufferLayout(graph_capacity(tokens, settings))
+    calls = count_calls(
+        lambda: fill(
+            plan_tiles(segments, tokens, settings),
+            layout,
+            segments,
+            [],
+            settings,
+        )
+    )
+    assert calls <= most
+
+
+def count_calls(run: Callable[[], object]) -> int:
+    """How many functions are called meanwhile."""
+    calls = 0
+
+    def profile(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        run()
+    finally:
+        sys.setprofile(before)
+    return calls
