@@ -103,7 +103,7 @@ def build_model(
     config = configure(vocab_size=vocab_size, bos_token_id=BOS_ID, eos_token_id=EOS_ID, pad_token_id=EOS_ID)
     for name, value in changes.items():
         setattr(config, name, value)
-    if getattr(config, "layer_types", None):
+    if len(getattr(config, "layer_types", None) or ()) > config.num_hidden_layers:
         config.layer_types = config.layer_types[: config.num_hidden_layers]
     torch.manual_seed(seed)
     kind = (

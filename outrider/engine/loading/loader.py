@@ -28,6 +28,7 @@ from outrider.engine.loading.check_determinism import check_determinism
 from outrider.engine.loading.check_forward import TOLERANCE, Plain, check_paged, run_plain
 from outrider.engine.loading.layers import leave_out
 from outrider.engine.loading.model_path import cannot_load, check_model_path
+from outrider.engine.loading.move_weights import move_weights
 from outrider.engine.make_runner import without_kernels
 from outrider.protocol.errors import ModelError
 
@@ -74,7 +75,7 @@ def load_model(
     _refuse_unsupported(model, config, trust_remote_code)
     limit = _context_length(config, context_length, say)
     say(f"loading the weights of {model}")
-    network = _read_weights(model, dtype, place, trust_remote_code)
+    network = _read_weights(model, dtype, place, trust_remote_code, say)
     if skipped_layers:
         leave_out(network, skipped_layers)
     say("checking the model against this engine")
@@ -103,7 +104,7 @@ def load_network(model: str, *, dtype: str, device: str, threads: int) -> PreTra
     check_model_path(model)
     torch.set_num_threads(threads)
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    return _read_weights(model, dtype, _device(device), trust_remote_code=False)
+    return _read_weights(model, dtype, _device(device), trust_remote_code=False, say=lambda _: None)
 
 
 def _described(
@@ -231,17 +232,12 @@ def _refuse_unsupported(model: str, config: PretrainedConfig, trust_remote_code:
         )
 
 
-def _read_weights(model: str, dtype: str, place: torch.device, trust_remote_code: bool) -> PreTrainedModel:
-    kind: Any = dtype if dtype == "auto" else getattr(torch, dtype)
+def _read_weights(
+    model: str, dtype: str, place: torch.device, trust_remote_code: bool, say: Callable[[str], None]
+) -> PreTrainedModel:
     try:
-        network, info = _factory.from_pretrained(
-            model,
-            dtype=kind,
-            trust_remote_code=trust_remote_code,
-            output_loading_info=True,
-            use_safetensors=True,  # other formats are pickles: opening one runs what is in it
-        )
-        network.to(place)
+        network, info = _from_files(model, dtype, trust_remote_code)
+        move_weights(network, place, say)
     except _LOAD_ERRORS as error:
         raise _without_safetensors(model, error) or _cannot_load(model, error) from error
     missing = sorted({*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])})
@@ -255,6 +251,17 @@ def _read_weights(model: str, dtype: str, place: torch.device, trust_remote_code
     network.requires_grad_(False)
     evaluated: PreTrainedModel = network.eval()
     return evaluated
+
+
+def _from_files(model: str, dtype: str, trust_remote_code: bool) -> Any:
+    """The model on the CPU, and what transformers says of its weights."""
+    return _factory.from_pretrained(
+        model,
+        dtype=dtype if dtype == "auto" else getattr(torch, dtype),
+        trust_remote_code=trust_remote_code,
+        output_loading_info=True,
+        use_safetensors=True,  # other formats are pickles: opening one runs what is in it
+    )
 
 
 def _context_length(config: PretrainedConfig, asked: int, say: Callable[[str], None]) -> int:
