@@ -12,12 +12,12 @@ from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loading import loader
 from outrider.engine.runner import ModelRunner, Segment
 from tests.models import build_model
+from tests.unit.engine.gpu.architectures import ON_KERNELS
 from tests.unit.engine.gpu.fakes import FakeGraphs
 
 PAGES, PAGE = 48, 4
 TOKENS = [(7 * i + 3) % 290 for i in range(60)]
 BUCKETS = (4, 8)
-ARCHITECTURES = ["llama", "qwen3", "mistral", "gemma2", "gpt_oss"]
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def prompt(runner: ModelRunner) -> torch.Tensor:
     return runner.forward([Segment(kv, TOKENS[:3], None, [1, 2])])
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", ON_KERNELS)
 def test_logits_are_those_of_the_plain_runner(loaded_of, logits_of, architecture):
     """Lean models and others, windows, softcap, sinks, experts: the same logits from kernels and graphs."""
     found, graphs = logits_of(architecture)

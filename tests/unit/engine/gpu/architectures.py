@@ -1,0 +1,5 @@
+"""Which tiny models the tests run on the kernels of GPUs."""
+
+from __future__ import annotations
+
+ON_KERNELS = ("llama", "qwen3", "mistral", "gemma2", "gpt_oss")
