@@ -46,9 +46,9 @@ class GpuOperations:
         """The rotations of the step's positions."""
         angles = step.positions[0].float()[:, None] * self._frequencies
         cos, sin = angles.cos(), angles.sin()
-        return RotatedStep(
-            step, *((cos, sin) if self._stretch == 1.0 else (cos * self._stretch, sin * self._stretch))
-        )
+        if self._stretch != 1.0:
+            cos, sin = cos * self._stretch, sin * self._stretch
+        return RotatedStep(step, cos, sin)
 
     def norm(self, norm: Norm) -> AddNorm:
         """One launch, the residual add included."""

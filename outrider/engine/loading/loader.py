@@ -142,10 +142,15 @@ def _arranged(
         return made
     try:
         check_paged(made, plain)
-    except (ModelError, *kernel_errors()) as reason:
+    except _misfits() as reason:
         say(f"without kernels: {reason}; plain torch computes this model")
         return _arranged(replace(loaded, kernels=False), network, plain, fused, say)
     return made
+
+
+def _misfits() -> tuple[type[Exception], ...]:
+    """What says that a model does not run in some way."""
+    return (NotFused, ModelError, *kernel_errors())
 
 
 def _made_fused(
@@ -155,7 +160,7 @@ def _made_fused(
     try:
         made = replace(loaded, model=fused_decoder(network, plain.geometry, plain.windows))
         check_paged(made, plain, FUSED_STRICTNESS)
-    except (NotFused, ModelError, *kernel_errors()) as reason:
+    except _misfits() as reason:
         say(f"without the fused decoder: {reason}")
         return loaded
     return made
