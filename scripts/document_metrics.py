@@ -52,6 +52,10 @@ Dashboards are in `k8s/components/`; without Grafana, `python -m scripts.draw_da
 these both drafts are killed near the end, on a busy machine: [speculation](images/dashboard-speculation.png),
 [serving](images/dashboard-serving.png), [capacity](images/dashboard-capacity.png).
 
+`outrider top` shows the most important figures live on a terminal, here or elsewhere: `outrider up --metrics-port 9464`
+says of which pages, in a cluster `outrider top --metrics orchestrator:9464 dns:verify:9464 dns:draft:9464`. It needs
+`pip install 'outrider[cli]'`.
+
 The orchestrator's histograms carry trace ids as exemplars, for Prometheus with
 `--enable-feature=exemplar-storage`. Labels are bounded: {MAX_TASKS} values of `task`, the caller's label
 (the rest is `other`, none is `none`), the {MAX_REPLICAS} last endpoints of `draft`, positions from 1 to
