@@ -53,7 +53,7 @@ these both drafts are killed near the end, on a busy machine: [speculation](imag
 [serving](images/dashboard-serving.png), [capacity](images/dashboard-capacity.png).
 
 `outrider top` shows the most important figures live on a terminal, here or elsewhere: `outrider up --metrics-port 9464`
-says of which pages, in a cluster `outrider top --metrics orchestrator:9464 dns:verify:9464 dns:draft:9464`. It needs
+says of which pages. `dns:name:port` stands for all addresses of a name, such as the pods of a headless service. It needs
 `pip install 'outrider[cli]'`.
 
 The orchestrator's histograms carry trace ids as exemplars, for Prometheus with
