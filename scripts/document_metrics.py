@@ -52,7 +52,7 @@ Dashboards are in `k8s/components/`; without Grafana, `python -m scripts.draw_da
 these both drafts are killed near the end, on a busy machine: [speculation](images/dashboard-speculation.png),
 [serving](images/dashboard-serving.png), [capacity](images/dashboard-capacity.png).
 
-`outrider top` (`pip install 'outrider[cli]'`) shows the most important figures live on a terminal, of services
+`outrider top` (`pip install 'outrider[cli]'`) shows the most important figures on a terminal, of services
 here or elsewhere. `outrider up --metrics-port 9464` says where its pages are; `dns:name:port` stands for all
 addresses of a name, such as the pods of a headless service.
 
