@@ -52,6 +52,10 @@ Dashboards are in `k8s/components/`; without Grafana, `python -m scripts.draw_da
 these both drafts are killed near the end, on a busy machine: [speculation](images/dashboard-speculation.png),
 [serving](images/dashboard-serving.png), [capacity](images/dashboard-capacity.png).
 
+`outrider top` (`pip install 'outrider[cli]'`) shows the most important figures on a terminal, of services
+here or elsewhere. `outrider up --metrics-port 9464` says where its pages are; `dns:name:port` stands for all
+addresses of a name, such as the pods of a headless service.
+
 The orchestrator's histograms carry trace ids as exemplars, for Prometheus with
 `--enable-feature=exemplar-storage`. Labels are bounded: {MAX_TASKS} values of `task`, the caller's label
 (the rest is `other`, none is `none`), the {MAX_REPLICAS} last endpoints of `draft`, positions from 1 to

@@ -21,7 +21,11 @@ from scripts.browser import browser
 from scripts.child import ROOT
 
 IMAGES = ROOT / "docs/images"
-PROMPT = "class Stack:\n    def __init__(self):\n"
+PROMPT = """import argparse
+
+
+def main():
+    parser = argparse.ArgumentParser("""
 MILLISECONDS = 120_000
 STEPS = 25
 """Of which one is shown."""

@@ -35,7 +35,7 @@ class TimelineEvent:
     accepted: int = 0
 
 
-Origin = Literal["", "target", "draft", "lookup", "grammar"]
+Origin = Literal["", "target", "draft", "lookup", "grammar", "prediction"]
 """Who proposed a token first; `target`: nobody, or it was not verified in the step that committed it."""
 
 

@@ -35,7 +35,7 @@ SCALARS = (
 )
 """Fields of `SamplingParams` that are absent or one value."""
 REASONS: Mapping[int, FinishReason] = {1: "stop", 2: "length"}
-ORIGINS: Mapping[int, Origin] = {1: "target", 2: "draft", 3: "lookup", 4: "grammar"}
+ORIGINS: Mapping[int, Origin] = {1: "target", 2: "draft", 3: "lookup", 4: "grammar", 5: "prediction"}
 LANES = {1: "draft", 2: "wire", 3: "verify"}
 UNREACHABLE = ("UNAVAILABLE: failed to connect", "UNAVAILABLE: errors resolving")
 """How gRPC begins what it says of an endpoint that it has no connection to."""

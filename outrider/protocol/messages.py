@@ -45,6 +45,8 @@ class Origin(IntEnum):
     LOOKUP = 3
     GRAMMAR = 4
     """A grammar that allowed no other token."""
+    PREDICTION = 5
+    """The caller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

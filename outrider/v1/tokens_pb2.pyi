@@ -20,6 +20,7 @@ class TokenOrigin(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TOKEN_ORIGIN_DRAFT: _ClassVar[TokenOrigin]
     TOKEN_ORIGIN_LOOKUP: _ClassVar[TokenOrigin]
     TOKEN_ORIGIN_GRAMMAR: _ClassVar[TokenOrigin]
+    TOKEN_ORIGIN_PREDICTION: _ClassVar[TokenOrigin]
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -28,6 +29,7 @@ TOKEN_ORIGIN_TARGET: TokenOrigin
 TOKEN_ORIGIN_DRAFT: TokenOrigin
 TOKEN_ORIGIN_LOOKUP: TokenOrigin
 TOKEN_ORIGIN_GRAMMAR: TokenOrigin
+TOKEN_ORIGIN_PREDICTION: TokenOrigin
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)

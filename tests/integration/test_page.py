@@ -23,6 +23,10 @@ TOKENS = 48
 LONG = "1500"
 MILLISECONDS = 60_000
 NARROW = 400
+SEEN = """token => {
+  const [one, whole] = [token, token.closest(".text")].map((element) => element.getBoundingClientRect());
+  return one.top >= whole.top && one.bottom <= whole.bottom;
+}"""
 needs_chromium = pytest.mark.skipif(
     chromium() is None, reason="NO BROWSER: the page was not opened; install the Debian package chromium"
 )
@@ -163,6 +167,7 @@ def test_steps_are_looked_at_with_the_keyboard(page: Page) -> None:
         assert slider.get_attribute("aria-valuetext") == summary.inner_text()
         marked = page.locator(".token.marked")
         assert {token.get_attribute("data-step") for token in marked.all()} == {str(step - 1)}
+        assert marked.first.evaluate(SEEN), "the text is scrolled to the tokens of the step"
         told = re.search(r"(\d+) of (\d+) candidates", summary.inner_text())
         nodes, accepted = page.locator("#tree .node"), page.locator("#tree .node.accepted")
         own = page.locator("#tree [data-origin=target]").count()

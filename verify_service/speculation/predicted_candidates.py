@@ -14,6 +14,11 @@ FIRST_PREDICTED_ID = FIRST_LOOKUP_ID + 2**61
 """Node ids from here on come from predictions."""
 
 
+def is_predicted(node: Node) -> bool:
+    """True when the caller's prediction proposed the node first."""
+    return node.id >= FIRST_PREDICTED_ID
+
+
 class PredictedCandidates(LookupCandidates):
     """One session's prediction; `generated` are the tokens after the prompt so far.
 

@@ -8,6 +8,7 @@ from outrider.protocol.messages import MAX_STEP_NODES, Origin, StepNodes
 from outrider.speculation.candidate_tree import Node
 from verify_service.speculation.forced_candidates import is_forced
 from verify_service.speculation.lookup_candidates import from_draft
+from verify_service.speculation.predicted_candidates import is_predicted
 
 
 def step_nodes(nodes: Sequence[Node]) -> StepNodes:
@@ -25,4 +26,6 @@ def origin_of(node: Node) -> Origin:
     """Who proposed the node first."""
     if from_draft(node):
         return Origin.DRAFT
-    return Origin.GRAMMAR if is_forced(node) else Origin.LOOKUP
+    if is_forced(node):
+        return Origin.GRAMMAR
+    return Origin.PREDICTION if is_predicted(node) else Origin.LOOKUP

@@ -6,7 +6,9 @@ from outrider.protocol.messages import Origin, SamplingParams, StepNodes
 from outrider.speculation.candidate_tree import CandidateTree
 from tests.unit.verify_service.fakes import FakeRunner, block, chain_block, greedy_text, make_session
 from verify_service.scheduler import Work
+from verify_service.speculation.forced_candidates import FIRST_FORCED_ID
 from verify_service.speculation.lookup_candidates import FIRST_LOOKUP_ID
+from verify_service.speculation.predicted_candidates import FIRST_PREDICTED_ID
 from verify_service.speculation.recording import step_nodes
 from verify_service.verifier import Verifier, most_likely_path_first, walk
 
@@ -66,9 +68,12 @@ def test_the_nodes_of_a_step_are_told_as_a_tree() -> None:
     tree = tree_of((-3, 1, 0.6), (-3, 2, 0.9), (1, 3, 0.5))
     parent = tree.children[2]
     tree.add_child(FIRST_LOOKUP_ID, parent, 7, 0.4)
+    tree.add_child(FIRST_FORCED_ID, parent, 8, 0.3)
+    tree.add_child(FIRST_PREDICTED_ID, parent, 9, 0.2)
     told = step_nodes(most_likely_path_first(list(tree.nodes())))
-    drafted = Origin.DRAFT
-    assert told == StepNodes((2, 3, 7, 1), (-1, 0, 0, -1), (drafted, drafted, Origin.LOOKUP, drafted))
+    assert (told.tokens, told.parents) == ((2, 3, 7, 8, 9, 1), (-1, 0, 0, 0, 0, -1))
+    verify_side = (Origin.LOOKUP, Origin.GRAMMAR, Origin.PREDICTION)
+    assert told.origins == (Origin.DRAFT, Origin.DRAFT, *verify_side, Origin.DRAFT)
     wide = CandidateTree([1, 2, 3], max_nodes=512)
     wide.add(block(0, [(-3, token, 0.5) for token in range(300)]))
     assert len(step_nodes(most_likely_path_first(list(wide.nodes()))).tokens) == 256

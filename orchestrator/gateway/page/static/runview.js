@@ -49,6 +49,17 @@ export class RunView {
     this.text.querySelectorAll(".marked").forEach((token) => token.classList.remove("marked"));
     const tokens = this.text.querySelectorAll(`[data-step="${step}"]`);
     tokens.forEach((token) => token.classList.add("marked"));
-    tokens[0]?.scrollIntoView({ block: "nearest", inline: "nearest", container: "nearest" });
+    if (tokens.length) {
+      this.reveal(tokens[0]);
+    }
+  }
+
+  /** Scroll the text, and not the page, so that a token can be seen. */
+  reveal(token) {
+    const above = token.offsetTop < this.text.scrollTop;
+    const below = token.offsetTop + token.offsetHeight > this.text.scrollTop + this.text.clientHeight;
+    if (above || below) {
+      this.text.scrollTop = token.offsetTop - this.text.clientHeight / 2;
+    }
   }
 }

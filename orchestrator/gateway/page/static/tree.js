@@ -97,4 +97,5 @@ export const NAMES = {
   draft: "proposed by a draft",
   lookup: "found by lookup in the text",
   grammar: "forced by a grammar",
+  prediction: "predicted by the caller",
 };

@@ -31,9 +31,9 @@ class FakeChild:
         self.ready: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
-    def become_ready(self, endpoint: str) -> None:
+    def become_ready(self, endpoint: str, metrics: str = "") -> None:
         """Print the ready line."""
-        self.ready.set_result({"event": "ready", "endpoint": endpoint, "metrics": ""})
+        self.ready.set_result({"event": "ready", "endpoint": endpoint, "metrics": metrics})
 
     def end(self, status: int, problem: str = "") -> None:
         """Exit."""
@@ -119,6 +119,21 @@ def test_all_start_and_the_orchestrator_stops_first(
     assert log[3:] == ["SIGTERM orchestrator", "SIGTERM verify-0", "SIGTERM draft-0"]
     ready = json.loads(capsys.readouterr().out)
     assert (ready["event"], ready["service"]) == ("ready", "up")
+
+
+def test_the_ready_line_names_the_pages_to_watch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of replicas and orchestrator, where they have any."""
+
+    async def scenario(world: World) -> None:
+        for port in range(3):
+            (await world.started.get()).become_ready(f"127.0.0.1:{port}", f"http://127.0.0.1:9{port}/metrics")
+        await until(lambda: world.fleet.supervisor.up)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    _run(tmp_path, scenario)
+    assert json.loads(capsys.readouterr().out)["pages"] == [
+        f"http://127.0.0.1:9{i}/metrics" for i in range(3)
+    ]
 
 
 def test_the_orchestrator_is_told_of_all_replicas_at_once(tmp_path: Path) -> None:
