@@ -101,6 +101,23 @@ def _check_steps(chunks: list[Chunk], counts: Any, mode: str) -> None:
     assert all("verify" in {bar.lane for bar in step.timeline} for step in steps)
 
 
+def test_what_a_grammar_or_the_caller_proposes_is_told_too(up: Process) -> None:
+    """Tokens that were forced, and those of a prediction that was right; the text is the same as without."""
+    options: dict[str, Any] = {"max_tokens": TOKENS, "temperature": 0, "mode": "auto"}
+    with Client(up.endpoint) as client:
+        forced = {"choice": ["def push(self, item): return self.items.append(item)"]}
+        text = client.generate(PROMPT, **options).text
+        for origin, more in (("grammar", forced), ("prediction", {"prediction": text})):
+            chunks = [
+                one
+                for one in client.stream(PROMPT, record_steps=True, **options, **more)
+                if isinstance(one, Chunk)
+            ]
+            assert origin in {found for chunk in chunks for found in chunk.origins}
+            expected = text if origin == "prediction" else forced["choice"][0]
+            assert "".join(chunk.text for chunk in chunks) == expected
+
+
 def test_the_pages_events_over_http(up: Process) -> None:
     """Tokens with their origins, trees whose parents come before their children, and all three lanes."""
     body = json.dumps({"prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0}).encode()
