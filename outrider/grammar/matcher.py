@@ -96,8 +96,8 @@ class Matcher:
 class _Scout:
     """A copy of the committed state that goes along candidate paths, forwards and back.
 
-    Copying takes a microsecond per committed token, going back one per token gone back. But the library (1.5.1
-    to 1.9.1 at least) remembers its last mask, and may give it once more after it has gone back to where
+    Copying takes a microsecond per committed token, and going back is quicker. But the library (from 1.5.1 to
+    1.9.1 at least) remembers its last mask without the path to it, and after going back may give it where
     another is right. So a mask that is not new is doubtful then, and a new scout has to say.
     """
 
