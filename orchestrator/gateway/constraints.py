@@ -90,5 +90,5 @@ def structured_outputs(path: str, value: Any) -> Constrained | None:
         raise wrong(path, f"must have one of {', '.join(members)}")
     for name, member in members.items():
         inside = f"{path}.{name}"
-        return readers[name](inside, member) if name in readers else Constrained(path, "json_object", True)
+        return readers[name](inside, member) if name in readers else Constrained(inside, "json_object", True)
     return None

@@ -1,7 +1,7 @@
 """Where one text is in its grammar: at the last committed token, and at every candidate path below it.
 
-The committed state only ever goes forward, by committed tokens. Candidate paths are gone along by a copy,
-which is thrown away at the next commit: what is rejected leaves nothing behind. Masks are functions of the
+The committed state only ever goes forward, by committed tokens. Candidate paths are gone along by copies,
+which are thrown away at the next commit: what is rejected leaves nothing behind. Masks are functions of the
 committed tokens and the path alone.
 """
 
@@ -28,9 +28,7 @@ class Matcher:
         self.problem = ""
         """Why nothing can follow the committed tokens though the text is not complete; else empty."""
         self._root = state
-        self._scout: LLMatcher | None = None
-        """A copy that goes along candidate paths; at `_scouted`."""
-        self._scouted: tuple[int, ...] = ()
+        self._scout: _Scout | None = None
         self._masks: dict[tuple[int, ...], Mask | None] = {}
         """Of each path that was asked for since the last commit; None where the path is not possible."""
 
@@ -81,24 +79,53 @@ class Matcher:
 
     def _look(self, path: tuple[int, ...]) -> Mask | None:
         """The mask after a path; None where the text is complete, or the grammar has become too costly."""
-        scout = self._go(path)
-        mask = None if scout.is_stopped() else scout.compute_bitmask()
-        if scout.is_error():
+        if self._scout is None:
+            self._scout = _Scout(self._root)
+        mask = self._scout.look(path)
+        if mask is not None and self._scout.doubtful(mask):
+            self._scout = _Scout(self._root)
+            mask = self._scout.look(path)
+        if self._scout.failed:
             self._scout = None
             return None
+        if mask is not None:
+            self._scout.given.add(mask)
         return mask
 
-    def _go(self, path: tuple[int, ...]) -> LLMatcher:
-        """The scout at a path, by way of what that has in common with where it is."""
-        if self._scout is None:
-            self._scout, self._scouted = self._root.deep_copy(), ()
-        shared = sum(
-            1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(path, self._scouted, strict=False))
-        )
-        self._scout.rollback(len(self._scouted) - shared)
-        self._scout.consume_tokens(list(path[shared:]))
-        self._scouted = path
-        return self._scout
+
+class _Scout:
+    """A copy of the committed state that goes along candidate paths, forwards and back.
+
+    Copying takes a microsecond per committed token, and going back is quicker. But the library (from 1.5.1 to
+    1.9.1 at least) remembers its last mask without the path to it, and after going back may give it where
+    another is right. So a mask that is not new is doubtful then, and a new scout has to say.
+    """
+
+    def __init__(self, root: LLMatcher) -> None:
+        self.given: set[Mask] = set()
+        self._state = root.deep_copy()
+        self._at: tuple[int, ...] = ()
+        self._went_back = False
+
+    @property
+    def failed(self) -> bool:
+        """The grammar has become too costly here; the scout is of no more use."""
+        return self._state.is_error()
+
+    def look(self, path: tuple[int, ...]) -> Mask | None:
+        """The mask after a path; None where the text is complete, or when it has failed."""
+        pairs = zip(path, self._at, strict=False)
+        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        if shared < len(self._at):
+            self._state.rollback(len(self._at) - shared)
+            self._went_back = True
+        self._state.consume_tokens(list(path[shared:]))
+        self._at = path
+        return None if self._state.is_stopped() else self._state.compute_bitmask()
+
+    def doubtful(self, mask: Mask) -> bool:
+        """True when a mask may be one that was remembered."""
+        return self._went_back and mask in self.given
 
 
 def allowed(mask: Mask, token: int) -> bool:

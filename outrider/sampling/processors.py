@@ -37,7 +37,8 @@ class SamplingRow(NamedTuple):
     """Tokens generated before it on this path."""
     history: History | Path
     mask: bytes | None = None
-    """Tokens that a grammar allows there, one bit each (`outrider.grammar.matcher.Mask`); None: all."""
+    """Tokens that the constraint of `params` allows there, one bit each (`outrider.grammar.matcher.Mask`);
+    None: all."""
 
 
 def plain(rows: Sequence[SamplingRow]) -> bool:

@@ -28,6 +28,7 @@ from outrider.client import (
     Retries,
     Started,
 )
+from outrider.client.wire import request_to_pb
 from outrider.protocol.errors import (
     DeadlineExceeded,
     InvalidRequest,
@@ -364,3 +365,45 @@ def test_the_library_loads_no_model_and_no_service() -> None:
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "sent"),
+    [
+        ({"json_schema": {"z": 1, "a": [None]}}, "json_schema", '{"z": 1, "a": [null]}'),
+        ({"json_schema": '{"type":"x"}'}, "json_schema", '{"type":"x"}'),
+        ({"json_object": True}, "json_object", True),
+        ({"regex": "a+"}, "regex", "a+"),
+        ({"grammar": "start: x"}, "grammar", "start: x"),
+    ],
+    ids=str,
+)
+def test_a_constraint_is_sent(options: Any, field: str, sent: Any) -> None:
+    """In its field of the sampling parameters, a schema as text."""
+    pb = request_to_pb(Request(prompt="x", **options)).sampling
+    assert pb.WhichOneof("constraint") == field
+    assert getattr(pb, field) == sent
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"regex": "a", "choice": ["b"]}, "sampling.choice"),
+        ({"choice": "abc"}, "sampling.choice"),
+        ({"json_schema": {1: {2}}}, "sampling.json_schema"),
+        ({"grammar": 3}, "sampling.grammar"),
+    ],
+    ids=str,
+)
+def test_a_wrong_constraint_is_named_before_it_is_sent(options: Any, field: str) -> None:
+    """Two of them, a text in place of texts, what JSON cannot say."""
+    with pytest.raises(InvalidRequest) as failure:
+        request_to_pb(Request(prompt="x", **options))
+    assert failure.value.field == field
+
+
+def test_choices_are_sent_and_none_is_no_constraint() -> None:
+    """Each as it is."""
+    assert list(request_to_pb(Request(prompt="x", choice=["a", "b"])).sampling.choice.texts) == ["a", "b"]
+    nothing = Request(prompt="x", choice=(), json_object=False)
+    assert request_to_pb(nothing).sampling.WhichOneof("constraint") is None

@@ -193,10 +193,10 @@ class Bench:
         self._ids = itertools.count(1)
         self._messages = []
 
-    def open(self, opening, bound=1000):
+    def open(self, opening, bound=1000, matcher=None):
         """A session; returns its stream and its outbox."""
         stream = Stream(next(self._ids), ListOutbox(bound))
-        self._messages.append(Open(stream, opening))
+        self._messages.append(Open(stream, opening, matcher))
         return stream, stream.outbox
 
     def verdict(self, stream, committed):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from outrider.internal.v1 import draft_pb2, session_pb2, verify_pb2
 from outrider.protocol import wire
+from outrider.protocol.constraint import MAX_CHOICES, Constraint, ConstraintKind
 from outrider.protocol.errors import InvalidRequest
 from outrider.protocol.messages import (
     FinishReason,
@@ -47,6 +48,18 @@ def decimal(low: float, high: float) -> st.SearchStrategy[float]:
 
 float32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
 probability = st.floats(0, 1, width=32)
+constraints = st.one_of(
+    st.just(Constraint(ConstraintKind.JSON_OBJECT)),
+    st.builds(
+        lambda kind, text: Constraint(kind, (text,)),
+        st.sampled_from([ConstraintKind.JSON_SCHEMA, ConstraintKind.REGEX, ConstraintKind.GRAMMAR]),
+        st.text(min_size=1, max_size=8),
+    ),
+    st.builds(
+        lambda texts: Constraint(ConstraintKind.CHOICE, tuple(texts)),
+        st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=3),
+    ),
+)
 sampling = st.builds(
     SamplingParams,
     temperature=decimal(0, 100),
@@ -65,6 +78,7 @@ sampling = st.builds(
     ignore_eos=st.booleans(),
     logprobs=st.none() | st.integers(0, 20),
     n=st.integers(1, 16),
+    constraint=st.none() | constraints,
 )
 handles = st.builds(KvHandle, words, words, words, uint32, st.binary(max_size=8), uint64)
 logprobs = st.builds(
@@ -304,3 +318,15 @@ def test_nodes_of_a_verdict_that_are_no_tree_are_refused(
     nodes = session_pb2.StepNodes(tokens=[5] * count, parents=parents, origins=origins)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match=r"verdict\.nodes"):
         wire.verdict_from_pb(session_pb2.Verdict(tokens=[5], nodes=nodes))
+
+
+def test_too_many_choices_are_refused_without_a_copy_of_all() -> None:
+    """One more than is allowed is enough to tell."""
+    pb = tokens_pb2.SamplingParams(choice=tokens_pb2.Choice(texts=["x"] * (50 * MAX_CHOICES)))
+    with pytest.raises(InvalidRequest, match=r"sampling\.choice: must have at most 1024 texts, not 1025"):
+        wire.sampling_from_pb(pb)
+
+
+def test_no_json_object_is_no_constraint() -> None:
+    """A flag that is false asks for nothing."""
+    assert wire.sampling_from_pb(tokens_pb2.SamplingParams(json_object=False)).constraint is None

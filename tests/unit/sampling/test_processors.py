@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
+from outrider.protocol.constraint import Constraint, ConstraintKind
 from outrider.protocol.messages import SamplingParams
+from outrider.sampling.chooser import choose, rank
 from outrider.sampling.history import History
 from outrider.sampling.processors import SamplingRow, processed
 
@@ -108,3 +113,67 @@ def test_the_logits_given_are_left_alone() -> None:
     before = logits.clone()
     processed(logits, [row(SamplingParams(repetition_penalty=1.5, logit_bias={1: 1.0}), [3], [])], [])
     assert torch.equal(logits, before)
+
+
+def mask_of(*tokens: int, size: int = 100) -> bytes:
+    """A grammar's mask with these tokens."""
+    bits = bytearray(-(-size // 8))
+    for token in tokens:
+        bits[token >> 3] |= 1 << (token & 7)
+    return bytes(bits)
+
+
+def constrained(mask: bytes, generated: int = 5, **params: Any) -> SamplingRow:
+    """A row with a mask."""
+    constraint = Constraint(ConstraintKind.REGEX, ("x",))
+    return SamplingRow(SamplingParams(constraint=constraint, **params), 9, generated, History([1], []), mask)
+
+
+def left(logits: torch.Tensor) -> list[int]:
+    """Tokens of a row that can be chosen."""
+    return (logits > -torch.inf).nonzero()[:, 0].tolist()
+
+
+def test_a_mask_leaves_its_tokens_as_they_are() -> None:
+    """Each row by its own; rows without one are not touched."""
+    logits = random_logits(3)
+    rows = [constrained(mask_of(3, 64, 99)), row(SamplingParams(), [1], []), constrained(mask_of(7))]
+    found = processed(logits, rows, [0])
+    assert [left(found[0]), left(found[2])] == [[3, 64, 99], [7]]
+    assert torch.equal(found[0, [3, 64, 99]], logits[0, [3, 64, 99]])
+    assert torch.equal(found[1], logits[1])
+
+
+@pytest.mark.parametrize(("size", "expected"), [(100, [3, 90]), (50, [3])])
+def test_a_mask_may_be_longer_or_shorter_than_the_output_layer(size: int, expected: list[int]) -> None:
+    """What it does not have is not allowed, what the layer does not have is not chosen."""
+    assert left(processed(random_logits(1, 200), [constrained(mask_of(3, 90))], [])[0]) == [3, 90]
+    assert left(processed(random_logits(1, size), [constrained(mask_of(3, 90))], [])[0]) == expected
+
+
+@pytest.mark.parametrize(
+    ("allowed", "params", "expected"),
+    [
+        ((0, 4), {"min_tokens": 9}, [4]),
+        ((0,), {"min_tokens": 9}, [0]),
+        ((0, 4), {"ignore_eos": True}, [4]),
+        ((0,), {"ignore_eos": True}, [0]),
+        ((0, 4, 6), {"min_tokens": 9, "stop_token_ids": (6,)}, [4]),
+        ((0, 6), {"min_tokens": 9, "stop_token_ids": (6,)}, [0, 6]),
+        ((0, 4, 6), {"min_tokens": 2, "stop_token_ids": (6,)}, [0, 4, 6]),
+    ],
+)
+def test_a_text_that_must_end_ends(allowed: tuple[int, ...], params: Any, expected: list[int]) -> None:
+    """min_tokens and ignore_eos keep ends away only while the grammar allows something else."""
+    assert left(processed(random_logits(1), [constrained(mask_of(*allowed), **params)], [0])[0]) == expected
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_only_allowed_tokens_are_chosen_and_ranked(temperature: float) -> None:
+    """By the target's choice and by the draft's ranking, compiled or not, and with truncation."""
+    logits, mask = random_logits(6, 4096), mask_of(5, 700, 3000, size=4096)
+    for params in ({}, {"top_p": 0.5}, {"top_k": 2}, {"repetition_penalty": 1.5}):
+        rows = [constrained(mask, temperature=temperature, seed=seed, **params) for seed in range(6)]
+        assert set(choose(logits, rows, [0])) <= {5, 700, 3000}
+        for ranking in rank(logits, rows, 8, 1.0, [0]):
+            assert set(ranking.tokens[: len(ranking.buckets)]) <= {5, 700, 3000}
