@@ -33,7 +33,9 @@ class DraftStream:
     ready: bool = False
     """It has said so since the last verdict."""
     late: bool = False
-    """It let a verdict pass without a word, and is not waited for until it says ready again."""
+    """It let a whole round pass without a word, and is not waited for until it says ready again."""
+    told: bool = False
+    """It was open when the last verdict came."""
     allowance: Allowance = field(default_factory=Allowance)
     share: Allowance = field(default_factory=Allowance)
     """What may still be passed on before the next verdict, where there are others."""
@@ -45,7 +47,8 @@ class DraftStream:
 
     def verdict(self, drafts: int) -> None:
         """A verdict came: this one of so many drafts may send more."""
-        self.late = self.opened and not self.ready
+        self.late = self.told and not self.ready
+        self.told = self.opened
         self.ready = False
         self.allowance.refill()
         self.share = Allowance(BLOCKS // drafts, NODES // drafts)
