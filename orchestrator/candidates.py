@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from outrider.protocol.messages import TokenBlock
-from outrider.speculation.candidate_tree import CandidateTree, Node
+from outrider.speculation.candidate_tree import CandidateTree, Node, first_id_of
 
 MAX_LIVE_NODES = 1024
 
@@ -16,10 +15,14 @@ MAX_LIVE_NODES = 1024
 class CheckedIds:
     """The node ids of one draft stream: [next_id, end_id), growing; those of several drafts never meet."""
 
-    BITS: ClassVar[int] = 40
     next_id: int
     end_id: int
     vocabulary_size: int
+
+    @classmethod
+    def of_draft(cls, number: int, vocabulary_size: int) -> CheckedIds:
+        """Those of the draft stream of a session with this number, from 0."""
+        return cls(first_id_of(number), first_id_of(number + 1), vocabulary_size)
 
     def problem_of(self, block: TokenBlock, committed_length: int) -> str:
         """Why a block cannot come from a sound draft, or empty; its ids are then used up."""

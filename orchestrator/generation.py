@@ -102,7 +102,9 @@ class Generation:
             self.request,
             self.request.seed_of(index),
             SessionLimits(
-                recovery_seconds=config.recovery_seconds, stall_seconds=config.draft_open_timeout_ms / 1000
+                recovery_seconds=config.recovery_seconds,
+                stall_seconds=config.draft_open_timeout_ms / 1000,
+                drafts=config.drafts_per_session,
             ),
             handle=ticket.handle if ticket else None,
             handle_endpoint=ticket.endpoint if ticket else "",

@@ -102,7 +102,8 @@ class Pipeline:
         self._events: asyncio.Queue[Event] = asyncio.Queue(MAX_EVENTS)
         self._streams = asyncio.TaskGroup()
         self._verify: _Link[VerifyClient] | None = None
-        self._draft: _Link[DraftClient] | None = None
+        self._drafts: dict[int, _Link[DraftClient]] = {}
+        """By stream."""
         self._opened_ns = 0
         """When the verify session began that has not brought a verdict yet; else 0."""
         self._closing = False
@@ -173,7 +174,7 @@ class Pipeline:
             case DropDraft():
                 self._drop_draft(action)
             case ParkDraft():
-                self._park_draft()
+                self._park_draft(action)
             case Finish():
                 self.reason = action.reason
             case Fail():
@@ -186,8 +187,8 @@ class Pipeline:
         self._verify.client.propose(action.block)
 
     async def _send_verdict(self, action: SendVerdict) -> None:
-        assert self._draft is not None
-        self._draft.client.commit(action.verdict)
+        for link in self._drafts.values():
+            link.client.commit(action.verdict)
         await asyncio.sleep(0)  # let it leave before the text is made
 
     async def _announce(self) -> None:
@@ -221,9 +222,11 @@ class Pipeline:
 
     async def _connect_draft(self, action: ConnectDraft) -> None:
         client = DraftClient(action.stream, action.opening, self._received)
-        link = self._draft = _Link(client)
+        beside = [_endpoint(other) for other in self._drafts.values()]
+        link = self._drafts[action.stream] = _Link(client)
         self._observer.wants_draft()
-        link.lease = self._fleet.lease_draft(self.session.request.prompt, client.abort, action.avoid)
+        prompt = self.session.request.prompt
+        link.lease = self._fleet.lease_draft(prompt, client.abort, action.avoid, beside)
         if link.lease is None:
             failed = DraftFailed(action.stream, NoReplica("no draft replica can be used"), "")
             await self._carry_out(self.session.handle_event(failed, self._clock()))
@@ -236,15 +239,12 @@ class Pipeline:
         self._drop("verify", link, action.error)
 
     def _drop_draft(self, action: DropDraft) -> None:
-        link, self._draft = self._draft, None
-        assert link is not None
-        self._drop("draft", link, action.error)
+        self._drop("draft", self._drafts.pop(action.stream), action.error)
 
-    def _park_draft(self) -> None:
-        link, self._draft = self._draft, None
-        assert link is not None
-        self._let_go("draft", link)
-        self._observer.parked()
+    def _park_draft(self, action: ParkDraft) -> None:
+        self._let_go("draft", self._drafts.pop(action.stream))
+        if not self._drafts:
+            self._observer.parked()
 
     def _drop(self, kind: str, link: _Link[Client], error: OutriderError) -> None:
         if link.lease is not None:
@@ -262,12 +262,12 @@ class Pipeline:
         endpoint = lease.replica.endpoint
         if kind == "draft" and isinstance(error, Draining):
             logger.info("draft session moves", endpoint=endpoint)
-            self._observer.moved()
+            self._observer.moved(endpoint)
         elif kind == "verify" and isinstance(error, Overloaded):
             logger.debug("replica has no room", kind=kind, endpoint=endpoint, error=str(error))
         else:
             logger.warning("replica lost", kind=kind, endpoint=endpoint, error=str(error))
-            self._observer.lost(kind)
+            self._observer.lost(kind, endpoint)
         self._fleet.failed(kind, lease, error)
 
     async def _hold_verify(self, link: _Link[VerifyClient], action: ConnectVerify) -> None:
@@ -316,16 +316,16 @@ class Pipeline:
             await self._events.put(event)
 
     def _note_opened(self, event: VerifyOpened | DraftOpened) -> None:
-        for link in (self._verify, self._draft):
+        for link in (self._verify, *self._drafts.values()):
             if link is not None and link.client.stream == event.stream and link.lease is not None:
                 self._fleet.admitted(link.lease, event.opened.incarnation)
-                if link is self._draft:
+                if event.stream in self._drafts:
                     self._observer.draft_opened(event.endpoint)
 
     def _note_block(self, event: BlockArrived) -> None:
         """Count a block that did not cost the draft its stream."""
-        link = self._draft
-        if link is None or link.client.stream != event.stream:
+        link = self._drafts.get(event.stream)
+        if link is None:
             return
         link.sent = True
         self._observer.block(event.block, self._clock())
@@ -337,8 +337,9 @@ class Pipeline:
         drift = self._observer.verdict(verdict, self._clock())
         assert self._verify is not None
         self._prove("verify", self._verify)
-        if self._draft is not None and self._draft.sent:
-            self._prove("draft", self._draft)
+        for link in self._drafts.values():
+            if link.sent:
+                self._prove("draft", link)
         if self._recorder is None:
             return None
         record = self._record(self._recorder, verdict, drift)
@@ -361,12 +362,12 @@ class Pipeline:
         return record
 
     async def _close(self) -> KvHandle | None:
-        """Ask both replicas to end their sessions; wait for the kept keys and values if they are wanted."""
+        """Ask all replicas to end their sessions; wait for the kept keys and values if they are wanted."""
         self._closing = True
         while not self._events.empty():  # a reader that waits for room would not see the end of its stream
             self._events.get_nowait()
-        if self._draft is not None:
-            self._draft.client.close()
+        for link in self._drafts.values():
+            link.client.close()
         if self._verify is None:
             return None
         self.endpoint = _endpoint(self._verify)
@@ -378,7 +379,9 @@ class Pipeline:
     async def _end_streams(self) -> None:
         """Let the streams end by themselves; cancel what has not after a moment."""
         tasks = {
-            link.task for link in (self._verify, self._draft) if link is not None and link.task is not None
+            link.task
+            for link in (self._verify, *self._drafts.values())
+            if link is not None and link.task is not None
         }
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=CLOSE_SECONDS)
@@ -387,7 +390,8 @@ class Pipeline:
 
     def _release(self) -> None:
         self._observer.close()
-        for kind, link in (("verify", self._verify), ("draft", self._draft)):
+        drafts = [("draft", link) for link in self._drafts.values()]
+        for kind, link in (("verify", self._verify), *drafts):
             if link is not None and link.lease is not None:
                 self._fleet.pools[kind].release(link.lease)
 

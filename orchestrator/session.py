@@ -2,8 +2,8 @@
 
     committed   prompt and generated tokens; only a verdict adds to it, nothing takes back
     verify      the stream to a verify replica; lost, another is opened with the committed tokens
-    draft       the stream to a draft replica, or none: the target goes on by itself meanwhile
-                opened when the verify replica says that one is wanted, ended when it has not for a while
+    drafts      the streams to draft replicas, or none: the target goes on by itself meanwhile
+                opened when the verify replica says that drafts are wanted, ended when it has not for a while
     recent      blocks that drafts sent lately; what of them still hangs below the last committed token
                 is given to every verify replica that opens, so drafts need not know that one was lost
 
@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from orchestrator.candidates import CheckedIds, live_blocks, without_dead
+from orchestrator.draft_streams import DraftStream, all_ready
 from orchestrator.events import (
     Action,
     Announce,
@@ -91,22 +92,8 @@ class SessionLimits:
     """Longest time without a verify replica."""
     stall_seconds: float
     """Longest silence of a draft while verdicts keep coming."""
-
-
-@dataclass(slots=True)
-class _Draft:
-    """The draft stream at hand; it may not be open yet."""
-
-    stream: int
-    ids: CheckedIds
-    opened: bool = False
-    may_be_silent: bool = False
-    last_block_at: float = 0.0
-    verdicts_since_block: int = 0
-    has_sent: bool = False
-    wanted_at: float = 0.0
-    """When the verify replica last said that it wants one."""
-    allowance: Allowance = field(default_factory=Allowance)
+    drafts: int = 1
+    """Most draft streams at once."""
 
 
 @dataclass(slots=True)
@@ -141,18 +128,17 @@ class Session:
     _announced: bool = False
     """The client knows what it needs to resume the continuation."""
     _verify: _Verify | None = None
-    _draft: _Draft | None = None
+    _drafts: dict[int, DraftStream] = field(default_factory=dict)
+    """By stream."""
     _streams: int = 0
-    _drafts: int = 0
+    _opened_drafts: int = 0
+    """How many there have been."""
     _verify_losses: Losses = field(default_factory=Losses)
     _draft_losses: Losses = field(default_factory=Losses)
-    _last_draft_endpoint: str = ""
     _drafting: bool = True
     _held: list[TokenBlock] = field(default_factory=list)
-    """Sequential mode: blocks that wait for the one marked ready."""
+    """Sequential mode: blocks that wait for one marked ready."""
     _recent: deque[TokenBlock] = field(default_factory=lambda: deque(maxlen=RECENT_BLOCKS))
-    _ready: bool = False
-    """The draft has marked a block ready since the last verdict."""
 
     def __post_init__(self) -> None:
         self.committed = [*self.request.prompt, *self.request.resumed]
@@ -171,7 +157,7 @@ class Session:
         reason = self.request.finished_by(self.request.resumed)
         if reason is not FinishReason.NONE:
             return [*self._announce(), *self._finish(reason)]
-        return [*self._connect_verify(now), *(self._connect_draft(now) if self.alone else [])]
+        return [*self._connect_verify(now), *(self._find_drafts(now) if self.alone else [])]
 
     def handle_event(self, event: Event, now: float) -> list[Action]:
         """What to do about one event."""
@@ -208,8 +194,8 @@ class Session:
         if self.step == 0:
             self.statistics.cached = min(event.opened.cached_length, len(self.request.prompt))
         self._held.clear()  # part of what is replayed
-        blocks = live_blocks(self.committed, self._recent, self._ready)
-        drafts = self._find_draft(now) if event.opened.draft_wanted else []
+        blocks = live_blocks(self.committed, self._recent, all_ready(self._drafts.values()))
+        drafts = self._find_drafts(now) if event.opened.draft_wanted else []
         return [*self._propose(blocks), *drafts, *self._nudge(), *self._announce()]
 
     def _announce(self) -> list[Action]:
@@ -230,18 +216,17 @@ class Session:
             return self._lose_verify(InternalError(f"verify replica: {problem}"), verify.endpoint, now)
         self.committed.extend(verdict.tokens)
         self.step = verdict.step
-        self._ready = False
         verify.room.refill()
         self._verify_losses.count = self._verify_losses.internal = 0
-        self._credit_draft()
+        self._credit_drafts()
         self.statistics.add_verdict(verdict, now)
         finished = verdict.finish_reason is not FinishReason.NONE
-        parked = [] if finished or verdict.draft_wanted else self._pause_draft(now)
-        told = [] if self._draft is None else [SendVerdict(verdict)]
+        parked = [] if finished or verdict.draft_wanted else self._pause_drafts(now)
+        told = [SendVerdict(verdict)] if self._drafts else []
         actions = [*parked, *told, Emit(verdict)]
         if finished:
             return actions + self._finish(verdict.finish_reason)
-        return actions + self._nudge() + (self._look_after_draft(now) if verdict.draft_wanted else [])
+        return actions + self._nudge() + (self._look_after_drafts(now) if verdict.draft_wanted else [])
 
     def _on_verify_failed(self, event: VerifyFailed, now: float) -> list[Action]:
         if self._verify is None or event.stream != self._verify.stream:
@@ -249,54 +234,56 @@ class Session:
         return self._lose_verify(event.error, event.endpoint, now)
 
     def _on_draft_opened(self, event: DraftOpened, now: float) -> list[Action]:
-        draft = self._draft
-        if draft is None or event.stream != draft.stream:
+        draft = self._drafts.get(event.stream)
+        if draft is None:
             return []
         if draft.opened:
-            return self._lose_draft(InternalError("draft replica: opened twice"), event.endpoint, now)
+            error = InternalError("draft replica: opened twice")
+            return self._lose_draft(draft, error, event.endpoint, now)
         draft.opened = True
         draft.may_be_silent = event.may_be_silent
         draft.last_block_at = now
-        self._last_draft_endpoint = event.endpoint
+        draft.endpoint = event.endpoint
         return []
 
     def _on_block(self, event: BlockArrived, now: float) -> list[Action]:
-        draft, block = self._draft, event.block
-        if draft is None or event.stream != draft.stream:
+        draft, block = self._drafts.get(event.stream), event.block
+        if draft is None:
             return []
         problem = draft.ids.problem_of(block, len(self.committed))
         if problem:
-            return self._lose_draft(
-                InternalError(f"draft replica: {problem}"), self._last_draft_endpoint, now
-            )
+            error: OutriderError = InternalError(f"draft replica: {problem}")
+            return self._lose_draft(draft, error, draft.endpoint, now)
         if not draft.allowance.spend(len(block)):
             error = Flood("draft replica: more blocks or nodes than fit between two verdicts")
-            return self._lose_draft(error, self._last_draft_endpoint, now)
-        draft.last_block_at = now
-        draft.verdicts_since_block = 0
-        draft.has_sent = True
-        self._ready = self._ready or block.ready
+            return self._lose_draft(draft, error, draft.endpoint, now)
+        draft.block(block, now)
         self.statistics.add_block(block)
         block = without_dead(block, self.committed)
+        others = [other for other in self._drafts.values() if other is not draft]
+        if any(other.owes for other in others):
+            block = replace(block, ready=False)
         if not block.tokens and not block.ready:
             return []
+        if others and not draft.share.spend(len(block)):
+            return []  # the rest of the room is for the others
         self._recent.append(block)
         return self._forward(block)
 
     def _on_draft_failed(self, event: DraftFailed, now: float) -> list[Action]:
-        if self._draft is None or event.stream != self._draft.stream:
-            return []
-        return self._lose_draft(event.error, event.endpoint, now)
+        draft = self._drafts.get(event.stream)
+        return [] if draft is None else self._lose_draft(draft, event.error, event.endpoint, now)
 
     def _forward(self, block: TokenBlock) -> list[Action]:
-        """To the verify replica: at once, or in sequential mode once the draft has had its turn."""
+        """To the verify replica: at once, or in sequential mode once the drafts have had their turn."""
         if self._verify is None or not self._verify.opened:
             return []
         if self.request.mode is not Mode.SEQUENTIAL:
             return self._propose([block])
         self._held.append(block)
-        if not block.ready:
-            return []
+        return self._propose_held() if block.ready else []
+
+    def _propose_held(self) -> list[Action]:
         blocks, self._held = self._held, []
         return self._propose(blocks)
 
@@ -306,68 +293,84 @@ class Session:
         room = self._verify.room
         return [SendBlock(block) for block in blocks if room.spend(len(block))]
 
-    def _credit_draft(self) -> None:
-        """A verdict came: the draft may send more, and one that sent blocks without a fault is sound."""
-        if self._draft is None:
-            return
-        self._draft.allowance.refill()
-        if self._draft.has_sent:
+    def _credit_drafts(self) -> None:
+        """A verdict came: drafts may send more, and are sound if all of them sent blocks without a fault."""
+        for draft in self._drafts.values():
+            draft.verdict(self.limits.drafts)
+        if self._drafts and all(draft.has_sent for draft in self._drafts.values()):
             self._draft_losses.count = 0
 
-    def _pause_draft(self, now: float) -> list[Action]:
-        """No draft is wanted at present: the draft pauses by itself, and is ended after a while."""
-        draft = self._draft
-        if draft is None:
-            return []
-        draft.last_block_at = now  # it owes none
-        if now - draft.wanted_at <= PARK_SECONDS:
-            return []
-        self._draft = None
-        return [ParkDraft(draft.stream)]
+    def _pause_drafts(self, now: float) -> list[Action]:
+        """No drafts are wanted at present: they pause by themselves, and are ended after a while."""
+        parked: list[Action] = []
+        for draft in list(self._drafts.values()):
+            draft.last_block_at = now  # it owes none
+            if now - draft.wanted_at > PARK_SECONDS:
+                del self._drafts[draft.stream]
+                parked.append(ParkDraft(draft.stream))
+        return parked
 
     def _nudge(self) -> list[Action]:
         """Sequential mode without a draft: an empty ready block, so that the target takes its turn."""
-        alone = self._draft is None or not self._draft.opened
+        alone = not any(draft.opened for draft in self._drafts.values())
         open_ = self._verify is not None and self._verify.opened
         if self.request.mode is not Mode.SEQUENTIAL or not alone or not open_:
             return []
-        return self._propose([TokenBlock(0, (), (), (), ready=True, base_length=len(self.committed))])
+        return self._propose([self._empty_ready()])
 
-    def _look_after_draft(self, now: float) -> list[Action]:
-        """After a verdict that wants one: look for a draft, or give up one that has fallen silent."""
-        draft = self._draft
-        if draft is None:
-            return self._find_draft(now)
-        draft.wanted_at = now
-        draft.verdicts_since_block += 1
+    def _empty_ready(self) -> TokenBlock:
+        return TokenBlock(0, (), (), (), ready=True, base_length=len(self.committed))
+
+    def _look_after_drafts(self, now: float) -> list[Action]:
+        """After a verdict that wants them: look for drafts that are missing, give up those fallen silent."""
+        actions: list[Action] = []
+        for draft in list(self._drafts.values()):
+            draft.wanted_at = now
+            draft.verdicts_since_block += 1
+            if self._stalls(draft, now):
+                error = Unavailable(
+                    f"draft replica sent nothing during {draft.verdicts_since_block} verdicts"
+                )
+                actions += self._lose_draft(draft, error, draft.endpoint, now)
+        return actions + self._find_drafts(now)
+
+    def _stalls(self, draft: DraftStream, now: float) -> bool:
         silent = now - draft.last_block_at > self.limits.stall_seconds
-        if not draft.opened or draft.may_be_silent or not silent:
-            return []
-        if draft.verdicts_since_block < STALL_VERDICTS:
-            return []
-        error = Unavailable(f"draft replica sent nothing during {draft.verdicts_since_block} verdicts")
-        return self._lose_draft(error, self._last_draft_endpoint, now)
+        long = draft.verdicts_since_block >= STALL_VERDICTS
+        return draft.opened and not draft.may_be_silent and silent and long
 
-    def _find_draft(self, now: float) -> list[Action]:
-        """A draft, unless there is one already or none may be looked for yet."""
-        if self._draft is not None or now < self._draft_losses.retry_at:
+    def _find_drafts(self, now: float) -> list[Action]:
+        """Drafts, as many as are missing, unless none may be looked for yet."""
+        if now < self._draft_losses.retry_at:
             return []
-        return self._connect_draft(now)
+        missing = self.limits.drafts - len(self._drafts)
+        return [action for _ in range(missing) for action in self._connect_draft(now)]
 
-    def _lose_draft(self, error: OutriderError, endpoint: str, now: float) -> list[Action]:
+    def _lose_draft(
+        self, draft: DraftStream, error: OutriderError, endpoint: str, now: float
+    ) -> list[Action]:
         """Go on without; look for another one now or at a later verdict."""
-        assert self._draft is not None
-        stream, opened = self._draft.stream, self._draft.opened
-        self._draft = None
-        self._held.clear()
+        del self._drafts[draft.stream]
+        dropped = [DropDraft(draft.stream, error), *self._without_turn_of(draft)]
         if isinstance(error, NoReplica):
             self._draft_losses.retry_at = now + NO_DRAFT_RETRY_SECONDS
-            return [DropDraft(stream, error), *self._nudge()]
-        self.statistics.draft_losses += opened and not isinstance(error, Draining)
+            return dropped
+        self.statistics.draft_losses += draft.opened and not isinstance(error, Draining)
         self._draft_losses.add(error, now, DRAFT_RETRY_SECONDS)
         self._drafting = not isinstance(error, InvalidRequest)  # the request itself does not suit drafts
         again = self._connect_draft(now, endpoint) if now >= self._draft_losses.retry_at else []
-        return [DropDraft(stream, error), *self._nudge(), *again]
+        return [*dropped, *again]
+
+    def _without_turn_of(self, draft: DraftStream) -> list[Action]:
+        """Sequential mode: what waited for this draft alone waits no more."""
+        if not any(other.opened for other in self._drafts.values()):
+            self._held.clear()
+            return self._nudge()
+        open_ = self._verify is not None and self._verify.opened
+        if self.request.mode is Mode.SEQUENTIAL and open_ and draft.owes and all_ready(self._drafts.values()):
+            self._held.append(self._empty_ready())
+            return self._propose_held()
+        return []
 
     def _lose_verify(self, error: OutriderError, endpoint: str, now: float) -> list[Action]:
         """Open another verify replica with the committed tokens, unless the request itself is at fault."""
@@ -408,11 +411,11 @@ class Session:
     def _connect_draft(self, now: float, avoid: str = "") -> list[Action]:
         if not self._drafting:
             return []
-        first_id, end_id = self._drafts << CheckedIds.BITS, (self._drafts + 1) << CheckedIds.BITS
-        ids = CheckedIds(first_id, end_id, self.request.served.vocabulary_size)
-        self._draft = _Draft(self._next_stream(), ids, last_block_at=now, wanted_at=now)
-        self._drafts += 1
-        return [ConnectDraft(self._draft.stream, self._open_draft(first_id), avoid)]
+        ids = CheckedIds.of_draft(self._opened_drafts, self.request.served.vocabulary_size)
+        draft = DraftStream(self._next_stream(), ids, last_block_at=now, wanted_at=now)
+        self._drafts[draft.stream] = draft
+        self._opened_drafts += 1
+        return [ConnectDraft(draft.stream, self._open_draft(ids.next_id), avoid)]
 
     def _open_verify(self) -> OpenVerify:
         request = self.request

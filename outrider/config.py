@@ -180,6 +180,13 @@ class OrchestratorConfig(ServiceConfig):
     recovery_seconds: float = Field(
         30.0, ge=0, description="How long a request waits for another verify replica when its own is lost."
     )
+    drafts_per_session: int = Field(
+        1,
+        ge=1,
+        le=8,
+        description="Draft replicas that one session uses at once, of different models where there are; "
+        "their nodes become one tree.",
+    )
     breaker_failures: Positive = Field(
         3, description="Failures in a row that open a replica's circuit breaker."
     )

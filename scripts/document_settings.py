@@ -105,7 +105,9 @@ def _meaning(field: FieldInfo) -> str:
 def _default(value: object) -> str:
     if isinstance(value, bool):
         return "=on" if value else "=off"
-    return f"={value}" if value not in ("", ()) else ""
+    if isinstance(value, tuple):
+        value = ",".join(map(str, value))
+    return f"={value}" if value != "" else ""
 
 
 if __name__ == "__main__":

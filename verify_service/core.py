@@ -27,6 +27,7 @@ from verify_service.speculation.cost_model import CostModel
 from verify_service.speculation.lookup_candidates import LookupCandidates
 from verify_service.speculation.patience import Patience
 from verify_service.speculation.predicted_candidates import PredictedCandidates
+from verify_service.speculation.several_drafts import Agreement
 from verify_service.verifier import Runner, StepResult, Verifier
 
 _T = TypeVar("_T")
@@ -81,6 +82,7 @@ class VerifyCore:
         self._lookup_acceptance = {greedy: AcceptanceModel(lookup_priors()) for greedy in (True, False)}
         """Sampled text repeats itself less than greedy text."""
         self._prediction_acceptance = AcceptanceModel(lookup_priors())
+        self._agreement = Agreement()
         self._habit = Patience(settings.limits.max_patience)
         """What the session that got a verdict last knows of its draft: where a new one begins."""
         self._unchecked_since: float | None = None
@@ -154,6 +156,7 @@ class VerifyCore:
         session = VerifySession(
             *(stream.id, opening, committed, self._settings.limits, stream.outbox, now, patience),
             message.matcher,
+            self._agreement,
         )
         session.kv = kv
         session.idle_before = self._idle.until(now)

@@ -18,19 +18,17 @@ from outrider.protocol.messages import FinishReason, OpenVerify, TokenBlock, Ver
 from outrider.rpc.queues import Outbox
 from outrider.sampling.chooser import SamplingRow
 from outrider.sampling.history import History
-from outrider.speculation.candidate_tree import CandidateTree, Node
+from outrider.speculation.candidate_tree import CandidateTree, Node, draft_of
 from verify_service.mailbox import Event
 from verify_service.speculation.drafting import Traffic
 from verify_service.speculation.forced_candidates import ForcedCandidates
 from verify_service.speculation.lookup_candidates import LookupCandidates, from_draft
 from verify_service.speculation.patience import Patience
 from verify_service.speculation.predicted_candidates import PredictedCandidates
-from verify_service.speculation.trust import Trust
+from verify_service.speculation.several_drafts import MAX_SILENCE, Agreement, Belief
 
 MAX_UNANSWERED = 16
 """Verdicts whose answer by the draft is still timed; older ones are forgotten."""
-MAX_SILENCE = 4
-"""Verdicts in a row without a block after which a session counts as one without a draft."""
 NOWHERE = -(2**62)
 """A parent that resolves to nothing."""
 
@@ -82,6 +80,7 @@ class VerifySession:
         now: float,
         patience: Patience,
         matcher: Matcher | None = None,
+        agreement: Agreement | None = None,
     ) -> None:
         self.id = id
         self.opening = opening
@@ -112,7 +111,7 @@ class VerifySession:
         """The controller's decision, which verdicts tell."""
         self._silence = MAX_SILENCE
         """Verdicts since the last block."""
-        self._trust = Trust()
+        self._belief = Belief(agreement or Agreement(), opening.sampling.greedy, opening.task)
         self._eligible: list[Eligible] | None = None
         """What `eligible` found, until candidates or committed tokens change."""
         self._unanswered: dict[int, float] = {}
@@ -168,7 +167,7 @@ class VerifySession:
             # The node that commits the last token of all is not verified: its parent's row chooses it.
             max_depth = self.end_length - self.tree.committed_length - 1
             allows = None if self._matcher is None else self._allows
-            found = _best_first(self.tree.children, max_depth, self._trust.factor, allows)
+            found = _best_first(self.tree.children, max_depth, self._belief.estimator(), allows)
             self._eligible = list(islice(found, self.max_nodes))
         return self._eligible
 
@@ -177,6 +176,7 @@ class VerifySession:
         if self.finished or self.policy is VerifyPolicy.OFF:
             return len(block)
         self._silence = 0
+        self._hear(block)
         added = self.tree.add(_inside(block, self.limits.vocabulary_size))
         self._eligible = None
         current = block.base_length >= self.tree.committed_length
@@ -218,7 +218,7 @@ class VerifySession:
         kept, finish = self._cut(tokens)
         self._eligible = None
         if kept:  # a session opened at its very end has room for none
-            self._check_estimates(kept[0])
+            self._belief.learn(self.tree, kept)
         for own in self._own_candidates:
             own.learn(self.tree, kept)
         walked = self.tree.commit(kept).walked
@@ -274,18 +274,17 @@ class VerifySession:
         assert self._matcher is not None
         return self._matcher.allows(_tokens_to(node))
 
+    def _hear(self, block: TokenBlock) -> None:
+        """Note whose block it is; where several drafts are at work, none may take the others' places."""
+        if block.tokens:
+            self._belief.hear(draft_of(block.first_id), self.step)
+            self.tree.max_per_draft = self.tree.max_nodes // len(self._belief.drafts)
+
     def _answered(self, base_length: int, arrived: float) -> None:
         """Learn how long the draft took to answer the verdict that reached `base_length`."""
         published = self._unanswered.pop(base_length, None)
         if published is not None:
             self.patience.answered(arrived - published)
-
-    def _check_estimates(self, token: int) -> None:
-        """Hold the draft's proposals for the next position against the token that the target chose."""
-        drafted = [node for node in self.tree.children.values() if from_draft(node)]
-        if drafted:
-            right = any(node.token == token for node in drafted)
-            self._trust.observe(sum(node.acceptance for node in drafted), right)
 
     def _cut(self, tokens: Sequence[int]) -> tuple[list[int], FinishReason]:
         """The tokens up to the one that ends the generation, and why it ends."""
@@ -323,14 +322,17 @@ def _inside(block: TokenBlock, vocabulary_size: int) -> TokenBlock:
 
 
 def _best_first(
-    children: dict[int, Node], max_depth: int, trust: float, allows: Callable[[Node], bool] | None
+    children: dict[int, Node],
+    max_depth: int,
+    belief: Callable[[Node], float],
+    allows: Callable[[Node], bool] | None,
 ) -> Iterator[Eligible]:
     """Nodes in falling order of worth; a child's is never above its parent's."""
     frontier: list[tuple[float, int, Node]] = []
 
     def open_below(nodes: dict[int, Node], worth: float) -> None:
         for node in nodes.values():
-            believed = node.acceptance * trust if from_draft(node) else node.acceptance
+            believed = belief(node)
             if worth * believed > 0.0:
                 heappush(frontier, (-worth * believed, node.id, node))
 

@@ -39,8 +39,8 @@ class Observer:
         self._drift = drift
         self._task = task
         self._wants_draft = False
-        self._draft = ""
-        """Endpoint of the open draft replica; empty while there is none."""
+        self._drafts: list[str] = []
+        """Endpoints of the open draft replicas."""
         self._last_verdict: float | None = None
         self._unanswered: tuple[int, float] | None = None
         """Committed length and time of the first verdict that the draft has not answered."""
@@ -62,23 +62,23 @@ class Observer:
         self._load.want(-self._wants_draft)
         self._load.wait(-self._waiting)
         self._wants_draft = False
-        self._draft = ""
+        self._drafts = []
         self._unanswered = None
 
     def draft_opened(self, endpoint: str) -> None:
         """A draft replica admitted the session."""
         self._load.wait(-self._waiting)
-        self._draft = endpoint
+        self._drafts.append(endpoint)
 
-    def lost(self, kind: str) -> None:
+    def lost(self, kind: str, endpoint: str = "") -> None:
         """A replica was given up; the session goes on."""
         self._instruments.fallback(kind)
         if kind == "draft":
-            self._leave_draft()
+            self._leave_draft(endpoint)
 
-    def moved(self) -> None:
-        """The draft replica is draining; the session looks for another one."""
-        self._leave_draft()
+    def moved(self, endpoint: str) -> None:
+        """A draft replica is draining; the session looks for another one."""
+        self._leave_draft(endpoint)
 
     def block(self, block: TokenBlock, now: float) -> None:
         """The draft sent a block."""
@@ -100,12 +100,17 @@ class Observer:
         return self._look_for_drift(verdict)
 
     @property
-    def _waiting(self) -> bool:
-        return self._wants_draft and not self._draft
+    def _draft(self) -> str:
+        """What drafts for the session at present; empty: nothing."""
+        return "+".join(sorted(self._drafts))
 
-    def _leave_draft(self) -> None:
-        if self._draft:
-            self._draft = ""
+    @property
+    def _waiting(self) -> bool:
+        return self._wants_draft and not self._drafts
+
+    def _leave_draft(self, endpoint: str) -> None:
+        if endpoint in self._drafts:
+            self._drafts.remove(endpoint)
             self._load.wait(self._waiting)
         self._unanswered = None
 

@@ -178,10 +178,14 @@ class Fleet:
         return known.channel
 
     def lease_draft(
-        self, tokens: Sequence[int], on_lost: Callable[[OutriderError], None], avoid: str
+        self,
+        tokens: Sequence[int],
+        on_lost: Callable[[OutriderError], None],
+        avoid: str,
+        beside: Sequence[str] = (),
     ) -> Lease | None:
-        """A draft replica, or None when none can be used now."""
-        return self.pools["draft"].lease(self._clock(), on_lost, tokens=tokens, avoid=avoid)
+        """A draft replica beside those that the session has, or None when none can be used now."""
+        return self.pools["draft"].lease(self._clock(), on_lost, tokens=tokens, avoid=avoid, beside=beside)
 
     async def lease_verify(
         self,

@@ -194,13 +194,17 @@ class Replicas:
         tokens: Sequence[int] = (),
         avoid: str = "",
         prefer: str = "",
+        beside: Collection[str] = (),
     ) -> Lease | None:
         """The best usable replica for a session that begins with `tokens`; None when there is none, or none
         with room.
 
-        `prefer` wins when it can be used. `avoid` is used only when nothing else can be.
+        `prefer` wins when it can be used. `avoid` is used only when nothing else can be. The session has
+        replicas at the endpoints `beside` already: it gets another one, of another model where there is one.
         """
         candidates = [replica for replica in self.usable(now) if replica.busy_until <= now]
+        if beside:
+            candidates = self._beside(candidates, beside)
         others = [replica for replica in candidates if replica.endpoint != avoid]
         candidates = others or candidates
         if not candidates:
@@ -273,11 +277,21 @@ class Replicas:
                 return replica
         return best
 
+    def _beside(self, candidates: Sequence[Replica], beside: Collection[str]) -> list[Replica]:
+        """Other replicas than these, and of other models if there are any."""
+        models = {_model(replica) for replica in self if replica.endpoint in beside}
+        others = [replica for replica in candidates if replica.endpoint not in beside]
+        return [replica for replica in others if _model(replica) not in models] or others
+
     def _remember(self, prefix: int, endpoint: str) -> None:
         self._prefixes[prefix] = endpoint
         self._prefixes.move_to_end(prefix)
         if len(self._prefixes) > MAX_PREFIXES:
             self._prefixes.popitem(last=False)
+
+
+def _model(replica: Replica) -> tuple[str, str]:
+    return ("", "") if replica.info is None else (replica.info.kind, replica.info.model)
 
 
 def _lose(leases: Sequence[Lease], error: OutriderError) -> None:

@@ -115,7 +115,9 @@ def _add_flag(group: argparse._ArgumentGroup, name: str, field: FieldInfo) -> No
 def _shown(default: object) -> str:
     if isinstance(default, bool):
         return "on" if default else "off"
-    return str(default) if default not in ("", ()) else "none"
+    if isinstance(default, tuple):
+        return ",".join(default) or "none"
+    return str(default) if default != "" else "none"
 
 
 def _is_list(field: FieldInfo) -> bool:

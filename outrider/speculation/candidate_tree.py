@@ -20,6 +20,18 @@ from outrider.protocol.messages import TokenBlock
 MAX_ALIASES = 4096
 """How many ids of committed or dropped nodes are remembered; older ids resolve to nothing."""
 
+_DRAFT_BITS = 40
+
+
+def first_id_of(draft: int) -> int:
+    """Where the node ids begin of a session's draft stream with this number, from 0."""
+    return draft << _DRAFT_BITS
+
+
+def draft_of(id: int) -> int:
+    """The inverse, for any id of the draft's; what the verify side proposes itself has numbers beyond."""
+    return id >> _DRAFT_BITS
+
 
 @dataclass(slots=True, eq=False)
 class Node:
@@ -34,6 +46,13 @@ class Node:
     """1 for a child of the last committed token."""
     children: dict[int, Node] = field(default_factory=dict)
     """By token; a token is proposed once below a node."""
+    claims: dict[int, float] | None = None
+    """Estimates by the number of the draft, where another draft than the node's own proposed it as well."""
+
+    @property
+    def estimates(self) -> dict[int, float]:
+        """Estimates by the number of the draft; those of the verify side count as a draft's."""
+        return self.claims or {draft_of(self.id): self.acceptance}
 
     def path(self) -> list[Node]:
         """The nodes from the child of the last committed token down to this one."""
@@ -72,17 +91,21 @@ class CandidateTree:
     """Nodes below `committed_length` tokens, bounded by `max_nodes`.
 
     Invariants: every live node's path leads to the last committed token; children of a node have
-    different tokens; `len(tree)` never exceeds `max_nodes` (further nodes are dropped as stale).
+    different tokens; `len(tree)` never exceeds `max_nodes`, and a draft has at most `max_per_draft` of them
+    (further nodes are dropped as stale).
     """
 
     def __init__(self, committed: list[int], max_nodes: int) -> None:
         self.committed = list(committed)
         self.max_nodes = max_nodes
+        self.max_per_draft = max_nodes
         self.children: dict[int, Node] = {}
         """Candidates for the next position, by token."""
         self._live: dict[int, Node] = {}
         self._aliases: OrderedDict[int, int | Node] = OrderedDict()
         self._count = 0
+        self._counts: dict[int, int] = {}
+        """Live nodes by draft."""
 
     def __len__(self) -> int:
         return self._count
@@ -121,6 +144,11 @@ class CandidateTree:
         siblings = self.children if parent is None else parent.children
         if token in siblings or self._count >= self.max_nodes or id in self._live:
             return None
+        draft = draft_of(id)
+        count = self._counts.get(draft, 0)
+        if count >= self.max_per_draft:
+            return None
+        self._counts[draft] = count + 1
         reach = acceptance if parent is None else parent.reach * acceptance
         depth = 1 if parent is None else parent.depth + 1
         node = Node(id, token, parent, acceptance, reach, depth)
@@ -172,6 +200,7 @@ class CandidateTree:
         acceptance = min(max(acceptance, 0.0), 1.0)
         if token in siblings:
             self._alias(id, siblings[token])
+            _claim(siblings[token], id, acceptance)
             self.raise_acceptance(siblings[token], acceptance)
             return True
         return self.add_child(id, node, token, acceptance) or False
@@ -195,11 +224,15 @@ class CandidateTree:
 
     def _forget(self, walked: list[Node], dropped: list[Node], first_length: int) -> None:
         for node in dropped:
-            del self._live[node.id]
+            self._unlist(node)
         for length, node in enumerate(walked, first_length):
-            del self._live[node.id]
+            self._unlist(node)
             self._alias(node.id, length)
         self._count -= len(walked) + len(dropped)
+
+    def _unlist(self, node: Node) -> None:
+        del self._live[node.id]
+        self._counts[draft_of(node.id)] -= 1
 
     def _lift(self, walked: list[Node]) -> None:
         """Make the surviving nodes' depth and reach relative to the new last committed token."""
@@ -210,6 +243,16 @@ class CandidateTree:
             for node in _subtree(child):
                 node.depth -= shift
                 node.reach *= scale
+
+
+def _claim(node: Node, id: int, acceptance: float) -> None:
+    """Remember what another draft than the node's own says of it."""
+    draft = draft_of(id)
+    if node.claims is None:
+        if draft == draft_of(node.id):
+            return
+        node.claims = node.estimates
+    node.claims[draft] = max(acceptance, node.claims.get(draft, 0.0))
 
 
 def _reach(node: Node) -> float:

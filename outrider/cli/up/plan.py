@@ -20,14 +20,20 @@ class UpConfig(Settings):
     """All services on one machine."""
 
     target: str = Field("", description="Folder or hub id of the target model.")
-    draft: str = Field(
-        LOOKUP, description="Folder or hub id of the draft model, lookup (no model) or none (no drafts)."
+    draft: tuple[str, ...] = Field(
+        (LOOKUP,),
+        min_length=1,
+        description="Folder or hub id of the draft model, lookup (no model) or none (no drafts); several for "
+        "drafts of different kinds.",
+    )
+    drafts_per_session: Positive = Field(
+        1, description="Drafts that one session uses at once; see `serve orchestrator`."
     )
     draft_weights: Literal["full", "int8"] = Field(
         "full", description="int8 rounds the draft model's weights to 8 bits; see `serve draft`."
     )
     draft_skip_layers: str = Field(
-        "", description="Layers that the draft model does without; with the target as draft it exits early."
+        "", description="Layers that the target does without where it is its own draft, such as 4-9."
     )
     host: str = Field("127.0.0.1", description="Address that the orchestrator listens on; 0.0.0.0 for all.")
     port: Port = Field(7700, description="Port of the orchestrator; 0 picks a free one.")
@@ -41,7 +47,7 @@ class UpConfig(Settings):
     dtype: str = Field("auto", description="Arithmetic of both models: auto, float32, bfloat16 or float16.")
     device: str = Field("auto", description="Device of the models: auto, cpu, cuda or cuda:N.")
     draft_device: str = Field("", description="Device of the draft model; empty: same as device.")
-    drafts: Positive = Field(1, description="Draft replicas.")
+    drafts: Positive = Field(1, description="Draft replicas of each kind.")
     verifies: Positive = Field(1, description="Verify replicas.")
     threads: Positive = Field(1, description="Torch threads of each replica on the CPU.")
     cpu_backend: Literal["auto", "amx", "avx512", "avx2", "onednn"] = Field(
@@ -92,7 +98,7 @@ def plan_replicas(resolved: Resolved[UpConfig], cores: list[int], gpu: bool) -> 
     config = resolved.config
     if not config.target:
         raise ConfigError("--target: name the target model, a folder or a hub id")
-    drafts = 0 if config.draft == NONE else config.drafts
+    drafts = 0 if NONE in config.draft else config.drafts * len(config.draft)
     names = [f"verify-{i}" for i in range(config.verifies)] + [f"draft-{i}" for i in range(drafts)]
     on_cpu = config.device == "cpu" or (config.device == "auto" and not gpu)
     pinned = config.cpus == "auto" and on_cpu
@@ -110,6 +116,7 @@ def plan_orchestrator(
     config = resolved.config
     arguments = ["--host", config.host, "--port", str(config.port), "--replicas-file", replicas_file]
     arguments.append("--require-fit")
+    arguments += _passed_on(resolved, "drafts_per_session")
     if config.metrics_port >= 0:
         arguments += ["--metrics-port", str(config.metrics_port)]
     arguments += _spare(replicas, cores)
@@ -148,9 +155,9 @@ def _replica(
 ) -> ChildSpec:
     """A replica on `cores`; a target's long steps get help on the cores `helpers`."""
     config = resolved.config
-    service = name.partition("-")[0]
+    service, _, number = name.partition("-")
     device = config.draft_device if service == "draft" and config.draft_device else config.device
-    arguments = ["--name", name, "--host", "127.0.0.1", "--port", "0", *_model(config, service)]
+    arguments = ["--name", name, "--host", "127.0.0.1", "--port", "0", *_model(config, service, int(number))]
     if device != "auto":
         arguments += ["--device", device]
     arguments += _passed_on(
@@ -165,14 +172,16 @@ def _replica(
     return ChildSpec(name, service, (*arguments, *_common(resolved)), cores)
 
 
-def _model(config: UpConfig, service: str) -> list[str]:
+def _model(config: UpConfig, service: str, number: int) -> list[str]:
     if service == "verify":
         return ["--model", config.target]
-    if config.draft == LOOKUP:
+    draft = config.draft[number // config.drafts]
+    if draft == LOOKUP:
         return ["--kind", "lookup", "--tokenizer", config.target]
-    flags = ["--kind", "model", "--model", config.draft]
+    flags = ["--kind", "model", "--model", draft]
     flags += ["--weights", config.draft_weights] if config.draft_weights != "full" else []
-    return flags + (["--skip-layers", config.draft_skip_layers] if config.draft_skip_layers else [])
+    skips = config.draft_skip_layers and draft == config.target
+    return flags + (["--skip-layers", config.draft_skip_layers] if skips else [])
 
 
 def _common(resolved: Resolved[UpConfig]) -> list[str]:

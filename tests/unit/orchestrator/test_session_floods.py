@@ -68,7 +68,7 @@ def test_no_more_is_forwarded_than_the_verify_replica_takes() -> None:
         machine.handle_event(DraftFailed(stream, MismatchedPair("other"), "draft:1"), 1000.0 * stream)
         machine._draft_losses.retry_at = 0.0
         machine._draft_losses.count = 0
-        if machine._draft is None:
+        if not machine._drafts:
             machine._connect_draft(99.0)
     assert sent == LATE * BLOCKS
 

@@ -24,8 +24,8 @@ from tests.unit.verify_service.fakes import (
     verdicts,
 )
 from verify_service.mailbox import Close, Closed, VerifyStream
-from verify_service.session import MAX_SILENCE
 from verify_service.speculation.cost_model import CostModel
+from verify_service.speculation.several_drafts import MAX_SILENCE
 
 PROMPTS = [(1, 2, 3), (4, 5), (6, 7, 8, 9, 10, 11, 12, 1, 2), (3,)]
 Proposer = Callable[[random.Random, int, list[int], list[int]], TokenBlock]

@@ -63,6 +63,27 @@ def test_a_part_of_the_target_may_be_the_draft() -> None:
     assert not {"--weights", "--skip-layers"} & set(plain[1].arguments)
 
 
+def test_drafts_of_several_kinds() -> None:
+    """Each kind gets its replicas; only the target itself does without layers."""
+    kinds = ("--draft", "small", "--draft", "big,lookup")
+    plan = _plan("--target", "big", *kinds, "--drafts", "2", "--draft-skip-layers", "4-9", cores=8)
+    drafts = [plan[f"draft-{number}"] for number in range(6)]
+    assert [(draft.kind, draft.model) for draft in drafts[::2]] == [
+        ("model", "small"),
+        ("model", "big"),
+        ("lookup", ""),
+    ]
+    assert [draft.skip_layers for draft in drafts] == ["", "", "4-9", "4-9", "", ""]
+    assert list(_plan("--target", "big", "--draft", "none")) == ["verify-0"]
+
+
+def test_how_many_drafts_a_session_has_is_the_orchestrators() -> None:
+    """Passed on where it was asked for."""
+    asked = plan_orchestrator(_resolved("--target", "b", "--drafts-per-session", "2"), "file", [], [])
+    assert "--drafts-per-session" in asked.arguments
+    assert "--drafts-per-session" not in plan_orchestrator(_resolved(), "file", [], []).arguments
+
+
 def test_a_target_without_drafts_is_helped_on_a_spare_core() -> None:
     """As many as it has threads; where there is none it works alone."""
     alone = ("--target", "big", "--draft", "none")

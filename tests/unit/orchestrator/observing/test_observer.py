@@ -62,7 +62,7 @@ def test_sessions_that_wait_for_a_draft_are_counted(bench) -> None:
     assert (bench.value("draft_sessions_wanted"), bench.value("draft_sessions_waiting")) == (1, 1)
     observer.draft_opened("draft-1:7701")
     assert bench.value("draft_sessions_waiting") == 0
-    observer.lost("draft")
+    observer.lost("draft", "draft-1:7701")
     assert bench.value("draft_sessions_waiting") == 1
     assert bench.value("fallbacks_total", kind="draft") == 1
     observer.close()
@@ -74,7 +74,7 @@ def test_a_session_that_moves_lost_nothing(bench) -> None:
     observer = bench.watch()
     observer.wants_draft()
     observer.draft_opened("draft-1:7701")
-    observer.moved()
+    observer.moved("draft-1:7701")
     assert bench.value("draft_sessions_waiting") == 1
     assert bench.value("fallbacks_total", kind="draft") == 0
 

@@ -1,0 +1,225 @@
+"""Drafts of every kind on one pair: memory, acceptance, step time, tokens per second.
+
+    python -m benchmarks.drafts_table --pair demo
+    python -m benchmarks.drafts_table --pair wide --skip-layers 2-5
+
+One verify replica serves all; each kind has an orchestrator and draft replicas of its own, on one core, of
+which one kind works at a time: they take turns prompt by prompt. Memory is that of the draft processes, torch
+included. Acceptance is the share of verified nodes that the target took, length the tokens per step. Lookup
+on the verify side is off unless --lookup is given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+from benchmarks import machine, pairs, workload
+from benchmarks.flags import command
+from benchmarks.pairs import Pair, load_pair
+from benchmarks.workload import SEED, Tokens, load_workload
+from outrider.client import Client, Result
+from scripts.child import Child, ChildError
+from scripts.console import progress, run
+
+OFF = "none"
+HEADING = f"\n{'kind':36}   T  memory MB  draft step ms  acceptance  length  tokens/s   ÷ none"
+KNOWN_SECONDS = 30.0
+
+Drafts = tuple[tuple[str, ...], ...]
+"""Flags of each draft replica of a kind."""
+
+
+@dataclass(slots=True)
+class Sums:
+    """Over the answers at one temperature."""
+
+    tokens: float = 0.0
+    steps: float = 0.0
+    verified: float = 0.0
+    accepted: float = 0.0
+    seconds: float = 0.0
+
+    def add(self, result: Result) -> None:
+        """Take one answer into account."""
+        counts = result.generations[0].end.speculation
+        self.tokens += len(result.token_ids)
+        self.steps += counts["steps"]
+        self.verified += counts["verified"]
+        self.accepted += counts["accepted"]
+        self.seconds += counts["decode_micros"] * 1e-6
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second after the first step."""
+        return (self.tokens - 1) / self.seconds if self.seconds else 0.0
+
+
+@dataclass(slots=True)
+class Kind:
+    """The services of one kind."""
+
+    name: str
+    client: Client
+    pages: list[str]
+    """Metrics pages of its draft replicas."""
+    sums: Sums = field(default_factory=Sums)
+    """At the present temperature."""
+    worked: tuple[float, float] = (0.0, 0.0)
+    """Seconds and number of draft steps before the present temperature."""
+
+    def begin(self) -> None:
+        """A new temperature."""
+        self.sums, self.worked = Sums(), self.steps()
+
+    def ask(self, prompt: Tokens, tokens: int, temperature: float) -> None:
+        """One answer."""
+        result = self.client.generate(
+            prompt,
+            mode="off" if self.name == OFF else "auto",
+            temperature=temperature,
+            seed=SEED,
+            max_tokens=tokens,
+            ignore_eos=True,
+            task=self.name,
+        )
+        self.sums.add(result)
+
+    def steps(self) -> tuple[float, float]:
+        """Seconds and number of draft steps so far."""
+        return self._sum("outrider_draft_step_seconds_sum"), self._sum("outrider_draft_step_seconds_count")
+
+    def line(self, temperature: float, alone: float) -> str:
+        """One row of the table; `alone` are the tokens per second without drafts."""
+        seconds, steps = (now - before for now, before in zip(self.steps(), self.worked, strict=True))
+        sums, memory = self.sums, self._sum("process_resident_memory_bytes") / 1e6
+        return (
+            f"{self.name:36}{temperature:4g}{memory:11.0f}{1e3 * seconds / max(steps, 1):15.2f}"
+            f"{sums.accepted / max(sums.verified, 1):12.2f}{sums.tokens / max(sums.steps, 1):8.2f}"
+            f"{sums.rate:10.1f}{sums.rate / alone:9.2f}"
+        )
+
+    def _sum(self, name: str) -> float:
+        return sum(_sample(page, name) for page in self.pages)
+
+
+def kinds_of(pair: Pair, skip_layers: str) -> dict[str, Drafts]:
+    """Flags of the draft replicas of every kind."""
+    small, target = ("--model", str(pair.draft)), ("--model", str(pair.target))
+    lookup = ("--kind", "lookup", "--tokenizer", str(pair.target))
+    skipped = (*target, "--skip-layers", skip_layers)
+    int8 = ("--weights", "int8")
+    return {
+        OFF: (),
+        "lookup": (lookup,),
+        "small model": (small,),
+        "small model, int8": ((*small, *int8),),
+        f"target without {skip_layers}": (skipped,),
+        f"target without {skip_layers}, int8": ((*skipped, *int8),),
+        "target, int8": ((*target, *int8),),
+        "small model + lookup": (small, lookup),
+        "small model + target without": (small, skipped),
+    }
+
+
+def main() -> int:
+    """Measure and print."""
+    flags = parse()
+    pair = load_pair(flags)
+    work = load_workload(flags, pair.target)
+    prompts = work.prompts[: flags.requests]
+    print(machine.lines(machine.describe() | {"command": command("drafts_table")}))
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        services = Services(pair, flags, Path(folder), stack)
+        kinds = [services.kind(name, drafts) for name, drafts in kinds_of(pair, flags.skip_layers).items()]
+        for temperature in flags.temperatures:
+            measure(kinds, prompts, work.tokens, temperature)
+            alone = next(kind.sums.rate for kind in kinds if kind.name == OFF)
+            print(HEADING)
+            for kind in kinds:
+                print(kind.line(temperature, alone), flush=True)
+    return 0
+
+
+def measure(kinds: Sequence[Kind], prompts: Sequence[Tokens], tokens: int, temperature: float) -> None:
+    """All kinds in turn on one prompt after the other; the first prompt, once before, warms up."""
+    for kind in kinds:
+        kind.ask(prompts[0], tokens, temperature)
+        kind.begin()
+    for index, prompt in enumerate(prompts):
+        progress(f"T = {temperature:g}, prompt {index + 1} of {len(prompts)}")
+        for kind in kinds:
+            kind.ask(prompt, tokens, temperature)
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    pairs.add_flags(parser)
+    workload.add_flags(parser)
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7, 1.0])
+    parser.add_argument("--requests", type=int, default=12, help="prompts of each kind")
+    parser.add_argument("--skip-layers", default="2-5", help="layers that the target does without")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads of each service")
+    parser.add_argument("--lookup", action="store_true", help="lookup on the verify side too")
+    return parser.parse_args()
+
+
+class Services:
+    """One verify replica, and what each kind needs beside it, until the stack unwinds."""
+
+    def __init__(self, pair: Pair, flags: argparse.Namespace, folder: Path, stack: ExitStack) -> None:
+        self._folder, self._stack = folder, stack
+        self._cores = machine.cores()
+        self._common = ("--dtype", pair.dtype, "--device", "cpu", "--threads", str(flags.threads))
+        model = ("--model", str(pair.target), *self._common, "--no-prefix-cache")
+        lookup = () if flags.lookup else ("--no-lookup",)
+        self._verify = str(self._start("verify", "verify", 0, *model, *lookup)["endpoint"])
+
+    def kind(self, name: str, drafts: Drafts) -> Kind:
+        """Start the draft replicas and the orchestrator of a kind."""
+        progress(f"starting: {name}")
+        ready = [self._start("draft", name, 1, *flags, *self._common) for flags in drafts]
+        flags = ["--verify", self._verify, "--drafts-per-session", str(max(len(drafts), 1))]
+        flags += [word for one in ready for word in ("--draft", str(one["endpoint"]))]
+        endpoint = str(self._start("orchestrator", name, 1, *flags)["endpoint"])
+        client = self._stack.enter_context(Client(endpoint, timeout=600))
+        _wait_for_drafts(client, len(drafts))
+        return Kind(name, client, [str(one["metrics"]) for one in ready])
+
+    def _start(self, service: str, name: str, core: int, *flags: str) -> dict[str, Any]:
+        """The ready line of a process; it ends with the stack."""
+        always = ["--port", "0", "--metrics-port", "0", "--parent-pid", str(os.getpid())]
+        pinned = ["--cpus", str(self._cores[core])] if len(self._cores) > 1 else []
+        command = [sys.executable, "-m", "outrider", "serve", service, *always, *pinned, *flags]
+        log = self._folder / f"{service} {name.replace('/', ' ')}.log"
+        return self._stack.enter_context(Child(command, log)).receive()
+
+
+def _sample(url: str, name: str) -> float:
+    """A metric of a page, summed over its labels."""
+    with urlopen(url, timeout=10) as response:
+        page = str(response.read().decode())
+    return sum(float(value) for value in re.findall(rf"^{name}(?:{{.*}})? (\S+)$", page, re.M))
+
+
+def _wait_for_drafts(client: Client, count: int) -> None:
+    end = time.monotonic() + KNOWN_SECONDS
+    while client.model_info().draft_replicas < count:
+        if time.monotonic() > end:
+            raise ChildError("the orchestrator found too few draft replicas")
+        time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    run(main)

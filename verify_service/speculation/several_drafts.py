@@ -1,0 +1,101 @@
+"""What a session believes of its drafts' nodes: how much trust each draft has, and what agreement means.
+
+Every draft calibrates its own estimates, and `Trust` guards against one that does it badly. A node's best
+believed estimate and the number of drafts that proposed it are then one cell of an acceptance model: what two
+drafts say is worth more than what one says and the other does not. How much more is learned from the
+committed tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from outrider.speculation.acceptance import AcceptanceModel, bucket, confidence_priors
+from outrider.speculation.candidate_tree import CandidateTree, Node
+from verify_service.speculation.lookup_candidates import from_draft
+from verify_service.speculation.trust import Trust
+
+MAX_SILENCE = 4
+"""Verdicts in a row without a block after which a draft counts as not at work."""
+
+
+class Agreement:
+    """Learned by all sessions of a replica together."""
+
+    def __init__(self) -> None:
+        self._model = AcceptanceModel(confidence_priors())
+
+    def estimate(self, best: float, drafts: int, greedy: bool, task: str) -> float:
+        """Acceptance of a node that so many drafts proposed, whose best believed estimate is `best`."""
+        return self._model.estimate(bucket(best, greedy), drafts - 1, task)
+
+    def observe(self, best: float, drafts: int, greedy: bool, task: str, taken: bool) -> None:
+        """The walk came to such a node's parent and took the node, or another token."""
+        self._model.observe(bucket(best, greedy), drafts - 1, taken, task)
+
+
+class Belief:
+    """One session's trust in its drafts, by their numbers, and what it believes of their nodes."""
+
+    def __init__(self, agreement: Agreement, greedy: bool, task: str) -> None:
+        self._agreement, self._greedy, self._task = agreement, greedy, task
+        self._trusts: dict[int, Trust] = {}
+        self.drafts: dict[int, int] = {}
+        """The drafts at work, by number, with the step before which each sent its last nodes."""
+
+    @property
+    def several(self) -> bool:
+        """More than one draft is at work: their nodes are believed by what was learned of agreement."""
+        return len(self.drafts) > 1
+
+    def hear(self, draft: int, step: int) -> None:
+        """A draft sent nodes; those that have not for MAX_SILENCE steps are at work no more."""
+        self.drafts[draft] = step
+        if self.several:
+            self.drafts = {each: at for each, at in self.drafts.items() if step - at < MAX_SILENCE}
+
+    def estimator(self) -> Callable[[Node], float]:
+        """Tells the probability that the target takes a node when its walk comes to the parent."""
+        if self.several:
+            return self._merged
+        factor = self._factor(next(iter(self.drafts), 0))
+        return lambda node: node.acceptance * factor if from_draft(node) else node.acceptance
+
+    def _merged(self, node: Node) -> float:
+        if node.claims is None and not from_draft(node):
+            return node.acceptance  # calibrated where it was made
+        estimates = node.estimates
+        return self._agreement.estimate(self._best(estimates), len(estimates), self._greedy, self._task)
+
+    def learn(self, tree: CandidateTree, tokens: Sequence[int]) -> None:
+        """See what drafts proposed on the way of the walk; before `tokens` are committed to the tree."""
+        self._judge(tree.children, tokens[0])
+        level = tree.children
+        for token in tokens if self.several else ():
+            for node in level.values():
+                if node.claims is not None or from_draft(node):
+                    best, drafts = self._best(node.estimates), len(node.estimates)
+                    self._agreement.observe(best, drafts, self._greedy, self._task, node.token == token)
+            if token not in level:
+                return
+            level = level[token].children
+
+    def _judge(self, children: dict[int, Node], token: int) -> None:
+        """Hold each draft's proposals for the next position against the token that the target chose."""
+        predicted: dict[int, float] = {}
+        right: set[int] = set()
+        for node in children.values():
+            if from_draft(node):
+                for draft, acceptance in node.estimates.items():
+                    predicted[draft] = predicted.get(draft, 0.0) + acceptance
+                    if node.token == token:
+                        right.add(draft)
+        for draft, expected in predicted.items():
+            self._trusts.setdefault(draft, Trust()).observe(expected, draft in right)
+
+    def _best(self, estimates: dict[int, float]) -> float:
+        return max(acceptance * self._factor(draft) for draft, acceptance in estimates.items())
+
+    def _factor(self, draft: int) -> float:
+        trust = self._trusts.get(draft)
+        return 1.0 if trust is None else trust.factor
