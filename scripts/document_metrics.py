@@ -53,9 +53,9 @@ these both drafts are killed near the end, on a busy machine: [speculation](imag
 [serving](images/dashboard-serving.png), [capacity](images/dashboard-capacity.png).
 
 The orchestrator's histograms carry trace ids as exemplars, for Prometheus with
-`--enable-feature=exemplar-storage`. Labels are bounded: {MAX_TASKS} values of `task`, the caller's label
-(the rest is `other`, none is `none`), the {MAX_REPLICAS} last endpoints of `draft`, positions from 1 to
-{MAX_POSITION}.
+`--enable-feature=exemplar-storage`. Labels are bounded: {MAX_TASKS} values of `task`,
+and of each of a caller's `labels` (the rest is `other`, none is `none`), the
+{MAX_REPLICAS} last endpoints of `draft`, positions from 1 to {MAX_POSITION}.
 
 ## Queries
 
