@@ -71,7 +71,9 @@ def tool_choice(value: Any) -> str:
         return "auto"
     if value == NO_CALLS:
         return NO_CALLS
-    raise wrong("tool_choice", "is supported as 'none' or 'auto' only; for a form of your own use response_format")
+    raise wrong(
+        "tool_choice", "is supported as 'none' or 'auto' only; for a form of your own use response_format"
+    )
 
 
 def tools_of(own: Mapping[str, Any]) -> tuple[Tool, ...]:
