@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outrider.protocol.errors import OutriderError
-from outrider.protocol.messages import FinishReason, OpenDraft, Opened, OpenVerify, TokenBlock, Verdict
+from outrider.protocol.messages import (
+    FinishReason,
+    OpenDraft,
+    Opened,
+    OpenVerify,
+    PromptLogprobs,
+    TokenBlock,
+    TokenLogprob,
+    Verdict,
+)
 
 
 @dataclass(slots=True)
@@ -23,6 +32,14 @@ class VerdictArrived:
 
     stream: int
     verdict: Verdict
+
+
+@dataclass(slots=True)
+class PromptArrived:
+    """Log probabilities of a part of the prompt."""
+
+    stream: int
+    part: PromptLogprobs
 
 
 @dataclass(slots=True)
@@ -62,7 +79,9 @@ class DraftFailed:
     endpoint: str
 
 
-Event = VerifyOpened | VerdictArrived | VerifyFailed | DraftOpened | BlockArrived | DraftFailed
+Event = (
+    VerifyOpened | PromptArrived | VerdictArrived | VerifyFailed | DraftOpened | BlockArrived | DraftFailed
+)
 
 
 @dataclass(slots=True)
@@ -131,6 +150,13 @@ class Announce:
 
 
 @dataclass(slots=True)
+class EmitPrompt:
+    """Give log probabilities of the prompt to the client."""
+
+    logprobs: tuple[TokenLogprob, ...]
+
+
+@dataclass(slots=True)
 class Emit:
     """Give the verdict's tokens to the client."""
 
@@ -160,6 +186,7 @@ Action = (
     | SendBlock
     | SendVerdict
     | Announce
+    | EmitPrompt
     | Emit
     | Finish
     | Fail

@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from functools import partial
 
 from orchestrator.observing.observer import Observers
 from orchestrator.observing.timeline import StepRecorder
@@ -99,7 +100,7 @@ class Generation:
         ticket = self._usable_ticket() if index == 0 else None
         config = self.config
         return Session(
-            self.request,
+            self.request if index == 0 else self.request.without_prompt_logprobs(),
             self.request.seed_of(index),
             SessionLimits(
                 recovery_seconds=config.recovery_seconds,
@@ -115,6 +116,8 @@ class Generation:
     def _usable_ticket(self) -> Ticket | None:
         """The caller's session, if the prompt continues it and its replica still lives."""
         ticket = self.request.ticket
+        if self.request.prompt_logprobs:  # they are computed, and what a ticket covers would not be
+            return None
         if ticket is None or self.request.resumed or not ticket.covers(self.request.prompt):
             return None
         owner = self.fleet.pools["verify"].find(ticket.endpoint)
@@ -127,13 +130,15 @@ class Generation:
         if tokenizer is None:
             return TextStream(None)
         sampling = request.sampling
+        special = sampling.keep_special_tokens
         return TextStream(
-            tokenizer.decode,
+            partial(tokenizer.decode, special_tokens=special),
             tokenizer.byte_tokens,
             sampling.stop,
             sampling.min_tokens,
             request.resumed,
-            tokenizer.has_no_text,
+            partial(tokenizer.has_no_text, special_tokens=special),
+            sampling.include_stop,
         )
 
     def _completion(

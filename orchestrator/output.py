@@ -41,6 +41,7 @@ class Chunk:
     """One per token where the caller asked for steps."""
     step: Step | None = None
     """With the first chunk after a step, likewise."""
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

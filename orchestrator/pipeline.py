@@ -26,6 +26,7 @@ from orchestrator.events import (
     DropDraft,
     DropVerify,
     Emit,
+    EmitPrompt,
     Event,
     Fail,
     Finish,
@@ -165,6 +166,8 @@ class Pipeline:
                 await self._emit(action)
             case Announce():
                 await self._announce()
+            case EmitPrompt():
+                await self._emit_item(Chunk(self._output.index, "", (), prompt_logprobs=action.logprobs))
             case ConnectVerify():
                 self._connect_verify(action)
             case ConnectDraft():

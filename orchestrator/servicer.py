@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 
 from orchestrator.generation import Generation, Item
+from orchestrator.observing.load import load_of
 from orchestrator.observing.observer import Observers
 from orchestrator.observing.tracing import RequestTrace
 from orchestrator.replicas.fleet import Fleet, ServedModel
@@ -26,17 +27,18 @@ from orchestrator.request.wire import (
     asked_from_pb,
     check_lengths,
     ids_from_pb,
+    load_to_pb,
     models_to_pb,
     prompt_from_pb,
     response_to_pb,
     tokens_to_pb,
 )
 from orchestrator.text.conversion import Conversion
-from orchestrator.text.tokenizing import INLINE_BYTES, Tokenizing
+from orchestrator.text.tokenizing import Tokenizing
 from outrider.config import OrchestratorConfig
 from outrider.protocol.errors import DeadlineExceeded, NoReplica, OutriderError
 from outrider.protocol.wire import model_info_to_pb
-from outrider.request_ids import HEADER, request_id_of
+from outrider.request_ids import CURRENT, HEADER, request_id_of
 from outrider.telemetry.instruments import OrchestratorInstruments
 from outrider.telemetry.logs import get_logger, request_context
 from outrider.v1 import generation_pb2, generation_pb2_grpc
@@ -75,13 +77,14 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> None:
         """Stream the continuations of a prompt."""
         arrived, deadline = self._clock(), self._deadline(context)
+        request_id = request_id_of(_metadata(context, HEADER))
+        CURRENT.set(request_id)
         try:
             async with AsyncExitStack() as stack:
                 with self._counting_rejections():
                     caller = self._client(context)
                     self._rate_limit.take(caller)
                     served = self._served()
-                    request_id = request_id_of(_metadata(context, HEADER))
                     resolved = await self._resolve(request, served, deadline, request_id)
                     n, priority = resolved.sampling.n, resolved.priority
                     self._instruments.queued(self.admission.statistics().queued + 1)
@@ -117,6 +120,20 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         tokenizer = served.tokenizer
         chat = tokenizer is not None and tokenizer.has_chat_template
         return models_to_pb(served.info, tokenizer is not None, chat)
+
+    async def GetLoad(  # noqa: N802 - the name on the wire
+        self, request: generation_pb2.GetLoadRequest, context: Context
+    ) -> generation_pb2.GetLoadResponse:
+        """How busy this orchestrator and its replicas are."""
+        now, pools = self._clock(), self._fleet.pools
+        load = load_of(
+            self.admission.statistics(),
+            self._fleet.capacity(),
+            pools["verify"].usable(now),
+            pools["draft"].count(State.USABLE, now),
+            self.observers.tokens.per_second(now),
+        )
+        return load_to_pb(load)
 
     async def Tokenize(  # noqa: N802 - the name on the wire
         self, request: generation_pb2.TokenizeRequest, context: Context
@@ -168,15 +185,16 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             tokenizer=tokenizer,
             default_max_tokens=self._config.default_max_tokens,
             draw_seed=_draw_seed,
+            max_priority=self._config.max_priority,
         )
-        asked = asked_from_pb(pb)
+        asked = asked_from_pb(pb, served.info.sampling_defaults)
         predicted = asked.predicted_text
         if predicted is not None:
             resolver.check(asked)
             prediction = await self._conversion.tokens(predicted, tokenizer, positions, deadline)
             asked = replace(asked, prediction=prediction)
         prompt, tokens = asked.prompt, None
-        if prompt is not None and prompt.size > INLINE_BYTES:
+        if prompt is not None and not prompt.is_quick:
             resolver.check(asked)
             tokens = await self._conversion.tokens(prompt, tokenizer, positions, deadline)
         request = resolver.resolve(asked, request_id, tokens)
@@ -214,7 +232,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         async def write(item: Item) -> None:
             await context.write(response_to_pb(item, spelling))
 
-        with request_context(request.request_id, trace.traceparent):
+        with request_context(request.request_id, trace.traceparent, request.labels):
             problem = "INTERNAL_ERROR"
             try:
                 await self._until(deadline, generation, write)
@@ -238,6 +256,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
     def _count(self, generation: Generation, problem: str, seconds: float) -> None:
         trace_id = generation.trace.traceparent[3:35]
+        made = sum(one.completion_tokens - len(generation.request.resumed) for one in generation.completions)
+        self._instruments.labels.finished(generation.request.labels, made)
         if problem:
             self._instruments.finished(problem.lower(), 0, seconds, None, None, trace_id)
         for completion in generation.completions:

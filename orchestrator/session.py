@@ -31,10 +31,12 @@ from orchestrator.events import (
     DropDraft,
     DropVerify,
     Emit,
+    EmitPrompt,
     Event,
     Fail,
     Finish,
     ParkDraft,
+    PromptArrived,
     SendBlock,
     SendVerdict,
     VerdictArrived,
@@ -44,7 +46,7 @@ from orchestrator.events import (
 from orchestrator.observing.statistics import Statistics
 from orchestrator.replicas.losses import DRAFT_RETRY_SECONDS, VERIFY_RETRY_SECONDS, Losses
 from orchestrator.request.resolver import Request
-from orchestrator.verdicts import problem_of
+from orchestrator.verdicts import problem_of, prompt_problem_of
 from outrider.protocol.allowance import Allowance
 from outrider.protocol.errors import (
     Draining,
@@ -65,6 +67,7 @@ from outrider.protocol.messages import (
     OpenDraft,
     OpenVerify,
     TokenBlock,
+    TokenLogprob,
     VerifyPolicy,
 )
 
@@ -126,6 +129,8 @@ class Session:
     step: int = 0
     """Steps verified."""
     _announced: bool = False
+    _prompt_told: int = 1
+    """Where the prompt goes on whose log probabilities the client has, if it wants them."""
     """The client knows what it needs to resume the continuation."""
     _verify: _Verify | None = None
     _drafts: dict[int, DraftStream] = field(default_factory=dict)
@@ -168,6 +173,8 @@ class Session:
                 return self._on_block(event, now)
             case VerdictArrived():
                 return self._on_verdict(event, now)
+            case PromptArrived():
+                return self._on_prompt(event, now)
             case VerifyOpened():
                 return self._on_verify_opened(event, now)
             case VerifyFailed():
@@ -203,15 +210,33 @@ class Session:
         if self._announced:
             return []
         self._announced = True
-        return [Announce()]
+        return [Announce(), *self._first_of_prompt()]
+
+    def _first_of_prompt(self) -> list[Action]:
+        """Nothing comes before a prompt's first token: what is told of it is that it is there."""
+        if not self.request.prompt_logprobs:
+            return []
+        return [EmitPrompt((TokenLogprob(self.request.prompt[0], 0.0),))]
+
+    def _on_prompt(self, event: PromptArrived, now: float) -> list[Action]:
+        verify, part = self._verify, event.part
+        if verify is None or event.stream != verify.stream:
+            return []
+        problem = prompt_problem_of(part, self.request, self._prompt_told)
+        if not verify.opened:
+            problem = "log probabilities before the session was opened"
+        if problem:
+            return self._lose_verify(InternalError(f"verify replica: {problem}"), verify.endpoint, now)
+        self._prompt_told += len(part.logprobs)
+        return [EmitPrompt(part.logprobs)]
 
     def _on_verdict(self, event: VerdictArrived, now: float) -> list[Action]:
         verify, verdict = self._verify, event.verdict
         if verify is None or event.stream != verify.stream:
             return []
         problem = problem_of(verdict, self.request, len(self.committed), self.step)
-        if not verify.opened:
-            problem = "verdict before the session was opened"
+        if not verify.opened or self._prompt_told < self.request.prompt_logprobs:
+            problem = "verdict before the session was opened, or before all of the prompt was told"
         if problem:
             return self._lose_verify(InternalError(f"verify replica: {problem}"), verify.endpoint, now)
         self.committed.extend(verdict.tokens)
@@ -437,6 +462,7 @@ class Session:
             lookup=request.mode is Mode.AUTO,
             record_steps=request.record_steps,
             prediction=() if request.mode is Mode.OFF else request.prediction,
+            first_prompt_logprob=self._prompt_told,
         )
 
     def _open_draft(self, first_node_id: int) -> OpenDraft:

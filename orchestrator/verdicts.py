@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from orchestrator.request.resolver import Request
-from outrider.protocol.messages import FinishReason, Verdict
+from outrider.protocol.messages import FinishReason, PromptLogprobs, Verdict
+
+
+def prompt_problem_of(part: PromptLogprobs, request: Request, expected: int) -> str:
+    """Why these cannot be the prompt's log probabilities from position `expected` on; empty when they can."""
+    if request.sampling.prompt_logprobs is None:
+        return "log probabilities of the prompt that nobody asked for"
+    tokens = tuple(logprob.token for logprob in part.logprobs)
+    if part.position != expected or tokens != request.prompt[expected : expected + len(tokens)] or not tokens:
+        return f"log probabilities that are not those of the prompt from position {expected} on"
+    return ""
 
 
 def problem_of(verdict: Verdict, request: Request, committed_length: int, step: int) -> str:

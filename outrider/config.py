@@ -115,6 +115,11 @@ class VerifyConfig(EngineConfig):
         description="A token's bits never depend on what is computed beside it. Refused where library "
         "kernels compute the model.",
     )
+    generation_config: Literal["auto", "none"] = Field(
+        "auto",
+        description="auto: sampling parameters of the model's generation_config.json hold for requests that "
+        "set none.",
+    )
     served_name: str = Field("", description="Model name on the wire; empty: the last part of `model`.")
 
 
@@ -172,6 +177,9 @@ class OrchestratorConfig(ServiceConfig):
     )
     default_max_tokens: int = Field(
         0, ge=0, description="max_tokens of requests that set none; 0: up to the context length."
+    )
+    max_priority: int = Field(
+        100, ge=-100, le=100, description="Highest priority that a request may have; above it, it is refused."
     )
     default_deadline_seconds: float = Field(600.0, gt=0, description="Deadline of requests that bring none.")
     draft_open_timeout_ms: float = Field(
@@ -238,6 +246,9 @@ class GatewayConfig(ProcessConfig):
         le=65535,
         description="Port of /metrics, /health and /version alone, in plaintext, for probes and Prometheus; "
         "0 picks a free one, -1: none. The HTTP port has them too.",
+    )
+    tool_call_parser: Literal["none", "hermes", "llama3"] = Field(
+        "none", description="How the model writes calls of tools; none: requests with tools are refused."
     )
     auth_tokens_file: str = Field(
         "",

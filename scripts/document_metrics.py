@@ -57,9 +57,9 @@ here or elsewhere. `outrider up --metrics-port 9464` says where its pages are; `
 addresses of a name, such as the pods of a headless service.
 
 The orchestrator's histograms carry trace ids as exemplars, for Prometheus with
-`--enable-feature=exemplar-storage`. Labels are bounded: {MAX_TASKS} values of `task`, the caller's label
-(the rest is `other`, none is `none`), the {MAX_REPLICAS} last endpoints of `draft`, positions from 1 to
-{MAX_POSITION}.
+`--enable-feature=exemplar-storage`. Labels are bounded: {MAX_TASKS} values of `task`,
+and of each of a caller's `labels` (the rest is `other`, none is `none`), the
+{MAX_REPLICAS} last endpoints of `draft`, positions from 1 to {MAX_POSITION}.
 
 ## Queries
 

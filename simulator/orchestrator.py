@@ -32,7 +32,15 @@ from orchestrator.events import (
 from orchestrator.replicas.pool import Lease, Replicas
 from orchestrator.request.resolver import Request
 from orchestrator.session import Session, SessionLimits
-from outrider.protocol.messages import ModelInfo, OpenDraft, Opened, OpenVerify, TokenBlock, Verdict
+from outrider.protocol.messages import (
+    ModelInfo,
+    OpenDraft,
+    Opened,
+    OpenVerify,
+    PromptLogprobs,
+    TokenBlock,
+    Verdict,
+)
 from simulator.draft_replica import SimulatedDraftReplica
 from simulator.network import Host, Link
 from simulator.timeline import Timeline
@@ -193,7 +201,7 @@ class _VerifyLink:
                 self._back(VerifyOpened(self._stream, event, self._replica.name))
             case Verdict():
                 self._back(VerdictArrived(self._stream, event))
-            case Closed():
+            case Closed() | PromptLogprobs():
                 pass
             case BaseException():
                 raise event

@@ -26,6 +26,7 @@ from outrider.protocol.messages import (
     OpenDraft,
     Opened,
     OpenVerify,
+    PromptLogprobs,
     StepTimes,
     TokenBlock,
     TokenLogprob,
@@ -148,6 +149,8 @@ class FakeVerify(FakeReplica, verify_pb2_grpc.VerifyServiceServicer):
         self.hold = asyncio.Event()
         """Cleared, no step runs."""
         self.hold.set()
+        self.break_in_prompt: int | None = None
+        """The stream breaks, once, before the log probability of this token of the prompt."""
         self.places = Places(info.max_sessions)
         self.handles: dict[str, list[int]] = {}
         self.cached = 0
@@ -185,6 +188,7 @@ class FakeVerify(FakeReplica, verify_pb2_grpc.VerifyServiceServicer):
         try:
             opened = Opened("verify", self.info.incarnation, self.cached)
             await context.write(verify_pb2.VerifyResponse(opened=wire.opened_verify_to_pb(opened)))
+            await self._tell_prompt(session, context)
             await self._steps(session, context)
             await session.closed.wait()
             await context.write(verify_pb2.VerifyResponse(closed=self._closed(session)))
@@ -207,6 +211,19 @@ class FakeVerify(FakeReplica, verify_pb2_grpc.VerifyServiceServicer):
         self.handles[id_] = tokens
         handle = KvHandle("verify", self.info.incarnation, id_, len(tokens), b"digest", 2**50)
         return verify_pb2.VerifyClosed(kv_handle=wire.kv_handle_to_pb(handle))
+
+    async def _tell_prompt(self, session: _VerifySession, context: Context) -> None:
+        """The log probability of each token of the prompt is minus its position; one message for each."""
+        opening = session.opening
+        if opening.sampling.prompt_logprobs is None:
+            return
+        for position in range(opening.first_prompt_logprob, opening.prompt_length):
+            if position == self.break_in_prompt:
+                self.break_in_prompt = None
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "socket closed")
+            told = TokenLogprob(session.tree.committed[position], -float(position))
+            part = wire.prompt_logprobs_to_pb(PromptLogprobs(position, (told,)))
+            await context.write(verify_pb2.VerifyResponse(prompt_logprobs=part))
 
     async def _read(self, requests: AsyncIterator[Any], session: _VerifySession) -> None:
         async for message in requests:

@@ -91,6 +91,10 @@ def check_open(opening: OpenVerify, info: ModelInfo) -> None:
     _check_tokens("sampling.logit_bias", opening.sampling.logit_bias, info.vocabulary_size)
     _check_lengths(opening, info.context_length)
     _check_constraint(opening)
+    if opening.kv_handle is not None and opening.sampling.prompt_logprobs is not None:
+        raise InvalidRequest(
+            "kv_handle", "its tokens are not computed again for prompt_logprobs; leave it out"
+        )
     if opening.first_step > MAX_FIRST_STEP:
         raise InvalidRequest("first_step", f"must be at most {MAX_FIRST_STEP}, not {opening.first_step}")
 

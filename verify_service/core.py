@@ -236,7 +236,10 @@ class VerifyCore:
             for outcome, advice in zip(result.outcomes, advices, strict=True)
         ]
         self._deliver(
-            [o.session.outbox.announce(verdict) for o, verdict in zip(result.outcomes, verdicts, strict=True)]
+            [
+                *(part.session.outbox.announce(part.found) for part in result.prompts),
+                *(o.session.outbox.announce(v) for o, v in zip(result.outcomes, verdicts, strict=True)),
+            ]
         )
         for outcome, verdict in zip(result.outcomes, verdicts, strict=True):
             self._settle(outcome.session)

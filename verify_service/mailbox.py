@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from outrider.grammar.matcher import Matcher
-from outrider.protocol.messages import KvHandle, Opened, OpenVerify, TokenBlock, Verdict
+from outrider.protocol.messages import KvHandle, Opened, OpenVerify, PromptLogprobs, TokenBlock, Verdict
 from outrider.rpc.queues import Outbox, Stream
 
 MAX_PENDING_BLOCKS = 128
@@ -24,7 +24,7 @@ class Closed:
     handle: KvHandle | None = None
 
 
-Event: TypeAlias = Opened | Verdict | Closed
+Event: TypeAlias = Opened | PromptLogprobs | Verdict | Closed
 """What a session's outbox holds."""
 VerifyStream: TypeAlias = Stream[Event]
 

@@ -51,7 +51,7 @@ class Memory:
                 pass
             if needed > self.pool.available:
                 return
-            session.kv = SequenceKv.open(self.pool, session.tree.committed)
+            session.kv = SequenceKv.open(self.pool, session.tree.committed, most=session.reusable)
 
     def reserve(
         self, works: Sequence[Work], sessions: Sequence[VerifySession]

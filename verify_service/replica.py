@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from outrider.config import VerifyConfig
 from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.loading.replica import load_runner, model_info
+from outrider.engine.loading.sampling_defaults import load_sampling_defaults
 from outrider.engine.loading.tokenizer_files import TokenizerFiles, load_tokenizer
 from outrider.engine.runner import ModelRunner
 from outrider.grammar.compiler import GrammarCompiler
@@ -58,6 +59,7 @@ class Target:
     grammars: GrammarCompiler | None
     cost: CostModel
     max_step_tokens: int
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
 
 
 def load_target(config: VerifyConfig) -> Target:
@@ -76,7 +78,9 @@ def load_target(config: VerifyConfig) -> Target:
         largest_step_ms=round(cost.seconds(max_step_tokens) * 1e3, 3),
     )
     tokenizer = load_tokenizer(config.model)
-    return Target(runner, tokenizer, _grammars(tokenizer, runner.loaded), cost, max_step_tokens)
+    grammars = _grammars(tokenizer, runner.loaded)
+    defaults = load_sampling_defaults(config.model) if config.generation_config == "auto" else {}
+    return Target(runner, tokenizer, grammars, cost, max_step_tokens, defaults)
 
 
 def _grammars(tokenizer: TokenizerFiles | None, loaded: LoadedModel) -> GrammarCompiler | None:
@@ -107,7 +111,7 @@ def _start(config: VerifyConfig, target: Target, server: GrpcServer) -> VerifyRe
 
 def describe(config: VerifyConfig, target: Target, replica: str) -> ModelInfo:
     """What the replica serves."""
-    return model_info(
+    info = model_info(
         config,
         target.runner.loaded,
         target.tokenizer,
@@ -115,6 +119,7 @@ def describe(config: VerifyConfig, target: Target, replica: str) -> ModelInfo:
         replica=replica,
         served_name=config.served_name,
     )
+    return replace(info, sampling_defaults=target.sampling_defaults)
 
 
 def make_engine(

@@ -26,6 +26,8 @@ PREFILL_SHARE = 0.5
 PREFILL_PACE = 0.95
 """Of the best rate in tokens per second, at which prompts are computed while sessions decode beside them:
 larger chunks bring a prompt little and let the others wait longer (docs/history/performance.md)."""
+MAX_PROMPT_ROWS = 64
+"""Rows of a step that give log probabilities of prompts: each is as wide as the vocabulary."""
 MIN_STRETCH = 4
 """Over how many more tokens, at least, T's slope is taken: it rises in steps."""
 
@@ -140,9 +142,13 @@ def add_nodes(works: Sequence[Work], cost: CostModel, room: int) -> Budget:
 def _chunks(prefills: Sequence[VerifySession], room: int) -> Iterator[Work]:
     """Half of the room for the shortest prompts, which need not wait for long ones; the rest in order."""
     chunks = dict.fromkeys((session.id for session in prefills), 0)
+    rows = MAX_PROMPT_ROWS
     for order, left_over in ((sorted(prefills, key=_uncomputed), room // 2), (prefills, 0)):
         for session in order:
             chunk = min(session.uncomputed - chunks[session.id], room - left_over)
+            if session.prompt_logprobs_left:
+                chunk = min(chunk, rows)
+                rows -= chunk
             chunks[session.id] += chunk
             room -= chunk
     for session in prefills:

@@ -15,7 +15,7 @@ from outrider.internal.v1 import verify_pb2, verify_pb2_grpc
 from outrider.protocol import wire
 from outrider.protocol.allowance import Allowance
 from outrider.protocol.errors import Flood, InvalidRequest
-from outrider.protocol.messages import ModelInfo, Opened, OpenVerify, Verdict
+from outrider.protocol.messages import ModelInfo, Opened, OpenVerify, PromptLogprobs, Verdict
 from outrider.telemetry.rpc_spans import VERIFY, server_span
 from verify_service.admission import check_open, generated_tokens
 from verify_service.engine import VerifyEngine
@@ -160,6 +160,8 @@ def _response(event: Event) -> verify_pb2.VerifyResponse:
             return verify_pb2.VerifyResponse(verdict=wire.verdict_to_pb(event))
         case Opened():
             return verify_pb2.VerifyResponse(opened=wire.opened_verify_to_pb(event))
+        case PromptLogprobs():
+            return verify_pb2.VerifyResponse(prompt_logprobs=wire.prompt_logprobs_to_pb(event))
         case Closed(handle):
             kept = None if handle is None else wire.kv_handle_to_pb(handle)
             return verify_pb2.VerifyResponse(closed=verify_pb2.VerifyClosed(kv_handle=kept))

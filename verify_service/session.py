@@ -109,6 +109,8 @@ class VerifySession:
         """A ready block has come that knows of the last verdict."""
         self.draft_wanted = True
         """The controller's decision, which verdicts tell."""
+        self._next_prompt_logprob = max(opening.first_prompt_logprob, 1)
+        """The first position of the prompt whose log probability is wanted and not known yet."""
         self._silence = MAX_SILENCE
         """Verdicts since the last block."""
         self._belief = Belief(agreement or Agreement(), opening.sampling.greedy, opening.task)
@@ -135,6 +137,31 @@ class VerifySession:
     def has_draft(self) -> bool:
         """True while a draft answers."""
         return self._silence < MAX_SILENCE
+
+    @property
+    def prompt_logprobs_left(self) -> bool:
+        """Whether log probabilities of the prompt are wanted that are not known yet."""
+        wanted = self.opening.sampling.prompt_logprobs is not None
+        return wanted and self._next_prompt_logprob < self.opening.prompt_length
+
+    @property
+    def reusable(self) -> int | None:
+        """How many tokens need not be computed if their keys and values are at hand; None: all of them. The
+        row of a token gives the log probability of the next one."""
+        return self._next_prompt_logprob - 1 if self.prompt_logprobs_left else None
+
+    def prompt_rows(self, chain: int) -> range:
+        """Of the next `chain` tokens, those whose rows give wanted log probabilities of the prompt."""
+        if not self.prompt_logprobs_left or self.kv is None:
+            return range(0)
+        start = self.kv.length
+        first = max(self._next_prompt_logprob - 1 - start, 0)
+        return range(first, max(min(chain, self.opening.prompt_length - 1 - start), first))
+
+    def told_prompt(self, rows: range) -> None:
+        """The log probabilities of these rows are known."""
+        assert self.kv is not None
+        self._next_prompt_logprob = self.kv.length + rows.stop + 1
 
     @property
     def uncomputed(self) -> int:

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
 from outrider.engine.kv.pages import PagePool, SequenceKv
 from outrider.engine.runner import Segment
-from outrider.protocol.messages import FinishReason, StepNodes, TokenLogprob
+from outrider.protocol.messages import FinishReason, PromptLogprobs, StepNodes, TokenLogprob
 from outrider.sampling.chooser import SamplingRow, choose, logprobs, prepare
 from outrider.speculation.candidate_tree import Node
 from verify_service.scheduler import Work
@@ -75,6 +75,14 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptPart:
+    """Log probabilities of a part of one session's prompt."""
+
+    session: VerifySession
+    found: PromptLogprobs
+
+
+@dataclass(frozen=True, slots=True)
 class StepTimings:
     """Seconds of the engine's clock, and the wall clock where others must understand it."""
 
@@ -93,6 +101,7 @@ class StepResult:
     sessions: int
     tokens: int
     prompt_tokens: int
+    prompts: list[PromptPart] = field(default_factory=list)
 
 
 class Verifier:
@@ -118,6 +127,7 @@ class Verifier:
             work.nodes = most_likely_path_first(work.nodes)
         rows = [row for work in works for row in _rows(work)]
         logits = self._runner.forward([_segment(work) for work in works])
+        logits, prompts = read_prompts(works, logits)
         forwarded = self._clock()
         chosen = choose(logits, rows, self._eos_token_ids) if rows else []
         outcomes: list[Outcome] = []
@@ -131,7 +141,8 @@ class Verifier:
                 self._keep_chain(work)
         timings = StepTimings(start, start_ns, forwarded, self._clock())
         prompt_tokens = sum(work.chain - work.completes for work in works)
-        return StepResult(outcomes, timings, len(works), sum(work.tokens for work in works), prompt_tokens)
+        tokens = sum(work.tokens for work in works)
+        return StepResult(outcomes, timings, len(works), tokens, prompt_tokens, prompts)
 
     def _commit(self, work: Work, chosen: Sequence[int], logits: torch.Tensor) -> Outcome:
         """Walk and commit one session; `chosen` [1 + n] and `logits` [1 + n, V] are its rows'."""
@@ -169,6 +180,36 @@ class Verifier:
         self._runner.commit(kv, range(work.chain), tokens)
 
 
+def read_prompts(works: Sequence[Work], logits: torch.Tensor) -> tuple[torch.Tensor, list[PromptPart]]:
+    """The rows that choose tokens, and what the others say of prompts: logits [W, V] of all wanted rows.
+
+    A row that a prompt's last token is read from is none that chooses: these are of different tokens.
+    """
+    parts: list[PromptPart] = []
+    chooses: list[int] = []
+    first = 0
+    for work in works:
+        rows = work.session.prompt_rows(work.chain)
+        if rows:
+            parts.append(_prompt_part(work.session, rows, logits[first : first + len(rows)]))
+            first += len(rows)
+        count = 1 + len(work.nodes) if work.completes else 0
+        chooses.extend(range(first, first + count))
+        first += count
+    return (logits[chooses], parts) if parts else (logits, parts)
+
+
+def _prompt_part(session: VerifySession, rows: range, logits: torch.Tensor) -> PromptPart:
+    """What `logits` [len(rows), V] say of the tokens that follow the rows'."""
+    kv, count = session.kv, session.opening.sampling.prompt_logprobs
+    assert kv is not None
+    assert count is not None
+    position = kv.length + rows.start + 1
+    tokens = session.tree.committed[position : position + len(rows)]
+    session.told_prompt(rows)
+    return PromptPart(session, PromptLogprobs(position, tuple(logprobs(logits, tokens, count))))
+
+
 def most_likely_path_first(nodes: Sequence[Node]) -> list[Node]:
     """The same nodes depth first; `nodes` come with falling reach and parents before children."""
     below: dict[int | None, list[Node]] = {}
@@ -201,8 +242,9 @@ def _segment(work: Work) -> Segment:
     assert kv.scratch == 0, "a step begins without scratch"
     tokens = committed[kv.length : kv.length + work.chain]
     tokens.extend(node.token for node in work.nodes)
-    wanted = range(work.chain - 1, len(tokens)) if work.completes else range(0)
-    return Segment(kv, tokens, _parents(work), wanted)
+    chooses = range(work.chain - 1, len(tokens)) if work.completes else range(0)
+    prompt = work.session.prompt_rows(work.chain)
+    return Segment(kv, tokens, _parents(work), [*prompt, *chooses] if prompt else chooses)
 
 
 def _parents(work: Work) -> list[int] | None:

@@ -27,6 +27,7 @@ from orchestrator.gateway.errors import Kind, Problem
 from orchestrator.gateway.instruments import GatewayInstruments
 from orchestrator.gateway.page import endpoint as steps
 from orchestrator.gateway.page.files import page_files
+from orchestrator.gateway.responses import MakeParser
 from orchestrator.gateway.tokens import Converting
 from orchestrator.request.auth import Tokens, digest_of
 from outrider import __version__
@@ -64,7 +65,10 @@ class Gateway:
         instruments: GatewayInstruments,
         registry: CollectorRegistry = REGISTRY,
         page: bool = True,
+        make_parser: MakeParser | None = None,
     ) -> None:
+        """`make_parser` reads the calls of tools in answers; None: there are none."""
+        self._make_parser = make_parser
         self.draining = False
         self.running = 0
         self._health = health
@@ -127,7 +131,7 @@ class Gateway:
 
     def _routes(self, client: AsyncClient, bodies: Bodies, seconds: float) -> list[Route]:
         def generating(chat: bool) -> Any:
-            return Generating(client, bodies, self._instruments, seconds, chat)
+            return Generating(client, bodies, self._instruments, seconds, chat, self._make_parser)
 
         models: Any = Models(client)
         converting = Converting(client, bodies, self._instruments, seconds)

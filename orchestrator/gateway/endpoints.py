@@ -11,10 +11,10 @@ from typing import Any
 
 from orchestrator.gateway.bodies import Bodies
 from orchestrator.gateway.continuing import HEADER, Progress, continued
-from orchestrator.gateway.errors import UNEXPECTED, Problem, problem_of
+from orchestrator.gateway.errors import UNEXPECTED, Problem, problem_of, wrong
 from orchestrator.gateway.instruments import GatewayInstruments
 from orchestrator.gateway.requests import Asked, chat_from, completions_from
-from orchestrator.gateway.responses import Answer
+from orchestrator.gateway.responses import Answer, MakeParser
 from orchestrator.gateway.streams import merged, while_connected
 from outrider.client import AsyncClient, Chunk, Complete, Event, Model
 from outrider.client.results import Collected
@@ -35,34 +35,61 @@ class Generating:
     """`/v1/completions` or `/v1/chat/completions`: one request to its end, or until its caller goes."""
 
     def __init__(
-        self, client: AsyncClient, bodies: Bodies, instruments: GatewayInstruments, seconds: float, chat: bool
+        self,
+        client: AsyncClient,
+        bodies: Bodies,
+        instruments: GatewayInstruments,
+        seconds: float,
+        chat: bool,
+        make_parser: MakeParser | None = None,
     ) -> None:
         self._client = client
         self._bodies = bodies
         self._instruments = instruments
         self._seconds = seconds
         self._asked_from = chat_from if chat else completions_from
+        self._make_parser = make_parser
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
         headers = dict(scope["headers"])
         asked = await self._bodies.read(headers, receive, self._asked_from)
         asked, progress = continued(asked, headers.get(HEADER.encode(), b"").decode("latin-1"))
-        answer = Answer.to(asked, scope["state"]["request_id"], int(time.time()))
+        if asked.tools is not None and self._make_parser is None:
+            raise wrong("tools", "needs the gateway's setting tool_call_parser; or send tool_choice 'none'")
+        answer = Answer.to(asked, scope["state"]["request_id"], int(time.time()), self._make_parser)
         events = self._events(asked, scope["state"])
         if asked.stream:
             work = self._stream(answer, events, send, progress)
         else:
-            work = self._whole(answer, events, send)
+            work = self._whole(answer, events, send, scope["state"])
         if not await while_connected(receive, work):
             self._instruments.aborted()
 
-    async def _whole(self, answer: Answer, events: AsyncGenerator[Event, None], send: Send) -> None:
+    async def _whole(
+        self, answer: Answer, events: AsyncGenerator[Event, None], send: Send, state: dict[str, Any]
+    ) -> None:
         collected = Collected()
         async with aclosing(events):
             async for event in events:
                 collected.add(event)
-        await send_json(send, 200, answer.finished(collected.result().generations))
+        echoed = await self._prompts(answer.asked, state) if answer.asked.echo else ()
+        await send_json(send, 200, answer.finished(collected.result().generations, echoed))
+
+    async def _prompts(self, asked: Asked, state: dict[str, Any]) -> list[str]:
+        """The prompts' texts; those of token ids have all tokens spelled out."""
+        call: dict[str, Any] = {"timeout": self._seconds, "token": state["token"]}
+        texts = []
+        for one in asked.requests:
+            ids: Any = one.prompt
+            is_text = isinstance(one.prompt, str)
+            told = (
+                one.prompt
+                if is_text
+                else await self._client.detokenize(ids, keep_special_tokens=True, **call)
+            )
+            texts.append(str(told))
+        return texts
 
     async def _stream(
         self, answer: Answer, events: AsyncGenerator[Event, None], send: Send, progress: Progress | None
@@ -95,7 +122,7 @@ class Generating:
         try:
             async with aclosing(merged(streams, asked.per_prompt)) as events:
                 async for event in events:
-                    if first and isinstance(event, Chunk):
+                    if first and isinstance(event, Chunk) and event.token_ids:
                         self._instruments.first_text(time.monotonic() - opened)
                         first = False
                     if isinstance(event, Complete):

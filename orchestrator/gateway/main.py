@@ -12,6 +12,7 @@ import uvicorn
 
 from orchestrator.gateway.app import Gateway, health_of
 from orchestrator.gateway.bodies import Bodies
+from orchestrator.gateway.calls.choice import PARSERS
 from orchestrator.gateway.inner import inner_page
 from orchestrator.gateway.instruments import GatewayInstruments
 from orchestrator.gateway.server import Server
@@ -63,6 +64,7 @@ async def run(config: GatewayConfig) -> None:
             tokens,
             instruments,
             page=config.page,
+            make_parser=PARSERS[config.tool_call_parser],
         )
         try:
             async with inner_page(config.host, config.metrics_port, gateway) as page:

@@ -124,12 +124,33 @@ def listed(path: str, value: Any, each: Reader) -> list[Any]:
 
 def members(path: str, value: Any, known: set[str]) -> dict[str, Any]:
     """An object without other keys than these; those that are null are left out."""
+    found = {name: member for name, member in mapping(path, value).items() if member is not None}
+    unknown = sorted(set(found) - known)
+    if unknown:
+        raise wrong(f"{path}.{unknown[0][:100]}", "is not supported; leave it out")
+    return found
+
+
+def mapping(path: str, value: Any) -> dict[str, Any]:
+    """An object with any keys."""
     if not isinstance(value, dict):
         raise wrong(path, f"must be an object, not {_kind(value)}")
-    unknown = sorted(set(value) - known)
-    if unknown:
-        raise wrong(f"{path}.{unknown[0]}", "is not supported; leave it out")
-    return {name: member for name, member in value.items() if member is not None}
+    return value
+
+
+def texts(path: str, value: Any) -> dict[str, str]:
+    """An object whose members are strings."""
+    return {name: text(f"{path}.{name[:100]}", member) for name, member in mapping(path, value).items()}
+
+
+def tools(path: str, value: Any) -> list[Any]:
+    """A list of anything; what is in it is read later."""
+    return listed(path, value, lambda _path, entry: entry)
+
+
+def switched_off(path: str, value: Any) -> bool:
+    """The opposite of a flag."""
+    return not flag(path, value)
 
 
 def _kind(value: Any) -> str:

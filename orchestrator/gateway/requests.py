@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.gateway import reading
 from orchestrator.gateway.constraints import constraint_of
+from orchestrator.gateway.conversation import ToolUse, chat_options, messages_of, tool_use
 from orchestrator.gateway.errors import wrong
 from orchestrator.gateway.fields import CHAT, COMPLETIONS, Sorted, sort_fields
-from outrider.client import Message, Request
+from outrider.client import Request
 from outrider.protocol.errors import InvalidRequest
 
-TEMPERATURE = 1.0
-"""OpenAI's default. The gRPC service's own is 0."""
+DEFAULTS = {"default_temperature": 1.0}
+"""OpenAI's, where the model itself has none. The gRPC service's own is 0."""
 MAX_TOKENS = 16
 """OpenAI's default for completions; conversations may go on to the end of the context."""
 MAX_PROMPTS = 128
 """Of one request; each is a request of its own for the orchestrator."""
 MODES = ("auto", "sequential", "off")
-ROLES = ("system", "developer", "user", "assistant")
-INSTEAD = {"developer": "system"}
-"""Newer names of roles, for templates that know the old ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +34,12 @@ class Asked:
     """A stream ends with the token counts."""
     top_logprobs: int | None = None
     """Alternatives to show of each token; None: no log probabilities."""
+    echo: bool = False
+    """The prompt is the beginning of the answer."""
+    prompt_logprobs: bool = False
+    """Those of the prompt are shown by themselves."""
+    tools: ToolUse | None = None
+    """Calls to look for in the answer; None: it is all text."""
     constrained_by: str = ""
     """The field that says what the text must be."""
 
@@ -59,8 +63,14 @@ def completions_from(body: Any) -> Asked:
     """
     fields = sort_fields(body, COMPLETIONS)
     prompts = _prompts(fields.own.get("prompt"))
-    options = {"temperature": TEMPERATURE, "max_tokens": MAX_TOKENS, **_options(fields)}
-    return _asked(fields, [Request(prompt=prompt, **options) for prompt in prompts], False)
+    echo = fields.own.get("echo", False)
+    options = {**DEFAULTS, "max_tokens": MAX_TOKENS, **_options(fields)}
+    if echo and "logprobs" in options:
+        options.setdefault("prompt_logprobs", options["logprobs"])
+    asked = _asked(fields, [Request(prompt=prompt, **options) for prompt in prompts], False)
+    if echo and options.get("truncate_prompt_tokens"):
+        raise wrong("echo", "does not go with truncate_prompt_tokens; leave one of them out")
+    return replace(asked, echo=_not_streamed("echo", echo, asked))
 
 
 def chat_from(body: Any) -> Asked:
@@ -77,25 +87,14 @@ def chat_from(body: Any) -> Asked:
         raise wrong("top_logprobs", "needs logprobs to be true")
     if own.get("logprobs"):
         fields.options["logprobs"] = top or 0
-    options = {"temperature": TEMPERATURE, **_options(fields)}
-    return _asked(fields, [Request(prompt=messages, chat=True, **options)], True)
-
-
-def messages_of(value: Any) -> tuple[Message, ...]:
-    """The messages of a conversation.
-
-    Raises:
-        Problem: there are none, or one is wrong.
-    """
-    messages = reading.listed("messages", value, _message)
-    if not messages:
-        raise wrong("messages", "must have at least one message")
-    return tuple(messages)
+    options = {**DEFAULTS, **_options(fields), **chat_options(own)}
+    request = Request(prompt=messages, chat=True, **options)
+    return replace(_asked(fields, [request], True), tools=tool_use(own, tuple(request.tools)))
 
 
 def _asked(fields: Sorted, requests: list[Request], chat: bool) -> Asked:
     stream, constrained = fields.own.get("stream", False), constraint_of(fields.own)
-    return Asked(
+    asked = Asked(
         requests=tuple(requests),
         chat=chat,
         stream=stream,
@@ -103,6 +102,15 @@ def _asked(fields: Sorted, requests: list[Request], chat: bool) -> Asked:
         top_logprobs=requests[0].logprobs,
         constrained_by=constrained.path if constrained else "",
     )
+    shown = "prompt_logprobs" in fields.options
+    return replace(asked, prompt_logprobs=_not_streamed("prompt_logprobs", shown, asked))
+
+
+def _not_streamed(name: str, wanted: bool, asked: Asked) -> bool:
+    """Whether it is wanted; parts of a stream have no place for it."""
+    if wanted and asked.stream:
+        raise wrong(name, "is for whole answers; set stream to false, or leave it out")
+    return wanted
 
 
 def _options(fields: Sorted) -> dict[str, Any]:
@@ -166,23 +174,3 @@ def _prompts(value: Any) -> list[str] | list[tuple[int, ...]]:
     if isinstance(value[0], str):
         return reading.listed("prompt", value, reading.text)
     return reading.listed("prompt", value, reading.ids)
-
-
-def _message(path: str, value: Any) -> Message:
-    message = reading.members(path, value, {"role", "content", "name", "refusal", "tool_calls"})
-    for name in ("name", "refusal", "tool_calls"):
-        if message.get(name):
-            raise wrong(f"{path}.{name}", "is not supported; leave it out")
-    role = reading.text(f"{path}.role", message.get("role"))
-    if role not in ROLES:
-        raise wrong(f"{path}.role", f"must be one of {', '.join(ROLES)}")
-    return Message(INSTEAD.get(role, role), _content(f"{path}.content", message.get("content")))
-
-
-def _content(path: str, value: Any) -> str:
-    """A text, or parts of text, which become lines."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise wrong(path, "must be a string, or a list of parts of text")
-    return "\n".join(reading.listed(path, value, reading.part_of_text))

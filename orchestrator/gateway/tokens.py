@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.gateway.bodies import Bodies
+from orchestrator.gateway.conversation import chat_options, messages_of
 from orchestrator.gateway.endpoints import Receive, Scope, Send, send_json
 from orchestrator.gateway.errors import wrong
 from orchestrator.gateway.fields import DETOKENIZE, TOKENIZE, sort_fields
 from orchestrator.gateway.instruments import GatewayInstruments
-from orchestrator.gateway.requests import messages_of
 from orchestrator.gateway.streams import while_connected
 from outrider.client import AsyncClient, Message
+
+FOR_MESSAGES = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +46,11 @@ def tokenize_from(body: Any) -> ToTokenize:
         raise wrong("messages", "came with a prompt; send one of them")
     if prompt is None and messages is None:
         raise wrong("prompt", "is missing; send a prompt, or messages")
-    if prompt is not None and "add_generation_prompt" in fields.options:
-        raise wrong("add_generation_prompt", "is for messages; leave it out")
-    return ToTokenize(prompt=messages_of(messages) if prompt is None else prompt, options=fields.options)
+    for name in FOR_MESSAGES if prompt is not None else ():
+        if name in fields.options or name in fields.own:
+            raise wrong(name, "is for messages; leave it out")
+    options = {**fields.options, **chat_options(fields.own)}
+    return ToTokenize(prompt=messages_of(messages) if prompt is None else prompt, options=options)
 
 
 def detokenize_from(body: Any) -> ToDetokenize:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from orchestrator.observing.draft_load import DraftLoad
 from orchestrator.observing.drift import DriftWatch, Reading
+from orchestrator.observing.load import TokenRate
 from orchestrator.request.resolver import Request
 from outrider.protocol.messages import TokenBlock, Verdict
 from outrider.telemetry.instruments import OrchestratorInstruments
@@ -20,20 +21,27 @@ class Observers:
 
     def __init__(self, instruments: OrchestratorInstruments) -> None:
         self.load = DraftLoad(instruments.draft_pool)
+        self.tokens = TokenRate()
         self._instruments = instruments
         self._drift = DriftWatch()
 
     def watch(self, request: Request) -> Observer:
         """An observer of one continuation, to be closed at its end."""
-        return Observer(self._instruments, self.load, self._drift, request.task)
+        return Observer(self._instruments, self.load, self._drift, request.task, self.tokens)
 
 
 class Observer:
     """Watches one continuation; times are seconds of the caller's clock."""
 
     def __init__(
-        self, instruments: OrchestratorInstruments, load: DraftLoad, drift: DriftWatch, task: str
+        self,
+        instruments: OrchestratorInstruments,
+        load: DraftLoad,
+        drift: DriftWatch,
+        task: str,
+        tokens: TokenRate,
     ) -> None:
+        self._tokens = tokens
         self._instruments = instruments
         self._load = load
         self._drift = drift
@@ -89,6 +97,7 @@ class Observer:
     def verdict(self, verdict: Verdict, now: float) -> Reading | None:
         """A step committed tokens; returns what the drift detector says if it raises the alarm."""
         self._instruments.speculation.step(verdict, self._task, self._draft)
+        self._tokens.add(len(verdict.tokens), now)
         if self._wants_draft:
             self._count_time(verdict, now)
         self._last_verdict = now

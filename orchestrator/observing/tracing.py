@@ -150,6 +150,7 @@ def _attributes(request: Request, completions: list[Completion]) -> dict[str, At
         "gen_ai.usage.cache_read.input_tokens": max((each.cached for each in statistics), default=0),
         "outrider.mode": request.mode.name.lower(),
         **({"outrider.task": request.task} if request.task else {}),
+        **{f"outrider.label.{name}": value for name, value in request.labels.items()},
         "outrider.steps": sum(each.steps for each in statistics),
         "outrider.verified": sum(each.verified for each in statistics),
         "outrider.accepted": sum(each.accepted for each in statistics),

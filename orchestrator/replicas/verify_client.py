@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import grpc
 
-from orchestrator.events import Event, VerdictArrived, VerifyOpened
+from orchestrator.events import Event, PromptArrived, VerdictArrived, VerifyOpened
 from orchestrator.replicas.stream import ReplicaStream
 from outrider.internal.v1 import verify_pb2, verify_pb2_grpc
 from outrider.protocol.errors import InternalError, InvalidRequest
@@ -16,6 +16,7 @@ from outrider.protocol.wire import (
     kv_handle_from_pb,
     open_verify_to_pb,
     opened_verify_from_pb,
+    prompt_logprobs_from_pb,
     verdict_from_pb,
 )
 from outrider.telemetry.rpc_spans import VERIFY, client_span
@@ -63,6 +64,9 @@ class VerifyClient:
         match response.WhichOneof("message"):
             case "verdict":
                 await self._deliver(VerdictArrived(self.stream, _verdict(response)))
+            case "prompt_logprobs":
+                part = prompt_logprobs_from_pb(response.prompt_logprobs)
+                await self._deliver(PromptArrived(self.stream, part))
             case "opened":
                 opened = opened_verify_from_pb(response.opened)
                 await self._deliver(VerifyOpened(self.stream, opened, self._endpoint))

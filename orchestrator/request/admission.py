@@ -137,6 +137,8 @@ class AdmissionStatistics:
     """That have begun."""
     queued: int
     """That have not."""
+    continuations: int = 0
+    """With a place."""
 
 
 @dataclass(slots=True, eq=False)
@@ -166,7 +168,7 @@ class Admission:
 
     def statistics(self) -> AdmissionStatistics:
         """Counts."""
-        return AdmissionStatistics(self._queue.begun, self._queue.queued)
+        return AdmissionStatistics(self._queue.begun, self._queue.queued, self._queue.running)
 
     def look(self) -> None:
         """Give away the places that are free."""

@@ -6,18 +6,21 @@ open, or raises an error that names the field.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+from orchestrator.request.labels import check_labels
 from orchestrator.request.ticket import Ticket
+from orchestrator.text.conversation import Conversation
 from orchestrator.text.jobs import ChatPrompt, Prompt, TextPrompt
-from orchestrator.text.tokenizer import ChatMessage, TextTokenizer
+from orchestrator.text.tokenizer import TextTokenizer
 from outrider.protocol.errors import ContextTooLong, InvalidRequest, UnknownModel
 from outrider.protocol.messages import FinishReason, Mode, ModelInfo, SamplingParams
 
 MAX_SEED = 2**64
 MAX_TASK_CHARACTERS = 64
-RANGES = {"max_nodes": (1, 256), "max_depth": (1, 64), "priority": (-100, 100)}
+RANGES = {"max_nodes": (1, 256), "max_depth": (1, 64)}
+MIN_PRIORITY = -100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +30,7 @@ class Asked:
     model: str = ""
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
-    chat: tuple[ChatMessage, ...] | None = None
+    chat: Conversation | None = None
     sampling: SamplingParams
     seed: int | None = None
     mode: Mode = Mode.AUTO
@@ -41,6 +44,8 @@ class Asked:
     record_timeline: bool = False
     record_steps: bool = False
     priority: int = 0
+    labels: Mapping[str, str] = field(default_factory=dict)
+    truncate_prompt_tokens: int = 0
 
     @property
     def prompt(self) -> Prompt | None:
@@ -83,12 +88,22 @@ class Request:
     """The prompt came as messages."""
     complete: bool = False
     """The resumed tokens are all that the constraint allows."""
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def max_length(self) -> int:
         """Most tokens of prompt and continuation."""
         assert self.sampling.max_tokens is not None
         return len(self.prompt) + self.sampling.max_tokens
+
+    @property
+    def prompt_logprobs(self) -> int:
+        """Tokens of the prompt whose log probabilities are wanted: all or none."""
+        return 0 if self.sampling.prompt_logprobs is None else len(self.prompt)
+
+    def without_prompt_logprobs(self) -> Request:
+        """The same for all continuations but the first, which tells them."""
+        return replace(self, sampling=replace(self.sampling, prompt_logprobs=None))
 
     def seed_of(self, index: int) -> int:
         """Seed of one continuation."""
@@ -123,6 +138,7 @@ class Resolver:
     default_max_tokens: int
     draw_seed: Callable[[], int]
     """A random unsigned 64-bit number, for sampled requests that bring none."""
+    max_priority: int = 100
 
     def check(self, asked: Asked) -> None:
         """Everything that can be said before the prompt is tokenized.
@@ -133,7 +149,8 @@ class Resolver:
         """
         if asked.model not in ("", self.served.model):
             raise UnknownModel(asked.model, self.served.model)
-        _check_ranges(asked)
+        _check_ranges(asked, self.max_priority)
+        check_labels(asked.labels)
         self._check_sampling(asked.sampling)
         if asked.text is not None or asked.chat is not None:
             self._text_tokenizer("text" if asked.chat is None else "chat")
@@ -153,6 +170,7 @@ class Resolver:
         """
         self.check(asked)
         field, prompt = self._prompt(asked, tokens)
+        prompt = prompt[-asked.truncate_prompt_tokens :]  # all of it where that is 0
         return Request(
             request_id=request_id,
             served=self.served,
@@ -170,6 +188,7 @@ class Resolver:
             record_timeline=asked.record_timeline,
             record_steps=asked.record_steps,
             chat=field == "chat.messages",
+            labels=asked.labels,
         )
 
     def _prompt(self, asked: Asked, tokens: tuple[int, ...] | None) -> tuple[str, tuple[int, ...]]:
@@ -187,6 +206,8 @@ class Resolver:
             raise InvalidRequest("prompt", "set one of text, token_ids and chat")
         if not tokens:
             raise InvalidRequest(field, "must give at least one token")
+        if asked.truncate_prompt_tokens and len(tokens) > self.served.context_length:
+            raise ContextTooLong(field, f"{len(tokens)} tokens do not fit the context, even to be truncated")
         return field, tokens
 
     def _predicted(self, asked: Asked) -> tuple[int, ...]:
@@ -255,21 +276,23 @@ def check_vocabulary(field: str, tokens: Sequence[int], size: int) -> None:
         raise InvalidRequest(f"{field}[{index}]", f"{tokens[index]} is not below the vocabulary size {size}")
 
 
-def _check_ranges(asked: Asked) -> None:
+def _check_ranges(asked: Asked, max_priority: int) -> None:
     named = {
         "speculation.max_nodes": (asked.max_nodes, RANGES["max_nodes"]),
         "speculation.max_depth": (asked.max_depth, RANGES["max_depth"]),
-        "priority": (asked.priority, RANGES["priority"]),
+        "priority": (asked.priority, (MIN_PRIORITY, max_priority)),
         "task (characters)": (len(asked.task), (0, MAX_TASK_CHARACTERS)),
     }
-    for field, (value, (low, high)) in named.items():
+    for name, (value, (low, high)) in named.items():
         if value is not None and not low <= value <= high:
-            raise InvalidRequest(field, f"must be between {low} and {high}, not {value}")
+            raise InvalidRequest(name, f"must be between {low} and {high}, not {value}")
 
 
 def _check_resume(asked: Asked) -> None:
     if not asked.resume_token_ids:
         return
+    if asked.sampling.prompt_logprobs is not None:
+        raise InvalidRequest("sampling.prompt_logprobs", "came before the tokens to resume; leave it out")
     if asked.sampling.n > 1:
         raise InvalidRequest("resume_token_ids", "continues one stream; set sampling.n to 1")
     if not asked.sampling.greedy and asked.seed is None:

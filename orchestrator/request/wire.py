@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import cast
 
+from orchestrator.observing.load import Load
 from orchestrator.observing.steps import Step
 from orchestrator.observing.timeline import TimelineEvent
 from orchestrator.output import Chunk, Completion, Started
+from orchestrator.request.chat_wire import bytes_of, check_counts, conversation_from_pb
+from orchestrator.request.labels import MAX_LABELS
 from orchestrator.request.resolver import Asked, check_vocabulary
 from orchestrator.text.jobs import ChatPrompt, Ids, Prompt, TextPrompt
-from orchestrator.text.tokenizer import ChatMessage
 from outrider.protocol.errors import ContextTooLong, InvalidRequest, UnknownModel
 from outrider.protocol.messages import ModelInfo, TokenLogprob
 from outrider.protocol.wire import logprob_to_pb, mode_from_pb, sampling_from_pb
@@ -19,10 +22,6 @@ from outrider.v1 import generation_pb2, tokens_pb2
 MAX_UINT32 = 2**32 - 1
 MAX_NAME = 512
 """Characters of the name of a model."""
-MAX_MESSAGES = 4096
-"""Messages of a conversation; each also takes a position of the context or more."""
-MAX_ROLE = 64
-"""Characters of the role of a message."""
 
 
 def check_lengths(pb: generation_pb2.GenerateRequest, positions: int, bytes_per_token: int) -> None:
@@ -54,15 +53,8 @@ def _check_name(model: str) -> None:
 
 
 def _check_chat(chat: generation_pb2.Chat, positions: int, bytes_per_token: int) -> None:
-    most = min(MAX_MESSAGES, positions)
-    if len(chat.messages) > most:
-        raise InvalidRequest("chat.messages", f"must be at most {most}, not {len(chat.messages)}")
-    size = 0
-    for index, message in enumerate(chat.messages):
-        size += len(message.content.encode())
-        if len(message.role) > MAX_ROLE:
-            raise InvalidRequest(f"chat.messages[{index}].role", f"must have at most {MAX_ROLE} characters")
-    _check_bytes("chat.messages", size, positions, bytes_per_token)
+    check_counts(chat, positions)
+    _check_bytes("chat.messages", bytes_of(chat), positions, bytes_per_token)
 
 
 def _check_tokens(field: str, tokens: int, positions: int) -> None:
@@ -80,8 +72,10 @@ def _check_bytes(field: str, size: int, positions: int, bytes_per_token: int) ->
         )
 
 
-def asked_from_pb(pb: generation_pb2.GenerateRequest) -> Asked:
-    """A request as it came.
+def asked_from_pb(
+    pb: generation_pb2.GenerateRequest, model_defaults: Mapping[str, float] | None = None
+) -> Asked:
+    """A request as it came; `model_defaults` are sampling parameters where it sets none.
 
     Raises:
         InvalidRequest: a sampling parameter is out of its range, or the mode is unknown.
@@ -91,8 +85,8 @@ def asked_from_pb(pb: generation_pb2.GenerateRequest) -> Asked:
         model=pb.model,
         text=pb.text if prompt == "text" else None,
         token_ids=tuple(pb.token_ids.ids) if prompt == "token_ids" else None,
-        chat=_messages(pb.chat) if prompt == "chat" else None,
-        sampling=sampling_from_pb(pb.sampling),
+        chat=conversation_from_pb(pb.chat) if prompt == "chat" else None,
+        sampling=sampling_from_pb(pb.sampling, model_defaults),
         seed=pb.sampling.seed if pb.sampling.HasField("seed") else None,
         mode=mode_from_pb(speculation.mode),
         max_nodes=speculation.max_nodes if speculation.HasField("max_nodes") else None,
@@ -105,6 +99,8 @@ def asked_from_pb(pb: generation_pb2.GenerateRequest) -> Asked:
         record_timeline=pb.record_timeline,
         record_steps=pb.record_steps,
         priority=pb.priority,
+        labels=_labels(pb),
+        truncate_prompt_tokens=pb.truncate_prompt_tokens,
     )
 
 
@@ -112,8 +108,11 @@ def _prediction(pb: generation_pb2.Prediction) -> str | tuple[int, ...]:
     return pb.text if pb.WhichOneof("content") == "text" else tuple(pb.token_ids.ids)
 
 
-def _messages(chat: generation_pb2.Chat) -> tuple[ChatMessage, ...]:
-    return tuple(ChatMessage(message.role, message.content) for message in chat.messages)
+def _labels(pb: generation_pb2.GenerateRequest) -> dict[str, str]:
+    """Counted before they are read."""
+    if len(pb.labels) > MAX_LABELS:
+        raise InvalidRequest("labels", f"must be at most {MAX_LABELS}, not {len(pb.labels)}")
+    return dict(pb.labels)
 
 
 def prompt_from_pb(pb: generation_pb2.TokenizeRequest, served: ModelInfo, bytes_per_token: int) -> Prompt:
@@ -133,8 +132,9 @@ def prompt_from_pb(pb: generation_pb2.TokenizeRequest, served: ModelInfo, bytes_
             return TextPrompt(pb.text, special is not False)
         case "chat":
             _check_chat(pb.chat, served.context_length, bytes_per_token)
-            generation = not pb.HasField("add_generation_prompt") or pb.add_generation_prompt
-            return ChatPrompt(_messages(pb.chat), special is True, generation)
+            if pb.HasField("add_generation_prompt"):
+                pb.chat.add_generation_prompt = pb.add_generation_prompt
+            return ChatPrompt(conversation_from_pb(pb.chat), special is True)
     raise InvalidRequest("prompt", "set one of text and chat")
 
 
@@ -177,6 +177,11 @@ def models_to_pb(served: ModelInfo, text: bool, chat: bool) -> generation_pb2.Li
     return generation_pb2.ListModelsResponse(models=[model])
 
 
+def load_to_pb(load: Load) -> generation_pb2.GetLoadResponse:
+    """The answer to `GetLoad`."""
+    return generation_pb2.GetLoadResponse(**asdict(load))
+
+
 def response_to_pb(
     item: Started | Chunk | Completion, spelling: Callable[[int], bytes] | None = None
 ) -> generation_pb2.GenerateResponse:
@@ -209,6 +214,7 @@ def _chunk(item: Chunk, spelling: Callable[[int], bytes] | None) -> generation_p
         logprobs=[_logprob(logprob, spelling) for logprob in item.logprobs],
         origins=cast(tuple[tokens_pb2.TokenOrigin, ...], item.origins),
         step=None if item.step is None else _step(item.step, spelling),
+        prompt_logprobs=[_logprob(logprob, spelling) for logprob in item.prompt_logprobs],
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from orchestrator.text.jobs import Ids, Prompt
 from orchestrator.text.tokenizer import TextTokenizer
-from orchestrator.text.tokenizing import INLINE_BYTES, Tokenizing
+from orchestrator.text.tokenizing import Tokenizing
 from outrider.protocol.errors import ContextTooLong, DeadlineExceeded, InvalidRequest
 
 _T = TypeVar("_T")
@@ -35,7 +35,7 @@ class Conversion:
             DeadlineExceeded: the deadline passed.
         """
         used = _needed(tokenizer, prompt.field)
-        if prompt.size > INLINE_BYTES:
+        if not prompt.is_quick:
             return await self._until(deadline, self._tokenizing.tokens(prompt, used, positions))
         tokens = prompt.tokens(used)
         if len(tokens) > positions:
@@ -51,7 +51,7 @@ class Conversion:
             Overloaded, Unavailable, DeadlineExceeded: as above.
         """
         used = _needed(tokenizer, ids.field)
-        if ids.size > INLINE_BYTES:
+        if not ids.is_quick:
             return await self._until(deadline, self._tokenizing.text(ids, used, positions))
         return ids.text(used)
 

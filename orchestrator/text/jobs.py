@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from orchestrator.text.constraint_check import KIND, ConstraintCheck, check_from
-from orchestrator.text.tokenizer import ChatMessage, TextTokenizer
+from orchestrator.text.conversation import Conversation, conversation_from
+from orchestrator.text.tokenizer import TextTokenizer
 
-MESSAGE_BYTES = 64
-"""What a message of a conversation counts besides its text: the template runs for each."""
 ID_BYTES = 4
 OVER_BOUNDS = "takes more time or memory to tokenize than a prompt may; shorten it"
 """What is said of a job that is the end of its process."""
+INLINE_BYTES = 4096
+"""What is no larger is done on the event loop: about 2 ms, at most 5."""
 
 Plain: TypeAlias = tuple[Any, ...]
 """A kind, and values that `marshal` knows."""
@@ -34,6 +35,11 @@ class TextPrompt:
         """Bytes that it counts."""
         return len(self.text.encode())
 
+    @property
+    def is_quick(self) -> bool:
+        """Whether it may be done on the event loop."""
+        return self.size <= INLINE_BYTES
+
     def plain(self) -> Plain:
         """For `job_from`."""
         return "text", self.text, self.special_tokens
@@ -47,9 +53,8 @@ class TextPrompt:
 class ChatPrompt:
     """A conversation whose token ids are wanted."""
 
-    messages: tuple[ChatMessage, ...]
+    chat: Conversation
     special_tokens: bool = False
-    generation_prompt: bool = True
     over_bounds = OVER_BOUNDS
 
     @property
@@ -60,18 +65,20 @@ class ChatPrompt:
     @property
     def size(self) -> int:
         """Bytes that it counts."""
-        return sum(MESSAGE_BYTES + len(message.content.encode()) for message in self.messages)
+        return self.chat.size
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether it may be done on the event loop."""
+        return self.chat.is_plain and self.size <= INLINE_BYTES
 
     def plain(self) -> Plain:
         """For `job_from`."""
-        pairs = [(message.role, message.content) for message in self.messages]
-        return "chat", pairs, self.special_tokens, self.generation_prompt
+        return "chat", self.chat.plain(), self.special_tokens
 
     def tokens(self, tokenizer: TextTokenizer, positions: int | None = None) -> tuple[int, ...]:
         """See `TextTokenizer.encode_chat`."""
-        return tokenizer.encode_chat(
-            self.messages, positions, self.special_tokens, generation_prompt=self.generation_prompt
-        )
+        return tokenizer.encode_chat(self.chat, positions, self.special_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +98,11 @@ class Ids:
     def size(self) -> int:
         """Bytes that they count."""
         return ID_BYTES * len(self.ids)
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether it may be done on the event loop."""
+        return self.size <= INLINE_BYTES
 
     def plain(self) -> Plain:
         """For `job_from`."""
@@ -116,8 +128,8 @@ def job_from(plain: Plain) -> Job:
     match plain:
         case ("text", str(text), bool(special)):
             return TextPrompt(text, special)
-        case ("chat", list(pairs), bool(special), bool(generation)):
-            return ChatPrompt(tuple(ChatMessage(*pair) for pair in pairs), special, generation)
+        case ("chat", tuple(chat), bool(special)):
+            return ChatPrompt(conversation_from(chat), special)
         case ("ids", bytes(data), bool(special)):
             return Ids(tuple(array("I", data)), special)
         case (kind, str(name), list(texts), bytes(generated), bytes(ends)) if kind == KIND:

@@ -122,6 +122,8 @@ class StopStrings:
     """Looks for stop strings in the text of successive pieces."""
 
     stops: Sequence[str]
+    include: bool = False
+    """A stop string that is found stays in the text."""
     _pending: list[Piece] = field(default_factory=list)
 
     def push(self, piece: Piece) -> Piece:
@@ -131,7 +133,8 @@ class StopStrings:
         matches = [(at, stop) for stop in self.stops if (at := text.find(stop)) >= 0]
         if matches:
             at, stop = min(matches)
-            return Piece(self._release(at, begun=True), text[:at], stop)
+            end = at + len(stop) if self.include else at
+            return Piece(self._release(end, begun=True), text[:end], stop)
         certain = len(text) - self._longest_beginning(text)
         tokens = self._release(certain, begun=False)
         kept = sum(len(pending.text) for pending in self._pending)
@@ -172,10 +175,11 @@ class TextStream:
         min_tokens: int = 0,
         resumed: Sequence[int] = (),
         has_no_text: Callable[[int], bool] = _never,
+        include_stop: bool = False,
     ) -> None:
         """`resumed` tokens and their text were given out before; their count is part of `min_tokens`."""
         self._detokenizer = Detokenizer(decode, byte_tokens, has_no_text) if decode is not None else None
-        self._stops = StopStrings(stops) if stops else None
+        self._stops = StopStrings(stops, include_stop) if stops else None
         self.consumed = 0
         """Tokens taken in; those after a stop string are not."""
         self._exempt = max(0, min_tokens - len(resumed))

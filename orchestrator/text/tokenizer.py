@@ -6,34 +6,23 @@ without a tokenizer without them.
 
 from __future__ import annotations
 
-import datetime
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING
 
+from orchestrator.text.conversation import Conversation
 from orchestrator.text.spelling import Spellings
+from orchestrator.text.template import ChatTemplate
 from outrider.protocol.errors import InternalError, InvalidRequest
-from outrider.telemetry.logs import get_logger
 
 if TYPE_CHECKING:
-    from jinja2 import Template
     from tokenizers import Tokenizer
 
-logger = get_logger(__name__)
 NORMALIZED = 4
 """Most bytes of text of which a normalizer makes one: a letter of mathematics becomes one of ASCII. (One
 that drops text may take more; such a text counts in full.)"""
 BYTES_PER_POSITION = 4
 """Of a text that may be far too long, as much as ordinary text of the context's length is tokenized first."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChatMessage:
-    """One message of a conversation."""
-
-    role: str
-    content: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +59,10 @@ class TextTokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.files = TokenizerParts(tokenizer_json, chat_template, dict(special_tokens or {}), bos_token_id)
-        self._special_tokens = dict(special_tokens or {})
         self._bos_token_id = bos_token_id
-        self._template = _compile(chat_template) if chat_template else None
+        self._template = (
+            ChatTemplate.parse(chat_template, self.files.special_tokens) if chat_template else None
+        )
         self.byte_tokens = _byte_tokens(self._tokenizer)
         """Ids of the byte tokens of a byte-fallback vocabulary, such as `<0x0A>`."""
         self.bytes_per_token = _longest_token(self._tokenizer)
@@ -97,45 +87,23 @@ class TextTokenizer:
         return tuple(tokens)
 
     def encode_chat(
-        self,
-        messages: Sequence[ChatMessage],
-        positions: int | None = None,
-        special_tokens: bool = False,
-        *,
-        generation_prompt: bool = True,
+        self, chat: Conversation, positions: int | None = None, special_tokens: bool = False
     ) -> tuple[int, ...]:
-        """Token ids of a conversation in the model's chat template, up to where the answer begins.
+        """Token ids of a conversation in the model's chat template.
 
-        Of its beginning alone where that has more than `positions` tokens. Without `generation_prompt` they
-        end with the last message.
+        Of its beginning alone where that has more than `positions` tokens.
 
         Raises:
-            InvalidRequest: there is no template, no message, or the template refuses the messages.
+            InvalidRequest: there is no template, or it refuses the conversation.
         """
-        from jinja2 import TemplateError
-
         if self._template is None:
             raise InvalidRequest("chat", "the model came without a chat template; send text or token_ids")
-        if not messages:
-            raise InvalidRequest("chat.messages", "must not be empty")
-        for index, message in enumerate(messages):
-            if not message.role:
-                raise InvalidRequest(f"chat.messages[{index}].role", "must not be empty")
-        plain = [{"role": message.role, "content": message.content} for message in messages]
-        try:
-            text = self._template.render(
-                messages=plain, add_generation_prompt=generation_prompt, **self._special_tokens
-            )
-        except Exception as error:  # the model's own code: it may raise anything
-            reason = str(error) if isinstance(error, TemplateError) else type(error).__name__
-            raise InvalidRequest(
-                "chat.messages", f"the model's chat template refuses them: {reason}"
-            ) from None
-        return self.encode(text, positions, special_tokens)
+        return self.encode(self._template.render(chat), positions, special_tokens)
 
-    def has_no_text(self, token: int) -> bool:
+    def has_no_text(self, token: int, special_tokens: bool = False) -> bool:
         """Whether `decode` leaves a token out: it is special, or an id that the tokenizer does not have."""
-        return token in self._special_ids or self._tokenizer.id_to_token(token) is None
+        special = token in self._special_ids and not special_tokens
+        return special or self._tokenizer.id_to_token(token) is None
 
     def spelling(self, token: int) -> bytes:
         """What a token stands for, special or not; empty for an id that the tokenizer does not have."""
@@ -177,41 +145,3 @@ def _special_ids(tokenizer: Tokenizer) -> frozenset[int]:
 def _byte_tokens(tokenizer: Tokenizer) -> frozenset[int]:
     ids = (tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
     return frozenset(id for id in ids if id is not None)
-
-
-def _compile(chat_template: str) -> Template | None:
-    """The template in a sandbox, with what chat templates expect to find (as Hugging Face documents it).
-
-    None when it does not parse: the model is then served without conversations.
-    """
-    from jinja2 import TemplateError
-    from jinja2.ext import loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    try:
-        return environment.from_string(chat_template)
-    except TemplateError as error:
-        logger.warning(
-            "the model's chat template does not parse; conversations are refused", error=str(error)
-        )
-        return None
-
-
-def _to_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    from jinja2 import TemplateError
-
-    raise TemplateError(message)
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.datetime.now().strftime(format)

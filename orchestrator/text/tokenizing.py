@@ -31,8 +31,6 @@ from outrider.protocol.errors import (
 from outrider.telemetry.logs import get_logger
 
 logger = get_logger(__name__)
-INLINE_BYTES = 4096
-"""Prompts up to here are tokenized on the event loop: about 2 ms, at most 5."""
 MAX_WAITING = 256
 CONFUSED = "the process that tokenizes long prompts answered with something else"
 OVER_BOUNDS = (-signal.SIGPROF, -signal.SIGABRT, -signal.SIGSEGV)

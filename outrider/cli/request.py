@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from outrider.protocol.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from outrider.client.request import Message, Request
+    from outrider.client.conversation import Message
+    from outrider.client.request import Request
 
 Number = int | float
 
@@ -152,7 +153,7 @@ def _prompt(arguments: argparse.Namespace) -> str | tuple[int, ...] | tuple[Mess
     text = _text(arguments)
     if not arguments.chat:
         return text
-    from outrider.client.request import Message
+    from outrider.client.conversation import Message
 
     system = [Message("system", arguments.system)] if arguments.system else []
     return (*system, Message("user", text))

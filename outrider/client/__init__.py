@@ -13,12 +13,14 @@ events go on with the same tokens. Errors are those of `outrider.protocol.errors
 
 from outrider.client.aio import AsyncClient
 from outrider.client.blocking import Client
-from outrider.client.request import Message, Options, Prompt, Request
+from outrider.client.conversation import Message, Tool, ToolCall
+from outrider.client.request import Options, Prompt, Request
 from outrider.client.results import (
     Chunk,
     Complete,
     Event,
     Generation,
+    Load,
     Model,
     ModelInfo,
     Result,
@@ -42,6 +44,7 @@ __all__ = [
     "Complete",
     "Event",
     "Generation",
+    "Load",
     "Message",
     "Model",
     "ModelInfo",
@@ -56,5 +59,7 @@ __all__ = [
     "TimelineEvent",
     "TokenLogprob",
     "Tokens",
+    "Tool",
+    "ToolCall",
     "Usage",
 ]

@@ -12,8 +12,9 @@ import grpc
 
 from outrider.client import wire
 from outrider.client.connection import Call, Connection, Run
-from outrider.client.request import Conversation, Options, Prompt, Request, TokenizeOptions
-from outrider.client.results import Collected, Event, Model, ModelInfo, Result, Tokens
+from outrider.client.conversation import Conversation
+from outrider.client.request import Options, Prompt, Request, TokenizeOptions
+from outrider.client.results import Collected, Event, Load, Model, ModelInfo, Result, Tokens
 from outrider.rpc.channels import open_blocking_channel
 
 
@@ -125,6 +126,10 @@ class Client(Connection):
     def model_info(self, *, timeout: float = 10.0, token: str | None = None) -> ModelInfo:
         """What is served."""
         return wire.info_from_pb(self._ask("GetModelInfo", wire.info_request(), timeout, token))
+
+    def load(self, *, timeout: float = 10.0, token: str | None = None) -> Load:
+        """How busy the orchestrator and its replicas are."""
+        return wire.load_from_pb(self._ask("GetLoad", wire.load_request(), timeout, token))
 
     def _ask(self, method: str, message: Any, timeout: float | None, token: str | None) -> Any:
         """The one answer to a message; nothing is tried again."""

@@ -6,22 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, TypedDict
 
+from outrider.client.conversation import Conversation, Message, Tool, Tools, json_text, message_of, tool_of
 from outrider.protocol.errors import InvalidRequest
 
 Mode = Literal["auto", "sequential", "off"]
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One message of a conversation; the role is such as system, user or assistant."""
-
-    role: str
-    content: str
-
-
-Conversation: TypeAlias = Sequence[Message] | Sequence[Mapping[str, str]]
 Prompt: TypeAlias = str | Sequence[int] | Conversation
-"""Text, token ids, or a conversation: messages, or mappings with `role` and `content`."""
+"""Text, token ids, or a conversation: messages, or mappings of the OpenAI API's shape."""
 
 
 class Options(TypedDict, total=False):
@@ -60,6 +52,16 @@ class Options(TypedDict, total=False):
     record_timeline: bool
     record_steps: bool
     resume_token_ids: Sequence[int]
+    include_stop: bool
+    keep_special_tokens: bool
+    prompt_logprobs: int
+    default_temperature: float
+    labels: Mapping[str, str]
+    truncate_prompt_tokens: int
+    tools: Tools
+    chat_template_kwargs: str | Mapping[str, Any]
+    add_generation_prompt: bool
+    continue_final_message: bool
 
 
 class TokenizeOptions(TypedDict, total=False):
@@ -68,6 +70,9 @@ class TokenizeOptions(TypedDict, total=False):
     model: str
     add_special_tokens: bool | None
     add_generation_prompt: bool | None
+    continue_final_message: bool
+    tools: Tools
+    chat_template_kwargs: str | Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +116,20 @@ class Request:
     record_timeline: bool = False
     record_steps: bool = False
     resume_token_ids: Sequence[int] = ()
+    include_stop: bool | None = None
+    """Leave the stop string that was found in the text."""
+    keep_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None
+    default_temperature: float | None = None
+    """Where neither the request nor the model has a temperature."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    truncate_prompt_tokens: int = 0
+    tools: Sequence[Tool] = ()
+    """With a conversation, as are the next three."""
+    chat_template_kwargs: str = ""
+    """A JSON object."""
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
 
     @property
     def count(self) -> int:
@@ -126,7 +145,8 @@ def request_of(prompt: Prompt | Request, options: Options) -> Request:
     """
     if not isinstance(prompt, Request):
         found = _prompt(prompt)
-        return Request(prompt=found, chat=_is_chat(found), **options)
+        given: dict[str, Any] = {**options, **_chat_options(options)}
+        return Request(prompt=found, chat=_is_chat(found), **given)
     if options:
         raise InvalidRequest(min(options), "is given twice: put it into the Request")
     return prompt
@@ -142,12 +162,14 @@ def _prompt(prompt: Prompt) -> str | tuple[int, ...] | tuple[Message, ...]:
     parts: tuple[Any, ...] = tuple(prompt)
     if all(isinstance(part, int) for part in parts):
         return parts
-    return tuple(_message(index, part) for index, part in enumerate(parts))
+    return tuple(message_of(f"prompt[{index}]", part) for index, part in enumerate(parts))
 
 
-def _message(index: int, part: Any) -> Message:
-    if isinstance(part, Message):
-        return part
-    if not isinstance(part, Mapping) or set(part) != {"role", "content"}:
-        raise InvalidRequest(f"prompt[{index}]", "must be a token id, or a message with role and content")
-    return Message(part["role"], part["content"])
+def _chat_options(options: Any) -> dict[str, Any]:
+    """Options that may be written in more than one way, as a `Request` has them."""
+    found: dict[str, Any] = {}
+    if "tools" in options:
+        found["tools"] = tuple(tool_of(f"tools[{i}]", tool) for i, tool in enumerate(options["tools"]))
+    if "chat_template_kwargs" in options:
+        found["chat_template_kwargs"] = json_text("chat_template_kwargs", options["chat_template_kwargs"])
+    return found

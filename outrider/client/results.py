@@ -105,6 +105,8 @@ class Chunk:
     logprobs: tuple[TokenLogprob, ...] = ()
     origins: tuple[Origin, ...] = ()
     step: Step | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    """The next of the prompt's, where they were asked for: from its second token on, before any new token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +141,8 @@ class Generation:
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
     end: Complete
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    """Of the prompt, from its second token on; the first continuation alone has them."""
 
     @property
     def finish_reason(self) -> FinishReason:
@@ -202,6 +206,27 @@ class ModelInfo:
     """Prompts may be conversations."""
     verify_replicas: int
     draft_replicas: int
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    """What requests get that leave a sampling parameter out, where the model says so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """How busy an orchestrator and the replicas behind it are."""
+
+    running: int
+    """Requests that have begun."""
+    waiting: int
+    """Requests that wait to begin."""
+    places: int
+    """Continuations that may run at once."""
+    free_places: int
+    pages: int
+    """Of KV memory, as `pages_free`."""
+    pages_free: int
+    verify_replicas: int
+    draft_replicas: int
+    tokens_per_second: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,6 +261,7 @@ class _Growing:
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     end: Complete | None = None
 
 
@@ -253,6 +279,7 @@ class Collected:
                 growing.text.append(event.text)
                 growing.token_ids += event.token_ids
                 growing.logprobs += event.logprobs
+                growing.prompt_logprobs += event.prompt_logprobs
             case Complete():
                 growing.end = event
             case Started():
@@ -270,4 +297,5 @@ def _finished(growing: _Growing) -> Generation:
         token_ids=tuple(growing.token_ids),
         logprobs=tuple(growing.logprobs),
         end=growing.end,
+        prompt_logprobs=tuple(growing.prompt_logprobs),
     )

@@ -36,6 +36,10 @@ class _Part:
     started: Started | None = None
     tokens: list[int] = field(default_factory=list)
     ended: bool = False
+    told: int = 0
+    """Tokens of the prompt whose log probabilities have come."""
+    told_again: int = 0
+    """Those of them that come once more."""
 
 
 class Survivor:
@@ -73,7 +77,10 @@ class Survivor:
                 return None if known else part.started
             case Chunk():
                 part.tokens += event.token_ids
-                return replace(event, index=index)
+                again = min(part.told_again, len(event.prompt_logprobs))
+                part.told_again -= again
+                part.told += len(event.prompt_logprobs) - again
+                return replace(event, index=index, prompt_logprobs=event.prompt_logprobs[again:])
             case Complete():
                 part.ended = True
                 self._ends += 1
@@ -106,11 +113,13 @@ class Survivor:
         """The request for what follows, of the same model and with the same noise."""
         index = self._parts.index(part)
         seed = (begun.seed + index - begun.index) % SEEDS
+        part.told_again = part.told
         return replace(
             self._request,
             model=begun.model,
             seed=seed if part.started is None else part.started.seed,
             n=1,
+            prompt_logprobs=None if index or part.tokens else self._request.prompt_logprobs,
             resume_token_ids=[*self._request.resume_token_ids, *part.tokens],
         )
 

@@ -8,12 +8,14 @@ from typing import Any, cast
 
 from google.protobuf.message import Message as Pb
 
-from outrider.client.request import Message, Prompt, Request, TokenizeOptions, request_of
+from outrider.client.conversation import Message
+from outrider.client.request import Prompt, Request, TokenizeOptions, request_of
 from outrider.client.results import (
     Chunk,
     Complete,
     Event,
     FinishReason,
+    Load,
     Model,
     ModelInfo,
     Origin,
@@ -32,8 +34,14 @@ from outrider.v1 import generation_pb2, generation_pb2_grpc
 SCALARS = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"),
     *("frequency_penalty", "seed", "max_tokens", "min_tokens", "ignore_eos", "logprobs", "n"),
+    *("include_stop", "keep_special_tokens", "prompt_logprobs", "default_temperature"),
 )
 """Fields of `SamplingParams` that are absent or one value."""
+PLAIN = (
+    *("model", "task", "priority", "session", "keep_session", "record_timeline"),
+    *("truncate_prompt_tokens", "record_steps"),
+)
+"""Fields of `GenerateRequest` that are one value."""
 REASONS: Mapping[int, FinishReason] = {1: "stop", 2: "length"}
 ORIGINS: Mapping[int, Origin] = {1: "target", 2: "draft", 3: "lookup", 4: "grammar", 5: "prediction"}
 LANES = {1: "draft", 2: "wire", 3: "verify"}
@@ -54,7 +62,7 @@ def request_to_pb(request: Request) -> generation_pb2.GenerateRequest:
     """
     pb = generation_pb2.GenerateRequest()
     if isinstance(request.prompt, str) or request.chat:
-        _fill_text(pb, request.prompt)
+        _fill_text(pb, request)
     else:
         pb.token_ids.SetInParent()
         _extend(pb.token_ids, "token_ids.", "ids", request.prompt)
@@ -62,14 +70,15 @@ def request_to_pb(request: Request) -> generation_pb2.GenerateRequest:
         _set(pb.sampling, "sampling.", name, getattr(request, name))
     _extend(pb.sampling, "sampling.", "stop", request.stop)
     _extend(pb.sampling, "sampling.", "stop_token_ids", request.stop_token_ids)
-    _fill_bias(pb, request.logit_bias)
+    _fill_map(pb.sampling.logit_bias, "sampling.logit_bias", request.logit_bias)
     _fill_constraint(pb.sampling, request)
     _set(pb.speculation, "speculation.", "mode", generation_pb2.Mode.Value(f"MODE_{request.mode.upper()}"))
     for name in ("max_nodes", "max_depth"):
         _set(pb.speculation, "speculation.", name, getattr(request, name))
     _fill_prediction(pb, request.prediction)
-    for name in ("model", "task", "priority", "session", "keep_session", "record_timeline", "record_steps"):
+    for name in PLAIN:
         _set(pb, "", name, getattr(request, name))
+    _fill_map(pb.labels, "labels", request.labels)
     _extend(pb, "", "resume_token_ids", request.resume_token_ids)
     return pb
 
@@ -90,7 +99,20 @@ def info_from_pb(pb: generation_pb2.GetModelInfoResponse) -> ModelInfo:
         chat_prompts=pb.chat_prompts,
         verify_replicas=pb.verify_replicas,
         draft_replicas=pb.draft_replicas,
+        sampling_defaults={
+            field.name: _rounded(value) for field, value in pb.target.sampling_defaults.ListFields()
+        },
     )
+
+
+def load_request() -> generation_pb2.GetLoadRequest:
+    """Asks how busy the service is."""
+    return generation_pb2.GetLoadRequest()
+
+
+def load_from_pb(pb: generation_pb2.GetLoadResponse) -> Load:
+    """How busy the service is."""
+    return Load(**_numbers(pb))
 
 
 def models_request() -> generation_pb2.ListModelsRequest:
@@ -119,12 +141,14 @@ def tokenize_to_pb(prompt: Prompt, options: TokenizeOptions) -> generation_pb2.T
         InvalidRequest: a value does not fit its field, which is named, or the prompt is neither.
     """
     pb = generation_pb2.TokenizeRequest()
-    request = request_of(prompt, {})
+    given: Any = dict(options)
+    own = {name: given.pop(name, None) for name in ("model", "add_special_tokens", "add_generation_prompt")}
+    request = request_of(prompt, given)
     if not isinstance(request.prompt, str) and not request.chat:
         raise InvalidRequest("prompt", "must be a text or messages")
-    _fill_text(pb, request.prompt)
-    for name in ("model", "add_special_tokens", "add_generation_prompt"):
-        _set(pb, "", name, options.get(name))
+    _fill_text(pb, request)
+    for name, value in own.items():
+        _set(pb, "", name, value)
     return pb
 
 
@@ -186,18 +210,18 @@ def metadata_of(token: str, request_id: str, traceparent: str) -> tuple[tuple[st
     return tuple((name, value) for name, value in given if value)
 
 
-def _fill_text(
-    pb: generation_pb2.GenerateRequest | generation_pb2.TokenizeRequest, prompt: str | tuple[Any, ...]
-) -> None:
-    """A text, or messages."""
-    if isinstance(prompt, str):
-        _set(pb, "", "text", prompt)
+def _fill_text(pb: generation_pb2.GenerateRequest | generation_pb2.TokenizeRequest, request: Request) -> None:
+    """A text, or a conversation."""
+    if isinstance(request.prompt, str):
+        _set(pb, "", "text", request.prompt)
         return
     pb.chat.SetInParent()
-    for index, message in enumerate(cast(tuple[Message, ...], prompt)):
-        added = pb.chat.messages.add()
-        _set(added, f"chat.messages[{index}].", "role", message.role)
-        _set(added, f"chat.messages[{index}].", "content", message.content)
+    for index, message in enumerate(cast(tuple[Message, ...], request.prompt)):
+        _fill_message(pb.chat.messages.add(), f"chat.messages[{index}].", message)
+    for index, tool in enumerate(request.tools):
+        _fill(pb.chat.tools.add(), f"chat.tools[{index}].", tool, ("name", "description", "parameters"))
+    names = ("chat_template_kwargs", "add_generation_prompt", "continue_final_message")
+    _fill(pb.chat, "chat.", request, names)
 
 
 def _fill_prediction(pb: generation_pb2.GenerateRequest, prediction: str | Sequence[int]) -> None:
@@ -210,12 +234,29 @@ def _fill_prediction(pb: generation_pb2.GenerateRequest, prediction: str | Seque
         _extend(filled.token_ids, path + "token_ids.", "ids", prediction)
 
 
-def _fill_bias(pb: generation_pb2.GenerateRequest, bias: Mapping[int, float]) -> None:
-    for token, value in bias.items():
+def _fill_message(pb: generation_pb2.ChatMessage, path: str, message: Message) -> None:
+    _fill(pb, path, message, ("role", "name", "tool_call_id"))
+    if isinstance(message.content, str) or not isinstance(message.content, Sequence):
+        _set(pb, path, "content", message.content)
+    else:
+        for number, text in enumerate(message.content):
+            _set(pb.parts.add(), f"{path}parts[{number}].", "text", text)
+    for number, call in enumerate(message.tool_calls):
+        _fill(pb.tool_calls.add(), f"{path}tool_calls[{number}].", call, ("id", "name", "arguments"))
+
+
+def _fill(pb: Pb, path: str, given: Any, names: Sequence[str]) -> None:
+    """Fields that have the names of attributes."""
+    for name in names:
+        _set(pb, path, name, getattr(given, name))
+
+
+def _fill_map(field: Any, path: str, values: Mapping[Any, Any]) -> None:
+    for key, value in values.items():
         try:
-            pb.sampling.logit_bias[token] = value
+            field[key] = value
         except (ValueError, TypeError) as error:
-            raise InvalidRequest(f"sampling.logit_bias[{token!r}]", _problem(value, error)) from None
+            raise InvalidRequest(f"{path}[{key!r}]", _problem(value, error)) from None
 
 
 def _fill_constraint(pb: Any, request: Request) -> None:
@@ -276,11 +317,13 @@ def _started(pb: generation_pb2.Started) -> Started:
 
 def _chunk(pb: generation_pb2.Chunk) -> Chunk:
     logprobs = tuple(_logprob(entry) for entry in pb.logprobs)
+    prompt = tuple(_logprob(entry) for entry in pb.prompt_logprobs)
     return Chunk(
         index=pb.index,
         text=pb.text,
         token_ids=tuple(pb.token_ids),
         logprobs=logprobs,
+        prompt_logprobs=prompt,
         origins=tuple(ORIGINS.get(origin, "") for origin in pb.origins),
         step=_step(pb.step) if pb.HasField("step") else None,
     )
@@ -347,3 +390,8 @@ def _present(pb: Pb, name: str) -> Any:
 
 def _numbers(pb: Pb) -> dict[str, Any]:
     return {field.name: getattr(pb, field.name) for field in pb.DESCRIPTOR.fields}
+
+
+def _rounded(value: float) -> float:
+    """A float32 as the short number that it was."""
+    return float(f"{value:.6g}")

@@ -48,6 +48,8 @@ class OutriderError(Exception):
     """The request field or setting at fault, when there is one."""
     retry_after: float | None = None
     """Seconds after which the same call may work, when that is so."""
+    request_id: str = ""
+    """Of the request that ended with it, as in logs and traces; empty where that is not known."""
 
     @property
     def reason(self) -> str:

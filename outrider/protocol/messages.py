@@ -8,6 +8,7 @@ matched, and the *bonus* the one extra token that every step yields.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -78,6 +79,12 @@ class SamplingParams:
     n: int = 1
     constraint: Constraint | None = None
     """What the generated text must be."""
+    include_stop: bool = False
+    """A stop string stays in the text."""
+    keep_special_tokens: bool = False
+    """Special tokens are spelled in the text."""
+    prompt_logprobs: int | None = None
+    """As `logprobs`, for the tokens of the prompt."""
 
     def __post_init__(self) -> None:
         _within("sampling.temperature", self.temperature, 0.0, 100.0)
@@ -101,6 +108,8 @@ class SamplingParams:
             _within(f"sampling.stop[{index}] (characters)", len(text), 1, 1024)
         if self.logprobs is not None:
             _within("sampling.logprobs", self.logprobs, 0, 20)
+        if self.prompt_logprobs is not None:
+            _within("sampling.prompt_logprobs", self.prompt_logprobs, 0, 20)
         _within("sampling.n", self.n, 1, 16)
 
     @property
@@ -218,6 +227,14 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log probabilities of the prompt's tokens from `position` on."""
+
+    position: int
+    logprobs: tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class KvHandle:
     """Opaque, leased reference to a sequence's keys and values on one replica."""
 
@@ -251,6 +268,8 @@ class ModelInfo:
     arithmetic: str = ""
     """Replicas whose arithmetic is equal give a token the same bits."""
     arithmetic_reason: str = ""
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    """Sampling parameters of requests that set none, by the names of `SamplingParams`."""
 
 
 class VerifyPolicy(IntEnum):
@@ -283,6 +302,8 @@ class OpenVerify:
     """Verdicts tell which nodes were verified."""
     prediction: tuple[int, ...] = ()
     """What the generated text will resemble; empty: no prediction."""
+    first_prompt_logprob: int = 1
+    """The first position of the prompt whose log probability is wanted, if they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

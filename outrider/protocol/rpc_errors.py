@@ -1,7 +1,7 @@
 """Our errors <-> gRPC statuses with `google.rpc` details, both ways.
 
-A status carries `ErrorInfo` (reason, domain "outrider"), `BadRequest` when a field is at fault, and
-`RetryInfo` when the same call may work later.
+A status carries `ErrorInfo` (reason, domain "outrider"), `BadRequest` when a field is at fault, `RetryInfo`
+when the same call may work later, and `RequestInfo` with the id of the request.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 from google.rpc.error_details_pb2 import (  # type: ignore[import-untyped]
     BadRequest,
     ErrorInfo,
+    RequestInfo,
     RetryInfo,
 )
 from google.rpc.status_pb2 import Status as RpcStatus  # type: ignore[import-untyped]
@@ -87,6 +88,8 @@ def details_of(error: OutriderError) -> bytes:
         delay = Duration()
         delay.FromNanoseconds(round(error.retry_after * 1e9))
         status.details.add().Pack(RetryInfo(retry_delay=delay))
+    if error.request_id:
+        status.details.add().Pack(RequestInfo(request_id=error.request_id))
     serialized: bytes = status.SerializeToString()
     return serialized
 
@@ -116,9 +119,9 @@ def error_of(call_error: grpc.aio.AioRpcError) -> OutriderError:
 
 
 def _from_details(status: RpcStatus) -> OutriderError | None:
-    info, violations, retry = ErrorInfo(), BadRequest(), RetryInfo()
+    info, violations, retry, request = ErrorInfo(), BadRequest(), RetryInfo(), RequestInfo()
     for detail in status.details:
-        for message in (info, violations, retry):
+        for message in (info, violations, retry, request):
             if detail.Is(message.DESCRIPTOR):
                 detail.Unpack(message)
     kind = _BY_REASON.get(info.reason) if info.domain == DOMAIN else None
@@ -126,7 +129,9 @@ def _from_details(status: RpcStatus) -> OutriderError | None:
         return None
     fields = [violation.field for violation in violations.field_violations]
     retry_after = retry.retry_delay.ToNanoseconds() / 1e9 if retry.HasField("retry_delay") else None
-    return _rebuild(kind, status.message, fields, retry_after)
+    error = _rebuild(kind, status.message, fields, retry_after)
+    error.request_id = request.request_id
+    return error
 
 
 def _rebuild(

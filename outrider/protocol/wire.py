@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import Any, TypeVar, cast
 
@@ -27,6 +27,7 @@ from outrider.protocol.messages import (
     Opened,
     OpenVerify,
     Origin,
+    PromptLogprobs,
     SamplingParams,
     StepNodes,
     StepTimes,
@@ -191,6 +192,18 @@ def logprob_from_pb(pb: tokens_pb2.TokenLogprob) -> TokenLogprob:
     return TokenLogprob(pb.token, pb.logprob, tuple([(top.token, top.logprob) for top in pb.top]))
 
 
+def prompt_logprobs_to_pb(found: PromptLogprobs) -> verify_pb2.PromptLogprobs:
+    """Log probabilities of a part of the prompt, for the wire."""
+    return verify_pb2.PromptLogprobs(
+        position=found.position, logprobs=[logprob_to_pb(logprob) for logprob in found.logprobs]
+    )
+
+
+def prompt_logprobs_from_pb(pb: verify_pb2.PromptLogprobs) -> PromptLogprobs:
+    """Log probabilities of a part of the prompt, from the wire."""
+    return PromptLogprobs(pb.position, tuple([logprob_from_pb(logprob) for logprob in pb.logprobs]))
+
+
 def sampling_to_pb(params: SamplingParams) -> tokens_pb2.SamplingParams:
     """Sampling parameters for the wire; every field is set, so no side needs the other's defaults."""
     constraint: dict[str, Any] = {} if params.constraint is None else _constraint_to_pb(params.constraint)
@@ -211,6 +224,9 @@ def sampling_to_pb(params: SamplingParams) -> tokens_pb2.SamplingParams:
         ignore_eos=params.ignore_eos,
         logprobs=params.logprobs,
         n=params.n,
+        include_stop=params.include_stop,
+        keep_special_tokens=params.keep_special_tokens,
+        prompt_logprobs=params.prompt_logprobs,
         **constraint,
     )
 
@@ -234,11 +250,16 @@ _DECIMALS = (
     "presence_penalty",
     "frequency_penalty",
 )
-_OPTIONALS = ("top_k", "seed", "max_tokens", "min_tokens", "ignore_eos", "logprobs", "n")
+_OPTIONALS = (
+    *("top_k", "seed", "max_tokens", "min_tokens", "ignore_eos", "logprobs", "n"),
+    *("include_stop", "keep_special_tokens", "prompt_logprobs"),
+)
 
 
-def sampling_from_pb(pb: tokens_pb2.SamplingParams) -> SamplingParams:
-    """Sampling parameters from the wire; absent fields take their defaults.
+def sampling_from_pb(
+    pb: tokens_pb2.SamplingParams, model_defaults: Mapping[str, float] | None = None
+) -> SamplingParams:
+    """Sampling parameters from the wire; absent fields take the model's defaults, else their own.
 
     A float32 becomes the shortest decimal number that it stands for: a caller's 0.7 is 0.7 here.
 
@@ -249,8 +270,9 @@ def sampling_from_pb(pb: tokens_pb2.SamplingParams) -> SamplingParams:
         check_entries(name, len(getattr(pb, name)))
     present: dict[str, Any] = {name: getattr(pb, name) for name in _OPTIONALS if pb.HasField(name)}
     present |= {name: _shortest(getattr(pb, name)) for name in _DECIMALS if pb.HasField(name)}
+    given = {"temperature": _shortest(pb.default_temperature)} | dict(model_defaults or {}) | present
     return SamplingParams(
-        **present,
+        **given,
         logit_bias={token: _shortest(bias) for token, bias in pb.logit_bias.items()},
         stop=tuple(pb.stop),
         stop_token_ids=tuple(pb.stop_token_ids),
@@ -322,6 +344,7 @@ def model_info_to_pb(info: ModelInfo) -> tokens_pb2.ModelInfo:
         pages_free=info.pages_free,
         arithmetic=info.arithmetic,
         arithmetic_reason=info.arithmetic_reason,
+        sampling_defaults=tokens_pb2.SamplingParams(**cast(Any, info.sampling_defaults)),
     )
 
 
@@ -345,6 +368,10 @@ def model_info_from_pb(pb: tokens_pb2.ModelInfo) -> ModelInfo:
         pages_free=pb.pages_free,
         arithmetic=pb.arithmetic,
         arithmetic_reason=pb.arithmetic_reason,
+        sampling_defaults={
+            field.name: _shortest(value) if isinstance(value, float) else value
+            for field, value in pb.sampling_defaults.ListFields()
+        },
     )
 
 
@@ -368,6 +395,7 @@ def open_verify_to_pb(opening: OpenVerify) -> verify_pb2.OpenVerify:
         lookup=opening.lookup,
         record_steps=opening.record_steps,
         prediction=opening.prediction,
+        first_prompt_logprob=opening.first_prompt_logprob,
     )
 
 
@@ -394,6 +422,7 @@ def open_verify_from_pb(pb: verify_pb2.OpenVerify) -> OpenVerify:
         lookup=pb.lookup,
         record_steps=pb.record_steps,
         prediction=tuple(pb.prediction),
+        first_prompt_logprob=pb.first_prompt_logprob or 1,
     )
 
 

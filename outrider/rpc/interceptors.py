@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 
 from outrider.protocol.errors import InternalError, InvalidRequest, OutriderError
 from outrider.protocol.rpc_errors import DETAILS_KEY, code_of, details_of, message_of
+from outrider.request_ids import CURRENT, HEADER, USABLE
 from outrider.telemetry.logs import get_logger
 
 logger = get_logger(__name__)
@@ -153,4 +154,15 @@ def _refusal(error: Exception, method: str) -> OutriderError:
 
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: OutriderError) -> None:
-    await context.abort(code_of(error), message_of(error), ((DETAILS_KEY, details_of(error)),))
+    """With the request's id, by which logs can be searched, where it has one."""
+    error.request_id = CURRENT.get() or _given_id(context)
+    trailing: list[tuple[str, str | bytes]] = [(DETAILS_KEY, details_of(error))]
+    if error.request_id:
+        trailing.append((HEADER, error.request_id))
+    await context.abort(code_of(error), message_of(error), tuple(trailing))
+
+
+def _given_id(context: grpc.aio.ServicerContext[Any, Any]) -> str:
+    """The caller's own; empty when it gave none that can be kept."""
+    given = next((value for key, value in context.invocation_metadata() or () if key == HEADER), "")
+    return given if isinstance(given, str) and USABLE.fullmatch(given) else ""

@@ -15,6 +15,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
 from outrider.protocol.errors import ConfigError
 from outrider.protocol.messages import Verdict
 from outrider.rpc.reloading import Reloaded
+from outrider.telemetry.label_instruments import LabelInstruments
 from outrider.telemetry.metric_parts import (
     MAX_POSITION,
     MAX_REPLICAS,
@@ -260,6 +261,7 @@ class OrchestratorInstruments:
         self.speculation = SpeculationInstruments(make)
         self.draft_pool = DraftPoolInstruments(make)
         self.files = FileInstruments(make)
+        self.labels = LabelInstruments(make)
 
     @property
     def described(self) -> list[Described]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Literal, cast
 
@@ -55,9 +56,13 @@ def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:
     return cast(structlog.typing.FilteringBoundLogger, structlog.get_logger(logger_name=name))
 
 
-def request_context(request_id: str, traceparent: str = "") -> AbstractContextManager[Any]:
-    """Within it, every line of this task carries the request's id and, when sampled, its trace ids."""
-    fields = {"request_id": request_id}
+def request_context(
+    request_id: str, traceparent: str = "", labels: Mapping[str, str] | None = None
+) -> AbstractContextManager[Any]:
+    """Within it, lines of this task carry the request's id, its labels and, when sampled, its trace ids."""
+    fields: dict[str, Any] = {"request_id": request_id}
+    if labels:
+        fields["labels"] = dict(labels)
     if traceparent:
         _, fields["trace_id"], fields["span_id"], _ = traceparent.split("-")
     return structlog.contextvars.bound_contextvars(**fields)

@@ -60,6 +60,11 @@ class GenerationServiceStub:
                 request_serializer=outrider_dot_v1_dot_generation__pb2.DetokenizeRequest.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_generation__pb2.DetokenizeResponse.FromString,
                 _registered_method=True)
+        self.GetLoad = channel.unary_unary(
+                '/outrider.v1.GenerationService/GetLoad',
+                request_serializer=outrider_dot_v1_dot_generation__pb2.GetLoadRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_generation__pb2.GetLoadResponse.FromString,
+                _registered_method=True)
 
 
 class GenerationServiceServicer:
@@ -101,6 +106,13 @@ class GenerationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetLoad(self, request, context):
+        """How busy this orchestrator and the replicas behind it are, for a balancer in front of several.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -128,6 +140,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.Detokenize,
                     request_deserializer=outrider_dot_v1_dot_generation__pb2.DetokenizeRequest.FromString,
                     response_serializer=outrider_dot_v1_dot_generation__pb2.DetokenizeResponse.SerializeToString,
+            ),
+            'GetLoad': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetLoad,
+                    request_deserializer=outrider_dot_v1_dot_generation__pb2.GetLoadRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_generation__pb2.GetLoadResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -266,6 +283,33 @@ class GenerationService:
             '/outrider.v1.GenerationService/Detokenize',
             outrider_dot_v1_dot_generation__pb2.DetokenizeRequest.SerializeToString,
             outrider_dot_v1_dot_generation__pb2.DetokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetLoad(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.GenerationService/GetLoad',
+            outrider_dot_v1_dot_generation__pb2.GetLoadRequest.SerializeToString,
+            outrider_dot_v1_dot_generation__pb2.GetLoadResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -38,7 +38,7 @@ class TokenIds(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
-    __slots__ = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "logprobs", "n", "json_schema", "json_object", "regex", "choice", "grammar")
+    __slots__ = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "logprobs", "n", "include_stop", "keep_special_tokens", "prompt_logprobs", "default_temperature", "json_schema", "json_object", "regex", "choice", "grammar")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +62,10 @@ class SamplingParams(_message.Message):
     IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     N_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_STOP_FIELD_NUMBER: _ClassVar[int]
+    KEEP_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
     JSON_OBJECT_FIELD_NUMBER: _ClassVar[int]
     REGEX_FIELD_NUMBER: _ClassVar[int]
@@ -83,12 +87,16 @@ class SamplingParams(_message.Message):
     ignore_eos: bool
     logprobs: int
     n: int
+    include_stop: bool
+    keep_special_tokens: bool
+    prompt_logprobs: int
+    default_temperature: float
     json_schema: str
     json_object: bool
     regex: str
     choice: Choice
     grammar: str
-    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., logprobs: _Optional[int] = ..., n: _Optional[int] = ..., json_schema: _Optional[str] = ..., json_object: _Optional[bool] = ..., regex: _Optional[str] = ..., choice: _Optional[_Union[Choice, _Mapping]] = ..., grammar: _Optional[str] = ...) -> None: ...
+    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., logprobs: _Optional[int] = ..., n: _Optional[int] = ..., include_stop: _Optional[bool] = ..., keep_special_tokens: _Optional[bool] = ..., prompt_logprobs: _Optional[int] = ..., default_temperature: _Optional[float] = ..., json_schema: _Optional[str] = ..., json_object: _Optional[bool] = ..., regex: _Optional[str] = ..., choice: _Optional[_Union[Choice, _Mapping]] = ..., grammar: _Optional[str] = ...) -> None: ...
 
 class Choice(_message.Message):
     __slots__ = ("texts",)
@@ -119,7 +127,7 @@ class TokenLogprob(_message.Message):
     def __init__(self, token: _Optional[int] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[TopLogprob, _Mapping]]] = ..., spelling: _Optional[bytes] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("model", "vocabulary_hash", "vocabulary_size", "context_length", "eos_token_ids", "bos_token_id", "replica", "incarnation", "max_sessions", "sessions", "kind", "dtype", "device", "pages", "pages_free", "arithmetic", "arithmetic_reason")
+    __slots__ = ("model", "vocabulary_hash", "vocabulary_size", "context_length", "eos_token_ids", "bos_token_id", "replica", "incarnation", "max_sessions", "sessions", "kind", "dtype", "device", "pages", "pages_free", "arithmetic", "arithmetic_reason", "sampling_defaults")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_HASH_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -137,6 +145,7 @@ class ModelInfo(_message.Message):
     PAGES_FREE_FIELD_NUMBER: _ClassVar[int]
     ARITHMETIC_FIELD_NUMBER: _ClassVar[int]
     ARITHMETIC_REASON_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_DEFAULTS_FIELD_NUMBER: _ClassVar[int]
     model: str
     vocabulary_hash: str
     vocabulary_size: int
@@ -154,4 +163,5 @@ class ModelInfo(_message.Message):
     pages_free: int
     arithmetic: str
     arithmetic_reason: str
-    def __init__(self, model: _Optional[str] = ..., vocabulary_hash: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., context_length: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., bos_token_id: _Optional[int] = ..., replica: _Optional[str] = ..., incarnation: _Optional[str] = ..., max_sessions: _Optional[int] = ..., sessions: _Optional[int] = ..., kind: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., pages: _Optional[int] = ..., pages_free: _Optional[int] = ..., arithmetic: _Optional[str] = ..., arithmetic_reason: _Optional[str] = ...) -> None: ...
+    sampling_defaults: SamplingParams
+    def __init__(self, model: _Optional[str] = ..., vocabulary_hash: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., context_length: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., bos_token_id: _Optional[int] = ..., replica: _Optional[str] = ..., incarnation: _Optional[str] = ..., max_sessions: _Optional[int] = ..., sessions: _Optional[int] = ..., kind: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., pages: _Optional[int] = ..., pages_free: _Optional[int] = ..., arithmetic: _Optional[str] = ..., arithmetic_reason: _Optional[str] = ..., sampling_defaults: _Optional[_Union[SamplingParams, _Mapping]] = ...) -> None: ...

@@ -22,6 +22,7 @@ KNOWS_GENERATED_CODE = (
     *(
         "outrider/protocol/wire.py",
         "outrider/client/wire.py",
+        "orchestrator/request/chat_wire.py",
         "orchestrator/request/wire.py",
         "orchestrator/replicas/probe.py",
     ),

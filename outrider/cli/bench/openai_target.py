@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from outrider.cli.bench.http import BROKEN, Http, Response
 from outrider.cli.bench.target import Ask, Delivered, Ended, Event, Sampling, Served
-from outrider.client.request import Message
+from outrider.client.conversation import Message
 from outrider.protocol.errors import (
     DeadlineExceeded,
     InvalidRequest,
@@ -142,7 +142,11 @@ class OpenAiTarget:
 
 
 def _messages(ask: Ask) -> list[dict[str, Any]]:
-    return [asdict(message) for message in ask.prompt if isinstance(message, Message)]
+    return [
+        {"role": message.role, "content": message.content}
+        for message in ask.prompt
+        if isinstance(message, Message)
+    ]
 
 
 async def _check(response: Response, url: str) -> None:

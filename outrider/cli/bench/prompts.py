@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.cli.bench.target import Prompt
-from outrider.client.request import Message
+from outrider.client.conversation import Message
 from outrider.protocol.errors import InvalidRequest
 
 FLAG = "--prompts"

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from outrider.client.request import Message
+from outrider.client.conversation import Message
 
 Prompt: TypeAlias = str | tuple[int, ...] | tuple[Message, ...]
 """Text, token ids, or a conversation."""

@@ -50,13 +50,16 @@ class SequenceKv:
         self._extend_slots(0)
 
     @classmethod
-    def open(cls, pool: PagePool, tokens: Sequence[int], reuse: bool = True) -> SequenceKv:
-        """A sequence that starts with the cached beginning of `tokens`.
+    def open(
+        cls, pool: PagePool, tokens: Sequence[int], reuse: bool = True, most: int | None = None
+    ) -> SequenceKv:
+        """A sequence that starts with the cached beginning of `tokens`, at most `most` of them.
 
         At least the last token is left to compute, because its logits are wanted. `length` tells how
         many tokens were found.
         """
-        pages, end_key = pool.cached_prefix(tokens[:-1]) if reuse else ([], b"")
+        known = tokens[:-1] if most is None else tokens[:-1][:most]
+        pages, end_key = pool.cached_prefix(known) if reuse else ([], b"")
         pool.retain(pages)
         return cls(pool, tokens[: len(pages) * pool.page_size], pages, end_key)
 

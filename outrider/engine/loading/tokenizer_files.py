@@ -40,11 +40,11 @@ def load_tokenizer(model: str) -> TokenizerFiles | None:
     tokenizer_json = _file(model, "tokenizer.json") or _converted(model)
     if tokenizer_json is None:
         return None
-    settings = _json_file(model, "tokenizer_config.json")
+    settings = json_file(model, "tokenizer_config.json")
     template = _file(model, "chat_template.jinja")
     special_tokens = {
         name: text
-        for name, value in {**_json_file(model, "special_tokens_map.json"), **settings}.items()
+        for name, value in {**json_file(model, "special_tokens_map.json"), **settings}.items()
         if name.endswith("_token") and (text := _token_text(value))
     }
     return TokenizerFiles(
@@ -98,7 +98,12 @@ def _file(model: str, name: str) -> bytes | None:
     return Path(found).read_bytes() if found is not None else None
 
 
-def _json_file(model: str, name: str) -> dict[str, Any]:
+def json_file(model: str, name: str) -> dict[str, Any]:
+    """An object in a file of a model folder or hub id; empty when it has no such file.
+
+    Raises:
+        ModelError: the file is no JSON.
+    """
     content = _file(model, name)
     try:
         values = json.loads(content) if content is not None else {}

@@ -21,7 +21,7 @@ VERIFY_POLICY_SEQUENTIAL: VerifyPolicy
 VERIFY_POLICY_OFF: VerifyPolicy
 
 class OpenVerify(_message.Message):
-    __slots__ = ("request_id", "model", "token_ids", "kv_handle", "prompt_length", "sampling", "policy", "max_nodes", "vocabulary_hash", "first_step", "traceparent", "task", "priority", "lookup", "record_steps", "prediction")
+    __slots__ = ("request_id", "model", "token_ids", "kv_handle", "prompt_length", "sampling", "policy", "max_nodes", "vocabulary_hash", "first_step", "traceparent", "task", "priority", "lookup", "record_steps", "prediction", "first_prompt_logprob")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -38,6 +38,7 @@ class OpenVerify(_message.Message):
     LOOKUP_FIELD_NUMBER: _ClassVar[int]
     RECORD_STEPS_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_FIELD_NUMBER: _ClassVar[int]
+    FIRST_PROMPT_LOGPROB_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -54,7 +55,8 @@ class OpenVerify(_message.Message):
     lookup: bool
     record_steps: bool
     prediction: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., kv_handle: _Optional[_Union[_session_pb2.KvHandle, _Mapping]] = ..., prompt_length: _Optional[int] = ..., sampling: _Optional[_Union[_tokens_pb2.SamplingParams, _Mapping]] = ..., policy: _Optional[_Union[VerifyPolicy, str]] = ..., max_nodes: _Optional[int] = ..., vocabulary_hash: _Optional[str] = ..., first_step: _Optional[int] = ..., traceparent: _Optional[str] = ..., task: _Optional[str] = ..., priority: _Optional[int] = ..., lookup: _Optional[bool] = ..., record_steps: _Optional[bool] = ..., prediction: _Optional[_Iterable[int]] = ...) -> None: ...
+    first_prompt_logprob: int
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., kv_handle: _Optional[_Union[_session_pb2.KvHandle, _Mapping]] = ..., prompt_length: _Optional[int] = ..., sampling: _Optional[_Union[_tokens_pb2.SamplingParams, _Mapping]] = ..., policy: _Optional[_Union[VerifyPolicy, str]] = ..., max_nodes: _Optional[int] = ..., vocabulary_hash: _Optional[str] = ..., first_step: _Optional[int] = ..., traceparent: _Optional[str] = ..., task: _Optional[str] = ..., priority: _Optional[int] = ..., lookup: _Optional[bool] = ..., record_steps: _Optional[bool] = ..., prediction: _Optional[_Iterable[int]] = ..., first_prompt_logprob: _Optional[int] = ...) -> None: ...
 
 class CloseVerify(_message.Message):
     __slots__ = ("keep",)
@@ -90,15 +92,25 @@ class VerifyClosed(_message.Message):
     kv_handle: _session_pb2.KvHandle
     def __init__(self, kv_handle: _Optional[_Union[_session_pb2.KvHandle, _Mapping]] = ...) -> None: ...
 
+class PromptLogprobs(_message.Message):
+    __slots__ = ("position", "logprobs")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    logprobs: _containers.RepeatedCompositeFieldContainer[_tokens_pb2.TokenLogprob]
+    def __init__(self, position: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_tokens_pb2.TokenLogprob, _Mapping]]] = ...) -> None: ...
+
 class VerifyResponse(_message.Message):
-    __slots__ = ("opened", "verdict", "closed")
+    __slots__ = ("opened", "verdict", "closed", "prompt_logprobs")
     OPENED_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     CLOSED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     opened: VerifyOpened
     verdict: _session_pb2.Verdict
     closed: VerifyClosed
-    def __init__(self, opened: _Optional[_Union[VerifyOpened, _Mapping]] = ..., verdict: _Optional[_Union[_session_pb2.Verdict, _Mapping]] = ..., closed: _Optional[_Union[VerifyClosed, _Mapping]] = ...) -> None: ...
+    prompt_logprobs: PromptLogprobs
+    def __init__(self, opened: _Optional[_Union[VerifyOpened, _Mapping]] = ..., verdict: _Optional[_Union[_session_pb2.Verdict, _Mapping]] = ..., closed: _Optional[_Union[VerifyClosed, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ...) -> None: ...
 
 class VerifyServiceGetModelInfoRequest(_message.Message):
     __slots__ = ()

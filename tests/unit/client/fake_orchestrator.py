@@ -42,6 +42,8 @@ class FakeOrchestrator(generation_pb2_grpc.GenerationServiceServicer):
         indices = range(request.sampling.n or 1)
         for index in indices[: len(indices) if self.begins else 0]:
             yield generation_pb2.GenerateResponse(started=_started(request, index))
+        for entry in _prompt_logprobs(request):
+            yield generation_pb2.GenerateResponse(chunk=generation_pb2.Chunk(prompt_logprobs=[entry]))
         room, status = self.breaks.pop(0) if self.breaks else (len(TEXT), None)
         for token in [token for token in TEXT if token not in request.resume_token_ids][:room]:
             for index in indices:
@@ -58,8 +60,16 @@ class FakeOrchestrator(generation_pb2_grpc.GenerationServiceServicer):
     def GetModelInfo(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
         """See the proto."""
         self.metadata.append(dict(context.invocation_metadata()))
-        target = tokens_pb2.ModelInfo(model="demo", context_length=64, vocabulary_size=100)
+        defaults = tokens_pb2.SamplingParams(temperature=0.6, top_k=20)
+        target = tokens_pb2.ModelInfo(
+            model="demo", context_length=64, vocabulary_size=100, sampling_defaults=defaults
+        )
         return generation_pb2.GetModelInfoResponse(target=target, text_prompts=True, verify_replicas=1)
+
+    def GetLoad(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        """See the proto."""
+        self._take(request, context)
+        return generation_pb2.GetLoadResponse(running=2, places=8, free_places=6, tokens_per_second=12.5)
 
     def ListModels(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
         """See the proto."""
@@ -88,6 +98,12 @@ class FakeOrchestrator(generation_pb2_grpc.GenerationServiceServicer):
         if self.error is not None:
             context.set_trailing_metadata(((DETAILS_KEY, details_of(self.error)),))
             context.abort(code_of(self.error), str(self.error))
+
+
+def _prompt_logprobs(request: Any) -> list[tokens_pb2.TokenLogprob]:
+    if not request.sampling.HasField("prompt_logprobs"):
+        return []
+    return [tokens_pb2.TokenLogprob(token=token, logprob=-float(token)) for token in range(3)]
 
 
 def _started(request: Any, index: int) -> generation_pb2.Started:

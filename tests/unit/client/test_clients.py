@@ -27,6 +27,8 @@ from outrider.client import (
     Result,
     Retries,
     Started,
+    Tool,
+    ToolCall,
 )
 from outrider.client.wire import request_to_pb
 from outrider.protocol.errors import (
@@ -261,6 +263,69 @@ def test_models_can_be_listed(kind: Kind, fake: FakeOrchestrator) -> None:
     (model,) = kind(fake.endpoint, token="ours").ask("models")
     assert (model.name, model.context_length, model.chat_prompts) == ("demo", 64, False)
     assert fake.metadata[0]["authorization"] == "Bearer ours"
+
+
+def test_the_load_is_told(kind: Kind, fake: FakeOrchestrator) -> None:
+    """And what the model recommends for sampling."""
+    load = kind(fake.endpoint).ask("load")
+    assert (load.running, load.places, load.free_places, load.tokens_per_second) == (2, 8, 6, 12.5)
+    info = kind(fake.endpoint).ask("model_info")
+    assert info.sampling_defaults == {"temperature": 0.6, "top_k": 20}
+
+
+def test_a_conversation_with_tools(kind: Kind, fake: FakeOrchestrator) -> None:
+    """As messages of ours, and as the OpenAI API writes them: the same on the wire."""
+    function = {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    theirs = [
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "3", "tool_call_id": "c1"},
+    ]
+    ours = [
+        Message("user", ("a", "b")),
+        Message("assistant", tool_calls=(ToolCall("c1", "add", '{"a": 1}'),)),
+        Message("tool", "3", tool_call_id="c1"),
+    ]
+    tools = [{"type": "function", "function": function}]
+    options: Any = {"chat_template_kwargs": {"quick": True}, "add_generation_prompt": False}
+    kind(fake.endpoint).generate(theirs, tools=tools, **options)
+    kind(fake.endpoint).generate(ours, tools=[Tool("add", "Adds.", '{"type": "object"}')], **options)
+    kind(fake.endpoint).ask("tokenize", theirs, tools=tools, chat_template_kwargs={"quick": True})
+    first, second, third = fake.requests
+    assert first.chat == second.chat
+    assert [part.text for part in first.chat.messages[0].parts] == ["a", "b"]
+    assert first.chat.messages[1].tool_calls[0].arguments == '{"a": 1}'
+    assert (first.chat.tools[0].name, first.chat.tools[0].parameters) == ("add", '{"type": "object"}')
+    assert first.chat.chat_template_kwargs == '{"quick": true}'
+    assert first.chat.HasField("add_generation_prompt")
+    assert third.chat.tools == first.chat.tools
+
+
+def test_options_of_a_request_are_sent(kind: Kind, fake: FakeOrchestrator) -> None:
+    """Absent ones are absent."""
+    options: Any = {"include_stop": True, "keep_special_tokens": False, "default_temperature": 1.0}
+    kind(fake.endpoint).generate("x", labels={"team": "a"}, truncate_prompt_tokens=7, **options)
+    kind(fake.endpoint).generate("x")
+    sent, plain = fake.requests
+    assert (dict(sent.labels), sent.truncate_prompt_tokens) == ({"team": "a"}, 7)
+    assert (sent.sampling.include_stop, sent.sampling.keep_special_tokens) == (True, False)
+    assert sent.sampling.HasField("keep_special_tokens")
+    assert sent.sampling.default_temperature == 1.0
+    for name in ("include_stop", "keep_special_tokens", "default_temperature", "prompt_logprobs"):
+        assert not plain.sampling.HasField(name)
+
+
+@pytest.mark.parametrize("tokens", [0, 1])
+def test_log_probabilities_of_the_prompt_come_once(kind: Kind, fake: FakeOrchestrator, tokens: int) -> None:
+    """Whenever the stream breaks: before the first token they come again and are left out."""
+    fake.breaks = [(tokens, UNAVAILABLE)]
+    result = kind(fake.endpoint, retries=AT_ONCE).generate("x", prompt_logprobs=1)
+    (generation,) = result.generations
+    assert [entry.token for entry in generation.prompt_logprobs] == [0, 1, 2]
+    assert result.text == WORDS
+    asked_again = fake.requests[1].sampling.HasField("prompt_logprobs")
+    assert asked_again is (tokens == 0)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ class Answer:
     logprobs: list[tokens_pb2.TokenLogprob] = field(default_factory=list)
     origins: list[tokens_pb2.TokenOrigin] = field(default_factory=list)
     steps: list[generation_pb2.StepDetail] = field(default_factory=list)
+    prompt_logprobs: list[tokens_pb2.TokenLogprob] = field(default_factory=list)
     starts: dict[int, generation_pb2.Started] = field(default_factory=dict)
     completes: dict[int, generation_pb2.Complete] = field(default_factory=dict)
 
@@ -54,6 +55,8 @@ class Answer:
         self.logprobs.extend(chunk.logprobs)
         self.origins.extend(chunk.origins)
         self.steps += [chunk.step] if chunk.HasField("step") else []
+        assert not (chunk.prompt_logprobs and self.tokens[chunk.index]), "the prompt comes before new tokens"
+        self.prompt_logprobs.extend(chunk.prompt_logprobs)
 
 
 class Rig:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.request.wire import MAX_MESSAGES, MAX_ROLE, asked_from_pb, check_lengths
+from orchestrator.request.chat_wire import MAX_MESSAGES, MAX_NAME, MAX_ROLE, MAX_TOOLS
+from orchestrator.request.wire import asked_from_pb, check_lengths
 from outrider.protocol.errors import ContextTooLong, InvalidRequest
 from outrider.v1 import generation_pb2
 from tests.unit.orchestrator.request.test_resolver import ask
@@ -49,6 +50,21 @@ LARGE: list[tuple[dict[str, Any], str]] = [
     ({"chat": conversation(("user", "hi"), ("u" * LARGEST, ""))}, "chat.messages[1].role"),
     ({"chat": conversation(("u" * (MAX_ROLE + 1), ""))}, "chat.messages[0].role"),
     ({"chat": conversation(*[("user", "x" * (LARGEST // 1000))] * 1000)}, "chat.messages"),
+    ({"chat": {"messages": [{"role": "u", "parts": [{}] * 700_000}]}}, "chat.messages[0].parts"),
+    ({"chat": {"messages": [{"role": "u", "parts": [{}] * 700}] * 3}}, "chat.messages[2].parts"),
+    ({"chat": {"messages": [{"role": "u", "tool_calls": [{}] * 700_000}]}}, "chat.messages[0].tool_calls"),
+    ({"chat": {"messages": [{"role": "u", "name": "x" * (MAX_NAME + 1)}]}}, "chat.messages[0].name"),
+    (
+        {"chat": {"messages": [{"tool_calls": [{}, {"id": "x" * LARGEST}]}]}},
+        "chat.messages[0].tool_calls[1].id",
+    ),
+    ({"chat": {"tools": [{"name": "f"}] * (MAX_TOOLS + 1)}}, "chat.tools"),
+    ({"chat": {"tools": [{"name": "f" * LARGEST}]}}, "chat.tools[0].name"),
+    ({"chat": {"tools": [{"description": "x" * LARGEST}]}}, "chat.messages"),
+    ({"chat": {"tools": [{"parameters": "x" * LARGEST}]}}, "chat.messages"),
+    ({"chat": {"messages": [{"tool_calls": [{"arguments": "x" * LARGEST}]}]}}, "chat.messages"),
+    ({"chat": {"messages": [{"parts": [{"text": "x" * LARGEST}]}]}}, "chat.messages"),
+    ({"chat": {"chat_template_kwargs": "x" * LARGEST}}, "chat.messages"),
     ({"model": "m" * LARGEST}, "model (characters)"),
     ({"sampling": {"logit_bias": dict.fromkeys(range(700_000), 1.0)}}, "sampling.logit_bias (entries)"),
     ({"sampling": {"stop": ["x"] * 700_000}}, "sampling.stop (entries)"),

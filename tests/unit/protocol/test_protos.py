@@ -28,3 +28,38 @@ def test_protos_pass_the_linter() -> None:
         pytest.skip("install buf-bin (make install)")
     found = subprocess.run([buf, "lint", str(ROOT / "protos")], capture_output=True, text=True, timeout=60)
     assert found.returncode == 0, found.stdout
+
+
+def breaking(protos: Path) -> subprocess.CompletedProcess[str]:
+    """`buf breaking` against the protos that callers of the last release know."""
+    buf = shutil.which("buf")
+    if buf is None:
+        pytest.skip("install buf-bin (make install)")
+    command = [buf, "breaking", str(protos), "--against", str(ROOT / "protos" / "released.binpb")]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_protos_keep_what_was_released() -> None:
+    """Fields, numbers, types and names: generated code of the last release goes on to work."""
+    found = breaking(ROOT / "protos")
+    assert found.returncode == 0, found.stdout
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("string task = 7;", ""),
+        ("string task = 7;", "string task = 9;"),
+        ("string task = 7;", "bytes task = 7;"),
+        ("rpc ListModels(", "rpc ListAll("),
+    ],
+)
+def test_a_break_is_found(tmp_path: Path, old: str, new: str) -> None:
+    """The test above can fail."""
+    protos = tmp_path / "protos"
+    shutil.copytree(ROOT / "protos", protos)
+    path = protos / "outrider/v1/generation.proto"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    assert breaking(protos).returncode != 0

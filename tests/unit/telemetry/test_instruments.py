@@ -176,6 +176,7 @@ def use_everything(registry: CollectorRegistry) -> None:
     orchestrator.running(2)
     orchestrator.kv_utilization(0.5)
     orchestrator.fallback("draft")
+    orchestrator.labels.finished({"team": "search"}, 20)
     orchestrator.replicas("draft", "ready", 2)
     orchestrator.speculation.step(VERDICT, "", "draft-1:7701")
     orchestrator.speculation.step(Verdict(2, 13, (5,)), "", "")

@@ -34,14 +34,16 @@ def _read(lines: io.StringIO) -> list[dict[str, object]]:
 def test_lines_carry_service_logger_and_request(lines: io.StringIO) -> None:
     """Inside a request every line can be joined with its trace."""
     traceparent = f"00-{'a' * 32}-{'b' * 16}-01"
-    with request_context("r1", traceparent):
+    with request_context("r1", traceparent, {"team": "search"}):
         get_logger("verify_service.engine").info("stepped", tokens=3)
     get_logger("verify_service.engine").info("idle")
     inside, outside = _read(lines)
     expected = {"service": "verify", "logger": "verify_service.engine", "event": "stepped", "tokens": 3}
     assert expected.items() <= inside.items()
     assert (inside["request_id"], inside["trace_id"], inside["span_id"]) == ("r1", "a" * 32, "b" * 16)
+    assert inside["labels"] == {"team": "search"}
     assert "request_id" not in outside
+    assert "labels" not in outside
 
 
 def test_prompts_and_secrets_are_blanked(lines: io.StringIO) -> None:

@@ -11,7 +11,7 @@ import pytest
 from outrider.cli.bench.http import Http
 from outrider.cli.bench.openai_target import OpenAiTarget, Settings, refusal
 from outrider.cli.bench.target import Ask, Delivered, Ended, Event, Sampling
-from outrider.client.request import Message
+from outrider.client.conversation import Message
 from outrider.protocol.errors import (
     DeadlineExceeded,
     InvalidRequest,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from outrider.cli.bench import prompts
-from outrider.client.request import Message
+from outrider.client.conversation import Message
 from outrider.protocol.errors import InvalidRequest
 
 HELLO = [{"role": "user", "content": "hello"}]

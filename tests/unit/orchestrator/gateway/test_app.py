@@ -67,6 +67,28 @@ def test_a_conversation(fake: FakeOrchestrator) -> None:
     assert fake.requests[0].chat.messages[0].content == "hello"
 
 
+def test_tools_need_the_setting_that_reads_calls(fake: FakeOrchestrator) -> None:
+    """Without it they are refused, unless no tool may be called."""
+    tools = [{"type": "function", "function": {"name": "now"}}]
+    refused = _post(fake, CHAT, {**HELLO, "tools": tools})
+    assert (refused.status, refused.error["param"]) == (400, "tools")
+    assert "tool_call_parser" in refused.error["message"]
+    assert _post(fake, CHAT, {**HELLO, "tools": tools, "tool_choice": "none"}).status == 200
+
+
+def test_an_echo_begins_with_the_prompt(fake: FakeOrchestrator) -> None:
+    """Of a text and of token ids, which the orchestrator spells out."""
+    answer = _post(fake, COMPLETIONS, {"prompt": "x = ", "echo": True})
+    assert answer.json["choices"][0]["text"] == "x = " + WORDS
+    several = _post(fake, COMPLETIONS, {"prompt": [[97], [98, 99]], "echo": True, "n": 2})
+    assert [choice["text"] for choice in several.json["choices"]] == [
+        "a" + WORDS,
+        "a" + WORDS,
+        "bc" + WORDS,
+        "bc" + WORDS,
+    ]
+
+
 def test_several_prompts_and_continuations(fake: FakeOrchestrator) -> None:
     """The choices of all prompts in order; each prompt is counted once."""
     answer = _post(fake, COMPLETIONS, {"prompt": ["a", "b"], "n": 2})

@@ -33,12 +33,18 @@ MAKE: dict[str, Callable[[Any], Any]] = {
     "detokenize": detokenize_from,
 }
 INSTEAD = {"prompt": None, **BASE["chat"]}
+TOOLS = {"tools": [{"type": "function", "function": {"name": "now"}}]}
 NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     ("completions", "stream_options"): {"stream": True},
     ("chat", "stream_options"): {"stream": True},
     ("chat", "top_logprobs"): {"logprobs": True},
     ("tokenize", "messages"): INSTEAD,
     ("tokenize", "add_generation_prompt"): INSTEAD,
+    ("tokenize", "continue_final_message"): INSTEAD,
+    ("tokenize", "chat_template_kwargs"): INSTEAD,
+    ("tokenize", "tools"): INSTEAD,
+    ("chat", "tool_choice"): TOOLS,
+    ("chat", "parallel_tool_calls"): TOOLS,
 }
 """What else a field needs to mean something."""
 
@@ -112,6 +118,9 @@ def test_a_body_is_an_object(body: Any) -> None:
     [
         ({"messages": [{"role": "user", "content": "x"}]}, "messages"),
         ({"add_generation_prompt": False}, "add_generation_prompt"),
+        ({"continue_final_message": True}, "continue_final_message"),
+        ({"chat_template_kwargs": {}}, "chat_template_kwargs"),
+        (TOOLS, "tools"),
         ({"prompt": None, "messages": []}, "messages"),
         ({"prompt": ["x"]}, "prompt"),
     ],

@@ -6,11 +6,17 @@ from typing import Any
 
 import pytest
 
+from orchestrator.gateway.conversation import ToolUse
 from orchestrator.gateway.errors import Problem
 from orchestrator.gateway.requests import chat_from, completions_from
-from outrider.client import Message, Request
+from outrider.client import Message, Request, Tool, ToolCall
 
 USER = {"role": "user", "content": "hi"}
+CALL = {"id": "c1", "type": "function", "function": {"name": "now", "arguments": '{"zone": 1}'}}
+NOW = {
+    "type": "function",
+    "function": {"name": "now", "description": "Time.", "parameters": {"type": "object"}},
+}
 
 
 def _completion(**fields: Any) -> Request:
@@ -23,8 +29,8 @@ def _chat(**fields: Any) -> Request:
 
 def test_defaults_are_those_of_the_openai_api() -> None:
     """Temperature 1; 16 tokens of a completion, and a conversation's answer to the end of the context."""
-    assert _completion() == Request(prompt="x", temperature=1.0, max_tokens=16)
-    assert _chat() == Request(prompt=(Message("user", "hi"),), chat=True, temperature=1.0)
+    assert _completion() == Request(prompt="x", default_temperature=1.0, max_tokens=16)
+    assert _chat() == Request(prompt=(Message("user", "hi"),), chat=True, default_temperature=1.0)
 
 
 @pytest.mark.parametrize(
@@ -74,6 +80,11 @@ def test_parameters_arrive_in_their_options() -> None:
         stop_token_ids=[4],
         priority=-7,
         task="code",
+        labels={"team": "search"},
+        include_stop_str_in_output=True,
+        skip_special_tokens=False,
+        prompt_logprobs=2,
+        truncate_prompt_tokens=-1,
         speculation={"mode": "off", "max_nodes": 4, "max_depth": 3},
     )
     assert asked == Request(
@@ -97,6 +108,12 @@ def test_parameters_arrive_in_their_options() -> None:
         stop_token_ids=(4,),
         priority=7,
         task="code",
+        labels={"team": "search"},
+        include_stop=True,
+        keep_special_tokens=True,
+        prompt_logprobs=2,
+        truncate_prompt_tokens=0,
+        default_temperature=1.0,
         mode="off",
         max_nodes=4,
         max_depth=3,
@@ -128,7 +145,16 @@ def test_prompts_of_every_kind(prompt: Any, expected: Any) -> None:
         ),
         (
             {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-            Message("user", "a\nb"),
+            Message("user", ("a", "b")),
+        ),
+        ({**USER, "name": "bob"}, Message("user", "hi", name="bob")),
+        (
+            {"role": "assistant", "content": None, "annotations": [], "audio": None, "tool_calls": [CALL]},
+            Message("assistant", "", tool_calls=(ToolCall("c1", "now", '{"zone": 1}'),)),
+        ),
+        (
+            {"role": "tool", "content": "12:00", "tool_call_id": "c1"},
+            Message("tool", "12:00", tool_call_id="c1"),
         ),
     ],
 )
@@ -142,6 +168,25 @@ def test_log_probabilities_of_conversations() -> None:
     assert _chat(logprobs=True).logprobs == 0
     assert _chat(logprobs=True, top_logprobs=4).logprobs == 4
     assert _chat(logprobs=False).logprobs is None
+
+
+def test_tools_are_shown_and_their_calls_are_looked_for() -> None:
+    """Unless none may be called; template variables and a message to continue go along."""
+    asked = chat_from({"messages": [USER], "tools": [NOW], "parallel_tool_calls": False})
+    assert asked.requests[0].tools == (Tool("now", "Time.", '{"type": "object"}'),)
+    assert asked.tools == ToolUse(frozenset({"now"}), parallel=False)
+    none = chat_from({"messages": [USER], "tools": [NOW], "tool_choice": "none"})
+    assert (none.requests[0].tools, none.tools) == ((), None)
+    given = _chat(chat_template_kwargs={"a": "é"}, continue_final_message=True, add_generation_prompt=False)
+    assert given.chat_template_kwargs == '{"a": "é"}'
+    assert (given.continue_final_message, given.add_generation_prompt) == (True, False)
+
+
+def test_an_echo_needs_the_log_probabilities_of_the_prompt() -> None:
+    """As many as those of the answer, where these are asked for."""
+    assert _completion(echo=True, logprobs=2).prompt_logprobs == 2
+    assert _completion(echo=True).prompt_logprobs is None
+    assert completions_from({"prompt": "x", "echo": True, "logprobs": 2}).prompt_logprobs is False
 
 
 def test_both_names_of_the_longest_answer() -> None:
@@ -183,16 +228,23 @@ WRONG_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
     ({"speculation": {"mode": "fast"}}, "speculation.mode"),
     ({"speculation": {"depth": 1}}, "speculation.depth"),
+    ({"echo": True, "stream": True}, "echo"),
+    ({"echo": True, "truncate_prompt_tokens": 3}, "echo"),
+    ({"skip_special_tokens": 0}, "skip_special_tokens"),
 ]
 WRONG_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
     ({"messages": "hi"}, "messages"),
     ({"messages": [1]}, "messages[0]"),
     ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role"),
     ({"messages": [{"content": "x"}]}, "messages[0].role"),
     ({"messages": [USER, {"role": "user"}]}, "messages[1].content"),
-    ({"messages": [{**USER, "name": "bob"}]}, "messages[0].name"),
+    ({"messages": [{**USER, "name": 3}]}, "messages[0].name"),
+    ({"messages": [{**USER, "tool_calls": [{"type": "x"}]}]}, "messages[0].tool_calls[0].type"),
+    ({"messages": [{**USER, "tool_calls": [{"function": {}}]}]}, "messages[0].tool_calls[0].function.name"),
+    ({"messages": [{**USER, "tool_call_id": 7}]}, "messages[0].tool_call_id"),
+    ({"messages": [{"role": "assistant"}]}, "messages[0].content"),
     ({"messages": [{**USER, "mood": "good"}]}, "messages[0].mood"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
@@ -203,7 +255,18 @@ WRONG_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
     ({"response_format": {"type": "xml"}}, "response_format.type"),
-    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function"),
+    ({"tools": [{"type": "browser"}]}, "tools[0].type"),
+    ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
+    (
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]},
+        "tools[0].function.parameters",
+    ),
+    ({"tools": [NOW], "tool_choice": "required"}, "tool_choice"),
+    ({"tools": [NOW], "tool_choice": {"type": "function", "function": {"name": "now"}}}, "tool_choice"),
+    ({"chat_template_kwargs": []}, "chat_template_kwargs"),
+    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+    ({"labels": {"team": 3}}, "labels.team"),
 ]
 
 

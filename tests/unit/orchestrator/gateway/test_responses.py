@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
-from orchestrator.gateway.requests import chat_from, completions_from
+from orchestrator.gateway.calls.choice import PARSERS
+from orchestrator.gateway.requests import Asked, chat_from, completions_from
 from orchestrator.gateway.responses import Answer
-from outrider.client import Chunk, Complete, Started, TokenLogprob, Usage
+from outrider.client import Chunk, Complete, Event, Generation, Started, TokenLogprob, Usage
 
 ASKED = completions_from({"prompt": "x", "logprobs": 1})
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+ADD = {"type": "function", "function": {"name": "add"}}
 SNOWMAN = "\N{SNOWMAN}".encode()
 
 
@@ -88,3 +92,90 @@ def test_an_event_without_text_is_not_sent() -> None:
     assert answer.part(started, started) is None
     assert answer.part(held, held) is None
     assert answer.model == "m"
+
+
+def _tools(**fields: Any) -> Asked:
+    return chat_from({"messages": [{"role": "user", "content": "x"}], "tools": [ADD], **fields})
+
+
+def _generation(text: str, reason: Any = "stop", prompt: tuple[TokenLogprob, ...] = ()) -> Generation:
+    end = replace(_complete(), finish_reason=reason)
+    return Generation(
+        text=text, token_ids=(1,), logprobs=(_logprob(1, text.encode()),), end=end, prompt_logprobs=prompt
+    )
+
+
+def _streamed(asked: Asked, *texts: str) -> list[dict[str, Any]]:
+    """The first choice of every part of a stream."""
+    answer = Answer.to(asked, "id", 1, PARSERS["hermes"])
+    started = Started(index=0, request_id="r", seed=1, model="m", prompt_tokens=3, cached_tokens=0)
+    events: list[Event] = [started, *(Chunk(index=0, text=text, token_ids=(1,)) for text in texts)]
+    parts = [answer.part(event, event) for event in [*events, _complete()]]
+    return [part["choices"][0] for part in parts if part is not None]
+
+
+def test_calls_of_a_whole_answer() -> None:
+    """With ids of their own, and the reason that clients look for; a cut answer stays a cut one."""
+    answer = Answer.to(_tools(), "id", 1, PARSERS["hermes"])
+    (choice,) = answer.finished([_generation(f"Well.\n{CALL}\n{CALL}")])["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("Well.", "tool_calls")
+    first, second = choice["message"]["tool_calls"]
+    assert first["function"] == second["function"] == {"name": "add", "arguments": '{"a": 1}'}
+    assert first["id"] != second["id"]
+    (cut,) = answer.finished([_generation(CALL[:-14], "length")])["choices"]
+    assert (cut["finish_reason"], cut["message"]["content"]) == ("length", None)
+    (text,) = answer.finished([_generation("No.")])["choices"]
+    assert (text["finish_reason"], text["message"]["content"]) == ("stop", "No.")
+    assert "tool_calls" not in text["message"]
+
+
+def test_calls_of_a_stream() -> None:
+    """Index, id and name first, then the arguments in parts; nothing is sent of what is held back."""
+    begun, *parts, end = _streamed(_tools(), "Well. <tool", CALL[5:40], CALL[40:])
+    assert begun["delta"] == {"role": "assistant", "content": ""}
+    assert parts[0]["delta"] == {"content": "Well."}
+    (call,) = parts[1]["delta"]["tool_calls"]
+    assert (call["index"], call["type"], call["function"]["name"]) == (0, "function", "add")
+    (more,) = parts[2]["delta"]["tool_calls"]
+    assert set(more) == {"index", "function"}
+    assert call["function"]["arguments"] + more["function"]["arguments"] == '{"a": 1}'
+    assert (end["delta"], end["finish_reason"]) == ({}, "tool_calls")
+
+
+def test_one_call_where_several_are_not_wanted() -> None:
+    """The first; text that is held back at the end comes with it."""
+    *_, end = parts = _streamed(_tools(parallel_tool_calls=False), CALL, CALL, " a <tool")
+    calls = [call for part in parts for call in part["delta"].get("tool_calls", [])]
+    assert [call["index"] for call in calls] == [0]
+    assert end["delta"] == {"content": " <tool"}
+
+
+def test_the_prompt_is_repeated_with_its_log_probabilities() -> None:
+    """The first token has none; places in the text count the prompt too."""
+    asked = completions_from({"prompt": "ab", "echo": True, "logprobs": 1})
+    prompt = (TokenLogprob(token=5, logprob=0.0, spelling=b"a"), _logprob(6, b"b", -1.5))
+    found = Answer.to(asked, "id", 1).finished([_generation("c", prompt=prompt)], ["ab"])
+    (choice,) = found["choices"]
+    assert choice["text"] == "abc"
+    assert choice["logprobs"]["tokens"] == ["a", "b", "c"]
+    assert choice["logprobs"]["token_logprobs"] == [None, -1.5, -0.5]
+    assert choice["logprobs"]["top_logprobs"][:2] == [None, {"other": -9999.0, "b": -1.5}]
+    assert choice["logprobs"]["text_offset"] == [0, 1, 2]
+
+
+def test_log_probabilities_of_the_prompt_by_themselves() -> None:
+    """As vLLM has them: in each choice of a completion, beside the choices of a conversation."""
+    prompt = (TokenLogprob(token=5, logprob=0.0, spelling=b"a"), _logprob(6, b"b", -1.5))
+    expected = [
+        None,
+        {
+            "9": {"logprob": -9999.0, "rank": 1, "decoded_token": "other"},
+            "6": {"logprob": -1.5, "rank": None, "decoded_token": "b"},
+        },
+    ]
+    completion = completions_from({"prompt": "ab", "prompt_logprobs": 1})
+    found = Answer.to(completion, "id", 1).finished([_generation("c", prompt=prompt)])
+    assert found["choices"][0]["prompt_logprobs"] == expected
+    chat = chat_from({"messages": [{"role": "user", "content": "x"}], "prompt_logprobs": 1})
+    found = Answer.to(chat, "id", 1).finished([_generation("c", prompt=prompt)])
+    assert found["prompt_logprobs"] == expected

@@ -53,6 +53,18 @@ def test_other_steps_have_no_events(spans) -> None:
     assert list(spans.ended[0].events) == []
 
 
+def test_labels_are_attributes(spans) -> None:
+    """Each under its own name; a request without any has none."""
+    for labels in ({"team": "search"}, {}):
+        request = Request(
+            request_id="r", served=SERVED, prompt=(1,), sampling=SamplingParams(max_tokens=1), labels=labels
+        )
+        RequestTrace.start(request, TRACEPARENT, 1_000).finish(request, [], 2_000, "")
+    labelled, plain = (dict(span.attributes) for span in spans.ended)
+    assert labelled["outrider.label.team"] == "search"
+    assert not any(name.startswith("outrider.label") for name in plain)
+
+
 def _root(spans: Spans, sampling: SamplingParams, *, chat: bool = False, error: str = "") -> ReadableSpan:
     """The root span of a request that ended before its first token."""
     request = Request(request_id="r", served=SERVED, prompt=(1, 2), sampling=sampling, chat=chat)

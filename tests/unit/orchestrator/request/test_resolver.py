@@ -10,7 +10,8 @@ import pytest
 from orchestrator.request.resolver import Asked, Request, Resolver
 from orchestrator.request.ticket import Ticket
 from orchestrator.request.wire import asked_from_pb
-from orchestrator.text.tokenizer import ChatMessage
+from orchestrator.text.conversation import ChatMessage, Conversation
+from orchestrator.text.template import ChatTemplate
 from outrider.protocol.errors import ContextTooLong, InvalidRequest, UnknownModel
 from outrider.protocol.messages import FinishReason, KvHandle, Mode, ModelInfo, SamplingParams
 from outrider.v1 import generation_pb2, tokens_pb2
@@ -228,11 +229,12 @@ def test_forged_ticket_is_malformed(length: object) -> None:
 def test_chat_without_messages_is_refused() -> None:
     """A conversation must have messages."""
     template = byte_level()
-    template._template = object()  # type: ignore[assignment]
-    asked = Asked(chat=(), sampling=SamplingParams())
+    template._template = ChatTemplate.parse("", {})
+    asked = Asked(chat=Conversation(messages=()), sampling=SamplingParams())
     with pytest.raises(InvalidRequest) as caught:
         resolver(tokenizer=template).resolve(asked, "id")
     assert caught.value.field == "chat.messages"
+    nameless = Conversation(messages=(ChatMessage("", "x"),))
     with pytest.raises(InvalidRequest) as caught:
-        resolver(tokenizer=template).resolve(replace(asked, chat=(ChatMessage("", "x"),)), "id")
+        resolver(tokenizer=template).resolve(replace(asked, chat=nameless), "id")
     assert caught.value.field == "chat.messages[0].role"

@@ -247,6 +247,13 @@ def test_pieces_are_whole_tokens() -> None:
     assert stops.push(Piece(1, "!")) == Piece(1, "d", "!!")
 
 
+def test_a_stop_string_that_stays_brings_its_tokens() -> None:
+    """In whole tokens: those that begin within it; one that goes on behind it is cut there."""
+    stops = StopStrings(["!!"], include=True)
+    assert stops.push(Piece(1, "ab!")) == Piece(0, "")
+    assert stops.push(Piece(1, "!c")) == Piece(2, "ab!!", "!!")
+
+
 def test_consumed_tokens_end_with_the_stop_string() -> None:
     """Tokens after the one that completes the stop string are not part of the continuation."""
     text_stream = stream(BYTE_LEVEL, stops=["b"])

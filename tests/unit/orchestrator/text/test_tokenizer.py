@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from tokenizers import Tokenizer
 
-from orchestrator.text.tokenizer import ChatMessage, TextTokenizer
+from orchestrator.text.conversation import ChatMessage, Conversation
+from orchestrator.text.tokenizer import TextTokenizer
 from outrider.protocol.errors import InternalError, InvalidRequest
 from tests.unit.orchestrator.text.test_text_stream import byte_level
 
@@ -14,6 +15,11 @@ TEMPLATE = """
 {{ bos_token }}{{ message['role'] }}: {{ message.content | trim }}
 {% endfor %}
 {%- if add_generation_prompt %}assistant:{% endif %}"""
+
+
+def chat_of(*messages: ChatMessage, **options: bool) -> Conversation:
+    """A conversation."""
+    return Conversation(messages=messages, **options)
 
 
 def tokenizer(template: str = "", bos: int | None = None) -> TextTokenizer:
@@ -39,7 +45,7 @@ def test_special_tokens_can_be_left_out_or_kept() -> None:
     hello = one.encode("hello", special_tokens=False)
     assert one.encode("hello") == (0, *hello)
     assert one.decode((0, *hello), special_tokens=True) == "<s>hello"
-    messages = [ChatMessage("user", "hi")]
+    messages = chat_of(ChatMessage("user", "hi"))
     assert one.encode_chat(messages, None, True) == one.encode_chat(messages), "the template has one already"
     plain = tokenizer("{{ messages[0].content }}", bos=0)
     assert plain.encode_chat(messages, None, True) == (0, *plain.encode_chat(messages))
@@ -48,7 +54,7 @@ def test_special_tokens_can_be_left_out_or_kept() -> None:
 def test_a_conversation_may_end_with_its_last_message() -> None:
     """Without the beginning of an answer."""
     chat = tokenizer(TEMPLATE)
-    tokens = chat.encode_chat([ChatMessage("user", "hi")], generation_prompt=False)
+    tokens = chat.encode_chat(chat_of(ChatMessage("user", "hi"), generation_prompt=False))
     assert chat.decode(tokens) == "user: hi\n"
 
 
@@ -63,7 +69,7 @@ def test_truncation_and_padding_of_the_file_are_off() -> None:
 def test_chat_template_is_rendered() -> None:
     """Messages go through the template; special tokens in it become their ids, none is added."""
     chat = tokenizer(TEMPLATE, bos=0)
-    tokens = chat.encode_chat([ChatMessage("user", " hi "), ChatMessage("assistant", "yo")])
+    tokens = chat.encode_chat(chat_of(ChatMessage("user", " hi "), ChatMessage("assistant", "yo")))
     assert tokens.count(0) == 2
     assert chat.decode(tokens) == "user: hi\nassistant: yo\nassistant:"
 
@@ -80,7 +86,7 @@ def test_chat_template_is_rendered() -> None:
 def test_template_that_refuses_names_the_messages(template: str) -> None:
     """What a template refuses, or tries and may not, is an error of the messages."""
     with pytest.raises(InvalidRequest) as caught:
-        tokenizer(template).encode_chat([ChatMessage("user", "hi")])
+        tokenizer(template).encode_chat(chat_of(ChatMessage("user", "hi")))
     assert caught.value.field == "chat.messages"
 
 
@@ -91,7 +97,7 @@ def test_template_helpers() -> None:
         "{{ m.content | tojson }}{% endfor %}"
         "{{ strftime_now('%Y') | length }}"
     )
-    tokens = chat.encode_chat([ChatMessage("user", "<é>"), ChatMessage("user", "no")])
+    tokens = chat.encode_chat(chat_of(ChatMessage("user", "<é>"), ChatMessage("user", "no")))
     assert chat.decode(tokens) == '"<é>"4'
 
 
@@ -105,5 +111,5 @@ def test_unreadable_files() -> None:
 def test_chat_needs_a_template() -> None:
     """Without a template conversations are refused."""
     with pytest.raises(InvalidRequest) as caught:
-        tokenizer().encode_chat([ChatMessage("user", "hi")])
+        tokenizer().encode_chat(chat_of(ChatMessage("user", "hi")))
     assert caught.value.field == "chat"

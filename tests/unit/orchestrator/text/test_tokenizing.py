@@ -9,13 +9,15 @@ import subprocess
 import sys
 from array import array
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from orchestrator.text import tokenizing_worker
+from orchestrator.text.conversation import ChatMessage, Conversation, Tool, ToolCall
 from orchestrator.text.jobs import ChatPrompt, Ids, TextPrompt, job_from
-from orchestrator.text.tokenizer import ChatMessage, TextTokenizer
+from orchestrator.text.tokenizer import TextTokenizer
 from orchestrator.text.tokenizer_process import TokenizerProcess
 from orchestrator.text.tokenizing import MAX_WAITING, Tokenizing
 from outrider.protocol.errors import ContextTooLong, InvalidRequest, OutriderError, Overloaded, Unavailable
@@ -29,9 +31,22 @@ LARGEST = 1000
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 
 
+FULL = Conversation(
+    messages=(
+        ChatMessage("user", ("a", "b"), name="ann"),
+        ChatMessage("assistant", "", tool_calls=(ToolCall("c1", "add", "{}"),)),
+        ChatMessage("tool", "3", tool_call_id="c1"),
+    ),
+    tools=(Tool("add", "Adds.", '{"type": "object"}'),),
+    template_kwargs='{"brief": true}',
+    generation_prompt=False,
+)
+"""With all that a conversation can have."""
+
+
 def chat(*contents: str) -> ChatPrompt:
     """A conversation."""
-    return ChatPrompt(tuple(ChatMessage("user", each) for each in contents))
+    return ChatPrompt(Conversation(messages=tuple(ChatMessage("user", each) for each in contents)))
 
 
 class Scripted:
@@ -242,14 +257,28 @@ def test_sizes_count_bytes_and_messages() -> None:
     """A template runs for each message, however short."""
     assert TextPrompt("é").size == 2
     assert chat("é", "").size == 2 * 64 + 2
+    texts = 'abannc1add{}3c1addAdds.{"type": "object"}{"brief": true}'
+    assert ChatPrompt(FULL).size == (3 + 2 + 1 + 1) * 64 + len(texts)
     assert Ids((1, 2)).size == 8
+
+
+def test_json_is_never_rendered_on_the_event_loop() -> None:
+    """However short: a template may indent what is nested, and write far more than it was given."""
+    message = ChatMessage("user", "hi")
+    plain = Conversation(messages=(message,))
+    calling = ChatMessage("assistant", tool_calls=(ToolCall("", "add", "{}"),))
+    assert ChatPrompt(plain).is_quick
+    assert not ChatPrompt(replace(plain, tools=(Tool("add"),))).is_quick
+    assert not ChatPrompt(replace(plain, template_kwargs="{}")).is_quick
+    assert not ChatPrompt(replace(plain, messages=(message, calling))).is_quick
+    assert not ChatPrompt(replace(plain, messages=(ChatMessage("user", "x" * 5000),))).is_quick
 
 
 def test_jobs_travel_as_plain_data() -> None:
     """And are the same on the other side; what is none is refused."""
     for job in (
         TextPrompt("é", False),
-        ChatPrompt((ChatMessage("user", "hi"),), True, False),
+        ChatPrompt(FULL, True),
         Ids((1, 2), True),
     ):
         assert job_from(job.plain()) == job
@@ -296,7 +325,7 @@ def test_the_process_says_what_the_tokenizer_says() -> None:
             assert await tokenizing.text(Ids(tokens, True), served, POSITIONS) == f"<s>{content}"
         conversation = chat("hi", "you there")
         tokens = await tokenizing.tokens(conversation, served, POSITIONS)
-        assert tokens == served.encode_chat(conversation.messages)
+        assert tokens == served.encode_chat(conversation.chat)
         with pytest.raises(ContextTooLong):
             await tokenizing.tokens(TextPrompt("x" * (POSITIONS + 1)), served, POSITIONS)
         with pytest.raises(InvalidRequest) as caught:

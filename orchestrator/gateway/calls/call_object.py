@@ -1,0 +1,133 @@
+"""One call, written as a JSON object with the members `name` and `arguments` (or `parameters`).
+
+Read sign by sign, because the arguments are passed on before they end. The object is not checked further than
+it takes to find them: what is in the arguments is the caller's to check.
+"""
+
+from __future__ import annotations
+
+import json
+from enum import Enum, auto
+
+ARGUMENTS = ("arguments", "parameters")
+SPACE = " \t\r\n"
+
+
+class State(Enum):
+    """How far the object has been read."""
+
+    OPEN = auto()
+    """Its end has not come."""
+    DONE = auto()
+    """It has ended, and it is a call."""
+    BROKEN = auto()
+    """It is none."""
+
+
+class CallObject:
+    """Takes the signs of one object, the first brace too. `name` is known once `begun`."""
+
+    def __init__(self) -> None:
+        self.state = State.OPEN
+        self.name = ""
+        self.arguments = ""
+        """Those that nobody has taken yet; they are kept until the name is known."""
+        self._named = self._argued = False
+        self._arguments_begun = False
+        """A sign of them has come that is no space."""
+        self._depth = 0
+        self._in_string = self._escaped = False
+        self._key: str | None = None
+        """Of the member whose value is read; None before it."""
+        self._value = ""
+        """Of a key or of the member `name`, as it is written."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether it is certain that this is a call: it has a name, and arguments have begun."""
+        return self._named and self._argued
+
+    def take(self) -> str:
+        """The arguments that have come since, once it has begun."""
+        taken, self.arguments = self.arguments, ""
+        return taken
+
+    def push(self, sign: str) -> None:
+        """The next sign."""
+        if self._in_string:
+            self._string(sign)
+        elif self._depth == 0:
+            self._depth, self.state = (1, State.OPEN) if sign == "{" else (0, State.BROKEN)
+        elif self._key is None:
+            self._before_value(sign)
+        else:
+            self._in_value(sign)
+
+    def _string(self, sign: str) -> None:
+        self._keep(sign)
+        if self._escaped:
+            self._escaped = False
+        elif sign == "\\":
+            self._escaped = True
+        elif sign == '"':
+            self._in_string = False
+
+    def _before_value(self, sign: str) -> None:
+        """A key, its colon, or the object's end."""
+        if sign == '"' and not self._value:
+            self._in_string = True
+            self._keep(sign)
+        elif sign == ":" and self._value:
+            self._key, self._value = self._member(_text(self._value)), ""
+        elif sign == "}" and not self._value:
+            self._end()
+        elif sign not in SPACE:
+            self.state = State.BROKEN
+
+    def _in_value(self, sign: str) -> None:
+        """A value of any kind, up to the comma or brace that ends it."""
+        if self._depth == 1 and sign in ",}":
+            self._end_member()
+            if sign == "}":
+                self._end()
+            return
+        self._depth += (sign in "{[") - (sign in "]}")
+        self._in_string = sign == '"'
+        if self._depth < 1:
+            self.state = State.BROKEN
+        self._keep(sign)
+
+    def _member(self, key: str) -> str:
+        """The key, or nothing when there was such a member before."""
+        if key in ARGUMENTS:
+            key = "" if self._argued else key
+            self._argued = True
+        return "" if key == "name" and self._named else key
+
+    def _keep(self, sign: str) -> None:
+        if self._key in ARGUMENTS:
+            self._arguments_begun = self._arguments_begun or sign not in SPACE
+            self.arguments += sign if self._arguments_begun else ""
+        elif self._key in (None, "name"):
+            self._value += sign
+
+    def _end_member(self) -> None:
+        if self._key == "name":
+            self.name = _text(self._value.strip())
+            self._named = bool(self.name)
+            if not self.name:
+                self.state = State.BROKEN
+        self._key, self._value = None, ""
+
+    def _end(self) -> None:
+        if self.state is State.OPEN:
+            self.state = State.DONE if self.begun else State.BROKEN
+
+
+def _text(written: str) -> str:
+    """The text of a JSON string; empty when it is none."""
+    try:
+        value = json.loads(written)
+    except ValueError:
+        return ""
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,154 @@
+"""From the messages and tools of an OpenAI request to those of the client. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.gateway import reading
+from orchestrator.gateway.errors import wrong
+from outrider.client import Message, Tool, ToolCall
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+INSTEAD = {"developer": "system"}
+"""Newer names of roles, for templates that know the old ones."""
+MESSAGE = {"role", "content", "name", "refusal", "annotations", "tool_calls", "tool_call_id"}
+FUNCTION = {"name", "description", "parameters", "strict"}
+NO_CALLS = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """Functions that the answer may call."""
+
+    names: frozenset[str]
+    parallel: bool = True
+    """More than one call; otherwise the first alone is passed on."""
+
+
+def messages_of(value: Any) -> tuple[Message, ...]:
+    """The messages of a conversation.
+
+    Raises:
+        Problem: there are none, or one is wrong.
+    """
+    messages = reading.listed("messages", value, _message)
+    if not messages:
+        raise wrong("messages", "must have at least one message")
+    return tuple(messages)
+
+
+def chat_options(own: Mapping[str, Any]) -> dict[str, Any]:
+    """The client's options for tools and template, of a request's fields.
+
+    Raises:
+        Problem: a field is wrong.
+    """
+    found: dict[str, Any] = {}
+    if (tools := tools_of(own)) and tool_choice(own.get("tool_choice")) != NO_CALLS:
+        found["tools"] = tools
+    if own.get("chat_template_kwargs"):
+        found["chat_template_kwargs"] = _json("chat_template_kwargs", own["chat_template_kwargs"])
+    return found
+
+
+def tool_use(own: Mapping[str, Any], tools: tuple[Tool, ...]) -> ToolUse | None:
+    """What calls the answer may have; None: it is all text."""
+    if not tools:
+        return None
+    return ToolUse(frozenset(tool.name for tool in tools), own.get("parallel_tool_calls", True))
+
+
+def tool_choice(value: Any) -> str:
+    """`none` or `auto`; the others would hold the output to the form of a call, which is not done.
+
+    Raises:
+        Problem: it is another one.
+    """
+    if value in (None, "auto"):
+        return "auto"
+    if value == NO_CALLS:
+        return NO_CALLS
+    raise wrong(
+        "tool_choice", "is supported as 'none' or 'auto' only; for a form of your own use response_format"
+    )
+
+
+def tools_of(own: Mapping[str, Any]) -> tuple[Tool, ...]:
+    """The functions that may be called.
+
+    Raises:
+        Problem: one is wrong.
+    """
+    return tuple(reading.listed("tools", own.get("tools", []), _tool))
+
+
+def _tool(path: str, value: Any) -> Tool:
+    tool = reading.members(path, value, {"type", "function"})
+    if tool.get("type") != "function":
+        raise wrong(f"{path}.type", f"{str(tool.get('type'))[:40]!r} is not supported; use function")
+    path = f"{path}.function"
+    function = reading.members(path, tool.get("function"), FUNCTION)
+    parameters = function.get("parameters")
+    if parameters is not None and not isinstance(parameters, dict):
+        raise wrong(f"{path}.parameters", "must be an object")
+    return Tool(
+        name=_filled(f"{path}.name", function.get("name")),
+        description=reading.text(f"{path}.description", function.get("description", "")),
+        parameters="" if parameters is None else _json(f"{path}.parameters", parameters),
+    )
+
+
+def _message(path: str, value: Any) -> Message:
+    message = reading.members(path, value, MESSAGE)
+    for name in ("refusal", "annotations"):
+        if message.get(name):
+            raise wrong(f"{path}.{name}", "is not supported; leave it out")
+    role = reading.text(f"{path}.role", message.get("role"))
+    if role not in ROLES:
+        raise wrong(f"{path}.role", f"must be one of {', '.join(ROLES)}")
+    calls = tuple(reading.listed(f"{path}.tool_calls", message.get("tool_calls", []), _call))
+    content = message.get("content", "" if calls else None)
+    return Message(
+        role=INSTEAD.get(role, role),
+        content=_content(f"{path}.content", content),
+        name=reading.text(f"{path}.name", message.get("name", "")),
+        tool_calls=calls,
+        tool_call_id=reading.text(f"{path}.tool_call_id", message.get("tool_call_id", "")),
+    )
+
+
+def _call(path: str, value: Any) -> ToolCall:
+    call = reading.members(path, value, {"id", "type", "function", "index"})
+    if call.get("type", "function") != "function":
+        raise wrong(f"{path}.type", f"{str(call['type'])[:40]!r} is not supported; use function")
+    function = reading.members(f"{path}.function", call.get("function"), {"name", "arguments"})
+    return ToolCall(
+        id=reading.text(f"{path}.id", call.get("id", "")),
+        name=_filled(f"{path}.function.name", function.get("name")),
+        arguments=reading.text(f"{path}.function.arguments", function.get("arguments", "")),
+    )
+
+
+def _content(path: str, value: Any) -> str | tuple[str, ...]:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise wrong(path, "must be a string, or a list of parts of text")
+    return tuple(reading.listed(path, value, reading.part_of_text))
+
+
+def _json(path: str, value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except RecursionError:
+        raise wrong(path, "is nested too deeply") from None
+
+
+def _filled(path: str, value: Any) -> str:
+    text = reading.text(path, value)
+    if not text:
+        raise wrong(path, "must not be empty")
+    return text

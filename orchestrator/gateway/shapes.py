@@ -1,0 +1,150 @@
+"""How the endpoints write choices: what both have, and the one of `/v1/completions`. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from outrider.client import Chunk, Complete, Generation, TokenLogprob
+
+MIN_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON does not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What an answer says of its prompt; `text` is empty unless it is repeated."""
+
+    text: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """Of all its tokens; the first one's is none."""
+
+
+class Shape(Protocol):
+    """How one endpoint writes its choices."""
+
+    @property
+    def whole(self) -> str:
+        """`object` of the whole answer."""
+
+    @property
+    def part(self) -> str:
+        """`object` of a part of a stream."""
+
+    def begin(self, index: int) -> dict[str, Any] | None:
+        """The first part of a choice; None: there is none."""
+
+    def text(self, index: int, chunk: Chunk) -> dict[str, Any] | None:
+        """New text; None: it says nothing yet."""
+
+    def end(self, index: int, complete: Complete) -> dict[str, Any]:
+        """The last part of a choice."""
+
+    def choice(self, index: int, generation: Generation, prompt: Prompt) -> dict[str, Any]:
+        """A whole choice."""
+
+
+@dataclass(slots=True)
+class CompletionShape:
+    """Of `/v1/completions`."""
+
+    top: int | None
+    """Alternatives of each token to show; None: no log probabilities."""
+    prompt_logprobs: bool = False
+    """Those of the prompt are a field of their own."""
+    whole: str = "text_completion"
+    part: str = "text_completion"
+    _offsets: dict[int, int] = field(default_factory=dict)
+    """Characters of the tokens so far, by choice."""
+
+    def begin(self, index: int) -> dict[str, Any] | None:
+        """See `Shape`."""
+        return None
+
+    def text(self, index: int, chunk: Chunk) -> dict[str, Any]:
+        """See `Shape`."""
+        return self._choice(index, chunk.text, chunk.logprobs, None, None)
+
+    def end(self, index: int, complete: Complete) -> dict[str, Any]:
+        """See `Shape`."""
+        return self._choice(index, "", (), complete.finish_reason, complete.stop)
+
+    def choice(self, index: int, generation: Generation, prompt: Prompt) -> dict[str, Any]:
+        """See `Shape`."""
+        end = generation.end
+        shown = [*(prompt.logprobs if prompt.text else ()), *generation.logprobs]
+        found = self._choice(index, prompt.text + generation.text, shown, end.finish_reason, end.stop)
+        if prompt.text and found["logprobs"]:
+            _blank_first(found["logprobs"])
+        return found | ({"prompt_logprobs": of_prompt(prompt.logprobs)} if self.prompt_logprobs else {})
+
+    def _choice(
+        self, index: int, text: str, logprobs: Sequence[TokenLogprob], reason: str | None, stop: str | None
+    ) -> dict[str, Any]:
+        shown = self._logprobs(index, logprobs) if logprobs and self.top is not None else None
+        return {
+            "index": index,
+            "text": text,
+            "logprobs": shown,
+            "finish_reason": reason,
+            "stop_reason": stop or None,
+        }
+
+    def _logprobs(self, index: int, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+        tokens, offsets = [spelled(entry) for entry in logprobs], []
+        for token in tokens:
+            offsets.append(self._offsets.get(index, 0))
+            self._offsets[index] = offsets[-1] + len(token)
+        return {
+            "tokens": tokens,
+            "token_logprobs": [finite(entry.logprob) for entry in logprobs],
+            "top_logprobs": [self._top(entry) for entry in logprobs],
+            "text_offset": offsets,
+        }
+
+    def _top(self, entry: TokenLogprob) -> dict[str, float]:
+        """The best alternatives, and the token itself where it is none of them."""
+        found = {spelled(other): finite(other.logprob) for other in entry.top}
+        return found | {spelled(entry): finite(entry.logprob)}
+
+
+def of_prompt(logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any] | None]:
+    """As vLLM has them: by token id, the token and its best alternatives; of the first token nothing."""
+    return [None, *(_by_id(entry) for entry in logprobs[1:])]
+
+
+def spelled(entry: TokenLogprob) -> str:
+    """The token's text, with a sign for bytes that are no whole character."""
+    if entry.spelling is None:
+        return f"token_id:{entry.token}"
+    return entry.spelling.decode("utf-8", errors="replace")
+
+
+def finite(logprob: float) -> float:
+    """A number that JSON has."""
+    return logprob if math.isfinite(logprob) else MIN_LOGPROB
+
+
+def entry_of(one: TokenLogprob) -> dict[str, Any]:
+    """One token of a conversation's log probabilities."""
+    spelling = None if one.spelling is None else list(one.spelling)
+    return {"token": spelled(one), "logprob": finite(one.logprob), "bytes": spelling}
+
+
+def _by_id(entry: TokenLogprob) -> dict[str, Any]:
+    ranks = {other.token: rank for rank, other in enumerate(entry.top, 1)}
+    return {
+        str(one.token): {
+            "logprob": finite(one.logprob),
+            "rank": ranks.get(one.token),
+            "decoded_token": spelled(one),
+        }
+        for one in (*entry.top, entry)
+    }
+
+
+def _blank_first(logprobs: dict[str, Any]) -> None:
+    """Nothing comes before the first token of a prompt."""
+    logprobs["token_logprobs"][0] = logprobs["top_logprobs"][0] = None

@@ -1,0 +1,104 @@
+"""A conversation of the public service -> what the orchestrator works with, its lengths checked before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from orchestrator.text.conversation import ChatMessage, Conversation, Tool, ToolCall
+from outrider.protocol.errors import InvalidRequest
+from outrider.v1 import generation_pb2
+
+MAX_MESSAGES = 4096
+"""Messages of a conversation, and parts and calls of all of them; each message also takes a position of the
+context or more."""
+MAX_TOOLS = 512
+MAX_ROLE = 64
+"""Characters of the role of a message."""
+MAX_NAME = 512
+"""Characters of the name of a function or an author, and of the id of a call."""
+
+
+def check_counts(chat: generation_pb2.Chat, positions: int) -> None:
+    """Whether what is repeated in a conversation, and what is written small, can be.
+
+    Raises:
+        InvalidRequest: there is too much of it.
+    """
+    most = min(MAX_MESSAGES, positions)
+    _at_most("chat.messages", len(chat.messages), most)
+    _at_most("chat.tools", len(chat.tools), MAX_TOOLS)
+    parts = calls = 0
+    for index, message in enumerate(chat.messages):
+        path = f"chat.messages[{index}]"
+        _short(f"{path}.role", message.role, MAX_ROLE)
+        parts += len(message.parts)
+        calls += len(message.tool_calls)
+        _at_most(f"{path}.parts", parts, most)
+        _at_most(f"{path}.tool_calls", calls, most)
+        _check_message_names(path, message)
+    for index, tool in enumerate(chat.tools):
+        _short(f"chat.tools[{index}].name", tool.name, MAX_NAME)
+
+
+def bytes_of(chat: generation_pb2.Chat) -> int:
+    """Bytes of all texts that may come into the prompt."""
+    return sum(len(text.encode()) for text in _texts(chat))
+
+
+def conversation_from_pb(chat: generation_pb2.Chat) -> Conversation:
+    """A conversation as it came.
+
+    Raises:
+        InvalidRequest: a message has both a text and parts, or two ways to end were asked for.
+    """
+    asked = chat.HasField("add_generation_prompt")
+    if chat.continue_final_message and asked and chat.add_generation_prompt:
+        raise InvalidRequest("chat.add_generation_prompt", "excludes continue_final_message; set one of them")
+    return Conversation(
+        messages=tuple(_message(index, message) for index, message in enumerate(chat.messages)),
+        tools=tuple(Tool(tool.name, tool.description, tool.parameters) for tool in chat.tools),
+        template_kwargs=chat.chat_template_kwargs,
+        generation_prompt=chat.add_generation_prompt if asked else not chat.continue_final_message,
+        continue_final=chat.continue_final_message,
+    )
+
+
+def _check_message_names(path: str, message: generation_pb2.ChatMessage) -> None:
+    _short(f"{path}.name", message.name, MAX_NAME)
+    _short(f"{path}.tool_call_id", message.tool_call_id, MAX_NAME)
+    for number, call in enumerate(message.tool_calls):
+        _short(f"{path}.tool_calls[{number}].id", call.id, MAX_NAME)
+        _short(f"{path}.tool_calls[{number}].name", call.name, MAX_NAME)
+
+
+def _texts(chat: generation_pb2.Chat) -> Iterator[str]:
+    yield chat.chat_template_kwargs
+    for tool in chat.tools:
+        yield from (tool.name, tool.description, tool.parameters)
+    for message in chat.messages:
+        yield from (message.content, message.name, message.tool_call_id)
+        yield from (part.text for part in message.parts)
+        for call in message.tool_calls:
+            yield from (call.id, call.name, call.arguments)
+
+
+def _message(index: int, pb: generation_pb2.ChatMessage) -> ChatMessage:
+    if pb.content and pb.parts:
+        raise InvalidRequest(f"chat.messages[{index}].parts", "came with a content; send one of them")
+    return ChatMessage(
+        role=pb.role,
+        content=tuple(part.text for part in pb.parts) if pb.parts else pb.content,
+        name=pb.name,
+        tool_calls=tuple(ToolCall(call.id, call.name, call.arguments) for call in pb.tool_calls),
+        tool_call_id=pb.tool_call_id,
+    )
+
+
+def _at_most(field: str, count: int, most: int) -> None:
+    if count > most:
+        raise InvalidRequest(field, f"must be at most {most}, not {count}")
+
+
+def _short(field: str, text: str, most: int) -> None:
+    if len(text) > most:
+        raise InvalidRequest(field, f"must have at most {most} characters")

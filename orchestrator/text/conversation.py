@@ -1,0 +1,117 @@
+"""A conversation as its caller sent it, as plain values that can travel to another process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+ENTRY_BYTES = 64
+"""What a message, part, call or tool counts besides its text: the template runs for each."""
+
+PlainConversation: TypeAlias = tuple[Any, ...]
+"""Values that `marshal` knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that an assistant's message made; `arguments` are JSON text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call; `parameters` are a JSON schema as text, or empty."""
+
+    name: str
+    description: str = ""
+    parameters: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One message. `content` is a text, or parts of text."""
+
+    role: str
+    content: str | tuple[str, ...] = ""
+    name: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The text, or the texts of the parts."""
+        return (self.content,) if isinstance(self.content, str) else self.content
+
+    @property
+    def parts(self) -> int:
+        """Parts of the content; a text alone is none."""
+        return 0 if isinstance(self.content, str) else len(self.content)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """Messages, oldest first, and what else the model's chat template gets."""
+
+    messages: tuple[ChatMessage, ...]
+    tools: tuple[Tool, ...] = ()
+    template_kwargs: str = ""
+    """A JSON object, or empty."""
+    generation_prompt: bool = True
+    """End with the beginning of the answer."""
+    continue_final: bool = False
+    """End within the last message."""
+
+    @property
+    def size(self) -> int:
+        """Bytes that it counts."""
+        entries = len(self.messages) + len(self.tools)
+        entries += sum(message.parts + len(message.tool_calls) for message in self.messages)
+        return ENTRY_BYTES * entries + sum(len(text.encode()) for text in self._texts())
+
+    @property
+    def is_plain(self) -> bool:
+        """It has texts alone. JSON may take a template far longer than its size says: nesting is indented."""
+        calls = any(message.tool_calls for message in self.messages)
+        return not (self.tools or self.template_kwargs or calls)
+
+    def plain(self) -> PlainConversation:
+        """For `conversation_from`."""
+        messages = [_plain_message(message) for message in self.messages]
+        tools = [(tool.name, tool.description, tool.parameters) for tool in self.tools]
+        return messages, tools, self.template_kwargs, self.generation_prompt, self.continue_final
+
+    def _texts(self) -> Iterator[str]:
+        """All that is written in it, but for roles, which are short."""
+        yield self.template_kwargs
+        for tool in self.tools:
+            yield from (tool.name, tool.description, tool.parameters)
+        for message in self.messages:
+            yield from message.texts
+            yield from (message.name, message.tool_call_id)
+            for call in message.tool_calls:
+                yield from (call.id, call.name, call.arguments)
+
+
+def conversation_from(plain: PlainConversation) -> Conversation:
+    """The inverse of `Conversation.plain`."""
+    messages, tools, kwargs, generation_prompt, continue_final = plain
+    return Conversation(
+        messages=tuple(_message_from(*message) for message in messages),
+        tools=tuple(Tool(*tool) for tool in tools),
+        template_kwargs=kwargs,
+        generation_prompt=generation_prompt,
+        continue_final=continue_final,
+    )
+
+
+def _plain_message(message: ChatMessage) -> tuple[Any, ...]:
+    calls = [(call.id, call.name, call.arguments) for call in message.tool_calls]
+    return message.role, message.content, message.name, calls, message.tool_call_id
+
+
+def _message_from(role: str, content: Any, name: str, calls: list[Any], call_id: str) -> ChatMessage:
+    return ChatMessage(role, content, name, tuple(ToolCall(*call) for call in calls), call_id)

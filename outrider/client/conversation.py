@@ -1,0 +1,125 @@
+"""Conversations as callers write them: as messages of ours, or as mappings of the OpenAI API's shape."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from outrider.protocol.errors import InvalidRequest
+
+MESSAGE_KEYS = {"role", "content", "name", "tool_calls", "tool_call_id"}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that an assistant's message made; `arguments` are the JSON text of an object."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call; `parameters` are a JSON schema as text, or empty."""
+
+    name: str
+    description: str = ""
+    parameters: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation; the role is such as system, user, assistant or tool.
+
+    `content` is a text, or parts of text. `tool_calls` are those that the assistant made, `tool_call_id` is
+    the call whose result a message of the role tool has.
+    """
+
+    role: str
+    content: str | tuple[str, ...] = ""
+    name: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+
+
+Conversation: TypeAlias = Sequence[Message] | Sequence[Mapping[str, Any]]
+Tools: TypeAlias = Sequence[Tool] | Sequence[Mapping[str, Any]]
+
+
+def message_of(path: str, value: Any) -> Message:
+    """A message, or what a mapping with `role` and `content` says.
+
+    Raises:
+        InvalidRequest: it is neither; `path` names it.
+    """
+    if isinstance(value, Message):
+        return value
+    if not isinstance(value, Mapping) or "role" not in value or not set(value) <= MESSAGE_KEYS:
+        raise InvalidRequest(
+            path, "must be a token id, or a message: role, content, name, tool_calls, tool_call_id"
+        )
+    calls = value.get("tool_calls") or ()
+    return Message(
+        role=value["role"],
+        content=_content(f"{path}.content", value.get("content")),
+        name=value.get("name") or "",
+        tool_calls=tuple(_call(f"{path}.tool_calls[{number}]", call) for number, call in enumerate(calls)),
+        tool_call_id=value.get("tool_call_id") or "",
+    )
+
+
+def tool_of(path: str, value: Any) -> Tool:
+    """A tool, or what `{"type": "function", "function": {...}}` says.
+
+    Raises:
+        InvalidRequest: it is neither; `path` names it.
+    """
+    if isinstance(value, Tool):
+        return value
+    function = value.get("function") if isinstance(value, Mapping) else None
+    if not isinstance(function, Mapping) or not function.get("name"):
+        raise InvalidRequest(path, "must be a Tool, or a function with a name")
+    parameters = function.get("parameters")
+    return Tool(
+        name=function["name"],
+        description=function.get("description") or "",
+        parameters="" if parameters is None else json_text(f"{path}.parameters", parameters),
+    )
+
+
+def json_text(path: str, value: Any) -> str:
+    """A value as JSON; a text is taken to be JSON already.
+
+    Raises:
+        InvalidRequest: JSON has no such value.
+    """
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        raise InvalidRequest(path, "must be what JSON can say") from None
+
+
+def _content(path: str, value: Any) -> str | tuple[str, ...]:
+    if value is None or isinstance(value, str):
+        return value or ""
+    try:
+        parts = tuple(value)
+        texts = tuple(part if isinstance(part, str) else part["text"] for part in parts)
+    except (TypeError, KeyError):
+        raise InvalidRequest(path, "must be a text, or parts of text") from None
+    return texts
+
+
+def _call(path: str, value: Any) -> ToolCall:
+    if isinstance(value, ToolCall):
+        return value
+    function = value.get("function") if isinstance(value, Mapping) else None
+    if not isinstance(function, Mapping) or not function.get("name"):
+        raise InvalidRequest(path, "must be a ToolCall, or a function with a name and arguments")
+    arguments = json_text(f"{path}.arguments", function.get("arguments") or "{}")
+    return ToolCall(value.get("id") or "", function["name"], arguments)

@@ -1,0 +1,45 @@
+"""What a model recommends for sampling, from its own file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from outrider.engine.loading.sampling_defaults import FILE, load_sampling_defaults
+from outrider.protocol.errors import ModelError
+
+
+def test_the_files_own_values_are_taken(tmp_path: Path) -> None:
+    """Those that a request could set; what is null or not there is left to the request's own defaults."""
+    given = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": None, "repetition_penalty": 1.05}
+    (tmp_path / FILE).write_text(json.dumps({**given, "eos_token_id": [1, 2], "max_new_tokens": 9}))
+    (tmp_path / "config.json").write_text("{}")
+    expected = {"temperature": 0.7, "top_k": 20, "repetition_penalty": 1.05}
+    assert load_sampling_defaults(str(tmp_path)) == expected
+
+
+def test_a_model_that_does_not_sample_is_greedy(tmp_path: Path) -> None:
+    """As transformers decodes it: its temperature does not count."""
+    (tmp_path / FILE).write_text(json.dumps({"temperature": 0.7, "repetition_penalty": 1.1}))
+    (tmp_path / "config.json").write_text("{}")
+    assert load_sampling_defaults(str(tmp_path)) == {"repetition_penalty": 1.1}
+
+
+def test_without_a_file_there_are_none(tmp_path: Path) -> None:
+    """The demo pair's has none either."""
+    (tmp_path / "config.json").write_text("{}")
+    assert load_sampling_defaults(str(tmp_path)) == {}
+    demo = Path(__file__).resolve().parents[4] / "models/demo/target"
+    assert load_sampling_defaults(str(demo)) == {}
+
+
+@pytest.mark.parametrize(
+    "values", [{"top_p": 7}, {"do_sample": True, "temperature": "warm"}, {"top_k": 2.5}, {"top_k": True}]
+)
+def test_a_value_that_no_request_may_have_is_refused(tmp_path: Path, values: dict[str, object]) -> None:
+    """With what to do about it."""
+    (tmp_path / FILE).write_text(json.dumps(values))
+    with pytest.raises(ModelError, match="set generation_config to none"):
+        load_sampling_defaults(str(tmp_path))

@@ -1,0 +1,138 @@
+"""Calls in a model's output: the same ones, however the output is cut."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+
+import pytest
+
+from orchestrator.gateway.calls.hermes import HermesParser
+from orchestrator.gateway.calls.llama3 import Llama3Parser
+from orchestrator.gateway.calls.pieces import CallArguments, CallBegun, Parser, Piece, Text
+
+Read = tuple[str, list[tuple[str, str]]]
+"""The text, and each call's name and arguments."""
+
+
+def hermes() -> Parser:
+    """With any function."""
+    return HermesParser()
+
+
+def llama3() -> Parser:
+    """Offered: add and now."""
+    return Llama3Parser({"add", "now"}.__contains__)
+
+
+def put_together(pieces: list[Piece]) -> Read:
+    """What a caller has at the end; a call's arguments come after its beginning, calls one after another."""
+    text, calls = "", list[tuple[str, str]]()
+    for piece in pieces:
+        match piece:
+            case Text():
+                text += piece.text
+            case CallBegun():
+                assert piece.index == len(calls)
+                calls.append((piece.name, ""))
+            case CallArguments():
+                assert piece.index == len(calls) - 1
+                name, arguments = calls[-1]
+                calls[-1] = (name, arguments + piece.text)
+    return text, calls
+
+
+def read(make: Callable[[], Parser], *parts: str) -> Read:
+    """An output that comes in parts."""
+    parser = make()
+    pieces = [piece for part in parts for piece in parser.push(part)]
+    return put_together([*pieces, *parser.finish()])
+
+
+A = '{"a": 1, "b": "}<\\"é"}'
+ADD = f'{{"name": "add", "arguments": {A}}}'
+NOW = '{"arguments" : {} , "name": "now"}'
+HERMES: list[tuple[str, Read]] = [
+    ("", ("", [])),
+    ("Hello, <b>you</b> \n", ("Hello, <b>you</b> \n", [])),
+    (f"<tool_call>\n{ADD}\n</tool_call>", ("", [("add", A)])),
+    (f"Let me see.\n\n<tool_call>{ADD}</tool_call>\n", ("Let me see.", [("add", A)])),
+    (
+        f"<tool_call>{ADD}</tool_call>\n<tool_call>\n{NOW}\n</tool_call>",
+        ("", [("add", A), ("now", "{} ")]),
+    ),
+    (f"<tool_call>{ADD}\n<tool_call>{NOW}", ("", [("add", A), ("now", "{} ")])),
+    (f"a <tool_call>{ADD}</tool_call> b", ("a b", [("add", A)])),
+    (f"<<tool_call>{ADD}</tool_call>", ("<", [("add", A)])),
+    ('<tool_call>{"name": "f", "id": [1, {"x": "]"}], "arguments": [2]}', ("", [("f", "[2]")])),
+    ("<tool_call>none</tool_call> x", ("<tool_call>none</tool_call> x", [])),
+    ('a <tool_call>{"name": "f"}</tool_call>', ('a <tool_call>{"name": "f"}</tool_call>', [])),
+    ('<tool_call>{"name": 3, "arguments": {}}', ('<tool_call>{"name": 3, "arguments": {}}', [])),
+    ('<tool_call>{"name": "f", "arguments": {"a": "b', ("", [("f", '{"a": "b')])),
+    ('<tool_call>{"name": "f"', ('<tool_call>{"name": "f"', [])),
+    ("half a tag <tool_", ("half a tag <tool_", [])),
+    (f"<tool_call>{ADD}</tool_", ("", [("add", A)])),
+    (
+        '<tool_call>{"name": "f", "arguments": {}, "arguments": {"x": 1}, "name": "g"}',
+        ("", [("f", "{}")]),
+    ),
+    ('<tool_call>{"name": "\\u0066", "parameters": {}}</tool_call>', ("", [("f", "{}")])),
+]
+CALL = '{"name": "add", "parameters": {"a": 1}}'
+LLAMA3: list[tuple[str, Read]] = [
+    ("", ("", [])),
+    ("  Hello {you}; ", ("  Hello {you}; ", [])),
+    (CALL, ("", [("add", '{"a": 1}')])),
+    (f"<|python_tag|>{CALL}", ("", [("add", '{"a": 1}')])),
+    (f"\n<|python_tag|> {CALL}\n", ("", [("add", '{"a": 1}')])),
+    (f"{CALL}; {CALL}", ("", [("add", '{"a": 1}'), ("add", '{"a": 1}')])),
+    (f'{{"type": "function", {CALL[1:]}', ("", [("add", '{"a": 1}')])),
+    (f"{CALL} and so on {CALL}", (f" and so on {CALL}", [("add", '{"a": 1}')])),
+    ('{"name": "Bob", "age": 3}', ('{"name": "Bob", "age": 3}', [])),
+    ('{"name": "Bob", "parameters": {}} x', ('{"name": "Bob", "parameters": {}} x', [])),
+    (f'{CALL}; {{"name": "Bob"}}', ('; {"name": "Bob"}', [("add", '{"a": 1}')])),
+    ("{}", ("{}", [])),
+    ("{a: 1}", ("{a: 1}", [])),
+    ("<|python_tag|>print(1)", ("<|python_tag|>print(1)", [])),
+    ("<|python", ("<|python", [])),
+    ('{"name": "now", "parameters": {}', ("", [("now", "{}")])),
+    ("[1]", ("[1]", [])),
+]
+CASES = [(hermes, *case) for case in HERMES] + [(llama3, *case) for case in LLAMA3]
+
+
+@pytest.mark.parametrize(("make", "output", "expected"), CASES)
+def test_every_cut_gives_the_same(make: Callable[[], Parser], output: str, expected: Read) -> None:
+    """Whole, sign by sign, and in three parts at any two places."""
+    assert read(make, output) == expected
+    assert read(make, *output) == expected
+    for first, second in itertools.combinations_with_replacement(range(len(output) + 1), 2):
+        assert read(make, output[:first], output[first:second], output[second:]) == expected
+
+
+@pytest.mark.parametrize(("make", "output", "expected"), CASES)
+def test_arguments_of_whole_calls_are_json(make: Callable[[], Parser], output: str, expected: Read) -> None:
+    """As the model wrote them; only a call that the output's end cuts off has others."""
+    for name, arguments in expected[1]:
+        assert name
+        if not output.endswith('"b'):
+            json.loads(arguments)
+
+
+def test_arguments_come_as_they_are_written() -> None:
+    """A caller sees the name when it is certain, and each sign of the arguments at once."""
+    parser = hermes()
+    assert parser.push('<tool_call>{"name": "f", "argumen') == []
+    assert parser.push('ts": {"a') == [CallBegun(0, "f"), CallArguments(0, '{"a')]
+    assert parser.push('": 1') == [CallArguments(0, '": 1')]
+    assert parser.push("}}</tool_call>") == [CallArguments(0, "}")]
+
+
+def test_ordinary_text_is_not_held_back() -> None:
+    """But for spaces, and for what may be a tag."""
+    for make in (hermes, llama3):
+        assert make().push("Hello") == [Text("Hello")]
+    parser = hermes()
+    assert parser.push("a <") == [Text("a")]
+    assert parser.push("b") == [Text(" <b")]
