@@ -237,6 +237,9 @@ class GatewayConfig(ProcessConfig):
     )
     deadline_seconds: float = Field(600.0, gt=0, description="Longest time that a request may take.")
     page: bool = Field(True, description="Serve a page at / that shows what speculation does.")
+    response_metrics: bool = Field(
+        False, description="Answers carry their times and what speculation did, as vLLM's `metrics`."
+    )
     metrics_port: int = Field(
         -1,
         ge=-1,

@@ -64,10 +64,12 @@ class Gateway:
         instruments: GatewayInstruments,
         registry: CollectorRegistry = REGISTRY,
         page: bool = True,
+        figures: bool = False,
     ) -> None:
         self.draining = False
         self.running = 0
         self._health = health
+        self._figures = figures
         self._tokens = tokens
         self._instruments = instruments
         self._registry = registry
@@ -80,7 +82,7 @@ class Gateway:
         if scope["type"] != "http":
             raise RuntimeError(f"no {scope['type']} is served")
         headers = dict(scope["headers"])
-        scope["state"] = state = _state(headers)
+        scope["state"] = state = _state(headers) | {"figures": self._figures}
         answer, began = _Answer(send, state["request_id"]), time.monotonic()
         self._enter(1)
         try:

@@ -66,6 +66,7 @@ async def run(config: GatewayConfig) -> None:
             tokens,
             instruments,
             page=config.page,
+            figures=config.response_metrics,
         )
         try:
             async with inner_page(config.host, config.metrics_port, gateway) as page:

@@ -320,6 +320,7 @@ def _complete(pb: generation_pb2.Complete) -> Complete:
         stop=pb.stop,
         usage=Usage(**_numbers(pb.usage)),
         speculation=_numbers(pb.speculation),
+        accepted_histogram=tuple(pb.speculation.accepted_histogram),
         seed=pb.seed,
         model=pb.model,
         request_id=pb.request_id,
@@ -354,4 +355,5 @@ def _present(pb: Pb, name: str) -> Any:
 
 
 def _numbers(pb: Pb) -> dict[str, Any]:
-    return {field.name: getattr(pb, field.name) for field in pb.DESCRIPTOR.fields}
+    """Its fields that are one number each."""
+    return {field.name: getattr(pb, field.name) for field in pb.DESCRIPTOR.fields if not field.is_repeated}

@@ -184,7 +184,11 @@ async def _events(endpoint: str, plan: Plan, last: str) -> AsyncGenerator[_Event
     Raises:
         BROKEN: it ended before the stream did.
     """
-    headers = {"content-type": "application/json", **({"last-event-id": last} if last else {})}
+    headers = {
+        "content-type": "application/json",
+        "accept": "text/event-stream",
+        **({"last-event-id": last} if last else {}),
+    }
     options = plan.options | {"speculation": {"mode": plan.mode}}
     del options["mode"]
     body = json.dumps({"prompt": plan.prompt, "stream": True, **options}).encode()
