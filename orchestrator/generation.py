@@ -12,7 +12,7 @@ from functools import partial
 
 from orchestrator.observing.observer import Observers
 from orchestrator.observing.timeline import StepRecorder
-from orchestrator.observing.tracing import RequestTrace
+from orchestrator.observing.tracing import RequestTrace, StepSpans
 from orchestrator.output import Chunk, Completion, Output, Started
 from orchestrator.pipeline import Pipeline, first_error
 from orchestrator.replicas.fleet import Fleet
@@ -73,7 +73,8 @@ class Generation:
         """One continuation, from opening its streams to closing them."""
         start_ns = time.time_ns()
         traceparent = self.trace.continuation(index)
-        session = self._session(index, traceparent)
+        spans = StepSpans(traceparent, self.config.trace_detail, self.config.trace_slow_seconds)
+        session = self._session(index, spans.of_replicas)
         output = Output(index, self._text())
         recorded = bool(traceparent) or self.request.record_timeline or self.request.record_steps
         recorder = StepRecorder(start_ns) if recorded else None
@@ -86,6 +87,7 @@ class Generation:
             self.config.draft_open_timeout_ms / 1000,
             recorder,
             self.clock,
+            spans,
         )
 
         async def end(kept: KvHandle | None) -> None:
@@ -94,6 +96,7 @@ class Generation:
         try:
             await pipeline.run(end)
         finally:
+            spans.end(self.clock() - self.arrived)
             self.trace.record_continuation(traceparent, index, start_ns, time.time_ns())
 
     def _session(self, index: int, traceparent: str) -> Session:
@@ -172,4 +175,6 @@ class Generation:
             model=request.served.model,
             request_id=request.request_id,
             timeline=tuple(recorder.events) if recorder is not None and request.record_timeline else (),
+            verify=pipeline.endpoint,
+            draft=pipeline.draft_endpoint,
         )

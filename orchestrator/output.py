@@ -63,6 +63,9 @@ class Completion:
     model: str
     request_id: str
     timeline: tuple[TimelineEvent, ...]
+    verify: str = ""
+    draft: str = ""
+    """Endpoints of the last replicas that it had; empty: none."""
 
 
 class Output:

@@ -40,7 +40,7 @@ from orchestrator.observing.drift import Reading
 from orchestrator.observing.observer import Observer
 from orchestrator.observing.steps import Step, step_of
 from orchestrator.observing.timeline import StepRecord, StepRecorder
-from orchestrator.observing.tracing import record_prefill, record_step
+from orchestrator.observing.tracing import StepSpans
 from orchestrator.output import Chunk, Output, Started
 from orchestrator.replicas.draft_client import DraftClient
 from orchestrator.replicas.fleet import Fleet
@@ -88,11 +88,14 @@ class Pipeline:
         draft_open_seconds: float,
         recorder: StepRecorder | None = None,
         clock: Callable[[], float] = time.monotonic,
+        spans: StepSpans | None = None,
     ) -> None:
         self.session = session
         self.reason = FinishReason.NONE
         self.endpoint = ""
         """Of the verify replica that the session ended on."""
+        self.draft_endpoint = ""
+        """Of the last draft replica that opened."""
         self._output = output
         self._fleet = fleet
         self._emit_item = emit
@@ -100,6 +103,7 @@ class Pipeline:
         self._draft_open_seconds = draft_open_seconds
         self._recorder = recorder
         self._clock = clock
+        self._spans = spans or StepSpans()
         self._events: asyncio.Queue[Event] = asyncio.Queue(MAX_EVENTS)
         self._streams = asyncio.TaskGroup()
         self._verify: _Link[VerifyClient] | None = None
@@ -147,7 +151,7 @@ class Pipeline:
         if self._output.stop:
             self.reason = FinishReason.STOP
         if rest is not None:
-            await self._emit_item(rest)
+            await self._deliver([rest])
 
     async def _carry_out(self, actions: Sequence[Action]) -> None:
         """In order, up to the one that ends the session: a stop string may, in the middle."""
@@ -210,10 +214,15 @@ class Pipeline:
     async def _emit(self, action: Emit) -> None:
         verdict = action.verdict
         step = self._note_verdict(verdict)
-        for chunk in self._output.push(verdict.tokens, verdict.logprobs, step):
-            await self._emit_item(chunk)
+        await self._deliver(self._output.push(verdict.tokens, verdict.logprobs, step))
         if self._output.stop:
             await self._carry_out(self.session.stop())
+
+    async def _deliver(self, chunks: Sequence[Chunk]) -> None:
+        for chunk in chunks:
+            await self._emit_item(chunk)
+        if chunks:
+            self._observer.delivered(self._clock())
 
     def _connect_verify(self, action: ConnectVerify) -> None:
         client = VerifyClient(action.stream, action.opening, self._received)
@@ -324,6 +333,7 @@ class Pipeline:
                 self._fleet.admitted(link.lease, event.opened.incarnation)
                 if event.stream in self._drafts:
                     self._observer.draft_opened(event.endpoint)
+                    self.draft_endpoint = event.endpoint
 
     def _note_block(self, event: BlockArrived) -> None:
         """Count a block that did not cost the draft its stream."""
@@ -355,13 +365,13 @@ class Pipeline:
             link.proven = True
 
     def _record(self, recorder: StepRecorder, verdict: Verdict, drift: Reading | None) -> StepRecord:
-        now_ns, traceparent = time.time_ns(), self.session.traceparent
+        now_ns = time.time_ns()
         if self._opened_ns:
             cached = self.session.statistics.cached
-            record_prefill(traceparent, self._opened_ns, now_ns, verdict.base_length, cached)
+            self._spans.prefill(self._opened_ns, now_ns, verdict.base_length, cached)
             self._opened_ns = 0
         record = recorder.add_verdict(verdict, now_ns)
-        record_step(traceparent, record, drift)
+        self._spans.step(record, drift)
         return record
 
     async def _close(self) -> KvHandle | None:

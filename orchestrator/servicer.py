@@ -15,6 +15,7 @@ import grpc
 from orchestrator.generation import Generation, Item
 from orchestrator.observing.load import load_of
 from orchestrator.observing.observer import Observers
+from orchestrator.observing.request_log import fields_of
 from orchestrator.observing.tracing import RequestTrace
 from orchestrator.replicas.fleet import Fleet, ServedModel
 from orchestrator.replicas.pool import State
@@ -244,7 +245,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                 problem = "CANCELLED"
                 raise
             finally:
-                self._count(generation, problem, self._clock() - arrived)
+                seconds = self._clock() - arrived
+                self._count(generation, problem, seconds)
+                if self._config.request_log:
+                    done = generation.completions
+                    logger.info("request ended", **fields_of(request, done, waiter.waited, seconds, problem))
                 trace.finish(request, generation.completions, time.time_ns(), problem)
 
     async def _until(self, deadline: float, generation: Generation, write: Any) -> None:
@@ -255,11 +260,14 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             raise DeadlineExceeded("the deadline passed before the end of the text") from None
 
     def _count(self, generation: Generation, problem: str, seconds: float) -> None:
-        trace_id = generation.trace.traceparent[3:35]
+        trace_id, model = generation.trace.traceparent[3:35], generation.request.served.model
         made = sum(one.completion_tokens - len(generation.request.resumed) for one in generation.completions)
         self._instruments.labels.finished(generation.request.labels, made)
         if problem:
-            self._instruments.finished(problem.lower(), 0, seconds, None, None, trace_id)
+            self._instruments.finished(problem.lower(), 0, seconds, None, None, trace_id, model)
+        if generation.completions:
+            cached = max(one.statistics.cached for one in generation.completions)
+            self._instruments.prompt(model, len(generation.request.prompt), cached)
         for completion in generation.completions:
             generated = completion.completion_tokens - len(generation.request.resumed)
             streaming = completion.total_seconds - completion.first_token_seconds
@@ -270,6 +278,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                 completion.first_token_seconds if generated else None,
                 streaming / (generated - 1) if generated > 1 else None,
                 trace_id,
+                model,
             )
 
     @contextmanager

@@ -15,6 +15,7 @@ from outrider.protocol.allowance import MAX_TREE_NODES
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Positive = Annotated[int, Field(gt=0)]
+TraceDetail = Literal["none", "slow", "all"]
 
 
 class Settings(BaseModel):
@@ -218,6 +219,17 @@ class OrchestratorConfig(ServiceConfig):
     client_burst: Positive = Field(
         32, description="Requests that a client with a limit may make at once after a rest."
     )
+    request_log: bool = Field(
+        True, description="Log one line for each request: its counts, times and replicas, never its text."
+    )
+    trace_detail: TraceDetail = Field(
+        "all",
+        description="Which sampled requests have spans of their steps: all, slow ones (recorded by the "
+        "orchestrator alone), or none.",
+    )
+    trace_slow_seconds: float = Field(
+        10.0, ge=0, description="From here on a request is slow, for trace_detail."
+    )
     tls_client_cert: str = Field("", description="PEM certificate shown to draft and verify replicas.")
     tls_client_key: str = Field("", description="PEM private key of tls_client_cert.")
     tls_client_ca: str = Field("", description="PEM authorities of the replicas; empty: plaintext to them.")
@@ -240,6 +252,9 @@ class GatewayConfig(ProcessConfig):
     )
     deadline_seconds: float = Field(600.0, gt=0, description="Longest time that a request may take.")
     page: bool = Field(True, description="Serve a page at / that shows what speculation does.")
+    response_metrics: bool = Field(
+        False, description="Answers carry their times and what speculation did, as vLLM's `metrics`."
+    )
     metrics_port: int = Field(
         -1,
         ge=-1,

@@ -213,6 +213,33 @@ LATENCY = (
     ),
 )
 
+LENGTHS = (
+    _quantiles(
+        "Pauses in a text",
+        "From one delivery of tokens to the next of its continuation, as callers see them come.",
+        "o:delivery_gap_seconds",
+        width=6,
+    ),
+    _number(
+        "Prompt length",
+        "Tokens of a prompt.",
+        *(f"{quantile}% = p{quantile} o:prompt_tokens" for quantile in (50, 95, 99)),
+        width=6,
+    ),
+    _number(
+        "Output length",
+        "Tokens generated of a continuation.",
+        *(f"{quantile}% = p{quantile} o:output_tokens" for quantile in (50, 95, 99)),
+        width=6,
+    ),
+    _share(
+        "Prompt tokens from the cache",
+        "Share of the prompts' tokens whose keys and values were at hand.",
+        "cached = o:prompt_tokens_cached_total / o:prompt_tokens_sum",
+        width=6,
+    ),
+)
+
 THROUGHPUT = (
     _number("Tokens", "Tokens generated per second.", "tokens per second = o:tokens_total"),
     _requests(
@@ -384,6 +411,7 @@ SERVING = Dashboard(
     "What callers see.",
     (
         PanelRow("Latency", LATENCY),
+        PanelRow("Texts", LENGTHS),
         PanelRow("Throughput", THROUGHPUT),
         PanelRow("Errors", ERRORS),
         PanelRow("HTTP", HTTP),

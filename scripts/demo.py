@@ -1,6 +1,7 @@
 """The demo: three services, a streamed completion, a comparison, and the proof that the tokens are equal.
 
     make demo
+    make demo ARGS=--stay    # and serves on, for clients of gRPC and of the OpenAI API
 
 Runs the demo pair in float32, where arithmetic leaves no room for excuses. The trained target is so small
 that a step of it is overhead; its MLP is therefore widened to 216 M parameters first. That changes no
@@ -9,10 +10,16 @@ output, but a step has to read the weights of a larger model, as speculation is 
 
 from __future__ import annotations
 
+import argparse
+import json
+import shlex
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -152,14 +159,33 @@ def draw_timeline(endpoint: str) -> None:
     subprocess.run([*command, "--output", str(TIMELINE), STORY], check=True, stderr=subprocess.DEVNULL)
 
 
-def main() -> int:
+def curl(url: str) -> str:
+    """A request of the OpenAI API to paste into a shell."""
+    body = {"prompt": "def fibonacci(n):\n", "max_tokens": TOKENS, "temperature": 0, "stream": True}
+    header = "content-type: application/json"
+    return shlex.join(["curl", "-N", f"{url}/v1/completions", "-H", header, "-d", json.dumps(body)])
+
+
+def stay(ready: dict[str, str]) -> None:
+    """Say where the services are, and wait for Ctrl-C or SIGTERM."""
+    print(f"\nServing on: gRPC at {ready['endpoint']}, the OpenAI API at {ready['http']}/v1; Ctrl-C stops.")
+    print(f"\n{curl(ready['http'])}\n", flush=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with suppress(KeyboardInterrupt):
+        threading.Event().wait()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run the demo; 0 when all tokens are equal."""
+    parser = argparse.ArgumentParser(prog="make demo", description="Run the demo.")
+    parser.add_argument("--stay", action="store_true", help="serve on after it, until Ctrl-C")
+    staying = parser.parse_args(arguments).stay
     TIMELINE.parent.mkdir(exist_ok=True)
     target = widened_target()
     print("Starting orchestrator, draft and verify service ...", flush=True)
     with (
-        services(target, "float32", TIMELINE.with_name("services.log")) as endpoint,
-        grpc.insecure_channel(endpoint) as channel,
+        services(target, "float32", TIMELINE.with_name("services.log")) as ready,
+        grpc.insecure_channel(ready["endpoint"]) as channel,
     ):
         stub = generation_pb2_grpc.GenerationServiceStub(channel)
         print_story(stub)
@@ -168,10 +194,15 @@ def main() -> int:
             flush=True,
         )
         tallies = compare(stub)
-        draw_timeline(endpoint)
-    print_table(tallies)
-    same = equal(tallies, target)
-    print(f"timeline: {TIMELINE.relative_to(ROOT)}")
+        draw_timeline(ready["endpoint"])
+        print_table(tallies)
+        same = equal(tallies, target)
+        print(f"timeline: {TIMELINE.relative_to(ROOT)}")
+        print(f"OpenAI API: {ready['http']}/v1")
+        if staying:
+            stay(ready)
+    if not staying:
+        print("It has ended with the demo; `make demo ARGS=--stay` serves on.")
     return 0 if same else 1
 
 

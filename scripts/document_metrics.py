@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from orchestrator.gateway.instruments import GatewayInstruments
 from outrider.telemetry.instruments import DraftInstruments, OrchestratorInstruments, VerifyInstruments
 from outrider.telemetry.metric_parts import MAX_POSITION, MAX_REPLICAS, MAX_TASKS, Described
+from outrider.telemetry.request_metrics import MAX_MODELS
 from scripts.promql import Promql
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/metrics.md"
@@ -59,7 +60,8 @@ addresses of a name, such as the pods of a headless service.
 The orchestrator's histograms carry trace ids as exemplars, for Prometheus with
 `--enable-feature=exemplar-storage`. Labels are bounded: {MAX_TASKS} values of `task`,
 and of each of a caller's `labels` (the rest is `other`, none is `none`), the
-{MAX_REPLICAS} last endpoints of `draft`, positions from 1 to {MAX_POSITION}.
+{MAX_REPLICAS} last endpoints of `draft`, the {MAX_MODELS} last names of `model`, positions from 1 to
+{MAX_POSITION}.
 
 ## Queries
 
@@ -129,6 +131,12 @@ replica serves well: four fifths of its slots, and less once the pool was short
 
 KEDA asks one orchestrator and gets the sum, because orchestrators see each other's sessions at the drafts.
 
+## A line for each request
+
+Beside metrics, the orchestrator logs `request ended` for each request that was admitted (`request_log`): id,
+model, status, token counts, seconds in the queue, to the first token and in all, steps, acceptance length,
+replicas and losses. Neither text nor tokens. Refused requests are counted alone.
+
 ## Names that others use
 
 Inference gateways (Gateway API Inference Extension) choose among orchestrators by TotalQueuedRequests,
@@ -141,6 +149,12 @@ vLLM's names (`vllm:...`; it counts positions from 0, and a *draft* is one round
 - `spec_decode_num_draft_tokens_total`: `outrider_verify_nodes_verified_total`
 - `spec_decode_num_accepted_tokens_total`: `outrider_verify_nodes_accepted_total`
 - `spec_decode_num_accepted_tokens_per_pos_total`: `outrider_verify_position_accepted_total`
+- `prompt_tokens_total`, `generation_tokens_total`: `outrider_orchestrator_prompt_tokens_sum`,
+  `outrider_orchestrator_tokens_total`
+- `prefix_cache_hits_total`, in tokens: `outrider_orchestrator_prompt_tokens_cached_total`
+- `request_prompt_tokens`, `request_generation_tokens`, `inter_token_latency_seconds`:
+  `outrider_orchestrator_prompt_tokens`, `outrider_orchestrator_output_tokens`,
+  `outrider_orchestrator_delivery_gap_seconds`, of deliveries, which have one token or several
 - `num_requests_waiting`, `num_requests_running`: the gateways' gauges
 - `kv_cache_usage_perc`: `outrider_verify_kv_utilization`
 """

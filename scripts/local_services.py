@@ -31,8 +31,9 @@ def widened_target() -> Path:
 
 
 @contextmanager
-def services(target: Path, dtype: str, log: Path) -> Iterator[str]:
-    """`outrider up` with the demo draft until the block ends; yields the endpoint.
+def services(target: Path, dtype: str, log: Path) -> Iterator[dict[str, str]]:
+    """`outrider up` with the demo draft until the block ends; yields its ready line: the `endpoint` for gRPC,
+    and `http`, the URL for OpenAI's clients.
 
     One thread per service, and a core of its own for each model where the machine has two.
     """
@@ -40,7 +41,7 @@ def services(target: Path, dtype: str, log: Path) -> Iterator[str]:
     flags = [*models, "--dtype", dtype, "--device", "cpu", "--port", "0"]
     with Child([sys.executable, "-m", "outrider", "up", *flags], log) as up:
         try:
-            yield str(up.receive(START_SECONDS)["endpoint"])
+            yield up.receive(START_SECONDS)
         except ChildError as error:
             raise SystemExit(f"The services did not start: {error}") from None
 

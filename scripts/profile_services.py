@@ -39,11 +39,11 @@ def main() -> int:
     stop = Event()
     with (
         tempfile.TemporaryDirectory() as folder,
-        services(widened_target(), "bfloat16", Path(folder) / "up.log") as endpoint,
+        services(widened_target(), "bfloat16", Path(folder) / "up.log") as ready,
         ThreadPoolExecutor(flags.clients) as clients,
     ):
         for seed in range(flags.clients):
-            clients.submit(keep_busy, endpoint, flags.temperature, seed, stop)
+            clients.submit(keep_busy, ready["endpoint"], flags.temperature, seed, stop)
         try:
             for service in SERVICES:
                 progress(f"sampling the {service} for {flags.seconds} s")

@@ -66,12 +66,14 @@ class Gateway:
         registry: CollectorRegistry = REGISTRY,
         page: bool = True,
         make_parser: MakeParser | None = None,
+        figures: bool = False,
     ) -> None:
         """`make_parser` reads the calls of tools in answers; None: there are none."""
         self._make_parser = make_parser
         self.draining = False
         self.running = 0
         self._health = health
+        self._figures = figures
         self._tokens = tokens
         self._instruments = instruments
         self._registry = registry
@@ -84,7 +86,7 @@ class Gateway:
         if scope["type"] != "http":
             raise RuntimeError(f"no {scope['type']} is served")
         headers = dict(scope["headers"])
-        scope["state"] = state = _state(headers)
+        scope["state"] = state = _state(headers) | {"figures": self._figures}
         answer, began = _Answer(send, state["request_id"]), time.monotonic()
         self._enter(1)
         try:

@@ -7,6 +7,7 @@ same text once more and sends what follows.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from orchestrator.gateway.errors import wrong
@@ -17,6 +18,7 @@ HEADER = "last-event-id"
 ID = re.compile(r"([0-9a-f]{1,16})((?:\.(?:-|[0-9]{1,9}e?)){1,16})")
 """Seed, and of each choice the characters sent and whether its end was; - where it had not begun."""
 SEEDS = 2**64
+EVENTS = b"text/event-stream"
 
 
 @dataclass(slots=True)
@@ -72,6 +74,14 @@ class Progress:
             case Complete():
                 known, choice.ended = choice.ended, True
                 return None if known else event
+
+
+def told_ids(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether a stream's events have ids: its caller says that it reads events, or had ids before.
+
+    Many readers of the API know `data:` lines alone, and take an id for a broken answer.
+    """
+    return EVENTS in headers.get(b"accept", b"").lower() or HEADER.encode() in headers
 
 
 def continued(asked: Asked, last: str) -> tuple[Asked, Progress | None]:

@@ -10,8 +10,9 @@ from functools import partial
 from typing import Any
 
 from orchestrator.gateway.bodies import Bodies
-from orchestrator.gateway.continuing import HEADER, Progress, continued
+from orchestrator.gateway.continuing import HEADER, Progress, continued, told_ids
 from orchestrator.gateway.errors import UNEXPECTED, Problem, problem_of, wrong
+from orchestrator.gateway.figures import metrics_of
 from orchestrator.gateway.instruments import GatewayInstruments
 from orchestrator.gateway.requests import Asked, chat_from, completions_from
 from orchestrator.gateway.responses import Answer, MakeParser
@@ -57,10 +58,11 @@ class Generating:
         asked, progress = continued(asked, headers.get(HEADER.encode(), b"").decode("latin-1"))
         if asked.tools is not None and self._make_parser is None:
             raise wrong("tools", "needs the gateway's setting tool_call_parser; or send tool_choice 'none'")
+        progress = progress if told_ids(headers) else None
         answer = Answer.to(asked, scope["state"]["request_id"], int(time.time()), self._make_parser)
         events = self._events(asked, scope["state"])
         if asked.stream:
-            work = self._stream(answer, events, send, progress)
+            work = self._stream(answer, events, send, progress, scope["state"]["figures"])
         else:
             work = self._whole(answer, events, send, scope["state"])
         if not await while_connected(receive, work):
@@ -74,7 +76,9 @@ class Generating:
             async for event in events:
                 collected.add(event)
         echoed = await self._prompts(answer.asked, state) if answer.asked.echo else ()
-        await send_json(send, 200, answer.finished(collected.result().generations, echoed))
+        found = collected.result().generations
+        figures = _metrics(state["figures"], [one.end for one in found])
+        await send_json(send, 200, answer.finished(found, echoed) | figures)
 
     async def _prompts(self, asked: Asked, state: dict[str, Any]) -> list[str]:
         """The prompts' texts; those of token ids have all tokens spelled out."""
@@ -92,13 +96,19 @@ class Generating:
         return texts
 
     async def _stream(
-        self, answer: Answer, events: AsyncGenerator[Event, None], send: Send, progress: Progress | None
+        self,
+        answer: Answer,
+        events: AsyncGenerator[Event, None],
+        send: Send,
+        progress: Progress | None,
+        figures: bool,
     ) -> None:
         """The status is sent with the first event: what is refused before it has a status of its own."""
-        begun = False
+        begun, ends = False, list[Complete]()
         async with aclosing(events):
             try:
                 async for event in events:
+                    ends += [event] if isinstance(event, Complete) else []
                     left = event if progress is None else progress.left(event)
                     part = answer.part(event, left)
                     if not begun:
@@ -112,7 +122,7 @@ class Generating:
                 await send(body_part(server_sent(problem_from(error).body()), last=True))
                 return
         if answer.asked.include_usage:
-            await send_part(send, answer.usage_part())
+            await send_part(send, answer.usage_part() | _metrics(figures, ends))
         await send(body_part(DONE, last=True))
 
     async def _events(self, asked: Asked, state: dict[str, Any]) -> AsyncGenerator[Event, None]:
@@ -205,6 +215,10 @@ def problem_from(error: Exception) -> Problem:
         return problem_of(error)
     logger.error("unexpected error", exc_info=error)
     return problem_of(InternalError(UNEXPECTED))
+
+
+def _metrics(wanted: bool, ends: list[Complete]) -> dict[str, Any]:
+    return {"metrics": metrics_of(ends)} if wanted else {}
 
 
 def _credentials(state: dict[str, Any]) -> dict[str, str]:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter
 
-from outrider.telemetry.instruments import DURATION_BUCKETS, FIRST_TOKEN_BUCKETS, FileInstruments
+from outrider.telemetry.instruments import FileInstruments
 from outrider.telemetry.metric_parts import Described, Maker
+from outrider.telemetry.request_metrics import DURATION_BUCKETS, FIRST_TOKEN_BUCKETS
 
 GONE = 499
 """Stands for the status of an answer that nobody waited for."""

@@ -31,6 +31,7 @@ from outrider.telemetry.logs import get_logger
 logger = get_logger(__name__)
 RETRIES = Retries(begin=())
 """What is refused before it has begun is the caller's to try again, as the answer says when."""
+HTTP = ("http://", "https://")
 WATCH_SECONDS = 2.0
 """How often files that may be renewed are looked at."""
 KEEP_ALIVE_SECONDS = 75
@@ -45,6 +46,8 @@ async def run(config: GatewayConfig) -> None:
         ConfigError: a setting is wrong, or the address cannot be bound.
     """
     pin_cpus(config.cpus)
+    if config.orchestrator.startswith(HTTP):
+        raise ConfigError(f"orchestrator: {config.orchestrator!r} is no gRPC endpoint; give host:port")
     stop = stop_on_signals()
     certificates = server_certificates(config.tls_cert, config.tls_key, config.tls_ca)
     tokens = read_tokens(config.auth_tokens_file) if config.auth_tokens_file else None
@@ -65,6 +68,7 @@ async def run(config: GatewayConfig) -> None:
             instruments,
             page=config.page,
             make_parser=PARSERS[config.tool_call_parser],
+            figures=config.response_metrics,
         )
         try:
             async with inner_page(config.host, config.metrics_port, gateway) as page:

@@ -27,7 +27,9 @@ class Observers:
 
     def watch(self, request: Request) -> Observer:
         """An observer of one continuation, to be closed at its end."""
-        return Observer(self._instruments, self.load, self._drift, request.task, self.tokens)
+        return Observer(
+            self._instruments, self.load, self._drift, request.task, self.tokens, request.served.model
+        )
 
 
 class Observer:
@@ -40,6 +42,7 @@ class Observer:
         drift: DriftWatch,
         task: str,
         tokens: TokenRate,
+        model: str = "",
     ) -> None:
         self._tokens = tokens
         self._instruments = instruments
@@ -49,6 +52,8 @@ class Observer:
         self._wants_draft = False
         self._drafts: list[str] = []
         """Endpoints of the open draft replicas."""
+        self._gaps = instruments.requests.of(model).gap
+        self._last_delivery: float | None = None
         self._last_verdict: float | None = None
         self._unanswered: tuple[int, float] | None = None
         """Committed length and time of the first verdict that the draft has not answered."""
@@ -93,6 +98,12 @@ class Observer:
         if self._unanswered is not None and block.base_length >= self._unanswered[0]:
             self._load.answered(now - self._unanswered[1])
             self._unanswered = None
+
+    def delivered(self, now: float) -> None:
+        """Tokens went to the client."""
+        if self._last_delivery is not None:
+            self._gaps.observe(now - self._last_delivery)
+        self._last_delivery = now
 
     def verdict(self, verdict: Verdict, now: float) -> Reading | None:
         """A step committed tokens; returns what the drift detector says if it raises the alarm."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from outrider.protocol.messages import TokenBlock, Verdict
 
@@ -17,6 +17,8 @@ class Statistics:
     drafted: int = 0
     verified: int = 0
     accepted: int = 0
+    histogram: list[int] = field(default_factory=list)
+    """Of the steps that verified candidates, how many accepted 0, 1, 2, ... of them."""
     hits: int = 0
     predicted: int = 0
     """Verified nodes that the caller's prediction proposed."""
@@ -63,7 +65,14 @@ class Statistics:
         self.hits += verdict.hit
         self.predicted += verdict.predicted
         self.predicted_accepted += verdict.predicted_accepted
+        if verdict.verified:
+            self._count_accepted(min(verdict.accepted, len(verdict.tokens)))
         self.forward_us += times.forward_us
         self.sample_us += times.sample_us
         self.queue_us += times.queue_us
         self.idle_us += times.idle_us
+
+    def _count_accepted(self, accepted: int) -> None:
+        """One more step that accepted so many."""
+        self.histogram += [0] * (accepted + 1 - len(self.histogram))
+        self.histogram[accepted] += 1

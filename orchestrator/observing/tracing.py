@@ -8,12 +8,14 @@ text nor tokens of a request are among them.
 from __future__ import annotations
 
 import random
+from collections import deque
 from dataclasses import dataclass
 
 from orchestrator.observing.drift import Reading
 from orchestrator.observing.timeline import StepRecord
 from orchestrator.output import Completion
 from orchestrator.request.resolver import Request
+from outrider.config import TraceDetail
 from outrider.protocol.messages import FinishReason
 from outrider.protocol.rpc_errors import code_of_reason
 from outrider.telemetry.rpc_spans import GENERATE, rpc_attributes
@@ -31,6 +33,8 @@ from outrider.telemetry.spans import (
 MAX_INT = 2**63 - 1
 """The largest integer that an attribute can hold."""
 CANCELLED = "CANCELLED"
+MAX_KEPT = 512
+"""Steps of a continuation that are kept until it is known whether it was slow: some 100 KB."""
 
 
 @dataclass(slots=True)
@@ -82,6 +86,47 @@ class RequestTrace:
                 attributes=_attributes(request, completions) | _outcome(completions, error),
                 error=error,
             )
+
+
+class StepSpans:
+    """The spans of one continuation's steps: all of them, those of a slow one at its end, or none.
+
+    With `slow`, the last `MAX_KEPT` steps of a sampled request are kept until its end. The replicas record
+    nothing then: nobody knows yet whether it will be slow.
+    """
+
+    def __init__(self, traceparent: str = "", detail: TraceDetail = "all", slow_seconds: float = 0.0) -> None:
+        self._traceparent = traceparent
+        self._detail = detail
+        self._slow_seconds = slow_seconds
+        self._kept: deque[tuple[StepRecord, Reading | None]] = deque(maxlen=MAX_KEPT)
+
+    @property
+    def of_replicas(self) -> str:
+        """The traceparent below which replicas record their part; empty: they record nothing."""
+        return self._traceparent if self._detail == "all" else ""
+
+    def prefill(self, start_ns: int, end_ns: int, tokens: int, cached: int) -> None:
+        """The time from opening a verify session to its first verdict."""
+        record_prefill(self._traceparent, start_ns, end_ns, tokens, cached)
+
+    def step(self, step: StepRecord, drift: Reading | None) -> None:
+        """A step has ended."""
+        match self._detail:
+            case "all":
+                record_step(self._traceparent, step, drift)
+            case "slow":
+                if is_sampled(self._traceparent):
+                    self._kept.append((step, drift))
+            case "none":
+                pass
+
+    def end(self, seconds: float) -> None:
+        """The continuation has ended, so long after its request came."""
+        if seconds >= self._slow_seconds:
+            for step, drift in self._kept:
+                record_step(self._traceparent, step, drift)
+        self._kept.clear()
 
 
 def record_prefill(traceparent: str, start_ns: int, end_ns: int, tokens: int, cached: int) -> None:

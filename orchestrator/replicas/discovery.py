@@ -29,7 +29,7 @@ class Address:
         """Raises ConfigError, naming the setting, when the text is no address."""
         dns = text.startswith("dns:")
         host, _, port = text.removeprefix("dns:").rpartition(":")
-        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 65536:
             raise ConfigError(f"{setting}: {text!r} is not host:port or dns:name:port")
         return cls(text, host, int(port), dns)
 

@@ -252,7 +252,7 @@ class Resolver:
             raise ContextTooLong(
                 "sampling.max_tokens",
                 f"{sampling.max_tokens} and a prompt of {prompt_length} tokens exceed the context of "
-                f"{self.served.context_length}",
+                f"{self.served.context_length}; lower it or shorten the prompt",
             )
         max_tokens = sampling.max_tokens or min(self.default_max_tokens or room, room)
         if len(asked.resume_token_ids) > max_tokens:

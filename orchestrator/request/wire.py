@@ -296,6 +296,7 @@ def _speculation(item: Completion) -> generation_pb2.SpeculationStats:
         admission_micros=_micros(item.admission_seconds),
         decode_micros=_uint32(statistics.decode_us),
         decode_busy_micros=_uint32(statistics.decode_busy_us),
+        accepted_histogram=statistics.histogram,
     )
 
 

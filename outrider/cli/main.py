@@ -12,6 +12,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from outrider import __version__
 from outrider.cli import commands
+from outrider.cli.mistakes import in_flags, unknown_arguments
 from outrider.protocol.errors import ConfigError, InvalidRequest, OutriderError, Unauthenticated, UnknownModel
 
 ASKED_WRONGLY = (ConfigError, InvalidRequest, UnknownModel, Unauthenticated)
@@ -34,11 +35,16 @@ examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 0, 1 (failed), 2 (asked for wrongly), 130 (Ctrl-C)."""
-    parsed = _parser().parse_args(arguments)
+    parser = _parser()
+    parsed, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        given = sys.argv[1:] if arguments is None else arguments
+        print(f"outrider: {unknown_arguments(parser, given, unknown)}", file=sys.stderr)
+        return 2
     try:
         status: int = parsed.run(parsed)
     except OutriderError as error:
-        print(f"outrider: {error}", file=sys.stderr)
+        print(f"outrider: {in_flags(error)}", file=sys.stderr)
         return 2 if isinstance(error, ASKED_WRONGLY) else 1
     except KeyboardInterrupt:
         return 130

@@ -166,7 +166,10 @@ def _text(arguments: argparse.Namespace) -> str:
         return str(arguments.prompt)
     if arguments.prompt is None and sys.stdin.isatty():
         raise InvalidRequest("prompt", "give a text, --file, --token-ids, or pipe it in")
-    return sys.stdin.read()
+    text = sys.stdin.read()
+    if not text:
+        raise InvalidRequest("prompt", "standard input is empty; give a text, --file or --token-ids")
+    return text
 
 
 def _content(flag: str, path: str | None) -> str | None:
@@ -196,6 +199,10 @@ def _bias(text: str) -> tuple[int, float]:
 
 def _endpoint(text: str) -> str:
     """What gRPC can resolve: `host:port`, or with a scheme such as `ipv4:host:port,host:port`."""
+    if text.startswith(("http://", "https://")):
+        raise argparse.ArgumentTypeError(
+            f"must be HOST:PORT of the gRPC service, not {text!r}; bench has --openai for HTTP"
+        )
     if not re.fullmatch(r".+:\d+", text) and not text.startswith("unix:"):
         raise argparse.ArgumentTypeError(f"must be HOST:PORT, not {text!r}")
     return text

@@ -28,10 +28,11 @@ class Tls(TypedDict):
 class Connection:
     """The settings of a client.
 
-    `endpoint` is `host:port`, or what gRPC resolves, such as `ipv4:10.0.0.1:7700,10.0.0.2:7700`. `token` is a
-    bearer token. `timeout` bounds a request in seconds, all its attempts together. `tls_ca` names a file with
-    authorities, or `system`, and turns TLS on; `tls_cert` and `tls_key` are for mutual TLS. `on_broken` hears
-    of every failure that the client goes on after.
+    `endpoint` is `host:port`, or what gRPC resolves, such as `dns:name:7700` or
+    `ipv4:10.0.0.1:7700,10.0.0.2:7700`, whose addresses take the calls in turn. `token` is a bearer token.
+    `timeout` bounds a request in seconds, all its attempts together. `tls_ca` names a file with authorities,
+    or `system`, and turns TLS on; `tls_cert` and `tls_key` are for mutual TLS. `on_broken` hears of every
+    failure that the client goes on after.
     """
 
     def __init__(

@@ -128,6 +128,8 @@ class Complete:
     timeline: tuple[TimelineEvent, ...] = ()
     resumptions: int = 0
     """Times that the stream broke and was taken up again."""
+    accepted_histogram: tuple[int, ...] = ()
+    """Of the steps that verified candidates, how many accepted 0, 1, 2, ... of them."""
 
 
 Event: TypeAlias = Started | Chunk | Complete

@@ -27,7 +27,7 @@ from outrider.client.results import (
     Tokens,
     Usage,
 )
-from outrider.protocol.errors import InvalidRequest, OutriderError, Unavailable
+from outrider.protocol.errors import ConfigError, InvalidRequest, OutriderError, Unavailable
 from outrider.protocol.rpc_errors import error_of
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 
@@ -47,6 +47,10 @@ ORIGINS: Mapping[int, Origin] = {1: "target", 2: "draft", 3: "lookup", 4: "gramm
 LANES = {1: "draft", 2: "wire", 3: "verify"}
 UNREACHABLE = ("UNAVAILABLE: failed to connect", "UNAVAILABLE: errors resolving")
 """How gRPC begins what it says of an endpoint that it has no connection to."""
+HTTP_1 = "http1.x server"
+"""Is in what it says of an endpoint that does not speak HTTP/2."""
+NOT_TLS = ("WRONG_VERSION_NUMBER", "packet length too long")
+"""One of these is in what it says of an endpoint that does not speak TLS."""
 
 
 def stub(channel: Any) -> Any:
@@ -192,9 +196,13 @@ def event_from_pb(response: generation_pb2.GenerateResponse) -> Event | None:
 def explained(error: Any, endpoint: str) -> OutriderError:
     """The error that a failed call to an endpoint stands for."""
     found = error_of(error)
-    if type(found) is Unavailable and str(found).startswith(UNREACHABLE):
-        return Unavailable(f"cannot reach {endpoint}; is `outrider up` or an orchestrator running there?")
-    return found
+    if type(found) is not Unavailable or not str(found).startswith(UNREACHABLE):
+        return found
+    if HTTP_1 in str(found):
+        return ConfigError(f"{endpoint} speaks HTTP, not gRPC; give the orchestrator's port, 7700 by default")
+    if any(sign in str(found) for sign in NOT_TLS):
+        return ConfigError(f"{endpoint} does not speak TLS; leave the TLS authorities out")
+    return Unavailable(f"cannot reach {endpoint}; is `outrider up` or an orchestrator running there?")
 
 
 def metadata_of(token: str, request_id: str, traceparent: str) -> tuple[tuple[str, str], ...]:
@@ -355,6 +363,7 @@ def _complete(pb: generation_pb2.Complete) -> Complete:
         stop=pb.stop,
         usage=Usage(**_numbers(pb.usage)),
         speculation=_numbers(pb.speculation),
+        accepted_histogram=tuple(pb.speculation.accepted_histogram),
         seed=pb.seed,
         model=pb.model,
         request_id=pb.request_id,
@@ -389,7 +398,8 @@ def _present(pb: Pb, name: str) -> Any:
 
 
 def _numbers(pb: Pb) -> dict[str, Any]:
-    return {field.name: getattr(pb, field.name) for field in pb.DESCRIPTOR.fields}
+    """Its fields that are one number each."""
+    return {field.name: getattr(pb, field.name) for field in pb.DESCRIPTOR.fields if not field.is_repeated}
 
 
 def _rounded(value: float) -> float:

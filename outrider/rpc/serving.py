@@ -146,7 +146,8 @@ class GrpcServer:
                 bound = server.add_secure_port(address, credentials)
         if bound == 0:
             raise ConfigError(
-                f"{setting}: cannot listen on {address}; it is in use or not an address of this machine"
+                f"{setting}: cannot listen on {address}; it is in use or not an address of "
+                "this machine; choose another"
             )
         return bound
 

@@ -34,11 +34,8 @@ from outrider.telemetry.metric_parts import (
     Tasks,
 )
 from outrider.telemetry.metrics_page import serve_page
+from outrider.telemetry.request_metrics import FIRST_TOKEN_BUCKETS, RequestMetrics
 
-DURATION_BUCKETS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
-FIRST_TOKEN_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 40, 160)
-TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5)
-"""Those of the gen_ai conventions, and three below: a pipelined token takes less than 10 ms."""
 REJECTIONS = (
     *("CONTEXT_TOO_LONG", "DEADLINE_EXCEEDED", "INVALID_REQUEST"),
     *("NO_REPLICA", "OVERLOADED", "RATE_LIMITED", "UNKNOWN_MODEL"),
@@ -237,17 +234,7 @@ class OrchestratorInstruments:
         self._queue_seconds = make.histogram(
             "queue_seconds", "Time that an admitted request waited for its admission.", FIRST_TOKEN_BUCKETS
         )
-        self._seconds = make.histogram(
-            "request_seconds", "Time from a request's arrival to its end.", DURATION_BUCKETS
-        )
-        self._first = make.histogram(
-            "time_to_first_token_seconds",
-            "Time from a request's arrival to its first token, in the queue too.",
-            FIRST_TOKEN_BUCKETS,
-        )
-        self._per_token = make.histogram(
-            "time_per_output_token_seconds", "Mean time per token after the first.", TOKEN_BUCKETS
-        )
+        self.requests = RequestMetrics(make)
         self._queued = make.gauge("requests_queued", "Requests that wait for admission.")
         self._running = make.gauge("requests_running", "Requests that run.")
         self._kv = make.gauge(
@@ -285,16 +272,25 @@ class OrchestratorInstruments:
         ttft: float | None,
         tpot: float | None,
         trace_id: str = "",
+        model: str = "",
     ) -> None:
         """A continuation ended; the times are None when it had no first or no second token."""
         exemplar = {"trace_id": trace_id} if trace_id else None
         self._finished.labels(reason).inc()
         self._tokens.inc(tokens)
-        self._seconds.observe(seconds, exemplar)
+        of = self.requests.of(model)
+        of.seconds.observe(seconds, exemplar)
         if ttft is not None:
-            self._first.observe(ttft, exemplar)
+            of.first.observe(ttft, exemplar)
+            of.output.observe(tokens)
         if tpot is not None:
-            self._per_token.observe(tpot, exemplar)
+            of.per_token.observe(tpot, exemplar)
+
+    def prompt(self, model: str, tokens: int, cached: int) -> None:
+        """A request's prompt was read; `cached` tokens of it were at hand."""
+        of = self.requests.of(model)
+        of.prompt.observe(tokens)
+        of.cached.inc(cached)
 
     def queued(self, count: int) -> None:
         """Waiting requests now."""

@@ -58,10 +58,10 @@ class Maker:
         full = self.describe(name, "gauge", text, labels)
         return Gauge(full, text, labels, registry=self.registry)
 
-    def histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
+    def histogram(self, name: str, text: str, buckets: Sequence[float], *labels: str) -> Histogram:
         """A distribution."""
-        full = self.describe(name, "histogram", text, ())
-        return Histogram(full, text, buckets=buckets, registry=self.registry)
+        full = self.describe(name, "histogram", text, labels)
+        return Histogram(full, text, labels, buckets=buckets, registry=self.registry)
 
     def describe(self, name: str, kind: str, text: str, labels: Iterable[str]) -> str:
         """Note a metric; returns its full name."""

@@ -24,7 +24,7 @@ from opentelemetry.sdk.trace.sampling import Decision
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from outrider.telemetry.logs import get_logger
+from outrider.protocol.errors import ConfigError
 
 __all__ = [
     "SpanKind",
@@ -40,7 +40,6 @@ __all__ = [
     "use_processor",
 ]
 
-logger = get_logger(__name__)
 Attribute = str | bool | int | float | Sequence[str] | Sequence[int] | Sequence[float]
 Attributes = Mapping[str, Attribute]
 SCOPE = InstrumentationScope("outrider")
@@ -56,7 +55,11 @@ _recorder: _Recorder | None = None
 
 
 def configure_tracing(service_name: str, replica: str) -> None:
-    """Record spans as `outrider-<service_name>` when the OTEL_* variables ask for it."""
+    """Record spans as `outrider-<service_name>` when the OTEL_* variables ask for it.
+
+    Raises:
+        ConfigError: they ask for another protocol than gRPC.
+    """
     if not _export_wanted(os.environ):
         return
     from outrider.telemetry.otlp import SpanExporter
@@ -230,6 +233,8 @@ def _export_wanted(environment: Mapping[str, str]) -> bool:
         "OTEL_EXPORTER_OTLP_PROTOCOL"
     )
     if protocol not in (None, "grpc"):
-        logger.warning("spans are not exported: only the OTLP protocol grpc is supported", protocol=protocol)
-        return False
+        raise ConfigError(
+            f"OTEL_EXPORTER_OTLP_PROTOCOL: {protocol!r} is not supported; set grpc, and an endpoint "
+            "that receives it, on port 4317 by default"
+        )
     return True

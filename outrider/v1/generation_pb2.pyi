@@ -213,7 +213,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., accepted_prediction_tokens: _Optional[int] = ..., rejected_prediction_tokens: _Optional[int] = ...) -> None: ...
 
 class SpeculationStats(_message.Message):
-    __slots__ = ("steps", "drafted", "verified", "accepted", "hits", "acceptance_length", "draft_losses", "verify_losses", "first_token_micros", "total_micros", "forward_micros", "sample_micros", "queue_micros", "idle_micros", "draft_micros", "admission_micros", "decode_micros", "decode_busy_micros")
+    __slots__ = ("steps", "drafted", "verified", "accepted", "hits", "acceptance_length", "draft_losses", "verify_losses", "first_token_micros", "total_micros", "forward_micros", "sample_micros", "queue_micros", "idle_micros", "draft_micros", "admission_micros", "decode_micros", "decode_busy_micros", "accepted_histogram")
     STEPS_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
     VERIFIED_FIELD_NUMBER: _ClassVar[int]
@@ -232,6 +232,7 @@ class SpeculationStats(_message.Message):
     ADMISSION_MICROS_FIELD_NUMBER: _ClassVar[int]
     DECODE_MICROS_FIELD_NUMBER: _ClassVar[int]
     DECODE_BUSY_MICROS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_HISTOGRAM_FIELD_NUMBER: _ClassVar[int]
     steps: int
     drafted: int
     verified: int
@@ -250,7 +251,8 @@ class SpeculationStats(_message.Message):
     admission_micros: int
     decode_micros: int
     decode_busy_micros: int
-    def __init__(self, steps: _Optional[int] = ..., drafted: _Optional[int] = ..., verified: _Optional[int] = ..., accepted: _Optional[int] = ..., hits: _Optional[int] = ..., acceptance_length: _Optional[float] = ..., draft_losses: _Optional[int] = ..., verify_losses: _Optional[int] = ..., first_token_micros: _Optional[int] = ..., total_micros: _Optional[int] = ..., forward_micros: _Optional[int] = ..., sample_micros: _Optional[int] = ..., queue_micros: _Optional[int] = ..., idle_micros: _Optional[int] = ..., draft_micros: _Optional[int] = ..., admission_micros: _Optional[int] = ..., decode_micros: _Optional[int] = ..., decode_busy_micros: _Optional[int] = ...) -> None: ...
+    accepted_histogram: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, steps: _Optional[int] = ..., drafted: _Optional[int] = ..., verified: _Optional[int] = ..., accepted: _Optional[int] = ..., hits: _Optional[int] = ..., acceptance_length: _Optional[float] = ..., draft_losses: _Optional[int] = ..., verify_losses: _Optional[int] = ..., first_token_micros: _Optional[int] = ..., total_micros: _Optional[int] = ..., forward_micros: _Optional[int] = ..., sample_micros: _Optional[int] = ..., queue_micros: _Optional[int] = ..., idle_micros: _Optional[int] = ..., draft_micros: _Optional[int] = ..., admission_micros: _Optional[int] = ..., decode_micros: _Optional[int] = ..., decode_busy_micros: _Optional[int] = ..., accepted_histogram: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TimelineEvent(_message.Message):
     __slots__ = ("lane", "start_unix_nano", "duration_micros", "name", "step", "nodes", "accepted")

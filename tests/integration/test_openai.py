@@ -192,7 +192,8 @@ def test_curl(up: Process) -> None:
     if curl is None:
         pytest.skip("curl is not installed")
     body = json.dumps({"prompt": PROMPT, "max_tokens": 4, "stream": True})
-    command = [curl, "-sNi", "-H", "content-type: application/json", "-H", "x-request-id: my-id", "-d", body]
+    headers = ("content-type: application/json", "x-request-id: my-id", "accept: text/event-stream")
+    command = [curl, "-sNi", *(word for header in headers for word in ("-H", header)), "-d", body]
     done = subprocess.run(
         [*command, up.ready["http"] + "/v1/completions"], capture_output=True, text=True, timeout=60
     )
@@ -272,7 +273,7 @@ def _read(up: Process, body: dict[str, Any], headers: dict[str, str], events: in
     request = urllib.request.Request(
         up.ready["http"] + "/v1/completions",
         json.dumps(body).encode(),
-        {"content-type": "application/json", **headers},
+        {"content-type": "application/json", "accept": "text/event-stream", **headers},
     )
     last, text = "", ""
     with urllib.request.urlopen(request, timeout=120) as answer:

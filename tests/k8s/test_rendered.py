@@ -193,13 +193,17 @@ def test_the_pages_examples_are_valid(tmp_path: Path) -> None:
     for folder in ("../../components", "../gpu"):
         path = (K8S / "overlays/any" / folder).resolve()
         text = text.replace(f"- {folder}", f"- {os.path.relpath(path, tmp_path.resolve())}")
-    overlay_of_your_own, fill, routes, patches = re.findall(r"^```yaml\n(.*?)^```", text, re.M | re.S)
-    routed = overlay_of_your_own.replace("components/otel\n", "components/otel\n  - ROUTES\n")
-    routed = routed.replace("ROUTES", os.path.relpath(K8S / "components/gateway-api", tmp_path.resolve()))
-    both = patches + routes.removeprefix("patches:\n")
-    (tmp_path / "kustomization.yaml").write_text(routed + both)
+    overlay_of_your_own, fill, *more = re.findall(r"^```yaml\n(.*?)^```", text, re.M | re.S)
+    assert [one.splitlines()[0] for one in more] == ["patches:"] * 3
+    patches = "patches:\n" + "".join(one.removeprefix("patches:\n") for one in more)
+    wanted = ("gateway-api", "weights-fetch")
+    folders = [os.path.relpath(K8S / "components" / one, tmp_path.resolve()) for one in wanted]
+    components = "components:\n" + "".join(f"  - {folder}\n" for folder in folders)
+    whole = overlay_of_your_own.replace("components:\n", components) + patches
+    (tmp_path / "kustomization.yaml").write_text(whole)
     manifests = render(tmp_path)
     assert of_kind(manifests, "HTTPRoute")["outrider"]["spec"]["hostnames"] == ["llm.example.com"]
+    assert of_kind(manifests, "ConfigMap")["weights-fetch"]["data"]["TARGET"] == "your/target"
     assert settings_of(manifests, "verify")["OUTRIDER_VERIFY_SERVED_NAME"] == "my-model"
     for manifest in (*manifests, yaml.safe_load(fill)):
         check(manifest, VERSIONS[-1])

@@ -106,7 +106,9 @@ class OpenAiTarget:
                 await _check(response, f"{settings.url}/models")
                 return cls(http, settings, json.loads(await response.body())["data"][0]["id"])
         except GARBLED as error:
-            raise _explained(error, settings, "GET /models failed; try --model NAME") from error
+            raise _explained(
+                error, settings, "GET /models failed; give an HTTP port, not gRPC's, or try --model NAME"
+            ) from error
 
     async def stream(self, ask: Ask) -> AsyncGenerator[Event, None]:
         """See `Target`."""

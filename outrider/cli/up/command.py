@@ -11,9 +11,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from outrider.cli.settings import Resolved
-from outrider.cli.up.plan import UpConfig, plan_gateway, plan_orchestrator, plan_replicas
+from outrider.cli.up.plan import LOOKUP, NONE, UpConfig, plan_gateway, plan_orchestrator, plan_replicas
 from outrider.cli.up.processes import Processes
-from outrider.protocol.errors import ConfigError
+from outrider.engine.loading.model_path import WANTED, check_model_path
+from outrider.protocol.errors import ConfigError, ModelError
 from outrider.sockets import bound
 
 GATEWAY_NEEDS = "uvicorn"
@@ -25,6 +26,7 @@ def up(resolved: Resolved[UpConfig], config_file: str | None) -> int:
     Raises:
         ConfigError: a setting is wrong.
     """
+    check_models(resolved.config)
     cores = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
     replicas = plan_replicas(resolved, cores, gpu=Path("/dev/nvidiactl").exists())
     with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
@@ -38,6 +40,24 @@ def up(resolved: Resolved[UpConfig], config_file: str | None) -> int:
             replicas, orchestrator, replicas_file, config_file, resolved.config.grace_seconds, gateway=gateway
         )
         return asyncio.run(fleet.run())
+
+
+def check_models(config: UpConfig) -> None:
+    """Refuse what is plainly no model before any process is started.
+
+    Raises:
+        ConfigError: names the flag.
+    """
+    given = [("target", config.target), *(("draft", draft) for draft in config.draft)]
+    for flag, model in given:
+        if not model or (flag == "draft" and model in (LOOKUP, NONE)):
+            continue
+        try:
+            check_model_path(model)
+        except ModelError as error:
+            raise ConfigError(f"--{flag}{str(error).removeprefix('model')}") from error
+        if Path(model).is_dir() and not (Path(model) / "config.json").is_file():
+            raise ConfigError(f"--{flag}: {model!r} has no config.json; {WANTED}")
 
 
 def http_listener(resolved: Resolved[UpConfig]) -> socket.socket | None:

@@ -187,7 +187,7 @@ def test_what_cannot_be_resumed_ends_at_once(
             "--timeline: there is no folder '/no/such/folder'",
         ),
         (["--file", "/no/such/file"], "--file: cannot read"),
-        (["x", "--top-k", "-1"], "sampling.top_k: -1 is out of the range of its field; use 0 or more"),
+        (["x", "--top-k", "-1"], "--top-k: -1 is out of the range of its field; use 0 or more"),
         (["x", "--tls-cert", "cert.pem"], "tls_client_key: must be set"),
     ],
 )

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from structlog.testing import capture_logs
 
 from orchestrator.text.tokenizer import TextTokenizer
 from orchestrator.text.tokenizer_process import TokenizerProcess
@@ -20,6 +21,13 @@ from tests.fakes import INFO, FakeDraft, FakeVerify, continuation
 from tests.unit.orchestrator.rig import AUTO, OFF, PROMPT, SEQUENTIAL, Rig, request, run
 from tests.unit.orchestrator.text.test_text_stream import byte_level
 from tests.unit.orchestrator.text.test_tokenizer import TEMPLATE
+
+DETAILS = [
+    ("all", 0.0, {"prefill", "speculation.step"}),
+    ("slow", 0.0, {"prefill", "speculation.step"}),
+    ("slow", 60.0, {"prefill"}),
+    ("none", 0.0, {"prefill"}),
+]
 
 
 def text_verify(**files: Any) -> FakeVerify:
@@ -256,10 +264,81 @@ def test_the_queue_counts_in_the_time_to_the_first_token() -> None:
             assert speculation.admission_micros == speculation.first_token_micros == 4_000_000
             assert speculation.total_micros == 4_000_000
             for histogram in ("time_to_first_token", "request"):
-                assert rig.metric(f"{histogram}_seconds_sum") == 8.0
+                assert rig.metric(f"{histogram}_seconds_sum", model=INFO.model) == 8.0
             assert (rig.metric("queue_seconds_sum"), rig.metric("queue_seconds_count")) == (4.0, 2)
 
     run(scenario)
+
+
+def test_what_callers_feel_is_counted() -> None:
+    """Lengths of prompt and output, and every pause between two deliveries, by model."""
+
+    async def scenario() -> None:
+        async with Rig(FakeVerify(patience=0.0)) as rig:
+            answer = await rig.generate(max_tokens=12)
+            of = {"model": INFO.model}
+            assert rig.metric("prompt_tokens_sum", **of) == len(PROMPT)
+            assert rig.metric("output_tokens_sum", **of) == len(answer.tokens[0]) == 12
+            assert rig.metric("output_tokens_count", **of) == 1
+            deliveries = rig.metric("delivery_gap_seconds_count", **of) + 1
+            assert deliveries == rig.metric("steps_total", task="none", draft="none")
+            assert rig.metric("prompt_tokens_cached_total", **of) == 0
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_request_has_a_log_line(wanted: bool) -> None:
+    """Its counts, times and replicas; neither text nor tokens; and none where nobody wants it."""
+
+    async def scenario() -> list[Any]:
+        with capture_logs() as lines:
+            async with Rig(FakeVerify(), request_log=wanted) as rig:
+                await rig.generate(max_tokens=12)
+                (verify,) = rig.replicas
+                return [(line, verify.endpoint) for line in lines if line["event"] == "request ended"]
+
+    found: list[Any] = []
+
+    async def kept() -> None:
+        found.extend(await scenario())
+
+    run(kept)
+    assert len(found) == wanted
+    for line, endpoint in found:
+        assert (line["status"], line["model"], line["finish_reasons"]) == ("OK", INFO.model, ["length"])
+        assert (line["prompt_tokens"], line["output_tokens"], line["steps"] > 0) == (len(PROMPT), 12, True)
+        assert (line["verify"], line["draft"]) == ([endpoint], [])
+        assert 0 <= line["queue_seconds"] <= line["first_token_seconds"] <= line["seconds"]
+        assert not {"text", "prompt", "tokens", "token_ids"} & line.keys()
+
+
+@pytest.mark.parametrize(("detail", "slow", "names"), DETAILS)
+def test_the_detail_of_traces(
+    exporter: InMemorySpanExporter, detail: str, slow: float, names: set[str]
+) -> None:
+    """Steps have spans where they are wanted; the replicas record nothing unless all are."""
+
+    async def scenario() -> str:
+        verify = FakeVerify()
+        async with Rig(verify, trace_detail=detail, trace_slow_seconds=slow) as rig:
+            message = generation_pb2.GenerateRequest(token_ids=tokens_pb2.TokenIds(ids=PROMPT))
+            message.sampling.max_tokens = 20
+            metadata = (("traceparent", f"00-{7:032x}-{9:016x}-01"),)
+            _ = [response async for response in rig.stub.Generate(message, metadata=metadata)]
+            await rig.quiet()
+        return str(verify.openings[0].traceparent)
+
+    found: list[str] = []
+
+    async def kept() -> None:
+        found.append(await scenario())
+
+    run(kept)
+    named = {span.name for span in exporter.get_finished_spans()}
+    assert named & {"prefill", "speculation.step"} == names
+    assert "text_completion fake" in named
+    assert bool(found[0]) == (detail == "all")
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
+from outrider.protocol.errors import ConfigError
 from outrider.telemetry import spans
 
 INCOMING = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -128,10 +129,6 @@ def test_step_spans_have_ids_of_their_own() -> None:
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4317", "OTEL_TRACES_EXPORTER": "none"}, False),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4317", "OTEL_SDK_DISABLED": "true"}, False),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, True),
-        (
-            {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"},
-            False,
-        ),
     ],
 )
 def test_the_standard_variables_decide(
@@ -145,6 +142,18 @@ def test_the_standard_variables_decide(
     spans.configure_tracing("verify", "verify-0")
     assert (spans.start_request("generate", INCOMING, {}) != "") is wanted
     spans.shutdown_tracing()
+
+
+@pytest.mark.parametrize("name", ["OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"])
+def test_another_protocol_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At start, with what to set: whoever asked for traces would look for them in vain."""
+    monkeypatch.delenv("OTEL_SDK_DISABLED", raising=False)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4318")
+    monkeypatch.setenv(name, "http/protobuf")
+    with pytest.raises(ConfigError, match="'http/protobuf' is not supported; set grpc, and an endpoint"):
+        spans.configure_tracing("verify", "verify-0")
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
+    spans.configure_tracing("verify", "verify-0")
 
 
 def test_the_sampler_variable_decides(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,6 +121,7 @@ async def rig(
     max_bytes: int = 1 << 20,
     seconds: float = 30.0,
     page: bool = True,
+    figures: bool = False,
 ) -> AsyncIterator[Rig]:
     """A gateway that calls an endpoint."""
     registry, healthy, bodies = CollectorRegistry(), [True], Bodies(max_bytes, seconds=0.2)
@@ -131,6 +132,6 @@ async def rig(
     async with AsyncClient(endpoint, retries=Retries(begin=(), resume=(0.0, 0.0))) as client:
         known: Any = FakeTokens(tokens) if tokens else None
         instruments = GatewayInstruments(registry)
-        gateway = Gateway(client, health, bodies, seconds, known, instruments, registry, page)
+        gateway = Gateway(client, health, bodies, seconds, known, instruments, registry, page, figures)
         yield Rig(gateway, Http(gateway), registry, healthy)
     bodies.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,7 +30,7 @@ def fake() -> Iterator[FakeOrchestrator]:
 def _post(fake: FakeOrchestrator, path: str, last: str = "", **fields: Any) -> Response:
     async def run() -> Response:
         async with rig(fake.endpoint) as made:
-            headers = {"last-event-id": last} if last else {}
+            headers = {"last-event-id": last} if last else {"accept": "text/event-stream"}
             return await made.http.post(path, {"stream": True, **PATHS[path], **fields}, headers)
 
     return asyncio.run(run())
@@ -75,3 +76,17 @@ def test_an_id_that_is_not_of_this_stream_is_refused(
     answer = _post(fake, "/v1/completions", last, **fields)
     assert (answer.status, answer.error["param"]) == (400, "last-event-id")
     assert not fake.requests
+
+
+def test_readers_of_data_lines_alone_understand_a_stream(fake: FakeOrchestrator) -> None:
+    """Load generators take all between empty lines for JSON behind `data: `; an id would be an error."""
+
+    async def run() -> Response:
+        async with rig(fake.endpoint) as made:
+            body = {"prompt": "count", "stream": True, "stream_options": {"include_usage": True}}
+            return await made.http.post("/v1/completions", body, {"accept": "*/*"})
+
+    told = b"".join(asyncio.run(run()).parts).decode().split("\n\n")
+    parts = [json.loads(one.removeprefix("data: ")) for one in told if one and one != "data: [DONE]"]
+    assert "".join(part["choices"][0]["text"] for part in parts if part["choices"]) == WORDS
+    assert parts[-1]["usage"]["completion_tokens"] == 3

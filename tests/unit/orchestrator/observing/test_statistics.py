@@ -22,3 +22,13 @@ def test_efficiency_leaves_prefill_out() -> None:
 def test_nothing_is_divided_by_zero() -> None:
     """A continuation without a step has no acceptance length."""
     assert Statistics().acceptance_length == 0.0
+
+
+def test_accepted_candidates_are_counted_by_step() -> None:
+    """Of the steps that verified any: a step without candidates is no draw."""
+    statistics = Statistics()
+    for verified, accepted in ((4, 2), (0, 0), (3, 0), (5, 2)):
+        statistics.add_verdict(
+            Verdict(1, 0, (1,) * (accepted + 1), verified=verified, accepted=accepted), 1.0
+        )
+    assert statistics.histogram == [1, 0, 2]

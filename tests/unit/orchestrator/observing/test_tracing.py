@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 
 from orchestrator.observing.drift import Reading
 from orchestrator.observing.timeline import StepRecord
-from orchestrator.observing.tracing import RequestTrace, record_step
+from orchestrator.observing.tracing import MAX_KEPT, RequestTrace, StepSpans, record_step
 from orchestrator.request.resolver import Request
 from outrider.protocol.messages import ModelInfo, SamplingParams, Verdict
 from outrider.telemetry.spans import shutdown_tracing, use_processor
@@ -97,3 +99,56 @@ def test_a_root_span_says_how_the_request_ended(spans, error, status) -> None:
     assert root.attributes["rpc.response.status_code"] == status
     assert root.attributes.get("error.type", "") == error
     assert root.status.is_ok is not bool(error)
+
+
+def steps(spans: Spans) -> list[int]:
+    """The numbers of the recorded steps."""
+    return [one.attributes["outrider.step.number"] for one in spans.ended if one.name == "speculation.step"]
+
+
+def numbered(count: int) -> list[StepRecord]:
+    """So many steps."""
+    return [replace(STEP, verdict=replace(STEP.verdict, step=number)) for number in range(count)]
+
+
+@pytest.mark.parametrize(("seconds", "found"), [(1.9, []), (2.0, [0, 1, 2])])
+def test_steps_of_slow_requests_are_recorded_at_their_end(
+    spans: Spans, seconds: float, found: list[int]
+) -> None:
+    """Not before, and not those of quick ones; replicas record nothing."""
+    kept = StepSpans(TRACEPARENT, "slow", 2.0)
+    for step in numbered(3):
+        kept.step(step, None)
+    assert steps(spans) == []
+    kept.end(seconds)
+    assert steps(spans) == found
+    assert kept.of_replicas == ""
+
+
+def test_a_slow_request_keeps_its_last_steps(spans: Spans) -> None:
+    """However long it is; without a trace it keeps none."""
+    for traceparent, found in ((TRACEPARENT, list(range(9, MAX_KEPT + 9))), ("", [])):
+        kept = StepSpans(traceparent, "slow", 0.0)
+        for step in numbered(MAX_KEPT + 9):
+            kept.step(step, None)
+        spans.ended.clear()
+        kept.end(5.0)
+        assert steps(spans) == found
+
+
+def test_steps_may_be_left_out(spans: Spans) -> None:
+    """With `none` only what is above them is recorded."""
+    kept = StepSpans(TRACEPARENT, "none", 0.0)
+    kept.prefill(1, 2, 3, 0)
+    kept.step(STEP, None)
+    kept.end(5.0)
+    assert [one.name for one in spans.ended] == ["prefill"]
+    assert kept.of_replicas == ""
+
+
+def test_all_steps_are_recorded_as_they_come(spans: Spans) -> None:
+    """The default; replicas record their part below the same trace."""
+    every = StepSpans(TRACEPARENT)
+    every.step(STEP, None)
+    assert steps(spans) == [4]
+    assert every.of_replicas == TRACEPARENT

@@ -1,0 +1,58 @@
+"""What to say about a command line that was mistyped, so that the sentence names the mend. Pure."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Sequence
+
+from outrider.protocol.errors import InvalidRequest, OutriderError
+
+FLAGS = {"text": "prompt", "token_ids.ids": "--token-ids", "chat.messages": "prompt", "chat": "--chat"}
+"""How fields of a request are called on the command line; those of `sampling` are flags of the same name."""
+SAMPLING = "sampling."
+LIKENESS = 0.75
+"""From here on a flag may have been meant for another, as `difflib` measures it; 1 is equal."""
+
+
+def unknown_arguments(
+    parser: argparse.ArgumentParser, arguments: Sequence[str], unknown: Sequence[str]
+) -> str:
+    """The sentence about what no command takes, with the flag that may have been meant."""
+    command = _command(parser, arguments)
+    first = unknown[0].partition("=")[0]
+    if not first.startswith("-"):
+        return f"{first!r} is more than {command.prog} takes; put a text of several words in quotes"
+    near = difflib.get_close_matches(first, _flags(command), 1, LIKENESS)
+    meant = f"did you mean {near[0]}?" if near else f"`{command.prog} --help` lists them"
+    return f"{first} is no flag of {command.prog}; {meant}"
+
+
+def in_flags(error: OutriderError) -> str:
+    """What an error says, with the flag in place of the field of the request that it names."""
+    said = str(error)
+    if not isinstance(error, InvalidRequest) or not error.field or not said.startswith(error.field):
+        return said
+    name = error.field.removeprefix(SAMPLING)
+    flag = f"--{name.replace('_', '-')}" if name != error.field else FLAGS.get(name, name)
+    return flag + said.removeprefix(error.field)
+
+
+def _command(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser of the command that the arguments name, as far as they do."""
+    for word in arguments:
+        below = _subcommands(parser)
+        if word in below:
+            parser = below[word]
+    return parser
+
+
+def _subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return dict(action.choices)
+    return {}
+
+
+def _flags(parser: argparse.ArgumentParser) -> list[str]:
+    return [flag for action in parser._actions for flag in action.option_strings]
