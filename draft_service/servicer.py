@@ -13,7 +13,7 @@ from draft_service.engine import DraftEngine
 from draft_service.mailbox import Admitted, DraftStream
 from outrider.grammar.compiler import GrammarCompiler
 from outrider.internal.v1 import draft_pb2, draft_pb2_grpc
-from outrider.protocol import wire
+from outrider.protocol import info_wire, wire
 from outrider.protocol.errors import InvalidRequest, MismatchedPair
 from outrider.protocol.messages import ModelInfo, OpenDraft, Opened, TokenBlock, Verdict
 from outrider.telemetry.rpc_spans import DRAFT, server_span
@@ -67,7 +67,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             pages=pages.total,
             pages_free=pages.total - pages.used,
         )
-        return draft_pb2.DraftServiceGetModelInfoResponse(info=wire.model_info_to_pb(info))
+        return draft_pb2.DraftServiceGetModelInfoResponse(info=info_wire.model_info_to_pb(info))
 
     async def _write(self, stream: DraftStream, context: Context) -> None:
         """Pass on what the engine has for this session, until it is over."""

@@ -38,7 +38,7 @@ from orchestrator.text.conversion import Conversion
 from orchestrator.text.tokenizing import Tokenizing
 from outrider.config import OrchestratorConfig
 from outrider.protocol.errors import DeadlineExceeded, NoReplica, OutriderError
-from outrider.protocol.wire import model_info_to_pb
+from outrider.protocol.info_wire import model_info_to_pb
 from outrider.request_ids import CURRENT, HEADER, request_id_of
 from outrider.telemetry.instruments import OrchestratorInstruments
 from outrider.telemetry.logs import get_logger, request_context

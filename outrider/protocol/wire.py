@@ -22,7 +22,6 @@ from outrider.protocol.messages import (
     FinishReason,
     KvHandle,
     Mode,
-    ModelInfo,
     OpenDraft,
     Opened,
     OpenVerify,
@@ -269,11 +268,11 @@ def sampling_from_pb(
     for name in MAX_ENTRIES:
         check_entries(name, len(getattr(pb, name)))
     present: dict[str, Any] = {name: getattr(pb, name) for name in _OPTIONALS if pb.HasField(name)}
-    present |= {name: _shortest(getattr(pb, name)) for name in _DECIMALS if pb.HasField(name)}
-    given = {"temperature": _shortest(pb.default_temperature)} | dict(model_defaults or {}) | present
+    present |= {name: shortest(getattr(pb, name)) for name in _DECIMALS if pb.HasField(name)}
+    given = {"temperature": shortest(pb.default_temperature)} | dict(model_defaults or {}) | present
     return SamplingParams(
         **given,
-        logit_bias={token: _shortest(bias) for token, bias in pb.logit_bias.items()},
+        logit_bias={token: shortest(bias) for token, bias in pb.logit_bias.items()},
         stop=tuple(pb.stop),
         stop_token_ids=tuple(pb.stop_token_ids),
         constraint=_constraint_from_pb(pb),
@@ -322,57 +321,6 @@ def kv_handle_to_pb(handle: KvHandle) -> session_pb2.KvHandle:
 def kv_handle_from_pb(pb: session_pb2.KvHandle) -> KvHandle:
     """A KV handle from the wire."""
     return KvHandle(pb.owner, pb.incarnation, pb.id, pb.length, pb.digest, pb.expires_unix_ms)
-
-
-def model_info_to_pb(info: ModelInfo) -> tokens_pb2.ModelInfo:
-    """What a replica serves, for the wire."""
-    return tokens_pb2.ModelInfo(
-        model=info.model,
-        vocabulary_hash=info.vocabulary_hash,
-        vocabulary_size=info.vocabulary_size,
-        context_length=info.context_length,
-        eos_token_ids=info.eos_token_ids,
-        bos_token_id=info.bos_token_id,
-        replica=info.replica,
-        incarnation=info.incarnation,
-        max_sessions=info.max_sessions,
-        sessions=info.sessions,
-        kind=info.kind,
-        dtype=info.dtype,
-        device=info.device,
-        pages=info.pages,
-        pages_free=info.pages_free,
-        arithmetic=info.arithmetic,
-        arithmetic_reason=info.arithmetic_reason,
-        sampling_defaults=tokens_pb2.SamplingParams(**cast(Any, info.sampling_defaults)),
-    )
-
-
-def model_info_from_pb(pb: tokens_pb2.ModelInfo) -> ModelInfo:
-    """What a replica serves, from the wire."""
-    return ModelInfo(
-        model=pb.model,
-        vocabulary_hash=pb.vocabulary_hash,
-        vocabulary_size=pb.vocabulary_size,
-        context_length=pb.context_length,
-        eos_token_ids=tuple(pb.eos_token_ids),
-        bos_token_id=pb.bos_token_id if pb.HasField("bos_token_id") else None,
-        replica=pb.replica,
-        incarnation=pb.incarnation,
-        max_sessions=pb.max_sessions,
-        sessions=pb.sessions,
-        kind=pb.kind,
-        dtype=pb.dtype,
-        device=pb.device,
-        pages=pb.pages,
-        pages_free=pb.pages_free,
-        arithmetic=pb.arithmetic,
-        arithmetic_reason=pb.arithmetic_reason,
-        sampling_defaults={
-            field.name: _shortest(value) if isinstance(value, float) else value
-            for field, value in pb.sampling_defaults.ListFields()
-        },
-    )
 
 
 def open_verify_to_pb(opening: OpenVerify) -> verify_pb2.OpenVerify:
@@ -511,7 +459,7 @@ def _enum(field: str, kind: type[_Enum], value: int) -> _Enum:
         raise InvalidRequest(field, f"{value} is not a known value") from None
 
 
-def _shortest(value: float) -> float:
+def shortest(value: float) -> float:
     """The decimal number with the fewest digits that has this float32; NaN and infinities as they are."""
     for digits in range(6, 9):
         candidate = float(f"{value:.{digits}g}")

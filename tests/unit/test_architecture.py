@@ -20,6 +20,7 @@ GENERATED = ("v1", "internal")
 MAX_FILE = 500
 KNOWS_GENERATED_CODE = (
     *(
+        "outrider/protocol/info_wire.py",
         "outrider/protocol/wire.py",
         "outrider/client/wire.py",
         "orchestrator/request/chat_wire.py",
