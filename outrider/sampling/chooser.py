@@ -27,7 +27,7 @@ from outrider.engine.gpu.accelerator import has_kernels
 from outrider.protocol.messages import TokenLogprob
 from outrider.sampling.noise import row_keys
 from outrider.sampling.perturbed import Leaders, leaders, leaders_among
-from outrider.sampling.processors import SamplingRow, plain, processed
+from outrider.sampling.processors import SamplingRow, processed
 from outrider.sampling.truncation import kept, truncates
 from outrider.speculation.acceptance import FLATNESS, SHARPNESS_GRID, bucket
 
@@ -58,9 +58,9 @@ def prepare() -> None:
 
 def choose(logits: Tensor, rows: Sequence[SamplingRow], eos_token_ids: Collection[int]) -> list[int]:
     """The target's token at each row: logits [N, V] float32."""
-    if has_kernels(logits.device) and plain(rows):
-        return _choose_on_device(logits, rows)
     logits = processed(logits, rows, eos_token_ids)
+    if has_kernels(logits.device):
+        return _choose_on_device(logits, rows)
     if not _compiled_for(logits):
         return _choose_in_torch(logits, rows)
     from outrider.sampling import compiled  # needs numba, which is there
@@ -110,9 +110,9 @@ def rank(
     """Each row's `count` likeliest choices of the target, from the draft's logits [N, V] float32."""
     count = min(count, logits.shape[1])
     slopes = [sharpness] * len(rows) if isinstance(sharpness, (int, float)) else sharpness
-    if rows and has_kernels(logits.device) and plain(rows):
-        return _rank_on_device(logits, rows, count, slopes)
     logits = processed(logits, rows, eos_token_ids)
+    if rows and has_kernels(logits.device):
+        return _rank_on_device(logits, rows, count, slopes)
     if not _compiled_for(logits):
         return _rank_in_torch(logits, rows, count, slopes)
     from outrider.sampling import compiled  # needs numba, which is there

@@ -4,8 +4,9 @@
     launch    scores, truncation, arg-max of all rows; the forward may still run meanwhile
     read      one small table
 
-For rows without penalties, biases or masks. Of a truncated row the highest LISTED tokens are looked at; where
-more could stay, which is known only on the device, the row comes back as UNKNOWN and is chosen the long way.
+The logits are those after penalties, biases and masks. Of a truncated row the highest LISTED tokens are
+looked at; where more could stay, which is known only on the device, the row comes back as UNKNOWN, to be
+chosen the long way.
 
 Kernels are launched on the thread's current device, hence `device_of`.
 

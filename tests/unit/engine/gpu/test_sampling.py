@@ -10,7 +10,6 @@ from outrider.sampling import chooser, on_device
 from outrider.sampling.chooser import SamplingRow, choose, rank
 from outrider.sampling.history import History
 from outrider.sampling.noise import gumbel_rows, row_keys
-from outrider.sampling.processors import plain
 from outrider.sampling.truncation import weights
 
 VOCABULARY = 1000
@@ -101,12 +100,31 @@ def test_leaders_are_the_best_of_all_scores():
     assert torch.equal(found.noise, noise.gather(1, best.indices))
 
 
-def test_rows_with_penalties_are_not_plain():
-    """They take the path that changes logits first."""
-    assert plain(rows_of(SamplingParams(temperature=1.0, top_k=3)))
-    assert not plain(rows_of(SamplingParams(repetition_penalty=1.2)))
-    assert not plain(rows_of(SamplingParams(min_tokens=3)))
-    assert not plain(rows_of(SamplingParams(logit_bias={3: 1.0})))
+def test_rows_with_penalties_share_the_batch(monkeypatch):
+    """Penalties, biases and forced lengths change their own rows; all are chosen on the device, to the same
+    tokens.
+    """
+    history = History([3, 4, 4, 5])
+    params = [
+        SamplingParams(temperature=0.7, seed=1),
+        SamplingParams(temperature=0.7, seed=2, repetition_penalty=1.4),
+        SamplingParams(temperature=1.0, seed=3, top_p=0.8, frequency_penalty=0.7, presence_penalty=0.3),
+        SamplingParams(temperature=0.0, logit_bias={3: 30.0}),
+        SamplingParams(temperature=1.3, seed=5, min_tokens=8),
+    ]
+    rows = [SamplingRow(each, 100 + index, index, history) for index, each in enumerate(params)]
+    logits = logits_of(len(params), seed=4)
+    logits[4, 2] = 40.0  # the end, were it allowed
+    expected, ranked = choose(logits, rows, (2,)), rank(logits, rows, 8, 1.0, (2,))
+    monkeypatch.setattr(chooser, "has_kernels", lambda device: True)
+    monkeypatch.setattr(chooser, "_choose_in_torch", None)
+    monkeypatch.setattr(chooser, "_rank_in_torch", None)
+    assert choose(logits, rows, (2,)) == expected
+    assert expected[3] == 3
+    assert expected[4] != 2
+    assert [each.tokens[0] for each in rank(logits, rows, 8, 1.0, (2,))] == [
+        each.tokens[0] for each in ranked
+    ]
 
 
 def test_rankings_are_those_of_the_cpu(monkeypatch):

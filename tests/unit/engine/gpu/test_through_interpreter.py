@@ -34,7 +34,7 @@ def run_interpreted(marked: str) -> None:
     assert "skipped" not in done.stdout, done.stdout[-2000:]
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_kernels_through_the_interpreter():
     """The kernels compute what the reference computes, on the CPU."""
     run_interpreted("not slow")

@@ -132,6 +132,18 @@ def test_choices_and_rankings_take_so_many_launches(on_kernels, params, choices,
     assert (chosen.launches, ranked.launches) == (choices, rankings)
 
 
+def test_rows_with_penalties_do_not_slow_the_others(on_kernels):
+    """They are changed by launches of their own, and the batch is chosen as ever, with one wait."""
+    logits = torch.empty((8, VOCABULARY), device=DEVICE)
+    plain, penalised = SamplingParams(temperature=0.7, seed=1), SamplingParams(seed=1, presence_penalty=0.5)
+    rows = [SamplingRow(plain, 10, 0, History([]))] * 7 + [SamplingRow(penalised, 10, 0, History([5, 6]))]
+    with counted() as work:
+        choose(logits, rows, ())
+    assert work.kernels == Counter({"peaks_kernel": 1})
+    assert work.waits == 1
+    assert work.launches <= 50
+
+
 def test_a_decoding_step_waits_once(decoder, on_kernels):
     """Forward, choice and commit of several sessions: the host waits for the tokens alone."""
     with counted():
