@@ -1,4 +1,4 @@
-"""Linear layers with weights of 8 bits: half the memory of bfloat16, and less to read for a few rows.
+"""Linear layers with weights of 8 bits: half the memory of bfloat16, and slower than the project's kernels.
 
 For drafts: the weights are rounded, so the model is another one, and what is drafted need not be right.
 Weights alone are rounded, each row of a weight with a factor of its own; products are those of bfloat16.

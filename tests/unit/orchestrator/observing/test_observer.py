@@ -69,6 +69,16 @@ def test_sessions_that_wait_for_a_draft_are_counted(bench) -> None:
     assert (bench.value("draft_sessions_wanted"), bench.value("draft_sessions_waiting")) == (0, 0)
 
 
+def test_a_session_with_two_drafts_waits_for_none_while_one_is_left(bench) -> None:
+    """The loss of the second one makes it wait."""
+    observer = bench.watch()
+    for endpoint in ("draft-1:7701", "draft-2:7701"):
+        observer.draft_opened(endpoint)
+    for endpoint, waiting in (("draft-1:7701", 0), ("draft-2:7701", 1)):
+        observer.lost("draft", endpoint)
+        assert bench.value("draft_sessions_waiting") == waiting
+
+
 def test_a_session_that_moves_lost_nothing(bench) -> None:
     """It waits for a draft again, and nobody is told of a fallback."""
     observer = bench.watch()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from orchestrator.replicas.pool import LOST_PROBES, Lease, Replicas, State
@@ -64,6 +65,16 @@ def test_replicas_are_used_once_a_probe_was_answered() -> None:
     assert replicas.lease(0.0, ignore) is None
     replicas.seen("a", info(), True)
     assert lease(replicas).replica.endpoint == "a"
+
+
+def test_a_session_gets_a_draft_of_another_model_beside_the_one_it_has() -> None:
+    """A second replica of the same where there is no other model, and never the same replica twice."""
+    replicas = pool("a", "b", "c")
+    replicas.seen("c", replace(info(), model="other"), True)
+    for _ in range(3):
+        assert lease(replicas, beside=["a"]).replica.endpoint == "c"
+    assert lease(replicas, beside=["a", "c"]).replica.endpoint == "b"
+    assert replicas.lease(0.0, ignore, beside=["a", "b", "c"]) is None
 
 
 def test_least_loaded_replica_is_chosen() -> None:
