@@ -71,9 +71,9 @@ class Figures:
 
     def add(self, found: Generation) -> None:
         """One text."""
-        seconds = found.speculation["decode_micros"] * 1e-6
+        seconds = found.end.speculation["decode_micros"] * 1e-6
         self.tokens.append(found.token_ids)
-        self.lengths.append(found.speculation["acceptance_length"])
+        self.lengths.append(found.end.speculation["acceptance_length"])
         if seconds:
             self.rates.append((len(found.token_ids) - 1) / seconds)
 
