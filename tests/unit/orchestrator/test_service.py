@@ -11,9 +11,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from structlog.testing import capture_logs
 
+from orchestrator.text.jobs import INLINE_BYTES
 from orchestrator.text.tokenizer import TextTokenizer
 from orchestrator.text.tokenizer_process import TokenizerProcess
-from orchestrator.text.tokenizing import INLINE_BYTES
 from outrider.protocol.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, UnknownModel
 from outrider.telemetry import spans
 from outrider.v1 import generation_pb2, tokens_pb2
