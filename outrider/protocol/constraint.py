@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from outrider.protocol.errors import InvalidRequest
 
@@ -60,3 +61,31 @@ class Constraint:
             data = text.encode()
             found.update(len(data).to_bytes(8, "little") + data)
         return found.digest()
+
+
+def constraint_fields(constraint: Constraint) -> dict[str, Any]:
+    """The field of `SamplingParams` on the wire that says it."""
+    match constraint.kind:
+        case ConstraintKind.JSON_OBJECT:
+            return {"json_object": True}
+        case ConstraintKind.CHOICE:
+            return {"choice": {"texts": constraint.texts}}
+        case kind:
+            return {kind.value: constraint.texts[0]}
+
+
+def constraint_from(pb: Any) -> Constraint | None:
+    """What `SamplingParams` on the wire says that the text must be; too many choices are not read.
+
+    Raises:
+        InvalidRequest: see `Constraint`.
+    """
+    match pb.WhichOneof("constraint"):
+        case None:
+            return None
+        case "json_object":
+            return Constraint(ConstraintKind.JSON_OBJECT) if pb.json_object else None
+        case "choice":
+            return Constraint(ConstraintKind.CHOICE, tuple(pb.choice.texts[: MAX_CHOICES + 1]))
+        case name:
+            return Constraint(ConstraintKind(name), (getattr(pb, name),))

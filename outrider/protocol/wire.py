@@ -14,7 +14,7 @@ from enum import IntEnum
 from typing import Any, TypeVar, cast
 
 from outrider.internal.v1 import draft_pb2, session_pb2, verify_pb2
-from outrider.protocol.constraint import MAX_CHOICES, Constraint, ConstraintKind
+from outrider.protocol.constraint import constraint_fields, constraint_from
 from outrider.protocol.errors import InvalidRequest
 from outrider.protocol.messages import (
     MAX_ENTRIES,
@@ -205,7 +205,7 @@ def prompt_logprobs_from_pb(pb: verify_pb2.PromptLogprobs) -> PromptLogprobs:
 
 def sampling_to_pb(params: SamplingParams) -> tokens_pb2.SamplingParams:
     """Sampling parameters for the wire; every field is set, so no side needs the other's defaults."""
-    constraint: dict[str, Any] = {} if params.constraint is None else _constraint_to_pb(params.constraint)
+    constraint: dict[str, Any] = {} if params.constraint is None else constraint_fields(params.constraint)
     return tokens_pb2.SamplingParams(
         temperature=params.temperature,
         top_p=params.top_p,
@@ -228,17 +228,6 @@ def sampling_to_pb(params: SamplingParams) -> tokens_pb2.SamplingParams:
         prompt_logprobs=params.prompt_logprobs,
         **constraint,
     )
-
-
-def _constraint_to_pb(constraint: Constraint) -> dict[str, Any]:
-    """The field of `SamplingParams` that says it."""
-    match constraint.kind:
-        case ConstraintKind.JSON_OBJECT:
-            return {"json_object": True}
-        case ConstraintKind.CHOICE:
-            return {"choice": tokens_pb2.Choice(texts=constraint.texts)}
-        case kind:
-            return {kind.value: constraint.texts[0]}
 
 
 _DECIMALS = (
@@ -275,21 +264,8 @@ def sampling_from_pb(
         logit_bias={token: shortest(bias) for token, bias in pb.logit_bias.items()},
         stop=tuple(pb.stop),
         stop_token_ids=tuple(pb.stop_token_ids),
-        constraint=_constraint_from_pb(pb),
+        constraint=constraint_from(pb),
     )
-
-
-def _constraint_from_pb(pb: tokens_pb2.SamplingParams) -> Constraint | None:
-    """What the text must be; too many choices are not read."""
-    match pb.WhichOneof("constraint"):
-        case None:
-            return None
-        case "json_object":
-            return Constraint(ConstraintKind.JSON_OBJECT) if pb.json_object else None
-        case "choice":
-            return Constraint(ConstraintKind.CHOICE, tuple(pb.choice.texts[: MAX_CHOICES + 1]))
-        case name:
-            return Constraint(ConstraintKind(name), (getattr(pb, name),))
 
 
 def mode_from_pb(pb: int) -> Mode:
