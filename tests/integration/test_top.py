@@ -31,10 +31,17 @@ def pages(demo) -> list[str]:
 def test_a_frame_of_services_at_work(demo, pages) -> None:
     """While a request runs: its task, its tokens, and both replicas with what they hold."""
     asked = {"max_tokens": 1500, "task": "watched", "ignore_eos": True}
-    answered = threading.Thread(target=lambda: demo.client("real").generate("def f(n):", **asked))
-    answered.start()
+    enough = threading.Event()
+
+    def ask() -> None:
+        while not enough.is_set():
+            demo.client("real").generate("def f(n):", **asked)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
     said = outrider("top", "--once", "--interval", "1.5", "--metrics", *pages).stdout
-    answered.join(SECONDS)
+    enough.set()
+    asking.join(SECONDS)
     task = re.search(r"^watched +(\d+) +(\d+\.\d+)", said, re.M)
     assert task, said
     assert int(task[1]) > 0

@@ -132,6 +132,8 @@ async def rig(
     async with AsyncClient(endpoint, retries=Retries(begin=(), resume=(0.0, 0.0))) as client:
         known: Any = FakeTokens(tokens) if tokens else None
         instruments = GatewayInstruments(registry)
-        gateway = Gateway(client, health, bodies, seconds, known, instruments, registry, page, figures)
+        gateway = Gateway(
+            client, health, bodies, seconds, known, instruments, registry, page=page, figures=figures
+        )
         yield Rig(gateway, Http(gateway), registry, healthy)
     bodies.close()
