@@ -34,6 +34,7 @@ def main() -> None:
     _add_measure(_command(commands, "measure", "measure a pair's times on this machine"))
     _add_validate(_command(commands, "validate", "compare with real services; the machine must be quiet"))
     _add_capacity(_command(commands, "capacity", "the runs and pictures of docs/capacity.md"))
+    _add_sensitivity(_command(commands, "sensitivity", "how much each steering constant matters"))
     flags = parser.parse_args()
     flags.go(flags)
 
@@ -180,3 +181,15 @@ def _capacity(flags: argparse.Namespace) -> None:
     flags.folder.mkdir(parents=True, exist_ok=True)
     run(flags.folder, flags.studies)
     draw(read(flags.folder), flags.docs)
+
+
+def _add_sensitivity(sensitivity: argparse.ArgumentParser) -> None:
+    sensitivity.add_argument("names", nargs="*", help="constants; none: all of the table")
+    sensitivity.set_defaults(go=_sensitivity)
+
+
+def _sensitivity(flags: argparse.Namespace) -> None:
+    from simulator.sensitivity import run
+
+    for row in run(flags.names):
+        print(row, flush=True)

@@ -1,0 +1,41 @@
+"""What the study of steering constants changes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from simulator.sensitivity import Constant, constants
+
+
+@pytest.mark.parametrize(
+    ("value", "half", "double"), [(4.0, 2.0, 8.0), (1.0, 1.0, 2.0), (0.15, 0.075, 0.3), (0.95, 0.975, 0.9)]
+)
+def test_a_constant_is_halved_and_doubled(value: float, half: float, double: float) -> None:
+    """A whole one stays whole, and a share near 1 keeps below 1."""
+    constant = Constant("module", "NAME", value)
+    assert constant.changed(0.5) == pytest.approx(half)
+    assert constant.changed(2.0) == pytest.approx(double)
+
+
+def test_the_table_is_read() -> None:
+    """Every constant of docs/architecture.md."""
+    found = {constant.name: constant.value for constant in constants()}
+    assert found["BLOCK_GAP"] == 0.15
+    assert len(found) > 20
+
+
+def test_defaults_taken_from_a_constant_change_too() -> None:
+    """A process of its own imports the changed source; an unknown name is an error."""
+    code = (
+        "from simulator.sensitivity import _change\n"
+        "_change('verify_service.speculation.drafting', 'MIN_REST', '7')\n"
+        "from verify_service.speculation.drafting import _Standing\n"
+        "print(_Standing().next_rest)\n"
+        "_change('verify_service.speculation.drafting', 'NOTHING', '7')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "7\n"
+    assert "assigns no NOTHING" in done.stderr
