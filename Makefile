@@ -23,9 +23,10 @@ help:
 demo: $(ENGINE)
 	.venv/bin/python -m scripts.demo $(ARGS)
 
-# Two at a time, however many cores there are: tests start services of several processes.
+# Two at a time, however many cores there are: tests start services of several processes. In the order of the
+# folders: those of real processes take longest and come first.
 test: lint
-	$(PYTEST) -n 2 --dist loadfile -m "not slow and not gpu"
+	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu"
 
 test-slow: install
 	$(PYTEST) -m "not gpu"

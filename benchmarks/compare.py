@@ -48,13 +48,13 @@ def main() -> int:
     pair = load_pair(flags)
     work = load_workload(flags, pair.target)
     plan = list(turns(grid(flags), flags.requests, flags.least, len(work.prompts)))
-    floor = measure_floor(pair.target, pair.dtype, len(machine.cores()))
+    floor = measure_floor(pair.target, pair.dtype, len(machine.cores()), pair.weights)
     with running_arms(flags, pair) as arms:
         batches = measure(arms, work, plan)
     table = rows(batches, arms)
     progress(f"{len(arms)} arms measured; comparing texts")
     tallies, differences = compare(batches, {arm.name: arm.kind for arm in arms})
-    judgements = judge_all(pair.target, pair.dtype, work, differences)
+    judgements = judge_all(pair, work, differences)
     engines = "; ".join(dict.fromkeys(arm.engine for arm in arms))
     about = {**machine.describe(), "engines": engines, **setting(flags, pair), "floor": str(floor)}
     print(machine.lines(about), tables(table), *floor_lines(table, floor), sep="\n")
@@ -164,7 +164,7 @@ def silent(arms: Sequence[Arm], batches: Sequence[Batch]) -> list[str]:
 def setting(flags: argparse.Namespace, pair: Pair) -> dict[str, str]:
     """How the comparison was run."""
     return {
-        "pair": f"{pair.target} ({pair.dtype}), draft {pair.draft}",
+        "pair": f"{pair.target} ({pair.dtype}, weights {pair.weights}), draft {pair.draft}",
         "pinning": f"own target on the first {flags.threads} core(s), draft on the next, one process each, "
         "which helps with the target's long steps and runs the orchestrator; "
         "peers on the first cores, as many as threads",

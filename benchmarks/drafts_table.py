@@ -1,6 +1,7 @@
 """Drafts of every kind on one pair: memory, acceptance, step time, tokens per second.
 
     python -m benchmarks.drafts_table --pair demo
+    python -m benchmarks.drafts_table --pair demo --head models/demo/eagle
     python -m benchmarks.drafts_table --pair wide --skip-layers 2-5
 
 One verify replica serves all; each kind has an orchestrator and draft replicas of its own, on one core, of
@@ -113,8 +114,9 @@ class Kind:
         return sum(_sample(page, name) for page in self.pages)
 
 
-def kinds_of(pair: Pair, skip_layers: str) -> dict[str, Drafts]:
-    """Flags of the draft replicas of every kind."""
+def kinds_of(pair: Pair, skip_layers: str, head: str = "") -> dict[str, Drafts]:
+    """Flags of the draft replicas of every kind; an EAGLE head is one where its folder is given."""
+    eagle = ("--kind", "eagle", "--model", head, "--target", str(pair.target))
     small, target = ("--model", str(pair.draft)), ("--model", str(pair.target))
     lookup = ("--kind", "lookup", "--tokenizer", str(pair.target))
     skipped = (*target, "--skip-layers", skip_layers)
@@ -129,7 +131,7 @@ def kinds_of(pair: Pair, skip_layers: str) -> dict[str, Drafts]:
         "target, int8": ((*target, *int8),),
         "small model + lookup": (small, lookup),
         "small model + target without": (small, skipped),
-    }
+    } | ({"EAGLE-3 head": (eagle,)} if head else {})
 
 
 def main() -> int:
@@ -141,7 +143,10 @@ def main() -> int:
     print(machine.lines(machine.describe() | {"command": command("drafts_table")}))
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         services = Services(pair, flags, Path(folder), stack)
-        kinds = [services.kind(name, drafts) for name, drafts in kinds_of(pair, flags.skip_layers).items()]
+        kinds = [
+            services.kind(name, drafts)
+            for name, drafts in kinds_of(pair, flags.skip_layers, flags.head).items()
+        ]
         for temperature in flags.temperatures:
             measure(kinds, prompts, work.tokens, temperature)
             alone = next(kind.sums.rate for kind in kinds if kind.name == OFF)
@@ -164,15 +169,22 @@ def measure(kinds: Sequence[Kind], prompts: Sequence[Tokens], tokens: int, tempe
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = service_parser(__doc__, requests=12)
+    parser.add_argument("--skip-layers", default="2-5", help="layers that the target does without")
+    parser.add_argument("--head", default="", help="folder of an EAGLE-3 head for the target")
+    parser.add_argument("--lookup", action="store_true", help="lookup on the verify side too")
+    return parser.parse_args()
+
+
+def service_parser(documentation: str | None, requests: int) -> argparse.ArgumentParser:
+    """The flags of a pair, of `Services`, and of what is sent to them: by default so many `requests`."""
+    parser = argparse.ArgumentParser(description=(documentation or "").partition("\n")[0])
     pairs.add_flags(parser)
     workload.add_flags(parser)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7, 1.0])
-    parser.add_argument("--requests", type=int, default=12, help="prompts of each kind")
-    parser.add_argument("--skip-layers", default="2-5", help="layers that the target does without")
+    parser.add_argument("--requests", type=int, default=requests, help="prompts of each kind of draft")
     parser.add_argument("--threads", type=int, default=1, help="torch threads of each service")
-    parser.add_argument("--lookup", action="store_true", help="lookup on the verify side too")
-    return parser.parse_args()
+    return parser
 
 
 class Services:
@@ -182,7 +194,7 @@ class Services:
         self._folder, self._stack = folder, stack
         self._cores = machine.cores()
         self._common = ("--dtype", pair.dtype, "--device", "cpu", "--threads", str(flags.threads))
-        model = ("--model", str(pair.target), *self._common, "--no-prefix-cache")
+        model = ("--model", str(pair.target), "--weights", pair.weights, *self._common, "--no-prefix-cache")
         lookup = () if flags.lookup else ("--no-lookup",)
         self._verify = str(self._start("verify", "verify", 0, *model, *lookup)["endpoint"])
 

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.arms.base import OWN, REFERENCE
+from benchmarks.pairs import Pair
 from benchmarks.samples import Batch
+from benchmarks.workers.hf import load_reference
 from benchmarks.workload import SEED, Tokens, Workload
 from outrider.sampling.noise import gumbel
 
@@ -140,14 +141,10 @@ def judge_logits(
 class ReferenceReplay:
     """The target by `transformers`, in the arithmetic of the run and in a more precise one."""
 
-    def __init__(self, target: Path, dtype: str) -> None:
-        from transformers import AutoModelForCausalLM
-
-        def load(kind: torch.dtype) -> Any:
-            model: Any = AutoModelForCausalLM.from_pretrained(target, dtype=kind)
-            return model.eval()
-
-        self._run, self._precise = load(getattr(torch, dtype)), load(PRECISE[dtype])
+    def __init__(self, pair: Pair) -> None:
+        run = getattr(torch, pair.dtype)
+        self._run = load_reference(pair.target, run, run, pair.weights)
+        self._precise = load_reference(pair.target, run, PRECISE[pair.dtype], pair.weights)
 
     def judge(self, workload: Workload, difference: Difference) -> Judgement:
         """Compute the logits after the common beginning, and judge."""
@@ -165,12 +162,10 @@ class ReferenceReplay:
         return logits
 
 
-def judge_all(
-    target: Path, dtype: str, workload: Workload, differences: Iterable[Difference]
-) -> list[Judgement]:
+def judge_all(pair: Pair, workload: Workload, differences: Iterable[Difference]) -> list[Judgement]:
     """Replay every difference; loads the target only if there are any."""
     wanted = sorted(differences)
     if not wanted:
         return []
-    replay = ReferenceReplay(target, dtype)
+    replay = ReferenceReplay(pair)
     return [replay.judge(workload, difference) for difference in wanted]

@@ -13,6 +13,9 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
+from outrider.engine.quantization.modules import HEAD_BITS
+from outrider.engine.quantization.rounding import BITS, GROUP
+
 READ_BYTES = 2**29
 """Read by a measurement: more than the caches hold."""
 ROUNDS = 9
@@ -38,25 +41,33 @@ class Floor:
         return f"{self.step_bytes / 1e6:.0f} MB of weights; read at {each}"
 
 
-def measure_floor(folder: Path, dtype: str, cores: int) -> Floor:
+def measure_floor(folder: Path, dtype: str, cores: int, weights: str = "full") -> Floor:
     """The floor of a checkpoint in a folder, on up to `cores` cores."""
-    return Floor(step_bytes(folder, dtype), tuple(read_bandwidth(count) for count in range(1, cores + 1)))
+    return Floor(
+        step_bytes(folder, dtype, weights), tuple(read_bandwidth(count) for count in range(1, cores + 1))
+    )
 
 
-def step_bytes(folder: Path, dtype: str) -> int:
-    """Bytes of the weights that every step reads: all matrices but an embedding that is no output layer."""
+def step_bytes(folder: Path, dtype: str, weights: str = "full") -> int:
+    """Bytes of the weights that every step reads: all matrices but an embedding that is no output layer.
+
+    With rounded `weights` each group has a scale of 2 bytes, and the output layer 8 bits at least.
+    """
     config = json.loads((folder / "config.json").read_text())
     dtype = dtype if dtype != "auto" else config.get("dtype") or config.get("torch_dtype") or "float32"
-    size = getattr(torch, dtype).itemsize
+    bits = 8 * getattr(torch, dtype).itemsize if weights == "full" else BITS[weights]
+    least, scales = (0, 0.0) if weights == "full" else (HEAD_BITS, 16 / GROUP)
     tied = config.get("tie_word_embeddings", False)
-    count = 0
+    count = 0.0
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, "pt") as file:
             for name in file.keys():  # noqa: SIM118  # not a dictionary
                 shape = file.get_slice(name).get_shape()
                 if len(shape) == 2 and (tied or "embed" not in name):
-                    count += shape[0] * shape[1]
-    return count * size
+                    looks_like_head = "lm_head" in name or "embed" in name
+                    each = max(bits, least) if looks_like_head else bits
+                    count += shape[0] * shape[1] * (each + scales) / 8
+    return int(count)
 
 
 def read_bandwidth(cores: int) -> float:

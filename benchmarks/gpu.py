@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks.gpu_pair import (
     DRAFT_LAYERS,
@@ -38,14 +38,14 @@ from benchmarks.gpu_pair import (
     random_model,
 )
 from outrider.engine.attention import PagedAttention
-from outrider.engine.gpu.graphs import BUCKETS, Replay
+from outrider.engine.gpu.graphs import MAX_GRAPH_TOKENS, Replay, buckets_up_to
 from outrider.engine.gpu.layout import BufferLayout
 from outrider.engine.gpu.plan import fill, plan_tiles
 from outrider.engine.gpu.runner import GraphRunner
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.runner import ModelRunner, Segment
-from outrider.engine.step import plan_step
+from outrider.engine.step import pack_step
 from outrider.protocol.messages import SamplingParams
 from outrider.sampling import on_device
 from outrider.sampling.chooser import choose, rank
@@ -61,6 +61,7 @@ class Uncaptured:
 
     def capture(self, run: Callable[[], Tensor]) -> Replay:
         """See `outrider.engine.gpu.graphs.Graphs`."""
+        run()
         return run
 
 
@@ -105,7 +106,7 @@ class Bench:
         """A runner with room for so many tokens."""
         if self.device.type == "cpu":
             graphs = Uncaptured()
-        buckets = (1, 8, 40) if self.tiny else BUCKETS
+        buckets = (1, 8, 40) if self.tiny else buckets_up_to(MAX_GRAPH_TOKENS)
         return GraphRunner(loaded, -(-tokens // PAGE), PAGE, buckets=buckets, graphs=graphs)
 
     def wall_ms(self, run: Callable[[], object], runs: int = 0) -> float:
@@ -217,15 +218,16 @@ def compare_attention(
         torch.randn((1, heads, 1 + nodes, geometry.head_dim), dtype=bench.dtype, device=device)
         for heads in (geometry.query_heads, geometry.kv_heads)
     )
-    layer = bench.made["target"].model.stack[0]
+    layer = nn.Module()
+    layer.layer_idx = 0
     kv = committed(runner, context)
     segment = tree_segment(kv, nodes)
     runner.append([segment])
-    plan = plan_tiles([segment], 1 + nodes, runner.machine)
+    plan = plan_tiles([segment], 1 + nodes, runner.settings)
     layout = BufferLayout(plan.capacity)
-    words = torch.from_numpy(fill(plan, layout, [segment], [], runner.machine)).to(device)
+    words = torch.from_numpy(fill(plan, layout, [segment], [], runner.settings)).to(device)
     runner.attention.current = runner.attention.open_step(words, layout, 1)
-    step = plan_step([segment], queries_per_kv=geometry.queries_per_kv, dtype=bench.dtype, device=device)
+    step = pack_step([segment], queries_per_kv=geometry.queries_per_kv, dtype=bench.dtype, device=device)
     with torch.inference_mode(), reference.during(step):
         ours, theirs = (
             part.attend(layer, query, key, key, None)[0] for part in (runner.attention, reference)

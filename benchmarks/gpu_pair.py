@@ -75,10 +75,18 @@ def first_layers(target: LlamaForCausalLM, layers: int) -> LlamaForCausalLM:
         draft = LlamaForCausalLM(config)
     body, source = draft.model, target.model
     body.embed_tokens, body.norm, body.rotary_emb = source.embed_tokens, source.norm, source.rotary_emb
-    body.layers = nn.ModuleList(list(source.layers)[:layers])
+    body.layers = nn.ModuleList(_with_config(layer, config) for layer in list(source.layers)[:layers])
     draft.lm_head = target.lm_head
     evaluated: LlamaForCausalLM = draft.eval()
     return evaluated
+
+
+def _with_config(layer: nn.Module, config: Any) -> nn.Module:
+    """The same layer, weights shared, whose attention follows another configuration."""
+    made, attention = copy.copy(layer), copy.copy(layer.self_attn)
+    attention.config = config
+    made._modules = {**layer._modules, "self_attn": attention}
+    return made
 
 
 @torch.inference_mode()
@@ -137,7 +145,11 @@ def bytes_of_step(loaded: LoadedModel, context: int) -> int:
     ]
     linears = [
         decoder.head,
-        *(p for layer in decoder.stack for p in (layer.qkv, layer.output, layer.gate.gate_up, layer.down)),
+        *(
+            p
+            for layer in decoder.stack
+            for p in (layer.qkv, layer.output, layer.mlp.gate.gate_up, layer.mlp.down)
+        ),
     ]
     weights = sum(part.weight.nbytes for part in (*norms, *linears))
     return int(weights + context * loaded.kv_bytes_per_token)

@@ -23,6 +23,7 @@ def layout_of(
         target=pair.target,
         drafts=drafts,
         dtype=pair.dtype,
+        weights=pair.weights,
         folder=folder,
         threads=flags.threads,
         verify_cpus=_list(cores[: flags.threads]) if enough else "",

@@ -6,6 +6,7 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
+from outrider.engine.quantization.rounding import BITS
 from scripts.local_services import DRAFT, TARGET, widened_target
 
 
@@ -17,6 +18,8 @@ class Pair:
     target: Path
     draft: Path
     dtype: str
+    weights: str = "full"
+    """How the target's are rounded."""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -30,11 +33,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", type=Path, help="another target, a folder")
     parser.add_argument("--draft", type=Path, default=DRAFT, help="its draft, a folder")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--weights", choices=("full", *BITS), default="full", help="of the target")
 
 
 def load_pair(flags: argparse.Namespace) -> Pair:
     """The pair that the flags name."""
     if flags.target is not None:
-        return Pair(flags.target.name, flags.target, flags.draft, flags.dtype)
+        return Pair(flags.target.name, flags.target, flags.draft, flags.dtype, flags.weights)
     target = widened_target() if flags.pair == "wide" else TARGET
-    return Pair(f"demo-{flags.pair}", target.resolve(), flags.draft.resolve(), flags.dtype)
+    return Pair(f"demo-{flags.pair}", target.resolve(), flags.draft.resolve(), flags.dtype, flags.weights)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -15,6 +16,8 @@ from benchmarks.report import SPEED, ResultRow
 from benchmarks.samples import Spread
 
 mpl.use("Agg")
+SMOOTH = 30
+"""Requests behind one point of a curve over time."""
 OWN_COLOR, PEER_COLOR, LINE_COLOR = "#4a5fd0", "#b4bac6", "#d9603b"
 
 
@@ -63,6 +66,47 @@ def draw_load(
     _label(trust, "estimated probability of a verified node", "share accepted", log=False)
     figure.suptitle(title, fontsize=11)
     figure.savefig(path, dpi=130)
+
+
+def draw_learning(events: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
+    """Acceptance over requests, as a mean over `SMOOTH` of them, and what happened when."""
+    requests = [event for event in events if event["kind"] == "request"]
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    panel = figure.subplots()
+    panel.plot(smoothed(requests), color=OWN_COLOR)
+    for count, happened in marks(events).items():
+        panel.axvline(count, color=LINE_COLOR, linewidth=0.8)
+        place = {"xycoords": ("data", "axes fraction"), "rotation": 90, "va": "top", "fontsize": 8}
+        panel.annotate(", ".join(happened), (count, 1.0), **place)
+    panel.set_xlabel("requests", fontsize=9)
+    panel.set_ylabel("steps that accepted a candidate", fontsize=9)
+    panel.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(title, fontsize=11)
+    figure.savefig(path)
+
+
+def marks(events: Sequence[Mapping[str, Any]]) -> dict[int, list[str]]:
+    """What happened, phases that began included, by the requests before it."""
+    found: dict[int, list[str]] = {}
+    count, phase = 0, ""
+    for event in events:
+        if event["kind"] != "request":
+            found.setdefault(count, []).append(event["kind"])
+            continue
+        if event["phase"] != phase:
+            phase = event["phase"]
+            found.setdefault(count, []).append(phase)
+        count += 1
+    return found
+
+
+def smoothed(requests: Sequence[Mapping[str, Any]]) -> list[float]:
+    """The acceptance of each request and those before it, `SMOOTH` in all."""
+    found = []
+    for last in range(1, len(requests) + 1):
+        some = requests[max(0, last - SMOOTH) : last]
+        found.append(sum(one["accepted"] for one in some) / max(1, sum(one["steps"] for one in some)))
+    return found
 
 
 def _label(panel: Axes, x: str, y: str, *, log: bool) -> None:

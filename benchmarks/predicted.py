@@ -59,7 +59,7 @@ def main() -> int:
     print(HEADING)
     with (
         tempfile.TemporaryDirectory() as folder,
-        services(pair.target, pair.dtype, Path(folder) / "up.log") as endpoint,
+        services(pair.target, pair.dtype, Path(folder) / "up.log", pair.weights) as endpoint,
         Client(endpoint, timeout=600) as client,
     ):
         for temperature in flags.temperatures:

@@ -34,6 +34,7 @@ from outrider.engine.cpu.linear import CpuLinear
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.loading.loader import load_model
+from outrider.engine.quantization.rounding import BITS
 from outrider.engine.runner import ModelRunner, Segment
 from outrider.protocol.messages import OpenDraft, SamplingParams, StepTimes, Verdict
 from outrider.rpc.queues import Outbox, Stream
@@ -60,7 +61,7 @@ def main() -> int:
     print(machine.lines(machine.describe()) + "\n")
     text = Tokenizer.from_file(str(flags.model / "tokenizer.json")).encode(TEXT.read_text()).ids
     fused, modules = (_load(flags, fused=fused) for fused in (True, False))
-    floor = measure_floor(flags.model, fused.dtype_name, len(machine.cores()))
+    floor = measure_floor(flags.model, fused.dtype_name, len(machine.cores()), flags.weights)
     print(f"floor: {floor}\n")
     print("rows          modules            fused         products  overhead  / floor   (least / median ms)")
     for rows in flags.rows:
@@ -80,6 +81,7 @@ def _flags() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("model", type=Path, help="folder of the model")
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--weights", choices=("full", *BITS), default="full")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8, 16])
     parser.add_argument("--context", type=int, default=200, help="tokens before those of the step")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
@@ -92,7 +94,15 @@ def _flags() -> argparse.Namespace:
 
 def _load(flags: argparse.Namespace, *, fused: bool) -> LoadedModel:
     say = console.progress if fused else None
-    return load_model(str(flags.model), dtype=flags.dtype, device="cpu", threads=1, fused=fused, progress=say)
+    return load_model(
+        str(flags.model),
+        dtype=flags.dtype,
+        device="cpu",
+        threads=1,
+        fused=fused,
+        weights=flags.weights,
+        progress=say,
+    )
 
 
 def _times(calls: Sequence[Callable[[], object]], rounds: int, sweep: int = 0) -> list[list[float]]:

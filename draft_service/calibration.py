@@ -1,4 +1,4 @@
-"""From what a drafter says of a candidate to how likely the target chooses it, learned from verdicts.
+"""Learns from verdicts how likely the target chooses a candidate that a drafter proposes.
 
 Every verdict teaches, whether its positions were verified with drafts or not: wherever the children of a
 position had been ranked, it tells which of them the target chose.

@@ -5,8 +5,9 @@
     choose      the best unexpanded nodes over all sessions
     expand      one draft forward over them; add the children worth a node
 
-What a verdict kills while the forward runs is not sent, because it is absorbed first. Synchronous; the
-clock is injected. What leaves in one turn goes through `deliver` at once, before the forward.
+Messages that come during a forward are absorbed before anything is sent, so nodes that a verdict has made
+useless are not sent. What a turn sends goes through `deliver` together, before the forward. Synchronous; the
+clock is injected.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 
 from draft_service.calibration import Calibration
-from draft_service.drafters.base import Drafter, Expansion, Proposal
-from draft_service.mailbox import Admitted, Close, Commit, Event, Message, Open
+from draft_service.drafters.base import Drafter, Expansion, FeatureReader, Proposal
+from draft_service.mailbox import Admitted, Close, Commit, Event, Exchange, Message, Open, Tell
 from draft_service.scheduler import NodeChoice, choose, is_ready, share_of, should_send, to_suspend
 from draft_service.session import DraftLimits, DraftSession
 from outrider.config import DraftConfig
@@ -32,16 +33,18 @@ from outrider.telemetry.spans import is_sampled, record_span, step_traceparent
 
 
 @dataclass(slots=True)
-class _Entry:
+class _OpenSession:
+    """A session, and what the engine notes beside it."""
+
     session: DraftSession
     outbox: Outbox[Event]
-    expanded: _Expanded | None = None
+    expanded: _ExpansionTime | None = None
     asked_at: float | None = None
-    """When the verdict arrived that no block has answered yet."""
+    """When the first verdict came that no block has answered yet; None: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Expanded:
+class _ExpansionTime:
     """When a session's unsent nodes were computed, and for which verify step."""
 
     start_ns: int
@@ -66,13 +69,14 @@ class DraftCore:
         self.calibration = Calibration()
         self.pages = drafter.pages()
         self._drafter = drafter
+        self._reader = drafter if isinstance(drafter, FeatureReader) else None
         self._config = config
         self._instruments = instruments
         self._deliver = deliver
         self._eos_token_ids = frozenset(eos_token_ids)
         self._clock = clock
         self._wall_ns = wall_ns
-        self._entries: dict[int, _Entry] = {}
+        self._entries: dict[int, _OpenSession] = {}
         self._step_seconds = Decayed()
         self._leaving: list[Delivery] = []
         """What the event loop gets before the next forward."""
@@ -99,13 +103,21 @@ class DraftCore:
             case Commit(stream, verdict, arrived):
                 stream.absorbed += 1
                 self._commit(stream.id, verdict, arrived)
+            case Tell(stream, part):
+                stream.absorbed += 1
+                self._tell(stream.id, part.rows, part.position)
             case Close(stream):
                 self._close(stream.id)
+            case Exchange(apply):
+                apply()
+                for entry in self._entries.values():
+                    entry.session.forget_expansions()
+                self._count()
             case _:
                 assert_never(message)
 
     def _resume(self) -> None:
-        """Let suspended sessions go on that fit again."""
+        """Let suspended sessions go on where their memory fits again."""
         for entry in self._entries.values():
             if entry.session.suspended and self._drafter.fits(entry.session.key):
                 entry.session.suspended = False
@@ -120,7 +132,8 @@ class DraftCore:
         calibration = self.calibration.task(request.task)
         session = DraftSession(key, request, self._limits(request), calibration)
         session.grow(None, self._drafter.recall(key))
-        self._entries[key] = _Entry(session, outbox)
+        self._entries[key] = _OpenSession(session, outbox)
+        self._tell(key, b"")
         self._count()
         self._leaving.append(outbox.announce(Admitted(cached_length)))
 
@@ -141,7 +154,18 @@ class DraftCore:
             context_length=self._drafter.context_length,
             end_tokens=eos.union(params.stop_token_ids),
             expands=self._drafter.expands,
+            renews=self._reader is not None,
         )
+
+    def _tell(self, key: int, rows: bytes, position: int | None = None) -> None:
+        """Give the target's features of a text to the drafter if it reads them. While they are missing, the
+        session waits."""
+        entry = self._entries.get(key)
+        if entry is None or self._reader is None:
+            return
+        if rows:
+            self._reader.tell(key, rows, position)
+        entry.session.waiting = self._reader.waits(key)
 
     def _commit(self, key: int, verdict: Verdict, arrived: float) -> None:
         entry = self._entries.get(key)
@@ -151,6 +175,7 @@ class DraftCore:
         first_unsent = session.first_unsent
         rerooted = session.commit(verdict, self._clock())
         self._drafter.commit(key, verdict.tokens, rerooted)
+        self._tell(key, verdict.features)
         if not session.finished:
             session.grow(None, self._drafter.recall(key))
             entry.asked_at = arrived if entry.asked_at is None else entry.asked_at
@@ -193,7 +218,7 @@ class DraftCore:
         self._instruments.expanded(len(grown), len({choice.session.key for choice, _ in grown}), seconds)
 
     def _compute(self, chosen: list[NodeChoice]) -> list[tuple[NodeChoice, Proposal | None]]:
-        """The children of the chosen nodes, but for sessions that had to be suspended."""
+        """The children of the chosen nodes, except for sessions that had to be suspended."""
         while chosen:
             expansions = [
                 Expansion(choice.session.key, choice.node, choice.session.calibration.sharpness)
@@ -207,16 +232,17 @@ class DraftCore:
         return []
 
     def _suspend_one(self) -> DraftSession:
-        """Take the memory of one session; it goes on when it fits again."""
+        """Take the memory of one session. It goes on when its memory fits again."""
         sessions = (entry.session for entry in self._entries.values())
         session = to_suspend(session for session in sessions if not session.suspended)
         self._drafter.reset(session.key)
         session.suspended = True
+        self._tell(session.key, b"")
         session.forget_expansions()
         return session
 
     def _send(self) -> None:
-        """Send what is new; a session whose tree stops growing has then said ready."""
+        """Send new nodes. Once a session's tree stops growing, a block marked ready has gone out."""
         share = share_of(self._expandable(), self._config.expansions)
         step_seconds, now = self._step_seconds.value or 0.0, self._clock()
         for entry in self._entries.values():
@@ -228,7 +254,7 @@ class DraftCore:
                 self._leaving.append(entry.outbox.announce(self._block(entry, ready, now)))
                 entry.expanded = None
 
-    def _block(self, entry: _Entry, ready: bool, now: float) -> TokenBlock:
+    def _block(self, entry: _OpenSession, ready: bool, now: float) -> TokenBlock:
         self._instruments.block(entry.session.unsent_depths, entry.session.request.task)
         if entry.asked_at is not None:
             self._instruments.answered(now - entry.asked_at)
@@ -239,17 +265,17 @@ class DraftCore:
         return _timed(block, entry.expanded, entry.session.request.traceparent)
 
 
-def _expanded(before: _Expanded | None, start_ns: int, seconds: float, step: int) -> _Expanded:
-    """The work behind the nodes that wait to be sent, one more expansion included."""
+def _expanded(before: _ExpansionTime | None, start_ns: int, seconds: float, step: int) -> _ExpansionTime:
+    """The time of the expansions behind the nodes that wait to be sent, with one more expansion."""
     micros = round(seconds * 1e6)
     return (
-        _Expanded(start_ns, micros, step)
+        _ExpansionTime(start_ns, micros, step)
         if before is None
         else replace(before, micros=before.micros + micros)
     )
 
 
-def _timed(block: TokenBlock, expanded: _Expanded, traceparent: str) -> TokenBlock:
+def _timed(block: TokenBlock, expanded: _ExpansionTime, traceparent: str) -> TokenBlock:
     """The block with the times of its expansion and, for a sampled request, its span."""
     start_ns, micros = expanded.start_ns, expanded.micros
     span = ""

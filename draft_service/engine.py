@@ -1,4 +1,4 @@
-"""The draft engine: the shell around its core, and what a stream may ask."""
+"""The draft engine: the shell around its core, and the calls that a stream may make."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 
 from draft_service.core import DraftCore
-from draft_service.mailbox import Close, Commit, DraftStream, Message, Open
+from draft_service.mailbox import Close, Commit, DraftStream, Exchange, Message, Open, Tell
 from outrider.config import DraftConfig
 from outrider.grammar.matcher import Matcher
 from outrider.protocol.errors import Flood
-from outrider.protocol.messages import OpenDraft, Verdict
+from outrider.protocol.messages import OpenDraft, PromptFeatures, Verdict
 from outrider.rpc.engine_shell import EngineShell
 from outrider.rpc.queues import Deliver
 
@@ -54,10 +54,25 @@ class DraftEngine(EngineShell[DraftCore, Message]):
             Overloaded: too much waits for the engine.
             Unavailable, InternalError: the engine has stopped or failed.
         """
+        self._send(stream, Commit(stream, verdict, self._clock()))
+
+    def tell(self, stream: DraftStream, part: PromptFeatures) -> None:
+        """Tell a session what the target made of its text.
+
+        Raises:
+            Flood, Overloaded, Unavailable, InternalError: see `verdict`.
+        """
+        self._send(stream, Tell(stream, part))
+
+    def _send(self, stream: DraftStream, message: Commit | Tell) -> None:
         if stream.pending >= self._max_pending_verdicts:
             raise Flood("verdict: too many wait for the engine; open a new session with all tokens")
-        self._post(Commit(stream, verdict, self._clock()))
+        self._post(message)
         stream.sent += 1
+
+    def exchange(self, apply: Callable[[], None]) -> None:
+        """Give the drafter other weights, between two forwards; sessions go on."""
+        self._tell(Exchange(apply))
 
     def close(self, stream: DraftStream) -> None:
         """End a session; its memory is free within one turn. The last call of every stream."""

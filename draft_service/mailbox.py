@@ -1,12 +1,13 @@
-"""What crosses between the event loop and the draft engine's thread."""
+"""The messages between the event loop and the draft engine's thread."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from outrider.grammar.matcher import Matcher
-from outrider.protocol.messages import OpenDraft, TokenBlock, Verdict
+from outrider.protocol.messages import OpenDraft, PromptFeatures, TokenBlock, Verdict
 from outrider.rpc.queues import Stream
 
 
@@ -42,10 +43,25 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
+class Tell:
+    """What the target made of a part of the text that the session was opened with."""
+
+    stream: DraftStream
+    part: PromptFeatures
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """End a session. Unknown sessions are ended already, or were never admitted."""
 
     stream: DraftStream
 
 
-Message: TypeAlias = Open | Commit | Close
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """The drafter gets other weights: `apply` gives them to it, on the engine's thread."""
+
+    apply: Callable[[], None]
+
+
+Message: TypeAlias = Open | Commit | Tell | Close | Exchange

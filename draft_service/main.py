@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
+from dataclasses import replace
+from functools import partial
 
 from draft_service.core import DraftCore
 from draft_service.drafters.base import Drafter, Expansion
 from draft_service.drafters.lookup import MAX_VOCABULARY, LookupDrafter
 from draft_service.engine import DraftEngine
+from draft_service.exchange import WeightExchange
 from draft_service.servicer import DraftServicer
 from outrider.config import DraftConfig
 from outrider.grammar.compiler import GrammarCompiler
@@ -42,8 +46,9 @@ async def run(config: DraftConfig) -> None:
 class DraftReplica:
     """A running replica."""
 
-    def __init__(self, engine: DraftEngine) -> None:
+    def __init__(self, engine: DraftEngine, exchange: WeightExchange | None = None) -> None:
         self._engine = engine
+        self._watching = asyncio.create_task(exchange.run()) if exchange is not None else None
 
     @property
     def failure(self) -> OutriderError | None:
@@ -56,14 +61,21 @@ class DraftReplica:
 
     async def close(self) -> None:
         """Stop the engine."""
+        if self._watching is not None:
+            self._watching.cancel()
         await self._engine.stop()
 
 
 async def _build(config: DraftConfig, server: GrpcServer) -> DraftReplica:
-    drafter, info = await in_thread(lambda: load_drafter(config, config.name or server.endpoint))
+    name = config.name or server.endpoint
+    drafter, info = await in_thread(lambda: load_drafter(config, name))
+    if config.reload_model and not hasattr(drafter, "exchange"):
+        raise ConfigError(f"reload_model: a {info.kind} draft has no weights to exchange; leave it out")
     grammars = await in_thread(lambda: load_grammars(config, info))
     instruments = DraftInstruments()
     instruments.files.watch(server.watched)
+    if info.version:
+        instruments.weights(info.version)
     instruments.capacity(config.max_sessions, lambda: device_memory(info.device))
     engine = DraftEngine(
         lambda deliver: DraftCore(drafter, config, instruments, deliver, eos_token_ids=info.eos_token_ids),
@@ -73,7 +85,10 @@ async def _build(config: DraftConfig, server: GrpcServer) -> DraftReplica:
     servicer = DraftServicer(engine, info, grammars)
     draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server.server)  # type: ignore[no-untyped-call]
     engine.start()
-    return DraftReplica(engine)
+    if not config.reload_model:
+        return DraftReplica(engine)
+    reload = partial(load_drafter, config, name)
+    return DraftReplica(engine, WeightExchange(config.model, drafter, reload, engine, servicer, instruments))
 
 
 def load_drafter(config: DraftConfig, replica: str) -> tuple[Drafter, ModelInfo]:
@@ -82,7 +97,31 @@ def load_drafter(config: DraftConfig, replica: str) -> tuple[Drafter, ModelInfo]
     Raises:
         ConfigError: a setting is wrong or the model cannot be loaded.
     """
-    return _load_lookup(config, replica) if config.kind == "lookup" else _load_model(config, replica)
+    drafter, info = _load(config, replica)
+    return drafter, replace(info, version=_version(config), shadow=config.shadow)
+
+
+def _load(config: DraftConfig, replica: str) -> tuple[Drafter, ModelInfo]:
+    if config.kind == "lookup":
+        return _load_lookup(config, replica)
+    from outrider.engine.eagle.description import is_head
+    from outrider.engine.loading.model_path import check_model_path
+    from outrider.engine.loading.tokenizer_files import json_file
+
+    check_model_path(config.model)
+    if config.kind == "eagle" or is_head(json_file(config.model, "config.json")):
+        from draft_service.load_eagle import load_eagle
+
+        return load_eagle(config, replica)
+    return _load_model(config, replica)
+
+
+def _version(config: DraftConfig) -> str:
+    if config.kind == "lookup":
+        return ""
+    from outrider.engine.loading.weights_version import weights_version
+
+    return weights_version(config.model, config.skip_layers, config.weights)
 
 
 def load_grammars(config: DraftConfig, info: ModelInfo) -> GrammarCompiler | None:
@@ -95,7 +134,7 @@ def load_grammars(config: DraftConfig, info: ModelInfo) -> GrammarCompiler | Non
         return None
     from outrider.engine.loading.tokenizer_files import load_tokenizer
 
-    files = load_tokenizer(config.model)
+    files = load_tokenizer(config.target if info.kind == "eagle" else config.model)
     vocabulary = load_vocabulary(files.tokenizer_json if files else None, info.eos_token_ids)
     return None if vocabulary is None else GrammarCompiler(vocabulary)
 
@@ -126,15 +165,14 @@ def _tokenizer_hash(tokenizer: str) -> str:
 
 
 def _load_model(config: DraftConfig, replica: str) -> tuple[Drafter, ModelInfo]:
-    from outrider.engine.loading.model_path import check_model_path
-
-    check_model_path(config.model)
     # Imports torch, which takes seconds and which a lookup drafter does without.
-    from draft_service.drafters.model import ModelDrafter
+    from draft_service.drafters.model import PREFILL_CHUNK, ModelDrafter
     from outrider.engine.loading.replica import load_runner, model_info
     from outrider.engine.loading.tokenizer_files import load_tokenizer
+    from outrider.engine.step import StepSize
 
-    runner = load_runner(config, PAGE_SIZE, say=logger.info)
+    largest = StepSize(PREFILL_CHUNK + config.expansions, config.expansions)
+    runner = load_runner(config, PAGE_SIZE, largest=largest, say=logger.info)
     info = model_info(config, runner.loaded, load_tokenizer(config.model), kind="model", replica=replica)
     drafter = ModelDrafter(runner, children=config.children, max_nodes=config.max_nodes)
     _warm_up(drafter)

@@ -2,8 +2,8 @@
 
 Pure: no clock, no I/O, no model. A node is *expanded* when its children have been proposed; the
 *frontier* holds the unexpanded nodes whose parent is expanded. All candidates that were ever proposed
-below a live node are remembered with their rank, sent or not: they are what calibration learns from,
-and those that were too unlikely to send become nodes when a commit brings them nearer.
+below a live node are remembered with their rank, sent or not: calibration learns from them, and those that
+were too unlikely to send become nodes when a commit makes them likely enough.
 """
 
 from __future__ import annotations
@@ -20,18 +20,17 @@ from outrider.speculation.candidate_tree import CandidateTree, Node, Rerooted
 from outrider.speculation.decayed import Decayed
 
 FULL_PRICE_SESSIONS = 4
-"""In a step of so many sessions and more, only nodes worth their whole price: the target has room for few,
-and what drafts and sends the others takes time from it. With fewer sessions the square of their share of that
-is enough: the tree is for the rounds to come too, and what is unlikely now may be near then. Measured, see
-docs/history/performance.md."""
+"""In a step of at least so many sessions, a node must bring its whole price: the target has room for few
+nodes, and the others cost it time. With fewer sessions a node must bring that price times the square of their
+share of this number: the tree serves later rounds too, in which an unlikely node may have become likely.
+Measured, see docs/history/performance.md."""
 MIN_REACH = 0.005
-"""Nodes that the target's walk reaches less likely than this are neither sent nor expanded, not even where
-they cost the target nothing."""
+"""Nodes with a smaller reach are neither sent nor expanded, even where they cost the target nothing."""
 BLOCK_GAP = 0.15
-"""Share of a step between a session's blocks, for each session that shares the step: a block costs the verify
-side time that its forwards lose, so nodes wait for company."""
+"""Least time between two blocks of a session, as a share of a step, times the sessions in the step. Each
+block takes time from the target, so nodes are sent together."""
 LATEST_BLOCK = 0.6
-"""Share of a step after which its first block goes out at the latest; the rest is for the way."""
+"""Share of a step after which a session's first block goes out at the latest; the rest is for the network."""
 ROOT = -1
 """Stands for the last committed token where node ids are keys."""
 
@@ -48,11 +47,13 @@ class DraftLimits:
     """Nothing follows these: verifying them brings no token that their parent does not bring."""
     expands: bool = True
     """False when the drafter has nothing to compute."""
+    renews: bool = False
+    """True when every commit gives the drafter new features of the root, which it then expands again."""
 
 
 @dataclass(slots=True)
-class _Below:
-    """What was proposed below one position."""
+class _Proposed:
+    """What was proposed below one node."""
 
     expanded: bool = False
     ranked: list[Candidate] = field(default_factory=list)
@@ -76,59 +77,56 @@ class DraftSession:
         self.tree = CandidateTree(list(request.token_ids), limits.max_nodes)
         self.calibration = calibration
         self.wanted = True
-        """The verify side said that the session should have a draft; else it pauses."""
+        """False while the verify side wants no draft: the session pauses."""
         self.ready_sent = False
-        """A ready block went out since the last verdict."""
+        """True when a ready block went out since the last verdict."""
         self.starved = True
-        """The last commit left the verify side without candidates."""
+        """True when the last commit left the verify side without candidates."""
         self.finished = False
         self.suspended = False
-        """Out of memory: not expanded until it fits again."""
+        """True while its memory does not fit: nothing is expanded."""
+        self.waiting = False
+        """True while the features of the last committed token are missing: nothing is expanded."""
         self.root_pending = limits.expands
-        """The children of the last committed token have not been computed."""
+        """True while the children of the last committed token have not been computed."""
         self._limits = limits
         self._min_reach = MIN_REACH
         self._round_tokens = Decayed()
         self._next_step = 0.0
-        """Seconds from a verdict to the step that blocks may still be part of."""
+        """Seconds from a verdict to the step that its blocks should reach."""
         self._blocks = 0
-        """Sent since the last verdict."""
+        """Blocks sent since the last verdict."""
         self._send_at = 0.0
         self._block_gap = 0.0
-        self._end = _end_of(request)
-        self._below: dict[int, _Below] = {ROOT: _Below()}
+        self._end = request.sampling.end_length(request.prompt_length)
+        self._proposed: dict[int, _Proposed] = {ROOT: _Proposed()}
         self._frontier: list[tuple[float, int, Node]] = []
         self._next_id = request.first_node_id
         self._unsent: list[Node] = []
         self._unsent_parents: list[int] = []
 
     @property
-    def urgent(self) -> bool:
-        """True while the verify side has nothing to verify but what this session still has to send."""
-        return self.starved and not self.ready_sent
-
-    @property
     def growing(self) -> bool:
         """False when nothing may be expanded before the next verdict."""
-        stopped = self.finished or self.suspended or not self.wanted
+        stopped = self.finished or self.suspended or self.waiting or not self.wanted
         return not (stopped or (self.ready_sent and not self.pipelined))
 
     @property
     def rate(self) -> float:
-        """Tokens per second that the session commits; 0 before the first verdict: it waits for its prompt."""
+        """Tokens per second that the session commits; 0 before the first verdict."""
         return (self._round_tokens.value or 0.0) / self._next_step if self._next_step else 0.0
 
     def due(self, now: float) -> bool:
-        """True when a block should go out that the verify side does not wait for."""
+        """True when it is time to send a block even if nobody waits for one."""
         return now >= self._send_at
 
     @property
     def spent(self) -> bool:
-        """True when, until the next verdict, only the block that says ready may still go out."""
+        """True when only one block may still go out before the next verdict: the one marked ready."""
         return self._blocks >= BLOCKS - 1
 
     @property
-    def worth(self) -> float:
+    def best_reach(self) -> float:
         """Reach of the best unexpanded node; 0 when there is none."""
         if not self.growing or len(self.tree) >= self._limits.max_nodes:
             return 0.0
@@ -139,7 +137,7 @@ class DraftSession:
     def gain(self, count: int) -> float:
         """Sum of the reach of the `count` best unexpanded nodes."""
         if self.root_pending or count == 1:
-            return self.worth
+            return self.best_reach
         return -sum(entry[0] for entry in heapq.nsmallest(count, self._frontier))
 
     def take(self) -> Node | None:
@@ -153,12 +151,12 @@ class DraftSession:
         return node
 
     def put_back(self, node: Node | None) -> None:
-        """Undo `take`: the node was not expanded after all, nor anything below it."""
+        """Undo `take`: the node was not expanded, nor anything below it."""
         self._at(node).expanded = False
         self._rebuild_frontier()
 
     def grow(self, node: Node | None, proposal: Proposal) -> None:
-        """Add the worthwhile candidates below `node` (None: the root)."""
+        """Add the candidates below `node` (None: the root) that are likely enough."""
         self._at(node).winners = proposal.winners or self._at(node).winners
         places: list[Node | None] = []
         for candidate in proposal.candidates:
@@ -184,7 +182,7 @@ class DraftSession:
         return rerooted
 
     def _obey(self, verdict: Verdict, now: float) -> None:
-        """What the verify side asks for: drafts or none, nodes worth their price, and blocks in time."""
+        """Take over what the verify side asks for: drafts or none, the price of a node, when to send."""
         self.wanted = verdict.draft_wanted
         share = min(verdict.batch_size / FULL_PRICE_SESSIONS, 1.0) ** 2
         self._min_reach = max(verdict.node_price * share, MIN_REACH)
@@ -194,8 +192,8 @@ class DraftSession:
         self._blocks = 0
 
     def forget_expansions(self) -> None:
-        """What was computed is gone: every node counts as unexpanded."""
-        self._below = {ROOT: _Below()}
+        """The drafter's memory of the session is gone: every node counts as unexpanded."""
+        self._proposed = {ROOT: _Proposed()}
         self._rebuild_frontier()
 
     @property
@@ -214,7 +212,7 @@ class DraftSession:
         return [node.depth for node in self._unsent]
 
     def next_block(self, ready: bool, now: float) -> TokenBlock:
-        """The unsent nodes as a block, sent at `now`; there may be none, only to say ready."""
+        """The unsent nodes as a block, sent at `now`. There may be none where the block only says ready."""
         self._blocks += 1
         self._send_at = max(self._send_at, now + self._block_gap)
         first_id = self.first_unsent
@@ -236,7 +234,8 @@ class DraftSession:
         return self._admit(parent, candidate)
 
     def _admit(self, parent: Node | None, candidate: Candidate) -> Node | None:
-        """The node of a candidate, new when there is none yet; None when it is not worth one."""
+        """The node of a candidate, a new one where there is none; None when the candidate is too unlikely or
+        not allowed."""
         siblings = self.tree.children if parent is None else parent.children
         known = siblings.get(candidate.token)
         if known is not None:
@@ -276,16 +275,16 @@ class DraftSession:
         ):
             heapq.heappush(self._frontier, (-node.reach, node.id, node))
 
-    def _at(self, node: Node | None) -> _Below:
+    def _at(self, node: Node | None) -> _Proposed:
         key = _key(node)
-        below = self._below.get(key)
-        if below is None:
-            below = self._below[key] = _Below()
-        return below
+        proposed = self._proposed.get(key)
+        if proposed is None:
+            proposed = self._proposed[key] = _Proposed()
+        return proposed
 
     def _is_expanded(self, key: int) -> bool:
-        below = self._below.get(key)
-        return below is not None and below.expanded
+        proposed = self._proposed.get(key)
+        return proposed is not None and proposed.expanded
 
     def _mark_expanded(self, node: Node | None) -> None:
         self._at(node).expanded = True
@@ -302,27 +301,28 @@ class DraftSession:
         """Observe, along the committed tokens, which of the ranked candidates was taken."""
         key, level = ROOT, self.tree.children
         for token in tokens:
-            below = self._below.get(key)
-            if below is not None:
-                self.calibration.observe(below.ranked, token)
-                self.calibration.observe_winners(below.winners, token)
+            proposed = self._proposed.get(key)
+            if proposed is not None:
+                self.calibration.observe(proposed.ranked, token)
+                self.calibration.observe_winners(proposed.winners, token)
             node = level.get(token)
             if node is None:
                 return
             key, level = node.id, node.children
 
     def _rekey(self, rerooted: Rerooted, count: int) -> None:
-        """Give the new root what was proposed below the node that it was, and forget what is gone."""
+        """Move what was proposed below the new root to ROOT; forget what was below dropped nodes."""
         walked = rerooted.walked
         if not count:
             return
-        below = self._below.get(walked[-1].id) if len(walked) == count else None
+        kept = len(walked) == count and not self._limits.renews
+        proposed = self._proposed.get(walked[-1].id) if kept else None
         for node in (*walked, *rerooted.dropped):
-            self._below.pop(node.id, None)
-        self._below[ROOT] = below or _Below()
+            self._proposed.pop(node.id, None)
+        self._proposed[ROOT] = proposed or _Proposed()
 
     def _discard_unsent(self, rerooted: Rerooted) -> None:
-        """Nodes that died before they were sent need not be sent, if they all did."""
+        """Drop the unsent nodes if the commit has dropped all of them."""
         dropped = {node.id for node in rerooted.dropped}
         if all(node.id in dropped for node in self._unsent):
             self._unsent, self._unsent_parents = [], []
@@ -331,23 +331,17 @@ class DraftSession:
         return any(node.id < self.first_unsent for node in self.tree.nodes())
 
     def _revive(self) -> None:
-        """Make nodes of remembered candidates that have come near enough."""
+        """Make nodes of remembered candidates that have become likely enough."""
         for node in (None, *list(self.tree.nodes())):
-            below = self._below.get(_key(node))
-            for candidate in below.ranked if below is not None else ():
+            proposed = self._proposed.get(_key(node))
+            for candidate in proposed.ranked if proposed is not None else ():
                 self._admit(node, candidate)
 
 
 def _recalled(candidate: Candidate, ranked: Sequence[Candidate]) -> bool:
-    """True when the same source has proposed the token here before: some repeat it at every commit."""
+    """True when the same source has proposed the token here before: some sources do so at every commit."""
     return any(earlier.token == candidate.token and earlier.source is candidate.source for earlier in ranked)
 
 
 def _key(node: Node | None) -> int:
     return ROOT if node is None else node.id
-
-
-def _end_of(request: OpenDraft) -> float:
-    """Number of tokens after which the generation is over."""
-    limit = request.sampling.max_tokens
-    return float("inf") if limit is None else request.prompt_length + limit

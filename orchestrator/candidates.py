@@ -1,4 +1,4 @@
-"""Blocks as the orchestrator sees them: is what a draft sent sound, and what of it is still alive."""
+"""Checks the token blocks that a draft sends, and finds which of their nodes are still alive."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_LIVE_NODES = 1024
 
 @dataclass(slots=True)
 class CheckedIds:
-    """The node ids of one draft stream: [next_id, end_id), growing; those of several drafts never meet."""
+    """The node ids that one draft stream may still use: [next_id, end_id). No other draft has any of them."""
 
     next_id: int
     end_id: int
@@ -21,11 +21,11 @@ class CheckedIds:
 
     @classmethod
     def of_draft(cls, number: int, vocabulary_size: int) -> CheckedIds:
-        """Those of the draft stream of a session with this number, from 0."""
+        """The ids of a session's draft stream; `number` counts its draft streams from 0."""
         return cls(first_id_of(number), first_id_of(number + 1), vocabulary_size)
 
     def problem_of(self, block: TokenBlock, committed_length: int) -> str:
-        """Why a block cannot come from a sound draft, or empty; its ids are then used up."""
+        """Why a block cannot come from a sound draft; empty when it can, and its ids are used up then."""
         if not self.next_id <= block.first_id <= self.end_id - len(block):
             return f"node ids from {block.first_id} are not in [{self.next_id}, {self.end_id})"
         if block.base_length > committed_length:
@@ -48,7 +48,7 @@ class CheckedIds:
 def without_dead(block: TokenBlock, committed: Sequence[int]) -> TokenBlock:
     """The block, or one without nodes when all of them contradict the committed tokens.
 
-    Only what the block itself tells is looked at; the verify replica drops the rest.
+    This looks only at the block itself; the verify replica drops what else is dead.
     """
     length, dead = len(committed), set[int]()
     for id, (parent, token) in enumerate(zip(block.parents, block.tokens, strict=True), block.first_id):
@@ -60,7 +60,7 @@ def without_dead(block: TokenBlock, committed: Sequence[int]) -> TokenBlock:
 
 
 def live_blocks(committed: list[int], recent: Iterable[TokenBlock], ready: bool) -> list[TokenBlock]:
-    """What of `recent` hangs below the last committed token, as blocks that keep the nodes' ids.
+    """The nodes of `recent` below the last committed token, as blocks that keep the nodes' ids.
 
     The last block is marked ready when `ready` is set; it has no nodes when none are alive.
     """

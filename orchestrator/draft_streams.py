@@ -1,8 +1,8 @@
-"""The draft streams of one session, as far as they concern each other. Pure.
+"""The draft streams of one session: what each may still send, and which of them the target waits for. Pure.
 
-A session may have several: of different kinds, or of several replicas. Each has node ids of its own, so the
-verify side knows which draft said what. The target's turn has come when every draft that owes a block has
-said ready.
+A session may have several drafts, of different kinds or on several replicas. Each has node ids of its own, so
+the verify side knows which draft proposed a node. In sequential mode the target's turn comes when every draft
+that owes a block has sent one marked ready.
 """
 
 from __future__ import annotations
@@ -23,30 +23,31 @@ class DraftStream:
     ids: CheckedIds
     opened: bool = False
     endpoint: str = ""
-    """Of its replica, once it is open."""
+    """Endpoint of its replica, once the stream is open."""
     may_be_silent: bool = False
     last_block_at: float = 0.0
     verdicts_since_block: int = 0
     has_sent: bool = False
     wanted_at: float = 0.0
-    """When the verify replica last said that it wants one."""
+    """When the verify replica last said that it wants a draft."""
     ready: bool = False
-    """It has said so since the last verdict."""
+    """True when a block marked ready came since the last verdict."""
     late: bool = False
-    """It let a whole round pass without a word, and is not waited for until it says ready again."""
+    """True when it sent no ready block between two verdicts: nobody waits for it until it sends one."""
     told: bool = False
-    """It was open when the last verdict came."""
+    """True when it was open when the last verdict came."""
     allowance: Allowance = field(default_factory=Allowance)
+    """What it may still send before the next verdict."""
     share: Allowance = field(default_factory=Allowance)
-    """What may still be passed on before the next verdict, where there are others."""
+    """What of that is still passed on to the verify replica, where there are other drafts."""
 
     @property
     def owes(self) -> bool:
-        """True while others wait for it to say ready."""
+        """True while its ready block is waited for."""
         return self.opened and not (self.ready or self.late or self.may_be_silent)
 
     def verdict(self, drafts: int) -> None:
-        """A verdict came: this one of so many drafts may send more."""
+        """A verdict came: this draft, one of `drafts`, may send more."""
         self.late = self.told and not self.ready
         self.told = self.opened
         self.ready = False
@@ -54,7 +55,7 @@ class DraftStream:
         self.share = Allowance(BLOCKS // drafts, NODES // drafts)
 
     def block(self, block: TokenBlock, now: float) -> None:
-        """It sent a sound block."""
+        """A sound block came."""
         self.last_block_at = now
         self.verdicts_since_block = 0
         self.has_sent = True
@@ -63,6 +64,6 @@ class DraftStream:
 
 
 def all_ready(streams: Iterable[DraftStream]) -> bool:
-    """True when some draft has said ready, and none owes a block any more."""
+    """True when at least one draft is ready, and none owes a block."""
     found = list(streams)
     return any(draft.ready for draft in found) and not any(draft.owes for draft in found)

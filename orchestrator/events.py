@@ -1,4 +1,4 @@
-"""What happens to a session, and what it wants done about it."""
+"""The events of a session, and the actions that it asks for."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from outrider.protocol.errors import OutriderError
 from outrider.protocol.messages import (
     FinishReason,
+    KvHandle,
     OpenDraft,
     Opened,
     OpenVerify,
+    PromptFeatures,
     PromptLogprobs,
     TokenBlock,
     TokenLogprob,
@@ -43,12 +45,22 @@ class PromptArrived:
 
 
 @dataclass(slots=True)
+class FeaturesArrived:
+    """Features of a part of the text that the session was opened with."""
+
+    stream: int
+    part: PromptFeatures
+
+
+@dataclass(slots=True)
 class VerifyFailed:
     """A verify stream ended or could not be opened; `endpoint` is empty when no replica was found."""
 
     stream: int
     error: OutriderError
     endpoint: str
+    kept: KvHandle | None = None
+    """Keys and values that the replica keeps for the next one."""
 
 
 @dataclass(slots=True)
@@ -80,7 +92,14 @@ class DraftFailed:
 
 
 Event = (
-    VerifyOpened | PromptArrived | VerdictArrived | VerifyFailed | DraftOpened | BlockArrived | DraftFailed
+    VerifyOpened
+    | PromptArrived
+    | FeaturesArrived
+    | VerdictArrived
+    | VerifyFailed
+    | DraftOpened
+    | BlockArrived
+    | DraftFailed
 )
 
 
@@ -94,6 +113,10 @@ class ConnectVerify:
     """Endpoint to use only when there is no other."""
     prefer: str = ""
     """Endpoint to use when it can be."""
+    owner: str = ""
+    """Endpoint of the replica that has the keys and values of the opening's handle."""
+    covered: tuple[int, ...] = ()
+    """The tokens that the opening's handle covers."""
     not_before: float = 0.0
     give_up_at: float = 0.0
 
@@ -109,7 +132,7 @@ class ConnectDraft:
 
 @dataclass(slots=True)
 class DropVerify:
-    """Cancel the verify stream and hold `error` against its replica."""
+    """Cancel the verify stream and count `error` against its replica."""
 
     stream: int
     error: OutriderError
@@ -117,7 +140,7 @@ class DropVerify:
 
 @dataclass(slots=True)
 class DropDraft:
-    """Cancel the draft stream and hold `error` against its replica."""
+    """Cancel the draft stream and count `error` against its replica."""
 
     stream: int
     error: OutriderError
@@ -125,7 +148,7 @@ class DropDraft:
 
 @dataclass(slots=True)
 class ParkDraft:
-    """End the draft stream, nothing is held against its replica: the verify replica wants none."""
+    """End the draft stream without counting anything against its replica: no draft is wanted."""
 
     stream: int
 
@@ -145,8 +168,15 @@ class SendVerdict:
 
 
 @dataclass(slots=True)
+class SendFeatures:
+    """Give the target's features of a part of the text to the drafts that read them."""
+
+    part: PromptFeatures
+
+
+@dataclass(slots=True)
 class Announce:
-    """Tell the client that the continuation begins: what it needs to resume it."""
+    """Tell the client that the continuation begins, with all that it needs to resume it."""
 
 
 @dataclass(slots=True)
@@ -185,6 +215,7 @@ Action = (
     | ParkDraft
     | SendBlock
     | SendVerdict
+    | SendFeatures
     | Announce
     | EmitPrompt
     | Emit

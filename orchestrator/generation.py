@@ -1,5 +1,5 @@
-"""One admitted request: its continuations run side by side, as far as there are places for them; one queue
-carries them to the client."""
+"""Runs one admitted request. Its continuations run side by side, as far as there are places for them; one
+queue carries them to the client."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
 
+from orchestrator.collecting.collector import Collector
 from orchestrator.observing.observer import Observers
 from orchestrator.observing.timeline import StepRecorder
 from orchestrator.observing.tracing import RequestTrace, StepSpans
 from orchestrator.output import Chunk, Completion, Output, Started
 from orchestrator.pipeline import Pipeline, first_error
 from orchestrator.replicas.fleet import Fleet
-from orchestrator.request.resolver import Request
+from orchestrator.request.resolver import ResolvedRequest
 from orchestrator.request.ticket import Ticket
 from orchestrator.session import Session, SessionLimits
+from orchestrator.shadow.shadow import Shadow
 from orchestrator.text.text_stream import TextStream
 from orchestrator.text.tokenizer import TextTokenizer
 from outrider.config import OrchestratorConfig
 from outrider.protocol.messages import FinishReason, KvHandle
 
 CLIENT_BUFFER = 64
-"""Items that may wait for a slow client; then the continuations wait, and the replicas with them."""
+"""Items that may wait for a slow client; at more, the continuations wait, and the replicas with them."""
 
 Item = Started | Chunk | Completion
 Write = Callable[[Item], Awaitable[None]]
@@ -35,7 +37,7 @@ Write = Callable[[Item], Awaitable[None]]
 class Generation:
     """Runs `request`, which came at `arrived` on `clock`."""
 
-    request: Request
+    request: ResolvedRequest
     fleet: Fleet
     config: OrchestratorConfig
     tokenizer: TextTokenizer | None
@@ -45,8 +47,11 @@ class Generation:
     place: Callable[[], AbstractAsyncContextManager[float]]
     """Where a continuation runs, once there is room; gives the seconds that this took from the arrival."""
     clock: Callable[[], float] = time.monotonic
+    collector: Collector | None = None
+    """Keeps some continuations for drafts to learn from; of a request the first at most."""
+    begin_shadow: Callable[[Session], Shadow | None] = lambda session: None
     completions: list[Completion] = field(default_factory=list)
-    """Those that have ended, for the metrics and the root span."""
+    """Continuations that have ended, for the metrics and the root span."""
 
     async def run(self, write: Write) -> None:
         """Write what the continuations give as it comes: of each its beginning, its chunks and its end.
@@ -88,6 +93,7 @@ class Generation:
             recorder,
             self.clock,
             spans,
+            self.begin_shadow,
         )
 
         async def end(kept: KvHandle | None) -> None:
@@ -95,6 +101,9 @@ class Generation:
 
         try:
             await pipeline.run(end)
+            if index == 0 and self.collector is not None:
+                served = len(self.request.prompt) + len(self.request.resumed) + output.consumed
+                self.collector.offer(self.request, session.committed[:served])
         finally:
             spans.end(self.clock() - self.arrived)
             self.trace.record_continuation(traceparent, index, start_ns, time.time_ns())
@@ -113,7 +122,8 @@ class Generation:
             handle=ticket.handle if ticket else None,
             handle_endpoint=ticket.endpoint if ticket else "",
             traceparent=traceparent,
-            alone=index == 0 and not any(replica.leases for replica in self.fleet.pools["verify"]),
+            alone=index == 0 and not any(replica.reservations for replica in self.fleet.pools["verify"]),
+            feature_layers=self.fleet.feature_layers(),
         )
 
     def _usable_ticket(self) -> Ticket | None:

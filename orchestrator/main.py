@@ -15,7 +15,7 @@ from orchestrator.request.memory import MemoryReturn, resident_bytes, trim_heaps
 from orchestrator.servicer import GenerationServicer
 from outrider.config import OrchestratorConfig
 from outrider.internal.keda import externalscaler_pb2_grpc
-from outrider.process import run_service
+from outrider.process import in_thread, run_service
 from outrider.protocol.errors import ConfigError, OutriderError
 from outrider.rpc.serving import GrpcServer
 from outrider.telemetry.instruments import OrchestratorInstruments
@@ -95,6 +95,9 @@ class Orchestrator:
         self._server = None
         await self.servicer.tokenizing.close()
         await self.servicer.checking.close()
+        await self.servicer.shadows.close()
+        if self.servicer.collector is not None:
+            await in_thread(self.servicer.collector.close)
         for task in (self._memory, self._watching):
             if task is not None:
                 task.cancel()
@@ -127,10 +130,11 @@ class Orchestrator:
     def _on_round(self) -> None:
         """The fleet has looked around."""
         self.scaler.observe()
+        self.servicer.shadows.promote_winner()
 
     def _on_change(self) -> None:
         """A replica is not what it was: there may be places for those who wait."""
-        self.servicer.admission.look()
+        self.servicer.admission.give_places()
 
     def _on_serving(self, serving: bool) -> None:
         """Verify replicas came or went: health says so. Requests that come all the same wait for one."""

@@ -1,4 +1,4 @@
-"""What the client gets of one continuation: its beginning, chunks, the end."""
+"""The items that the client gets of one continuation: its beginning, chunks, the end."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Chunk:
     origins: tuple[Origin, ...] = ()
     """One per token where the caller asked for steps."""
     step: Step | None = None
-    """With the first chunk after a step, likewise."""
+    """The step, with the first chunk after it, for callers who asked for steps."""
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 

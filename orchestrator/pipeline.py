@@ -1,9 +1,9 @@
 """Carries out what a session wants: the one place where drafting and verification overlap.
 
-One queue of events feeds the session, one reader per stream fills the queue, and every action is a message
-queued or a chunk handed on. What arrives first is handled first, so that in MODE_AUTO the draft works while
-the target verifies. The sequential loop and the plain one are this loop: in MODE_SEQUENTIAL the session lets
-blocks go only when it is the target's turn, in MODE_OFF it opens no draft.
+One reader per stream puts events into one queue, and the session handles them in the order of their arrival.
+Its actions queue messages for replicas, or chunks for the client. So in MODE_AUTO the draft works while the
+target verifies. The other modes run in the same loop: in MODE_SEQUENTIAL the session sends blocks only when
+it is the target's turn, in MODE_OFF it opens no draft.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from orchestrator.events import (
     Finish,
     ParkDraft,
     SendBlock,
+    SendFeatures,
     SendVerdict,
     VerifyFailed,
     VerifyOpened,
@@ -44,9 +45,10 @@ from orchestrator.observing.tracing import StepSpans
 from orchestrator.output import Chunk, Output, Started
 from orchestrator.replicas.draft_client import DraftClient
 from orchestrator.replicas.fleet import Fleet
-from orchestrator.replicas.pool import Lease
+from orchestrator.replicas.pool import Reservation
 from orchestrator.replicas.verify_client import VerifyClient
 from orchestrator.session import Session
+from orchestrator.shadow.shadow import Shadow
 from outrider.protocol.errors import Draining, Flood, NoReplica, OutriderError, Overloaded, Unavailable
 from outrider.protocol.messages import FinishReason, KvHandle, Verdict
 from outrider.telemetry.logs import get_logger
@@ -55,24 +57,24 @@ logger = get_logger(__name__)
 MAX_EVENTS = 64
 """Events that may wait while the client is slow; then the readers wait, and gRPC makes the replicas wait."""
 MAX_LATE = 64
-"""Messages of replicas that may be on their way when a session is closed; then its calls are cancelled."""
+"""Messages of replicas that may still come after a session was closed; one more cancels its calls."""
 CLOSE_SECONDS = 0.5
-"""For a replica to end its stream after ours has ended; then the call is cancelled."""
+"""How long a replica may take to end its stream after ours has ended; then the call is cancelled."""
 
 Client = TypeVar("Client", VerifyClient, DraftClient)
 
 
 @dataclass(slots=True)
 class _Link(Generic[Client]):
-    """A stream, the task that holds it, and the lease on its replica once there is one."""
+    """A stream, the task that holds it, and the reservation on its replica once there is one."""
 
     client: Client
     task: asyncio.Task[None] | None = None
-    lease: Lease | None = None
-    sent: bool = False
-    """Blocks, as a sound draft does."""
+    reservation: Reservation | None = None
+    sent_block: bool = False
+    """True once a draft has sent a block."""
     proven: bool = False
-    """A verdict came, and the replica did its part."""
+    """True once a verdict came and the replica had done its part."""
 
 
 class Pipeline:
@@ -89,13 +91,14 @@ class Pipeline:
         recorder: StepRecorder | None = None,
         clock: Callable[[], float] = time.monotonic,
         spans: StepSpans | None = None,
+        begin_shadow: Callable[[Session], Shadow | None] = lambda session: None,
     ) -> None:
         self.session = session
         self.reason = FinishReason.NONE
         self.endpoint = ""
-        """Of the verify replica that the session ended on."""
+        """Endpoint of the verify replica that the session ended on."""
         self.draft_endpoint = ""
-        """Of the last draft replica that opened."""
+        """Endpoint of the last draft replica that opened."""
         self._output = output
         self._fleet = fleet
         self._emit_item = emit
@@ -109,16 +112,19 @@ class Pipeline:
         self._verify: _Link[VerifyClient] | None = None
         self._drafts: dict[int, _Link[DraftClient]] = {}
         """By stream."""
+        self._begin_shadow = begin_shadow
+        self._shadow: Shadow | None = None
+        """Compares another draft with those at work; nothing here waits for it."""
         self._opened_ns = 0
-        """When the verify session began that has not brought a verdict yet; else 0."""
+        """When a verify session was asked for, until its first verdict; then 0. Unix nanoseconds."""
         self._closing = False
         self._late = 0
-        """Messages of replicas since."""
+        """Messages of replicas since `_closing` was set."""
 
     async def run(self, on_end: Callable[[KvHandle | None], Awaitable[None]]) -> None:
         """Generate to the end, call `on_end` with the kept keys and values, and close the streams.
 
-        However it ends, no task, no call and no lease is left.
+        However it ends, no task, no call and no reservation is left.
 
         Raises:
             OutriderError: the request cannot be completed.
@@ -146,7 +152,7 @@ class Pipeline:
             await self._emit_rest()
 
     async def _emit_rest(self) -> None:
-        """What was held back at the end; it may complete a stop string after all."""
+        """Give out the text that was held back, now that the generation is over."""
         rest = self._output.flush()
         if self._output.stop:
             self.reason = FinishReason.STOP
@@ -154,7 +160,7 @@ class Pipeline:
             await self._deliver([rest])
 
     async def _carry_out(self, actions: Sequence[Action]) -> None:
-        """In order, up to the one that ends the session: a stop string may, in the middle."""
+        """Perform actions in order, up to the one that ends the session."""
         for action in actions:
             if self.reason is not FinishReason.NONE:
                 return
@@ -166,6 +172,9 @@ class Pipeline:
                 self._send_block(action)
             case SendVerdict():
                 await self._send_verdict(action)
+            case SendFeatures():
+                for link in self._drafts.values():
+                    link.client.tell(action.part)
             case Emit():
                 await self._emit(action)
             case Announce():
@@ -196,7 +205,7 @@ class Pipeline:
     async def _send_verdict(self, action: SendVerdict) -> None:
         for link in self._drafts.values():
             link.client.commit(action.verdict)
-        await asyncio.sleep(0)  # let it leave before the text is made
+        await asyncio.sleep(0)  # let the verdict leave before the text is made
 
     async def _announce(self) -> None:
         session = self.session
@@ -230,7 +239,7 @@ class Pipeline:
         self._opened_ns = time.time_ns()
         if self._recorder is not None:
             self._recorder.reopened(self._opened_ns)
-        link.task = self._streams.create_task(self._hold_verify(link, action))
+        link.task = self._streams.create_task(self._run_verify(link, action))
 
     async def _connect_draft(self, action: ConnectDraft) -> None:
         client = DraftClient(action.stream, action.opening, self._received)
@@ -238,12 +247,15 @@ class Pipeline:
         link = self._drafts[action.stream] = _Link(client)
         self._observer.wants_draft()
         prompt = self.session.request.prompt
-        link.lease = self._fleet.lease_draft(prompt, client.abort, action.avoid, beside)
-        if link.lease is None:
+        link.reservation = self._fleet.reserve_draft(prompt, client.abort, action.avoid, beside)
+        if link.reservation is None:
             failed = DraftFailed(action.stream, NoReplica("no draft replica can be used"), "")
             await self._carry_out(self.session.handle_event(failed, self._clock()))
         else:
-            link.task = self._streams.create_task(self._hold_draft(link, link.lease))
+            info, told = link.reservation.replica.info, action.opening.feature_layers
+            reads = info.feature_layers if info is not None else ()
+            client.reads_features = bool(reads) and set(reads) <= set(told)
+            link.task = self._streams.create_task(self._run_draft(link, link.reservation))
 
     def _drop_verify(self, action: DropVerify) -> None:
         link, self._verify = self._verify, None
@@ -251,72 +263,88 @@ class Pipeline:
         self._drop("verify", link, action.error)
 
     def _drop_draft(self, action: DropDraft) -> None:
+        if self._shadow is not None:
+            self._shadow.draft_ended(action.stream)
         self._drop("draft", self._drafts.pop(action.stream), action.error)
 
     def _park_draft(self, action: ParkDraft) -> None:
         self._let_go("draft", self._drafts.pop(action.stream))
         if not self._drafts:
             self._observer.parked()
+            self._end_shadow()
 
     def _drop(self, kind: str, link: _Link[Client], error: OutriderError) -> None:
-        if link.lease is not None:
-            self._hold_against(kind, link.lease, error)
+        if link.reservation is not None:
+            self._report_failure(kind, link.reservation, error)
         self._let_go(kind, link)
 
     def _let_go(self, kind: str, link: _Link[Client]) -> None:
         """End a stream; its replica has room for another session."""
         if link.task is not None:
             link.task.cancel()
-        if link.lease is not None:
-            self._fleet.pools[kind].release(link.lease)
+        if link.reservation is not None:
+            self._fleet.pools[kind].release(link.reservation)
 
-    def _hold_against(self, kind: str, lease: Lease, error: OutriderError) -> None:
-        endpoint = lease.replica.endpoint
-        if kind == "draft" and isinstance(error, Draining):
-            logger.info("draft session moves", endpoint=endpoint)
+    def _report_failure(self, kind: str, reservation: Reservation, error: OutriderError) -> None:
+        endpoint = reservation.replica.endpoint
+        if isinstance(error, Draining):
+            logger.info("session moves", kind=kind, endpoint=endpoint)
             self._observer.moved(endpoint)
         elif kind == "verify" and isinstance(error, Overloaded):
             logger.debug("replica has no room", kind=kind, endpoint=endpoint, error=str(error))
         else:
             logger.warning("replica lost", kind=kind, endpoint=endpoint, error=str(error))
             self._observer.lost(kind, endpoint)
-        self._fleet.failed(kind, lease, error)
+        self._fleet.failed(kind, reservation, error)
 
-    async def _hold_verify(self, link: _Link[VerifyClient], action: ConnectVerify) -> None:
-        """Find a replica and hold the stream to it; the session hears how it ended."""
+    async def _run_verify(self, link: _Link[VerifyClient], action: ConnectVerify) -> None:
+        """Find a replica and run the stream to it; how that ended is an event of the session."""
         error: OutriderError = Unavailable("the verify replica ended the stream")
         try:
             await asyncio.sleep(max(0.0, action.not_before - self._clock()))
-            link.lease = await self._fleet.lease_verify(
+            link.reservation = await self._fleet.reserve_verify(
                 self.session.request.prompt,
-                link.client.abort,
+                link.client.lose,
                 avoid=action.avoid,
                 prefer=action.prefer,
                 give_up_at=action.give_up_at,
             )
-            channel = self._fleet.channel("verify", link.lease)
-            await link.client.run(link.lease.replica.endpoint, channel)
+            endpoint = link.reservation.replica.endpoint
+            channel = self._fleet.channel("verify", endpoint)
+            await self._bring_keys(link.client, endpoint, action)
+            await link.client.run(endpoint, channel)
         except OutriderError as failure:
             error = failure
-        await self._arrived(VerifyFailed(action.stream, error, _endpoint(link)))
+        await self._arrived(VerifyFailed(action.stream, error, _endpoint(link), link.client.kept))
 
-    async def _hold_draft(self, link: _Link[DraftClient], lease: Lease) -> None:
-        """Hold the stream to a draft replica; the session hears how it ended."""
+    async def _bring_keys(self, client: VerifyClient, endpoint: str, action: ConnectVerify) -> None:
+        """Move the keys and values of the opening's handle to the replica at `endpoint` if another has them.
+
+        Raises:
+            StaleHandle: they cannot be moved.
+        """
+        handle = action.opening.kv_handle
+        if handle is not None and action.owner != endpoint:
+            moved = await self._fleet.move_kv(action.owner, endpoint, handle, action.covered)
+            client.redeem(moved, action.covered)
+
+    async def _run_draft(self, link: _Link[DraftClient], reservation: Reservation) -> None:
+        """Run the stream to a draft replica; how that ended is an event of the session."""
         error: OutriderError = Unavailable("the draft replica ended the stream")
-        may_be_silent = lease.replica.info is not None and lease.replica.info.kind == "lookup"
+        may_be_silent = reservation.replica.info is not None and reservation.replica.info.kind == "lookup"
         try:
-            channel = self._fleet.channel("draft", lease)
-            endpoint = lease.replica.endpoint
+            endpoint = reservation.replica.endpoint
+            channel = self._fleet.channel("draft", endpoint)
             await link.client.run(endpoint, channel, self._draft_open_seconds, may_be_silent)
         except OutriderError as failure:
             error = failure
         await self._arrived(DraftFailed(link.client.stream, error, _endpoint(link)))
 
     async def _received(self, event: Event) -> None:
-        """What the streams' readers call; waits while the session is behind.
+        """Queue an event that a stream's reader brings; waits while the queue is full.
 
         Raises:
-            Flood: a replica goes on and on though its session is being closed.
+            Flood: a replica goes on sending though its session was closed.
         """
         self._late += self._closing
         if self._late > MAX_LATE:
@@ -329,29 +357,46 @@ class Pipeline:
 
     def _note_opened(self, event: VerifyOpened | DraftOpened) -> None:
         for link in (self._verify, *self._drafts.values()):
-            if link is not None and link.client.stream == event.stream and link.lease is not None:
-                self._fleet.admitted(link.lease, event.opened.incarnation)
+            if link is not None and link.client.stream == event.stream and link.reservation is not None:
+                self._fleet.admitted(link.reservation, event.opened.incarnation)
                 if event.stream in self._drafts:
                     self._observer.draft_opened(event.endpoint)
                     self.draft_endpoint = event.endpoint
+                    self._compare(event.stream, link.reservation)
+
+    def _compare(self, stream: int, reservation: Reservation) -> None:
+        """A draft was opened: the session may get a shadow, which is compared with the draft."""
+        if self._shadow is None:
+            self._shadow = self._begin_shadow(self.session)
+        if self._shadow is not None and reservation.replica.info is not None:
+            self._shadow.draft_opened(stream, reservation.replica.info.draft_name, self.session.committed)
+
+    def _end_shadow(self) -> None:
+        if self._shadow is not None:
+            self._shadow.end()
+        self._shadow = None
 
     def _note_block(self, event: BlockArrived) -> None:
         """Count a block that did not cost the draft its stream."""
         link = self._drafts.get(event.stream)
         if link is None:
             return
-        link.sent = True
+        link.sent_block = True
+        if self._shadow is not None:
+            self._shadow.block(event.stream, event.block)
         self._observer.block(event.block, self._clock())
         if self._recorder is not None:
             self._recorder.add_block(event.block, time.time_ns())
 
     def _note_verdict(self, verdict: Verdict) -> Step | None:
-        """Count and record it; its step, where the caller asked for that."""
+        """Count and record a verdict; returns its step where the caller asked for steps."""
+        if self._shadow is not None:
+            self._shadow.verdict(verdict)
         drift = self._observer.verdict(verdict, self._clock())
         assert self._verify is not None
         self._prove("verify", self._verify)
         for link in self._drafts.values():
-            if link.sent:
+            if link.sent_block:
                 self._prove("draft", link)
         if self._recorder is None:
             return None
@@ -359,9 +404,9 @@ class Pipeline:
         return step_of(record) if self.session.request.record_steps else None
 
     def _prove(self, kind: str, link: _Link[Client]) -> None:
-        """A draft is not proven by its first block: one that floods sends good ones before."""
-        if not link.proven and link.lease is not None:
-            self._fleet.pools[kind].succeeded(link.lease)
+        """The replica did its part. A draft's first block alone proves nothing: a flood may follow."""
+        if not link.proven and link.reservation is not None:
+            self._fleet.pools[kind].succeeded(link.reservation)
             link.proven = True
 
     def _record(self, recorder: StepRecorder, verdict: Verdict, drift: Reading | None) -> StepRecord:
@@ -403,14 +448,15 @@ class Pipeline:
 
     def _release(self) -> None:
         self._observer.close()
+        self._end_shadow()
         drafts = [("draft", link) for link in self._drafts.values()]
         for kind, link in (("verify", self._verify), *drafts):
-            if link is not None and link.lease is not None:
-                self._fleet.pools[kind].release(link.lease)
+            if link is not None and link.reservation is not None:
+                self._fleet.pools[kind].release(link.reservation)
 
 
 def _endpoint(link: _Link[Client]) -> str:
-    return link.lease.replica.endpoint if link.lease is not None else ""
+    return link.reservation.replica.endpoint if link.reservation is not None else ""
 
 
 @contextmanager

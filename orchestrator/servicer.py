@@ -3,37 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import replace
 from typing import Any
 
 import grpc
 
+from orchestrator.collecting.collector import Collector
 from orchestrator.generation import Generation, Item
 from orchestrator.observing.load import load_of
 from orchestrator.observing.observer import Observers
-from orchestrator.observing.request_log import fields_of
+from orchestrator.observing.request_end import RequestEnds
 from orchestrator.observing.tracing import RequestTrace
 from orchestrator.replicas.fleet import Fleet, ServedModel
-from orchestrator.replicas.pool import State
+from orchestrator.replicas.pool import ReplicaState
 from orchestrator.request.admission import Admission, Waiter
 from orchestrator.request.auth import digest_of
 from orchestrator.request.constraints import Constraints
+from orchestrator.request.preparation import Preparation
 from orchestrator.request.rate_limit import RateLimit, client_of
-from orchestrator.request.resolver import Request, Resolver
+from orchestrator.request.resolver import ResolvedRequest
 from orchestrator.request.wire import (
-    asked_from_pb,
     check_lengths,
     ids_from_pb,
+    incoming_from_pb,
     load_to_pb,
     models_to_pb,
     prompt_from_pb,
     response_to_pb,
     tokens_to_pb,
 )
+from orchestrator.shadow.shadows import Shadows
 from orchestrator.text.conversion import Conversion
 from orchestrator.text.tokenizing import Tokenizing
 from outrider.config import OrchestratorConfig
@@ -41,10 +42,9 @@ from outrider.protocol.errors import DeadlineExceeded, NoReplica, OutriderError
 from outrider.protocol.info_wire import model_info_to_pb
 from outrider.request_ids import CURRENT, HEADER, request_id_of
 from outrider.telemetry.instruments import OrchestratorInstruments
-from outrider.telemetry.logs import get_logger, request_context
+from outrider.telemetry.logs import request_context
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 
-logger = get_logger(__name__)
 WAITING_MESSAGES = 4
 """Prompts that wait to be tokenized, in messages of the largest size."""
 
@@ -65,12 +65,15 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self.tokenizing = Tokenizing(WAITING_MESSAGES * config.max_request_mb << 20)
         self._conversion = Conversion(self.tokenizing, clock)
         self.checking = Tokenizing(WAITING_MESSAGES * config.max_request_mb << 20)
-        self._constraints = Constraints(self.checking, clock)
+        self._preparation = Preparation(config, self._conversion, Constraints(self.checking, clock))
         self._rate_limit = RateLimit(config.client_rate, config.client_burst, clock)
         self._config = config
         self._fleet = fleet
         self._instruments = instruments
+        self._ends = RequestEnds(instruments, log=config.request_log)
         self.observers = Observers(instruments)
+        self.shadows = Shadows(config, fleet, instruments.shadows)
+        self.collector = Collector.configure(config, instruments.collection)
         self._clock = clock
 
     async def Generate(  # noqa: N802 - the name on the wire
@@ -86,7 +89,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                     caller = self._client(context)
                     self._rate_limit.take(caller)
                     served = self._served()
-                    resolved = await self._resolve(request, served, deadline, request_id)
+                    resolved = await self._prepare(request, served, deadline, request_id)
                     n, priority = resolved.sampling.n, resolved.priority
                     self._instruments.queued(self.admission.statistics().queued + 1)
                     waiter = await stack.enter_async_context(
@@ -107,8 +110,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         tokenizer = served.tokenizer
         return generation_pb2.GetModelInfoResponse(
             target=model_info_to_pb(served.info),
-            verify_replicas=pools["verify"].count(State.USABLE, now),
-            draft_replicas=pools["draft"].count(State.USABLE, now),
+            verify_replicas=pools["verify"].count(ReplicaState.USABLE, now),
+            draft_replicas=pools["draft"].count(ReplicaState.USABLE, now),
             text_prompts=tokenizer is not None,
             chat_prompts=tokenizer is not None and tokenizer.has_chat_template,
         )
@@ -131,7 +134,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             self.admission.statistics(),
             self._fleet.capacity(),
             pools["verify"].usable(now),
-            pools["draft"].count(State.USABLE, now),
+            pools["draft"].count(ReplicaState.USABLE, now),
             self.observers.tokens.per_second(now),
         )
         return load_to_pb(load)
@@ -161,12 +164,13 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             return generation_pb2.DetokenizeResponse(text=text)
 
     def _deadline(self, context: Context) -> float:
-        """By our clock; the default one where the caller set none."""
+        """The caller's deadline in seconds of our clock; the default one where it set none."""
         remaining = context.time_remaining()
         return self._clock() + (self._config.default_deadline_seconds if remaining is None else remaining)
 
     def _client(self, context: Context) -> str:
-        """Whom rate limit and admission count; a token that nobody checked would let one caller be many."""
+        """The caller as rate limit and admission know it: by its token where tokens are checked. Where they
+        are not, one caller could send many."""
         checked = self._config.auth_tokens_file and context.invocation_metadata()
         return client_of(digest_of(checked or ()), context.peer())
 
@@ -175,45 +179,24 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             raise NoReplica("no verify replica is known yet")
         return self._fleet.served
 
-    async def _resolve(
+    async def _prepare(
         self, pb: generation_pb2.GenerateRequest, served: ServedModel, deadline: float, request_id: str
-    ) -> Request:
-        """What cannot fit is refused before it is read, and what is long is tokenized elsewhere."""
-        positions, tokenizer = served.info.context_length, served.tokenizer
-        check_lengths(pb, positions, _bytes_per_token(served))
-        resolver = Resolver(
-            served=served.info,
-            tokenizer=tokenizer,
-            default_max_tokens=self._config.default_max_tokens,
-            draw_seed=_draw_seed,
-            max_priority=self._config.max_priority,
-        )
-        asked = asked_from_pb(pb, served.info.sampling_defaults)
-        predicted = asked.predicted_text
-        if predicted is not None:
-            resolver.check(asked)
-            prediction = await self._conversion.tokens(predicted, tokenizer, positions, deadline)
-            asked = replace(asked, prediction=prediction)
-        prompt, tokens = asked.prompt, None
-        if prompt is not None and not prompt.is_quick:
-            resolver.check(asked)
-            tokens = await self._conversion.tokens(prompt, tokenizer, positions, deadline)
-        request = resolver.resolve(asked, request_id, tokens)
-        if tokenizer is None or asked.sampling.constraint is None:
-            return request
-        complete = await self._constraints.complete(asked, tokenizer, served.info, deadline)
-        return replace(request, complete=complete)
+    ) -> ResolvedRequest:
+        """The request to run; one that cannot fit the context is refused before its texts are read."""
+        check_lengths(pb, served.info.context_length, _bytes_per_token(served))
+        incoming = incoming_from_pb(pb, served.info.sampling_defaults)
+        return await self._preparation.prepare(incoming, served.info, served.tokenizer, request_id, deadline)
 
     async def _run(
         self,
-        request: Request,
+        request: ResolvedRequest,
         served: ServedModel,
         arrived: float,
         waiter: Waiter,
         deadline: float,
         context: Context,
     ) -> None:
-        """Generate, and count and record how it ended."""
+        """Generate, and record how that ended."""
         arrived_ns = time.time_ns() - round((self._clock() - arrived) * 1e9)
         trace = RequestTrace.start(request, _metadata(context, "traceparent"), arrived_ns)
         generation = Generation(
@@ -226,31 +209,17 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             arrived,
             lambda: self.admission.place(waiter),
             self._clock,
+            self.collector,
+            self.shadows.begin,
         )
-
         spelling = served.tokenizer.spelling if served.tokenizer is not None else None
 
         async def write(item: Item) -> None:
             await context.write(response_to_pb(item, spelling))
 
-        with request_context(request.request_id, trace.traceparent, request.labels):
-            problem = "INTERNAL_ERROR"
-            try:
-                await self._until(deadline, generation, write)
-                problem = ""
-            except OutriderError as error:
-                problem = error.reason
-                raise
-            except (asyncio.CancelledError, grpc.aio.InternalError):  # the latter: cancelled during a write
-                problem = "CANCELLED"
-                raise
-            finally:
-                seconds = self._clock() - arrived
-                self._count(generation, problem, seconds)
-                if self._config.request_log:
-                    done = generation.completions
-                    logger.info("request ended", **fields_of(request, done, waiter.waited, seconds, problem))
-                trace.finish(request, generation.completions, time.time_ns(), problem)
+        named = request_context(request.request_id, trace.traceparent, request.labels)
+        with named, self._ends.recording(generation, waiter.waited):
+            await self._until(deadline, generation, write)
 
     async def _until(self, deadline: float, generation: Generation, write: Any) -> None:
         try:
@@ -258,28 +227,6 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                 await generation.run(write)
         except TimeoutError:
             raise DeadlineExceeded("the deadline passed before the end of the text") from None
-
-    def _count(self, generation: Generation, problem: str, seconds: float) -> None:
-        trace_id, model = generation.trace.traceparent[3:35], generation.request.served.model
-        made = sum(one.completion_tokens - len(generation.request.resumed) for one in generation.completions)
-        self._instruments.labels.finished(generation.request.labels, made)
-        if problem:
-            self._instruments.finished(problem.lower(), 0, seconds, None, None, trace_id, model)
-        if generation.completions:
-            cached = max(one.statistics.cached for one in generation.completions)
-            self._instruments.prompt(model, len(generation.request.prompt), cached)
-        for completion in generation.completions:
-            generated = completion.completion_tokens - len(generation.request.resumed)
-            streaming = completion.total_seconds - completion.first_token_seconds
-            self._instruments.finished(
-                completion.reason.name.lower(),
-                generated,
-                completion.total_seconds,
-                completion.first_token_seconds if generated else None,
-                streaming / (generated - 1) if generated > 1 else None,
-                trace_id,
-                model,
-            )
 
     @contextmanager
     def _counting_rejections(self) -> Iterator[None]:
@@ -295,12 +242,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self._instruments.queued(statistics.queued)
 
 
-def _draw_seed() -> int:
-    return secrets.randbits(64)
-
-
 def _bytes_per_token(served: ServedModel) -> int:
-    """Most bytes of text that a token stands for; 0 where there is no tokenizer."""
+    """Most bytes of text that one token stands for; 0 where there is no tokenizer."""
     return served.tokenizer.bytes_per_token if served.tokenizer is not None else 0
 
 

@@ -34,20 +34,23 @@ from orchestrator.events import (
     EmitPrompt,
     Event,
     Fail,
+    FeaturesArrived,
     Finish,
     ParkDraft,
     PromptArrived,
     SendBlock,
+    SendFeatures,
     SendVerdict,
     VerdictArrived,
     VerifyFailed,
     VerifyOpened,
 )
 from orchestrator.observing.statistics import Statistics
+from orchestrator.openings import open_draft, open_verify
 from orchestrator.replicas.losses import DRAFT_RETRY_SECONDS, VERIFY_RETRY_SECONDS, Losses
-from orchestrator.request.resolver import Request
+from orchestrator.request.resolver import ResolvedRequest
 from orchestrator.verdicts import problem_of, prompt_problem_of
-from outrider.protocol.allowance import Allowance
+from orchestrator.verify_stream import VerifyStream
 from outrider.protocol.errors import (
     Draining,
     Flood,
@@ -64,27 +67,19 @@ from outrider.protocol.messages import (
     FinishReason,
     KvHandle,
     Mode,
-    OpenDraft,
-    OpenVerify,
     TokenBlock,
     TokenLogprob,
-    VerifyPolicy,
 )
 
 RECENT_BLOCKS = 256
 NO_DRAFT_RETRY_SECONDS = 0.5
-"""How often a request without a draft looks for one."""
+"""Time between searches for a draft replica when none could be used."""
 MAX_INTERNAL_ERRORS = 3
-"""Verify replicas that may fail on one request in a row before the request is held at fault."""
+"""After so many verify replicas in a row failed on one request, the request itself fails."""
 PARK_SECONDS = 1.0
 """A draft that the verify replica has not wanted for so long is ended, and its place is free for others."""
 STALL_VERDICTS = 8
 """A draft that stays silent over this many verdicts and `SessionLimits.stall_seconds` is given up."""
-POLICIES = {
-    Mode.AUTO: VerifyPolicy.PIPELINED,
-    Mode.SEQUENTIAL: VerifyPolicy.SEQUENTIAL,
-    Mode.OFF: VerifyPolicy.OFF,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,21 +95,10 @@ class SessionLimits:
 
 
 @dataclass(slots=True)
-class _Verify:
-    """The verify stream at hand; it may not be open yet."""
-
-    stream: int
-    opened: bool = False
-    endpoint: str = ""
-    room: Allowance = field(default_factory=Allowance.full)
-    """What the replica takes until it says more; it ends the stream of who sends beyond that."""
-
-
-@dataclass(slots=True)
 class Session:
     """One continuation of `request`; `seed` is this continuation's own."""
 
-    request: Request
+    request: ResolvedRequest
     seed: int
     limits: SessionLimits
     handle: KvHandle | None = None
@@ -122,22 +106,25 @@ class Session:
     handle_endpoint: str = ""
     traceparent: str = ""
     alone: bool = False
-    """No other session of this orchestrator runs: its draft will be wanted, and need not wait to be told."""
+    """True when no other session of this orchestrator runs: a draft is then opened before the verify replica
+    asks for one."""
+    feature_layers: tuple[int, ...] = ()
+    """Layers of the target that the drafts of the fleet read."""
     committed: list[int] = field(init=False)
     statistics: Statistics = field(default_factory=Statistics)
     finished: bool = False
     step: int = 0
     """Steps verified."""
+    prompt_told: int = 1
+    """The client has the log probabilities of the prompt before this position, if it wants them."""
     _announced: bool = False
-    _prompt_told: int = 1
-    """Where the prompt goes on whose log probabilities the client has, if it wants them."""
-    """The client knows what it needs to resume the continuation."""
-    _verify: _Verify | None = None
+    """True once the client knows what it needs to resume the continuation."""
+    _verify: VerifyStream | None = None
     _drafts: dict[int, DraftStream] = field(default_factory=dict)
     """By stream."""
     _streams: int = 0
     _opened_drafts: int = 0
-    """How many there have been."""
+    """Drafts opened so far."""
     _verify_losses: Losses = field(default_factory=Losses)
     _draft_losses: Losses = field(default_factory=Losses)
     _drafting: bool = True
@@ -148,6 +135,7 @@ class Session:
     def __post_init__(self) -> None:
         self.committed = [*self.request.prompt, *self.request.resumed]
         self._drafting = self.request.mode is not Mode.OFF
+        self.feature_layers = self.feature_layers if self._drafting else ()
 
     @property
     def generated(self) -> list[int]:
@@ -175,6 +163,8 @@ class Session:
                 return self._on_verdict(event, now)
             case PromptArrived():
                 return self._on_prompt(event, now)
+            case FeaturesArrived():
+                return self._on_features(event, now)
             case VerifyOpened():
                 return self._on_verify_opened(event, now)
             case VerifyFailed():
@@ -200,20 +190,20 @@ class Session:
         verify.endpoint = event.endpoint
         if self.step == 0:
             self.statistics.cached = min(event.opened.cached_length, len(self.request.prompt))
-        self._held.clear()  # part of what is replayed
+        self._held.clear()  # `_recent` has them too, and those are sent again
         blocks = live_blocks(self.committed, self._recent, all_ready(self._drafts.values()))
         drafts = self._find_drafts(now) if event.opened.draft_wanted else []
         return [*self._propose(blocks), *drafts, *self._nudge(), *self._announce()]
 
     def _announce(self) -> list[Action]:
-        """Once, before the first token."""
+        """Announce the continuation, once, before the first token."""
         if self._announced:
             return []
         self._announced = True
         return [Announce(), *self._first_of_prompt()]
 
     def _first_of_prompt(self) -> list[Action]:
-        """Nothing comes before a prompt's first token: what is told of it is that it is there."""
+        """The prompt's first token has no log probability, because nothing comes before it."""
         if not self.request.prompt_logprobs:
             return []
         return [EmitPrompt((TokenLogprob(self.request.prompt[0], 0.0),))]
@@ -222,20 +212,29 @@ class Session:
         verify, part = self._verify, event.part
         if verify is None or event.stream != verify.stream:
             return []
-        problem = prompt_problem_of(part, self.request, self._prompt_told)
+        problem = prompt_problem_of(part, self.request, self.prompt_told)
         if not verify.opened:
             problem = "log probabilities before the session was opened"
         if problem:
             return self._lose_verify(InternalError(f"verify replica: {problem}"), verify.endpoint, now)
-        self._prompt_told += len(part.logprobs)
+        self.prompt_told += len(part.logprobs)
         return [EmitPrompt(part.logprobs)]
+
+    def _on_features(self, event: FeaturesArrived, now: float) -> list[Action]:
+        verify, part = self._verify, event.part
+        if verify is None or event.stream != verify.stream:
+            return []
+        if self.feature_layers and verify.takes(part, len(self.committed)):
+            return [SendFeatures(part)]
+        error = InternalError(f"verify replica: features from {part.position} on that nobody waits for")
+        return self._lose_verify(error, verify.endpoint, now)
 
     def _on_verdict(self, event: VerdictArrived, now: float) -> list[Action]:
         verify, verdict = self._verify, event.verdict
         if verify is None or event.stream != verify.stream:
             return []
         problem = problem_of(verdict, self.request, len(self.committed), self.step)
-        if not verify.opened or self._prompt_told < self.request.prompt_logprobs:
+        if not verify.opened or self.prompt_told < self.request.prompt_logprobs:
             problem = "verdict before the session was opened, or before all of the prompt was told"
         if problem:
             return self._lose_verify(InternalError(f"verify replica: {problem}"), verify.endpoint, now)
@@ -248,7 +247,7 @@ class Session:
         finished = verdict.finish_reason is not FinishReason.NONE
         parked = [] if finished or verdict.draft_wanted else self._pause_drafts(now)
         told = [SendVerdict(verdict)] if self._drafts else []
-        actions = [*parked, *told, Emit(verdict)]
+        actions = [*parked, *told, Emit(replace(verdict, features=b"") if verdict.features else verdict)]
         if finished:
             return actions + self._finish(verdict.finish_reason)
         return actions + self._nudge() + (self._look_after_drafts(now) if verdict.draft_wanted else [])
@@ -256,7 +255,16 @@ class Session:
     def _on_verify_failed(self, event: VerifyFailed, now: float) -> list[Action]:
         if self._verify is None or event.stream != self._verify.stream:
             return []
+        if event.kept is not None and self._can_take_along(event.kept):
+            dropped = DropVerify(event.stream, event.error)
+            self.handle, self.handle_endpoint = event.kept, event.endpoint
+            return [dropped, *self._connect_verify(now, avoid=event.endpoint)]
         return self._lose_verify(event.error, event.endpoint, now)
+
+    def _can_take_along(self, kept: KvHandle) -> bool:
+        """False where the rest of a prompt must be computed for its log probabilities."""
+        prompt_told = self.prompt_told >= self.request.prompt_logprobs
+        return prompt_told and 0 < kept.length < len(self.committed)
 
     def _on_draft_opened(self, event: DraftOpened, now: float) -> list[Action]:
         draft = self._drafts.get(event.stream)
@@ -300,7 +308,7 @@ class Session:
         return [] if draft is None else self._lose_draft(draft, event.error, event.endpoint, now)
 
     def _forward(self, block: TokenBlock) -> list[Action]:
-        """To the verify replica: at once, or in sequential mode once the drafts have had their turn."""
+        """Send a block to the verify replica: at once, or in sequential mode when the drafts are ready."""
         if self._verify is None or not self._verify.opened:
             return []
         if self.request.mode is not Mode.SEQUENTIAL:
@@ -313,23 +321,23 @@ class Session:
         return self._propose(blocks)
 
     def _propose(self, blocks: Sequence[TokenBlock]) -> list[Action]:
-        """Send blocks as far as the verify replica takes them; the others are only proposals."""
+        """Send blocks as far as the verify replica takes them. The rest may be lost: they only propose."""
         assert self._verify is not None
         room = self._verify.room
         return [SendBlock(block) for block in blocks if room.spend(len(block))]
 
     def _credit_drafts(self) -> None:
-        """A verdict came: drafts may send more, and are sound if all of them sent blocks without a fault."""
+        """A verdict came: drafts may send more. Once all have sent sound blocks, earlier losses are over."""
         for draft in self._drafts.values():
             draft.verdict(self.limits.drafts)
         if self._drafts and all(draft.has_sent for draft in self._drafts.values()):
             self._draft_losses.count = 0
 
     def _pause_drafts(self, now: float) -> list[Action]:
-        """No drafts are wanted at present: they pause by themselves, and are ended after a while."""
+        """No draft is wanted at present: drafts pause by themselves, and are ended after a while."""
         parked: list[Action] = []
         for draft in list(self._drafts.values()):
-            draft.last_block_at = now  # it owes none
+            draft.last_block_at = now  # a draft that pauses owes no block
             if now - draft.wanted_at > PARK_SECONDS:
                 del self._drafts[draft.stream]
                 parked.append(ParkDraft(draft.stream))
@@ -347,7 +355,7 @@ class Session:
         return TokenBlock(0, (), (), (), ready=True, base_length=len(self.committed))
 
     def _look_after_drafts(self, now: float) -> list[Action]:
-        """After a verdict that wants them: look for drafts that are missing, give up those fallen silent."""
+        """After a verdict that wants drafts: find missing ones, give up those that have become silent."""
         actions: list[Action] = []
         for draft in list(self._drafts.values()):
             draft.wanted_at = now
@@ -365,7 +373,7 @@ class Session:
         return draft.opened and not draft.may_be_silent and silent and long
 
     def _find_drafts(self, now: float) -> list[Action]:
-        """Drafts, as many as are missing, unless none may be looked for yet."""
+        """Connect as many drafts as are missing, unless it is too early for another attempt."""
         if now < self._draft_losses.retry_at:
             return []
         missing = self.limits.drafts - len(self._drafts)
@@ -374,7 +382,7 @@ class Session:
     def _lose_draft(
         self, draft: DraftStream, error: OutriderError, endpoint: str, now: float
     ) -> list[Action]:
-        """Go on without; look for another one now or at a later verdict."""
+        """Go on without a draft; connect another one now or at a later verdict."""
         del self._drafts[draft.stream]
         dropped = [DropDraft(draft.stream, error), *self._without_turn_of(draft)]
         if isinstance(error, NoReplica):
@@ -387,7 +395,7 @@ class Session:
         return [*dropped, *again]
 
     def _without_turn_of(self, draft: DraftStream) -> list[Action]:
-        """Sequential mode: what waited for this draft alone waits no more."""
+        """Sequential mode: blocks that waited only for this draft go out now."""
         if not any(other.opened for other in self._drafts.values()):
             self._held.clear()
             return self._nudge()
@@ -407,7 +415,6 @@ class Session:
             self.handle = None
             return [dropped, *self._connect_verify(now, prefer=endpoint)]
         if isinstance(error, Overloaded) and not isinstance(error, OutOfPages) and not opened:
-            self.handle = None
             return [dropped, *self._connect_verify(now)]  # merely full: another one, or this one in a while
         self.statistics.verify_losses += opened
         losses = self._verify_losses
@@ -420,14 +427,17 @@ class Session:
         return [dropped, *self._connect_verify(now, avoid=endpoint)]
 
     def _connect_verify(self, now: float, avoid: str = "", prefer: str = "") -> list[Action]:
-        losses = self._verify_losses
-        self._verify = _Verify(self._next_stream())
+        losses, covered = self._verify_losses, self.handle.length if self.handle else 0
+        owner = self.handle_endpoint if self.handle else ""
+        self._verify = VerifyStream(self._next_stream())
         return [
             ConnectVerify(
                 self._verify.stream,
-                self._open_verify(),
+                open_verify(self, covered),
                 avoid=avoid,
-                prefer=prefer or (self.handle_endpoint if self.handle else ""),
+                prefer=prefer or owner,
+                owner=owner,
+                covered=tuple(self.committed[:covered]),
                 not_before=losses.retry_at,
                 give_up_at=(losses.since if losses.count else now) + self.limits.recovery_seconds,
             )
@@ -440,47 +450,7 @@ class Session:
         draft = DraftStream(self._next_stream(), ids, last_block_at=now, wanted_at=now)
         self._drafts[draft.stream] = draft
         self._opened_drafts += 1
-        return [ConnectDraft(draft.stream, self._open_draft(ids.next_id), avoid)]
-
-    def _open_verify(self) -> OpenVerify:
-        request = self.request
-        covered = self.handle.length if self.handle is not None else 0
-        return OpenVerify(
-            request_id=request.request_id,
-            model=request.served.model,
-            token_ids=tuple(self.committed[covered:]),
-            kv_handle=self.handle,
-            prompt_length=len(request.prompt),
-            sampling=request.sampling_with(self.seed),
-            policy=POLICIES[request.mode],
-            max_nodes=request.max_nodes,
-            vocabulary_hash=request.served.vocabulary_hash,
-            first_step=self.step,
-            traceparent=self.traceparent,
-            task=request.task,
-            priority=request.priority,
-            lookup=request.mode is Mode.AUTO,
-            record_steps=request.record_steps,
-            prediction=() if request.mode is Mode.OFF else request.prediction,
-            first_prompt_logprob=self._prompt_told,
-        )
-
-    def _open_draft(self, first_node_id: int) -> OpenDraft:
-        request = self.request
-        return OpenDraft(
-            request_id=request.request_id,
-            token_ids=tuple(self.committed),
-            prompt_length=len(request.prompt),
-            sampling=request.sampling_with(self.seed),
-            pipelined=request.mode is Mode.AUTO,
-            max_nodes=request.max_nodes,
-            max_depth=request.max_depth,
-            vocabulary_hash=request.served.vocabulary_hash,
-            first_node_id=first_node_id,
-            first_step=self.step,
-            traceparent=self.traceparent,
-            task=request.task,
-        )
+        return [ConnectDraft(draft.stream, open_draft(self, ids.next_id), avoid)]
 
     def _finish(self, reason: FinishReason) -> list[Action]:
         self.finished = True

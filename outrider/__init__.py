@@ -1,3 +1,3 @@
-"""What the services share. Imports no service."""
+"""The package that all services share. It imports no service."""
 
 __version__ = "0.1.0"

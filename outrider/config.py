@@ -12,9 +12,11 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from outrider.protocol.allowance import MAX_TREE_NODES
+from outrider.protocol.messages import MAX_STEP_NODES
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Positive = Annotated[int, Field(gt=0)]
+Weights = Literal["full", "int8", "int4"]
 TraceDetail = Literal["none", "slow", "all"]
 
 
@@ -80,6 +82,11 @@ class EngineConfig(ServiceConfig):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Arithmetic of the weights; auto is the checkpoint's own."
     )
+    weights: Weights = Field(
+        "full",
+        description="int8 or int4 rounds the weights of linear layers at load, on the CPU; full: as they are "
+        "stored.",
+    )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
     threads: Positive = Field(1, description="Torch threads on the CPU.")
     cpu_backend: Literal["auto", "amx", "avx512", "avx2", "onednn"] = Field(
@@ -103,7 +110,9 @@ class VerifyConfig(EngineConfig):
 
     page_size: Positive = Field(16, description="Tokens per KV page.")
     max_step_tokens: Positive = Field(512, description="Most tokens of one forward, prefill chunks included.")
-    max_nodes: Positive = Field(32, description="Most candidates verified for one session in one step.")
+    max_nodes: Positive = Field(
+        32, le=MAX_STEP_NODES, description="Most candidates verified for one session in one step."
+    )
     max_tree_nodes: Positive = Field(512, description="Most live candidates held for one session.")
     lookup: bool = Field(True, description="Propose candidates by prompt lookup in the verify service too.")
     lease_seconds: float = Field(60.0, gt=0, description="How long kept keys and values live without use.")
@@ -122,20 +131,47 @@ class VerifyConfig(EngineConfig):
         "set none.",
     )
     served_name: str = Field("", description="Model name on the wire; empty: the last part of `model`.")
+    tensor_parallel: Positive = Field(
+        1,
+        description="Processes that share each layer of the model; each has `threads`, or a GPU of its own.",
+    )
+    tensor_parallel_rank: int = Field(
+        0,
+        ge=0,
+        description="Which of them this one is, where they are started on several machines; 0 serves.",
+    )
+    tensor_parallel_address: str = Field(
+        "",
+        description="host:port at which rank 0 meets those of other machines; empty: it starts them on this "
+        "machine.",
+    )
 
 
 class DraftConfig(EngineConfig):
     """The draft service."""
 
-    kind: Literal["model", "lookup"] = Field(
-        "model", description="A draft model, or prompt lookup without a model."
+    kind: Literal["model", "eagle", "lookup"] = Field(
+        "model",
+        description="A draft model, an EAGLE-3 head (which is found out for model too), or prompt lookup "
+        "without a model.",
     )
-    weights: Literal["full", "int8"] = Field(
-        "full", description="int8 rounds the model's weights to 8 bits, on the CPU: half the memory."
+    target: str = Field(
+        "",
+        description="Folder or hub id of the target of an EAGLE head, whose embedding and tokenizer it uses.",
     )
     skip_layers: str = Field(
         "",
         description="Layers that the model does without, counted from 0, such as 4-9 or 2,5-7; empty: none.",
+    )
+    shadow: bool = Field(
+        False,
+        description="Proposals are compared with the target's text, not verified, until `outrider drafts "
+        "promote`.",
+    )
+    reload_model: bool = Field(
+        False,
+        description="Take up new weights when the files of `model`, or a link to their folder, change; both "
+        "are in memory meanwhile.",
     )
     tokenizer: str = Field(
         "", description="Folder or hub id of the tokenizer, for kind=lookup; empty: accept any target."
@@ -196,6 +232,16 @@ class OrchestratorConfig(ServiceConfig):
         description="Draft replicas that one session uses at once, of different models where there are; "
         "their nodes become one tree.",
     )
+    shadow_share: float = Field(
+        0.1,
+        ge=0,
+        le=1,
+        description="Share of the sessions with drafts that a shadow draft, if there is one, drafts for too.",
+    )
+    promote_shadows: bool = Field(
+        False,
+        description="A shadow that foresees more of the text changes places with a draft replica by itself.",
+    )
     breaker_failures: Positive = Field(
         3, description="Failures in a row that open a replica's circuit breaker."
     )
@@ -229,6 +275,15 @@ class OrchestratorConfig(ServiceConfig):
     )
     trace_slow_seconds: float = Field(
         10.0, ge=0, description="From here on a request is slow, for trace_detail."
+    )
+    collect: str = Field(
+        "",
+        description="Folder in which served tokens, prompts too, are kept for `outrider distill`; empty: "
+        "none are.",
+    )
+    collect_share: float = Field(0.05, gt=0, le=1, description="Share of the requests that are collected.")
+    collect_max_mb: Positive = Field(
+        256, description="Size of all collected files together, in MiB; the oldest make room."
     )
     tls_client_cert: str = Field("", description="PEM certificate shown to draft and verify replicas.")
     tls_client_key: str = Field("", description="PEM private key of tls_client_cert.")

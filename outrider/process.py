@@ -1,4 +1,4 @@
-"""What every service process does around its work: event loop, signals, cores, ready line, drain, exit."""
+"""The frame of every service process: event loop, signals, cores, ready line, drain, exit."""
 
 from __future__ import annotations
 
@@ -53,12 +53,14 @@ async def run_service(
     service_names: Sequence[str],
     build: Callable[[GrpcServer], Awaitable[Service]],
     interceptors: Sequence[Any] = (),
+    while_draining: Sequence[str] = (),
 ) -> None:
     """The life of a service process: listen on every port, load, serve, drain, and return.
 
     `build` loads what is needed (blocking parts with `in_thread`: health answers meanwhile), registers
     servicers on `server.server` and returns the running service. SIGTERM or SIGINT starts the drain, or
-    ends a load at once; a second one ends the process.
+    ends a load at once; a second one ends the process. Methods of the names `while_draining` are served
+    to the end.
 
     Raises:
         ConfigError: the address or the metrics port cannot be bound, the cores are not there, or `build`
@@ -67,7 +69,7 @@ async def run_service(
     """
     pin_cpus(config.cpus)
     stop = stop_on_signals()
-    server = GrpcServer(config, service_names, interceptors)
+    server = GrpcServer(config, service_names, interceptors, while_draining)
     try:
         await server.start()
         metrics = _start_metrics(config)

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 
 HEADER = "x-request-id"
 CURRENT: ContextVar[str] = ContextVar("request_id", default="")
-"""Of the call that this task answers, once its handler has said so: errors tell it."""
+"""Id of the request that this task answers, once its handler has set it; errors carry it."""
 USABLE = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 """Signs that neither a log nor a header takes for anything else."""
 

@@ -1,4 +1,4 @@
-"""Sockets to listen on, bound before whoever listens is started."""
+"""Binds sockets before the process that listens on them is started."""
 
 from __future__ import annotations
 

@@ -139,6 +139,29 @@ ACCEPTANCE = (
     ),
 )
 
+VERSIONS = (
+    _share(
+        "Foreseen",
+        "Of the tokens of sessions with a shadow, those that a draft had as its first choice in time, by its "
+        "weights. A shadow above the draft at work should be promoted.",
+        "o:compared_foreseen_total / o:compared_tokens_total by version, role",
+    ),
+    _share(
+        "Right when it said something",
+        "Of the tokens that a draft had a proposal for, those that it foresaw: how well its weights fit the "
+        "traffic, apart from its speed.",
+        "o:compared_foreseen_total / o:compared_proposed_total by task, version, role",
+    ),
+    _events(
+        "Learning",
+        "Continuations kept for drafts to learn from, by outcome; shadows that failed, which no session "
+        "notices; and promotions.",
+        "collected, {{outcome}} = o:collected_total by outcome",
+        "shadow failed = o:shadow_failures_total",
+        "promoted = o:promotions_total",
+    ),
+)
+
 BUDGET = (
     _events(
         "Nodes",
@@ -298,6 +321,11 @@ STEPS = (
         "KV handles that were refused; their tokens were prefilled again.",
         "v:stale_handles_total by reason",
     ),
+    _events(
+        "Keys and values of other replicas",
+        "Asked for when a session moves: moved, or recomputed because that failed.",
+        "o:kv_moves_total by outcome",
+    ),
 )
 
 
@@ -403,7 +431,12 @@ SPECULATION = Dashboard(
     "speculation",
     "Speculation",
     "Do drafts pay, and do they still fit the traffic?",
-    (PanelRow("Pipeline", PIPELINE), PanelRow("Acceptance", ACCEPTANCE), PanelRow("Budget", BUDGET)),
+    (
+        PanelRow("Pipeline", PIPELINE),
+        PanelRow("Acceptance", ACCEPTANCE),
+        PanelRow("Versions", VERSIONS),
+        PanelRow("Budget", BUDGET),
+    ),
 )
 SERVING = Dashboard(
     "serving",

@@ -31,14 +31,14 @@ def widened_target() -> Path:
 
 
 @contextmanager
-def services(target: Path, dtype: str, log: Path) -> Iterator[dict[str, str]]:
+def services(target: Path, dtype: str, log: Path, weights: str = "full") -> Iterator[dict[str, str]]:
     """`outrider up` with the demo draft until the block ends; yields its ready line: the `endpoint` for gRPC,
     and `http`, the URL for OpenAI's clients.
 
     One thread per service, and a core of its own for each model where the machine has two.
     """
     models = ["--target", str(target), "--draft", str(DRAFT)]
-    flags = [*models, "--dtype", dtype, "--device", "cpu", "--port", "0"]
+    flags = [*models, "--weights", weights, "--dtype", dtype, "--device", "cpu", "--port", "0"]
     with Child([sys.executable, "-m", "outrider", "up", *flags], log) as up:
         try:
             yield up.receive(START_SECONDS)
@@ -59,6 +59,8 @@ class Deployment:
     draft_cpus: str = ""
     threads: int = 1
     prefix_cache: bool = True
+    weights: str = "full"
+    """The target's."""
 
 
 class LocalServices:
@@ -100,6 +102,7 @@ class LocalServices:
         flags += ["--cpus", cpus] if cpus else []
         if service == "verify" and layout.draft_cpus:
             flags += ["--helper-cpus", layout.draft_cpus]
+        flags += ["--weights", layout.weights] if service == "verify" else []
         flags += [] if layout.prefix_cache else ["--no-prefix-cache"]
         return self._serve(service, name, *flags, "--device", "cpu")
 

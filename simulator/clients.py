@@ -10,7 +10,7 @@ from random import Random
 from typing import NamedTuple
 
 from orchestrator.observing.statistics import Statistics
-from orchestrator.request.resolver import Request
+from orchestrator.request.resolver import ResolvedRequest
 from outrider.protocol.messages import SamplingParams, Verdict
 from simulator.cluster import Cluster
 from simulator.network import Link
@@ -26,6 +26,8 @@ class Arrival(NamedTuple):
     tokens: int
     forward: float
     """Seconds of the target's step that made them."""
+    draft_wanted: bool = True
+    """The target asked for drafts for the next round."""
 
 
 @dataclass(slots=True)
@@ -42,7 +44,7 @@ class ServedRequest:
         """A verdict's tokens have come."""
         self.tokens.extend(verdict.tokens)
         seconds = (verdict.times.forward_us + verdict.times.sample_us) * 1e-6
-        self.arrivals.append(Arrival(now, len(verdict.tokens), seconds))
+        self.arrivals.append(Arrival(now, len(verdict.tokens), seconds, verdict.draft_wanted))
 
     @property
     def complete(self) -> bool:
@@ -107,6 +109,8 @@ class Clients:
         self._arrivals = Random(f"arrivals {load.seed}")
         self._asked = 0
         self._warm: list[ServedRequest] = []
+        self._left = 0
+        """Requests at once that do not count and are not complete."""
 
     @property
     def done(self) -> bool:
@@ -120,7 +124,26 @@ class Clients:
     def _warm_up(self, left: int) -> None:
         if left:
             self._ask(self._warm, partial(self._warm_up, left - 1))
-            return
+        elif self._load.warm_rounds:
+            self._left = self._load.sessions * self._load.warm_rounds
+            for _ in range(self._load.sessions):
+                self._repeat_warm(self._load.warm_rounds)
+        else:
+            self._count()
+
+    def _repeat_warm(self, rounds: int) -> None:
+        if rounds:
+            self._ask(self._warm, partial(self._warmed, rounds - 1))
+
+    def _warmed(self, rounds: int) -> None:
+        """One more request that does not count is complete; after the last one everything does."""
+        self._left -= 1
+        if self._left:
+            self._repeat_warm(rounds)
+        else:
+            self._count()
+
+    def _count(self) -> None:
         self._cluster.count_from_now()
         if self._load.rate:
             self._arrive(self._load.sessions * self._load.rounds)
@@ -170,8 +193,8 @@ class Clients:
             then()
 
 
-def _request(script: Script, cluster: Cluster, arm: ArmKind) -> Request:
-    return Request(
+def _request(script: Script, cluster: Cluster, arm: ArmKind) -> ResolvedRequest:
+    return ResolvedRequest(
         request_id=str(script.number),
         served=cluster.fleet.served,
         prompt=script.tokens[: script.prompt_length],

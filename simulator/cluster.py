@@ -10,7 +10,7 @@ from outrider.engine.kv.pages import PagePool
 from outrider.protocol.messages import ModelInfo
 from simulator.devices import Accelerator, Core, Device, Floating, Place, StepTotals
 from simulator.draft_replica import SimulatedDraftReplica
-from simulator.drafter import ScriptedDrafter
+from simulator.drafter import ScriptedDrafter, TimedLookup
 from simulator.network import Host
 from simulator.orchestrator import SimulatedFleet
 from simulator.profile import Profile, interpolate
@@ -159,7 +159,7 @@ class Builder:
         )
         points = measuring_points(config.max_step_tokens)
         alone = [(count, interpolate(self.profile.target_forward, count)) for count in points]
-        seconds = [time - times.helped(count, time) / 2 for count, time in alone]
+        seconds = [time - times.helped(count, 1, time, drafting=True) / 2 for count, time in alone]
         return SimulatedVerifyReplica(
             name,
             self.timeline,
@@ -189,15 +189,15 @@ class Builder:
         )
 
     def _draft(self, name: str, place: Place) -> SimulatedDraftReplica:
-        drafter = ScriptedDrafter(
-            place,
-            self.profile.draft_times(self.temperature),
-            self.scripts,
-            self.corpus,
-            self.profile.context_length,
-        )
         sessions = self.topology.max_sessions * self.topology.verify_replicas
         config = DraftConfig.model_validate(
             {"max_sessions": sessions, "expansions": self.topology.expansions}
         )
+        drafter = self._drafter(place, config)
         return SimulatedDraftReplica(name, self.timeline, self._host(place.core), drafter, config, self._wake)
+
+    def _drafter(self, place: Place, config: DraftConfig) -> ScriptedDrafter | TimedLookup:
+        times = self.profile.draft_times(self.temperature)
+        if self.profile.draft_kind == "lookup":
+            return TimedLookup(place, times, config)
+        return ScriptedDrafter(place, times, self.scripts, self.corpus, self.profile.context_length)

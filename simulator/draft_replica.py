@@ -13,7 +13,7 @@ from outrider.config import DraftConfig
 from outrider.protocol.messages import OpenDraft, Verdict
 from outrider.rpc.queues import Stream, deliver
 from outrider.telemetry.instruments import DraftInstruments
-from simulator.drafter import ScriptedDrafter
+from simulator.drafter import ScriptedDrafter, TimedLookup
 from simulator.engine_fiber import EngineFiber, ReadyOutbox
 from simulator.network import Host
 from simulator.timeline import Timeline
@@ -29,7 +29,7 @@ class SimulatedDraftReplica:
         name: str,
         timeline: Timeline,
         host: Host,
-        drafter: ScriptedDrafter,
+        drafter: ScriptedDrafter | TimedLookup,
         config: DraftConfig,
         wake_seconds: float,
     ) -> None:

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from random import Random
 
 from draft_service.drafters.base import Candidate, CandidateSource, Expansion, PageCounts, Proposal
-from draft_service.drafters.lookup import SequenceLookup
-from draft_service.drafters.model import LOOKUP_DEPTH, LOOKUP_NODES, PREFILL_CHUNK, SHORTEST_MATCH
+from draft_service.drafters.lookup import LookupDrafter, SequenceLookup
+from draft_service.drafters.model import PREFILL_CHUNK
+from draft_service.drafters.text import LOOKUP_DEPTH, LOOKUP_NODES, SHORTEST_MATCH
+from outrider.config import DraftConfig
 from outrider.grammar.matcher import Matcher
 from outrider.protocol.messages import OpenDraft
 from outrider.speculation.candidate_tree import Node, Rerooted
@@ -153,6 +155,21 @@ class ScriptedDrafter:
                 for place, (token, bucket) in enumerate(zip(tokens, guess.buckets, strict=True))
             ]
         )
+
+
+class TimedLookup(LookupDrafter):
+    """The service's own drafter without a model; learning from a verdict takes its time."""
+
+    def __init__(self, place: Place, times: DraftTimes, config: DraftConfig) -> None:
+        super().__init__(config.max_nodes, config.max_depth)
+        self.totals = StepTotals()
+        self._place = place
+        self._times = times
+
+    def commit(self, key: int, tokens: Sequence[int], rerooted: Rerooted) -> None:
+        """See Drafter."""
+        work(self._place.core, self._times.verdict)
+        super().commit(key, tokens, rerooted)
 
 
 def _on_script(sequence: _Sequence, node: Node | None) -> bool:

@@ -19,7 +19,9 @@ from orchestrator.events import (
     BlockArrived,
     ConnectDraft,
     ConnectVerify,
+    DraftFailed,
     DraftOpened,
+    DropDraft,
     Emit,
     Event,
     Finish,
@@ -29,14 +31,16 @@ from orchestrator.events import (
     VerdictArrived,
     VerifyOpened,
 )
-from orchestrator.replicas.pool import Lease, Replicas
-from orchestrator.request.resolver import Request
+from orchestrator.replicas.pool import Replicas, Reservation
+from orchestrator.request.resolver import ResolvedRequest
 from orchestrator.session import Session, SessionLimits
+from outrider.protocol.errors import NoReplica
 from outrider.protocol.messages import (
     ModelInfo,
     OpenDraft,
     Opened,
     OpenVerify,
+    PromptFeatures,
     PromptLogprobs,
     TokenBlock,
     Verdict,
@@ -78,13 +82,13 @@ class SimulatedFleet:
 class SimulatedGeneration:
     """One request from its arrival to its last token; `on_verdict` takes what goes to the client."""
 
-    request: Request
+    request: ResolvedRequest
     fleet: SimulatedFleet
     timeline: Timeline
     host: Host
     on_verdict: Callable[[Verdict], None]
     session: Session = field(init=False)
-    _leases: dict[str, Lease] = field(default_factory=dict)
+    _reservations: dict[str, Reservation] = field(default_factory=dict)
     """Of replicas of each kind."""
     _to_verify: _VerifyLink | None = None
     _to_draft: _DraftLink | None = None
@@ -117,22 +121,25 @@ class SimulatedGeneration:
                     self.host.loop.do(self.host.send_seconds, partial(self.on_verdict, verdict))
                 case ParkDraft():
                     self._park_draft()
-                case Announce():
-                    pass  # simulated clients know their seeds
+                case Announce() | DropDraft():
+                    pass  # simulated clients know their seeds; a draft is only lost where there is none
                 case Finish():
                     self._finish()
                 case _:
                     raise AssertionError(f"{action} in a simulation without failures")
 
     def _connect_verify(self, stream: int, opening: OpenVerify) -> None:
-        lease = self._lease("verify", opening.token_ids)
-        replica = self.fleet.verify[lease.replica.endpoint]
+        reservation = self._reserve("verify", opening.token_ids)
+        replica = self.fleet.verify[reservation.replica.endpoint]
         self._to_verify = _VerifyLink(self, stream, replica)
         self._to_verify.open(opening)
 
     def _connect_draft(self, stream: int, opening: OpenDraft) -> None:
-        lease = self._lease("draft", opening.token_ids)
-        replica = self.fleet.draft[lease.replica.endpoint]
+        if not self.fleet.draft:
+            self.handle(DraftFailed(stream, NoReplica("no draft replica can be used"), ""))
+            return
+        reservation = self._reserve("draft", opening.token_ids)
+        replica = self.fleet.draft[reservation.replica.endpoint]
         self._to_draft = _DraftLink(self, stream, replica)
         self._to_draft.open(opening)
 
@@ -142,21 +149,21 @@ class SimulatedGeneration:
         self._to_draft = None
         self._release("draft")
 
-    def _lease(self, kind: str, tokens: tuple[int, ...]) -> Lease:
+    def _reserve(self, kind: str, tokens: tuple[int, ...]) -> Reservation:
         pool = self.fleet.pools[kind]
-        lease = pool.lease(self.timeline.now, lambda error: None, tokens=tokens)
-        assert lease is not None, "simulated replicas are always usable"
-        self._leases[kind] = lease
-        return lease
+        reservation = pool.reserve(self.timeline.now, lambda error: None, tokens=tokens)
+        assert reservation is not None, "simulated replicas are always usable"
+        self._reservations[kind] = reservation
+        return reservation
 
     def _release(self, kind: str) -> None:
-        self.fleet.pools[kind].release(self._leases.pop(kind))
+        self.fleet.pools[kind].release(self._reservations.pop(kind))
 
     def _finish(self) -> None:
         for link in (self._to_verify, self._to_draft):
             if link is not None:
                 link.close()
-        for kind in list(self._leases):
+        for kind in list(self._reservations):
             self._release(kind)
 
 
@@ -201,7 +208,7 @@ class _VerifyLink:
                 self._back(VerifyOpened(self._stream, event, self._replica.name))
             case Verdict():
                 self._back(VerdictArrived(self._stream, event))
-            case Closed() | PromptLogprobs():
+            case Closed() | PromptLogprobs() | PromptFeatures():
                 pass
             case BaseException():
                 raise event

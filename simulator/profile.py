@@ -57,6 +57,10 @@ class Profile(_Frozen):
     target_helped: Annotated[float, Field(ge=0, le=1)] = 0.0
     """With two cores: part of T(n) - T(1) that the draft's core helps with, from HELPED_ROWS tokens on; T(1)
     is the time in which the weights come from the memory, which two cores cannot do faster."""
+    target_quiet: Points = ()
+    """With two cores: T(n) while no draft works, when the draft's core helps with every step; empty: with
+    long ones alone."""
+    draft_kind: Literal["model", "lookup"] = "model"
     draft_forward: Points
     draft_context: Seconds = 0.0
     draft_sampling: Seconds = 0.0
@@ -82,8 +86,9 @@ class Profile(_Frozen):
         sampling = self.target_sampling if temperature else 0.0
         forward = _seconds(self.target_forward, self.target_context, sampling)
         least = self.target_forward[0][1]
+        quiet = _seconds(self.target_quiet, self.target_context, sampling) if self.target_quiet else None
         return TargetTimes(
-            forward, self.host.verify_step, self.host.verify_session, least, self.target_helped
+            forward, self.host.verify_step, self.host.verify_session, least, self.target_helped, quiet
         )
 
     def draft_times(self, temperature: float) -> DraftTimes:
@@ -108,9 +113,13 @@ class TargetTimes:
     """T(1)."""
     share: float
     """Of what a long step takes beyond that: a second core takes parts of it."""
+    quiet: Forward | None = None
+    """The forward while a second core has nothing else to do; None: like any other."""
 
-    def helped(self, tokens: int, seconds: float) -> float:
-        """How much of a step a second core takes parts of."""
+    def helped(self, tokens: int, sessions: int, seconds: float, drafting: bool) -> float:
+        """How much of a step a second core takes parts of, `drafting` while drafts work there."""
+        if self.quiet is not None and not drafting:
+            return min(max(2.0 * (seconds - self.quiet(tokens, sessions)), 0.0), seconds)
         return self.share * max(seconds - self.least, 0.0) if tokens >= HELPED_ROWS else 0.0
 
 

@@ -51,6 +51,8 @@ class Report:
     verified_per_round: float
     """Nodes of one session in a target step."""
     hit_rate: float
+    draft_wanted: float
+    """Share of the rounds after which the session should have a draft; below a half, drafts mostly rest."""
     efficiency: float
     """Target step over the mean period of a session's rounds; 1: nothing but the target's step takes time."""
     step_tokens: float
@@ -105,6 +107,7 @@ def summarise(run: Run) -> Report:
         acceptance_length=sum(s.statistics.committed for s in run.served) / rounds,
         verified_per_round=sum(s.statistics.verified for s in run.served) / rounds,
         hit_rate=sum(s.statistics.hits for s in run.served) / rounds,
+        draft_wanted=draft_wanted(run.served),
         efficiency=efficiency(run.served),
         step_tokens=target.tokens / target.steps,
         step_sessions=target.sessions / target.steps,
@@ -133,6 +136,12 @@ def percentile(values: Sequence[float], percent: int) -> float:
     if len(values) == 1:
         return values[0]
     return quantiles(values, n=100, method="inclusive")[percent - 1]
+
+
+def draft_wanted(served: Sequence[ServedRequest]) -> float:
+    """Share of the rounds after which the session should have a draft."""
+    wanted = [arrival.draft_wanted for one in served for arrival in one.arrivals]
+    return sum(wanted) / len(wanted)
 
 
 def efficiency(served: Sequence[ServedRequest]) -> float:

@@ -20,9 +20,9 @@ Outcome = tuple[
 """What clients got, the totals of targets and drafts, and the busy seconds of the processes' cores."""
 
 
-def simulate(profile: Profile, topology: Topology, load: Load) -> Report:
-    """Run to the end of the load."""
-    corpus = load_corpus(FOLDER / profile.traces, load.temperature)
+def simulate(profile: Profile, topology: Topology, load: Load, corpus: Corpus | None = None) -> Report:
+    """Run to the end of the load, with the profile's texts unless others are given."""
+    corpus = corpus or load_corpus(FOLDER / profile.traces, load.temperature)
     way = _lockstep if topology.arm is ArmKind.LOCKSTEP else _services
     served, targets, drafts, cores = way(profile, topology, load, corpus)
     return summarise(

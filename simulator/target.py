@@ -37,6 +37,11 @@ class ScriptedRunner:
         self._times = times
         self._scripts = scripts
         self._vocabulary_size = vocabulary_size
+        self._drafting = True
+
+    def drafting(self, at_work: bool) -> None:
+        """See ModelRunner: the other core is the drafts' while they work."""
+        self._drafting = at_work
 
     def forward(self, segments: Sequence[Segment]) -> torch.Tensor:
         """Logits [W, V] of the wanted tokens, after the step's time."""
@@ -48,7 +53,9 @@ class ScriptedRunner:
         tokens = sum(len(segment.tokens) for segment in segments)
         seconds = self._times.forward(tokens, len(segments))
         helper = self._place.helper
-        helped = self._times.helped(tokens, seconds) if helper is not None else 0.0
+        helped = 0.0
+        if helper is not None:
+            helped = self._times.helped(tokens, len(segments), seconds, self._drafting)
         self.totals.add(tokens, len(segments), seconds - helped / 2)
         work(self._place.core, self._times.step + self._times.session * len(segments))
         work(self._place.device, seconds - helped)

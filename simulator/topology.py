@@ -40,7 +40,7 @@ class Topology:
     arm: ArmKind = ArmKind.AUTO
     verify_replicas: int = 1
     draft_replicas: int = 1
-    """Of AUTO and SEQUENTIAL; OFF has none, the others one with every verify replica."""
+    """Of AUTO and SEQUENTIAL, perhaps none; OFF has none, the others one with every verify replica."""
     orchestrators: int = 1
     rtt: float = 0.0
     """Seconds between the orchestrator and a replica, there and back."""
@@ -82,5 +82,7 @@ class Load:
     """With a rate: their mean, geometrically distributed."""
     warm_up: int = 0
     """Requests one after the other before anything counts, as a service that has run for a while has seen."""
+    warm_rounds: int = 0
+    """Requests of every session after that, all sessions at once, which do not count either."""
     temperature: float = 0.0
     seed: int = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -86,6 +86,27 @@ class Script:
         """The draft's guess of the token at a position, None outside of the generated text."""
         place = position - self.prompt_length
         return self.guesses[place] if 0 <= place < len(self.guesses) else None
+
+
+MIN_VOCABULARY = 1024
+"""So many tokens keep a scripted draft's wrong candidates apart."""
+
+
+def compact(traces: Sequence[Trace]) -> Corpus:
+    """Texts with their tokens numbered anew: what a simulated step takes grows with the vocabulary."""
+    numbers: dict[int, int] = {}
+    for trace in traces:
+        for token in (*trace.prompt, *trace.tokens):
+            numbers.setdefault(token, len(numbers))
+    renamed = [
+        replace(
+            trace,
+            prompt=tuple(numbers[token] for token in trace.prompt),
+            tokens=tuple(numbers[token] for token in trace.tokens),
+        )
+        for trace in traces
+    ]
+    return Corpus(max(len(numbers), MIN_VOCABULARY), tuple(renamed))
 
 
 def load_corpus(path: Path, temperature: float) -> Corpus:

@@ -120,24 +120,27 @@ def _compare(pair: str, target: Path, profile: Profile, plan: ValidationPlan) ->
     with ExitStack() as stack:
         endpoint = LocalServices(layout, stack).endpoint("demo")
         for load in plan.loads():
-            turns = [{arm: asyncio.run(_serve(endpoint, arm, load)) for arm in MODES} for _ in range(TURNS)]
+            texts = load_corpus(FOLDER / TRACES, load.temperature).traces
+            turns = [
+                {arm: asyncio.run(serve(endpoint, arm, load, texts)) for arm in MODES} for _ in range(TURNS)
+            ]
             for arm in MODES:
                 speed, length = (median(turn[arm][column] for turn in turns) for column in (0, 1))
                 predicted = simulate(profile, Topology(arm=arm), load)
                 yield Comparison(pair, load, arm, predicted, speed, length)
 
 
-async def _serve(endpoint: str, arm: ArmKind, load: Load) -> tuple[float, float]:
-    """Tokens per second and per step of the real services under a load."""
-    texts = load_corpus(FOLDER / TRACES, load.temperature).traces
+async def serve(endpoint: str, arm: ArmKind, load: Load, texts: Sequence[Trace]) -> tuple[float, float]:
+    """Tokens per second and per step of the real services under a load of these prompts and seeds."""
     async with grpc.aio.insecure_channel(endpoint) as channel:
         stub = generation_pb2_grpc.GenerationServiceStub(channel)  # type: ignore[no-untyped-call]
         client = _Client(stub, arm, load, texts)
         for _ in range(load.warm_up):
             await client.ask()
+        await asyncio.gather(*(client.repeat(load.warm_rounds) for _ in range(load.sessions)))
         client.tokens = client.steps = 0
         start = time.perf_counter()
-        await asyncio.gather(*(client.repeat() for _ in range(load.sessions)))
+        await asyncio.gather(*(client.repeat(load.rounds) for _ in range(load.sessions)))
         return client.tokens / (time.perf_counter() - start), client.tokens / client.steps
 
 
@@ -159,9 +162,9 @@ class _Client:
         self._texts = texts
         self._asked = 0
 
-    async def repeat(self) -> None:
+    async def repeat(self, rounds: int) -> None:
         """A session: its requests one after the other."""
-        for _ in range(self._load.rounds):
+        for _ in range(rounds):
             await self.ask()
 
     async def ask(self) -> None:
@@ -171,7 +174,7 @@ class _Client:
         request = generation_pb2.GenerateRequest(
             token_ids=tokens_pb2.TokenIds(ids=text.prompt),
             sampling=tokens_pb2.SamplingParams(
-                max_tokens=self._load.new_tokens,
+                max_tokens=min(self._load.new_tokens, len(text.tokens)),
                 temperature=self._load.temperature,
                 seed=text.seed,
                 ignore_eos=True,

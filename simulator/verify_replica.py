@@ -55,6 +55,7 @@ class SimulatedVerifyReplica:
             deliver,
             timeline.clock,
             timeline.clock,
+            runner.drafting,
         )
         self._ids = itertools.count(1)
         self._engine: EngineFiber[Message] = EngineFiber(timeline, core.turn, wake_seconds)

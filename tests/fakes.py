@@ -7,7 +7,8 @@ Replicas do as their public fields say at the time, and count what they see.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -19,13 +20,17 @@ from outrider.config import ServiceConfig
 from outrider.internal.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
 from outrider.protocol import info_wire, wire
 from outrider.protocol.errors import InvalidRequest, OutriderError, StaleHandle
+from outrider.protocol.kv_parts import KvLayout, KvPages, KvPart
+from outrider.protocol.kv_wire import kv_part_from_pb, kv_part_to_pb
 from outrider.protocol.messages import (
+    MAX_STEP_NODES,
     FinishReason,
     KvHandle,
     ModelInfo,
     OpenDraft,
     Opened,
     OpenVerify,
+    PromptFeatures,
     PromptLogprobs,
     StepTimes,
     TokenBlock,
@@ -85,7 +90,7 @@ class FakeReplica:
     async def start(self, port: int = 0) -> str:
         """Serve; returns the endpoint."""
         config = ServiceConfig(host="127.0.0.1", port=port, reflection=False, **self.settings)
-        self.server = GrpcServer(config, [self.service])
+        self.server = GrpcServer(config, [self.service], while_draining=["FetchKv"])
         self.register(self.server.server)
         await self.server.start()
         self.server.set_serving(True)
@@ -122,6 +127,7 @@ class _VerifySession:
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     keep: bool = False
+    move: bool = False
 
 
 class FakeVerify(FakeReplica, verify_pb2_grpc.VerifyServiceServicer):
@@ -153,9 +159,19 @@ class FakeVerify(FakeReplica, verify_pb2_grpc.VerifyServiceServicer):
         """The stream breaks, once, before the log probability of this token of the prompt."""
         self.places = Places(info.max_sessions)
         self.handles: dict[str, list[int]] = {}
+        self.moving = 0
+        """Handles that are to be fetched at once."""
+        self._handle_numbers = itertools.count()
+        self.fetched = self.stored = 0
+        self.before_pages: Callable[[], Awaitable[None]] | None = None
+        """What happens in a FetchKv after the layout."""
         self.cached = 0
         self.ballast = 0
         """Alternatives in each log probability, to make messages large."""
+        self.row = b"f"
+        """Of features, for sessions that ask for them; empty: this replica tells none."""
+        self.features_from = 1
+        """Where those of the text begin."""
 
     def register(self, server: grpc.aio.Server) -> None:
         """Add the servicer."""
@@ -170,9 +186,42 @@ class FakeVerify(FakeReplica, verify_pb2_grpc.VerifyServiceServicer):
         """See the proto."""
         return verify_pb2.GetTokenizerResponse(**self.files)
 
+    async def drain(self) -> None:
+        """Shut down as the real one does: when no session is left and no handle is to be fetched."""
+        await self.server.drain(lambda: self.sessions + self.moving)
+
+    async def FetchKv(self, request: Any, context: Context) -> None:  # noqa: N802
+        """See the proto; the one page is the tokens."""
+        tokens = self.handles.pop(request.kv_handle.id)
+        try:
+            await self._give(KvLayout("fake", "", "", 1, ""), context)
+            if self.before_pages is not None:
+                await self.before_pages()
+            await self._give(KvPages(0, (bytes(tokens),), (b"digest",)), context)
+            self.fetched += 1
+        finally:
+            self.moving -= 1
+
+    async def _give(self, part: KvPart, context: Context) -> None:
+        await context.write(verify_pb2.FetchKvResponse(part=kv_part_to_pb(part)))
+
+    async def StoreKv(self, requests: AsyncIterator[Any], context: Context) -> Any:  # noqa: N802
+        """See the proto."""
+        parts = [kv_part_from_pb(request.part) async for request in requests]
+        if len(parts) < 3:  # the caller has gone
+            raise InvalidRequest("part", "more must come")
+        tokens, _, pages = parts
+        if bytes(tokens.token_ids) != pages.contents[0]:
+            raise InvalidRequest("part.pages", "are not those of the tokens")
+        self.stored += 1
+        return verify_pb2.StoreKvResponse(kv_handle=self._handle(list(tokens.token_ids)))
+
     async def Verify(self, requests: AsyncIterator[Any], context: Context) -> None:  # noqa: N802
         """See the proto."""
-        opening = wire.open_verify_from_pb((await anext(aiter(requests))).open)
+        first = await anext(aiter(requests), None)
+        if first is None:  # the caller went before it said anything
+            return
+        opening = wire.open_verify_from_pb(first.open)
         await self.places.take(opening.priority)
         try:
             await self._serve(opening, requests, context)
@@ -181,7 +230,8 @@ class FakeVerify(FakeReplica, verify_pb2_grpc.VerifyServiceServicer):
 
     async def _serve(self, opening: OpenVerify, requests: AsyncIterator[Any], context: Context) -> None:
         self.openings.append(opening)
-        tokens = [*self._handle_tokens(opening), *opening.token_ids]
+        held = self._handle_tokens(opening)
+        tokens = list(opening.token_ids) if opening.all_token_ids else [*held, *opening.token_ids]
         self.enter()
         session = _VerifySession(opening, CandidateTree(tokens, 1024))
         reader = asyncio.create_task(self._read(requests, session))
@@ -189,6 +239,7 @@ class FakeVerify(FakeReplica, verify_pb2_grpc.VerifyServiceServicer):
             opened = Opened("verify", self.info.incarnation, self.cached)
             await context.write(verify_pb2.VerifyResponse(opened=wire.opened_verify_to_pb(opened)))
             await self._tell_prompt(session, context)
+            await self._tell_features(session, context)
             await self._steps(session, context)
             await session.closed.wait()
             await context.write(verify_pb2.VerifyResponse(closed=self._closed(session)))
@@ -206,11 +257,14 @@ class FakeVerify(FakeReplica, verify_pb2_grpc.VerifyServiceServicer):
     def _closed(self, session: _VerifySession) -> verify_pb2.VerifyClosed:
         if not session.keep:
             return verify_pb2.VerifyClosed()
-        tokens = session.tree.committed[:-1]
-        id_ = f"kv-{len(self.handles)}"
+        self.moving += session.move
+        return verify_pb2.VerifyClosed(kv_handle=self._handle(session.tree.committed[:-1]))
+
+    def _handle(self, tokens: list[int]) -> Any:
+        id_ = f"kv-{next(self._handle_numbers)}"
         self.handles[id_] = tokens
         handle = KvHandle("verify", self.info.incarnation, id_, len(tokens), b"digest", 2**50)
-        return verify_pb2.VerifyClosed(kv_handle=wire.kv_handle_to_pb(handle))
+        return wire.kv_handle_to_pb(handle)
 
     async def _tell_prompt(self, session: _VerifySession, context: Context) -> None:
         """The log probability of each token of the prompt is minus its position; one message for each."""
@@ -225,10 +279,17 @@ class FakeVerify(FakeReplica, verify_pb2_grpc.VerifyServiceServicer):
             part = wire.prompt_logprobs_to_pb(PromptLogprobs(position, (told,)))
             await context.write(verify_pb2.VerifyResponse(prompt_logprobs=part))
 
+    async def _tell_features(self, session: _VerifySession, context: Context) -> None:
+        """The features of the text that the session was opened with."""
+        if session.opening.feature_layers and self.row:
+            count = session.tree.committed_length - self.features_from
+            part = wire.prompt_features_to_pb(PromptFeatures(self.features_from, self.row * count))
+            await context.write(verify_pb2.VerifyResponse(prompt_features=part))
+
     async def _read(self, requests: AsyncIterator[Any], session: _VerifySession) -> None:
         async for message in requests:
             if message.WhichOneof("message") == "close":
-                session.keep = message.close.keep
+                session.keep, session.move = message.close.keep, message.close.move
                 break
             block = wire.block_from_pb(message.propose)
             self.blocks.append(block)
@@ -269,7 +330,7 @@ class FakeVerify(FakeReplica, verify_pb2_grpc.VerifyServiceServicer):
         tree, params = session.tree, session.opening.sampling
         base, level, tokens, accepted = tree.committed_length, tree.children, list(tree.committed), 0
         generated = base - session.opening.prompt_length
-        verified, finish = len(tree), FinishReason.NONE
+        verified, finish = min(len(tree), MAX_STEP_NODES), FinishReason.NONE
         nodes = step_nodes(list(tree.nodes())) if session.opening.record_steps else None
         while True:
             token = next_token(tokens, params.seed)
@@ -294,7 +355,8 @@ class FakeVerify(FakeReplica, verify_pb2_grpc.VerifyServiceServicer):
         verdict = Verdict(
             step, base, tuple(new), verified, accepted, accepted, accepted > 0, 0, 1, logprobs, times, finish
         )
-        return replace(verdict, nodes=nodes)
+        features = self.row * len(new) if session.opening.feature_layers else b""
+        return replace(verdict, nodes=nodes, features=features)
 
 
 @dataclass(slots=True)
@@ -317,9 +379,10 @@ class FakeDraft(FakeReplica, draft_pb2_grpc.DraftServiceServicer):
         self.depth = depth
         self.behaviour = "right"
         """right, wrong, garbage (ids outside the vocabulary), columns (of unequal length), orphans (parents
-        that are later nodes), repeated (node ids), silent, or unopened."""
+        that are later nodes), repeated (node ids), picky (of what it is told), silent, or unopened."""
         self.openings: list[OpenDraft] = []
         self.verdicts: list[Verdict] = []
+        self.features: list[PromptFeatures] = []
         self.blocks = 0
         self.die_at_block: int | None = None
         """The stream breaks, once, instead of sending this block (counted over all sessions, from 0)."""
@@ -333,10 +396,18 @@ class FakeDraft(FakeReplica, draft_pb2_grpc.DraftServiceServicer):
         info = replace(self.info, sessions=self.sessions)
         return draft_pb2.DraftServiceGetModelInfoResponse(info=info_wire.model_info_to_pb(info))
 
+    async def SetShadow(self, request: Any, context: Context) -> Any:  # noqa: N802
+        """See the proto."""
+        self.info = replace(self.info, shadow=request.shadow)
+        return draft_pb2.SetShadowResponse(info=info_wire.model_info_to_pb(self.info))
+
     async def Draft(self, requests: AsyncIterator[Any], context: Context) -> None:  # noqa: N802
         """See the proto."""
         stream = aiter(requests)
-        opening = wire.open_draft_from_pb((await anext(stream)).open)
+        first = await anext(stream, None)
+        if first is None:  # the caller went before it said anything
+            return
+        opening = wire.open_draft_from_pb(first.open)
         self.openings.append(opening)
         if opening.vocabulary_hash != INFO.vocabulary_hash:
             raise InvalidRequest("vocabulary_hash", "the test is wrong")
@@ -357,8 +428,13 @@ class FakeDraft(FakeReplica, draft_pb2_grpc.DraftServiceServicer):
         async for message in stream:
             if message.WhichOneof("message") == "close":
                 return
+            if message.WhichOneof("message") == "prompt_features":
+                self.features.append(wire.prompt_features_from_pb(message.prompt_features))
+                continue
             verdict = wire.verdict_from_pb(message.verdict)
             self.verdicts.append(verdict)
+            if self.behaviour == "picky":
+                raise InvalidRequest("verdict.features", "is too short")
             self._commit(chain, verdict)
             await self._propose(chain, opening, context)
 

@@ -41,6 +41,7 @@ ARCHITECTURES: dict[str, Callable[..., PretrainedConfig]] = {
     "qwen2": lambda **common: transformers.Qwen2Config(**_SIZES, **common),
     "qwen3": lambda **common: transformers.Qwen3Config(**_SIZES, head_dim=16, **common),
     "mistral": lambda **common: transformers.MistralConfig(**_SIZES, sliding_window=WINDOW, **common),
+    "gemma": lambda **common: transformers.GemmaConfig(**_SIZES, head_dim=16, **common),
     "gemma2": lambda **common: transformers.Gemma2Config(
         **_SIZES,
         head_dim=16,
@@ -66,6 +67,33 @@ ARCHITECTURES: dict[str, Callable[..., PretrainedConfig]] = {
     ),
     "gpt2": lambda **common: transformers.GPT2Config(
         n_embd=64, n_layer=3, n_head=4, n_positions=512, initializer_range=0.25, **common
+    ),
+    "mixtral": lambda **common: transformers.MixtralConfig(
+        **_SIZES, num_local_experts=4, num_experts_per_tok=2, **common
+    ),
+    "qwen3_moe": lambda **common: transformers.Qwen3MoeConfig(
+        **_SIZES,
+        head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=48,
+        decoder_sparse_step=2,
+        **common,
+    ),
+    "deepseek_v3": lambda **common: transformers.DeepseekV3Config(
+        **_SIZES | {"num_key_value_heads": 4},
+        q_lora_rank=16,
+        kv_lora_rank=16,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=8,
+        v_head_dim=12,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        n_group=1,
+        topk_group=1,
+        first_k_dense_replace=1,
+        **common,
     ),
     "gpt_oss": lambda **common: transformers.GptOssConfig(
         **_SIZES,

@@ -1,15 +1,15 @@
-"""What a session must be before it is opened: right, by pure checks of the first message against what is
-served; and one of those that have a place."""
+"""Admits sessions: checks the first message against what is served, and gives the session a place."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 from bisect import insort
-from collections.abc import Iterable
 
+from outrider.protocol.allowance import MAX_FEATURE_LAYERS
 from outrider.protocol.errors import ContextTooLong, InvalidRequest, MismatchedPair, Overloaded, UnknownModel
 from outrider.protocol.messages import ModelInfo, OpenVerify
+from outrider.protocol.vocabulary import check_vocabulary
 from verify_service.session import end_length
 
 MAX_FIRST_STEP = 2**31
@@ -23,9 +23,9 @@ class Places:
     by priority and then in order of arrival, lets each of them have its turn.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, max_sessions: int) -> None:
         self.taken = 0
-        self._most = most
+        self._max_sessions = max_sessions
         self._line: list[tuple[int, int, asyncio.Future[None]]] = []
         self._arrivals = itertools.count()
 
@@ -40,10 +40,10 @@ class Places:
         Raises:
             Overloaded: the line is full.
         """
-        if self.taken < self._most:
+        if self.taken < self._max_sessions:
             self.taken += 1
             return
-        if self.waiting >= self._most:
+        if self.waiting >= self._max_sessions:
             raise Overloaded(f"{self.taken} sessions are open and {self.waiting} wait, the limit; try later")
         turn = asyncio.get_running_loop().create_future()
         waiting = (-priority, next(self._arrivals), turn)
@@ -83,50 +83,53 @@ def check_open(opening: OpenVerify, info: ModelInfo) -> None:
             f"vocabulary_hash: {opening.vocabulary_hash!r} is not that of {info.model!r}, which is "
             f"{info.vocabulary_hash!r}; use a tokenizer and a draft of the same vocabulary"
         )
-    _check_tokens("token_ids", opening.token_ids, info.vocabulary_size)
-    _check_tokens("prediction", opening.prediction, info.vocabulary_size)
+    check_vocabulary("token_ids", opening.token_ids, info.vocabulary_size)
+    check_vocabulary("prediction", opening.prediction, info.vocabulary_size)
     if len(opening.prediction) > info.context_length:
         raise InvalidRequest("prediction", f"must have at most {info.context_length} tokens")
-    _check_tokens("sampling.stop_token_ids", opening.sampling.stop_token_ids, info.vocabulary_size)
-    _check_tokens("sampling.logit_bias", opening.sampling.logit_bias, info.vocabulary_size)
+    check_vocabulary("sampling.stop_token_ids", opening.sampling.stop_token_ids, info.vocabulary_size)
+    check_vocabulary("sampling.logit_bias", opening.sampling.logit_bias, info.vocabulary_size)
     _check_lengths(opening, info.context_length)
     _check_constraint(opening)
-    if opening.kv_handle is not None and opening.sampling.prompt_logprobs is not None:
+    in_prompt = opening.first_prompt_logprob < opening.prompt_length
+    if in_prompt and opening.kv_handle is not None and opening.sampling.prompt_logprobs is not None:
         raise InvalidRequest(
             "kv_handle", "its tokens are not computed again for prompt_logprobs; leave it out"
         )
+    _check_layers(opening.feature_layers, info.num_layers)
     if opening.first_step > MAX_FIRST_STEP:
         raise InvalidRequest("first_step", f"must be at most {MAX_FIRST_STEP}, not {opening.first_step}")
 
 
-def _check_tokens(field: str, tokens: Iterable[int], vocabulary_size: int) -> None:
-    for index, token in enumerate(tokens):
-        if token >= vocabulary_size:
-            raise InvalidRequest(
-                f"{field}[{index}]", f"token {token} is outside the vocabulary of {vocabulary_size}"
-            )
+def _check_layers(layers: tuple[int, ...], count: int) -> None:
+    if (
+        len(layers) > MAX_FEATURE_LAYERS
+        or list(layers) != sorted(set(layers))
+        or max(layers, default=-1) >= count
+    ):
+        raise InvalidRequest(
+            "feature_layers",
+            f"must be at most {MAX_FEATURE_LAYERS} layers below {count}, ascending: {layers}",
+        )
 
 
 def generated_tokens(opening: OpenVerify) -> tuple[int, ...]:
     """The tokens after the prompt, of an opening that `check_open` has passed."""
-    return opening.token_ids[max(opening.prompt_length - _held(opening), 0) :]
-
-
-def _held(opening: OpenVerify) -> int:
-    """Tokens before `token_ids`."""
-    return opening.kv_handle.length if opening.kv_handle is not None else 0
+    return opening.token_ids[max(opening.prompt_length - opening.covered, 0) :]
 
 
 def _check_constraint(opening: OpenVerify) -> None:
     """The grammar goes through all generated tokens, so none of them may be behind the handle."""
-    if opening.sampling.constraint is not None and _held(opening) > opening.prompt_length:
+    if opening.sampling.constraint is not None and opening.covered > opening.prompt_length:
         raise InvalidRequest("kv_handle", "must cover no more than the prompt where there is a constraint")
 
 
 def _check_lengths(opening: OpenVerify, context_length: int) -> None:
     if not opening.token_ids:
         raise InvalidRequest("token_ids", "must not be empty; one token must follow those of kv_handle")
-    length = _held(opening) + len(opening.token_ids)
+    length = opening.covered + len(opening.token_ids)
+    if opening.all_token_ids and opening.kv_handle is not None and opening.kv_handle.length >= length:
+        raise InvalidRequest("token_ids", "must have a token that kv_handle does not cover")
     if not 1 <= opening.prompt_length <= length:
         raise InvalidRequest("prompt_length", f"must be 1 to {length}, not {opening.prompt_length}")
     if length >= context_length:

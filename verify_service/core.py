@@ -9,16 +9,29 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar, assert_never
 
-from outrider.engine.kv.handles import HandleTable
+from outrider.engine.kv.handles import HandleTable, check_covered
 from outrider.engine.kv.pages import PoolStatistics, SequenceKv
 from outrider.protocol.errors import InvalidRequest, OutOfPages, OutriderError, StaleHandle
 from outrider.protocol.messages import KvHandle, Opened, OpenVerify, VerifyPolicy
 from outrider.rpc.queues import Deliver, Outbox
 from outrider.speculation.acceptance import AcceptanceModel, lookup_priors
 from outrider.telemetry.instruments import VerifyInstruments
-from verify_service.mailbox import Close, Closed, ForkKv, Message, Open, Propose, ReleaseKv
+from verify_service.mailbox import (
+    Close,
+    Closed,
+    DropKv,
+    ForkKv,
+    KeepKv,
+    LendKv,
+    Message,
+    Open,
+    Propose,
+    ReleaseKv,
+    ReserveKv,
+)
 from verify_service.memory import Memory, seniority
 from verify_service.report import IdleMeter, count_verdict, record_forward, verdict_of
 from verify_service.session import VerifyLimits, VerifySession
@@ -28,17 +41,18 @@ from verify_service.speculation.lookup_candidates import LookupCandidates
 from verify_service.speculation.patience import Patience
 from verify_service.speculation.predicted_candidates import PredictedCandidates
 from verify_service.speculation.several_drafts import Agreement
+from verify_service.transfer.table import TransferTable
 from verify_service.verifier import Runner, StepResult, Verifier
 
 _T = TypeVar("_T")
 SWEEP_SECONDS = 1.0
-"""How often ended leases are looked for while nothing else happens, and after how much quiet the page
+"""While the engine is idle: time between searches for handles whose lease is over, and time until the page
 accounts are checked."""
 
 
 @dataclass(frozen=True, slots=True)
 class CoreSettings:
-    """What the engine is told once."""
+    """Settings of the engine, fixed at its start."""
 
     replica: str
     incarnation: str
@@ -61,8 +75,9 @@ class VerifyCore:
         clock: Callable[[], float] = time.perf_counter,
         wall_clock: Callable[[], float] = time.time,
         on_drafting: Callable[[bool], None] = lambda drafting: None,
+        settle: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_drafting` is told before each step whether drafts are at work."""
+        """Before each step `on_drafting` hears whether drafts are at work. `settle` is the runner's."""
         self.sessions: dict[int, VerifySession] = {}
         self.handles = HandleTable(
             runner.pool, settings.replica, settings.incarnation, settings.lease_seconds, clock, wall_clock
@@ -78,23 +93,32 @@ class VerifyCore:
             runner, settings.limits.eos_token_ids, clock, lambda: int(wall_clock() * 1e9)
         )
         self._memory = Memory(runner.pool, self.handles.release_oldest)
+        self.transfers = TransferTable(
+            self.handles, self._make_room, partial(self._recompute_seconds, cost), settle
+        )
         self._idle = IdleMeter(clock())
         self._lookup_acceptance = {greedy: AcceptanceModel(lookup_priors()) for greedy in (True, False)}
         """Sampled text repeats itself less than greedy text."""
         self._prediction_acceptance = AcceptanceModel(lookup_priors())
         self._agreement = Agreement()
-        self._habit = Patience(settings.limits.max_patience)
-        """What the session that got a verdict last knows of its draft: where a new one begins."""
+        self._latest_patience = Patience(settings.limits.max_patience)
+        """Patience of the session that got a verdict last: a new session starts with what it has learned."""
         self._unchecked_since: float | None = None
-        """The last message, until the page accounts have been checked after it."""
+        """When the last message came; None once the page accounts have been checked after it."""
 
     @property
     def statistics(self) -> PoolStatistics:
         """KV pages by state."""
         return self._runner.pool.statistics()
 
+    @property
+    def moving(self) -> int:
+        """Sequences that another replica fetches or is about to fetch."""
+        return self.handles.moving + len(self.transfers)
+
     def turn(self, messages: Iterable[Message]) -> float | None:
-        """Absorb, plan, run, publish; returns how long to sleep without messages (None: until one comes)."""
+        """Take in messages, plan and run a step, publish it. Returns how many seconds to sleep if no message
+        comes (None: until one comes)."""
         for message in messages:
             self._absorb(message)
         sessions = sorted(self.sessions.values(), key=seniority)
@@ -126,6 +150,15 @@ class VerifyCore:
                 self._answer(reply, lambda: self.handles.release(handle))
             case ForkKv(handle, reply):
                 self._answer(reply, lambda: self.handles.fork(handle, self._runner.fork))
+            case LendKv(number, handle, lent):
+                self._answer(lent, lambda: self.transfers.lend(number, handle))
+            case ReserveKv(number, tokens, reserved):
+                self._answer(reserved, lambda: self.transfers.reserve(number, tokens))
+            case KeepKv(number, kept):
+                self._answer(kept, lambda: self.transfers.keep(number))
+            case DropKv(number):
+                self.transfers.drop(number)
+                self._count()
             case _:
                 assert_never(message)
 
@@ -146,13 +179,13 @@ class VerifyCore:
 
     def _make_session(self, message: Open) -> VerifySession:
         stream, opening, now = message.stream, message.opening, self._clock()
-        held = opening.kv_handle.length if opening.kv_handle is not None else 0
-        self._memory.check_fits(held + len(opening.token_ids))
+        self._memory.check_fits(opening.covered + len(opening.token_ids))
         kv = self._redeem(opening)
-        committed = [*(kv.tokens if kv is not None else ()), *opening.token_ids]
+        before = kv.tokens if kv is not None and not opening.all_token_ids else ()
+        committed = [*before, *opening.token_ids]
         if not self.sessions:
             self._idle.restart(now)
-        patience = self._habit.successor()
+        patience = self._latest_patience.successor()
         session = VerifySession(
             *(stream.id, opening, committed, self._settings.limits, stream.outbox, now, patience),
             message.matcher,
@@ -175,6 +208,8 @@ class VerifyCore:
         if opening.kv_handle is None:
             return None
         try:
+            if opening.all_token_ids:
+                check_covered(opening.kv_handle, opening.token_ids)
             return self.handles.take(opening.kv_handle)
         except StaleHandle:
             self._instruments.stale_handle(self._why_stale(opening.kv_handle))
@@ -199,9 +234,9 @@ class VerifyCore:
             return
         handle: KvHandle | None = None
         if message.keep and session.kv is not None:
-            handle = self.handles.keep(session.kv)
+            handle = self.handles.keep(session.kv, message.move)
         else:
-            session.pause()
+            session.release_pages()
         self._deliver([message.stream.outbox.announce(Closed(handle))])
         self._count()
 
@@ -212,8 +247,17 @@ class VerifyCore:
             answer = reply.announce(error)
         self._deliver([answer])
 
+    def _make_room(self, tokens: int) -> None:
+        """See `Memory.make_room`."""
+        self._memory.make_room(tokens, list(self.sessions.values()))
+
+    def _recompute_seconds(self, cost: CostModel, tokens: int) -> float:
+        """How long computing so many tokens takes when nothing else runs."""
+        largest = self._settings.max_step_tokens
+        return tokens / largest * cost.seconds(largest)
+
     def _preempted(self, session: VerifySession) -> None:
-        """Tell of a paused session, and end it if it will never fit again."""
+        """Count a paused session, and end it if it will never fit again."""
         self._instruments.preempted()
         try:
             self._memory.check_fits(session.tree.committed_length)
@@ -222,15 +266,17 @@ class VerifyCore:
 
     def _fail(self, session: VerifySession, error: OutriderError) -> None:
         del self.sessions[session.id]
-        session.pause()
+        session.release_pages()
         self._deliver([session.outbox.announce(error)])
 
     def _publish(self, result: StepResult, price: float) -> None:
         """Send the verdicts first, then learn from the step."""
         times = result.timings
         idle = self._idle.step(times.start, times.end)
-        self._controller.decide_drafts(list(self.sessions.values()))
-        advices = [self._controller.advice(o.session, price, result.tokens) for o in result.outcomes]
+        self._controller.decide_drafts(list(self.sessions.values()), times.end)
+        advices = [
+            self._controller.advice(o.session, price, result.tokens, times.end) for o in result.outcomes
+        ]
         verdicts = [
             verdict_of(outcome, result, self._idle.total, advice)
             for outcome, advice in zip(result.outcomes, advices, strict=True)
@@ -245,7 +291,7 @@ class VerifyCore:
             self._settle(outcome.session)
             outcome.session.published(times.end, self._idle.total, price)
             if outcome.session.policy is VerifyPolicy.PIPELINED:
-                self._habit = outcome.session.patience
+                self._latest_patience = outcome.session.patience
             count_verdict(self._instruments, outcome, verdict)
             record_forward(outcome, verdict, result.tokens)
         self._controller.observe(result)
@@ -254,20 +300,20 @@ class VerifyCore:
         self._count()
 
     def _settle(self, session: VerifySession) -> None:
-        """End a session whose grammar has come to where it lets nothing follow, or has become too costly."""
+        """End a session whose grammar lets nothing follow, or has become too costly."""
         if problem := session.settle():
             assert session.opening.sampling.constraint is not None
             said = f"after {session.tree.committed_length} tokens: {problem}; simplify it"
             self._fail(session, InvalidRequest(session.opening.sampling.constraint.field, said))
 
     def _rest(self) -> float | None:
-        """Nothing to do: sweep leases and, when no session is left, check the page accounts once."""
+        """Nothing to do: release what is past its lease; without sessions, check the page accounts once."""
         if self.handles.expire(self._clock()):
             self._count()
         if not self.sessions and self._unchecked_since is not None:
             if self._clock() - self._unchecked_since < SWEEP_SECONDS:
                 return SWEEP_SECONDS
-            self._runner.pool.check_integrity(self.handles.sequences())
+            self._runner.pool.check_integrity([*self.handles.sequences(), *self.transfers.sequences()])
             self._unchecked_since = None
         return SWEEP_SECONDS if len(self.handles) else None
 

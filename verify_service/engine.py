@@ -1,9 +1,11 @@
-"""The verify engine: the shell around its core, a line for places, and what a stream may ask."""
+"""The verify engine: the shell around its core, the queue for places, and the calls of a stream."""
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from outrider.engine.kv.pages import PoolStatistics
 from outrider.grammar.matcher import Matcher
@@ -16,13 +18,18 @@ from verify_service.core import VerifyCore
 from verify_service.mailbox import (
     MAX_PENDING_BLOCKS,
     Close,
+    DropKv,
     ForkKv,
+    KeepKv,
+    LendKv,
     Message,
     Open,
     Propose,
     ReleaseKv,
+    ReserveKv,
     VerifyStream,
 )
+from verify_service.transfer.table import SetAside
 
 
 class VerifyEngine(EngineShell[VerifyCore, Message]):
@@ -40,11 +47,17 @@ class VerifyEngine(EngineShell[VerifyCore, Message]):
         max_messages = max_sessions * MAX_PENDING_BLOCKS + MAX_REPLIES
         super().__init__(make_core, max_messages, max_pending_verdicts, on_failure, clock)
         self._places = Places(max_sessions)
+        self._transfers = itertools.count(1)
 
     @property
     def waiting(self) -> int:
         """Streams that wait for a place."""
         return self._places.waiting
+
+    @property
+    def moving(self) -> int:
+        """Sequences on their way to or from another replica."""
+        return self.core.moving
 
     @property
     def statistics(self) -> PoolStatistics:
@@ -77,9 +90,9 @@ class VerifyEngine(EngineShell[VerifyCore, Message]):
             self._post(Propose(stream, block, self._clock()))
             stream.sent += 1
 
-    def finish(self, stream: VerifyStream, keep: bool) -> None:
+    def finish(self, stream: VerifyStream, keep: bool, move: bool = False) -> None:
         """End a session; its outbox gets `Closed`."""
-        self._tell(Close(stream, keep))
+        self._tell(Close(stream, keep, move))
 
     def close(self, stream: VerifyStream) -> None:
         """Free what a session still holds and its place; the last call of every stream."""
@@ -93,6 +106,37 @@ class VerifyEngine(EngineShell[VerifyCore, Message]):
             StaleHandle: it holds nothing any more.
         """
         await self._ask(lambda reply: ReleaseKv(handle, reply))
+
+    @asynccontextmanager
+    async def lent(self, handle: KvHandle) -> AsyncIterator[SetAside]:
+        """What a handle holds, to be read by any thread until the block ends; the handle is spent.
+
+        Raises:
+            StaleHandle: it holds nothing any more.
+        """
+        number = next(self._transfers)
+        try:
+            yield await self._ask(lambda reply: LendKv(number, handle, reply))
+        finally:
+            self._tell(DropKv(number))
+
+    @asynccontextmanager
+    async def reserved(self, tokens: tuple[int, ...]) -> AsyncIterator[SetAside]:
+        """Pages for a sequence, to be written by any thread until the block ends; see `keep`.
+
+        Raises:
+            OutOfPages: there are not enough.
+        """
+        number = next(self._transfers)
+        try:
+            yield await self._ask(lambda reply: ReserveKv(number, tokens, reply))
+        finally:
+            self._tell(DropKv(number))
+
+    async def keep(self, reserved: SetAside) -> KvHandle:
+        """A handle for reserved pages that are written."""
+        kept: KvHandle = await self._ask(lambda reply: KeepKv(reserved.number, reply))
+        return kept
 
     async def fork(self, handle: KvHandle) -> KvHandle:
         """A second handle for the same tokens.

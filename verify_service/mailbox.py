@@ -1,4 +1,4 @@
-"""What crosses between the event loop and the verify engine's thread.
+"""The messages between the event loop and the verify engine's thread.
 
 Into the engine: a stream has at most MAX_PENDING_BLOCKS token blocks in the inbox (further ones are
 dropped: they are only proposals); every other message is one or two per stream, or one per unary call.
@@ -10,8 +10,17 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from outrider.grammar.matcher import Matcher
-from outrider.protocol.messages import KvHandle, Opened, OpenVerify, PromptLogprobs, TokenBlock, Verdict
+from outrider.protocol.messages import (
+    KvHandle,
+    Opened,
+    OpenVerify,
+    PromptFeatures,
+    PromptLogprobs,
+    TokenBlock,
+    Verdict,
+)
 from outrider.rpc.queues import Outbox, Stream
+from verify_service.transfer.table import SetAside
 
 MAX_PENDING_BLOCKS = 128
 """Token blocks of one session that the engine has not looked at yet."""
@@ -24,7 +33,7 @@ class Closed:
     handle: KvHandle | None = None
 
 
-Event: TypeAlias = Opened | PromptLogprobs | Verdict | Closed
+Event: TypeAlias = Opened | PromptLogprobs | PromptFeatures | Verdict | Closed
 """What a session's outbox holds."""
 VerifyStream: TypeAlias = Stream[Event]
 
@@ -54,6 +63,8 @@ class Close:
 
     stream: VerifyStream
     keep: bool = False
+    move: bool = False
+    """What is kept will be fetched at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,4 +83,37 @@ class ForkKv:
     reply: Outbox[KvHandle]
 
 
-Message: TypeAlias = Open | Propose | Close | ReleaseKv | ForkKv
+@dataclass(frozen=True, slots=True)
+class LendKv:
+    """Set what a handle holds aside for the transfer of this number, to be read."""
+
+    number: int
+    handle: KvHandle
+    reply: Outbox[SetAside]
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveKv:
+    """Set pages for these tokens aside for the transfer of this number, to be written."""
+
+    number: int
+    tokens: tuple[int, ...]
+    reply: Outbox[SetAside]
+
+
+@dataclass(frozen=True, slots=True)
+class KeepKv:
+    """Pages are written: make a handle."""
+
+    number: int
+    reply: Outbox[KvHandle]
+
+
+@dataclass(frozen=True, slots=True)
+class DropKv:
+    """A transfer is over. Unknown numbers are over already."""
+
+    number: int
+
+
+Message: TypeAlias = Open | Propose | Close | ReleaseKv | ForkKv | LendKv | ReserveKv | KeepKv | DropKv

@@ -18,7 +18,35 @@ async def run(config: VerifyConfig) -> None:
     Raises:
         ConfigError: a setting is wrong or the model cannot be loaded.
     """
-    await run_service("verify", config, [SERVICE], lambda server: _build(config, server))
+    if config.tensor_parallel == 1:
+        await _serve(config)
+    else:
+        await _run_ranks(config)
+
+
+async def _run_ranks(config: VerifyConfig) -> None:
+    """Serve as rank 0, or follow it, on this rank's part of the cores."""
+    from outrider.engine.parallel.order import check_settings, cpu_share
+
+    check_settings(config)
+    rank = config.tensor_parallel_rank
+    if rank == 0:
+        own = config.model_copy(update={"cpus": cpu_share(config, rank)})
+        await _serve(own)
+    else:
+        from outrider.engine.parallel.follower import carry_out, order_of
+
+        carry_out(order_of(config))  # blocks: nothing else happens here
+
+
+async def _serve(config: VerifyConfig) -> None:
+    await run_service(
+        "verify",
+        config,
+        [SERVICE],
+        lambda server: _build(config, server),
+        while_draining=["FetchKv"],
+    )
 
 
 async def _build(config: VerifyConfig, server: GrpcServer) -> Service:

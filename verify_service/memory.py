@@ -1,4 +1,4 @@
-"""Who gets KV pages when there are not enough for all.
+"""Decides who gets KV pages when there are not enough for all.
 
 Seniority is priority first, then age. A step's works take their pages in that order. When pages run out,
 what no running session needs goes first: kept sequences of earlier turns, then finished sessions that
@@ -42,6 +42,22 @@ class Memory:
                 f"{self.pool.num_pages} in all; shorten it or raise kv_tokens"
             )
 
+    def make_room(self, tokens: int, sessions: Sequence[VerifySession]) -> None:
+        """Give up what no running session needs until a sequence of so many tokens fits beside them.
+
+        Raises:
+            OutOfPages: it does not.
+        """
+        self.check_fits(tokens)
+        needed = self._pages(tokens) + self._promised(sessions)
+        while needed > self.pool.available and self._release_spare(sessions):
+            pass
+        if needed > self.pool.available:
+            raise OutOfPages(
+                f"{self._pages(tokens)} KV pages of {self.pool.page_size} tokens are needed beside the open "
+                f"sessions and {self.pool.available} are available; retry later or raise kv_tokens"
+            )
+
     def resume(self, sessions: Sequence[VerifySession]) -> None:
         """Open the paused sessions that fit, the most senior first and none before its turn."""
         paused = [session for session in sessions if session.kv is None and not session.finished]
@@ -51,7 +67,7 @@ class Memory:
                 pass
             if needed > self.pool.available:
                 return
-            session.kv = SequenceKv.open(self.pool, session.tree.committed, most=session.reusable)
+            session.kv = SequenceKv.open(self.pool, session.tree.committed, max_cached=session.reusable)
 
     def reserve(
         self, works: Sequence[Work], sessions: Sequence[VerifySession]
@@ -62,7 +78,7 @@ class Memory:
         for work in sorted(works, key=lambda work: seniority(work.session)):
             while work.session.kv is not None and not self._try_reserve(work, sessions):
                 paused.append(holders.pop())
-                paused[-1].pause()
+                paused[-1].release_pages()
         return [work for work in works if work.session.kv is not None], paused
 
     def _try_reserve(self, work: Work, sessions: Sequence[VerifySession]) -> bool:
@@ -86,7 +102,7 @@ class Memory:
             return True
         spare = next((s for s in sessions if s.finished and s.kv is not None), None)
         if spare is not None:
-            spare.pause()
+            spare.release_pages()
         return spare is not None
 
     def _promised(self, sessions: Sequence[VerifySession]) -> int:

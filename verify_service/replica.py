@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from outrider.config import VerifyConfig
+from outrider.engine.kv.page_memory import PageMemory
 from outrider.engine.loaded_model import LoadedModel
-from outrider.engine.loading.replica import load_runner, model_info
+from outrider.engine.loading.replica import largest_step, load_runner, model_info
 from outrider.engine.loading.sampling_defaults import load_sampling_defaults
 from outrider.engine.loading.tokenizer_files import TokenizerFiles, load_tokenizer
 from outrider.engine.runner import ModelRunner
 from outrider.grammar.compiler import GrammarCompiler
 from outrider.grammar.vocabulary import load_vocabulary
-from outrider.protocol.errors import OutriderError
+from outrider.protocol.errors import LostRank, OutriderError
+from outrider.protocol.kv_parts import KvLayout
 from outrider.protocol.messages import ModelInfo
 from outrider.rpc.engine_shell import end_process
 from outrider.rpc.serving import GrpcServer
@@ -26,6 +30,10 @@ from verify_service.servicer import VerifyServicer
 from verify_service.session import VerifyLimits
 from verify_service.speculation.cost_model import CostModel
 from verify_service.speculation.measure import measure_costs
+from verify_service.transfer.exchange import KvExchange
+
+if TYPE_CHECKING:
+    from outrider.engine.parallel.leader import Group
 
 logger = get_logger(__name__)
 
@@ -35,6 +43,7 @@ class VerifyReplica:
     """A running replica."""
 
     engine: VerifyEngine
+    runner: ModelRunner
 
     @property
     def failure(self) -> OutriderError | None:
@@ -42,16 +51,17 @@ class VerifyReplica:
         return self.engine.failure
 
     def running(self) -> int:
-        """Open sessions."""
-        return self.engine.sessions
+        """Open sessions, and sequences on their way to another replica."""
+        return self.engine.sessions + self.engine.moving
 
     async def close(self) -> None:
-        """Stop the engine."""
+        """Stop the engine, and the other ranks of the target if it has some."""
         await self.engine.stop()
+        await asyncio.to_thread(self.runner.close)
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class LoadedTarget:
     """The target, ready to run."""
 
     runner: ModelRunner
@@ -59,16 +69,18 @@ class Target:
     grammars: GrammarCompiler | None
     cost: CostModel
     max_step_tokens: int
+    group: Group | None = None
+    """The ranks that compute it, if there are several."""
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
 
 
-def load_target(config: VerifyConfig) -> Target:
+def load_target(config: VerifyConfig) -> LoadedTarget:
     """Load the model and measure its step time; blocks.
 
     Raises:
         ConfigError: a setting is wrong or the model cannot be loaded.
     """
-    runner = load_runner(config, config.page_size, say=logger.info, deterministic=config.deterministic)
+    runner, group = _load_runner(config)
     room = runner.pool.statistics().total * config.page_size
     max_step_tokens = min(config.max_step_tokens, room, runner.loaded.context_length)
     cost = measure_costs(runner, max_step_tokens, runner.row_edges)
@@ -80,7 +92,24 @@ def load_target(config: VerifyConfig) -> Target:
     tokenizer = load_tokenizer(config.model)
     grammars = _grammars(tokenizer, runner.loaded)
     defaults = load_sampling_defaults(config.model) if config.generation_config == "auto" else {}
-    return Target(runner, tokenizer, grammars, cost, max_step_tokens, defaults)
+    return LoadedTarget(runner, tokenizer, grammars, cost, max_step_tokens, group, defaults)
+
+
+def _load_runner(config: VerifyConfig) -> tuple[ModelRunner, Group | None]:
+    """The target in this process, or in several."""
+    if config.tensor_parallel == 1:
+        runner = load_runner(
+            config,
+            config.page_size,
+            largest=largest_step(config),
+            say=logger.info,
+            deterministic=config.deterministic,
+        )
+        return runner, None
+    from outrider.engine.parallel.leader import load_parallel
+
+    parallel = load_parallel(config, say=logger.info)
+    return parallel.runner, parallel.group
 
 
 def _grammars(tokenizer: TokenizerFiles | None, loaded: LoadedModel) -> GrammarCompiler | None:
@@ -99,17 +128,20 @@ def load_replica(config: VerifyConfig) -> Callable[[GrpcServer], VerifyReplica]:
     return lambda server: _start(config, target, server)
 
 
-def _start(config: VerifyConfig, target: Target, server: GrpcServer) -> VerifyReplica:
+def _start(config: VerifyConfig, target: LoadedTarget, server: GrpcServer) -> VerifyReplica:
     info = describe(config, target, config.name or server.endpoint)
     instruments = VerifyInstruments()
     instruments.files.watch(server.watched)
     engine = make_engine(config, target, info, instruments)
-    VerifyServicer(engine, info, target.tokenizer, target.grammars).register(server.server)
+    exchange = _exchange(engine, config, target, info)
+    VerifyServicer(engine, info, target.tokenizer, target.grammars, exchange).register(server.server)
     engine.start()
-    return VerifyReplica(engine)
+    if target.group is not None:
+        target.group.watch(lambda reason: engine.fail(LostRank(reason)))
+    return VerifyReplica(engine, target.runner)
 
 
-def describe(config: VerifyConfig, target: Target, replica: str) -> ModelInfo:
+def describe(config: VerifyConfig, target: LoadedTarget, replica: str) -> ModelInfo:
     """What the replica serves."""
     info = model_info(
         config,
@@ -119,11 +151,31 @@ def describe(config: VerifyConfig, target: Target, replica: str) -> ModelInfo:
         replica=replica,
         served_name=config.served_name,
     )
-    return replace(info, sampling_defaults=target.sampling_defaults)
+    memory = target.runner.page_memory()
+    kv_layout = "" if memory is None else layout_of(target.runner, memory).name
+    return replace(info, sampling_defaults=target.sampling_defaults, kv_layout=kv_layout)
+
+
+def layout_of(runner: ModelRunner, memory: PageMemory) -> KvLayout:
+    """What this replica's keys and values are made of and how they lie in a page."""
+    loaded = runner.loaded
+    return KvLayout(
+        loaded.fingerprint, loaded.arithmetic, loaded.dtype_name, runner.pool.page_size, memory.shape
+    )
+
+
+def _exchange(
+    engine: VerifyEngine, config: VerifyConfig, target: LoadedTarget, info: ModelInfo
+) -> KvExchange | None:
+    memory = target.runner.page_memory()
+    if memory is None:
+        return None
+    layout = layout_of(target.runner, memory)
+    return KvExchange(engine, memory, layout, info.vocabulary_size, info.context_length, config.lease_seconds)
 
 
 def make_engine(
-    config: VerifyConfig, target: Target, info: ModelInfo, instruments: VerifyInstruments
+    config: VerifyConfig, target: LoadedTarget, info: ModelInfo, instruments: VerifyInstruments
 ) -> VerifyEngine:
     """An engine that is not started yet."""
     settings = CoreSettings(
@@ -137,7 +189,9 @@ def make_engine(
     instruments.capacity(config.max_sessions, lambda: device_memory(info.device))
     return VerifyEngine(
         lambda deliver: VerifyCore(
-            target.runner, target.cost, settings, instruments, deliver, on_drafting=target.runner.drafting
+            *(target.runner, target.cost, settings, instruments, deliver),
+            on_drafting=target.runner.drafting,
+            settle=target.runner.settle,
         ),
         max_sessions=config.max_sessions,
         max_pending_verdicts=config.max_pending_verdicts,
@@ -153,4 +207,5 @@ def _limits(config: VerifyConfig, loaded: LoadedModel) -> VerifyLimits:
         vocabulary_size=loaded.vocabulary_size,
         eos_token_ids=frozenset(loaded.eos_token_ids),
         max_patience=config.max_patience_ms / 1000.0,
+        hidden_size=loaded.hidden_size,
     )

@@ -1,4 +1,4 @@
-"""What is told of a step: verdicts with their times, and spans."""
+"""Reports a step: verdicts with their times, metrics and spans."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from outrider.protocol.messages import FinishReason, StepTimes, Verdict
 from outrider.telemetry.instruments import VerifyInstruments
 from outrider.telemetry.spans import is_sampled, record_span, step_traceparent
 from verify_service.speculation.controller import Advice
-from verify_service.verifier import Outcome, StepResult
+from verify_service.verifier import SessionOutcome, StepResult
 
 
 class IdleMeter:
@@ -34,7 +34,7 @@ class IdleMeter:
         return idle
 
 
-def verdict_of(outcome: Outcome, result: StepResult, idle_total: float, advice: Advice) -> Verdict:
+def verdict_of(outcome: SessionOutcome, result: StepResult, idle_total: float, advice: Advice) -> Verdict:
     """The verdict of one session's part of a step, of which it is the next.
 
     `idle_total` are the engine's idle seconds at its start.
@@ -66,10 +66,11 @@ def verdict_of(outcome: Outcome, result: StepResult, idle_total: float, advice: 
         nodes=outcome.recorded,
         predicted=outcome.predicted,
         predicted_accepted=outcome.predicted_accepted,
+        features=outcome.features,
     )
 
 
-def count_verdict(instruments: VerifyInstruments, outcome: Outcome, verdict: Verdict) -> None:
+def count_verdict(instruments: VerifyInstruments, outcome: SessionOutcome, verdict: Verdict) -> None:
     """Count a session's part of a step."""
     opening = outcome.session.opening
     instruments.verdict(verdict, opening.task, first=verdict.step == opening.first_step + 1)
@@ -77,7 +78,7 @@ def count_verdict(instruments: VerifyInstruments, outcome: Outcome, verdict: Ver
         instruments.estimates(_judged(outcome))
 
 
-def _judged(outcome: Outcome) -> Iterator[tuple[float, bool]]:
+def _judged(outcome: SessionOutcome) -> Iterator[tuple[float, bool]]:
     """(estimated reach, whether the walk arrived) of every verified node; parents come before children."""
     walked: set[int] = set()
     for node in outcome.nodes:
@@ -91,7 +92,7 @@ def _judged(outcome: Outcome) -> Iterator[tuple[float, bool]]:
         yield node.reach, arrived
 
 
-def record_forward(outcome: Outcome, verdict: Verdict, step_tokens: int) -> None:
+def record_forward(outcome: SessionOutcome, verdict: Verdict, step_tokens: int) -> None:
     """Record the `verify.forward` span of a session's step when its request is sampled."""
     traceparent = outcome.session.opening.traceparent
     if not is_sampled(traceparent):

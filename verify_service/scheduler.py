@@ -1,15 +1,16 @@
 """Which sessions, which prefill chunks and which nodes go into the next step. Pure: the time is passed in.
 
-A step takes along every session that may go: what a step costs is mostly not the tokens in it, so the last
-committed token's row brings one more token at next to no cost. Sequential sessions stay out until their
-block has come. Nodes are added over all sessions, most likely first, up to the number at which the expected
-committed tokens per second of the step are highest. T(n) is a step function of n, so the best number is
-looked for over all prefixes and not only up to the first fall. That one rule gives long blocks to few
-sessions, short ones to many, and none where they do not pay.
+A step takes every session that may run: its time depends little on the number of tokens, so the row of a
+session's last committed token brings one more token at next to no cost. A sequential session stays out until
+its block has come. Nodes of all sessions are added, most likely first, up to the number at which the step is
+expected to commit most tokens per second. T(n) rises in steps, so all numbers are tried, and the search does
+not end where the rate first falls. This one rule gives long blocks to few sessions, short ones to many, and
+none where they do not pay. A token of a session that is behind the pace its caller asked for counts several
+times.
 
-The same rate decides whether to wait: a step is held while blocks are due so soon that they bring more
-tokens, less the price of their nodes, than such a step makes until then. A single session thus waits after
-a miss, and a full batch does not wait at all.
+The same rate decides whether to wait. A step waits for blocks that are due soon if they bring more tokens,
+less the price of their nodes, than the target would commit until they come. So a single session waits after a
+miss, and a full batch does not wait at all.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from verify_service.speculation.cost_model import CostModel
 PREFILL_SHARE = 0.5
 """Share of a step that nodes leave to waiting prefill."""
 PREFILL_PACE = 0.95
-"""Of the best rate in tokens per second, at which prompts are computed while sessions decode beside them:
-larger chunks bring a prompt little and let the others wait longer (docs/history/performance.md)."""
+"""Share of the best rate in tokens per second at which prompts are computed while other sessions decode:
+larger chunks gain little and make the others wait longer (docs/history/performance.md)."""
 MAX_PROMPT_ROWS = 64
-"""Rows of a step that give log probabilities of prompts: each is as wide as the vocabulary."""
+"""Most rows of a step that give log probabilities of prompts: each is as wide as the vocabulary."""
 MIN_STRETCH = 4
-"""Over how many more tokens, at least, T's slope is taken: it rises in steps."""
+"""The slope of T(n) is taken over at least so many tokens, because T(n) rises in steps."""
 
 
 @dataclass(slots=True)
@@ -43,6 +44,8 @@ class Work:
     chain: int
     completes: bool
     nodes: list[Node] = field(default_factory=list)
+    weight: float = 1.0
+    """How many tokens of other sessions one of this session counts for."""
 
     @property
     def tokens(self) -> int:
@@ -51,20 +54,20 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
-    """What a step is expected to make."""
+class StepValue:
+    """The rate that a step is expected to reach, and what a node in it costs."""
 
     rate: float
     """Committed tokens per second."""
     marginal_price: float
-    """Expected tokens that one more node would have to bring to be worth its time."""
+    """Expected tokens that one more node would have to bring to pay for its time."""
     price: float
-    """What those of the step cost on average, in tokens; without any, the marginal price."""
+    """What the nodes of the step cost on average, in tokens; without nodes, the marginal price."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The next step; without work, `until` is when to look again (None: nobody waits)."""
+    """The next step. Without work, `until` is when to plan again (None: nobody waits)."""
 
     works: list[Work]
     until: float | None = None
@@ -75,8 +78,8 @@ class StepPlan:
 def plan_step(sessions: Sequence[VerifySession], now: float, cost: CostModel, max_tokens: int) -> StepPlan:
     """Decide the next step, of at most `max_tokens` tokens.
 
-    `sessions` come in the order of their seniority; the one that stepped longest ago goes first where
-    there is not room for all.
+    `sessions` come in the order of their seniority. Where there is not room for all, those that stepped
+    longest ago go first.
     """
     runnable = [session for session in sessions if session.runnable]
     going = [session for session in runnable if session.may_start(now)]
@@ -84,63 +87,70 @@ def plan_step(sessions: Sequence[VerifySession], now: float, cost: CostModel, ma
         return StepPlan([], min((session.deadline for session in runnable), default=None))
     prefills = [session for session in going if session.uncomputed > 1]
     decodes = sorted((s for s in going if s.uncomputed == 1), key=_last_verdict)[:max_tokens]
-    works = [Work(session, 1, True) for session in decodes]
+    works = [Work(session, 1, True, weight=session.weight(now)) for session in decodes]
     room = max_tokens - len(works)
-    budget = add_nodes(works, cost, int(room * PREFILL_SHARE) if prefills else room)
-    wait = None if prefills else hold(decodes, now, budget)
+    value = add_nodes(works, cost, int(room * PREFILL_SHARE) if prefills else room)
+    wait = None if prefills else seconds_to_wait(works, now, value)
     if wait is not None:
         return StepPlan([], now + wait)
     room -= sum(len(work.nodes) for work in works)
     if works and prefills:
         room = min(room, chunk_length(cost))
-    return StepPlan(works + list(_chunks(prefills, room)), price=budget.price)
+    return StepPlan(works + list(_chunks(prefills, room)), price=value.price)
 
 
 def chunk_length(cost: CostModel) -> int:
-    """How many prompt tokens a step takes along where sessions decode in it: the fewest that a step of their
-    own would compute at nearly the best rate.
+    """How many prompt tokens a step takes where sessions decode in it: the fewest that a step without those
+    sessions would compute at nearly the best rate.
     """
     rates = {tokens: tokens / cost.seconds(tokens) for tokens in cost.points}
     enough = PREFILL_PACE * max(rates.values())
     return next(tokens for tokens, rate in rates.items() if rate >= enough)
 
 
-def hold(sessions: Sequence[VerifySession], now: float, budget: Budget) -> float | None:
-    """Seconds to wait for blocks that are due before a step of the given budget; None: start."""
-    dues = [(due, session) for session in sessions if (due := session.block_due(now)) is not None]
+def seconds_to_wait(works: Sequence[Work], now: float, value: StepValue) -> float | None:
+    """How long a step of this value should wait for blocks that are due; None: start it now."""
+    dues = [(due, work) for work in works if (due := work.session.block_due(now)) is not None]
     gains = 0.0
-    for due, session in sorted(dues, key=_due):
-        gains += session.gain(budget.marginal_price)
-        if gains > budget.rate * due:
+    for due, work in sorted(dues, key=_due):
+        gains += work.weight * work.session.gain(value.marginal_price / work.weight)
+        if gains > value.rate * due:
             return due
     return None
 
 
-def add_nodes(works: Sequence[Work], cost: CostModel, room: int) -> Budget:
-    """Give the works the nodes, at most `room`, with which the step commits most tokens per second.
+def add_nodes(works: Sequence[Work], cost: CostModel, room: int) -> StepValue:
+    """Add those nodes, at most `room`, to the works with which the step commits most tokens per second.
 
-    T counts the works and their nodes; prompts fill what is left of the step afterwards.
+    A token counts by its session's weight. The step's time is taken for the works and their nodes; prompts
+    fill the rest of the step afterwards.
     """
     if not works:
-        return Budget(0.0, 0.0, 0.0)
-    picks = [(each.worth, work, each.node) for work in works for each in work.session.eligible()]
-    picks.sort(key=_worth, reverse=True)  # stable: parents stay before their children
-    base, expected = len(works), float(len(works))
+        return StepValue(0.0, 0.0, 0.0)
+    picks = [
+        (each.probability * work.weight, work, each.node)
+        for work in works
+        for each in work.session.eligible()
+    ]
+    picks.sort(key=_tokens, reverse=True)  # stable: parents stay before their children
+    base, expected = len(works), sum(work.weight for work in works)
     best_rate = expected / cost.seconds(base)
     best = 0
-    for count, (worth, _, _) in enumerate(picks[:room], 1):
-        expected += worth
+    for count, (tokens, _, _) in enumerate(picks[:room], 1):
+        expected += tokens
         rate = expected / cost.seconds(base + count)
         if rate > best_rate:
             best, best_rate = count, rate
     for _, work, node in picks[:best]:
         work.nodes.append(node)
     marginal = best_rate * cost.slope(base + best, max(base, MIN_STRETCH))
-    return Budget(best_rate, marginal, best_rate * cost.slope(base, best) if best else marginal)
+    return StepValue(best_rate, marginal, best_rate * cost.slope(base, best) if best else marginal)
 
 
 def _chunks(prefills: Sequence[VerifySession], room: int) -> Iterator[Work]:
-    """Half of the room for the shortest prompts, which need not wait for long ones; the rest in order."""
+    """Divide the room between prompts: half for the shortest, so that they need not wait for long ones, the
+    rest in the order of seniority.
+    """
     chunks = dict.fromkeys((session.id for session in prefills), 0)
     rows = MAX_PROMPT_ROWS
     for order, left_over in ((sorted(prefills, key=_uncomputed), room // 2), (prefills, 0)):
@@ -160,11 +170,11 @@ def _uncomputed(session: VerifySession) -> int:
     return session.uncomputed
 
 
-def _worth(pick: tuple[float, Work, Node]) -> float:
+def _tokens(pick: tuple[float, Work, Node]) -> float:
     return pick[0]
 
 
-def _due(pair: tuple[float, VerifySession]) -> float:
+def _due(pair: tuple[float, Work]) -> float:
     return pair[0]
 
 

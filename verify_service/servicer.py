@@ -15,11 +15,14 @@ from outrider.internal.v1 import verify_pb2, verify_pb2_grpc
 from outrider.protocol import info_wire, wire
 from outrider.protocol.allowance import Allowance
 from outrider.protocol.errors import Flood, InvalidRequest
-from outrider.protocol.messages import ModelInfo, Opened, OpenVerify, PromptLogprobs, Verdict
+from outrider.protocol.kv_parts import KvPart
+from outrider.protocol.kv_wire import kv_part_from_pb, kv_part_to_pb
+from outrider.protocol.messages import ModelInfo, Opened, OpenVerify, PromptFeatures, PromptLogprobs, Verdict
 from outrider.telemetry.rpc_spans import VERIFY, server_span
 from verify_service.admission import check_open, generated_tokens
 from verify_service.engine import VerifyEngine
 from verify_service.mailbox import Closed, Event, VerifyStream
+from verify_service.transfer.exchange import KvExchange
 
 Requests = AsyncIterator[verify_pb2.VerifyRequest]
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -34,11 +37,14 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         info: ModelInfo,
         tokenizer: TokenizerFiles | None,
         grammars: GrammarCompiler | None = None,
+        exchange: KvExchange | None = None,
     ) -> None:
+        """Without `exchange`, keys and values neither leave this replica nor come to it."""
         self._engine = engine
         self._info = info
         self._tokenizer = tokenizer
         self._grammars = grammars
+        self._exchange = exchange
 
     def register(self, server: grpc.aio.Server) -> None:
         """Serve on `server`."""
@@ -108,9 +114,34 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         forked = await self._engine.fork(wire.kv_handle_from_pb(request.kv_handle))
         return verify_pb2.ForkKvResponse(kv_handle=wire.kv_handle_to_pb(forked))
 
+    async def FetchKv(  # noqa: N802
+        self, request: verify_pb2.FetchKvRequest, context: Context
+    ) -> None:
+        """Give out what a handle holds."""
+
+        async def write(part: KvPart) -> None:
+            await context.write(verify_pb2.FetchKvResponse(part=kv_part_to_pb(part)))
+
+        await self._exchanged().send(wire.kv_handle_from_pb(request.kv_handle), write)
+
+    async def StoreKv(  # noqa: N802
+        self, request_iterator: AsyncIterator[verify_pb2.StoreKvRequest], context: Context
+    ) -> verify_pb2.StoreKvResponse:
+        """Take in what another replica gave out."""
+        parts = (kv_part_from_pb(request.part) async for request in request_iterator)
+        handle = await self._exchanged().receive(parts)
+        return verify_pb2.StoreKvResponse(kv_handle=wire.kv_handle_to_pb(handle))
+
+    def _exchanged(self) -> KvExchange:
+        if self._exchange is None:
+            raise InvalidRequest(
+                "kv_handle", "this replica's keys and values cannot be moved; send all tokens instead"
+            )
+        return self._exchange
+
     async def _read(self, requests: Requests, stream: VerifyStream, allowance: Allowance) -> None:
         """Pass messages on; the end of the requests ends the session as a close does."""
-        keep = False
+        close = verify_pb2.CloseVerify()
         async for message in requests:
             match message.WhichOneof("message"):
                 case "propose":
@@ -119,13 +150,13 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
                         raise Flood("propose: more blocks or nodes than fit between two verdicts")
                     self._engine.propose(stream, block)
                 case "close":
-                    keep = message.close.keep
+                    close = message.close
                     break
                 case "open":
                     raise InvalidRequest("open", "the session is open already")
                 case _:
                     raise InvalidRequest("message", "must be propose or close")
-        self._engine.finish(stream, keep)
+        self._engine.finish(stream, close.keep, close.move)
 
     def _stop_if_failed(self, stream: VerifyStream, reader: asyncio.Task[None]) -> None:
         """End a session whose messages are wrong; the writer raises the error, between two writes."""
@@ -162,6 +193,8 @@ def _response(event: Event) -> verify_pb2.VerifyResponse:
             return verify_pb2.VerifyResponse(opened=wire.opened_verify_to_pb(event))
         case PromptLogprobs():
             return verify_pb2.VerifyResponse(prompt_logprobs=wire.prompt_logprobs_to_pb(event))
+        case PromptFeatures():
+            return verify_pb2.VerifyResponse(prompt_features=wire.prompt_features_to_pb(event))
         case Closed(handle):
             kept = None if handle is None else wire.kv_handle_to_pb(handle)
             return verify_pb2.VerifyResponse(closed=verify_pb2.VerifyClosed(kv_handle=kept))

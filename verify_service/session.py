@@ -18,19 +18,20 @@ from outrider.protocol.messages import FinishReason, OpenVerify, TokenBlock, Ver
 from outrider.rpc.queues import Outbox
 from outrider.sampling.chooser import SamplingRow
 from outrider.sampling.history import History
-from outrider.speculation.candidate_tree import CandidateTree, Node, draft_of
+from outrider.speculation.candidate_tree import CandidateTree, Node, draft_of, tokens_to
 from verify_service.mailbox import Event
 from verify_service.speculation.drafting import Traffic
 from verify_service.speculation.forced_candidates import ForcedCandidates
 from verify_service.speculation.lookup_candidates import LookupCandidates, from_draft
+from verify_service.speculation.pace import Pace
 from verify_service.speculation.patience import Patience
 from verify_service.speculation.predicted_candidates import PredictedCandidates
 from verify_service.speculation.several_drafts import MAX_SILENCE, Agreement, Belief
 
 MAX_UNANSWERED = 16
-"""Verdicts whose answer by the draft is still timed; older ones are forgotten."""
-NOWHERE = -(2**62)
-"""A parent that resolves to nothing."""
+"""Verdicts for which the draft's answer is still timed; older ones are forgotten."""
+NO_PARENT = -(2**62)
+"""Stands for a parent that does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +45,18 @@ class VerifyLimits:
     eos_token_ids: frozenset[int]
     max_patience: float
     """Seconds."""
+    hidden_size: int = 1
+    """Width of the target's layers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Eligible:
-    """A node that may be verified, and the expected tokens that it brings."""
+    """A node that may be verified, and the probability that the target commits it.
 
-    worth: float
+    The probability is also the number of tokens that the node brings on average.
+    """
+
+    probability: float
     node: Node
 
 
@@ -96,9 +102,10 @@ class VerifySession:
         self.lookup: LookupCandidates | None = None
         self.prediction: PredictedCandidates | None = None
         self._matcher = matcher
-        """Where the text is in its grammar; None: it has none."""
+        """The position of the text in its grammar; None: it has no grammar."""
         self._forced = None if matcher is None else ForcedCandidates(matcher)
         self.patience = patience
+        self._pace = Pace(opening.seconds_per_token)
         self.last_verdict = now
         """When the last verdict was published; at first, when the session was opened."""
         self.idle_before = 0.0
@@ -106,9 +113,11 @@ class VerifySession:
         self.deadline = now
         """A sequential session waits for a ready block until then."""
         self.ready = False
-        """A ready block has come that knows of the last verdict."""
+        """True when a ready block came whose draft knew the last verdict."""
         self.draft_wanted = True
-        """The controller's decision, which verdicts tell."""
+        """The controller's decision; verdicts carry it to the orchestrator."""
+        self.untold = 0
+        """Features of tokens before this position were sent, or are not wanted."""
         self._next_prompt_logprob = max(opening.first_prompt_logprob, 1)
         """The first position of the prompt whose log probability is wanted and not known yet."""
         self._silence = MAX_SILENCE
@@ -117,7 +126,7 @@ class VerifySession:
         self._eligible: list[Eligible] | None = None
         """What `eligible` found, until candidates or committed tokens change."""
         self._unanswered: dict[int, float] = {}
-        """When the verdict that reached a committed length was published, for those not yet answered."""
+        """Committed length -> when the verdict that reached it was published, until the draft answers it."""
         stops = opening.sampling.stop_token_ids
         self._stops = frozenset(stops) if opening.sampling.ignore_eos else limits.eos_token_ids.union(stops)
 
@@ -128,14 +137,21 @@ class VerifySession:
 
     @property
     def traffic(self) -> Traffic | None:
-        """The kind of traffic that it is decided for whether drafts are wanted; None: it is not."""
+        """The kind of traffic for which it is decided whether drafts are wanted; None: nothing is decided for
+        this session."""
         if self.policy is not VerifyPolicy.PIPELINED:
             return None
         return self.opening.task, not self.opening.sampling.greedy
 
     @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """The layers that a draft reads; none while no draft is wanted."""
+        reads = self.draft_wanted and self.policy is not VerifyPolicy.OFF
+        return self.opening.feature_layers if reads else ()
+
+    @property
     def has_draft(self) -> bool:
-        """True while a draft answers."""
+        """True while a draft answers verdicts."""
         return self._silence < MAX_SILENCE
 
     @property
@@ -146,8 +162,8 @@ class VerifySession:
 
     @property
     def reusable(self) -> int | None:
-        """How many tokens need not be computed if their keys and values are at hand; None: all of them. The
-        row of a token gives the log probability of the next one."""
+        """How many tokens may be taken from the page cache; None: all of them. The rest must be computed,
+        because the row of a prompt's token gives the log probability of the next one."""
         return self._next_prompt_logprob - 1 if self.prompt_logprobs_left else None
 
     def prompt_rows(self, chain: int) -> range:
@@ -159,7 +175,7 @@ class VerifySession:
         return range(first, max(min(chain, self.opening.prompt_length - 1 - start), first))
 
     def told_prompt(self, rows: range) -> None:
-        """The log probabilities of these rows are known."""
+        """Note that the log probabilities of these rows are known."""
         assert self.kv is not None
         self._next_prompt_logprob = self.kv.length + rows.stop + 1
 
@@ -184,12 +200,16 @@ class VerifySession:
             return None
         return self.patience.due(now - self.last_verdict)
 
+    def weight(self, now: float) -> float:
+        """How many tokens of other sessions one of its own counts for: more while it is behind its pace."""
+        return self._pace.weight(now, self.tree.committed_length)
+
     def gain(self, price: float) -> float:
         """Tokens, less the price of the nodes, that a complete tree would bring beyond those at hand."""
-        return self.patience.gain([each.worth for each in self.eligible()], price)
+        return self.patience.gain([each.probability for each in self.eligible()], price)
 
     def eligible(self) -> list[Eligible]:
-        """The nodes worth verifying, most likely first, parents before children, at most `max_nodes`."""
+        """The nodes that may be verified, most likely first, parents before children, at most `max_nodes`."""
         if self._eligible is None:
             # The node that commits the last token of all is not verified: its parent's row chooses it.
             max_depth = self.end_length - self.tree.committed_length - 1
@@ -210,7 +230,7 @@ class VerifySession:
         if added.nodes or (block.ready and current):
             self._answered(block.base_length, arrived)
         if block.ready and (added.nodes or added.known or current):
-            self.patience.completed([each.worth for each in self.eligible()])
+            self.patience.completed([each.probability for each in self.eligible()])
         self.ready = self.ready or (block.ready and current)
         return added.stale
 
@@ -224,13 +244,13 @@ class VerifySession:
         return self.prediction is not None and self.prediction.found(node)
 
     def row(self, node: Node | None) -> SamplingRow:
-        """What choosing the token after a node, or after the committed ones, needs."""
+        """What is needed to choose the token after `node`, or after the committed tokens where it is None."""
         position = self.tree.committed_length + (node.depth if node is not None else 0)
         params, history = self.opening.sampling, self.history
         generated = position - self.opening.prompt_length
         if not (params.penalised or self._matcher):
             return SamplingRow(params, position, generated, history)
-        path = _tokens_to(node)
+        path = tokens_to(node)
         mask = None if self._matcher is None else self._matcher.mask(path)
         assert mask is not None or self._matcher is None, "no row is computed where the grammar has none"
         extended = history.extended(path) if node is not None and params.penalised else history
@@ -256,14 +276,15 @@ class VerifySession:
         return Committed(kept, finish, hit=len(kept) == len(tokens) == len(walked))
 
     def published(self, now: float, idle: float, price: float = 0.0) -> None:
-        """The verdict of a step left at `now`, after `idle` seconds of the engine so far.
+        """A step's verdict left at `now`; the engine has been idle for `idle` seconds so far.
 
-        `price` is that of a node in the step.
+        `price` is the price of a node in the step, in tokens.
         """
         self.step += 1
         self._silence += 1
         self.last_verdict, self.idle_before = now, idle
         self.ready = False
+        self._pace.observe(now, self.tree.committed_length)
         self._unanswered[self.tree.committed_length] = now
         if len(self._unanswered) > MAX_UNANSWERED:
             del self._unanswered[next(iter(self._unanswered))]
@@ -285,7 +306,7 @@ class VerifySession:
         if now >= self.deadline if sequential else self.patience.overdue(now - self.last_verdict):
             self.patience.ran_out()
 
-    def pause(self) -> None:
+    def release_pages(self) -> None:
         """Give all pages back; tokens and candidates stay."""
         if self.kv is not None:
             self.kv.release()
@@ -293,16 +314,16 @@ class VerifySession:
 
     @property
     def _own_candidates(self) -> list[LookupCandidates]:
-        """What proposes on this side of the wire, the better informed first."""
+        """What proposes candidates here, without a draft: the better informed first."""
         return [own for own in (self.prediction, self.lookup) if own is not None]
 
     def _allows(self, node: Node) -> bool:
-        """False when the grammar cannot have a node, or nothing after it: its parent's row says all."""
+        """False when the grammar allows no such node, or nothing after it. Its parent's row then says all."""
         assert self._matcher is not None
-        return self._matcher.allows(_tokens_to(node))
+        return self._matcher.allows(tokens_to(node))
 
     def _hear(self, block: TokenBlock) -> None:
-        """Note whose block it is; where several drafts are at work, none may take the others' places."""
+        """Note which draft sent the block. Where several are at work, each has its share of the tree."""
         if block.tokens:
             self._belief.hear(draft_of(block.first_id), self.step)
             self.tree.max_per_draft = self.tree.max_nodes // len(self._belief.drafts)
@@ -326,23 +347,18 @@ class VerifySession:
         return list(tokens[:room]), finish
 
 
-def _tokens_to(node: Node | None) -> tuple[int, ...]:
-    """From the last committed token, which is not one of them, to a node."""
-    return () if node is None else tuple([step.token for step in node.path()])
-
-
 def end_length(opening: OpenVerify, context_length: int) -> int:
     """Committed length at which a generation is over."""
-    most = opening.sampling.max_tokens
-    return context_length if most is None else min(context_length, opening.prompt_length + most)
+    return int(min(context_length, opening.sampling.end_length(opening.prompt_length)))
 
 
 def _inside(block: TokenBlock, vocabulary_size: int) -> TokenBlock:
-    """The block with tokens outside the vocabulary hung nowhere, so that they and all below are dropped."""
+    """The block in which tokens outside the vocabulary have no parent, so that they are dropped with all
+    below."""
     if max(block.tokens, default=0) < vocabulary_size:
         return block
     parents = tuple(
-        parent if token < vocabulary_size else NOWHERE
+        parent if token < vocabulary_size else NO_PARENT
         for parent, token in zip(block.parents, block.tokens, strict=True)
     )
     return replace(block, parents=parents)
@@ -354,21 +370,21 @@ def _best_first(
     belief: Callable[[Node], float],
     allows: Callable[[Node], bool] | None,
 ) -> Iterator[Eligible]:
-    """Nodes in falling order of worth; a child's is never above its parent's."""
+    """Nodes in falling order of probability; a child is never more probable than its parent."""
     frontier: list[tuple[float, int, Node]] = []
 
-    def open_below(nodes: dict[int, Node], worth: float) -> None:
+    def open_below(nodes: dict[int, Node], probability: float) -> None:
         for node in nodes.values():
             believed = belief(node)
-            if worth * believed > 0.0:
-                heappush(frontier, (-worth * believed, node.id, node))
+            if probability * believed > 0.0:
+                heappush(frontier, (-probability * believed, node.id, node))
 
     if max_depth > 0:
         open_below(children, 1.0)
     while frontier:
-        worth, _, node = heappop(frontier)
+        probability, _, node = heappop(frontier)
         if allows is not None and not allows(node):
             continue
-        yield Eligible(-worth, node)
+        yield Eligible(-probability, node)
         if node.depth < max_depth:
-            open_below(node.children, -worth)
+            open_below(node.children, -probability)

@@ -14,15 +14,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 
 from outrider.engine.kv.pages import PagePool, SequenceKv
 from outrider.engine.runner import Segment
-from outrider.protocol.messages import FinishReason, PromptLogprobs, StepNodes, TokenLogprob
+from outrider.protocol.messages import (
+    FinishReason,
+    PromptFeatures,
+    PromptLogprobs,
+    StepNodes,
+    TokenLogprob,
+)
 from outrider.sampling.chooser import SamplingRow, choose, logprobs, prepare
 from outrider.speculation.candidate_tree import Node
+from verify_service.features import StepFeatures, featured, layers_of
 from verify_service.scheduler import Work
 from verify_service.session import VerifySession
 from verify_service.speculation.lookup_candidates import from_draft
@@ -44,8 +51,17 @@ class Runner(Protocol):
         """A second sequence with the same tokens."""
 
 
+class FeatureRunner(Runner, Protocol):
+    """What sessions need that ask for features: a runner with a model."""
+
+    def forward_with_features(
+        self, segments: Sequence[Segment], layers: Sequence[int]
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """`forward`, and what went into these layers at the segments' `featured` tokens, [F, C] each."""
+
+
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SessionOutcome:
     """What a step did for one session."""
 
     session: VerifySession
@@ -54,7 +70,7 @@ class Outcome:
     nodes: list[Node]
     """Verified nodes."""
     depth: int
-    """Of the deepest verified node."""
+    """Depth of the deepest verified node."""
     accepted: int
     drafted: int
     """Accepted nodes that came from a draft and from nowhere else."""
@@ -66,7 +82,9 @@ class Outcome:
     predicted: int = 0
     """Verified nodes that the caller's prediction proposed."""
     predicted_accepted: int = 0
-    """Those that were accepted."""
+    """Those of them that were accepted."""
+    features: bytes = b""
+    """What the last tokens were chosen from, where the session asked for it."""
 
     @property
     def draft_nodes(self) -> int:
@@ -76,10 +94,10 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """Log probabilities of a part of one session's prompt."""
+    """What is told of a part of one session's prompt."""
 
     session: VerifySession
-    found: PromptLogprobs
+    found: PromptLogprobs | PromptFeatures
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +114,7 @@ class StepTimings:
 class StepResult:
     """A finished step; sessions in the middle of their prompt have no outcome."""
 
-    outcomes: list[Outcome]
+    outcomes: list[SessionOutcome]
     timings: StepTimings
     sessions: int
     tokens: int
@@ -126,16 +144,19 @@ class Verifier:
         for work in works:
             work.nodes = most_likely_path_first(work.nodes)
         rows = [row for work in works for row in _rows(work)]
-        logits = self._runner.forward([_segment(work) for work in works])
+        logits, features = self._forward(works)
         logits, prompts = read_prompts(works, logits)
+        if features is not None:
+            parts = [(work.session, features.prompt(work)) for work in works]
+            prompts += [PromptPart(session, part) for session, part in parts if part is not None]
         forwarded = self._clock()
         chosen = choose(logits, rows, self._eos_token_ids) if rows else []
-        outcomes: list[Outcome] = []
+        outcomes: list[SessionOutcome] = []
         first = 0
         for work in works:
             if work.completes:
                 stop = first + 1 + len(work.nodes)
-                outcomes.append(self._commit(work, chosen[first:stop], logits[first:stop]))
+                outcomes.append(self._commit(work, chosen[first:stop], logits[first:stop], features))
                 first = stop
             else:
                 self._keep_chain(work)
@@ -144,7 +165,17 @@ class Verifier:
         tokens = sum(work.tokens for work in works)
         return StepResult(outcomes, timings, len(works), tokens, prompt_tokens, prompts)
 
-    def _commit(self, work: Work, chosen: Sequence[int], logits: torch.Tensor) -> Outcome:
+    def _forward(self, works: Sequence[Work]) -> tuple[torch.Tensor, StepFeatures | None]:
+        """Logits [W, V] of all wanted rows, and the features of the step if some session wants any."""
+        segments, layers = [_segment(work) for work in works], layers_of(works)
+        if not layers:
+            return self._runner.forward(segments), None
+        logits, taken = cast(FeatureRunner, self._runner).forward_with_features(segments, layers)
+        return logits, StepFeatures(works, taken)
+
+    def _commit(
+        self, work: Work, chosen: Sequence[int], logits: torch.Tensor, features: StepFeatures | None
+    ) -> SessionOutcome:
         """Walk and commit one session; `chosen` [1 + n] and `logits` [1 + n, V] are its rows'."""
         session = work.session
         assert session.kv is not None
@@ -157,7 +188,7 @@ class Verifier:
         keep = [*range(work.chain), *(work.chain + row - 1 for row in accepted)]
         computed = session.tree.committed[session.kv.length :]
         self._runner.commit(session.kv, keep, computed[: len(keep)])
-        return Outcome(
+        return SessionOutcome(
             session,
             base_length,
             committed.tokens,
@@ -171,6 +202,7 @@ class Verifier:
             recorded,
             sum(map(session.predicted, work.nodes)),
             sum(session.predicted(work.nodes[row - 1]) for row in accepted),
+            b"" if features is None else features.verdict(work, path[: len(committed.tokens)]),
         )
 
     def _keep_chain(self, work: Work) -> None:
@@ -244,7 +276,8 @@ def _segment(work: Work) -> Segment:
     tokens.extend(node.token for node in work.nodes)
     chooses = range(work.chain - 1, len(tokens)) if work.completes else range(0)
     prompt = work.session.prompt_rows(work.chain)
-    return Segment(kv, tokens, _parents(work), [*prompt, *chooses] if prompt else chooses)
+    wanted = [*prompt, *chooses] if prompt else chooses
+    return Segment(kv, tokens, _parents(work), wanted, featured(work))
 
 
 def _parents(work: Work) -> list[int] | None:
@@ -258,7 +291,7 @@ def _parents(work: Work) -> list[int] | None:
 
 
 def _rows(work: Work) -> list[SamplingRow]:
-    """Of the last committed token and every node; none in the middle of a prompt."""
+    """Rows of the last committed token and of every node; none in the middle of a prompt."""
     row = work.session.row
     return [row(None), *map(row, work.nodes)] if work.completes else []
 

@@ -20,6 +20,8 @@ from scripts.child import ROOT, Child
 DRAFT_TOKENS = 5
 VLLM_KINDS = ("", "draft", "ngram")
 GGUF = {"bfloat16": "bf16", "float32": "f32"}
+ROUNDED_GGUF = {"int8": "q8_0"}
+"""What the converter makes of the target beside rounded weights; others are given as a file."""
 TCMALLOC = Path("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4")
 
 
@@ -100,7 +102,7 @@ def _hf(setting: Setting, stack: ExitStack) -> Iterator[Arm]:
     """One process for all: the number of threads may change from request to request."""
     pair = setting.pair
     command = [sys.executable, "-m", "benchmarks.workers.hf", "--target", str(pair.target)]
-    command += ["--draft", str(pair.draft), "--dtype", pair.dtype]
+    command += ["--draft", str(pair.draft), "--dtype", pair.dtype, "--weights", pair.weights]
     worker = stack.enter_context(setting.child("hf", command, max(setting.flags.peer_threads)))
     engine = engine_of(worker.receive())
     for threads in setting.flags.peer_threads:
@@ -150,12 +152,15 @@ def _vllm_environment(flags: argparse.Namespace, cores: tuple[int, ...]) -> dict
 def _gguf_models(setting: Setting) -> tuple[Path, Path]:
     """Target and draft as given, or converted once."""
     flags, pair = setting.flags, setting.pair
-    target = flags.target_gguf or _converted(setting, pair.target)
-    return target, flags.draft_gguf or _converted(setting, pair.draft)
+    plain = GGUF[pair.dtype]
+    kind = plain if pair.weights == "full" else ROUNDED_GGUF.get(pair.weights)
+    if flags.target_gguf is None and kind is None:
+        raise SystemExit(f"--weights {pair.weights} needs --target-gguf; see docs/benchmarks.md")
+    target = flags.target_gguf or _converted(setting, pair.target, str(kind))
+    return target, flags.draft_gguf or _converted(setting, pair.draft, plain)
 
 
-def _converted(setting: Setting, model: Path) -> Path:
-    kind = GGUF[setting.pair.dtype]
+def _converted(setting: Setting, model: Path, kind: str) -> Path:
     output = setting.folder / f"{model.parent.name}-{model.name}-{kind}.gguf"
     if not output.exists():
         if setting.flags.llama_source is None:

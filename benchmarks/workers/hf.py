@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from transformers import AutoModelForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
 from benchmarks.workers.lines import Ask, Recorder, private_output, serve
+from outrider.engine.quantization.modules import round_linears
+from outrider.engine.quantization.rounding import BITS
 
 
 class ArrivalStreamer(BaseStreamer):
@@ -42,8 +45,8 @@ class ArrivalStreamer(BaseStreamer):
 class Models:
     """Target and draft, without ends: every request gives as many tokens as asked for."""
 
-    def __init__(self, target: str, draft: str, dtype: str) -> None:
-        self.target = _load(target, dtype)
+    def __init__(self, target: str, draft: str, dtype: str, weights: str) -> None:
+        self.target = _load(target, dtype, weights)
         self.draft = _load(draft, dtype)
 
     def run(self, ask: Ask) -> Sequence[Recorder]:
@@ -73,11 +76,20 @@ class Models:
         return {"assistant_model": self.draft}
 
 
-def _load(folder: str, dtype: str) -> Any:
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+def load_reference(folder: str | Path, stored: torch.dtype, computed: torch.dtype, weights: str) -> Any:
+    """A model by `transformers`: weights of one dtype, perhaps rounded, and arithmetic of another."""
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=stored).to(computed)
+    if weights != "full":
+        round_linears(model, BITS[weights])
+    return model.eval()
+
+
+def _load(folder: str, dtype: str, weights: str = "full") -> Any:
+    kind = getattr(torch, dtype)
+    model = load_reference(folder, kind, kind, weights)
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
-    return model.eval()
+    return model
 
 
 def _padded(prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -100,9 +112,10 @@ def main() -> None:
     parser.add_argument("--target", required=True)
     parser.add_argument("--draft", required=True)
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--weights", default="full")
     flags = parser.parse_args()
     output = private_output()
-    models = Models(flags.target, flags.draft, flags.dtype)
+    models = Models(flags.target, flags.draft, flags.dtype, flags.weights)
     serve(output, {"transformers": transformers.__version__, "torch": str(torch.__version__)}, models.run)
 
 

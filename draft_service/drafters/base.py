@@ -1,11 +1,11 @@
-"""What a drafter is: something that proposes children below positions of a sequence."""
+"""The interface of drafters: they propose children below positions of a sequence."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from outrider.grammar.matcher import Matcher
 from outrider.protocol.messages import OpenDraft
@@ -26,7 +26,7 @@ class Candidate(NamedTuple):
     token: int
     source: CandidateSource
     bucket: int
-    """Of `outrider.speculation.acceptance`: where estimates for candidates like this are learned."""
+    """Bucket of `outrider.speculation.acceptance` in which estimates for such candidates are learned."""
     rank: int
     """Place among the source's candidates below one parent, from 0."""
     parent: int = -1
@@ -111,4 +111,18 @@ class Drafter(Protocol):
 
     def pages(self) -> PageCounts:
         """How much KV memory is in use."""
+        ...
+
+
+@runtime_checkable
+class FeatureReader(Protocol):
+    """A drafter that reads what the target's layers make of a text, and proposes nothing without."""
+
+    def tell(self, key: int, rows: bytes, position: int | None = None) -> None:
+        """Rows of `outrider.engine.features`, the first for the token at `position`; None: for the last
+        tokens. A sequence that was told none before them goes on from there."""
+        ...
+
+    def waits(self, key: int) -> bool:
+        """True until what goes before the last committed token is known."""
         ...

@@ -1,4 +1,4 @@
-"""What a grammar does to a drafter's proposals: some cannot be, others must be."""
+"""Applies a grammar to a drafter's proposals: removes what it forbids, adds what it forces."""
 
 from __future__ import annotations
 

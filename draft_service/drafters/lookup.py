@@ -9,34 +9,22 @@ from outrider.grammar.matcher import Matcher
 from outrider.protocol.messages import OpenDraft
 from outrider.speculation.acceptance import lookup_bucket
 from outrider.speculation.candidate_tree import Rerooted
-from outrider.speculation.lookup import Lookup, Proposed
+from outrider.speculation.lookup import GradualLookup, Proposed
 
 MAX_VOCABULARY = 2**31
 """Token ids are below this when no tokenizer says otherwise."""
-PIECE = 4096
-"""Tokens indexed at a time, a few milliseconds of work."""
 
 
 class SequenceLookup:
-    """The lookup of one sequence, indexed in pieces: a long prompt must not hold up other sequences."""
+    """The lookup of one sequence, as proposals."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
-        self._lookup = Lookup()
-        self._waiting = list(tokens)
-
-    def append(self, tokens: Sequence[int]) -> None:
-        """Add committed tokens."""
-        self._waiting.extend(tokens)
-
-    def index(self) -> bool:
-        """Index one piece of what waits; returns True when nothing waits any more."""
-        self._lookup.append(self._waiting[:PIECE])
-        del self._waiting[:PIECE]
-        return not self._waiting
+        self._lookup = GradualLookup(tokens)
+        self.append, self.index = self._lookup.append, self._lookup.index
 
     def propose(self, max_nodes: int, max_depth: int, shortest: int = 0) -> Proposal:
         """What followed earlier; nothing when the best match is below `shortest`, or while tokens wait."""
-        proposed = self._lookup.propose(max_nodes, max_depth) if self.index() else []
+        proposed = self._lookup.propose(max_nodes, max_depth)
         if not proposed or proposed[0].match_length < shortest:
             return NOTHING
         return Proposal([_candidate(place) for place in proposed])

@@ -13,40 +13,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from draft_service.drafters.base import NOTHING, Candidate, CandidateSource, Expansion, PageCounts, Proposal
-from draft_service.drafters.constrained import forced, possible
-from draft_service.drafters.lookup import SequenceLookup
+from draft_service.drafters.base import Expansion, PageCounts, Proposal
+from draft_service.drafters.text import DraftText
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.runner import ModelRunner, Segment
 from outrider.grammar.matcher import Matcher
 from outrider.protocol.errors import Overloaded
-from outrider.protocol.messages import OpenDraft, SamplingParams
-from outrider.sampling.chooser import Ranking, SamplingRow, prepare, rank
-from outrider.sampling.history import History, Path
+from outrider.protocol.messages import OpenDraft
+from outrider.sampling.chooser import prepare, rank
 from outrider.speculation.candidate_tree import Node, Rerooted
 
 PREFILL_CHUNK = 256
 """Most uncomputed tokens of all sequences in one forward: other sessions wait no longer than that."""
-LOOKUP_NODES = 16
-LOOKUP_DEPTH = 16
-SHORTEST_MATCH = 6
-"""Below this a model's own guess is better than a lookup's."""
 
 
 @dataclass(slots=True)
 class _Sequence:
     """One sequence; `kv` is None when it holds no memory."""
 
-    params: SamplingParams
-    prompt_length: int
-    tokens: list[int]
-    history: History
-    recall: SequenceLookup
+    text: DraftText
     kv: SequenceKv | None = None
     offsets: dict[int, int] = field(default_factory=dict)
     """Scratch offset of each expanded node, by node id, ascending."""
-    matcher: Matcher | None = None
-    """Where the text is in its grammar; None: it has none, or one that has become too costly."""
 
 
 @dataclass(slots=True)
@@ -87,30 +75,23 @@ class ModelDrafter:
         Raises:
             Overloaded: there is no memory for it.
         """
-        tokens = list(request.token_ids)
-        prompt, output = tokens[: request.prompt_length], tokens[request.prompt_length :]
-        sequence = _Sequence(
-            request.sampling, request.prompt_length, tokens, History(prompt, output), SequenceLookup(tokens)
-        )
-        kv = self._kv(sequence)
+        sequence = _Sequence(DraftText.opened(request))
+        tokens, kv = sequence.text.tokens, self._kv(sequence)
         if len(tokens) <= self.context_length and not self._has_room(len(tokens) - kv.length):
             kv.release()
             raise Overloaded(f"no KV memory is left for {len(tokens)} tokens; retry later or raise kv_tokens")
         self._sequences[key] = sequence
-        return kv.length
+        cached = kv.length
+        self._free_if_over(key)
+        return cached
 
     def constrain(self, key: int, matcher: Matcher) -> None:
         """See Drafter."""
-        self._sequences[key].matcher = matcher
+        self._sequences[key].text.matcher = matcher
 
     def recall(self, key: int) -> Proposal:
-        """See Drafter: what the grammar forces, else lookup proposes where the match is long."""
-        sequence = self._sequences[key]
-        matcher = sequence.matcher
-        if matcher is not None and (chain := forced(matcher, ())) is not None:
-            return chain
-        found = sequence.recall.propose(LOOKUP_NODES, LOOKUP_DEPTH, SHORTEST_MATCH)
-        return found if matcher is None else possible(matcher, found)
+        """See Drafter and `DraftText.recall`."""
+        return self._sequences[key].text.recall()
 
     def expand(self, expansions: Sequence[Expansion]) -> list[Proposal | None]:
         """See Drafter: one forward over a tail piece and nodes of each sequence."""
@@ -121,23 +102,21 @@ class ModelDrafter:
         answered = [(feed.sequence, index) for feed in feeds for _, index in feed.wanted]
         rankings = rank(
             logits,
-            [_row(sequence, expansions[index].node) for sequence, index in answered],
+            [sequence.text.row(expansions[index].node) for sequence, index in answered],
             self._children,
             [expansions[index].sharpness for _, index in answered],
             self._eos_token_ids,
         )
         proposals: list[Proposal | None] = [None] * len(expansions)
         for (sequence, index), ranking in zip(answered, rankings, strict=True):
-            proposals[index] = _proposal(ranking, sequence.matcher, expansions[index].node)
+            proposals[index] = sequence.text.proposal(ranking, expansions[index].node)
         return proposals
 
     def commit(self, key: int, tokens: Sequence[int], rerooted: Rerooted) -> None:
         """See Drafter."""
         sequence = self._sequences[key]
-        sequence.tokens.extend(tokens)
-        sequence.history.append(tokens)
-        sequence.recall.append(tokens)
-        _advance(sequence, tokens)
+        sequence.text.append(tokens)
+        self._free_if_over(key)
         if sequence.kv is None or not sequence.offsets:
             return
         offsets = sequence.offsets
@@ -150,7 +129,7 @@ class ModelDrafter:
 
     def fits(self, key: int) -> bool:
         """See Drafter."""
-        return self._has_room(len(self._sequences[key].tokens))
+        return self._has_room(len(self._sequences[key].text.tokens))
 
     def reset(self, key: int) -> None:
         """See Drafter."""
@@ -165,10 +144,23 @@ class ModelDrafter:
         self.reset(key)
         del self._sequences[key]
 
+    def exchange(self, other: ModelDrafter) -> None:
+        """Draft with the model of another drafter, which has no sequences, from now on; what was computed is
+        computed anew. Both have the same vocabulary."""
+        for key in self._sequences:
+            self.reset(key)
+        self._runner = other._runner
+        self.context_length = other.context_length
+
     def pages(self) -> PageCounts:
         """See Drafter."""
         statistics = self._runner.pool.statistics()
         return PageCounts(statistics.total, statistics.used, statistics.cached)
+
+    def _free_if_over(self, key: int) -> None:
+        """Beyond the context nothing is computed any more: its memory is for others."""
+        if len(self._sequences[key].text.tokens) > self.context_length:
+            self.reset(key)
 
     def _has_room(self, tokens: int) -> bool:
         """True when so many tokens and a tree below them can be stored."""
@@ -177,7 +169,7 @@ class ModelDrafter:
 
     def _kv(self, sequence: _Sequence) -> SequenceKv:
         if sequence.kv is None:
-            sequence.kv = SequenceKv.open(self._runner.pool, sequence.tokens)
+            sequence.kv = SequenceKv.open(self._runner.pool, sequence.text.tokens)
         return sequence.kv
 
     def _plan(self, expansions: Sequence[Expansion]) -> list[_Feed]:
@@ -195,8 +187,9 @@ class ModelDrafter:
 
     def _feed(self, sequence: _Sequence, budget: int) -> _Feed:
         kv = self._kv(sequence)
-        tail = sequence.tokens[kv.length : kv.length + max(budget, 0)]
-        complete = kv.length + len(tail) == len(sequence.tokens)
+        tokens = sequence.text.tokens
+        tail = tokens[kv.length : kv.length + max(budget, 0)]
+        complete = kv.length + len(tail) == len(tokens)
         return _Feed(sequence, kv, tail, complete, tokens=list(tail), parents=list(range(-1, len(tail) - 1)))
 
     def _settle(self, feed: _Feed) -> None:
@@ -205,7 +198,7 @@ class ModelDrafter:
         if done:
             nodes = range(done, len(feed.tokens))
             self._runner.commit(feed.kv, range(done), feed.tail, nodes)
-            feed.sequence.recall.index()
+            feed.sequence.text.lookup.index()
         for node_id, offset in feed.placed.items():
             feed.sequence.offsets[node_id] = offset - done
 
@@ -231,44 +224,3 @@ def _offset(feed: _Feed, node: Node | None) -> int:
 
 def _segment(feed: _Feed) -> Segment:
     return Segment(feed.kv, feed.tokens, feed.parents, [place for place, _ in feed.wanted])
-
-
-def _advance(sequence: _Sequence, tokens: Sequence[int]) -> None:
-    """Take the grammar along; without its masks a draft is worse, not wrong."""
-    if sequence.matcher is None:
-        return
-    for token in tokens:
-        sequence.matcher.advance(token)
-    if sequence.matcher.settle():
-        sequence.matcher = None
-
-
-def _row(sequence: _Sequence, node: Node | None) -> SamplingRow:
-    """What the choice of a child of `node` depends on."""
-    position = len(sequence.tokens) + (node.depth if node is not None else 0)
-    generated = position - sequence.prompt_length
-    path = _tokens_to(node) if sequence.params.penalised or sequence.matcher else ()
-    history: History | Path = sequence.history
-    if path and sequence.params.penalised:
-        history = sequence.history.extended(path)
-    mask = None if sequence.matcher is None else sequence.matcher.mask(path)
-    return SamplingRow(sequence.params, position, generated, history, mask)
-
-
-def _tokens_to(node: Node | None) -> tuple[int, ...]:
-    return () if node is None else tuple([step.token for step in node.path()])
-
-
-def _proposal(ranking: Ranking, matcher: Matcher | None, node: Node | None) -> Proposal:
-    """The ranked children, those that the grammar forces, or none where it allows none."""
-    if matcher is not None:
-        path = _tokens_to(node)
-        if not matcher.allows(path):
-            return NOTHING
-        if (chain := forced(matcher, path)) is not None:
-            return chain
-    candidates = [
-        Candidate(token, CandidateSource.MODEL, bucket, place)
-        for place, (token, bucket) in enumerate(zip(ranking.tokens, ranking.buckets, strict=True))
-    ]
-    return Proposal(candidates, ranking.winners)

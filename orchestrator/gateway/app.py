@@ -1,4 +1,4 @@
-"""The ASGI application: paths, tokens, request ids, and errors as answers."""
+"""The ASGI application: paths, tokens, request ids, and errors as responses."""
 
 from __future__ import annotations
 
@@ -13,23 +13,15 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
 from orchestrator.gateway.bodies import Bodies
-from orchestrator.gateway.endpoints import (
-    Generating,
-    Models,
-    Receive,
-    Scope,
-    Send,
-    send_bytes,
-    send_json,
-    send_problem,
-)
+from orchestrator.gateway.calls.formats import CallFormat
+from orchestrator.gateway.endpoints import Generating, Models
 from orchestrator.gateway.errors import Kind, Problem
 from orchestrator.gateway.instruments import GatewayInstruments
 from orchestrator.gateway.page import endpoint as steps
 from orchestrator.gateway.page.files import page_files
-from orchestrator.gateway.responses import MakeParser
+from orchestrator.gateway.sending import Receive, Scope, Send, send_bytes, send_json, send_problem
 from orchestrator.gateway.tokens import Converting
-from orchestrator.request.auth import Tokens, digest_of
+from orchestrator.request.auth import BearerTokens, digest_of
 from outrider import __version__
 from outrider.client import AsyncClient
 from outrider.protocol.errors import Unauthenticated, Unavailable
@@ -61,15 +53,15 @@ class Gateway:
         health: Callable[[], Awaitable[bool]],
         bodies: Bodies,
         seconds: float,
-        tokens: Reloaded[Tokens] | None,
+        tokens: Reloaded[BearerTokens] | None,
         instruments: GatewayInstruments,
         registry: CollectorRegistry = REGISTRY,
         page: bool = True,
-        make_parser: MakeParser | None = None,
+        calls: CallFormat | None = None,
         figures: bool = False,
     ) -> None:
-        """`make_parser` reads the calls of tools in answers; None: there are none."""
-        self._make_parser = make_parser
+        """`calls`: how the model writes calls of tools; None: it cannot."""
+        self._calls = calls
         self.draining = False
         self.running = 0
         self._health = health
@@ -133,7 +125,7 @@ class Gateway:
 
     def _routes(self, client: AsyncClient, bodies: Bodies, seconds: float) -> list[Route]:
         def generating(chat: bool) -> Any:
-            return Generating(client, bodies, self._instruments, seconds, chat, self._make_parser)
+            return Generating(client, bodies, self._instruments, seconds, chat, self._calls)
 
         models: Any = Models(client)
         converting = Converting(client, bodies, self._instruments, seconds)

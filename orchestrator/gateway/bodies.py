@@ -37,7 +37,7 @@ class Bodies:
     """Reads bodies of at most `max_bytes`."""
 
     def __init__(self, max_bytes: int, seconds: float = BODY_SECONDS) -> None:
-        self._most_bytes = max_bytes
+        self._max_bytes = max_bytes
         self._seconds = seconds
         self._pool: ProcessPoolExecutor | None = None
         self._parsing = 0
@@ -67,7 +67,7 @@ class Bodies:
 
     async def _bytes(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
         declared = headers.get(b"content-length", b"0")
-        if not declared.isdigit() or len(declared) > 18 or int(declared) > self._most_bytes:
+        if not declared.isdigit() or len(declared) > 18 or int(declared) > self._max_bytes:
             raise self._too_large()
         parts, size = [], 0
         while True:
@@ -76,7 +76,7 @@ class Bodies:
                 raise Problem(GONE, "the connection was closed before the body had come")
             parts.append(message.get("body", b""))
             size += len(parts[-1])
-            if size > self._most_bytes:
+            if size > self._max_bytes:
                 raise self._too_large()
             if not message.get("more_body", False):
                 return b"".join(parts)
@@ -102,7 +102,7 @@ class Bodies:
         return self._pool
 
     def _too_large(self) -> Problem:
-        return Problem(KINDS[Flood], f"the body is larger than {self._most_bytes} bytes; shorten it")
+        return Problem(KINDS[Flood], f"the body is larger than {self._max_bytes} bytes; shorten it")
 
 
 def asked(data: bytes, asked_from: AskedFrom[_T]) -> _T:

@@ -52,7 +52,7 @@ class Calls:
 
 @dataclass(frozen=True, slots=True)
 class ChatShape:
-    """Of `/v1/chat/completions`."""
+    """The objects of `/v1/chat/completions`."""
 
     top: int | None
     """See `CompletionShape.top`."""
@@ -61,7 +61,7 @@ class ChatShape:
     whole: str = "chat.completion"
     part: str = "chat.completion.chunk"
     _calls: dict[int, Calls] = field(default_factory=dict)
-    """Of the choices of a stream."""
+    """Calls in the choices of a stream, by choice."""
 
     def begin(self, index: int) -> dict[str, Any] | None:
         """See `Shape`."""
@@ -120,7 +120,7 @@ def _reason(complete: Complete, calls: Calls | None) -> str:
 
 
 def _message_with(calls: Calls, text: str) -> dict[str, Any]:
-    """Of a whole answer."""
+    """The message of a whole answer."""
     delta = calls.delta([*calls.parser.push(text), *calls.parser.finish()])
     made = [{key: call[key] for key in ("id", "type", "function")} for call in delta.get("tool_calls", [])]
     content = delta.get("content", "")

@@ -1,4 +1,4 @@
-"""The fields that say what the text must be, OpenAI's and vLLM's, as one option of the client's request."""
+"""Reads the fields that constrain the text, OpenAI's and vLLM's, as one option of the client's request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Constrained(NamedTuple):
 
     path: str
     option: str
-    """Of the client's request."""
+    """The client's option that has the constraint."""
     value: Any
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from orchestrator.gateway.errors import wrong
-from orchestrator.gateway.requests import Asked
+from orchestrator.gateway.requests import HttpRequest
 from outrider.client import Chunk, Complete, Event, Started
 
 HEADER = "last-event-id"
@@ -38,15 +38,15 @@ class _Choice:
 
 
 @dataclass(slots=True)
-class Progress:
-    """Of one stream of one prompt."""
+class StreamProgress:
+    """How much of one stream of one prompt the caller has."""
 
     choices: list[_Choice]
     seed: int = 0
-    """Of the first choice; each other's is by one above that of the one before."""
+    """Seed of the first choice; each next choice has the next number."""
 
     @classmethod
-    def of(cls, asked: Asked) -> Progress | None:
+    def of(cls, asked: HttpRequest) -> StreamProgress | None:
         """A stream from its beginning; None where ids are not sent: for several prompts, whose seeds differ,
         and with log probabilities, which belong to tokens and not to characters."""
         if len(asked.requests) > 1 or asked.top_logprobs is not None:
@@ -55,7 +55,7 @@ class Progress:
 
     @property
     def id(self) -> str:
-        """Of the event that is sent now."""
+        """Id of the event that is sent now."""
         return f"{self.seed:x}" + "".join(f".{one.said}" for one in self.choices)
 
     def left(self, event: Event) -> Event | None:
@@ -84,7 +84,7 @@ def told_ids(headers: Mapping[bytes, bytes]) -> bool:
     return EVENTS in headers.get(b"accept", b"").lower() or HEADER.encode() in headers
 
 
-def continued(asked: Asked, last: str) -> tuple[Asked, Progress | None]:
+def continued(asked: HttpRequest, last: str) -> tuple[HttpRequest, StreamProgress | None]:
     """The request that brings the text once more, and what of it the caller has.
 
     `last` is the header's value, empty in a stream's first request.
@@ -92,7 +92,7 @@ def continued(asked: Asked, last: str) -> tuple[Asked, Progress | None]:
     Raises:
         Problem: the id is none of ours, or not of such a request.
     """
-    progress = Progress.of(asked)
+    progress = StreamProgress.of(asked)
     if not last:
         return asked, progress
     found = ID.fullmatch(last)
@@ -104,7 +104,7 @@ def continued(asked: Asked, last: str) -> tuple[Asked, Progress | None]:
     seed = int(found[1], 16)
     known = [_known(count) for count in counts]
     request = replace(asked.requests[0], seed=seed)
-    return replace(asked, requests=(request,)), Progress(known, seed)
+    return replace(asked, requests=(request,)), StreamProgress(known, seed)
 
 
 def _known(count: str) -> _Choice:

@@ -26,6 +26,8 @@ class ToolUse:
     names: frozenset[str]
     parallel: bool = True
     """More than one call; otherwise the first alone is passed on."""
+    required: tuple[Tool, ...] = ()
+    """The answer must be calls of these; empty: the model decides."""
 
 
 def messages_of(value: Any) -> tuple[Message, ...]:
@@ -47,7 +49,7 @@ def chat_options(own: Mapping[str, Any]) -> dict[str, Any]:
         Problem: a field is wrong.
     """
     found: dict[str, Any] = {}
-    if (tools := tools_of(own)) and tool_choice(own.get("tool_choice")) != NO_CALLS:
+    if (tools := tools_of(own)) and own.get("tool_choice") != NO_CALLS:
         found["tools"] = tools
     if own.get("chat_template_kwargs"):
         found["chat_template_kwargs"] = _json("chat_template_kwargs", own["chat_template_kwargs"])
@@ -56,24 +58,39 @@ def chat_options(own: Mapping[str, Any]) -> dict[str, Any]:
 
 def tool_use(own: Mapping[str, Any], tools: tuple[Tool, ...]) -> ToolUse | None:
     """What calls the answer may have; None: it is all text."""
+    choice = own.get("tool_choice")
+    required = _required(choice, tools)
     if not tools:
         return None
-    return ToolUse(frozenset(tool.name for tool in tools), own.get("parallel_tool_calls", True))
+    parallel = own.get("parallel_tool_calls", True) and not isinstance(choice, dict)
+    return ToolUse(frozenset(tool.name for tool in tools), parallel, required)
 
 
-def tool_choice(value: Any) -> str:
-    """`none` or `auto`; the others would hold the output to the form of a call, which is not done.
+def _required(choice: Any, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
+    """The functions one of which must be called."""
+    match choice:
+        case None | "auto" | "none":
+            return ()
+        case "required":
+            if not tools:
+                raise wrong("tool_choice", "is required, but there are no tools; send tools, or leave it out")
+            return tools
+        case dict():
+            return (_named(choice, tools),)
+        case _:
+            raise wrong("tool_choice", "must be none, auto, required, or an object that names a function")
 
-    Raises:
-        Problem: it is another one.
-    """
-    if value in (None, "auto"):
-        return "auto"
-    if value == NO_CALLS:
-        return NO_CALLS
-    raise wrong(
-        "tool_choice", "is supported as 'none' or 'auto' only; for a form of your own use response_format"
-    )
+
+def _named(choice: dict[str, Any], tools: tuple[Tool, ...]) -> Tool:
+    members = reading.members("tool_choice", choice, {"type", "function"})
+    if members.get("type") != "function":
+        raise wrong("tool_choice.type", f"{str(members.get('type'))[:40]!r} is not supported; use function")
+    function = reading.members("tool_choice.function", members.get("function"), {"name"})
+    name = _filled("tool_choice.function.name", function.get("name"))
+    for tool in tools:
+        if tool.name == name:
+            return tool
+    raise wrong("tool_choice.function.name", f"{name[:40]!r} is none of the tools")
 
 
 def tools_of(own: Mapping[str, Any]) -> tuple[Tool, ...]:

@@ -1,35 +1,36 @@
-"""What is answered at each path."""
+"""The endpoints of the OpenAI API: completions, chat completions and models."""
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
 from typing import Any
 
 from orchestrator.gateway.bodies import Bodies
-from orchestrator.gateway.continuing import HEADER, Progress, continued, told_ids
-from orchestrator.gateway.errors import UNEXPECTED, Problem, problem_of, wrong
+from orchestrator.gateway.calls.formats import CallFormat
+from orchestrator.gateway.continuing import HEADER, StreamProgress, continued, told_ids
 from orchestrator.gateway.figures import metrics_of
 from orchestrator.gateway.instruments import GatewayInstruments
-from orchestrator.gateway.requests import Asked, chat_from, completions_from
-from orchestrator.gateway.responses import Answer, MakeParser
+from orchestrator.gateway.requests import HttpRequest, chat_from, completions_from, in_call_format
+from orchestrator.gateway.responses import Answer
+from orchestrator.gateway.sending import (
+    DONE,
+    Receive,
+    Scope,
+    Send,
+    begin_stream,
+    body_part,
+    problem_from,
+    send_json,
+    send_part,
+    server_sent,
+)
 from orchestrator.gateway.streams import merged, while_connected
 from outrider.client import AsyncClient, Chunk, Complete, Event, Model
 from outrider.client.results import Collected
-from outrider.protocol.errors import InternalError, InvalidRequest, OutriderError, UnknownModel
-from outrider.telemetry.logs import get_logger
-
-logger = get_logger(__name__)
-JSON = b"application/json"
-EVENTS = b"text/event-stream; charset=utf-8"
-DONE = b"data: [DONE]\n\n"
-
-Scope = dict[str, Any]
-Receive = Callable[[], Coroutine[Any, Any, Any]]
-Send = Callable[[Any], Coroutine[Any, Any, None]]
+from outrider.protocol.errors import InvalidRequest, UnknownModel
 
 
 class Generating:
@@ -42,24 +43,22 @@ class Generating:
         instruments: GatewayInstruments,
         seconds: float,
         chat: bool,
-        make_parser: MakeParser | None = None,
+        calls: CallFormat | None = None,
     ) -> None:
         self._client = client
         self._bodies = bodies
         self._instruments = instruments
         self._seconds = seconds
         self._asked_from = chat_from if chat else completions_from
-        self._make_parser = make_parser
+        self._calls = calls
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
         headers = dict(scope["headers"])
-        asked = await self._bodies.read(headers, receive, self._asked_from)
+        asked = in_call_format(await self._bodies.read(headers, receive, self._asked_from), self._calls)
         asked, progress = continued(asked, headers.get(HEADER.encode(), b"").decode("latin-1"))
-        if asked.tools is not None and self._make_parser is None:
-            raise wrong("tools", "needs the gateway's setting tool_call_parser; or send tool_choice 'none'")
         progress = progress if told_ids(headers) else None
-        answer = Answer.to(asked, scope["state"]["request_id"], int(time.time()), self._make_parser)
+        answer = Answer.to(asked, scope["state"]["request_id"], int(time.time()), self._calls)
         events = self._events(asked, scope["state"])
         if asked.stream:
             work = self._stream(answer, events, send, progress, scope["state"]["figures"])
@@ -80,7 +79,7 @@ class Generating:
         figures = _metrics(state["figures"], [one.end for one in found])
         await send_json(send, 200, answer.finished(found, echoed) | figures)
 
-    async def _prompts(self, asked: Asked, state: dict[str, Any]) -> list[str]:
+    async def _prompts(self, asked: HttpRequest, state: dict[str, Any]) -> list[str]:
         """The prompts' texts; those of token ids have all tokens spelled out."""
         call: dict[str, Any] = {"timeout": self._seconds, "token": state["token"]}
         texts = []
@@ -100,7 +99,7 @@ class Generating:
         answer: Answer,
         events: AsyncGenerator[Event, None],
         send: Send,
-        progress: Progress | None,
+        progress: StreamProgress | None,
         figures: bool,
     ) -> None:
         """The status is sent with the first event: what is refused before it has a status of its own."""
@@ -125,7 +124,7 @@ class Generating:
             await send_part(send, answer.usage_part() | _metrics(figures, ends))
         await send(body_part(DONE, last=True))
 
-    async def _events(self, asked: Asked, state: dict[str, Any]) -> AsyncGenerator[Event, None]:
+    async def _events(self, asked: HttpRequest, state: dict[str, Any]) -> AsyncGenerator[Event, None]:
         """All events of a request, counted."""
         opened, first = time.monotonic(), True
         streams = [partial(self._client.stream, one, **self._call(state)) for one in asked.requests]
@@ -175,77 +174,9 @@ class Models:
         }
 
 
-async def send_json(send: Send, status: int, value: Any, headers: dict[str, str] | None = None) -> None:
-    """A whole answer."""
-    await send_bytes(send, status, dumped(value), JSON, headers)
-
-
-async def send_bytes(
-    send: Send, status: int, data: bytes, kind: bytes, headers: dict[str, str] | None = None
-) -> None:
-    """A whole answer of a media type."""
-    given = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
-    length = (b"content-length", str(len(data)).encode())
-    await send(
-        {
-            "type": "http.response.start",
-            "status": status,
-            "headers": [(b"content-type", kind), length, *given],
-        }
-    )
-    await send(body_part(data, last=True))
-
-
-async def send_problem(send: Send, error: Exception) -> None:
-    """The answer that stands for an error."""
-    problem = problem_from(error)
-    await send_json(send, problem.kind.status, problem.body(), dict(problem.headers))
-
-
-def dumped(value: Any) -> bytes:
-    """JSON, as short as it can be."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
-
-
-def problem_from(error: Exception) -> Problem:
-    """What the caller hears of an error; what it must not hear is logged."""
-    if isinstance(error, Problem):
-        return error
-    if isinstance(error, OutriderError):
-        return problem_of(error)
-    logger.error("unexpected error", exc_info=error)
-    return problem_of(InternalError(UNEXPECTED))
-
-
 def _metrics(wanted: bool, ends: list[Complete]) -> dict[str, Any]:
     return {"metrics": metrics_of(ends)} if wanted else {}
 
 
 def _credentials(state: dict[str, Any]) -> dict[str, str]:
     return {name: state[name] for name in ("token", "request_id", "traceparent")}
-
-
-async def begin_stream(send: Send) -> None:
-    """The head of an answer of server-sent events."""
-    headers = [
-        (b"content-type", EVENTS),
-        (b"cache-control", b"no-cache"),
-        (b"x-accel-buffering", b"no"),  # proxies pass each event on at once
-    ]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-
-
-async def send_part(send: Send, part: dict[str, Any], progress: Progress | None = None) -> None:
-    """One event of a stream, with its id where it has one."""
-    id_line = b"" if progress is None else f"id: {progress.id}\n".encode()
-    await send(body_part(id_line + server_sent(part)))
-
-
-def server_sent(value: Any) -> bytes:
-    """An event with a value as JSON."""
-    return b"data: " + dumped(value) + b"\n\n"
-
-
-def body_part(data: bytes, last: bool = False) -> dict[str, Any]:
-    """Part of an answer's body."""
-    return {"type": "http.response.body", "body": data, "more_body": not last}

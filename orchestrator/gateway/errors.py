@@ -1,4 +1,4 @@
-"""What a request over HTTP can end with instead of an answer, and the body that says so."""
+"""The errors of the HTTP API: their statuses and bodies."""
 
 from __future__ import annotations
 

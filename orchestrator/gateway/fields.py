@@ -1,4 +1,4 @@
-"""Every field of the endpoints, and what is done with it. docs/openai.md shows the same."""
+"""Every field of the endpoints, and how it is treated. docs/openai.md shows the same."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from orchestrator.gateway.reading import Reader
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """Is passed on as an option of the client's request."""
+    """A field that is passed on as an option of the client's request."""
 
     read: Reader
     name: str
@@ -21,21 +21,21 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """Is read by name where the request is made."""
+    """A field that is read by name where the request is made."""
 
     read: Reader
 
 
 @dataclass(frozen=True, slots=True)
 class Only:
-    """Is taken at these values, which change nothing."""
+    """A field that is accepted at these values only, which change nothing."""
 
     values: tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
-    """Says nothing about the text."""
+    """A field that does not concern the text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ CHAT: Mapping[str, Field] = {
     "max_completion_tokens": Own(reading.count),
     "logprobs": Own(reading.flag),
     "top_logprobs": Own(reading.count),
-    "store": Only((False,)),
+    "store": Option(reading.never_stored, "do_not_collect"),
     "metadata": Ignored(),
     "service_tier": Ignored(),
     "safety_identifier": Ignored(),

@@ -6,14 +6,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
-
-import uvicorn
 
 from orchestrator.gateway.app import NOT_FOUND, OPEN, Gateway
-from orchestrator.gateway.endpoints import Receive, Scope, Send, send_problem
 from orchestrator.gateway.errors import Problem
-from orchestrator.gateway.server import Server
+from orchestrator.gateway.sending import Receive, Scope, Send, send_problem
+from orchestrator.gateway.server import Server, server_config, url_of
 from outrider.protocol.errors import ConfigError, Unavailable
 from outrider.sockets import bound
 
@@ -55,27 +52,11 @@ async def inner_page(host: str, port: int, gateway: Gateway) -> AsyncIterator[st
         listener = bound(host, port)
     except OSError as error:
         raise ConfigError(f"metrics_port: cannot listen on {host}:{port} ({error.strerror})") from error
-    server = Server(_config(Inner(gateway)))
+    server = Server(server_config(Inner(gateway), MAX_CONNECTIONS, grace_seconds=1))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         await server.up.wait()
-        shown = f"[{host}]" if ":" in host else host
-        yield f"http://{shown}:{listener.getsockname()[1]}"
+        yield url_of(listener, "http")
     finally:
         server.should_exit = True
         await serving
-
-
-def _config(app: Any) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        log_config=None,
-        log_level="warning",
-        access_log=False,
-        lifespan="off",
-        ws="none",
-        interface="asgi3",
-        server_header=False,
-        limit_concurrency=MAX_CONNECTIONS,
-        timeout_graceful_shutdown=1,
-    )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter
 
-from outrider.telemetry.instruments import FileInstruments
+from outrider.telemetry.file_instruments import FileInstruments
 from outrider.telemetry.metric_parts import Described, Maker
 from outrider.telemetry.request_metrics import DURATION_BUCKETS, FIRST_TOKEN_BUCKETS
 

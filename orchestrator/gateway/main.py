@@ -8,15 +8,13 @@ import socket
 import ssl
 from typing import Any
 
-import uvicorn
-
 from orchestrator.gateway.app import Gateway, health_of
 from orchestrator.gateway.bodies import Bodies
-from orchestrator.gateway.calls.choice import PARSERS
+from orchestrator.gateway.calls.formats import FORMATS
 from orchestrator.gateway.inner import inner_page
 from orchestrator.gateway.instruments import GatewayInstruments
-from orchestrator.gateway.server import Server
-from orchestrator.request.auth import Tokens, read_tokens
+from orchestrator.gateway.server import Server, server_config, url_of
+from orchestrator.request.auth import BearerTokens, read_tokens
 from outrider.client import AsyncClient, Retries
 from outrider.client.connection import Tls
 from outrider.config import GatewayConfig
@@ -67,7 +65,7 @@ async def run(config: GatewayConfig) -> None:
             tokens,
             instruments,
             page=config.page,
-            make_parser=PARSERS[config.tool_call_parser],
+            calls=FORMATS[config.tool_call_parser],
             figures=config.response_metrics,
         )
         try:
@@ -99,16 +97,16 @@ async def _serve(
     listener: socket.socket,
     stop: asyncio.Event,
     certificates: Reloaded[Certificates] | None,
-    tokens: Reloaded[Tokens] | None,
+    tokens: Reloaded[BearerTokens] | None,
     page: str,
 ) -> None:
     context = None if certificates is None else _tls_context(config)
-    server = Server(_uvicorn_config(config, gateway, context))
+    server = _server(config, gateway, context)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     watching = asyncio.create_task(_watch(config, context, certificates, tokens))
     try:
         await unless(stop, server.up.wait())
-        url = _url(listener, context is not None)
+        url = url_of(listener, "http" if context is None else "https")
         logger.info("serving", endpoint=url)
         ready = {"event": "ready", "service": "gateway", "endpoint": url, "metrics": f"{page or url}/metrics"}
         print(json.dumps(ready), flush=True)
@@ -130,32 +128,17 @@ async def _drain(
     await serving
 
 
-def _uvicorn_config(
-    config: GatewayConfig, gateway: Gateway, context: ssl.SSLContext | None
-) -> uvicorn.Config:
-    app: Any = gateway
-    return uvicorn.Config(
-        app,
-        log_config=None,
-        log_level="warning",
-        access_log=False,
-        lifespan="off",
-        ws="none",
-        interface="asgi3",
-        server_header=False,
-        proxy_headers=False,
-        limit_concurrency=config.max_connections,
-        backlog=BACKLOG,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=int(config.grace_seconds),
-        ssl_certfile=config.tls_cert or None,
-        ssl_keyfile=config.tls_key or None,
-        ssl_context_factory=None if context is None else (lambda _config, _default: context),
-    )
+def _server(config: GatewayConfig, gateway: Gateway, context: ssl.SSLContext | None) -> Server:
+    tls: dict[str, Any] = {}
+    if context is not None:
+        tls = {"ssl_certfile": config.tls_cert, "ssl_keyfile": config.tls_key}
+        tls["ssl_context_factory"] = lambda _config, _default: context
+    limits = {"backlog": BACKLOG, "timeout_keep_alive": KEEP_ALIVE_SECONDS}
+    return Server(server_config(gateway, config.max_connections, config.grace_seconds, **limits, **tls))
 
 
 def _tls_context(config: GatewayConfig) -> ssl.SSLContext:
-    """Of a server; with `tls_ca` its clients must present a certificate."""
+    """The TLS of the gateway's server; with `tls_ca` its clients must present a certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_cert_chain(config.tls_cert, config.tls_key)
@@ -169,7 +152,7 @@ async def _watch(
     config: GatewayConfig,
     context: ssl.SSLContext | None,
     certificates: Reloaded[Certificates] | None,
-    tokens: Reloaded[Tokens] | None,
+    tokens: Reloaded[BearerTokens] | None,
 ) -> None:
     """Take up renewed files; new handshakes show the new certificate."""
     used = None if certificates is None else certificates.value
@@ -180,9 +163,3 @@ async def _watch(
         if certificates is not None and context is not None and (now := certificates.current()) is not used:
             used = now
             context.load_cert_chain(config.tls_cert, config.tls_key)
-
-
-def _url(listener: socket.socket, tls: bool) -> str:
-    host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    return f"{'https' if tls else 'http'}://{shown}:{port}"

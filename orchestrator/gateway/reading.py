@@ -153,6 +153,13 @@ def switched_off(path: str, value: Any) -> bool:
     return not flag(path, value)
 
 
+def never_stored(path: str, value: Any) -> bool:
+    """True where a flag is false; true is refused, for nobody could fetch what was stored."""
+    if flag(path, value):
+        raise wrong(path, "is supported as false only; leave it out")
+    return True
+
+
 def _kind(value: Any) -> str:
     names = {bool: "true or false", str: "a string", int: "a number", float: "a number", list: "a list"}
     return names.get(type(value), "null" if value is None else "an object")

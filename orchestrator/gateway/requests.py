@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.gateway import reading
+from orchestrator.gateway.calls.formats import CallFormat
 from orchestrator.gateway.constraints import constraint_of
 from orchestrator.gateway.conversation import ToolUse, chat_options, messages_of, tool_use
 from orchestrator.gateway.errors import wrong
@@ -18,12 +19,12 @@ DEFAULTS = {"default_temperature": 1.0}
 MAX_TOKENS = 16
 """OpenAI's default for completions; conversations may go on to the end of the context."""
 MAX_PROMPTS = 128
-"""Of one request; each is a request of its own for the orchestrator."""
+"""Most prompts of one HTTP request; each is a request of its own for the orchestrator."""
 MODES = ("auto", "sequential", "off")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class HttpRequest:
     """One HTTP request."""
 
     requests: tuple[Request, ...]
@@ -37,7 +38,7 @@ class Asked:
     echo: bool = False
     """The prompt is the beginning of the answer."""
     prompt_logprobs: bool = False
-    """Those of the prompt are shown by themselves."""
+    """True when the prompt's log probabilities are shown in a field of their own."""
     tools: ToolUse | None = None
     """Calls to look for in the answer; None: it is all text."""
     constrained_by: str = ""
@@ -55,7 +56,7 @@ class Asked:
         return self.requests[0].count
 
 
-def completions_from(body: Any) -> Asked:
+def completions_from(body: Any) -> HttpRequest:
     """What the body of `/v1/completions` asks for.
 
     Raises:
@@ -73,7 +74,7 @@ def completions_from(body: Any) -> Asked:
     return replace(asked, echo=_not_streamed("echo", echo, asked))
 
 
-def chat_from(body: Any) -> Asked:
+def chat_from(body: Any) -> HttpRequest:
     """What the body of `/v1/chat/completions` asks for.
 
     Raises:
@@ -89,12 +90,33 @@ def chat_from(body: Any) -> Asked:
         fields.options["logprobs"] = top or 0
     options = {**DEFAULTS, **_options(fields), **chat_options(own)}
     request = Request(prompt=messages, chat=True, **options)
-    return replace(_asked(fields, [request], True), tools=tool_use(own, tuple(request.tools)))
+    asked = replace(_asked(fields, [request], True), tools=tool_use(own, tuple(request.tools)))
+    if asked.constrained_by and asked.tools is not None and asked.tools.required:
+        raise wrong("tool_choice", f"requires a call, which does not go with {asked.constrained_by}")
+    return asked
 
 
-def _asked(fields: Sorted, requests: list[Request], chat: bool) -> Asked:
+def in_call_format(asked: HttpRequest, calls: CallFormat | None) -> HttpRequest:
+    """The request, with its answer held to calls where one is required. `calls`: how the model writes them.
+
+    Raises:
+        Problem: there are tools, and the gateway does not know how the model calls them.
+    """
+    tools = asked.tools
+    if tools is None:
+        return asked
+    if calls is None:
+        raise wrong("tools", "needs the gateway's setting tool_call_parser; or send tool_choice 'none'")
+    if not tools.required:
+        return asked
+    grammar = calls.grammar(tools.required, tools.parallel)
+    requests = tuple(replace(request, grammar=grammar) for request in asked.requests)
+    return replace(asked, requests=requests, constrained_by="tools")
+
+
+def _asked(fields: Sorted, requests: list[Request], chat: bool) -> HttpRequest:
     stream, constrained = fields.own.get("stream", False), constraint_of(fields.own)
-    asked = Asked(
+    asked = HttpRequest(
         requests=tuple(requests),
         chat=chat,
         stream=stream,
@@ -106,7 +128,7 @@ def _asked(fields: Sorted, requests: list[Request], chat: bool) -> Asked:
     return replace(asked, prompt_logprobs=_not_streamed("prompt_logprobs", shown, asked))
 
 
-def _not_streamed(name: str, wanted: bool, asked: Asked) -> bool:
+def _not_streamed(name: str, wanted: bool, asked: HttpRequest) -> bool:
     """Whether it is wanted; parts of a stream have no place for it."""
     if wanted and asked.stream:
         raise wrong(name, "is for whole answers; set stream to false, or leave it out")
@@ -118,9 +140,9 @@ def _options(fields: Sorted) -> dict[str, Any]:
     options = dict(fields.options)
     if options.get("n") == 0:
         raise wrong("n", "must be 1 or more")
-    most = _max_tokens(fields.own)
-    if most is not None:
-        options["max_tokens"] = most
+    limit = _max_tokens(fields.own)
+    if limit is not None:
+        options["max_tokens"] = limit
     if constrained := constraint_of(fields.own):
         options[constrained.option] = constrained.value
     return options | _speculation(fields.own.get("speculation"))
@@ -130,18 +152,20 @@ def _max_tokens(own: dict[str, Any]) -> int | None:
     old, new = own.get("max_tokens"), own.get("max_completion_tokens")
     if old is not None and new is not None and old != new:
         raise wrong("max_tokens", "differs from max_completion_tokens; leave it out")
-    most: int | None = old if new is None else new
-    return most
+    limit: int | None = old if new is None else new
+    return limit
 
 
 def _speculation(value: Any) -> dict[str, Any]:
     if value is None:
         return {}
-    found = reading.members("speculation", value, {"mode", "max_nodes", "max_depth"})
+    found = reading.members("speculation", value, {"mode", "max_nodes", "max_depth", "seconds_per_token"})
     if found.get("mode", "auto") not in MODES:
         raise wrong("speculation.mode", f"must be one of {', '.join(MODES)}")
     for name in {"max_nodes", "max_depth"} & found.keys():
         reading.count(f"speculation.{name}", found[name])
+    if "seconds_per_token" in found:
+        reading.number("speculation.seconds_per_token", found["seconds_per_token"])
     return found
 
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from orchestrator.gateway.calls.call_reader import Accepts
-from orchestrator.gateway.calls.pieces import Parser
+from orchestrator.gateway.calls.formats import CallFormat
 from orchestrator.gateway.chat_shape import Calls, ChatShape
 from orchestrator.gateway.conversation import ToolUse
-from orchestrator.gateway.requests import Asked
+from orchestrator.gateway.requests import HttpRequest
 from orchestrator.gateway.shapes import CompletionShape, Prompt, Shape, of_prompt
 from outrider.client import Chunk, Complete, Event, Generation, Started, Usage
 
 PREDICTED = ("accepted_prediction_tokens", "rejected_prediction_tokens")
-MakeParser = Callable[[Accepts], Parser]
-"""A parser of calls, from what says which functions were offered."""
 
 
 @dataclass(slots=True)
@@ -26,21 +23,21 @@ class Answer:
 
     id: str
     created: int
-    asked: Asked
+    asked: HttpRequest
     shape: Shape
     model: str = ""
     usage: dict[int, Usage] = field(default_factory=dict)
     """By choice, of those that have ended."""
 
     @classmethod
-    def to(cls, asked: Asked, request_id: str, created: int, make_parser: MakeParser | None = None) -> Answer:
-        """An answer that has not begun; `created` is in Unix seconds. `make_parser` reads its calls."""
+    def to(cls, asked: HttpRequest, request_id: str, created: int, calls: CallFormat | None = None) -> Answer:
+        """An answer that has not begun; `created` is in Unix seconds. `calls`: how it writes calls."""
         if not asked.chat:
             shape = CompletionShape(asked.top_logprobs, asked.prompt_logprobs)
             return cls(f"cmpl-{request_id}", created, asked, shape)
         read_calls, tools = None, asked.tools
-        if make_parser is not None and tools is not None:
-            read_calls = partial(_read_calls, make_parser, tools)
+        if calls is not None and tools is not None:
+            read_calls = partial(_read_calls, calls, tools)
         return cls(f"chatcmpl-{request_id}", created, asked, ChatShape(asked.top_logprobs, read_calls))
 
     def part(self, event: Event, left: Event | None) -> dict[str, Any] | None:
@@ -109,5 +106,5 @@ class Answer:
         }
 
 
-def _read_calls(make_parser: MakeParser, tools: ToolUse) -> Calls:
-    return Calls(make_parser(tools.names.__contains__), tools.parallel)
+def _read_calls(calls: CallFormat, tools: ToolUse) -> Calls:
+    return Calls(calls.parser(tools.names.__contains__), tools.parallel)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import uvicorn
 
@@ -26,3 +27,28 @@ class Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Nothing is captured."""
         yield
+
+
+def server_config(app: Any, max_connections: int, grace_seconds: float, **more: Any) -> uvicorn.Config:
+    """What every listener of the gateway has in common; `more` are settings of uvicorn."""
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        interface="asgi3",
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=max_connections,
+        timeout_graceful_shutdown=int(grace_seconds),
+        **more,
+    )
+
+
+def url_of(listener: socket.socket, scheme: str) -> str:
+    """Where a bound socket is reached."""
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    return f"{scheme}://{shown}:{port}"

@@ -19,7 +19,7 @@ class Prompt:
 
     text: str = ""
     logprobs: tuple[TokenLogprob, ...] = ()
-    """Of all its tokens; the first one's is none."""
+    """Log probabilities of all its tokens; the first token has none."""
 
 
 class Shape(Protocol):
@@ -48,12 +48,12 @@ class Shape(Protocol):
 
 @dataclass(slots=True)
 class CompletionShape:
-    """Of `/v1/completions`."""
+    """The objects of `/v1/completions`."""
 
     top: int | None
     """Alternatives of each token to show; None: no log probabilities."""
     prompt_logprobs: bool = False
-    """Those of the prompt are a field of their own."""
+    """True when the prompt's log probabilities are a field of their own."""
     whole: str = "text_completion"
     part: str = "text_completion"
     _offsets: dict[int, int] = field(default_factory=dict)

@@ -7,10 +7,10 @@ from typing import Any
 
 from orchestrator.gateway.bodies import Bodies
 from orchestrator.gateway.conversation import chat_options, messages_of
-from orchestrator.gateway.endpoints import Receive, Scope, Send, send_json
 from orchestrator.gateway.errors import wrong
 from orchestrator.gateway.fields import DETOKENIZE, TOKENIZE, sort_fields
 from orchestrator.gateway.instruments import GatewayInstruments
+from orchestrator.gateway.sending import Receive, Scope, Send, send_json
 from orchestrator.gateway.streams import while_connected
 from outrider.client import AsyncClient, Message
 
@@ -23,7 +23,7 @@ class ToTokenize:
 
     prompt: str | tuple[Message, ...]
     options: dict[str, Any]
-    """Of the client's `tokenize`."""
+    """Options of the client's `tokenize`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,10 @@
-"""How badly sessions need drafts: counted once, for the metrics and for the scaler."""
+"""Counts how much sessions want and lack drafts, for the metrics and for the scaler."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from outrider.telemetry.instruments import DraftPoolInstruments
+from outrider.telemetry.draft_pool_instruments import DraftPoolInstruments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,7 @@ class Totals:
     """From verdicts to the drafts' answers."""
     lags: int = 0
     step_seconds: float = 0.0
-    """Of verify steps of sessions that have a draft."""
+    """Sum over the verify steps of sessions that have a draft."""
     steps: int = 0
 
     def __add__(self, other: Totals) -> Totals:

@@ -55,7 +55,7 @@ class TokenRate:
 
     def __init__(self) -> None:
         self._counts: deque[tuple[int, int]] = deque()
-        """Whole seconds and the tokens of each."""
+        """Whole seconds, and the tokens of each."""
 
     def add(self, tokens: int, now: float) -> None:
         """Tokens were committed."""

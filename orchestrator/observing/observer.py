@@ -1,4 +1,4 @@
-"""What is counted of every continuation: its steps, its need of drafts, and whether drafts still fit.
+"""Counts every continuation: its steps, its need of drafts, and whether drafts still fit.
 
 No I/O and no clock: `orchestrator.pipeline` says what happened and when.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from orchestrator.observing.draft_load import DraftLoad
 from orchestrator.observing.drift import DriftWatch, Reading
 from orchestrator.observing.load import TokenRate
-from orchestrator.request.resolver import Request
+from orchestrator.request.resolver import ResolvedRequest
 from outrider.protocol.messages import TokenBlock, Verdict
 from outrider.telemetry.instruments import OrchestratorInstruments
 from outrider.telemetry.logs import get_logger
@@ -25,7 +25,7 @@ class Observers:
         self._instruments = instruments
         self._drift = DriftWatch()
 
-    def watch(self, request: Request) -> Observer:
+    def watch(self, request: ResolvedRequest) -> Observer:
         """An observer of one continuation, to be closed at its end."""
         return Observer(
             self._instruments, self.load, self._drift, request.task, self.tokens, request.served.model
@@ -90,7 +90,7 @@ class Observer:
             self._leave_draft(endpoint)
 
     def moved(self, endpoint: str) -> None:
-        """A draft replica is draining; the session looks for another one."""
+        """A replica is draining; the session looks for another one."""
         self._leave_draft(endpoint)
 
     def block(self, block: TokenBlock, now: float) -> None:

@@ -1,4 +1,4 @@
-"""The log line of one request: who, how much, how fast, and how it ended. Pure.
+"""The log line of one request: its counts, its times, its replicas, and how it ended. Pure.
 
 Neither its text nor its tokens are in it.
 """
@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from orchestrator.output import Completion
-from orchestrator.request.resolver import Request
+from orchestrator.request.resolver import ResolvedRequest
 
 DIGITS = 4
-"""Of a second, behind the point."""
+"""Decimals of times in seconds."""
 OK = "OK"
 
 
 def fields_of(
-    request: Request, completions: Sequence[Completion], waited: float, seconds: float, problem: str
+    request: ResolvedRequest, completions: Sequence[Completion], waited: float, seconds: float, problem: str
 ) -> dict[str, Any]:
     """The fields of the line; `problem` is the reason of what ended the request early, or empty.
 
@@ -52,7 +52,7 @@ def fields_of(
 
 
 def _first(completions: Sequence[Completion]) -> float | None:
-    """Of the first continuation that had one."""
+    """Seconds to the first token of the continuation that was the first to have one; None: none had."""
     times = [one.first_token_seconds for one in completions if one.statistics.steps]
     return round(min(times), DIGITS) if times else None
 

@@ -92,7 +92,7 @@ class Scaler:
         self._own = _Mean()
         self._others = _Mean()
         self._slots = 0.0
-        """Of one replica, when one was last seen."""
+        """Slots of one replica, when one was last seen."""
         self._learned = math.inf
         self._now: float | None = None
         self._judged: tuple[float, int, Totals] | None = None

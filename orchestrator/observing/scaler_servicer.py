@@ -21,7 +21,7 @@ from orchestrator.replicas.fleet import Fleet
 from outrider.internal.keda import externalscaler_pb2 as pb2
 from outrider.internal.keda import externalscaler_pb2_grpc
 from outrider.protocol.errors import InvalidRequest, NoReplica, Overloaded
-from outrider.telemetry.instruments import DraftPoolInstruments
+from outrider.telemetry.draft_pool_instruments import DraftPoolInstruments
 from outrider.telemetry.logs import get_logger
 
 logger = get_logger(__name__)

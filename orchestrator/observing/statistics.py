@@ -18,7 +18,7 @@ class Statistics:
     verified: int = 0
     accepted: int = 0
     histogram: list[int] = field(default_factory=list)
-    """Of the steps that verified candidates, how many accepted 0, 1, 2, ... of them."""
+    """Steps that verified candidates, by how many they accepted: 0, 1, 2, ..."""
     hits: int = 0
     predicted: int = 0
     """Verified nodes that the caller's prediction proposed."""

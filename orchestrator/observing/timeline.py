@@ -1,4 +1,4 @@
-"""Where the time of each step went: the one place that computes it, for spans and for the picture.
+"""Computes where the time of each step went, for spans and for the picture.
 
 Clocks of different machines differ: lanes are drawn by the clock of the service that did the work, wire
 bars are cut at zero length.
@@ -15,7 +15,7 @@ from outrider.protocol.messages import TokenBlock, Verdict
 MAX_EVENTS = 20_000
 MAX_LINKS = 128
 MAX_STEP_EVENTS = 128
-"""Of one step's bars, the last are kept together."""
+"""Most bars that are kept of one step: the last ones."""
 
 
 class Lane(IntEnum):

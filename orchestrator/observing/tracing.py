@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from orchestrator.observing.drift import Reading
 from orchestrator.observing.timeline import StepRecord
 from orchestrator.output import Completion
-from orchestrator.request.resolver import Request
+from orchestrator.request.resolver import ResolvedRequest
 from outrider.config import TraceDetail
 from outrider.protocol.messages import FinishReason
 from outrider.protocol.rpc_errors import code_of_reason
@@ -47,7 +47,7 @@ class RequestTrace:
     traceparent: str
 
     @classmethod
-    def start(cls, request: Request, incoming: str, start_ns: int) -> RequestTrace:
+    def start(cls, request: ResolvedRequest, incoming: str, start_ns: int) -> RequestTrace:
         """Decide whether the request is sampled. `incoming` is the caller's traceparent, or empty."""
         operation = _operation(request)
         name = f"{operation} {request.served.model}"
@@ -74,7 +74,9 @@ class RequestTrace:
                 span_id=span_id,
             )
 
-    def finish(self, request: Request, completions: list[Completion], end_ns: int, error: str) -> None:
+    def finish(
+        self, request: ResolvedRequest, completions: list[Completion], end_ns: int, error: str
+    ) -> None:
         """Record the root span; `error` is the reason of what ended the request early, or empty."""
         if self.traceparent:
             record_request(
@@ -171,12 +173,12 @@ def _drift_attributes(drift: Reading) -> Attributes:
     return {"outrider.drift.mean_before": drift.before, "outrider.drift.steps": drift.steps}
 
 
-def _operation(request: Request) -> str:
+def _operation(request: ResolvedRequest) -> str:
     return "chat" if request.chat else "text_completion"
 
 
-def _attributes(request: Request, completions: list[Completion]) -> dict[str, Attribute]:
-    """Of what was asked, and how much came of it."""
+def _attributes(request: ResolvedRequest, completions: list[Completion]) -> dict[str, Attribute]:
+    """Attributes of the request, and of what it gave."""
     sampling, statistics = request.sampling, [completion.statistics for completion in completions]
     assert sampling.max_tokens is not None
     return {
@@ -204,7 +206,7 @@ def _attributes(request: Request, completions: list[Completion]) -> dict[str, At
     }
 
 
-def _unusual(request: Request) -> dict[str, Attribute]:
+def _unusual(request: ResolvedRequest) -> dict[str, Attribute]:
     """Parameters that differ from what they are when nobody sets them."""
     sampling = request.sampling
     given: dict[str, tuple[Attribute, Attribute]] = {

@@ -1,4 +1,4 @@
-"""Where replicas are: a static list, DNS names that are polled, a file that is read again."""
+"""Finds the endpoints of replicas: a static list, DNS names that are polled, a file that is read again."""
 
 from __future__ import annotations
 

@@ -12,8 +12,14 @@ from orchestrator.events import BlockArrived, DraftOpened, Event
 from orchestrator.replicas.stream import ReplicaStream
 from outrider.internal.v1 import draft_pb2, draft_pb2_grpc
 from outrider.protocol.errors import InternalError, InvalidRequest, Unavailable
-from outrider.protocol.messages import OpenDraft, TokenBlock, Verdict
-from outrider.protocol.wire import block_from_pb, open_draft_to_pb, opened_draft_from_pb, verdict_to_pb
+from outrider.protocol.messages import OpenDraft, PromptFeatures, TokenBlock, Verdict
+from outrider.protocol.wire import (
+    block_from_pb,
+    open_draft_to_pb,
+    opened_draft_from_pb,
+    prompt_features_to_pb,
+    verdict_to_pb,
+)
 from outrider.telemetry.rpc_spans import DRAFT, client_span
 
 
@@ -22,6 +28,8 @@ class DraftClient:
 
     def __init__(self, stream: int, opening: OpenDraft, deliver: Callable[[Event], Awaitable[None]]) -> None:
         self.stream = stream
+        self.reads_features = False
+        """The replica reads what the target's layers make of the text."""
         self._deliver = deliver
         self._endpoint = ""
         self._traceparent = opening.traceparent
@@ -34,7 +42,15 @@ class DraftClient:
     def commit(self, verdict: Verdict) -> None:
         """Tell the replica what the target committed."""
         told = verdict if verdict.nodes is None else replace(verdict, nodes=None)  # those are the caller's
+        if told.features and not self.reads_features:
+            told = replace(told, features=b"")
         self._messages.send(draft_pb2.DraftRequest(verdict=verdict_to_pb(told)))
+
+    def tell(self, features: PromptFeatures) -> None:
+        """Tell the replica, if it reads that, what the target made of a part of the text."""
+        if self.reads_features:
+            part = prompt_features_to_pb(features)
+            self._messages.send(draft_pb2.DraftRequest(prompt_features=part))
 
     def close(self) -> None:
         """End the session."""

@@ -1,8 +1,10 @@
-"""The replicas of both kinds as a running process sees them: endpoints come and go, each is probed for as
-long as it is known, sessions lease them and wait for them.
+"""The verify and draft replicas that a running orchestrator knows.
 
-What is served is what the first verify replica said; a verify replica with another model is kept out until
-none with the old one is left. Drafts are compared with it at every probe.
+Discovery lists their endpoints, which may come and go. Each listed replica is probed again and again.
+Sessions reserve places at the replicas, and wait where there is none.
+
+The model that is served is that of the first verify replica. A verify replica with another model is kept out
+until none with the old one is left. Every probe compares a draft with the served model.
 """
 
 from __future__ import annotations
@@ -16,32 +18,40 @@ from dataclasses import dataclass, field
 import grpc
 
 from orchestrator.replicas.discovery import Discovery
-from orchestrator.replicas.pool import Lease, Replica, Replicas, State
+from orchestrator.replicas.fit import agrees, mismatch_of
+from orchestrator.replicas.kv_relay import relay
+from orchestrator.replicas.pool import Replica, Replicas, ReplicaState, Reservation
 from orchestrator.replicas.probe import fetch_tokenizer, probe
+from orchestrator.replicas.retired import RetiredReplicas
 from orchestrator.text.tokenizer import TextTokenizer
 from outrider.config import OrchestratorConfig
-from outrider.protocol.errors import NoReplica, OutriderError
-from outrider.protocol.messages import ModelInfo
+from outrider.protocol.allowance import MAX_FEATURE_BYTES, MAX_FEATURE_LAYERS
+from outrider.protocol.errors import NoReplica, OutriderError, StaleHandle
+from outrider.protocol.messages import KvHandle, ModelInfo
 from outrider.rpc.channels import open_channel
 from outrider.rpc.tls import client_certificates
 from outrider.telemetry.instruments import OrchestratorInstruments
 from outrider.telemetry.logs import get_logger
+from outrider.telemetry.shadow_instruments import Role
 
 logger = get_logger(__name__)
 RESPONSE_BYTES = {
     "grpc.health.v1.Health": 4 << 10,
     "outrider.internal.v1.DraftService": 64 << 10,
     "outrider.internal.v1.VerifyService": 64 << 10,
-    "outrider.internal.v1.VerifyService/Verify": 1 << 20,
+    "outrider.internal.v1.VerifyService/Verify": MAX_FEATURE_BYTES + (1 << 20),
     "outrider.internal.v1.VerifyService/GetTokenizer": 64 << 20,
+    "outrider.internal.v1.VerifyService/FetchKv": 16 << 20,
 }
 """Largest messages of replicas. A block of 1,024 nodes has 19 KiB, a verdict 300 bytes for each token with 20
-alternatives, a tokenizer tens of MiB; `max_message_mb` bounds it too."""
+alternatives, a tokenizer tens of MiB, a KV page of a large model 8; `max_message_mb` bounds it too."""
 MOVES = 8
-"""Sessions that leave a draining draft replica at once: each costs its new replica a prefill."""
+"""Sessions that leave a draining replica at once: each costs its new one a prefill, or a transfer."""
+RELAYS = 4
+"""Transfers of keys and values at once. Each has one message in memory and takes time of the event loop."""
 DOWN_PROBE_SECONDS = 0.25
-"""Period of probes of a replica that cannot be used, and of the search for the first one that can verify: it
-may be there at any moment."""
+"""Time between probes of a replica that cannot be used, and between searches for the first verify replica:
+requests wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +67,11 @@ class DraftCapacity:
     """What the draft pool has room for."""
 
     replicas: int
-    """That can be used."""
+    """Draft replicas that can be used."""
     slots: int
     """Sessions that they have room for."""
     others: int
-    """Sessions that other orchestrators have open."""
+    """Sessions that other orchestrators have open at draft replicas."""
 
 
 @dataclass(slots=True)
@@ -71,14 +81,14 @@ class _Known:
     kind: str
     channel: grpc.aio.Channel
     poke: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set to probe it now."""
+    """Set to probe the replica now."""
     task: asyncio.Task[None] | None = None
     warned: str = ""
-    """The last complaint about it, so that each is logged once."""
+    """The last warning about the replica, so that each is logged once."""
     silent: bool = False
-    """It did not answer the last probe."""
+    """True when the replica did not answer the last probe."""
     arithmetic: str = ""
-    """That it was last compared with."""
+    """The replica's arithmetic when it was last compared with that of the served model."""
 
 
 class Fleet:
@@ -97,7 +107,7 @@ class Fleet:
         self.certificates = client_certificates(
             config.tls_client_ca, config.tls_client_cert, config.tls_client_key
         )
-        """What is shown to replicas, and what theirs are checked against; None: plaintext."""
+        """Certificates to show to replicas and to check theirs against; None: plaintext."""
         self.pools = {
             kind: Replicas(config.breaker_failures, config.breaker_seconds) for kind in ("verify", "draft")
         }
@@ -105,11 +115,11 @@ class Fleet:
         self._instruments = instruments
         self._on_serving = on_serving
         self._on_round = on_round
-        """Called whenever endpoints were looked for: every `discovery_seconds` once something is served."""
+        """Called after each discovery: every `discovery_seconds` once a model is served."""
         self._on_change = on_change
         """Called after every probe, and when a replica has admitted a session."""
         self._room = 0
-        """Sessions of ours that verify replicas have room for; what it last was while none can be used."""
+        """Sessions of ours that verify replicas have room for; while none can be used, the last number."""
         self._serving = False
         self._clock = clock
         addresses = {"verify": config.verify, "draft": config.draft}
@@ -117,10 +127,10 @@ class Fleet:
             Discovery.configure(kind, static, config.replicas_file) for kind, static in addresses.items()
         ]
         self._known: dict[tuple[str, str], _Known] = {}
-        self._retired: list[tuple[str, Replica, grpc.aio.Channel]] = []
-        """Channels of replicas that discovery no longer lists, while sessions still use them."""
+        self._retired = RetiredReplicas(config.recovery_seconds)
         self._change = asyncio.Event()
         self._adopting = asyncio.Lock()
+        self._relays = asyncio.Semaphore(RELAYS)
 
     async def run(self) -> None:
         """Discover and probe until cancelled."""
@@ -129,7 +139,9 @@ class Fleet:
                 while True:
                     for discovery in self._discoveries:
                         await self._take_up(discovery, await discovery.endpoints(), probes)
-                    await self._close_retired()
+                    for gone in self._retired:
+                        self._move_away(gone.kind, gone.replica)
+                    await self._retired.close_unused(self._clock())
                     self._report()
                     self._on_round()
                     await asyncio.sleep(self._period(self.served is not None))
@@ -139,12 +151,19 @@ class Fleet:
     async def ready(self) -> None:
         """Wait until a verify replica is known and every replica listed so far has been probed once, so that
         the first request already finds its draft."""
-        while self.served is None or any(pool.count(State.UNKNOWN, 0.0) for pool in self.pools.values()):
+        while self.served is None or any(
+            pool.count(ReplicaState.UNKNOWN, 0.0) for pool in self.pools.values()
+        ):
             await self._change.wait()
 
     def misfits(self) -> list[str]:
         """Why drafts that answered cannot be used with the model that is served."""
         return [replica.mismatch for replica in self.pools["draft"] if replica.mismatch]
+
+    def feature_layers(self) -> tuple[int, ...]:
+        """The layers of the target that drafts read, ascending, at most `MAX_FEATURE_LAYERS`."""
+        infos = [replica.info for replica in self.pools["draft"] if replica.info and not replica.mismatch]
+        return tuple(sorted({layer for info in infos for layer in info.feature_layers})[:MAX_FEATURE_LAYERS])
 
     def draft_capacity(self) -> DraftCapacity:
         """The draft pool as the last probes found it."""
@@ -152,42 +171,63 @@ class Fleet:
         answered = [replica for replica in self.pools["draft"] if replica.info is not None]
         slots = sum(replica.info.max_sessions for replica in usable if replica.info is not None)
         others = sum(
-            replica.info.sessions - replica.leases_at_probe
+            replica.info.sessions - replica.reservations_at_probe
             for replica in answered
-            if replica.info is not None and replica.reachable
+            if replica.info is not None and replica.reachable and not replica.info.shadow
         )
         return DraftCapacity(len(usable), slots, max(others, 0))
 
     def capacity(self) -> int:
-        """How many continuations may run at once. While no verify replica can be used that is as many as
-        before: they wait for a replica, and not longer than the recovery time."""
+        """How many continuations may run at once. While no verify replica can be used, the number stays what
+        it was: continuations wait for a replica, at most for the recovery time."""
         if usable := self.pools["verify"].usable(self._clock()):
             self._room = sum(replica.room for replica in usable)
         return min(self._room, self._config.max_running or self._room)
 
-    def admitted(self, lease: Lease, incarnation: str) -> None:
-        """A replica, in this life of its, has admitted the session."""
-        lease.incarnation = incarnation
+    def admitted(self, reservation: Reservation, incarnation: str) -> None:
+        """The replica of this incarnation has admitted the session."""
+        reservation.incarnation = incarnation
         self._on_change()
 
-    def channel(self, kind: str, lease: Lease) -> grpc.aio.Channel:
-        """The channel to a leased replica."""
-        known = self._known.get((kind, lease.replica.endpoint))
+    def channel(self, kind: str, endpoint: str) -> grpc.aio.Channel:
+        """The channel to a replica.
+
+        Raises:
+            NoReplica: discovery does not list it any more.
+        """
+        known = self._known.get((kind, endpoint))
         if known is None:
-            raise NoReplica(f"{lease.replica.endpoint} was taken out of service")
+            raise NoReplica(f"{endpoint} was taken out of service")
         return known.channel
 
-    def lease_draft(
+    def reserve_draft(
         self,
         tokens: Sequence[int],
         on_lost: Callable[[OutriderError], None],
         avoid: str,
         beside: Sequence[str] = (),
-    ) -> Lease | None:
-        """A draft replica beside those that the session has, or None when none can be used now."""
-        return self.pools["draft"].lease(self._clock(), on_lost, tokens=tokens, avoid=avoid, beside=beside)
+    ) -> Reservation | None:
+        """A draft replica other than those at the endpoints `beside`, which the session has already; None
+        when none can be used now."""
+        return self.pools["draft"].reserve(self._clock(), on_lost, tokens=tokens, avoid=avoid, beside=beside)
 
-    async def lease_verify(
+    def drafts(self, state: ReplicaState) -> list[Replica]:
+        """Draft replicas in a state."""
+        now, pool = self._clock(), self.pools["draft"]
+        return [replica for replica in pool if pool.state(replica, now) is state]
+
+    def shadow(self) -> tuple[Replica, grpc.aio.Channel] | None:
+        """The shadow with the fewest sessions, and the channel to it; None when there is none."""
+        found = min(self.drafts(ReplicaState.SHADOW), key=lambda replica: replica.load, default=None)
+        return None if found is None else (found, self.channel("draft", found.endpoint))
+
+    def probe_now(self, endpoint: str) -> None:
+        """Probe a draft replica at once: it has changed."""
+        known = self._known.get(("draft", endpoint))
+        if known is not None:
+            known.poke.set()
+
+    async def reserve_verify(
         self,
         tokens: Sequence[int],
         on_lost: Callable[[OutriderError], None],
@@ -195,7 +235,7 @@ class Fleet:
         avoid: str,
         prefer: str,
         give_up_at: float,
-    ) -> Lease:
+    ) -> Reservation:
         """A verify replica, waiting for one until `give_up_at`, or for as long as all are merely full.
 
         Raises:
@@ -205,9 +245,9 @@ class Fleet:
         while True:
             change = self._change
             now = self._clock()
-            lease = pool.lease(now, on_lost, tokens=tokens, avoid=avoid, prefer=prefer)
-            if lease is not None:
-                return lease
+            reservation = pool.reserve(now, on_lost, tokens=tokens, avoid=avoid, prefer=prefer)
+            if reservation is not None:
+                return reservation
             wake_at = pool.next_change(now) or give_up_at
             if pool.usable(now):  # all of them are full: none is lost
                 give_up_at = max(give_up_at, now + self._config.recovery_seconds)
@@ -219,24 +259,58 @@ class Fleet:
                 async with asyncio.timeout(wake_at - now):
                     await change.wait()
 
-    def failed(self, kind: str, lease: Lease, error: OutriderError) -> None:
-        """A session lost a replica: hold it against it, and look at it at once."""
-        self.pools[kind].failed(lease, error, self._clock())
-        known = self._known.get((kind, lease.replica.endpoint))
+    async def move_kv(self, owner: str, to: str, handle: KvHandle, tokens: Sequence[int]) -> KvHandle:
+        """Copy the keys and values of a handle, which covers `tokens`, between two verify replicas.
+
+        Args:
+            owner: Endpoint of the replica that has them; it may be retired.
+            to: Endpoint of the replica that gets them.
+
+        Returns:
+            A handle at the replica `to`.
+
+        Raises:
+            StaleHandle: that did not succeed, for whatever reason; the tokens are to be computed again.
+        """
+        try:
+            async with self._relays:
+                channels = self._channel_of_owner(owner), self.channel("verify", to)
+                moved = await relay(*channels, handle, tokens, self._config.recovery_seconds)
+        except OutriderError as error:
+            logger.info("keys and values not moved", owner=owner, to=to, error=str(error))
+            self._instruments.kv_move("recomputed")
+            raise StaleHandle(f"kv_handle: not moved from {owner}: {error}") from None
+        self._instruments.kv_move("moved")
+        return moved
+
+    def _channel_of_owner(self, endpoint: str) -> grpc.aio.Channel:
+        """The channel to a verify replica, which may be retired."""
+        try:
+            return self.channel("verify", endpoint)
+        except NoReplica:
+            retired = self._retired.channel("verify", endpoint)
+            if retired is None:
+                raise
+            return retired
+
+    def failed(self, kind: str, reservation: Reservation, error: OutriderError) -> None:
+        """A session lost a replica: count that against the replica, and probe it at once."""
+        self.pools[kind].failed(reservation, error, self._clock())
+        known = self._known.get((kind, reservation.replica.endpoint))
         if known is not None:
-            self._complain(known, lease.replica)
+            self._warn_of_mismatch(known, reservation.replica)
             known.poke.set()
 
     async def _take_up(
         self, discovery: Discovery, endpoints: Sequence[str], probes: asyncio.TaskGroup
     ) -> None:
-        """Probe what is new, let go of what is gone."""
+        """Begin to probe new endpoints; retire replicas that are no longer listed."""
         kind = discovery.kind
         for replica in self.pools[kind].set_endpoints(endpoints):
             known = self._known.pop((kind, replica.endpoint))
             assert known.task is not None
             known.task.cancel()
-            self._retired.append((kind, replica, known.channel))
+            self._retired.add(kind, replica, known.channel)
             logger.info("replica gone", kind=kind, endpoint=replica.endpoint)
         for endpoint in endpoints:
             if (kind, endpoint) not in self._known:
@@ -247,19 +321,33 @@ class Fleet:
     async def _watch(self, endpoint: str, known: _Known) -> None:
         """Probe one replica for as long as it is known."""
         while True:
-            usable = await self._look_at(endpoint, known)
+            usable = await self._probe_once(endpoint, known)
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._period(usable)):
                     await known.poke.wait()
             known.poke.clear()
 
     def _period(self, well: bool) -> float:
-        """Seconds until the next look; not long where what was found cannot be used."""
+        """Seconds until the next probe or discovery; few while what was found cannot be used."""
         period = self._config.discovery_seconds
         return period if well else min(period, DOWN_PROBE_SECONDS)
 
-    async def _look_at(self, endpoint: str, known: _Known) -> bool:
-        """One probe and what follows from it; whether the replica can be used."""
+    async def _probe_once(self, endpoint: str, known: _Known) -> bool:
+        """Probe a replica and act on the answer; returns whether the replica can be used."""
+        await self._ask(endpoint, known)
+        pool = self.pools[known.kind]
+        replica = pool.find(endpoint)
+        if replica is None:
+            return False
+        self._warn_of_mismatch(known, replica)
+        self._changed()
+        state = pool.state(replica, self._clock())
+        if state in (ReplicaState.DRAINING, ReplicaState.SHADOW):
+            self._move_away(known.kind, replica)
+        return state in (ReplicaState.USABLE, ReplicaState.SHADOW)
+
+    async def _ask(self, endpoint: str, known: _Known) -> None:
+        """Probe a replica and note its answer, or that there was none."""
         pool = self.pools[known.kind]
         try:
             answer = await probe(known.kind, known.channel)
@@ -275,20 +363,16 @@ class Fleet:
                     "replica does not answer", kind=known.kind, endpoint=endpoint, error=str(error)
                 )
             known.silent = True
-        replica = pool.find(endpoint)
-        if replica is None:
-            return False
-        self._complain(known, replica)
-        self._changed()
-        now = self._clock()
-        state = pool.state(replica, now)
-        if known.kind == "draft" and state is State.DRAINING:
-            pool.move(replica, now, MOVES)
-        return state is State.USABLE
+
+    def _move_away(self, kind: str, replica: Replica) -> None:
+        """Sessions leave a replica that goes. They stay at a verify replica whose keys and values cannot be
+        moved."""
+        if kind == "draft" or (replica.info is not None and replica.info.kv_layout):
+            self.pools[kind].move(replica, self._clock(), MOVES)
 
     async def _take_in(self, endpoint: str, known: _Known, info: ModelInfo, serving: bool) -> None:
-        """A replica has said what it serves; a verify replica's model is served from now on, if nothing is
-        served or nobody has that any more."""
+        """A replica has said what it serves. The model of a verify replica is served from now on if none is
+        served yet, or if no replica has the served one any more."""
         if known.kind == "verify":
             async with self._adopting:
                 if serving and not self._is_served(info):
@@ -299,7 +383,7 @@ class Fleet:
             self._compare_arithmetic(endpoint, info)
 
     def _compare_arithmetic(self, endpoint: str, info: ModelInfo) -> None:
-        """Say that a verify replica of the same model rounds otherwise than the one it was compared with."""
+        """Warn when a verify replica rounds otherwise than the one that the served model came from."""
         if self.served is None or not self._agrees(info) or info.arithmetic == self.served.info.arithmetic:
             return
         logger.warning(
@@ -312,12 +396,10 @@ class Fleet:
 
     def _is_served(self, info: ModelInfo) -> bool:
         """Whether this model is served, or another one still is."""
-        if self.served is None:
-            return False
         return self._agrees(info) or self._verify_replicas_left()
 
     async def _serve(self, info: ModelInfo, channel: grpc.aio.Channel) -> None:
-        """From now on requests are for this model; every replica is judged by it."""
+        """Serve this model from now on; compare every replica with it."""
         self.served = ServedModel(info, await fetch_tokenizer(channel, info))
         logger.info("serving model", model=info.model, vocabulary_size=info.vocabulary_size)
         for kind, pool in self.pools.items():
@@ -327,7 +409,7 @@ class Fleet:
 
     def _verify_replicas_left(self) -> bool:
         """Whether some verify replica answered its last probe with the model that is served."""
-        return self.served is not None and any(
+        return any(
             replica.info is not None
             and replica.serving
             and replica.missed_probes == 0
@@ -336,22 +418,12 @@ class Fleet:
         )
 
     def _agrees(self, info: ModelInfo) -> bool:
-        """Whether a verify replica has the model that is served."""
-        assert self.served is not None
-        served = self.served.info
-        return (info.model, info.vocabulary_hash) == (served.model, served.vocabulary_hash)
+        return self.served is not None and agrees(info, self.served.info)
 
     def _mismatch(self, kind: str, info: ModelInfo) -> str:
-        """Why the replica cannot be used with the model that is served; empty when it can."""
-        if self.served is None:
-            return "" if kind == "draft" else "not serving yet"
-        if kind == "verify":
-            return "" if self._agrees(info) else f"serves {info.model!r}, not {self.served.info.model!r}"
-        if info.vocabulary_hash in ("", self.served.info.vocabulary_hash):
-            return ""
-        return f"the vocabulary of {info.model!r} is not that of {self.served.info.model!r}"
+        return mismatch_of(kind, info, None if self.served is None else self.served.info)
 
-    def _complain(self, known: _Known, replica: Replica) -> None:
+    def _warn_of_mismatch(self, known: _Known, replica: Replica) -> None:
         """Log once why a replica cannot be paired."""
         if replica.mismatch and replica.mismatch != known.warned and self.served is not None:
             logger.warning(
@@ -360,7 +432,7 @@ class Fleet:
             known.warned = replica.mismatch
 
     def _changed(self) -> None:
-        """Wake who waits for a replica or a place; say whether there is a verify replica at all."""
+        """Wake whoever waits for a replica or a place; report when verify replicas appear or disappear."""
         self._on_change()
         self._change.set()
         self._change = asyncio.Event()
@@ -371,8 +443,13 @@ class Fleet:
 
     def _report(self) -> None:
         for kind, pool in self.pools.items():
-            for state in State:
+            for state in ReplicaState:
                 self._instruments.replicas(kind, state, pool.count(state, self._clock()))
+        self._instruments.shadows.replicas(
+            (replica.endpoint, replica.info.draft_name, Role.SHADOW if replica.info.shadow else Role.SERVING)
+            for replica in self.pools["draft"]
+            if replica.info is not None
+        )
         self._instruments.draft_pool.slots.set(self.draft_capacity().slots)
         self._instruments.kv_utilization(self._kv_utilization())
 
@@ -391,18 +468,7 @@ class Fleet:
             tls_name=tls_name,
         )
 
-    async def _close_retired(self) -> None:
-        """Drafts are left for others; a verify replica keeps its sessions, which would lose their keys."""
-        for kind, replica, _ in self._retired:
-            if kind == "draft":
-                self.pools[kind].move(replica, self._clock(), MOVES)
-        idle = [entry for entry in self._retired if not entry[1].leases]
-        self._retired = [entry for entry in self._retired if entry not in idle]
-        for *_, channel in idle:
-            await channel.close()
-
     async def _close_channels(self) -> None:
         for known in self._known.values():
             await known.channel.close()
-        for *_, channel in self._retired:
-            await channel.close()
+        await self._retired.close_all()

@@ -19,16 +19,16 @@ class Losses:
 
     count: int = 0
     internal: int = 0
-    """Of these, lost by a mistake of their own."""
+    """Those of them that were lost by an internal error."""
     since: float = 0.0
-    """The first of them."""
+    """When the first of them was lost."""
     retry_at: float = 0.0
 
     def add(self, error: OutriderError, now: float, waits: Sequence[float]) -> None:
-        """One more; `waits` are those after the first, second, ... loss."""
+        """Count one more loss; `waits` are the seconds to wait after the first, second, ... loss."""
         if self.count == 0:
             self.since = now
         self.internal += isinstance(error, InternalError)
-        least = (error.retry_after or 0.0) if isinstance(error, Overloaded) and self.count else 0.0
-        self.retry_at = now + max(waits[min(self.count, len(waits) - 1)], least)
+        asked = (error.retry_after or 0.0) if isinstance(error, Overloaded) and self.count else 0.0
+        self.retry_at = now + max(waits[min(self.count, len(waits) - 1)], asked)
         self.count += 1

@@ -1,7 +1,7 @@
-"""Which replicas of one kind there are, which can be used, and which one to use next.
+"""Which replicas of one kind there are, which can be used, and which one a session should use.
 
-Pure decisions: `orchestrator.replicas.fleet` probes replicas and reports what it sees, sessions report how
-their streams ended, and time is passed in. A replica is usable when the last probe found it serving the right
+Pure: `orchestrator.replicas.fleet` probes replicas and reports what it sees, sessions report how their
+streams ended, and time is passed in. A replica is usable when the last probe found it serving the right
 vocabulary and its circuit breaker lets it be tried:
 
     closed      used freely; `failures` in a row open it
@@ -35,12 +35,12 @@ MAX_PREFIXES = 4096
 LOST_PROBES = 3
 """Probes in a row without an answer after which running sessions are moved."""
 MIN_BUSY_SECONDS = 0.05
-"""For which a replica that refused a session for lack of room is not asked again."""
+"""How long, at least, a replica that refused a session for lack of room is not asked again."""
 AFFINITY_SLACK = 2
 """How many sessions more than the least loaded one a replica may have and still be chosen for its pages."""
 
 
-class State(StrEnum):
+class ReplicaState(StrEnum):
     """What a replica can be used for, and if not, why."""
 
     USABLE = "usable"
@@ -51,6 +51,8 @@ class State(StrEnum):
     MISMATCHED = "mismatched"
     BROKEN = "broken"
     """Its circuit breaker is open."""
+    SHADOW = "shadow"
+    """A draft whose proposals are compared with the target's text, not verified."""
 
 
 @dataclass(slots=True, eq=False)
@@ -62,46 +64,50 @@ class Replica:
     serving: bool = False
     reachable: bool = False
     missed_probes: int = 0
-    """In a row."""
+    """Probes in a row without an answer."""
     mismatch: str = ""
     """Why it cannot be paired with the target; empty when it can."""
     failures: int = 0
-    """Failures in a row, as sessions see them."""
+    """Sessions in a row that failed on it."""
     open_until: float = 0.0
-    trial: Lease | None = None
+    """Until when its circuit breaker is open."""
+    trial: Reservation | None = None
     """The session that tries the replica while its breaker is half open."""
     busy_until: float = 0.0
-    """It refused a session for lack of room."""
-    leases: set[Lease] = field(default_factory=set)
-    leases_at_probe: int = 0
+    """Until when it gets no session because it refused one for lack of room."""
+    reservations: set[Reservation] = field(default_factory=set)
+    """The sessions of this orchestrator that use it."""
+    reservations_at_probe: int = 0
+    """How many there were at the last probe."""
 
     @property
     def load(self) -> float:
-        """Share of its sessions in use: everybody's at the last probe, and what changed of ours since."""
+        """Share of its sessions in use: those of all callers at the last probe, corrected by how many of ours
+        have begun and ended since."""
         if self.info is None:
-            return len(self.leases)
-        sessions = self.info.sessions + len(self.leases) - self.leases_at_probe
-        return max(sessions, len(self.leases)) / max(1, self.info.max_sessions)
+            return len(self.reservations)
+        sessions = self.info.sessions + len(self.reservations) - self.reservations_at_probe
+        return max(sessions, len(self.reservations)) / max(1, self.info.max_sessions)
 
     @property
     def room(self) -> int:
-        """Sessions of ours that it has room for. Where others use it too, one more than it has admitted: that
-        one waits in the replica's own line, so that our turn comes when one of theirs ends."""
+        """How many sessions of ours it has room for. Where other orchestrators use it too, one session more
+        may be opened: it waits at the replica, so that our turn comes when one of theirs ends."""
         if self.info is None:
             return 0
-        others = max(0, self.info.sessions - self.leases_at_probe)
-        admitted = sum(lease.incarnation != "" for lease in self.leases)
+        others = max(0, self.info.sessions - self.reservations_at_probe)
+        admitted = sum(reservation.incarnation != "" for reservation in self.reservations)
         return max(self.info.max_sessions - others, admitted) + (others > 0)
 
 
 @dataclass(slots=True, eq=False)
-class Lease:
+class Reservation:
     """One session's use of a replica. `on_lost` is called when a probe finds the replica gone."""
 
     replica: Replica
     on_lost: Callable[[OutriderError], None]
     incarnation: str = ""
-    """Of the process that admitted the session; empty before."""
+    """Incarnation of the process that admitted the session; empty before."""
 
 
 class Replicas:
@@ -124,28 +130,30 @@ class Replicas:
         """The replica at an endpoint, if it is known."""
         return self._replicas.get(endpoint)
 
-    def state(self, replica: Replica, now: float) -> State:
+    def state(self, replica: Replica, now: float) -> ReplicaState:
         """What the replica can be used for now."""
         if replica.info is None and replica.missed_probes == 0:
-            return State.UNKNOWN
+            return ReplicaState.UNKNOWN
         if not replica.reachable:
-            return State.DOWN
+            return ReplicaState.DOWN
         if replica.mismatch:
-            return State.MISMATCHED
+            return ReplicaState.MISMATCHED
         if not replica.serving:
-            return State.DRAINING
-        return State.BROKEN if self._kept_out(replica, now) else State.USABLE
+            return ReplicaState.DRAINING
+        if replica.info is not None and replica.info.shadow:
+            return ReplicaState.SHADOW
+        return ReplicaState.BROKEN if self._breaker_is_open(replica, now) else ReplicaState.USABLE
 
-    def count(self, state: State, now: float) -> int:
+    def count(self, state: ReplicaState, now: float) -> int:
         """Replicas in a state."""
         return sum(self.state(replica, now) is state for replica in self)
 
     def usable(self, now: float) -> list[Replica]:
         """Replicas that a session may open now."""
-        return [replica for replica in self if self.state(replica, now) is State.USABLE]
+        return [replica for replica in self if self.state(replica, now) is ReplicaState.USABLE]
 
     def set_endpoints(self, endpoints: Collection[str]) -> list[Replica]:
-        """Take up new endpoints and let go of missing ones; returns the latter. Their sessions go on."""
+        """Add new endpoints and remove missing ones; returns the removed replicas. Their sessions go on."""
         gone = [replica for endpoint, replica in self._replicas.items() if endpoint not in endpoints]
         for replica in gone:
             del self._replicas[replica.endpoint]
@@ -154,22 +162,23 @@ class Replicas:
         return gone
 
     def seen(self, endpoint: str, info: ModelInfo, serving: bool, mismatch: str = "") -> None:
-        """A probe was answered. A new incarnation is judged afresh; sessions of the old one are lost."""
+        """A probe was answered. A new incarnation has no failures yet; sessions of the old one are lost."""
         replica = self._replicas.get(endpoint)
         if replica is None:
             return
         restarted = replica.info is not None and replica.info.incarnation != info.incarnation
         replica.info, replica.serving, replica.reachable = info, serving, True
         replica.missed_probes = 0
-        replica.leases_at_probe = len(replica.leases)
+        replica.reservations_at_probe = len(replica.reservations)
         replica.mismatch = mismatch
         if restarted:
             replica.failures, replica.open_until, replica.trial = 0, 0.0, None
-            old = [lease for lease in replica.leases if lease.incarnation not in ("", info.incarnation)]
+            current = ("", info.incarnation)
+            old = [each for each in replica.reservations if each.incarnation not in current]
             _lose(old, Unavailable(f"{endpoint} was restarted"))
 
     def refused(self, endpoint: str) -> None:
-        """A probe was answered by a replica that loads or drains: no new sessions, those it has go on."""
+        """The replica that answered a probe loads or drains: it gets no new sessions, those it has go on."""
         replica = self._replicas.get(endpoint)
         if replica is None or replica.info is None:
             self.missed(endpoint, Unavailable(f"{endpoint} is not serving"))
@@ -177,16 +186,16 @@ class Replicas:
         replica.serving, replica.reachable, replica.missed_probes = False, True, 0
 
     def missed(self, endpoint: str, error: OutriderError) -> None:
-        """A probe failed: no new sessions, and after `LOST_PROBES` in a row the running ones are lost."""
+        """A probe failed: the replica gets no new sessions, and after `LOST_PROBES` loses those it has."""
         replica = self._replicas.get(endpoint)
         if replica is None:
             return
         replica.reachable = False
         replica.missed_probes += 1
         if replica.missed_probes == LOST_PROBES:
-            _lose(list(replica.leases), error)
+            _lose(list(replica.reservations), error)
 
-    def lease(
+    def reserve(
         self,
         now: float,
         on_lost: Callable[[OutriderError], None],
@@ -195,12 +204,17 @@ class Replicas:
         avoid: str = "",
         prefer: str = "",
         beside: Collection[str] = (),
-    ) -> Lease | None:
-        """The best usable replica for a session that begins with `tokens`; None when there is none, or none
-        with room.
+    ) -> Reservation | None:
+        """Reserve the best usable replica for a session that begins with `tokens`.
 
-        `prefer` wins when it can be used. `avoid` is used only when nothing else can be. The session has
-        replicas at the endpoints `beside` already: it gets another one, of another model where there is one.
+        Args:
+            prefer: Endpoint of the replica to use if it can be used.
+            avoid: Endpoint of a replica to use only if no other can be used.
+            beside: Endpoints of replicas that the session has already. It gets another one, with another
+                model where there is one.
+
+        Returns:
+            None when no replica can be used, or none has room.
         """
         candidates = [replica for replica in self.usable(now) if replica.busy_until <= now]
         if beside:
@@ -212,26 +226,26 @@ class Replicas:
         prefix = hash(tuple(tokens[:PREFIX_TOKENS]))
         replica = self._pick(candidates, prefix, prefer)
         self._remember(prefix, replica.endpoint)
-        lease = Lease(replica, on_lost)
+        reservation = Reservation(replica, on_lost)
         if replica.failures >= self._breaker_failures:
-            replica.trial = lease
-        replica.leases.add(lease)
-        return lease
+            replica.trial = reservation
+        replica.reservations.add(reservation)
+        return reservation
 
-    def release(self, lease: Lease) -> None:
-        """The session is over; idempotent."""
-        lease.replica.leases.discard(lease)
-        if lease.replica.trial is lease:
-            lease.replica.trial = None
+    def release(self, reservation: Reservation) -> None:
+        """The session is over: its place is free. May be called twice."""
+        reservation.replica.reservations.discard(reservation)
+        if reservation.replica.trial is reservation:
+            reservation.replica.trial = None
 
-    def succeeded(self, lease: Lease) -> None:
+    def succeeded(self, reservation: Reservation) -> None:
         """The session got what it needs from the replica: its breaker closes."""
-        lease.replica.failures = 0
-        lease.replica.open_until = 0.0
+        reservation.replica.failures = 0
+        reservation.replica.open_until = 0.0
 
-    def failed(self, lease: Lease, error: OutriderError, now: float) -> None:
+    def failed(self, reservation: Reservation, error: OutriderError, now: float) -> None:
         """The session lost the replica. What is not the replica's fault does not count against it."""
-        replica = lease.replica
+        replica = reservation.replica
         if isinstance(error, Overloaded):
             full = not isinstance(error, OutOfPages)  # pages may be short for this session alone
             replica.busy_until = now + max(error.retry_after or 0.0, MIN_BUSY_SECONDS) if full else 0.0
@@ -249,19 +263,20 @@ class Replicas:
         if replica.failures >= self._breaker_failures:
             replica.open_until = now + self._breaker_seconds
 
-    def move(self, replica: Replica, now: float, most: int) -> None:
-        """Have up to `most` sessions leave a draining replica, if there is another one for them."""
-        if any(other is not replica for other in self.usable(now)):
-            draining = Draining(f"{replica.endpoint} is draining; its sessions migrate")
-            _lose(list(replica.leases)[:most], draining)
+    def move(self, replica: Replica, now: float, max_sessions: int) -> None:
+        """Make up to `max_sessions` sessions leave a replica that drains or is a shadow, if they can go to
+        another one; of verify replicas, to one that takes their keys and values."""
+        if any(other is not replica and _layout(other) == _layout(replica) for other in self.usable(now)):
+            draining = Draining(f"{replica.endpoint} takes no sessions any more; its own migrate")
+            _lose(list(replica.reservations)[:max_sessions], draining)
 
     def next_change(self, now: float) -> float | None:
-        """When time alone may next make a replica usable, or give it room; None: it will not."""
+        """When a replica may next become usable or have room without any event; None: never."""
         reachable = [replica for replica in self if replica.reachable]
         times = [time for replica in reachable for time in (replica.open_until, replica.busy_until)]
         return min((time for time in times if time > now), default=None)
 
-    def _kept_out(self, replica: Replica, now: float) -> bool:
+    def _breaker_is_open(self, replica: Replica, now: float) -> bool:
         tripped = replica.failures >= self._breaker_failures
         return tripped and (now < replica.open_until or replica.trial is not None)
 
@@ -270,15 +285,15 @@ class Replicas:
         for replica in with_room:
             if replica.endpoint == prefer:
                 return replica
-        best = min(with_room, key=lambda replica: (replica.load, len(replica.leases), replica.endpoint))
+        best = min(with_room, key=lambda replica: (replica.load, len(replica.reservations), replica.endpoint))
         for replica in with_room:
             known = self._prefixes.get(prefix) == replica.endpoint
-            if known and len(replica.leases) <= len(best.leases) + self._affinity_slack:
+            if known and len(replica.reservations) <= len(best.reservations) + self._affinity_slack:
                 return replica
         return best
 
     def _beside(self, candidates: Sequence[Replica], beside: Collection[str]) -> list[Replica]:
-        """Other replicas than these, and of other models if there are any."""
+        """Candidates other than the replicas at `beside`; those with other models, if there are any."""
         models = {_model(replica) for replica in self if replica.endpoint in beside}
         others = [replica for replica in candidates if replica.endpoint not in beside]
         return [replica for replica in others if _model(replica) not in models] or others
@@ -294,6 +309,10 @@ def _model(replica: Replica) -> tuple[str, str]:
     return ("", "") if replica.info is None else (replica.info.kind, replica.info.model)
 
 
-def _lose(leases: Sequence[Lease], error: OutriderError) -> None:
-    for lease in leases:
-        lease.on_lost(error)
+def _layout(replica: Replica) -> str:
+    return "" if replica.info is None else replica.info.kv_layout
+
+
+def _lose(reservations: Sequence[Reservation], error: OutriderError) -> None:
+    for reservation in reservations:
+        reservation.on_lost(error)

@@ -13,7 +13,7 @@ from outrider.protocol.errors import OutriderError, Unavailable
 from outrider.rpc.channels import error_of
 
 END_SECONDS = 1.0
-"""Within which the last read and write of a cancelled call end."""
+"""Longest time for the last read and write of a cancelled call."""
 MAX_UNSENT = 2 * LATE * BLOCKS
 """Messages that may wait for a replica to read them; one that lets more pile up is given up. A verify replica
 is sent at most half of that without a verdict of its own, so blocks alone never cost it its stream."""

@@ -1,14 +1,14 @@
-"""Who may run now. Each continuation of a request takes a place; there are as many places as verify replicas
-have room for sessions. What does not fit waits in a queue:
+"""Decides which requests may run now. Each continuation of a request needs a place; there are as many places
+as verify replicas have room for sessions. Whatever has no place waits in a queue:
 
-    served next     the highest priority; within it the caller with the fewest continuations ahead, running
-                    ones included; then whoever has waited longest since its caller was last served
-    kept            the last places, one in `KEPT`, are for callers that have none
-    refused         of more than `max_queued` requests that have not begun, the one that would be served last
+    served next     the highest priority; within it the caller with the fewest continuations, running or ahead
+                    in the queue; then whoever has waited longest since its caller was last served
+    reserved        one place in `PLACES_PER_RESERVED` is for callers that have none
+    refused         when more than `max_queued` requests have not begun: the one that would be served last
 
-A request begins with its first place. Its other continuations wait on in the same queue, each for a place of
-its own, so that `n` may be larger than all places. `AdmissionQueue` decides, without I/O and without a clock;
-`Admission` lets requests wait for it.
+A request begins with its first place. Its other continuations wait in the same queue, each for a place of its
+own, so `n` may be larger than the number of all places. `AdmissionQueue` decides, without I/O and without a
+clock; `Admission` makes requests wait for its decisions.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from dataclasses import dataclass, field
 
 from outrider.protocol.errors import DeadlineExceeded, Overloaded
 
-KEPT = 16
-"""One place in so many is kept for callers without one: a newcomer need not wait for another's long text."""
+PLACES_PER_RESERVED = 16
+"""One place in so many is reserved for callers without one: they need not wait for others' long texts."""
 MIN_RETRY_SECONDS = 0.1
 MAX_RETRY_SECONDS = 30.0
 NEWEST_WEIGHT = 0.2
-"""Weight of the newest continuation in the running mean of how long they hold their places."""
+"""Weight of the newest continuation in the running mean of how long continuations keep their places."""
 
 
 @dataclass(slots=True, eq=False)
@@ -38,16 +38,17 @@ class QueueEntry:
     caller: str
     priority: int
     waiting: int
-    """Without a place."""
+    """Continuations without a place."""
     running: int = 0
-    """With one."""
+    """Continuations with a place."""
     came: int = 0
+    """Number of its arrival, counted with the other events of the queue."""
     begun: bool = False
-    """It has had a place: it is not refused any more."""
+    """True once it has had a place: it is not refused any more."""
 
 
 class AdmissionQueue:
-    """Decides who gets the next place, and who is one too many."""
+    """Decides who gets the next place, and who is refused."""
 
     def __init__(self, max_queued: int) -> None:
         self._max_queued = max_queued
@@ -56,9 +57,9 @@ class AdmissionQueue:
         self._running: Counter[str] = Counter()
         """Continuations with a place, by caller."""
         self._served: dict[str, int] = {}
-        """When callers were last given a place."""
+        """Caller -> number of the event by which it last got a place."""
         self._events = itertools.count()
-        """Time, as far as it matters here: which came first."""
+        """Numbers of arrivals and of places given, in their order."""
 
     @property
     def running(self) -> int:
@@ -84,7 +85,11 @@ class AdmissionQueue:
         """Give a place to the next in the queue; None when there is none of either."""
         free = capacity - self.running
         order = self._order() if free > 0 else []
-        allowed = (entry for entry in order if free > capacity // KEPT or not self._running[entry.caller])
+        allowed = (
+            entry
+            for entry in order
+            if free > capacity // PLACES_PER_RESERVED or not self._running[entry.caller]
+        )
         entry = next(allowed, None)
         if entry is None:
             return None
@@ -96,7 +101,7 @@ class AdmissionQueue:
         return entry
 
     def shorten(self) -> QueueEntry | None:
-        """Take the last out of a queue that is too long; None when it is not."""
+        """Remove the request that would be served last from a queue that is too long; None when it is not."""
         if self.queued <= self._max_queued:
             return None
         entry = next(entry for entry in reversed(self._order()) if not entry.begun)
@@ -104,12 +109,12 @@ class AdmissionQueue:
         return entry
 
     def free(self, entry: QueueEntry) -> None:
-        """One of its continuations has ended."""
+        """One of the request's continuations has ended."""
         entry.running -= 1
         self._running[entry.caller] -= 1
 
     def leave(self, entry: QueueEntry) -> None:
-        """The request has ended, however it did: what it holds is free; idempotent."""
+        """The request has ended in some way: its places are free. May be called twice."""
         if entry in self._entries:
             self._entries.remove(entry)
         self._running[entry.caller] -= entry.running
@@ -119,7 +124,7 @@ class AdmissionQueue:
             self._served.pop(entry.caller, None)
 
     def _order(self) -> list[QueueEntry]:
-        """Those who wait, as they are served if nobody comes or leaves."""
+        """The waiting requests in the order in which they are served if none comes or leaves."""
         ahead = self._running.copy()
         ranks = {}
         for entry in sorted(self._entries, key=lambda entry: -entry.priority):
@@ -131,14 +136,14 @@ class AdmissionQueue:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionStatistics:
-    """Requests now."""
+    """Present numbers."""
 
     running: int
-    """That have begun."""
+    """Requests that have begun."""
     queued: int
-    """That have not."""
+    """Requests that have not begun."""
     continuations: int = 0
-    """With a place."""
+    """Continuations with a place."""
 
 
 @dataclass(slots=True, eq=False)
@@ -154,12 +159,12 @@ class Waiter:
 
 
 class Admission:
-    """Lets requests in, or has them wait. Times are those of `clock`, in seconds."""
+    """Lets requests run, or makes them wait. Times are those of `clock`, in seconds."""
 
     def __init__(
         self, max_queued: int, capacity: Callable[[], int], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`capacity` says how many continuations may run; `look` when it may have grown."""
+        """`capacity` says how many continuations may run. Call `give_places` when it may have grown."""
         self._queue = AdmissionQueue(max_queued)
         self._capacity = capacity
         self._clock = clock
@@ -170,7 +175,7 @@ class Admission:
         """Counts."""
         return AdmissionStatistics(self._queue.begun, self._queue.queued, self._queue.running)
 
-    def look(self) -> None:
+    def give_places(self) -> None:
         """Give away the places that are free."""
         while (entry := self._queue.serve(self._capacity())) is not None:
             waiter = self._waiters[entry]
@@ -182,7 +187,7 @@ class Admission:
     async def enter(
         self, caller: str, priority: int, continuations: int, deadline: float
     ) -> AsyncIterator[Waiter]:
-        """Wait until the first continuation of a request has a place; whatever it holds is free at the end.
+        """Wait until the first continuation of a request has a place. At the end its places are free.
 
         Raises:
             Overloaded: the line is full; `retry_after` is about when there will be room.
@@ -195,7 +200,7 @@ class Admission:
         self._waiters[entry] = waiter
         self._queue.join(entry)
         try:
-            self.look()
+            self.give_places()
             self._shorten()
             await _begin(waiter, deadline - waiter.arrived)
             waiter.waited = self._clock() - waiter.arrived
@@ -203,11 +208,11 @@ class Admission:
         finally:
             del self._waiters[entry]
             self._queue.leave(entry)
-            self.look()
+            self.give_places()
 
     @asynccontextmanager
     async def place(self, waiter: Waiter) -> AsyncIterator[float]:
-        """Run one continuation in a place of its request; gives the seconds from arrival until it had it."""
+        """Run one continuation in a place of its request; gives the seconds that it waited since arrival."""
         await waiter.places.acquire()
         began = self._clock()
         try:
@@ -215,7 +220,7 @@ class Admission:
         finally:
             self._mean_seconds += NEWEST_WEIGHT * (self._clock() - began - self._mean_seconds)
             self._queue.free(waiter.entry)
-            self.look()
+            self.give_places()
 
     def _shorten(self) -> None:
         refused = self._queue.shorten()
@@ -225,7 +230,7 @@ class Admission:
         begins.set_exception(Overloaded(message, self._retry_after()))
 
     def _retry_after(self) -> float:
-        """About how long until the line has room: one departure."""
+        """About how many seconds pass until the next request leaves."""
         expected = self._mean_seconds / max(1, self._capacity())
         return min(max(expected, MIN_RETRY_SECONDS), MAX_RETRY_SECONDS)
 

@@ -21,13 +21,13 @@ CHECK_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class BearerTokens:
     """Digests of the tokens that are let in: equal in length, so that comparing them tells nothing."""
 
     digests: tuple[bytes, ...] = field(repr=False)
 
     @classmethod
-    def parse(cls, contents: Contents) -> Tokens:
+    def parse(cls, contents: Contents) -> BearerTokens:
         """One token per line; empty lines are skipped.
 
         Raises:
@@ -47,13 +47,13 @@ class Tokens:
         return sum(hmac.compare_digest(digest, known) for known in self.digests) > 0
 
 
-def read_tokens(path: str, clock: Callable[[], float] = time.monotonic) -> Reloaded[Tokens]:
+def read_tokens(path: str, clock: Callable[[], float] = time.monotonic) -> Reloaded[BearerTokens]:
     """The tokens of a file, as they are at the time.
 
     Raises:
         ConfigError: the file cannot be read or has no usable token.
     """
-    return Reloaded("bearer_tokens", {SETTING: path}, Tokens.parse, period=CHECK_SECONDS, clock=clock)
+    return Reloaded("bearer_tokens", {SETTING: path}, BearerTokens.parse, period=CHECK_SECONDS, clock=clock)
 
 
 def digest_of(metadata: Iterable[tuple[str, str | bytes]]) -> bytes:
@@ -69,7 +69,7 @@ def digest_of(metadata: Iterable[tuple[str, str | bytes]]) -> bytes:
 class BearerAuth(grpc.aio.ServerInterceptor):
     """Refuses calls of one service without a known token; health, reflection and the scaler need none."""
 
-    def __init__(self, service_name: str, tokens: Reloaded[Tokens]) -> None:
+    def __init__(self, service_name: str, tokens: Reloaded[BearerTokens]) -> None:
         self._prefix = f"/{service_name}/"
         self._tokens = tokens
 

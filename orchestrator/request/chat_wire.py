@@ -1,4 +1,4 @@
-"""A conversation of the public service -> what the orchestrator works with, its lengths checked before."""
+"""Converts a conversation of the public service, after checking its lengths."""
 
 from __future__ import annotations
 
@@ -24,25 +24,23 @@ def check_counts(chat: generation_pb2.Chat, positions: int) -> None:
     Raises:
         InvalidRequest: there is too much of it.
     """
-    most = min(MAX_MESSAGES, positions)
-    _at_most("chat.messages", len(chat.messages), most)
+    limit = min(MAX_MESSAGES, positions)
+    _at_most("chat.messages", len(chat.messages), limit)
     _at_most("chat.tools", len(chat.tools), MAX_TOOLS)
     parts = calls = 0
     for index, message in enumerate(chat.messages):
-        path = f"chat.messages[{index}]"
-        _short(f"{path}.role", message.role, MAX_ROLE)
         parts += len(message.parts)
         calls += len(message.tool_calls)
-        _at_most(f"{path}.parts", parts, most)
-        _at_most(f"{path}.tool_calls", calls, most)
-        _check_message_names(path, message)
+        if parts > limit or calls > limit or _has_long_name(message):
+            _name_what_is_too_much(f"chat.messages[{index}]", message, parts, calls, limit)
     for index, tool in enumerate(chat.tools):
         _short(f"chat.tools[{index}].name", tool.name, MAX_NAME)
 
 
-def bytes_of(chat: generation_pb2.Chat) -> int:
-    """Bytes of all texts that may come into the prompt."""
-    return sum(len(text.encode()) for text in _texts(chat))
+def bytes_of(chat: generation_pb2.Chat, limit: int) -> int:
+    """Bytes of all texts that may come into the prompt; a few too many where even those are below `limit`."""
+    size: int = chat.ByteSize()
+    return size if size <= limit else sum(len(text.encode()) for text in _texts(chat))
 
 
 def conversation_from_pb(chat: generation_pb2.Chat) -> Conversation:
@@ -63,7 +61,21 @@ def conversation_from_pb(chat: generation_pb2.Chat) -> Conversation:
     )
 
 
-def _check_message_names(path: str, message: generation_pb2.ChatMessage) -> None:
+def _has_long_name(message: generation_pb2.ChatMessage) -> bool:
+    return (
+        len(message.role) > MAX_ROLE
+        or len(message.name) > MAX_NAME
+        or len(message.tool_call_id) > MAX_NAME
+        or any(len(call.id) > MAX_NAME or len(call.name) > MAX_NAME for call in message.tool_calls)
+    )
+
+
+def _name_what_is_too_much(
+    path: str, message: generation_pb2.ChatMessage, parts: int, calls: int, limit: int
+) -> None:
+    _short(f"{path}.role", message.role, MAX_ROLE)
+    _at_most(f"{path}.parts", parts, limit)
+    _at_most(f"{path}.tool_calls", calls, limit)
     _short(f"{path}.name", message.name, MAX_NAME)
     _short(f"{path}.tool_call_id", message.tool_call_id, MAX_NAME)
     for number, call in enumerate(message.tool_calls):
@@ -83,22 +95,23 @@ def _texts(chat: generation_pb2.Chat) -> Iterator[str]:
 
 
 def _message(index: int, pb: generation_pb2.ChatMessage) -> ChatMessage:
-    if pb.content and pb.parts:
+    content, parts, calls = pb.content, pb.parts, pb.tool_calls
+    if content and parts:
         raise InvalidRequest(f"chat.messages[{index}].parts", "came with a content; send one of them")
     return ChatMessage(
         role=pb.role,
-        content=tuple(part.text for part in pb.parts) if pb.parts else pb.content,
+        content=tuple(part.text for part in parts) if parts else content,
         name=pb.name,
-        tool_calls=tuple(ToolCall(call.id, call.name, call.arguments) for call in pb.tool_calls),
+        tool_calls=tuple(ToolCall(call.id, call.name, call.arguments) for call in calls) if calls else (),
         tool_call_id=pb.tool_call_id,
     )
 
 
-def _at_most(field: str, count: int, most: int) -> None:
-    if count > most:
-        raise InvalidRequest(field, f"must be at most {most}, not {count}")
+def _at_most(field: str, count: int, limit: int) -> None:
+    if count > limit:
+        raise InvalidRequest(field, f"must be at most {limit}, not {count}")
 
 
-def _short(field: str, text: str, most: int) -> None:
-    if len(text) > most:
-        raise InvalidRequest(field, f"must have at most {most} characters")
+def _short(field: str, text: str, limit: int) -> None:
+    if len(text) > limit:
+        raise InvalidRequest(field, f"must have at most {limit} characters")

@@ -1,4 +1,4 @@
-"""Constraints are checked before a request waits for a place; those found sound are not checked again."""
+"""Checks constraints before a request waits for a place; remembers those that are sound."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 
-from orchestrator.request.resolver import Asked
+from orchestrator.request.resolver import IncomingRequest
 from orchestrator.text.constraint_check import ConstraintCheck
 from orchestrator.text.tokenizer import TextTokenizer
 from orchestrator.text.tokenizing import Tokenizing
@@ -26,7 +26,7 @@ class Constraints:
         self._sound: OrderedDict[bytes, None] = OrderedDict()
 
     async def complete(
-        self, asked: Asked, tokenizer: TextTokenizer, served: ModelInfo, deadline: float
+        self, incoming: IncomingRequest, tokenizer: TextTokenizer, served: ModelInfo, deadline: float
     ) -> bool:
         """Whether the resumed tokens of a request are all that its constraint allows.
 
@@ -36,7 +36,7 @@ class Constraints:
             Unavailable: the process ended twice, or cannot be started.
             DeadlineExceeded: the deadline passed.
         """
-        constraint, resumed = asked.sampling.constraint, asked.resume_token_ids
+        constraint, resumed = incoming.sampling.constraint, incoming.resume_token_ids
         if constraint is None:
             return False
         digest = constraint.digest

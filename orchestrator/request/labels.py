@@ -1,4 +1,4 @@
-"""What callers say that a request belongs to."""
+"""Checks the labels that callers put on requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gives memory back that large messages were in.
+"""Gives memory back to the system after large messages.
 
 glibc keeps what is freed for the next time, spread over one heap for each thread of gRPC: forty messages of
 3.6 MB leave 200 MB behind, and as many more the next time.
@@ -33,12 +33,12 @@ class MemoryReturn:
         self._least = resident()
 
     async def run(self) -> None:
-        """Until cancelled, look from time to time."""
+        """Until cancelled, check from time to time."""
         while True:
             await asyncio.sleep(PERIOD_SECONDS)
-            await self.look()
+            await self.check()
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Trim if there is reason to."""
         now = self._resident()
         if now > self._least + GROWTH_BYTES:

@@ -1,4 +1,4 @@
-"""How often one client may ask: a token bucket for each, of a bounded number of clients.
+"""Limits how often one client may call: a token bucket for each, of a bounded number of clients.
 
 A client is its bearer token where tokens are demanded, and otherwise the address that it calls from: that of
 an IPv4 host, or the /64 network of an IPv6 one, for whoever has one address there has them all.
@@ -77,7 +77,7 @@ class RateLimit:
 
 
 def client_of(digest: bytes, peer: str) -> str:
-    """Who calls: by the digest of a bearer token that was let in, else by the address of gRPC's `peer`."""
+    """The caller: the digest of its bearer token if one was checked, else the address in gRPC's `peer`."""
     return f"token {digest.hex()}" if digest else f"address {_network(peer)}"
 
 

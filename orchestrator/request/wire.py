@@ -1,10 +1,10 @@
-"""Messages of the public service <-> what the orchestrator works with."""
+"""Converts between messages of the public service and the orchestrator's own types."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import cast
+from typing import Any, cast
 
 from orchestrator.observing.load import Load
 from orchestrator.observing.steps import Step
@@ -12,11 +12,13 @@ from orchestrator.observing.timeline import TimelineEvent
 from orchestrator.output import Chunk, Completion, Started
 from orchestrator.request.chat_wire import bytes_of, check_counts, conversation_from_pb
 from orchestrator.request.labels import MAX_LABELS
-from orchestrator.request.resolver import Asked, check_vocabulary
+from orchestrator.request.resolver import IncomingRequest
 from orchestrator.text.jobs import ChatPrompt, Ids, Prompt, TextPrompt
 from outrider.protocol.errors import ContextTooLong, InvalidRequest, UnknownModel
 from outrider.protocol.messages import ModelInfo, TokenLogprob
-from outrider.protocol.wire import logprob_to_pb, mode_from_pb, sampling_from_pb
+from outrider.protocol.sampling_wire import sampling_from_pb
+from outrider.protocol.vocabulary import check_vocabulary
+from outrider.protocol.wire import logprob_to_pb, mode_from_pb
 from outrider.v1 import generation_pb2, tokens_pb2
 
 MAX_UINT32 = 2**32 - 1
@@ -54,7 +56,7 @@ def _check_name(model: str) -> None:
 
 def _check_chat(chat: generation_pb2.Chat, positions: int, bytes_per_token: int) -> None:
     check_counts(chat, positions)
-    _check_bytes("chat.messages", bytes_of(chat), positions, bytes_per_token)
+    _check_bytes("chat.messages", bytes_of(chat, positions * bytes_per_token), positions, bytes_per_token)
 
 
 def _check_tokens(field: str, tokens: int, positions: int) -> None:
@@ -72,26 +74,27 @@ def _check_bytes(field: str, size: int, positions: int, bytes_per_token: int) ->
         )
 
 
-def asked_from_pb(
+def incoming_from_pb(
     pb: generation_pb2.GenerateRequest, model_defaults: Mapping[str, float] | None = None
-) -> Asked:
+) -> IncomingRequest:
     """A request as it came; `model_defaults` are sampling parameters where it sets none.
 
     Raises:
         InvalidRequest: a sampling parameter is out of its range, or the mode is unknown.
     """
     speculation, prompt = pb.speculation, pb.WhichOneof("prompt")
-    return Asked(
+    return IncomingRequest(
         model=pb.model,
         text=pb.text if prompt == "text" else None,
         token_ids=tuple(pb.token_ids.ids) if prompt == "token_ids" else None,
         chat=conversation_from_pb(pb.chat) if prompt == "chat" else None,
         sampling=sampling_from_pb(pb.sampling, model_defaults),
-        seed=pb.sampling.seed if pb.sampling.HasField("seed") else None,
+        seed=_optional(pb.sampling, "seed"),
         mode=mode_from_pb(speculation.mode),
-        max_nodes=speculation.max_nodes if speculation.HasField("max_nodes") else None,
-        max_depth=speculation.max_depth if speculation.HasField("max_depth") else None,
+        max_nodes=_optional(speculation, "max_nodes"),
+        max_depth=_optional(speculation, "max_depth"),
         prediction=_prediction(speculation.prediction),
+        seconds_per_token=_optional(speculation, "seconds_per_token"),
         task=pb.task,
         resume_token_ids=tuple(pb.resume_token_ids),
         session=pb.session,
@@ -101,7 +104,13 @@ def asked_from_pb(
         priority=pb.priority,
         labels=_labels(pb),
         truncate_prompt_tokens=pb.truncate_prompt_tokens,
+        do_not_collect=pb.do_not_collect,
     )
+
+
+def _optional(pb: Any, name: str) -> Any:
+    """A field's value; None where it is absent."""
+    return getattr(pb, name) if pb.HasField(name) else None
 
 
 def _prediction(pb: generation_pb2.Prediction) -> str | tuple[int, ...]:

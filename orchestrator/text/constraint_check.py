@@ -14,7 +14,7 @@ from outrider.protocol.constraint import Constraint, ConstraintKind
 from outrider.protocol.errors import InvalidRequest
 
 KIND = "constraint"
-"""Of the job, as plain data."""
+"""Kind of the job, as plain data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class ConstraintCheck:
 
     @property
     def field(self) -> str:
-        """Of the request that it came in."""
+        """The field of the request that has the constraint."""
         return self.constraint.field
 
     @property

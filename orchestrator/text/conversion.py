@@ -1,4 +1,4 @@
-"""Text to token ids and back, for whoever asks for nothing else: short ones here, long ones elsewhere."""
+"""Converts texts to token ids and back: short ones on the event loop, long ones in another process."""
 
 from __future__ import annotations
 

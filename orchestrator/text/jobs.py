@@ -1,4 +1,4 @@
-"""What a tokenizer can be asked: here, or as plain data in another process."""
+"""The jobs of a tokenizer, which can be done here or, as plain data, in another process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TextPrompt:
     text: str
     special_tokens: bool = True
     field: str = "text"
-    """Of the request that it came in."""
+    """The field of the request that has it."""
     over_bounds = OVER_BOUNDS
 
     @property
@@ -59,7 +59,7 @@ class ChatPrompt:
 
     @property
     def field(self) -> str:
-        """Of the request that it came in."""
+        """The field of the request that has it."""
         return "chat.messages"
 
     @property
@@ -91,7 +91,7 @@ class Ids:
 
     @property
     def field(self) -> str:
-        """Of the request that they came in."""
+        """The field of the request that has them."""
         return "token_ids"
 
     @property

@@ -1,4 +1,4 @@
-"""What single tokens stand for, in bytes: a token may be a part of a character, which has no text."""
+"""The bytes that single tokens stand for. A token may be a part of a character, which has no text."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """From token ids to text, a few tokens at a time: whole characters only, stop strings cut.
 
     Detokenizer    tokens -> text that later tokens cannot change
-    StopStrings    holds back text that may be the beginning of a stop string
+    StopStrings    keeps text back that may be the beginning of a stop string
     TextStream     both, in whole tokens: `Piece.text` is exactly the text of the piece's tokens
 
 Every text that is given out is the text of whole tokens, so that a client that resumes with the tokens it
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 REPLACEMENT = "\ufffd"
 RESUMED_AT_ONCE = 1024
-"""Of many resumed tokens so many are decoded together: decoding goes back to text that is certain."""
+"""How many resumed tokens are decoded together: decoding goes back, token by token, to certain text."""
 Decode = Callable[[Sequence[int]], str]
 
 
@@ -43,8 +43,8 @@ class Detokenizer:
     Two things may change text: a character whose bytes are spread over tokens (its unfinished bytes decode
     to U+FFFD), and byte tokens of a byte-fallback vocabulary, which decode together as one run.
 
-    Tokens that decoding leaves out (special ones) are counted with the token before them and not kept: any
-    number of them may follow an unfinished character, and each would cost a look at all of them.
+    Tokens without text (special ones) are counted with the token before them and not kept. Any number of them
+    may follow an unfinished character, and each would be decoded again with every new token.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Detokenizer:
         self._has_no_text = has_no_text
         self._tokens: list[int] = []
         self._counts: list[int] = []
-        """For each of `_tokens`: itself, and those without text that follow it."""
+        """For each of `_tokens`: 1 and the number of tokens without text that follow it."""
         self._run = 0
         """Byte tokens at the end of `_tokens`."""
         self._given = 0
@@ -78,11 +78,12 @@ class Detokenizer:
         return Piece(without_text + piece.tokens, piece.text)
 
     def flush(self) -> Piece:
-        """Everything held back; unfinished characters become U+FFFD."""
+        """The tokens that are still kept back; unfinished characters become U+FFFD."""
         return self._give(len(self._tokens), self._decode(self._tokens))
 
     def _take(self, token: int) -> int:
-        """Keep a token; 1 if it is given out instead, because it has no text and follows none held back."""
+        """Keep a token and return 0. Return 1 instead where the token is given out at once: it has no text,
+        and no token before it is kept back."""
         if not self._has_no_text(token):
             self._tokens.append(token)
             self._counts.append(1)
@@ -94,7 +95,7 @@ class Detokenizer:
         return 0
 
     def _give_certain(self, end: int) -> Piece:
-        """Give out the longest run of tokens up to `end` whose text is a beginning of what cannot change."""
+        """Give out as many tokens up to `end` as have a text that later tokens cannot change."""
         if end == self._given:
             return Piece(0, "")
         text = self._decode(self._tokens[:end])
@@ -119,11 +120,11 @@ class Detokenizer:
 
 @dataclass(slots=True)
 class StopStrings:
-    """Looks for stop strings in the text of successive pieces."""
+    """Finds stop strings in the text of successive pieces."""
 
     stops: Sequence[str]
     include: bool = False
-    """A stop string that is found stays in the text."""
+    """True when a stop string that is found stays in the text."""
     _pending: list[Piece] = field(default_factory=list)
 
     def push(self, piece: Piece) -> Piece:
@@ -141,12 +142,13 @@ class StopStrings:
         return Piece(tokens, text[: len(text) - kept])
 
     def flush(self) -> Piece:
-        """Everything held back: no stop string will follow."""
+        """The pieces that are still kept back: no stop string will follow."""
         pieces, self._pending = self._pending, []
         return Piece(sum(piece.tokens for piece in pieces), "".join(piece.text for piece in pieces))
 
     def _release(self, length: int, begun: bool) -> int:
-        """Take off the pieces whose text ends within `length` (`begun`: begins before it); their tokens."""
+        """Remove the pieces whose text ends within `length` characters, or with `begun` those that begin
+        there; returns how many tokens they have."""
         position = tokens = 0
         while self._pending:
             piece = self._pending[0]
@@ -181,18 +183,18 @@ class TextStream:
         self._detokenizer = Detokenizer(decode, byte_tokens, has_no_text) if decode is not None else None
         self._stops = StopStrings(stops, include_stop) if stops else None
         self.consumed = 0
-        """Tokens taken in; those after a stop string are not."""
+        """Tokens of the text so far; those after a stop string do not count."""
         self._exempt = max(0, min_tokens - len(resumed))
         """Tokens whose text is not searched for stop strings."""
         self._already_given = 0
-        """Held back tokens that the caller has, because it resumed in the middle of a character."""
+        """Tokens kept back that the caller has already, because it resumed in the middle of a character."""
         if self._detokenizer is not None and resumed:
             for at in range(0, len(resumed), RESUMED_AT_ONCE):
                 self._detokenizer.push(resumed[at : at + RESUMED_AT_ONCE])
             self._already_given = self._detokenizer.held
 
     def push(self, tokens: Sequence[int]) -> list[Piece]:
-        """Add tokens; the pieces that can be given out. After a piece with `stop`, nothing follows."""
+        """Add tokens; returns the pieces that can be given out. A piece with `stop` is the last one."""
         if self._detokenizer is None or self._stops is None:
             self.consumed += len(tokens)
             if self._detokenizer is None:

@@ -22,7 +22,7 @@ NORMALIZED = 4
 """Most bytes of text of which a normalizer makes one: a letter of mathematics becomes one of ASCII. (One
 that drops text may take more; such a text counts in full.)"""
 BYTES_PER_POSITION = 4
-"""Of a text that may be far too long, as much as ordinary text of the context's length is tokenized first."""
+"""A text that may be far too long is first tokenized up to so many bytes per position of the context."""
 
 
 @dataclass(frozen=True, slots=True)

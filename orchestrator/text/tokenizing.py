@@ -1,7 +1,7 @@
-"""Long prompts and long lists of ids go to another process, one at a time, the shortest first.
+"""Converts long prompts and long lists of token ids in another process, one at a time, the shortest first.
 
-The tokenizer's library holds the interpreter's lock while it encodes, and a chat template is Python: in a
-thread, either would stop the event loop for seconds. What waits is bounded in number and bytes; beyond that,
+The tokenizer's library keeps the interpreter's lock while it encodes, and a chat template is Python: in a
+thread, either would stop the event loop for seconds. The queue is bounded in number and bytes; beyond that,
 requests are refused. The process is started when it is first needed, and again when it has ended.
 """
 
@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from orchestrator.text.constraint_check import ConstraintCheck
-from orchestrator.text.jobs import Ids, Plain, Prompt
-from orchestrator.text.jobs import Job as Asked
+from orchestrator.text.jobs import Ids, Job, Plain, Prompt
 from orchestrator.text.tokenizer import TextTokenizer
 from orchestrator.text.tokenizer_process import TokenizerProcess
 from outrider.protocol.errors import (
@@ -38,12 +37,12 @@ OVER_BOUNDS = (-signal.SIGPROF, -signal.SIGABRT, -signal.SIGSEGV)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Job:
-    """One prompt, or token ids, that wait."""
+class WaitingJob:
+    """A job that waits for its turn."""
 
     size: int
     number: int
-    asked: Asked
+    job: Job
     tokenizer: TextTokenizer
     positions: int
     done: asyncio.Future[Found]
@@ -51,9 +50,9 @@ class Job:
     @property
     def named(self) -> str:
         """The field of the request."""
-        return self.asked.field
+        return self.job.field
 
-    def __lt__(self, other: Job) -> bool:
+    def __lt__(self, other: WaitingJob) -> bool:
         return (self.size, self.number) < (other.size, other.number)
 
 
@@ -62,7 +61,7 @@ class Worker(Protocol):
 
     tokenizer: TextTokenizer
     leaving: bool
-    """It ends after the last answer."""
+    """True when the process ends after its last answer."""
 
     async def ask(self, job: Plain) -> tuple[str, Any] | None:
         """The answer, as `tokenizing_worker.answer` gives it; None: it has ended, or hangs."""
@@ -76,12 +75,12 @@ Start = Callable[[TextTokenizer, int], Awaitable[Worker]]
 
 
 class Tokenizing:
-    """The queue before the process. At most `max_bytes` wait, or one prompt if that is larger."""
+    """The queue in front of the process. At most `max_bytes` wait, or one prompt if that is larger."""
 
     def __init__(self, max_bytes: int, start: Start | None = None) -> None:
         self._max_bytes = max_bytes
         self._start = start or TokenizerProcess.start
-        self._jobs: list[Job] = []
+        self._jobs: list[WaitingJob] = []
         self._bytes = self._number = self.waiting = 0
         self._worker: Worker | None = None
         self._working: asyncio.Task[None] | None = None
@@ -124,8 +123,8 @@ class Tokenizing:
             raise Unavailable(CONFUSED)
         return complete
 
-    async def _done(self, asked: Asked, tokenizer: TextTokenizer, positions: int) -> Found:
-        size = asked.size
+    async def _done(self, job: Job, tokenizer: TextTokenizer, positions: int) -> Found:
+        size = job.size
         if self.waiting >= MAX_WAITING or (self._bytes and self._bytes + size > self._max_bytes):
             raise Overloaded(
                 f"{self.waiting} prompts of {self._bytes} bytes wait to be tokenized; try again later"
@@ -135,7 +134,7 @@ class Tokenizing:
         self._number += 1
         done: asyncio.Future[Found] = asyncio.get_running_loop().create_future()
         try:
-            return await self._put(Job(size, self._number, asked, tokenizer, positions, done))
+            return await self._put(WaitingJob(size, self._number, job, tokenizer, positions, done))
         finally:
             self._bytes -= size
             self.waiting -= 1
@@ -147,53 +146,53 @@ class Tokenizing:
             await asyncio.wait({self._working})
         await self._end_worker()
 
-    async def _put(self, job: Job) -> Found:
-        heapq.heappush(self._jobs, job)
+    async def _put(self, waiting: WaitingJob) -> Found:
+        heapq.heappush(self._jobs, waiting)
         if self._working is None or self._working.done():
             self._working = asyncio.create_task(self._work())
         try:
-            return await job.done
+            return await waiting.done
         finally:
-            if job in self._jobs:  # its caller has gone: do not keep the text until its turn comes
-                self._jobs.remove(job)
+            if waiting in self._jobs:  # its caller has gone: do not keep the text until its turn comes
+                self._jobs.remove(waiting)
                 heapq.heapify(self._jobs)
 
     async def _work(self) -> None:
         """Take jobs until there are none. One whose caller goes while it is worked on is finished."""
         while self._jobs:
-            job = heapq.heappop(self._jobs)
+            waiting = heapq.heappop(self._jobs)
             try:
-                outcome: Found | OutriderError = await self._asked(job)
+                outcome: Found | OutriderError = await self._ask(waiting)
             except OutriderError as error:
                 outcome = error
             except asyncio.CancelledError:
-                _settle([job, *self._jobs], Unavailable("this orchestrator stops"))
+                _settle([waiting, *self._jobs], Unavailable("this orchestrator stops"))
                 raise
             except Exception as error:  # nobody may wait for ever, whatever our mistake is
                 logger.exception("a long prompt could not be tokenized")
                 outcome = InternalError(f"the prompt could not be tokenized: {type(error).__name__}")
-            _settle([job], outcome)
+            _settle([waiting], outcome)
 
-    async def _asked(self, job: Job) -> Found:
+    async def _ask(self, waiting: WaitingJob) -> Found:
         for _ in range(2):
-            worker = await self._worker_for(job)
-            answer = await worker.ask(job.asked.plain())
+            worker = await self._worker_for(waiting)
+            answer = await worker.ask(waiting.job.plain())
             status = None
             if answer is None or worker.leaving:
                 status = await self._end_worker()
             if answer is not None:
-                return _outcome(job, answer)
+                return _outcome(waiting, answer)
             logger.warning("the process that tokenizes long prompts has ended", status=status)
             if status in OVER_BOUNDS:
-                raise InvalidRequest(job.named, job.asked.over_bounds)
+                raise InvalidRequest(waiting.named, waiting.job.over_bounds)
         raise Unavailable("the process that tokenizes long prompts ended twice; try again")
 
-    async def _worker_for(self, job: Job) -> Worker:
+    async def _worker_for(self, waiting: WaitingJob) -> Worker:
         """The process, which has the tokenizer that is served now."""
-        if self._worker is not None and self._worker.tokenizer is not job.tokenizer:
+        if self._worker is not None and self._worker.tokenizer is not waiting.tokenizer:
             await self._end_worker()
         if self._worker is None:
-            self._worker = await self._start(job.tokenizer, job.positions)
+            self._worker = await self._start(waiting.tokenizer, waiting.positions)
         return self._worker
 
     async def _end_worker(self) -> int | None:
@@ -201,17 +200,17 @@ class Tokenizing:
         return None if worker is None else await worker.end()
 
 
-def _settle(jobs: list[Job], outcome: Found | OutriderError) -> None:
-    for job in jobs:
-        if job.done.done():
+def _settle(jobs: list[WaitingJob], outcome: Found | OutriderError) -> None:
+    for waiting in jobs:
+        if waiting.done.done():
             continue
         if isinstance(outcome, OutriderError):
-            job.done.set_exception(outcome)
+            waiting.done.set_exception(outcome)
         else:
-            job.done.set_result(outcome)
+            waiting.done.set_result(outcome)
 
 
-def _outcome(job: Job, answer: tuple[str, Any]) -> Found:
+def _outcome(waiting: WaitingJob, answer: tuple[str, Any]) -> Found:
     match answer:
         case ("tokens", bytes(data)):
             return tuple(array("I", data))
@@ -220,9 +219,8 @@ def _outcome(job: Job, answer: tuple[str, Any]) -> Found:
         case ("checked", bool(complete)):
             return complete
         case ("too_long", int(count)):
-            raise ContextTooLong(
-                job.named, f"{count} tokens or more do not fit the context of {job.positions}; shorten it"
-            )
+            said = f"{count} tokens or more do not fit the context of {waiting.positions}; shorten it"
+            raise ContextTooLong(waiting.named, said)
         case (_, (str(named), str(problem))):
             raise InvalidRequest(named, problem)
     raise Unavailable(CONFUSED)

@@ -102,9 +102,9 @@ def _bound_memory(more: int) -> None:
     _bound(resource.RLIMIT_AS, pages * resource.getpagesize() + more)
 
 
-def _bound(limit: int, most: int) -> None:
-    _, hard = resource.getrlimit(limit)
-    resource.setrlimit(limit, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+def _bound(resource_kind: int, bound: int) -> None:
+    _, hard = resource.getrlimit(resource_kind)
+    resource.setrlimit(resource_kind, (bound if hard == resource.RLIM_INFINITY else min(bound, hard), hard))
 
 
 if __name__ == "__main__":

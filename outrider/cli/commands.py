@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
 from outrider import __version__
-from outrider.cli import layer_search
+from outrider.cli import drafts, layer_search
+from outrider.cli.advise import flags as advise_flags
 from outrider.cli.bench import flags as bench_flags
+from outrider.cli.distill import flags as distill_flags
 from outrider.cli.plan import flags as plan_flags
 from outrider.cli.request import add_connection_flags, add_request_flags, seconds
 from outrider.cli.settings import add_flags, resolve
@@ -76,7 +79,7 @@ def add_generate(subcommands: Subcommands) -> None:
     parser.add_argument(
         "--timeline", metavar="FILE", help="write a picture of the steps: .html, .svg or .json"
     )
-    parser.set_defaults(run=_generate)
+    parser.set_defaults(run=_later("outrider.cli.generate", "generate"))
 
 
 def add_timeline(subcommands: Subcommands) -> None:
@@ -96,7 +99,7 @@ def add_timeline(subcommands: Subcommands) -> None:
         help=".html (self-contained page), .svg, or .json (Chrome trace: ui.perfetto.dev or chrome://tracing)",
     )
     parser.add_argument("--from-json", metavar="FILE", help="draw a saved .json instead of running a request")
-    parser.set_defaults(run=_timeline)
+    parser.set_defaults(run=_later("outrider.cli.generate", "timeline"))
 
 
 def add_bench(subcommands: Subcommands) -> None:
@@ -111,7 +114,7 @@ def add_bench(subcommands: Subcommands) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     bench_flags.add_flags(parser)
-    parser.set_defaults(run=_bench)
+    parser.set_defaults(run=_later("outrider.cli.bench.command", "bench"))
 
 
 def add_top(subcommands: Subcommands) -> None:
@@ -146,7 +149,7 @@ def add_plan(subcommands: Subcommands) -> None:
         "weights, and print an overlay for Kubernetes. Nothing is loaded or measured.",
     )
     plan_flags.add_flags(parser)
-    parser.set_defaults(run=_plan)
+    parser.set_defaults(run=_later("outrider.cli.plan.command", "plan"))
 
 
 def add_layers(subcommands: Subcommands) -> None:
@@ -162,10 +165,60 @@ def add_layers(subcommands: Subcommands) -> None:
     parser.set_defaults(run=layer_search.run)
 
 
+def add_distill(subcommands: Subcommands) -> None:
+    """`outrider distill`."""
+    parser = subcommands.add_parser(
+        "distill",
+        allow_abbrev=False,
+        help="train a draft on its target's texts",
+        description="Train a draft on what the target wrote, from collected tokens or from prompts, and "
+        "measure acceptance on texts held out. Needs no service. Ctrl-C stops it; the same command goes on.",
+    )
+    distill_flags.add_flags(parser)
+    parser.set_defaults(run=_later("outrider.cli.distill.command", "distill"))
+
+
+def add_drafts(subcommands: Subcommands) -> None:
+    """`outrider drafts list|promote|demote`."""
+    parser = subcommands.add_parser(
+        "drafts",
+        allow_abbrev=False,
+        help="list, promote and demote draft replicas",
+        description="Show what draft replicas serve, make a shadow a draft whose proposals are verified, or "
+        "the other way round. The replicas are asked directly; all orchestrators see it with their next "
+        "probe. After a restart, a replica is what its settings say.",
+    )
+    drafts.add_commands(parser)
+
+
+def add_advise(subcommands: Subcommands) -> None:
+    """`outrider advise`."""
+    parser = subcommands.add_parser(
+        "advise",
+        allow_abbrev=False,
+        help="find the draft to take",
+        description="Say which draft a target should have for some traffic, or none, and print the command "
+        "that serves it so. Models are measured on this machine's CPU; the services are simulated with their "
+        "own scheduling code. Needs no service, and a quiet machine.",
+    )
+    advise_flags.add_flags(parser)
+    parser.set_defaults(run=_advise)
+
+
 def add_version(subcommands: Subcommands) -> None:
     """`outrider version`."""
     parser = subcommands.add_parser("version", help="print versions", description="Print versions.")
     parser.set_defaults(run=_version)
+
+
+def _later(module: str, name: str) -> Callable[[argparse.Namespace], int]:
+    """The command of this name in a module that is imported when the command runs."""
+
+    def run(arguments: argparse.Namespace) -> int:
+        command: Callable[[argparse.Namespace], int] = getattr(import_module(module), name)
+        return command(arguments)
+
+    return run
 
 
 def _serve(arguments: argparse.Namespace) -> int:
@@ -205,18 +258,6 @@ def _up(arguments: argparse.Namespace) -> int:
     return up(resolved, arguments.config)
 
 
-def _generate(arguments: argparse.Namespace) -> int:
-    from outrider.cli.generate import generate
-
-    return generate(arguments)
-
-
-def _timeline(arguments: argparse.Namespace) -> int:
-    from outrider.cli.generate import timeline
-
-    return timeline(arguments)
-
-
 def _top(arguments: argparse.Namespace) -> int:
     try:
         from outrider.cli.top.command import top
@@ -228,16 +269,16 @@ def _top(arguments: argparse.Namespace) -> int:
     return top(arguments)
 
 
-def _bench(arguments: argparse.Namespace) -> int:
-    from outrider.cli.bench.command import bench
+def _advise(arguments: argparse.Namespace) -> int:
+    from outrider.cli.advise.command import advise
 
-    return bench(arguments)
-
-
-def _plan(arguments: argparse.Namespace) -> int:
-    from outrider.cli.plan.command import plan
-
-    return plan(arguments)
+    try:
+        return advise(arguments)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("outrider", "orchestrator", "draft_service", "verify_service"):
+            raise
+        raise ConfigError(f"advise needs {package}; pip install 'outrider[engine,cli]'") from error
 
 
 def _version(_arguments: argparse.Namespace) -> int:

@@ -24,11 +24,11 @@ from outrider.protocol.errors import InvalidRequest
 
 WRITERS = (".html", ".svg", ".json")
 RETRIES = Retries(begin=())
-"""Who sits before a terminal wants to hear at once that nobody answers."""
+"""No retry before the text begins: a person at a terminal wants to know at once that nobody answers."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TimedGeneration:
     """One continuation, and how long the whole request took."""
 
     generation: Generation
@@ -36,7 +36,7 @@ class Answer:
 
     @property
     def timeline(self) -> list[Bar]:
-        """Its steps, when they were recorded."""
+        """The bars of its steps, when they were recorded."""
         return [Bar(**asdict(event)) for event in self.generation.end.timeline]
 
 
@@ -78,7 +78,7 @@ def timeline(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def to_json(answer: Answer) -> dict[str, Any]:
+def to_json(answer: TimedGeneration) -> dict[str, Any]:
     """What `--json` prints."""
     generation, end = answer.generation, answer.generation.end
     found: dict[str, Any] = {
@@ -98,7 +98,7 @@ def to_json(answer: Answer) -> dict[str, Any]:
     return found | ({"logprobs": logprobs} if logprobs else {})
 
 
-def summary(answer: Answer) -> str:
+def summary(answer: TimedGeneration) -> str:
     """One line about speed and speculation."""
     counts = answer.generation.end.speculation
     tokens = len(answer.generation.token_ids)
@@ -117,7 +117,7 @@ def summary(answer: Answer) -> str:
     return "; ".join([*parts, f"seed {answer.generation.seed}"])
 
 
-def _rate(answer: Answer) -> float:
+def _rate(answer: TimedGeneration) -> float:
     """Tokens per second of the whole request, as its client saw it."""
     return len(answer.generation.token_ids) / answer.seconds if answer.seconds > 0 else 0.0
 
@@ -127,7 +127,9 @@ def _logprob(entry: TokenLogprob) -> dict[str, Any]:
     return {"token": entry.token, "logprob": entry.logprob, "top": top}
 
 
-async def _ask(arguments: argparse.Namespace, show: Callable[[str], None], record_timeline: bool) -> Answer:
+async def _ask(
+    arguments: argparse.Namespace, show: Callable[[str], None], record_timeline: bool
+) -> TimedGeneration:
     """Send the request that the flags describe; `show` gets the text as it comes.
 
     Raises:
@@ -149,7 +151,7 @@ async def _ask(arguments: argparse.Namespace, show: Callable[[str], None], recor
             collected.add(event)
             if isinstance(event, Chunk):
                 show(event.text)
-    return Answer(collected.result().generations[0], time.perf_counter() - started)
+    return TimedGeneration(collected.result().generations[0], time.perf_counter() - started)
 
 
 def _say_broken(broken: Broken) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outrider.cli.bench.prompts import read_prompts
-from outrider.protocol.errors import ConfigError, InvalidRequest
+from outrider.cli.prompt_ids import token_ids_of
 
 if TYPE_CHECKING:
     from outrider.engine.loading.layer_agreement import LayerAgreement
@@ -113,20 +113,8 @@ def _agreement(arguments: argparse.Namespace) -> LayerAgreement:
     prompts = read_prompts(arguments.prompts)[: arguments.max_prompts]
     from outrider.engine.loading.layer_agreement import LayerAgreement
     from outrider.engine.loading.loader import load_network
-    from outrider.engine.loading.tokenizer_files import load_tokenizer
 
-    ids = [prompt for prompt in prompts if isinstance(prompt, tuple) and isinstance(prompt[0], int)]
-    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    if len(ids) + len(texts) < len(prompts):
-        raise InvalidRequest("--prompts", "must be texts or token ids, as the model gets them")
-    if texts:
-        from tokenizers import Tokenizer
-
-        files = load_tokenizer(arguments.target)
-        if files is None:
-            raise ConfigError("--prompts: the model came without a tokenizer; give token ids")
-        tokenizer = Tokenizer.from_str(files.tokenizer_json.decode())
-        ids += [tuple(tokenizer.encode(text).ids) for text in texts]
+    ids = token_ids_of(prompts, arguments.target)
     _say(f"the target writes {arguments.tokens} tokens after each of {len(ids)} prompts")
     network = load_network(
         arguments.target, dtype=arguments.dtype, device=arguments.device, threads=arguments.threads

@@ -29,6 +29,7 @@ examples:
   outrider bench --concurrency 8 --requests 64                measure it under load
   outrider top --metrics 127.0.0.1:9464                       what the services do at the moment
   outrider plan --target DIR --draft DIR --gpu h100           what fits, and an overlay for Kubernetes
+  outrider advise --target DIR --draft DIR --draft lookup --prompts FILE   which draft to take
   outrider serve verify --model models/target --print-config  every setting and its source
 """
 
@@ -71,6 +72,9 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_top(subcommands)
     commands.add_plan(subcommands)
     commands.add_layers(subcommands)
+    commands.add_distill(subcommands)
+    commands.add_drafts(subcommands)
+    commands.add_advise(subcommands)
     commands.add_version(subcommands)
     return parser
 

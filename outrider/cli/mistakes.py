@@ -1,4 +1,4 @@
-"""What to say about a command line that was mistyped, so that the sentence names the mend. Pure."""
+"""Explains a mistyped command line in a sentence that names the correction. Pure."""
 
 from __future__ import annotations
 

@@ -61,6 +61,9 @@ def add_request_flags(parser: argparse.ArgumentParser) -> None:
     )
     speculation.add_argument("--max-nodes", type=int, metavar="N", help="most nodes of the candidate tree")
     speculation.add_argument("--max-depth", type=int, metavar="N", help="deepest candidate")
+    speculation.add_argument(
+        "--seconds-per-token", type=float, metavar="S", help="the pace that is needed under load"
+    )
     speculation.add_argument("--prediction", metavar="FILE", help="a text that the answer will resemble")
     request = parser.add_argument_group("request")
     request.add_argument("--model", default="", metavar="NAME", help="model name; empty: the one served")
@@ -139,6 +142,7 @@ def request_of(arguments: argparse.Namespace, record_timeline: bool) -> Request:
         mode=arguments.mode,
         max_nodes=arguments.max_nodes,
         max_depth=arguments.max_depth,
+        seconds_per_token=arguments.seconds_per_token,
         prediction=_content("--prediction", arguments.prediction) or "",
         model=arguments.model,
         task=arguments.task,

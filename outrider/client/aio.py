@@ -10,8 +10,9 @@ from typing import Any, Unpack
 import grpc
 
 from outrider.client import wire
-from outrider.client.connection import Call, Connection, Run
+from outrider.client.connection import Call, Connection, RunningRequest
 from outrider.client.conversation import Conversation
+from outrider.client.event_wire import event_from_pb
 from outrider.client.request import Options, Prompt, Request, TokenizeOptions
 from outrider.client.results import Collected, Event, Load, Model, ModelInfo, Result, Tokens
 from outrider.rpc.channels import open_channel
@@ -82,7 +83,7 @@ class AsyncClient(Connection):
             try:
                 async with aclosing(self._responses(run, message)) as responses:
                     async for response in responses:
-                        event = wire.event_from_pb(response)
+                        event = event_from_pb(response)
                         if event is not None and (event := run.survivor.take(event)) is not None:
                             yield event
                 if (problem := run.survivor.stopped()) is not None:
@@ -138,7 +139,7 @@ class AsyncClient(Connection):
         except grpc.RpcError as error:
             raise wire.explained(error, self.endpoint) from error
 
-    async def _responses(self, run: Run, message: Any) -> AsyncGenerator[Any, None]:
+    async def _responses(self, run: RunningRequest, message: Any) -> AsyncGenerator[Any, None]:
         async with self._channel_for(run) as channel:
             call = wire.stub(channel).Generate(message, timeout=run.left, metadata=run.metadata)
             try:
@@ -148,7 +149,7 @@ class AsyncClient(Connection):
                 call.cancel()
 
     @asynccontextmanager
-    async def _channel_for(self, run: Run) -> AsyncGenerator[grpc.aio.Channel, None]:
+    async def _channel_for(self, run: RunningRequest) -> AsyncGenerator[grpc.aio.Channel, None]:
         """The connection that there is; for another attempt one of its own, which may lead elsewhere."""
         if run.first:
             run.first = False

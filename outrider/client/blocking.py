@@ -11,8 +11,9 @@ from typing import Any, Unpack
 import grpc
 
 from outrider.client import wire
-from outrider.client.connection import Call, Connection, Run
+from outrider.client.connection import Call, Connection, RunningRequest
 from outrider.client.conversation import Conversation
+from outrider.client.event_wire import event_from_pb
 from outrider.client.request import Options, Prompt, Request, TokenizeOptions
 from outrider.client.results import Collected, Event, Load, Model, ModelInfo, Result, Tokens
 from outrider.rpc.channels import open_blocking_channel
@@ -84,7 +85,7 @@ class Client(Connection):
             try:
                 with closing(self._responses(run, message)) as responses:
                     for response in responses:
-                        event = wire.event_from_pb(response)
+                        event = event_from_pb(response)
                         if event is not None and (event := run.survivor.take(event)) is not None:
                             yield event
                 if (problem := run.survivor.stopped()) is not None:
@@ -140,7 +141,7 @@ class Client(Connection):
         except grpc.RpcError as error:
             raise wire.explained(error, self.endpoint) from error
 
-    def _responses(self, run: Run, message: Any) -> Generator[Any, None, None]:
+    def _responses(self, run: RunningRequest, message: Any) -> Generator[Any, None, None]:
         with self._channel_for(run) as channel:
             call = wire.stub(channel).Generate(message, timeout=run.left, metadata=run.metadata)
             try:
@@ -149,7 +150,7 @@ class Client(Connection):
                 call.cancel()
 
     @contextmanager
-    def _channel_for(self, run: Run) -> Generator[grpc.Channel, None, None]:
+    def _channel_for(self, run: RunningRequest) -> Generator[grpc.Channel, None, None]:
         """The connection that there is; for another attempt one of its own, which may lead elsewhere."""
         if run.first:
             run.first = False

@@ -1,4 +1,4 @@
-"""Where requests go and how: what both clients have."""
+"""The part that both clients share: the address, the options, and requests that are running."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ class Connection:
         self._retries = retries or Retries()
         self._on_broken = on_broken or _ignore
 
-    def _run(self, prompt: Prompt | Request, options: Options, call: Call) -> Run:
+    def _run(self, prompt: Prompt | Request, options: Options, call: Call) -> RunningRequest:
         survivor = Survivor(request_of(prompt, options), Attempts(self._retries), self._on_broken)
         seconds = self._timeout if call.timeout is None else checked_timeout(call.timeout)
         token = self._token if call.token is None else call.token
         metadata = wire.metadata_of(token, call.request_id, call.traceparent)
-        return Run(survivor, metadata, time.monotonic() + seconds)
+        return RunningRequest(survivor, metadata, time.monotonic() + seconds)
 
     def _once(self, timeout: float | None, token: str | None) -> tuple[float, tuple[tuple[str, str], ...]]:
         """Seconds and metadata of a call that is made once."""
@@ -77,7 +77,7 @@ class Call:
         self.traceparent = traceparent
 
 
-class Run:
+class RunningRequest:
     """A request on its way."""
 
     def __init__(self, survivor: Survivor, metadata: tuple[tuple[str, str], ...], deadline: float) -> None:

@@ -1,4 +1,4 @@
-"""What is asked of an orchestrator. Absent parameters are the service's to choose."""
+"""A request to an orchestrator. The service chooses parameters that are absent."""
 
 from __future__ import annotations
 
@@ -44,9 +44,11 @@ class Options(TypedDict, total=False):
     mode: Mode
     max_nodes: int
     max_depth: int
+    seconds_per_token: float
     prediction: str | Sequence[int]
     task: str
     priority: int
+    do_not_collect: bool
     session: bytes
     keep_session: bool
     record_timeline: bool
@@ -107,10 +109,14 @@ class Request:
     mode: Mode = "auto"
     max_nodes: int | None = None
     max_depth: int | None = None
+    seconds_per_token: float | None = None
+    """The pace that is needed after the first token."""
     prediction: str | Sequence[int] = ""
     """Text or token ids that the answer will resemble; empty: none."""
     task: str = ""
     priority: int = 0
+    do_not_collect: bool = False
+    """Keep it out of what the service collects to train its drafts."""
     session: bytes = b""
     keep_session: bool = False
     record_timeline: bool = False

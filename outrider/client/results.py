@@ -1,4 +1,4 @@
-"""What a request brings, as plain frozen values."""
+"""The results of a request, as plain frozen values."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class Complete:
     resumptions: int = 0
     """Times that the stream broke and was taken up again."""
     accepted_histogram: tuple[int, ...] = ()
-    """Of the steps that verified candidates, how many accepted 0, 1, 2, ... of them."""
+    """Steps that verified candidates, by how many they accepted: 0, 1, 2, ..."""
 
 
 Event: TypeAlias = Started | Chunk | Complete
@@ -144,7 +144,7 @@ class Generation:
     logprobs: tuple[TokenLogprob, ...]
     end: Complete
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
-    """Of the prompt, from its second token on; the first continuation alone has them."""
+    """Log probabilities of the prompt, from its second token on; only the first continuation has them."""
 
     @property
     def finish_reason(self) -> FinishReason:
@@ -224,7 +224,7 @@ class Load:
     """Continuations that may run at once."""
     free_places: int
     pages: int
-    """Of KV memory, as `pages_free`."""
+    """Pages of KV memory, as `pages_free`."""
     pages_free: int
     verify_replicas: int
     draft_replicas: int

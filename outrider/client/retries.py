@@ -1,4 +1,4 @@
-"""When a request that failed, or a stream that broke, is tried again. Pure."""
+"""Decides when a request that failed, or a stream that broke, is tried again. Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Attempts:
     draw: Callable[[], float] = random.random
     """Below 1."""
     count: int = 0
-    """Those to resume it."""
+    """Attempts to resume it."""
     _in_vain: int = 0
     _progress: int = field(default=0)
 

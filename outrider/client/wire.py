@@ -1,4 +1,4 @@
-"""Messages of the public service <-> what the client works with."""
+"""Converts the client's requests to messages of the public service, and its short answers back."""
 
 from __future__ import annotations
 
@@ -9,24 +9,9 @@ from typing import Any, cast
 from google.protobuf.message import Message as Pb
 
 from outrider.client.conversation import Message
+from outrider.client.event_wire import numbers
 from outrider.client.request import Prompt, Request, TokenizeOptions, request_of
-from outrider.client.results import (
-    Chunk,
-    Complete,
-    Event,
-    FinishReason,
-    Load,
-    Model,
-    ModelInfo,
-    Origin,
-    Started,
-    Step,
-    StepNode,
-    TimelineEvent,
-    TokenLogprob,
-    Tokens,
-    Usage,
-)
+from outrider.client.results import Load, Model, ModelInfo, Tokens
 from outrider.protocol.errors import ConfigError, InvalidRequest, OutriderError, Unavailable
 from outrider.protocol.rpc_errors import error_of
 from outrider.v1 import generation_pb2, generation_pb2_grpc
@@ -39,18 +24,15 @@ SCALARS = (
 """Fields of `SamplingParams` that are absent or one value."""
 PLAIN = (
     *("model", "task", "priority", "session", "keep_session", "record_timeline"),
-    *("truncate_prompt_tokens", "record_steps"),
+    *("truncate_prompt_tokens", "record_steps", "do_not_collect"),
 )
 """Fields of `GenerateRequest` that are one value."""
-REASONS: Mapping[int, FinishReason] = {1: "stop", 2: "length"}
-ORIGINS: Mapping[int, Origin] = {1: "target", 2: "draft", 3: "lookup", 4: "grammar", 5: "prediction"}
-LANES = {1: "draft", 2: "wire", 3: "verify"}
 UNREACHABLE = ("UNAVAILABLE: failed to connect", "UNAVAILABLE: errors resolving")
-"""How gRPC begins what it says of an endpoint that it has no connection to."""
+"""How gRPC's message begins for an endpoint that it cannot connect to."""
 HTTP_1 = "http1.x server"
-"""Is in what it says of an endpoint that does not speak HTTP/2."""
+"""Part of gRPC's message for an endpoint that does not speak HTTP/2."""
 NOT_TLS = ("WRONG_VERSION_NUMBER", "packet length too long")
-"""One of these is in what it says of an endpoint that does not speak TLS."""
+"""gRPC's message for an endpoint that does not speak TLS has one of these."""
 
 
 def stub(channel: Any) -> Any:
@@ -77,7 +59,7 @@ def request_to_pb(request: Request) -> generation_pb2.GenerateRequest:
     _fill_map(pb.sampling.logit_bias, "sampling.logit_bias", request.logit_bias)
     _fill_constraint(pb.sampling, request)
     _set(pb.speculation, "speculation.", "mode", generation_pb2.Mode.Value(f"MODE_{request.mode.upper()}"))
-    for name in ("max_nodes", "max_depth"):
+    for name in ("max_nodes", "max_depth", "seconds_per_token"):
         _set(pb.speculation, "speculation.", name, getattr(request, name))
     _fill_prediction(pb, request.prediction)
     for name in PLAIN:
@@ -116,7 +98,7 @@ def load_request() -> generation_pb2.GetLoadRequest:
 
 def load_from_pb(pb: generation_pb2.GetLoadResponse) -> Load:
     """How busy the service is."""
-    return Load(**_numbers(pb))
+    return Load(**numbers(pb))
 
 
 def models_request() -> generation_pb2.ListModelsRequest:
@@ -179,18 +161,6 @@ def detokenize_to_pb(
 def text_from_pb(pb: generation_pb2.DetokenizeResponse) -> str:
     """The text of token ids."""
     return pb.text
-
-
-def event_from_pb(response: generation_pb2.GenerateResponse) -> Event | None:
-    """One event of a stream; None when it is of a kind that this version does not know."""
-    match response.WhichOneof("event"):
-        case "chunk":
-            return _chunk(response.chunk)
-        case "started":
-            return _started(response.started)
-        case "complete":
-            return _complete(response.complete)
-    return None
 
 
 def explained(error: Any, endpoint: str) -> OutriderError:
@@ -310,96 +280,6 @@ def _problem(value: object, error: Exception) -> str:
     if isinstance(value, int) and isinstance(error, ValueError):
         return f"{value} is out of the range of its field; use {'0 or more' if value < 0 else 'less'}"
     return f"is of the wrong kind or out of range ({error})"
-
-
-def _started(pb: generation_pb2.Started) -> Started:
-    return Started(
-        index=pb.index,
-        request_id=pb.request_id,
-        seed=pb.seed,
-        model=pb.model,
-        prompt_tokens=pb.prompt_tokens,
-        cached_tokens=pb.cached_tokens,
-    )
-
-
-def _chunk(pb: generation_pb2.Chunk) -> Chunk:
-    logprobs = tuple(_logprob(entry) for entry in pb.logprobs)
-    prompt = tuple(_logprob(entry) for entry in pb.prompt_logprobs)
-    return Chunk(
-        index=pb.index,
-        text=pb.text,
-        token_ids=tuple(pb.token_ids),
-        logprobs=logprobs,
-        prompt_logprobs=prompt,
-        origins=tuple(ORIGINS.get(origin, "") for origin in pb.origins),
-        step=_step(pb.step) if pb.HasField("step") else None,
-    )
-
-
-def _step(pb: generation_pb2.StepDetail) -> Step:
-    return Step(
-        number=pb.step,
-        nodes=tuple(
-            StepNode(
-                token=node.token,
-                spelling=_present(node, "spelling"),
-                parent=_present(node, "parent"),
-                origin=ORIGINS.get(node.origin, ""),
-                accepted=node.accepted,
-            )
-            for node in pb.nodes
-        ),
-        bonus=_present(pb, "bonus"),
-        bonus_spelling=_present(pb, "bonus_spelling"),
-        timeline=tuple(_timeline_event(event) for event in pb.timeline),
-    )
-
-
-def _complete(pb: generation_pb2.Complete) -> Complete:
-    return Complete(
-        index=pb.index,
-        finish_reason=REASONS.get(pb.finish_reason, ""),
-        stop=pb.stop,
-        usage=Usage(**_numbers(pb.usage)),
-        speculation=_numbers(pb.speculation),
-        accepted_histogram=tuple(pb.speculation.accepted_histogram),
-        seed=pb.seed,
-        model=pb.model,
-        request_id=pb.request_id,
-        session=pb.session,
-        timeline=tuple(_timeline_event(event) for event in pb.timeline),
-    )
-
-
-def _logprob(pb: Any) -> TokenLogprob:
-    return _alternative(pb, tuple(_alternative(other) for other in pb.top))
-
-
-def _alternative(pb: Any, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
-    return TokenLogprob(token=pb.token, logprob=pb.logprob, spelling=_present(pb, "spelling"), top=top)
-
-
-def _timeline_event(pb: generation_pb2.TimelineEvent) -> TimelineEvent:
-    return TimelineEvent(
-        lane=LANES.get(pb.lane, "wire"),
-        name=pb.name,
-        start_ns=pb.start_unix_nano,
-        duration_us=pb.duration_micros,
-        step=pb.step,
-        nodes=pb.nodes,
-        accepted=pb.accepted,
-    )
-
-
-def _present(pb: Pb, name: str) -> Any:
-    """The value of an optional field; None where it is absent."""
-    return getattr(pb, name) if pb.HasField(name) else None
-
-
-def _numbers(pb: Pb) -> dict[str, Any]:
-    """Its fields that are one number each."""
-    return {field.name: getattr(pb, field.name) for field in pb.DESCRIPTOR.fields if not field.is_repeated}
 
 
 def _rounded(value: float) -> float:

@@ -62,6 +62,10 @@ class PagedAttention:
         self.keys = torch.zeros((*shape, geometry.head_dim), dtype=dtype, device=device)
         self.values = torch.zeros((*shape, geometry.value_dim), dtype=dtype, device=device)
 
+    def stores(self) -> tuple[torch.Tensor, ...]:
+        """All memory of keys and values, each [layers, slots, heads, width]."""
+        return self.keys, self.values
+
     @contextmanager
     def during(self, step: PackedStep) -> Iterator[None]:
         """Make `step` the one that attention calls serve."""
@@ -110,18 +114,13 @@ class PagedAttention:
         for group in step.groups:
             view = step.view(group, sliding_window, explicit)
             rows, k, v = _gather(group, view, query, keys, values, step.dtype)
-            if explicit:
-                rows = _explicit_attention(rows, k, v, view.mask, scaling, softcap, s_aux)
-            else:
-                rows = scaled_dot_product_attention(
-                    rows, k, v, attn_mask=view.mask, is_causal=view.causal, scale=scaling
-                )
+            rows = mixed_values(rows, k, v, view, scaling, softcap, s_aux)
             mixed.append(_unfold(group, rows, query.shape[1]))
         if query.shape[2] > stored:
             padding = (query.shape[2] - stored, query.shape[1], values.shape[-1])
             mixed.append(query.new_zeros(padding, dtype=step.dtype))
         packed = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
-        return packed.to(query.dtype).unsqueeze(0), None
+        return packed.to(query.dtype).contiguous().unsqueeze(0), None  # some models take a view of it
 
     def note(self, layer: int, window: int | None, others: Mapping[str, Any]) -> None:
         """Remember what a layer asks for when it calls first; the self check looks at it."""
@@ -172,6 +171,26 @@ def _unfold(group: Group, mixed: torch.Tensor, query_heads: int) -> torch.Tensor
         mixed.reshape(batch, query_heads, width, -1).transpose(1, 2).reshape(batch * width, query_heads, -1)
     )
     return rows if group.valid is None else rows.index_select(0, group.valid)
+
+
+def mixed_values(
+    rows: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    view: View,
+    scaling: float | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """What rows [B, H or Q, rows, D] see of keys and values [B, H or Q, L, D].
+
+    With a softcap or sinks [Q], the rows must be folded.
+    """
+    if softcap is None and sinks is None:
+        return scaled_dot_product_attention(
+            rows, keys, values, attn_mask=view.mask, is_causal=view.causal, scale=scaling
+        )
+    return _explicit_attention(rows, keys, values, view.mask, scaling, softcap, sinks)
 
 
 def _explicit_attention(

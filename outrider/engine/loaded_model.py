@@ -1,4 +1,4 @@
-"""A model that is loaded and known to run on this engine."""
+"""A model that is loaded and was checked to run on this engine."""
 
 from __future__ import annotations
 
@@ -50,8 +50,14 @@ class LoadedModel:
     """What computes the products, on the CPU."""
     workers: WorkerPool | None = None
     """The threads that do, on the CPU."""
-    int8: bool = False
-    """Weights are rounded to 8 bits."""
+    weights: str = ""
+    """How they are quantized, such as int8; empty: not."""
+    hidden_size: int = 0
+    """Width of what goes into a layer."""
+    ranks: int = 1
+    """Processes that share each layer; `geometry` is what this one has of the heads."""
+    fingerprint: str = ""
+    """Hash of the configuration and the weights as they were read; equal for equal models."""
 
     @property
     def kind(self) -> str:
@@ -68,7 +74,8 @@ class LoadedModel:
             kernels = f"onednn {torch.backends.cpu.get_cpu_capability()} torch {torch.__version__}"
         else:
             kernels = self.choice.backend
-        return f"{'int8 ' if self.int8 else ''}{self.dtype_name} {forward} {kernels}"
+        shared = f" in {self.ranks} ranks" if self.ranks > 1 else ""
+        return f"{self.weights} {self.dtype_name} {forward} {kernels}{shared}".lstrip()
 
     @property
     def num_layers(self) -> int:

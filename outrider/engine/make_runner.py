@@ -9,6 +9,7 @@ import torch
 from outrider.engine.gpu.accelerator import kernel_errors, missing
 from outrider.engine.loaded_model import Geometry, LoadedModel
 from outrider.engine.runner import ModelRunner
+from outrider.engine.step import StepSize
 
 NARROWEST_HEAD, WIDEST_HEAD = 16, 256
 """Widths of key and value heads that the kernels take: a matrix product has at least 16 columns, and tiles of
@@ -20,21 +21,20 @@ def make_runner(
     num_pages: int,
     page_size: int,
     *,
-    graphs: bool = True,
+    largest: StepSize | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> ModelRunner:
-    """A runner with its KV memory; without `graphs` nothing is captured, for a short use.
+    """A runner with its KV memory. Graphs are captured for steps of up to the `largest`; none without it, for
+    a short use.
 
     Raises:
         ModelError: the device has no memory for so many slots.
     """
-    if loaded.kernels and not graphs:
-        return _graph_runner(loaded, num_pages, page_size, buckets=())
+    if loaded.kernels and largest is None:
+        return _graph_runner(loaded, num_pages, page_size, None)
     if loaded.kernels:
-        from outrider.engine.gpu.graphs import BUCKETS
-
         try:
-            return _graph_runner(loaded, num_pages, page_size, buckets=BUCKETS, say=say)
+            return _graph_runner(loaded, num_pages, page_size, largest, say)
         except kernel_errors() as error:
             reason = str(error)
         # Its memory is free by now: the error held it.
@@ -58,11 +58,14 @@ def _graph_runner(
     loaded: LoadedModel,
     num_pages: int,
     page_size: int,
-    *,
-    buckets: tuple[int, ...],
+    largest: StepSize | None,
     say: Callable[[str], None] = lambda _: None,
 ) -> ModelRunner:
     # Imports Triton, which is there when the kernels run.
+    from outrider.engine.gpu.graphs import buckets_up_to
     from outrider.engine.gpu.runner import GraphRunner
 
-    return GraphRunner(loaded, num_pages, page_size, buckets=buckets, say=say)
+    if largest is None:
+        return GraphRunner(loaded, num_pages, page_size, buckets=(), say=say)
+    buckets = buckets_up_to(largest.tokens)
+    return GraphRunner(loaded, num_pages, page_size, buckets=buckets, max_rows=largest.rows, say=say)

@@ -11,21 +11,36 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from outrider.engine.attention import PagedAttention
-from outrider.engine.cpu.backend import row_edges
+from outrider.engine.cpu.linear import row_edges
+from outrider.engine.features import FeatureTap
 from outrider.engine.fused_decoder import FusedDecoder, FusedForward
 from outrider.engine.fused_decoder.attention import FusedAttention
 from outrider.engine.fused_decoder.cpu_operations import CpuOperations
 from outrider.engine.fused_decoder.forward import Inputs
-from outrider.engine.kv.pages import PagePool, SequenceKv
+from outrider.engine.kv.page_memory import PageMemory
+from outrider.engine.kv.pages import Move, PagePool, SequenceKv
 from outrider.engine.loaded_model import LoadedModel
-from outrider.engine.step import PackedStep, Segment, plan_step
+from outrider.engine.step import PackedStep, Segment, pack_step
 
-__all__ = ["ModelRunner", "Segment"]
+__all__ = ["Mirror", "ModelRunner", "Segment"]
+
+
+class Mirror(Protocol):
+    """Other runners that do what this one does, such as those of a tensor-parallel model's other ranks."""
+
+    def step(self, segments: Sequence[Segment]) -> None:
+        """These segments are about to run; they have their pages, and their tokens are not appended yet."""
+
+    def move(self, moves: Sequence[Move]) -> None:
+        """Entries have moved."""
+
+    def close(self) -> None:
+        """No step follows."""
 
 
 class ModelRunner:
@@ -36,7 +51,9 @@ class ModelRunner:
 
     def __init__(self, loaded: LoadedModel, num_pages: int, page_size: int) -> None:
         self.loaded = loaded
+        self.tap = FeatureTap()
         self.pool = PagePool(num_pages, page_size)
+        self.mirror: Mirror | None = None
         self.attention = self.make_attention(num_pages * page_size)
         network: Any = loaded.model
         self._logits: Callable[[Any], torch.Tensor] = self._module_logits
@@ -56,21 +73,39 @@ class ModelRunner:
             OutOfPages: a sequence cannot grow; none has, though some may have more room reserved.
         """
         self.append(segments)
-        step = plan_step(
+        step = pack_step(
             segments,
             queries_per_kv=self.loaded.geometry.queries_per_kv,
             dtype=self.loaded.dtype,
             device=self.loaded.device,
         )
+        self.tap.rows = step.featured
         wanted = sum(len(segment.wanted) for segment in segments)
         # A copy outside of inference mode: callers may write into it.
         return self._run(step)[:wanted].to(torch.float32, copy=True)
 
+    def forward_with_features(
+        self, segments: Sequence[Segment], layers: Sequence[int]
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """`forward`, and what went into each of these layers at the segments' `featured` tokens, [F, C] each.
+
+        Raises:
+            OutOfPages: see `forward`.
+        """
+        with self.tap.open(layers):
+            return self.forward(segments), self.tap.taken
+
     @property
     def row_edges(self) -> Sequence[int]:
         """Token counts behind which a forward takes longer."""
-        choice = self.loaded.choice
-        return () if choice is None else row_edges(choice.backend)
+        return row_edges(self.loaded.model)
+
+    def page_memory(self) -> PageMemory | None:
+        """The bytes of the pages, for other replicas; None where several ranks have a part of each."""
+        return None if self.mirror is not None else PageMemory(self.attention.stores(), self.pool.page_size)
+
+    def settle(self) -> None:
+        """Carry out what commits have put off: the pages are then as their sequences say."""
 
     def drafting(self, at_work: bool) -> None:
         """Say whether drafts are at work, perhaps on cores that would help this runner."""
@@ -85,6 +120,8 @@ class ModelRunner:
         """
         for segment in segments:
             segment.kv.reserve(len(segment.tokens))
+        if self.mirror is not None:
+            self.mirror.step(segments)
         for segment in segments:
             segment.kv.append(segment.tokens, segment.parents)
 
@@ -97,13 +134,13 @@ class ModelRunner:
     def make_fused(self, decoder: FusedDecoder) -> Callable[[Any], torch.Tensor]:
         """The forward of a fused decoder with this runner's attention: a step -> logits [W, V]."""
         assert isinstance(self.attention, FusedAttention), "made for this decoder"
-        return FusedForward(decoder, CpuOperations(decoder, self.attention))
+        return FusedForward(decoder, CpuOperations(decoder, self.attention), self.tap)
 
     def commit(
         self, kv: SequenceKv, keep: Sequence[int], tokens: Sequence[int], survivors: Sequence[int] = ()
     ) -> None:
         """Commit a path of scratch entries and make it dense; see `SequenceKv.commit`."""
-        self.attention.move(kv.commit(keep, tokens, survivors))
+        self._moved(kv.commit(keep, tokens, survivors))
 
     def fork(self, kv: SequenceKv) -> SequenceKv:
         """Another sequence with the same committed tokens, sharing all full pages.
@@ -112,8 +149,22 @@ class ModelRunner:
             OutOfPages: no page is left for the copy of the partial one.
         """
         copy, moves = kv.fork()
-        self.attention.move(moves)
+        self._moved(moves)
         return copy
+
+    def move(self, moves: Sequence[Move]) -> None:
+        """Copy entries between slots; all reads come before all writes."""
+        self.attention.move(moves)
+
+    def close(self) -> None:
+        """Let go of what mirrors this runner; the last call."""
+        if self.mirror is not None:
+            self.mirror.close()
+
+    def _moved(self, moves: Sequence[Move]) -> None:
+        if self.mirror is not None:
+            self.mirror.move(moves)
+        self.move(moves)
 
     def _run(self, step: PackedStep) -> torch.Tensor:
         """Logits [W with padding, V] of a planned step."""
@@ -121,8 +172,13 @@ class ModelRunner:
             return self._logits(step)
 
     def _module_logits(self, step: Inputs) -> torch.Tensor:
-        selection = {"logits_to_keep": step.wanted} if self._selects_rows else {}
-        logits: torch.Tensor = self.loaded.model(
-            input_ids=step.tokens, position_ids=step.positions, use_cache=False, **selection
-        ).logits[0]
+        options: dict[str, Any] = {"logits_to_keep": step.wanted} if self._selects_rows else {}
+        if self.tap.layers:
+            options["output_hidden_states"] = True
+        output = self.loaded.model(
+            input_ids=step.tokens, position_ids=step.positions, use_cache=False, **options
+        )
+        for layer in self.tap.layers:
+            self.tap.take(layer, output.hidden_states[layer][0])
+        logits: torch.Tensor = output.logits[0]
         return logits if self._selects_rows else logits.index_select(0, step.wanted)

@@ -41,6 +41,17 @@ class Segment:
     tokens: Sequence[int]
     parents: Sequence[int] | None
     wanted: Sequence[int]
+    featured: Sequence[int] = ()
+    """Indices of the tokens whose features are taken, where a forward takes any."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepSize:
+    """The most that a step of a service has."""
+
+    tokens: int
+    rows: int
+    """Of logits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +111,9 @@ class PackedStep:
     groups: list[Group]
     queries_per_kv: int
     dtype: torch.dtype
-    """Of the attention's arithmetic."""
+    """Arithmetic of the attention."""
+    featured: Sequence[int] = ()
+    """[F] packed positions of the tokens whose features are taken."""
 
     def view(self, group: Group, window: int | None, fold: bool) -> View:
         """What `group` sees in a layer with this sliding window; `fold` forces folding."""
@@ -118,14 +131,14 @@ class PackedStep:
         return view
 
 
-def plan_step(
+def pack_step(
     segments: Sequence[Segment],
     *,
     queries_per_kv: int,
     dtype: torch.dtype,
     device: torch.device,
 ) -> PackedStep:
-    """Plan one forward over segments whose tokens are appended to their sequences already."""
+    """Pack one forward over segments whose tokens are appended to their sequences already."""
     groups: list[Group] = []
     order: list[int] = []
     start = 0
@@ -153,6 +166,7 @@ def plan_step(
         groups=groups,
         queries_per_kv=queries_per_kv,
         dtype=torch.float32 if device.type == "cpu" else dtype,
+        featured=[first_row[i] + index for i, segment in enumerate(segments) for index in segment.featured],
     )
 
 
@@ -204,24 +218,38 @@ def _make_view(group: Group, window: int | None, folded: bool | None, step: Pack
     ends = [kv.length + kv.scratch for kv in group.members]
     width = max(end - first for end, first in zip(ends, firsts, strict=True))
     slots = np.empty((len(ends), width), dtype=np.int64)
-    seen = np.zeros((len(ends), group.width, width), dtype=np.bool_)
-    seen[:, :, 0] = True  # padding rows see something, so that no softmax is over nothing
+    # Without a window every row sees what is committed everywhere: only the columns behind it are looked at.
+    common = 0 if window is not None else min(kv.length for kv in group.members)
+    seen = np.zeros((len(ends), group.width, width - common), dtype=np.bool_)
+    if not common:
+        seen[:, :, 0] = True  # padding rows see something, so that no softmax is over nothing
     for row, (kv, start, first, end) in enumerate(zip(group.members, starts, firsts, ends, strict=True)):
         slots[row, : end - first] = kv.slots[first:end]
         slots[row, end - first :] = kv.slots[first]
-        seen[row, : kv.scratch - start, : end - first] = _visible(kv, start, first, window)
+        seen[row, : kv.scratch - start, : end - first - common] = _visible(kv, start, first + common, window)
     device = step.tokens.device
     causal = folded is False and _is_plain_prefill(group, ends, window)
     mask, open_keys = None, 0
     if not causal and not seen.all():
-        open_keys = int(seen.all((0, 1)).argmin())
-        copies = step.queries_per_kv if folded else 1
-        hidden = np.where(seen, np.float32(0), np.float32("-inf"))
-        hidden = np.tile(hidden, (1, copies, 1))[:, None]
+        open_keys = common + int(seen.all((0, 1)).argmin())
+        hidden = _hidden(seen, common, step.queries_per_kv if folded else 1)
         mask = torch.from_numpy(hidden).to(device, step.dtype)
     places, counts = torch.from_numpy(slots.ravel()).to(device), torch.tensor(group.counts)
-    reach = torch.from_numpy(width - seen[:, :, ::-1].argmax(2).ravel())
-    return View(places, mask, causal, bool(folded), open_keys, counts, reach)
+    last = np.where(seen.any(2), seen.shape[2] - seen[:, :, ::-1].argmax(2), 0)
+    return View(
+        places, mask, causal, bool(folded), open_keys, counts, torch.from_numpy((common + last).ravel())
+    )
+
+
+def _hidden(seen: npt.NDArray[np.bool_], common: int, copies: int) -> npt.NDArray[np.float32]:
+    """[B, 1, copies * n, L] what is added to the scores; `seen` [B, n, L - common] is of the last keys.
+
+    The first ones are zeros that nobody touches here, and the kernels of the project never read.
+    """
+    batch, rows, keys = seen.shape
+    hidden = np.zeros((batch, copies, rows, common + keys), dtype=np.float32)
+    hidden[..., common:] = np.where(seen, np.float32(0), np.float32("-inf"))[:, None]
+    return hidden.reshape(batch, 1, copies * rows, common + keys)
 
 
 def _is_plain_prefill(group: Group, ends: list[int], window: int | None) -> bool:

@@ -23,7 +23,7 @@ from outrider.protocol.errors import InvalidRequest
 
 MAX_CACHED = 64
 MAX_CACHED_BYTES = 2 << 20
-"""Of the constraints' texts."""
+"""Most bytes of the cached constraints' texts."""
 STACK_BYTES = 64 << 20
 """The library recurses along the grammar, and the orchestrators checked it on a stack of 8 MiB."""
 NO_VOCABULARY = "the model came without a tokenizer that constraints can be held with; leave it out"
@@ -34,9 +34,9 @@ _T = TypeVar("_T")
 class GrammarCache:
     """Compiled grammars by the digest of their constraint; the least recently used is forgotten."""
 
-    def __init__(self, most: int = MAX_CACHED, most_bytes: int = MAX_CACHED_BYTES) -> None:
-        self._most = most
-        self._most_bytes = most_bytes
+    def __init__(self, max_entries: int = MAX_CACHED, max_bytes: int = MAX_CACHED_BYTES) -> None:
+        self._max_entries = max_entries
+        self._max_bytes = max_bytes
         self._kept: OrderedDict[bytes, tuple[LLMatcher, int]] = OrderedDict()
         self.bytes = 0
 
@@ -56,7 +56,7 @@ class GrammarCache:
         self.forget(digest)
         self._kept[digest] = matcher, size
         self.bytes += size
-        while len(self._kept) > self._most or self.bytes > self._most_bytes:
+        while len(self._kept) > self._max_entries or self.bytes > self._max_bytes:
             self.forget(next(iter(self._kept)))
 
     def forget(self, digest: bytes) -> None:

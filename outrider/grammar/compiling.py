@@ -1,4 +1,4 @@
-"""From a constraint to a matcher of the grammar library; what is wrong is said with its place."""
+"""Compiles a constraint to a matcher of the grammar library; an error names the place in it."""
 
 from __future__ import annotations
 

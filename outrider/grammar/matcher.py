@@ -1,4 +1,4 @@
-"""Where one text is in its grammar: at the last committed token, and at every candidate path below it.
+"""The position of one text in its grammar, after the committed tokens and after every candidate path.
 
 The committed state only ever goes forward, by committed tokens. Candidate paths are gone along by copies,
 which are thrown away at the next commit: what is rejected leaves nothing behind. Masks are functions of the
@@ -30,7 +30,7 @@ class Matcher:
         self._root = state
         self._scout: _Scout | None = None
         self._masks: dict[tuple[int, ...], Mask | None] = {}
-        """Of each path that was asked for since the last commit; None where the path is not possible."""
+        """Mask of each path that was asked for since the last commit; None: the path is not possible."""
 
     @property
     def complete(self) -> bool:
@@ -55,10 +55,10 @@ class Matcher:
         """True when each token of a path is allowed by the mask before it, and something may follow it."""
         return self.mask(path) is not None
 
-    def forced(self, path: tuple[int, ...], most: int) -> list[int]:
-        """Tokens after a path, at most so many, that are each the only one allowed and no end."""
+    def forced(self, path: tuple[int, ...], max_tokens: int) -> list[int]:
+        """Tokens after a path, at most `max_tokens`, each of which is the only one allowed and is no end."""
         tokens: list[int] = []
-        while len(tokens) < most and (token := only_token(self.mask(path))) is not None:
+        while len(tokens) < max_tokens and (token := only_token(self.mask(path))) is not None:
             path = (*path, token)
             if not self.allows(path):
                 break
@@ -68,7 +68,7 @@ class Matcher:
     def mask(self, path: tuple[int, ...]) -> Mask | None:
         """The tokens that may follow a path below the last committed token; None where `allows` is false."""
         if path not in self._masks:
-            self._masks[path] = self._look(path) if self._may_reach(path) else None
+            self._masks[path] = self._compute(path) if self._may_reach(path) else None
         return self._masks[path]
 
     def _may_reach(self, path: tuple[int, ...]) -> bool:
@@ -77,14 +77,14 @@ class Matcher:
         above = self.mask(path[:-1])
         return above is not None and allowed(above, path[-1])
 
-    def _look(self, path: tuple[int, ...]) -> Mask | None:
+    def _compute(self, path: tuple[int, ...]) -> Mask | None:
         """The mask after a path; None where the text is complete, or the grammar has become too costly."""
         if self._scout is None:
             self._scout = _Scout(self._root)
-        mask = self._scout.look(path)
+        mask = self._scout.mask_after(path)
         if mask is not None and self._scout.doubtful(mask):
             self._scout = _Scout(self._root)
-            mask = self._scout.look(path)
+            mask = self._scout.mask_after(path)
         if self._scout.failed:
             self._scout = None
             return None
@@ -112,7 +112,7 @@ class _Scout:
         """The grammar has become too costly here; the scout is of no more use."""
         return self._state.is_error()
 
-    def look(self, path: tuple[int, ...]) -> Mask | None:
+    def mask_after(self, path: tuple[int, ...]) -> Mask | None:
         """The mask after a path; None where the text is complete, or when it has failed."""
         pairs = zip(path, self._at, strict=False)
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -1,4 +1,4 @@
-"""Where in a constraint the grammar library found something wrong, as far as it does not say so itself."""
+"""Finds the place of an error in a constraint where the grammar library does not name it."""
 
 from __future__ import annotations
 

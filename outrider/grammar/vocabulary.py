@@ -1,4 +1,4 @@
-"""What a token stands for, as the grammar library wants to know it."""
+"""The bytes of every token, in the form that the grammar library needs."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Generated code of what the services say to each other and to autoscalers."""
+"""Generated code of the messages between the services, and of autoscalers'."""

@@ -1,1 +1,1 @@
-"""What the services say to each other: plain values, their form on the wire, errors."""
+"""The messages between the services: plain values, their form on the wire, errors."""

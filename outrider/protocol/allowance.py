@@ -19,6 +19,19 @@ NODES = 2 * MAX_TREE_NODES
 LATE = 8
 """Verdicts whose room may be used at once."""
 
+MAX_FEATURE_LAYERS = 8
+"""Layers of a target whose features a session may ask for."""
+MAX_FEATURE_BYTES = 4 << 20
+"""Features of one verdict, and of the end of a text when it is opened; rows before are left out. A row of
+three layers of width 4,096 has 24 KiB."""
+FEATURE_BYTES = 2
+"""Bytes of one number of a feature."""
+
+
+def row_bytes(layers: int, width: int) -> int:
+    """Bytes of a row of features: so many layers of a width."""
+    return layers * width * FEATURE_BYTES
+
 
 @dataclass(slots=True)
 class Allowance:

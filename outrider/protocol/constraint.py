@@ -1,4 +1,4 @@
-"""What a generated text must be: a schema, an expression, a choice or a grammar, as the caller wrote it."""
+"""A constraint on the generated text, as the caller wrote it: a schema, a pattern, a choice or a grammar."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from outrider.protocol.errors import InvalidRequest
 
 MAX_BYTES = 128 << 10
-"""Of a constraint's texts together."""
+"""Most bytes of a constraint's texts together."""
 MAX_CHOICES = 1024
 
 

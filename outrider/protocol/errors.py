@@ -13,14 +13,15 @@
     ├── Flood                 a peer sent more than it may; its stream is cut off
     ├── Unavailable           nothing can serve this now; try again
     │   ├── Draining          this process is shutting down
+    │   ├── LostRank          a process that computes a part of this replica's model is gone
     │   └── NoReplica         no usable replica of a kind
     ├── DeadlineExceeded      the caller's deadline has passed
     ├── ConfigError           a setting is wrong; the process stops at start
     │   └── ModelError        a model cannot be loaded or run; says why
     └── InternalError         our own mistake
 
-`STATUS` maps each to the gRPC status it leaves the process with; `outrider.rpc.serving` builds the
-`google.rpc` details from `field`, `reason` and `retry_after`.
+`STATUS` maps each to the gRPC status with which it leaves the process; `outrider.protocol.rpc_errors` builds
+the `google.rpc` details from `field`, `reason` and `retry_after`.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ class OutriderError(Exception):
     field: str | None = None
     """The request field or setting at fault, when there is one."""
     retry_after: float | None = None
-    """Seconds after which the same call may work, when that is so."""
+    """Seconds after which the same call may succeed; None: it will not."""
     request_id: str = ""
-    """Of the request that ended with it, as in logs and traces; empty where that is not known."""
+    """Id of the request that ended with this error, as in logs and traces; empty where it is not known."""
 
     @property
     def reason(self) -> str:
@@ -128,6 +129,10 @@ class Draining(Unavailable):
     """This process is shutting down and takes no new work."""
 
 
+class LostRank(Unavailable):
+    """A process that computes a part of this replica's model has ended, or does not answer."""
+
+
 class NoReplica(Unavailable):
     """No usable replica of a kind."""
 
@@ -161,6 +166,7 @@ STATUS: dict[type[OutriderError], Status] = {
     Flood: Status.RESOURCE_EXHAUSTED,
     Unavailable: Status.UNAVAILABLE,
     Draining: Status.UNAVAILABLE,
+    LostRank: Status.UNAVAILABLE,
     NoReplica: Status.UNAVAILABLE,
     DeadlineExceeded: Status.DEADLINE_EXCEEDED,
     ConfigError: Status.FAILED_PRECONDITION,

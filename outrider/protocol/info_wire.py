@@ -1,11 +1,11 @@
-"""What a replica serves: protobuf messages <-> `ModelInfo`."""
+"""Converts between protobuf messages and `ModelInfo`."""
 
 from __future__ import annotations
 
 from typing import Any, cast
 
 from outrider.protocol.messages import ModelInfo
-from outrider.protocol.wire import shortest
+from outrider.protocol.sampling_wire import shortest
 from outrider.v1 import tokens_pb2
 
 
@@ -30,6 +30,12 @@ def model_info_to_pb(info: ModelInfo) -> tokens_pb2.ModelInfo:
         arithmetic=info.arithmetic,
         arithmetic_reason=info.arithmetic_reason,
         sampling_defaults=tokens_pb2.SamplingParams(**cast(Any, info.sampling_defaults)),
+        version=info.version,
+        shadow=info.shadow,
+        feature_layers=info.feature_layers,
+        hidden_size=info.hidden_size,
+        num_layers=info.num_layers,
+        kv_layout=info.kv_layout,
     )
 
 
@@ -57,4 +63,10 @@ def model_info_from_pb(pb: tokens_pb2.ModelInfo) -> ModelInfo:
             field.name: shortest(value) if isinstance(value, float) else value
             for field, value in pb.sampling_defaults.ListFields()
         },
+        version=pb.version,
+        shadow=pb.shadow,
+        feature_layers=tuple(pb.feature_layers),
+        hidden_size=pb.hidden_size,
+        num_layers=pb.num_layers,
+        kv_layout=pb.kv_layout,
     )

@@ -1,4 +1,4 @@
-"""What the services say to each other, as plain values.
+"""The messages between the services, as plain values.
 
 These types mirror `protos/outrider` and know nothing of protobuf; `outrider.protocol.wire` converts. The
 words are those of the field: a *node* is a proposed token, a *token block* a group of nodes sent
@@ -11,14 +11,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from math import inf
 
 from outrider.protocol.constraint import Constraint
 from outrider.protocol.errors import InvalidRequest
 
 MAX_ENTRIES = {"logit_bias": 1024, "stop": 16, "stop_token_ids": 256}
-"""Of the sampling parameters that are lists."""
+"""Most entries of the sampling parameters that are lists."""
 MAX_STEP_NODES = 256
-"""Most nodes of a step that are told to a caller who asked for them."""
+"""Most nodes of a step; so many at most are reported to a caller who asked for them."""
 
 
 class FinishReason(IntEnum):
@@ -41,7 +42,7 @@ class Origin(IntEnum):
     """Who proposed a token first; the numbers are those of the wire."""
 
     TARGET = 1
-    """Nobody, or it was not verified in the step that committed it."""
+    """The target's own choice: nobody proposed it, or it was not verified in the step that committed it."""
     DRAFT = 2
     LOOKUP = 3
     GRAMMAR = 4
@@ -80,11 +81,15 @@ class SamplingParams:
     constraint: Constraint | None = None
     """What the generated text must be."""
     include_stop: bool = False
-    """A stop string stays in the text."""
+    """True when a stop string stays in the text."""
     keep_special_tokens: bool = False
-    """Special tokens are spelled in the text."""
+    """True when special tokens are spelled in the text."""
     prompt_logprobs: int | None = None
     """As `logprobs`, for the tokens of the prompt."""
+
+    def end_length(self, prompt_length: int) -> float:
+        """Tokens, with the prompt, at which the text ends; infinite where only the context ends it."""
+        return inf if self.max_tokens is None else prompt_length + self.max_tokens
 
     def __post_init__(self) -> None:
         _within("sampling.temperature", self.temperature, 0.0, 100.0)
@@ -178,11 +183,6 @@ class StepTimes:
     sample_us: int = 0
     idle_us: int = 0
 
-    @property
-    def round_seconds(self) -> float:
-        """From the session's last verdict to this one."""
-        return (self.queue_us + self.forward_us + self.sample_us) * 1e-6
-
 
 @dataclass(frozen=True, slots=True)
 class StepNodes:
@@ -211,19 +211,30 @@ class Verdict:
     times: StepTimes = StepTimes()
     finish_reason: FinishReason = FinishReason.NONE
     node_price: float = 0.0
-    """What a verified node costs at present, in tokens that the replica could commit in the time."""
+    """What verifying a node costs at present, in tokens that the replica could commit in that time."""
     prompt_tokens: int = 0
-    """Of all sessions, computed in the step."""
+    """Tokens of prompts that the step computed, of all sessions."""
     draft_wanted: bool = True
-    """The session should have a draft; one that it has pauses while it should not."""
+    """False when the session should have no draft at present: a draft that it has pauses."""
     next_step_us: int = 0
-    """Microseconds until the step after the one that begins now: until then blocks are of use in it."""
+    """Microseconds until the step after the one that begins now; blocks that come by then can be in it."""
     nodes: StepNodes | None = None
-    """Told where the session was opened with `record_steps`."""
+    """The verified nodes, where the session was opened with `record_steps`."""
     predicted: int = 0
-    """Of the verified nodes, those that the caller's prediction proposed."""
+    """Verified nodes that the caller's prediction proposed."""
     predicted_accepted: int = 0
-    """Of these, those that were accepted."""
+    """Those of them that were accepted."""
+    features: bytes = b""
+    """Rows of `outrider.engine.features` for the last tokens, where the session asked for them: the inputs of
+    the target's layers at the token before each."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptFeatures:
+    """Features of the end of a text: rows for the tokens from `position` on, as in `Verdict.features`."""
+
+    position: int
+    rows: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +257,10 @@ class KvHandle:
     expires_ms: int
 
 
+MAX_DRAFT_NAME = 64
+"""Characters; it is a label of metrics."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """What a draft or verify replica serves."""
@@ -266,10 +281,27 @@ class ModelInfo:
     pages: int = 0
     pages_free: int = 0
     arithmetic: str = ""
-    """Replicas whose arithmetic is equal give a token the same bits."""
+    """Name of the arithmetic: replicas with the same one compute the same bits for a token."""
     arithmetic_reason: str = ""
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     """Sampling parameters of requests that set none, by the names of `SamplingParams`."""
+    version: str = ""
+    """A draft's weights: a short hash of their files."""
+    shadow: bool = False
+    """True when the draft's proposals are compared with the target's text, not verified."""
+    feature_layers: tuple[int, ...] = ()
+    """Layers of the target whose inputs a draft reads, ascending."""
+    hidden_size: int = 0
+    """Width of the target's layers; of a draft, the width that it expects of them."""
+    num_layers: int = 0
+    """Layers of a target."""
+    kv_layout: str = ""
+    """Verify replicas with the same layout can take each other's keys and values; empty: cannot be moved."""
+
+    @property
+    def draft_name(self) -> str:
+        """What a draft is called where versions are compared: its weights, or its kind where it has none."""
+        return (self.version or self.kind)[:MAX_DRAFT_NAME]
 
 
 class VerifyPolicy(IntEnum):
@@ -299,11 +331,22 @@ class OpenVerify:
     priority: int = 0
     lookup: bool = True
     record_steps: bool = False
-    """Verdicts tell which nodes were verified."""
+    """True when verdicts say which nodes were verified."""
     prediction: tuple[int, ...] = ()
-    """What the generated text will resemble; empty: no prediction."""
+    """Token ids that the generated text will resemble; empty: no prediction."""
     first_prompt_logprob: int = 1
-    """The first position of the prompt whose log probability is wanted, if they are."""
+    """The first position of the prompt whose log probability is wanted, where any are."""
+    seconds_per_token: float = 0.0
+    """The pace that the caller asked for; 0: none."""
+    feature_layers: tuple[int, ...] = ()
+    """Target layers whose inputs go out with the tokens; empty: none."""
+    all_token_ids: bool = False
+    """True when `token_ids` are all committed tokens although a handle is given."""
+
+    @property
+    def covered(self) -> int:
+        """How many committed tokens come before `token_ids`: those that the handle covers."""
+        return 0 if self.kv_handle is None or self.all_token_ids else self.kv_handle.length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,6 +365,8 @@ class OpenDraft:
     first_step: int = 0
     traceparent: str = ""
     task: str = ""
+    feature_layers: tuple[int, ...] = ()
+    """Layers of the target whose features come with verdicts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,4 +377,4 @@ class Opened:
     incarnation: str
     cached_length: int = 0
     draft_wanted: bool = True
-    """Told by verify replicas: the session should have a draft."""
+    """From a verify replica: whether the session should have a draft."""

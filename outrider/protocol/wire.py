@@ -1,4 +1,4 @@
-"""Protobuf messages <-> domain types of `outrider.protocol.messages`, and nothing else.
+"""Converts between protobuf messages and the types of `outrider.protocol.messages`.
 
 `<type>_to_pb` and `<type>_from_pb` for each type. Reading checks the shape of a message (columns of equal
 length, bounds, finite numbers, known enum values) and raises `InvalidRequest` naming the field; whether
@@ -8,16 +8,13 @@ ids and lengths make sense is for the service to say.
 from __future__ import annotations
 
 import math
-import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 from outrider.internal.v1 import draft_pb2, session_pb2, verify_pb2
-from outrider.protocol.constraint import constraint_fields, constraint_from
 from outrider.protocol.errors import InvalidRequest
 from outrider.protocol.messages import (
-    MAX_ENTRIES,
     MAX_STEP_NODES,
     FinishReason,
     KvHandle,
@@ -26,24 +23,23 @@ from outrider.protocol.messages import (
     Opened,
     OpenVerify,
     Origin,
+    PromptFeatures,
     PromptLogprobs,
-    SamplingParams,
     StepNodes,
     StepTimes,
     TokenBlock,
     TokenLogprob,
     Verdict,
     VerifyPolicy,
-    check_entries,
 )
-from outrider.v1 import generation_pb2, tokens_pb2
+from outrider.protocol.sampling_wire import sampling_from_pb, sampling_to_pb
+from outrider.v1 import tokens_pb2
 
 MAX_BLOCK_NODES = 1024
 """Most nodes of one token block."""
 MAX_TRACEPARENT = 64
 """Characters; a W3C trace context has 55."""
 
-_FLOAT32 = struct.Struct("f")
 _Enum = TypeVar("_Enum", bound=IntEnum)
 
 
@@ -121,6 +117,7 @@ def verdict_to_pb(verdict: Verdict) -> session_pb2.Verdict:
         nodes=None if verdict.nodes is None else _nodes_to_pb(verdict.nodes),
         predicted=verdict.predicted,
         predicted_accepted=verdict.predicted_accepted,
+        features=verdict.features,
     )
 
 
@@ -160,6 +157,7 @@ def verdict_from_pb(pb: session_pb2.Verdict) -> Verdict:
         _nodes_from_pb(pb.nodes) if pb.HasField("nodes") else None,
         pb.predicted,
         pb.predicted_accepted,
+        pb.features,
     )
 
 
@@ -203,69 +201,14 @@ def prompt_logprobs_from_pb(pb: verify_pb2.PromptLogprobs) -> PromptLogprobs:
     return PromptLogprobs(pb.position, tuple([logprob_from_pb(logprob) for logprob in pb.logprobs]))
 
 
-def sampling_to_pb(params: SamplingParams) -> tokens_pb2.SamplingParams:
-    """Sampling parameters for the wire; every field is set, so no side needs the other's defaults."""
-    constraint: dict[str, Any] = {} if params.constraint is None else constraint_fields(params.constraint)
-    return tokens_pb2.SamplingParams(
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=params.top_k,
-        min_p=params.min_p,
-        repetition_penalty=params.repetition_penalty,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        logit_bias=params.logit_bias,
-        seed=params.seed,
-        max_tokens=params.max_tokens,
-        min_tokens=params.min_tokens,
-        stop=params.stop,
-        stop_token_ids=params.stop_token_ids,
-        ignore_eos=params.ignore_eos,
-        logprobs=params.logprobs,
-        n=params.n,
-        include_stop=params.include_stop,
-        keep_special_tokens=params.keep_special_tokens,
-        prompt_logprobs=params.prompt_logprobs,
-        **constraint,
-    )
+def prompt_features_to_pb(found: PromptFeatures) -> session_pb2.PromptFeatures:
+    """Features of a part of the text, for the wire."""
+    return session_pb2.PromptFeatures(position=found.position, rows=found.rows)
 
 
-_DECIMALS = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-)
-_OPTIONALS = (
-    *("top_k", "seed", "max_tokens", "min_tokens", "ignore_eos", "logprobs", "n"),
-    *("include_stop", "keep_special_tokens", "prompt_logprobs"),
-)
-
-
-def sampling_from_pb(
-    pb: tokens_pb2.SamplingParams, model_defaults: Mapping[str, float] | None = None
-) -> SamplingParams:
-    """Sampling parameters from the wire; absent fields take the model's defaults, else their own.
-
-    A float32 becomes the shortest decimal number that it stands for: a caller's 0.7 is 0.7 here.
-
-    Raises:
-        InvalidRequest: a value is out of its range, or a list is too long; it is counted before it is read.
-    """
-    for name in MAX_ENTRIES:
-        check_entries(name, len(getattr(pb, name)))
-    present: dict[str, Any] = {name: getattr(pb, name) for name in _OPTIONALS if pb.HasField(name)}
-    present |= {name: shortest(getattr(pb, name)) for name in _DECIMALS if pb.HasField(name)}
-    given = {"temperature": shortest(pb.default_temperature)} | dict(model_defaults or {}) | present
-    return SamplingParams(
-        **given,
-        logit_bias={token: shortest(bias) for token, bias in pb.logit_bias.items()},
-        stop=tuple(pb.stop),
-        stop_token_ids=tuple(pb.stop_token_ids),
-        constraint=constraint_from(pb),
-    )
+def prompt_features_from_pb(pb: session_pb2.PromptFeatures) -> PromptFeatures:
+    """Features of a part of the text, from the wire; whose reader knows how long they must be."""
+    return PromptFeatures(pb.position, pb.rows)
 
 
 def mode_from_pb(pb: int) -> Mode:
@@ -275,11 +218,6 @@ def mode_from_pb(pb: int) -> Mode:
         InvalidRequest: the value is unknown.
     """
     return _enum("speculation.mode", Mode, pb or Mode.AUTO)
-
-
-def mode_to_pb(mode: Mode) -> generation_pb2.Mode:
-    """The speculation mode for the wire."""
-    return cast(generation_pb2.Mode, mode)
 
 
 def kv_handle_to_pb(handle: KvHandle) -> session_pb2.KvHandle:
@@ -320,6 +258,9 @@ def open_verify_to_pb(opening: OpenVerify) -> verify_pb2.OpenVerify:
         record_steps=opening.record_steps,
         prediction=opening.prediction,
         first_prompt_logprob=opening.first_prompt_logprob,
+        seconds_per_token=opening.seconds_per_token,
+        feature_layers=opening.feature_layers,
+        all_token_ids=opening.all_token_ids,
     )
 
 
@@ -347,6 +288,9 @@ def open_verify_from_pb(pb: verify_pb2.OpenVerify) -> OpenVerify:
         record_steps=pb.record_steps,
         prediction=tuple(pb.prediction),
         first_prompt_logprob=pb.first_prompt_logprob or 1,
+        seconds_per_token=_finite("seconds_per_token", pb.seconds_per_token),
+        feature_layers=tuple(pb.feature_layers),
+        all_token_ids=pb.all_token_ids,
     )
 
 
@@ -365,6 +309,7 @@ def open_draft_to_pb(opening: OpenDraft) -> draft_pb2.OpenDraft:
         first_step=opening.first_step,
         traceparent=opening.traceparent,
         task=opening.task,
+        feature_layers=opening.feature_layers,
     )
 
 
@@ -387,6 +332,7 @@ def open_draft_from_pb(pb: draft_pb2.OpenDraft) -> OpenDraft:
         first_step=pb.first_step,
         traceparent=pb.traceparent,
         task=pb.task,
+        feature_layers=tuple(pb.feature_layers),
     )
 
 
@@ -433,12 +379,3 @@ def _enum(field: str, kind: type[_Enum], value: int) -> _Enum:
         return kind(value)
     except ValueError:
         raise InvalidRequest(field, f"{value} is not a known value") from None
-
-
-def shortest(value: float) -> float:
-    """The decimal number with the fewest digits that has this float32; NaN and infinities as they are."""
-    for digits in range(6, 9):
-        candidate = float(f"{value:.{digits}g}")
-        if _FLOAT32.unpack(_FLOAT32.pack(candidate))[0] == value:
-            return candidate
-    return value

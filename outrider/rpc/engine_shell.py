@@ -1,8 +1,8 @@
-"""The one thread that owns a model, and how the event loop and it reach each other.
+"""The one thread that owns a model, and the messages between it and the event loop.
 
-The event loop never waits for the thread: it puts typed messages into an inbox. The thread runs a
-synchronous core, turn by turn; what the core makes goes back with `call_soon_threadsafe`, one call for all
-that leaves at once. The draft and the verify service each put their own core into this shell.
+The event loop never waits for the thread: it puts typed messages into an inbox. The thread runs a synchronous
+core, turn by turn; the core's results go back with `call_soon_threadsafe`, those of a turn in one call. The
+draft and the verify service each run their own core in this shell.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ STOP_SECONDS = 30.0
 
 
 class Core(Protocol):
-    """The work of a service. Belongs to the engine thread, knows neither it nor the event loop."""
+    """The work of a service. It runs on the engine thread and knows nothing of threads or event loops."""
 
     def turn(self, messages: Sequence[Any], /) -> float | None:
-        """Take the messages in order, work once; returns the seconds to sleep unless a message comes
+        """Take the messages in order and work once. Returns how many seconds to sleep if no message comes
         (None: until one comes)."""
 
 
@@ -43,9 +43,9 @@ Message = TypeVar("Message")
 class EngineShell(Generic[AnyCore, Message]):
     """Runs a core on a thread of its own; all methods are for the event loop.
 
-    `make_core` is given what carries deliveries to the loop. At most `max_messages` wait for the core, and
-    a session goes on until `max_unread` of its events are unread. `on_failure` is called on the loop when
-    the core has failed; every session has then got an InternalError and nothing works any more.
+    `make_core` gets the function that carries deliveries to the loop. At most `max_messages` wait for the
+    core; a session pauses while `max_unread` of its events are unread. `on_failure` is called on the loop if
+    the core has failed: then every session has got an InternalError, and the engine is of no more use.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class EngineShell(Generic[AnyCore, Message]):
         self._streams: set[Stream[Any]] = set()
         self._replies: set[Outbox[Any]] = set()
         self._stopping = False
+        self._broken: OutriderError | None = None
         self._ended: OutriderError | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -77,7 +78,7 @@ class EngineShell(Generic[AnyCore, Message]):
 
     @property
     def failure(self) -> InternalError | None:
-        """What ended the engine, unless it was stopped."""
+        """The error that ended the engine; None while it runs, and when it was stopped."""
         return self._ended if isinstance(self._ended, InternalError) else None
 
     def start(self) -> None:
@@ -91,6 +92,11 @@ class EngineShell(Generic[AnyCore, Message]):
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, STOP_SECONDS)
 
+    def fail(self, error: OutriderError) -> None:
+        """Make the engine fail with `error` after the turn in progress; may be called on any thread."""
+        self._broken = error
+        self._inbox.wake()
+
     def _open_stream(self, opening: Callable[[Stream[Any]], Message]) -> Stream[Any]:
         """Post the opening of a new stream, which `_close_stream` must follow.
 
@@ -103,7 +109,7 @@ class EngineShell(Generic[AnyCore, Message]):
         return stream
 
     def _close_stream(self, stream: Stream[Any], closing: Message) -> None:
-        """Forget a stream and have the core free what it holds within one turn."""
+        """Forget a stream; the core frees its memory within one turn."""
         self._streams.discard(stream)
         self._tell(closing)
 
@@ -142,7 +148,7 @@ class EngineShell(Generic[AnyCore, Message]):
         self._inbox.put(message)
 
     def _tell(self, message: Message) -> None:
-        """Put a message of which each stream has few; it is never refused."""
+        """Put a message that is never refused: of a kind of which each stream sends few."""
         if self._ended is None:
             self._inbox.put(message)
 
@@ -151,14 +157,17 @@ class EngineShell(Generic[AnyCore, Message]):
         try:
             wait: float | None = 0.0
             while not self._stopping:
-                wait = self.core.turn(self._inbox.take(wait))
+                messages = self._inbox.take(wait)
+                if self._broken is not None:
+                    raise self._broken
+                wait = self.core.turn(messages)
         except Exception:  # the thread's boundary: a caller must not wait for a dead thread
             logger.exception("the engine failed")
             error = InternalError("the engine of this replica has failed; its log has the details")
         self._call_on_loop(self._end, error)
 
     def _end(self, error: OutriderError) -> None:
-        """The thread has ended: tell all who wait, whether or not it has seen them, and refuse the next."""
+        """The thread has ended: give `error` to everybody who waits, and to everybody who comes later."""
         self._ended = error
         for outbox in (*(stream.outbox for stream in self._streams), *self._replies):
             outbox.end(error)

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import grpc
 from google.protobuf.message import DecodeError
 
-from outrider.protocol.errors import InternalError, InvalidRequest, OutriderError
+from outrider.protocol.errors import Draining, InternalError, InvalidRequest, OutriderError
 from outrider.protocol.rpc_errors import DETAILS_KEY, code_of, details_of, message_of
 from outrider.request_ids import CURRENT, HEADER, USABLE
 from outrider.telemetry.logs import get_logger
@@ -32,9 +32,16 @@ class ServiceInterceptor(grpc.aio.ServerInterceptor):
     Only methods of `service_names` are refused: health and reflection always answer.
     """
 
-    def __init__(self, service_names: Collection[str], refusal: OutriderError | None) -> None:
+    def __init__(
+        self,
+        service_names: Collection[str],
+        refusal: OutriderError | None,
+        while_draining: Collection[str] = (),
+    ) -> None:
+        """Methods of the names `while_draining` are not refused because of a drain."""
         self.service_names = frozenset(service_names)
         self.refusal = refusal
+        self._while_draining = frozenset(while_draining)
 
     async def intercept_service(
         self,
@@ -43,10 +50,15 @@ class ServiceInterceptor(grpc.aio.ServerInterceptor):
     ) -> Handler | None:
         """See `grpc.aio.ServerInterceptor`."""
         method: str = handler_call_details.method
-        if self.refusal is not None and method.split("/")[1] in self.service_names:
+        if self.refusal is not None and self._refuses(method, self.refusal):
             return _refuse(self.refusal)
         handler = await continuation(handler_call_details)
         return handler if handler is None else _wrap(handler, method)
+
+    def _refuses(self, method: str, refusal: OutriderError) -> bool:
+        service, _, name = method.removeprefix("/").partition("/")
+        allowed = isinstance(refusal, Draining) and name in self._while_draining
+        return service in self.service_names and not allowed
 
 
 def _refuse(error: OutriderError) -> Handler:
@@ -154,7 +166,7 @@ def _refusal(error: Exception, method: str) -> OutriderError:
 
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: OutriderError) -> None:
-    """With the request's id, by which logs can be searched, where it has one."""
+    """End the call with the error and the request's id, where it has one, by which logs can be searched."""
     error.request_id = CURRENT.get() or _given_id(context)
     trailing: list[tuple[str, str | bytes]] = [(DETAILS_KEY, details_of(error))]
     if error.request_id:

@@ -1,6 +1,7 @@
-"""The two queues between the event loop and an engine thread: an inbox for all, an outbox for each session.
+"""The queues between the event loop and an engine thread: one inbox for all, one outbox for each session.
 
-What the thread announces is counted at once and put by a delivery, which the event loop carries out.
+The thread counts an event when it announces it. The event loop puts it into the outbox when it carries out
+the delivery.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from outrider.protocol.errors import OutriderError
 
 CONTROL_EVENTS = 4
-"""Opened, closed and an error of either side may stand in an outbox beside what its bound counts."""
+"""Events that an outbox has room for beyond its bound: opened, closed, and an error of either side."""
 
 Message = TypeVar("Message")
 Event = TypeVar("Event")
 Delivery: TypeAlias = tuple[Callable[[Any], None], object]
-"""To be called with its argument on the event loop."""
+"""A function and its argument, to be called on the event loop."""
 Deliver: TypeAlias = Callable[[Sequence[Delivery]], None]
 """Carries deliveries to the event loop; called by the engine thread."""
 
@@ -27,7 +28,7 @@ Deliver: TypeAlias = Callable[[Sequence[Delivery]], None]
 class Inbox(Generic[Message]):
     """Messages to the engine thread, which sleeps here when it has nothing to do.
 
-    Whoever puts a message has seen that there is room: `len` is how many wait.
+    It has no bound of its own: whoever puts a message has to look at `len` first.
     """
 
     def __init__(self) -> None:
@@ -45,7 +46,7 @@ class Inbox(Generic[Message]):
             self._changed.notify()
 
     def wake(self) -> None:
-        """Make the engine look around though there is no message."""
+        """Wake the engine though there is no message."""
         with self._changed:
             self._woken = True
             self._changed.notify()
@@ -63,8 +64,8 @@ class Inbox(Generic[Message]):
 class Outbox(Generic[Event]):
     """Events of one session on their way to its stream, or the answer to one call.
 
-    The engine makes nothing more for a session whose outbox is full, and `on_room` is called when it no
-    longer is. Each of the two counters has one writer, so that the engine reads them without a lock.
+    The engine computes nothing more for a session whose outbox is full. `on_room` is called when there is
+    room again. Each of the two counters has one writer, so the engine reads them without a lock.
     """
 
     def __init__(self, max_unread: int, on_room: Callable[[], None] = lambda: None) -> None:
@@ -76,16 +77,16 @@ class Outbox(Generic[Event]):
 
     @property
     def full(self) -> bool:
-        """True when the reader is so slow that nothing more should be made for it."""
+        """True when so many events are unread that nothing more should be computed for the reader."""
         return self._announced - self._taken >= self._max_unread
 
     def announce(self, event: Event | OutriderError) -> Delivery:
-        """Count an event, or an error to raise; the delivery puts it (engine thread)."""
+        """Count an event, or an error to raise; returns the delivery that puts it here (engine thread)."""
         self._announced += 1
         return self._events.put_nowait, event
 
     def end(self, last: Event | BaseException) -> None:
-        """Let the reader have a last event, or an error, after what is there already (event loop)."""
+        """Put a last event, or an error, behind the others (event loop)."""
         self._events.put_nowait(last)
 
     async def take(self) -> Event:
@@ -107,17 +108,17 @@ class Stream(Generic[Event]):
     id: int
     outbox: Outbox[Event]
     sent: int = 0
-    """Messages of which there may be many, put into the inbox (event loop)."""
+    """Messages of the stream that were put into the inbox, of the kinds that are many (event loop)."""
     absorbed: int = 0
-    """Those that the core has taken (engine thread)."""
+    """Those of them that the core has taken (engine thread)."""
 
     @property
     def pending(self) -> int:
-        """Those that wait for the engine."""
+        """Those of them that wait for the engine."""
         return self.sent - self.absorbed
 
 
 def deliver(deliveries: Iterable[Delivery]) -> None:
-    """Hand everything out (event loop)."""
+    """Carry out all deliveries (event loop)."""
     for receive, argument in deliveries:
         receive(argument)

@@ -47,7 +47,7 @@ class Reloaded(Generic[T]):
         self.name = name
         self.files = {setting: path for setting, path in files.items() if path}
         self.on_refused: Callable[[str], None] = lambda name: None
-        """Told the name when new contents turn out to be unusable."""
+        """Called with the name when new contents cannot be used."""
         self._make = make
         self._period = period
         self._clock = clock
@@ -69,10 +69,10 @@ class Reloaded(Generic[T]):
             now = self._clock()
             if now >= self._next_check:
                 self._next_check = now + self._period
-                self._look(now)
+                self._reload(now)
             return self._value
 
-    def _look(self, now: float) -> None:
+    def _reload(self, now: float) -> None:
         contents: Contents | None = None
         try:
             contents = self._read()

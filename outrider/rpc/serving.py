@@ -23,22 +23,22 @@ MAX_CONCURRENT_STREAMS = 1024
 """Open calls on one connection; admission has its own, lower bounds."""
 MAX_METADATA_BYTES = 16 << 10
 MAX_CONNECTIONS = 2048
-"""At once, on each port. Further ones are closed when they are accepted."""
+"""Open connections on each port. Further ones are closed when they are accepted."""
 IDLE_MS = 300_000
 """A connection that has had no call for so long is closed; its client connects again at its next call."""
 HANDSHAKE_MS = 20_000
-"""For TLS and the first frames of HTTP/2; a connection that says nothing is closed after it."""
+"""Longest time for TLS and the first frames of HTTP/2; a connection that takes longer is closed."""
 MIN_PING_INTERVAL_MS = 10_000
-"""Between pings of a client that sends nothing else; our own leave twice as much (`channels.KEEPALIVE_MS`).
-Who pings more often is cut off; gRPC's own default is five minutes."""
+"""Least time between pings of a client that sends nothing else; a client that pings more often is cut off.
+Our own clients wait twice as long (`channels.KEEPALIVE_MS`); gRPC's default is five minutes."""
 DRAIN_POLL_SECONDS = 0.02
 QUIET_POLLS = 4
-"""In a row without anything running before a drained server stops: a call past the interceptor may not have
-been read yet."""
+"""A drained server stops when so many polls in a row found nothing running: a call that was let in may not
+have been read yet."""
 WATCH_SECONDS = 2.0
-"""How often files that may be renewed are looked at, so that unusable ones are noticed before they matter."""
+"""Time between checks of files that may be renewed, so that unusable ones are noticed before they matter."""
 STOP_GRACE_SECONDS = 0.25
-"""For final statuses to leave after the last session ended; health watches never end by themselves."""
+"""Time for final statuses to leave after the last session ended; health watches never end by themselves."""
 
 
 class GrpcServer:
@@ -55,15 +55,19 @@ class GrpcServer:
         config: ServiceConfig,
         service_names: Sequence[str],
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        while_draining: Sequence[str] = (),
     ) -> None:
+        """Methods of the names `while_draining` are served in a drain too: they help to end it."""
         self.config = config
         self.service_names = tuple(service_names)
         self.port = 0
         self.health_port = 0
-        self._interceptor = ServiceInterceptor(service_names, Unavailable("this replica is still loading"))
+        self._interceptor = ServiceInterceptor(
+            service_names, Unavailable("this replica is still loading"), while_draining
+        )
         self.certificates = server_certificates(config.tls_cert, config.tls_key, config.tls_ca)
         self.watched: list[Reloaded[Any]] = [self.certificates] if self.certificates else []
-        """What is made of files that are looked at from time to time; a service adds its own."""
+        """What was read from files that may change; they are checked regularly. A service adds its own."""
         self._watching: asyncio.Task[None] | None = None
         self.server = grpc.aio.server(
             interceptors=[self._interceptor, *interceptors], options=_options(config)
@@ -114,7 +118,7 @@ class GrpcServer:
         self._set_health(serving)
 
     def set_ready(self, ready: bool) -> None:
-        """Say in health whether new calls are better sent here than elsewhere; those that come are taken."""
+        """Say in health whether new calls should be sent here; those that come anyway are served."""
         if self._interceptor.refusal is None:
             self._set_health(ready)
 
@@ -185,12 +189,12 @@ def _options(config: ServiceConfig) -> list[tuple[str, int]]:
 
 
 def _connection_age(seconds: float) -> list[tuple[str, int]]:
-    """Connections are said goodbye to at this age, not all at once; 0: never."""
+    """The option that ends connections at about this age; none where it is 0."""
     return [("grpc.max_connection_age_ms", int(seconds * 1000))] if seconds else []
 
 
 async def _quiet(running: Callable[[], int]) -> None:
-    """Wait until nothing runs, and nothing begins that was let in before calls were refused."""
+    """Wait until nothing runs, nor any call that was let in before calls were refused."""
     quiet = 0
     while quiet < QUIET_POLLS:
         await asyncio.sleep(DRAIN_POLL_SECONDS)

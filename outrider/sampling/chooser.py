@@ -143,7 +143,7 @@ def _rank_on_device(
     from outrider.sampling import on_device  # needs Triton, which is there
 
     rivals = min(max(count, _RIVALS), logits.shape[1])
-    ranked = on_device.rank(logits, rows, slopes, on_device.Ranks(rivals, FLATNESS, _would_win))
+    ranked = on_device.rank(logits, rows, slopes, on_device.RankingPlan(rivals, FLATNESS, _would_win))
     rankings = []
     for row, tokens, scores, shares, winners in zip(rows, *ranked, strict=True):
         greedy = row.params.greedy

@@ -4,6 +4,8 @@
     launch    scores, truncation, arg-max of all rows; the forward may still run meanwhile
     read      one small table
 
+A ranking is captured and replayed as one launch (`replays`).
+
 The logits are those after penalties, biases and masks. Of a truncated row the highest LISTED tokens are
 looked at; where more could stay, which is known only on the device, the row comes back as UNKNOWN, to be
 chosen the long way.
@@ -24,10 +26,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.engine.gpu.graphs import CudaGraphs
 from outrider.sampling.kernels.triton_noise import listed_kernel, peaks_kernel, weights_kernel
 from outrider.sampling.noise import GROUP, log_table, ratio_table, row_keys
 from outrider.sampling.perturbed import Leaders
 from outrider.sampling.processors import SamplingRow
+from outrider.sampling.replays import Replays
 from outrider.sampling.truncation import BatchTruncation, listing, nucleus_only, truncates, with_whole
 
 LISTED = 1024
@@ -46,21 +50,51 @@ def choose(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
 
 def chosen(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     """The same [N], still on the device: nothing has waited for it."""
-    sampled = [row for row in rows if not row.params.greedy]
-    cut = [row for row in sampled if truncates(row.params)]
-    tokens = logits.argmax(-1)
-    if sampled:
-        draws = upload(rows, [1.0] * len(rows), logits)
-        if len(cut) < len(sampled):
-            tokens = torch.where(draws.greedy, tokens, best_tokens(logits, draws))
-        if cut:
-            found, complete = _listed_leaders(logits, draws, cut, 1)
-            decided = found.tokens[:, 0].masked_fill(~complete, UNKNOWN)
-            tokens = torch.where(draws.cut, decided, tokens)
-    return tokens
+    kinds = Kinds.of(rows, logits.shape[1])
+    if not (kinds.whole or kinds.cut):
+        return logits.argmax(-1)
+    draws = upload(rows, [1.0] * len(rows), logits)
+    found: Tensor | None = logits.argmax(-1) if kinds.greedy else None
+    if kinds.whole:
+        best = best_tokens(logits, draws)
+        found = best if found is None else torch.where(draws.greedy, found, best)
+    if kinds.cut:
+        listed, complete = _listed_leaders(logits, draws, kinds, 1)
+        decided = listed.tokens[:, 0].masked_fill(~complete, UNKNOWN)
+        found = decided if found is None else torch.where(draws.cut, decided, found)
+    assert found is not None, "every row is of a kind"
+    return found
 
 
-class Ranks(NamedTuple):
+class Kinds(NamedTuple):
+    """What rows a batch has: what none of them needs is not computed."""
+
+    greedy: bool
+    whole: bool
+    """Sampled rows that nothing truncates."""
+    cut: bool
+    """Truncated rows."""
+    nucleus: bool
+    """Truncated rows whose top-p is over the whole vocabulary."""
+    listed: int
+    """C of truncated rows; 0 where there are none."""
+
+    @classmethod
+    def of(cls, rows: Sequence[SamplingRow], size: int) -> Kinds:
+        """Those of some rows of a vocabulary of `size` tokens."""
+        sampled = [row.params for row in rows if not row.params.greedy]
+        cut = [params for params in sampled if truncates(params)]
+        largest = max((params.top_k for params in cut if params.top_k < size), default=0)
+        return cls(
+            len(sampled) < len(rows),
+            len(cut) < len(sampled),
+            bool(cut),
+            any(nucleus_only(params, size) for params in cut),
+            min(max(LISTED, largest + 1), size) if cut else 0,
+        )
+
+
+class RankingPlan(NamedTuple):
     """What a ranking is to be, from the chooser."""
 
     rivals: int
@@ -80,43 +114,78 @@ class BatchRanking(NamedTuple):
     shares: list[list[float]]
     """[N, K] confidences: probabilities of greedy rows, shares of the leaders' weight of others."""
     winners: list[list[int]]
-    """[N, grid] tokens; meaningless for greedy rows."""
+    """[N, grid] tokens; meaningless for greedy rows, and [N, 0] where there are no others."""
 
 
 def rank(
-    logits: Tensor, rows: Sequence[SamplingRow], slopes: Sequence[float], settings: Ranks
+    logits: Tensor, rows: Sequence[SamplingRow], slopes: Sequence[float], settings: RankingPlan
 ) -> BatchRanking:
     """Each row's leaders: logits [N, V] float32.
 
     Of a truncated row with a longer list, only the list is looked at: a guess may miss what it has not seen.
     """
+    size, leading = logits.shape[1], settings.rivals
+    kinds = Kinds.of(rows, size)
+
+    def table_of(count: int) -> Tensor:
+        """Of the rows, and of the last one again as padding; nothing looks at that of greedy rows alone."""
+        if not (kinds.whole or kinds.cut):
+            return torch.empty(0, dtype=torch.int64)
+        more = count - len(rows)
+        return draw_table([*rows, *[rows[-1]] * more], [*slopes, *[slopes[-1]] * more], logits)
+
+    def calculate(logits: Tensor, table: Tensor) -> Tensor:
+        return _ranked(logits, table, kinds, settings)
+
     with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
-        parts = _ranked(logits, rows, slopes, settings)
-        read = torch.cat(parts, 1).cpu()  # token ids are exact in float64
-    tokens, scores, shares, winners = torch.split(read, [part.shape[1] for part in parts], 1)
+        replays = _replays(logits.device, size) if kinds.listed <= LISTED else None
+        read = None if replays is None else replays.run((kinds, leading), logits, table_of, calculate)
+        if read is None:
+            table = table_of(len(rows)).to(logits.device, non_blocking=True)
+            read = calculate(logits, table).cpu()
+    tokens, scores, shares, winners = torch.split(read, [*[leading] * 3, read.shape[1] - 3 * leading], 1)
     return BatchRanking(tokens.long().tolist(), scores.tolist(), shares.tolist(), winners.long().tolist())
 
 
-def _ranked(
-    logits: Tensor, rows: Sequence[SamplingRow], slopes: Sequence[float], settings: Ranks
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Tokens, scores and shares [N, K] and winners [N, grid], all float64."""
-    draws = upload(rows, slopes, logits)
-    sampled = [row for row in rows if not row.params.greedy]
-    cut = [row for row in sampled if truncates(row.params)]
-    best = logits.topk(settings.rivals)
-    found = Leaders(best.indices, best.values.double(), torch.zeros_like(best.values, dtype=torch.float64))
-    shares = (best.values - logits.logsumexp(-1, keepdim=True)).exp().double()
-    if sampled:
-        if len(cut) < len(sampled):
-            found = _where(draws.greedy, found, leaders(logits, draws, settings.rivals))
-        if cut:
-            found = _where(draws.cut, _listed_leaders(logits, draws, cut, settings.rivals)[0], found)
-        sharpened = (found.scores / (settings.flatness / draws.limits.temperature.clamp(max=1.0))).softmax(-1)
-        shares = torch.where(draws.greedy[:, None], shares, sharpened)
+@cache
+def _replays(device: torch.device, size: int) -> Replays | None:
+    """Where rankings of a vocabulary of `size` tokens are captured; None for the interpreter."""
+    return Replays(CudaGraphs(device), size, device) if device.type == "cuda" else None
+
+
+def _ranked(logits: Tensor, table: Tensor, kinds: Kinds, settings: RankingPlan) -> Tensor:
+    """Tokens, scores and shares [N, K] and winners [N, grid] side by side, float64: token ids are exact."""
+    if not (kinds.whole or kinds.cut):
+        return torch.cat([part.double() for part in _most_likely(logits, settings.rivals)], 1)
+    draws = draws_of(table)
+    found, shares = _sampled_leaders(logits, draws, kinds, settings)
+    if kinds.greedy:
+        tokens, scores, likely = _most_likely(logits, settings.rivals)
+        best = Leaders(tokens, scores.double(), torch.zeros_like(scores, dtype=torch.float64))
+        found = _where(draws.greedy, best, found)
+        shares = torch.where(draws.greedy[:, None], likely.double(), shares)
     slope = draws.scale[:, None] * draws.limits.temperature.double()
     winners = settings.winners(found, slope)
-    return found.tokens.double(), found.scores, shares, winners.double()
+    return torch.cat([found.tokens.double(), found.scores, shares, winners.double()], 1)
+
+
+def _most_likely(logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The most likely tokens, their logits and their probabilities, [N, count]."""
+    best = logits.topk(count)
+    return best.indices, best.values, (best.values - logits.logsumexp(-1, keepdim=True)).exp()
+
+
+def _sampled_leaders(
+    logits: Tensor, draws: Draws, kinds: Kinds, settings: RankingPlan
+) -> tuple[Leaders, Tensor]:
+    """Leaders with the noise, and their shares [N, K]; meaningless for greedy rows."""
+    found = leaders(logits, draws, settings.rivals) if kinds.whole else None
+    if kinds.cut:
+        listed, _ = _listed_leaders(logits, draws, kinds, settings.rivals)
+        found = listed if found is None else _where(draws.cut, listed, found)
+    assert found is not None, "there are sampled rows"
+    flatness = settings.flatness / draws.limits.temperature.clamp(max=1.0)
+    return found, (found.scores / flatness).softmax(-1)
 
 
 def _where(chosen: Tensor, yes: Leaders, no: Leaders) -> Leaders:
@@ -140,6 +209,11 @@ class Draws(NamedTuple):
 
 def upload(rows: Sequence[SamplingRow], slopes: Sequence[float], logits: Tensor) -> Draws:
     """One copy to the device of the logits [N, V]."""
+    return draws_of(draw_table(rows, slopes, logits).to(logits.device, non_blocking=True))
+
+
+def draw_table(rows: Sequence[SamplingRow], slopes: Sequence[float], logits: Tensor) -> Tensor:
+    """What `draws_of` takes of some rows of logits [N, V]: [8, rows] int64 on the host, pinned for a GPU."""
     size, count = logits.shape[1], len(rows)
     params = [row.params for row in rows]
     table = torch.empty((8, count), dtype=torch.int64, pin_memory=logits.is_cuda)
@@ -154,16 +228,20 @@ def upload(rows: Sequence[SamplingRow], slopes: Sequence[float], logits: Tensor)
         [math.log(p.min_p) if p.min_p else -math.inf for p in params], dtype=torch.float64
     )
     table[7] = torch.tensor([p.greedy + 2 * (not p.greedy and truncates(p)) for p in params])
-    there = table.to(logits.device, non_blocking=True)
-    numbers = there.view(torch.float64)
+    return table
+
+
+def draws_of(table: Tensor) -> Draws:
+    """What stands in a table that is on the device."""
+    numbers = table.view(torch.float64)
     limits = BatchTruncation(
         numbers[3].float()[:, None],
-        there[4][:, None],
+        table[4][:, None],
         numbers[5][:, None],
         numbers[6][:, None],
-        there[4][:, None],
+        table[4][:, None],
     )
-    return Draws(there[:2].T.contiguous(), numbers[2], limits, there[7] == 1, there[7] == 2)
+    return Draws(table[:2].T.contiguous(), numbers[2], limits, table[7] == 1, table[7] == 2)
 
 
 def best_tokens(logits: Tensor, draws: Draws) -> Tensor:
@@ -204,15 +282,10 @@ def _peaks(logits: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
     return best, tokens
 
 
-def _listed_leaders(
-    logits: Tensor, draws: Draws, cut: Sequence[SamplingRow], count: int
-) -> tuple[Leaders, Tensor]:
-    """Leaders among what truncation leaves, and where [N] that is all of it; `cut` are the truncated rows."""
-    size = logits.shape[1]
-    largest = max((row.params.top_k for row in cut if row.params.top_k < size), default=0)
-    whole = _whole(logits, draws) if any(nucleus_only(row.params, size) for row in cut) else None
-    limits = with_whole(draws.limits, whole, size)
-    found = listing(logits, limits, min(max(LISTED, largest + 1), size))
+def _listed_leaders(logits: Tensor, draws: Draws, kinds: Kinds, count: int) -> tuple[Leaders, Tensor]:
+    """Leaders among what truncation leaves, and where [N] that is all of it."""
+    whole = _whole(logits, draws) if kinds.nucleus else None
+    found = listing(logits, with_whole(draws.limits, whole, logits.shape[1]), kinds.listed)
     left = found.logits.masked_fill(~found.stays, -torch.inf)
     return _top(found.tokens, left, draws, count), found.complete
 

@@ -1,1 +1,1 @@
-"""What is proposed below the committed tokens, and how likely the target is to choose it."""
+"""Candidates below the committed tokens, and the probability that the target chooses them."""

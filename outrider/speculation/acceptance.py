@@ -17,8 +17,7 @@ SHARPNESS_GRID = (0.5, 0.7, 0.85, 1.0, 1.2, 1.45, 1.75, 2.2, 3.0, 5.0)
 """Factors of the draft's log probability against the noise that `SharpnessFit` compares."""
 
 FLATNESS = 1.5
-"""A sampled token's confidence is its share of exp(score / FLATNESS), at temperatures below 1 of a flatter
-one."""
+"""A sampled token's confidence is its share of exp(score / F), with F = FLATNESS / min(temperature, 1)."""
 
 _RANKS = 8
 _HALF = BUCKETS // 2
@@ -26,13 +25,13 @@ _WIDEST_ODDS = 5.0
 EDGES = [1.0 / (1.0 + exp(_WIDEST_ODDS - edge * 2.0 * _WIDEST_ODDS / _HALF)) for edge in range(1, _HALF)]
 """Confidences where the next bucket of a half begins."""
 DECAY = 0.999
-"""What is left of a count after one more observation of its kind."""
+"""Share of a count that is kept at each further observation of its kind."""
 PRIOR_WEIGHT = 8.0
-"""Observations that a bucket's prior counts for."""
+"""A bucket's prior counts as so many observations."""
 SHARED_WEIGHT = 32.0
-"""Observations of a task that the estimate over all tasks counts for."""
+"""In a task's estimate, the estimate over all tasks counts as so many observations."""
 HEAD_START = 2.0
-"""Hits that sharpness 1 is credited with before anything is learned."""
+"""Sharpness 1 starts with so many hits, before anything is learned."""
 _MAX_TASKS = 64
 
 
@@ -65,8 +64,8 @@ def lookup_priors() -> list[float]:
 class AcceptanceModel:
     """Conditional acceptance of a child by (bucket, rank), from counts that decay.
 
-    A task's estimate leans on the estimate over all tasks, and that on a prior per bucket, the less has
-    been seen the more. Of more than 64 tasks the oldest is forgotten.
+    The fewer observations a task has, the closer its estimate is to that over all tasks; and the fewer there
+    are in all, the closer that is to the bucket's prior. Of more than 64 tasks the oldest is forgotten.
     """
 
     def __init__(self, priors: Sequence[float]) -> None:
@@ -119,8 +118,8 @@ class _Counts:
 class SharpnessFit:
     """The sharpness of SHARPNESS_GRID that puts the target's choice first most often.
 
-    Every observed row is a trial of all of them, because its ranking says which token each would have put
-    first. Counts decay over some 1000 rows and are smoothed over neighbours; 1.0 has a small head start.
+    Every observed row tries all of them, because its ranking says which token each would have put first.
+    Counts decay over some 1000 rows and are smoothed over neighbours; 1.0 has a small head start.
     """
 
     def __init__(self) -> None:
@@ -133,9 +132,9 @@ class SharpnessFit:
         return self._value
 
     def observe(self, winners: Sequence[int], chosen: int) -> None:
-        """The target chose `chosen` where each sharpness of the grid would have put its winner first.
+        """The target chose `chosen`; `winners` are the tokens that each sharpness would have put first.
 
-        `winners` are those of `outrider.sampling.chooser.Ranking`; none (a greedy row) teach nothing.
+        `winners` come from `outrider.sampling.chooser.Ranking`; a greedy row has none and teaches nothing.
         """
         if not winners:
             return

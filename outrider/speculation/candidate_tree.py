@@ -1,7 +1,7 @@
 """The candidate tree: proposed tokens below the last committed one.
 
-Both sides of the wire hold one and re-root it from the committed tokens alone, so a block that crosses
-a verdict on the way still lands where it belongs. A parent resolves to one of three things:
+Both sides of the wire have one and re-root it from the committed tokens alone, so a block that crosses a
+verdict on the way is still added at the right place. A parent resolves to one of three things:
 
     a committed position    its child at that position is checked against the committed token there:
                             equal, the child is that position too; different, it is dropped
@@ -24,12 +24,12 @@ _DRAFT_BITS = 40
 
 
 def first_id_of(draft: int) -> int:
-    """Where the node ids begin of a session's draft stream with this number, from 0."""
+    """The first node id of a session's draft stream; `draft` numbers its streams from 0."""
     return draft << _DRAFT_BITS
 
 
 def draft_of(id: int) -> int:
-    """The inverse, for any id of the draft's; what the verify side proposes itself has numbers beyond."""
+    """The number of the draft stream that a node id belongs to; the verify side's ids give higher ones."""
     return id >> _DRAFT_BITS
 
 
@@ -47,7 +47,7 @@ class Node:
     children: dict[int, Node] = field(default_factory=dict)
     """By token; a token is proposed once below a node."""
     claims: dict[int, float] | None = None
-    """Estimates by the number of the draft, where another draft than the node's own proposed it as well."""
+    """Estimates by the number of the draft, where several drafts proposed the node."""
 
     @property
     def estimates(self) -> dict[int, float]:
@@ -65,9 +65,14 @@ class Node:
         return nodes
 
 
+def tokens_to(node: Node | None) -> tuple[int, ...]:
+    """The tokens from the last committed one, which is not among them, down to a node."""
+    return () if node is None else tuple([step.token for step in node.path()])
+
+
 @dataclass(frozen=True, slots=True)
 class Added:
-    """What became of a block's nodes."""
+    """What happened to the nodes of a block."""
 
     nodes: list[Node]
     """New live nodes."""
@@ -124,7 +129,7 @@ class CandidateTree:
             stack.extend(sorted(node.children.values(), key=_reach))
 
     def add(self, block: TokenBlock) -> Added:
-        """Attach a block's nodes where their parents resolve to; never raises for stale content."""
+        """Add a block's nodes below what their parents resolve to; stale nodes are counted, not an error."""
         nodes: list[Node] = []
         stale = known = 0
         for offset, (parent, token, acceptance) in enumerate(
@@ -140,7 +145,8 @@ class CandidateTree:
         return Added(nodes, stale, known)
 
     def add_child(self, id: int, parent: Node | None, token: int, acceptance: float) -> Node | None:
-        """Attach one node below `parent` (None: the last committed token); None when it was there or full."""
+        """Add one node below `parent` (None: the last committed token). None when the token is there already,
+        or there is no room."""
         siblings = self.children if parent is None else parent.children
         if token in siblings or self._count >= self.max_nodes or id in self._live:
             return None
@@ -158,7 +164,7 @@ class CandidateTree:
         return node
 
     def raise_acceptance(self, node: Node, acceptance: float) -> None:
-        """A node proposed twice is as likely as its better estimate says."""
+        """Raise a node's estimate where it was proposed again with a higher one."""
         if acceptance <= node.acceptance:
             return
         node.acceptance = acceptance
@@ -213,7 +219,7 @@ class CandidateTree:
         if node is not None:
             return node
         alias = self._aliases.get(parent)
-        if isinstance(alias, Node):  # a second name of a node that may have moved on since
+        if isinstance(alias, Node):  # a second id of a node, which may be committed or dropped by now
             return alias if alias.id in self._live else self._aliases.get(alias.id)
         return alias
 
@@ -246,7 +252,7 @@ class CandidateTree:
 
 
 def _claim(node: Node, id: int, acceptance: float) -> None:
-    """Remember what another draft than the node's own says of it."""
+    """Remember the estimate of another draft that proposed the node too."""
     draft = draft_of(id)
     if node.claims is None:
         if draft == draft_of(node.id):

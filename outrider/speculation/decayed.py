@@ -1,4 +1,4 @@
-"""A mean that forgets."""
+"""A running mean in which older values count less."""
 
 from __future__ import annotations
 

@@ -28,6 +28,8 @@ class Proposed(NamedTuple):
     """0 on the best match, 1 on the next and so on."""
 
 
+PIECE = 4096
+"""Tokens that a gradual lookup indexes at a time, a few milliseconds of work."""
 Keep = Callable[[int, int, int], bool]
 """Whether to propose a token, by its parent, its match length and its rank."""
 
@@ -133,3 +135,28 @@ class Lookup:
             following.append(line[place])
             line.append(line[place])
         return following
+
+
+class GradualLookup:
+    """A lookup that indexes its tokens in pieces, because a long prompt must not hold up other sequences.
+
+    While tokens wait, it proposes nothing.
+    """
+
+    def __init__(self, tokens: Sequence[int] = ()) -> None:
+        self._lookup = Lookup()
+        self._waiting = list(tokens)
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Add tokens to the end of the sequence."""
+        self._waiting.extend(tokens)
+
+    def index(self) -> bool:
+        """Index one piece of what waits; returns True when nothing waits any more."""
+        self._lookup.append(self._waiting[:PIECE])
+        del self._waiting[:PIECE]
+        return not self._waiting
+
+    def propose(self, max_nodes: int, max_depth: int = 16, *, keep: Keep | None = None) -> list[Proposed]:
+        """Index one piece, then continue the sequence; see `Lookup.propose`."""
+        return self._lookup.propose(max_nodes, max_depth, keep=keep) if self.index() else []

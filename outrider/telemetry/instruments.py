@@ -6,23 +6,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
+from prometheus_client import REGISTRY, CollectorRegistry
 
 from outrider.protocol.errors import ConfigError
 from outrider.protocol.messages import Verdict
-from outrider.rpc.reloading import Reloaded
+from outrider.telemetry.collection_instruments import CollectionInstruments
+from outrider.telemetry.draft_pool_instruments import DraftPoolInstruments
+from outrider.telemetry.file_instruments import FileInstruments
 from outrider.telemetry.label_instruments import LabelInstruments
 from outrider.telemetry.metric_parts import (
-    MAX_POSITION,
-    MAX_REPLICAS,
     MAX_TASKS,
     SIZE_BUCKETS,
     STEP_BUCKETS,
-    Acceptance,
+    AcceptanceMetrics,
     ByTask,
     Children,
     Described,
@@ -31,10 +28,14 @@ from outrider.telemetry.metric_parts import (
     Maker,
     PageMetrics,
     Positions,
+    Rounds,
     Tasks,
+    start_at_zero,
 )
 from outrider.telemetry.metrics_page import serve_page
 from outrider.telemetry.request_metrics import FIRST_TOKEN_BUCKETS, RequestMetrics
+from outrider.telemetry.shadow_instruments import ShadowInstruments
+from outrider.telemetry.speculation_instruments import SpeculationInstruments
 
 REJECTIONS = (
     *("CONTEXT_TOO_LONG", "DEADLINE_EXCEEDED", "INVALID_REQUEST"),
@@ -43,9 +44,6 @@ REJECTIONS = (
 ENDINGS = ("stop", "length", "cancelled", "deadline_exceeded", "internal_error", "no_replica", "unavailable")
 """Reasons that are on the page from the start: a series that begins with its first event hides it from
 `rate`, which needs the zero before."""
-CERTIFICATES = ("server_certificate", "client_certificate")
-NO_DRAFT = "none"
-"""Stands for the draft replica of a step that had none."""
 
 
 def start_metrics(port: int, host: str = "0.0.0.0", registry: CollectorRegistry = REGISTRY) -> int:
@@ -66,12 +64,12 @@ class VerifyInstruments:
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         make = self._make = Maker("outrider_verify", registry)
         tasks = Tasks()
-        self._acceptance = Acceptance(make, tasks)
+        self._acceptance = AcceptanceMetrics(make, tasks)
         self._verified = ByTask(tasks, make.counter("nodes_verified", "Candidate nodes verified.", "task"))
         self._lookup = make.counter("lookup_nodes_verified", "Verified nodes that came from prompt lookup.")
         self._dropped = make.counter("nodes_dropped", "Proposed nodes that were stale when they came.")
         self._estimates = Estimates(make)
-        self._rounds = _Rounds(make, tasks)
+        self._rounds = Rounds(make, tasks)
         self._step_seconds = make.histogram("step_seconds", "Time of a verify step.", STEP_BUCKETS)
         self._step_tokens = make.histogram("step_tokens", "Tokens of a verify step's forward.", SIZE_BUCKETS)
         self._step_sessions = make.histogram("step_sessions", "Sessions of a verify step.", SIZE_BUCKETS)
@@ -83,7 +81,7 @@ class VerifyInstruments:
         self._memory = DeviceMemory(make)
         self._preempted = make.counter("preemptions", "Sessions paused because no KV page was left.")
         self._stale = make.counter("stale_handles", "KV handles refused, by reason.", "reason")
-        _begin(self._stale, ("replica", "incarnation", "lease"))
+        start_at_zero(self._stale, ("replica", "incarnation", "lease"))
         self.files = FileInstruments(make)
 
     @property
@@ -151,7 +149,7 @@ class DraftInstruments:
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         make = self._make = Maker("outrider_draft", registry)
         tasks = self._tasks = Tasks()
-        self._acceptance = Acceptance(make, tasks)
+        self._acceptance = AcceptanceMetrics(make, tasks)
         self._seconds = make.histogram("step_seconds", "Time of a draft forward with ranking.", STEP_BUCKETS)
         self._expanded = make.histogram("step_nodes", "Nodes expanded in a draft forward.", SIZE_BUCKETS)
         self._step_sessions = make.histogram("step_sessions", "Sessions of a draft forward.", SIZE_BUCKETS)
@@ -173,6 +171,7 @@ class DraftInstruments:
         self._limit = make.gauge("session_limit", "Sessions that may be open at once.")
         self._pages = PageMetrics(make)
         self._memory = DeviceMemory(make)
+        self._weights = make.gauge("weights", "1 for the version of the weights in use.", "version")
         self.files = FileInstruments(make)
 
     @property
@@ -184,6 +183,11 @@ class DraftInstruments:
         """What the replica has room for; the function tells bytes of its device, now."""
         self._limit.set(sessions)
         self._memory.watch(free_and_total)
+
+    def weights(self, version: str) -> None:
+        """These weights are in use from now on."""
+        self._weights.clear()
+        self._weights.labels(version).set(1)
 
     def expanded(self, nodes: int, sessions: int, seconds: float) -> None:
         """One draft forward ran."""
@@ -241,14 +245,20 @@ class OrchestratorInstruments:
             "kv_utilization", "Share of the usable verify replicas' KV pages that is in use, 0 to 1."
         )
         self._fallbacks = make.counter("fallbacks", "Times a request went on without a replica.", "kind")
+        self._kv_moves = make.counter(
+            "kv_moves", "Keys and values asked for at another verify replica, by outcome.", "outcome"
+        )
+        start_at_zero(self._kv_moves, ("moved", "recomputed"))
         self._replicas = make.gauge("replicas", "Known replicas.", "kind", "state")
-        _begin(self._rejected, REJECTIONS)
-        _begin(self._finished, ENDINGS)
-        _begin(self._fallbacks, ("draft", "verify"))
+        start_at_zero(self._rejected, REJECTIONS)
+        start_at_zero(self._finished, ENDINGS)
+        start_at_zero(self._fallbacks, ("draft", "verify"))
         self.speculation = SpeculationInstruments(make)
         self.draft_pool = DraftPoolInstruments(make)
         self.files = FileInstruments(make)
         self.labels = LabelInstruments(make)
+        self.collection = CollectionInstruments(make)
+        self.shadows = ShadowInstruments(make)
 
     @property
     def described(self) -> list[Described]:
@@ -308,182 +318,10 @@ class OrchestratorInstruments:
         """A request lost a replica of a kind ("draft" or "verify") and went on."""
         self._fallbacks.labels(kind).inc()
 
+    def kv_move(self, outcome: str) -> None:
+        """Keys and values of another replica were "moved", or are "recomputed"."""
+        self._kv_moves.labels(outcome).inc()
+
     def replicas(self, kind: str, state: str, count: int) -> None:
         """Replicas of a kind ("draft" or "verify") in one of the states of its pool."""
         self._replicas.labels(kind, state).set(count)
-
-
-class FileInstruments:
-    """Files that are renewed while a service runs: certificates and tokens."""
-
-    def __init__(self, make: Maker) -> None:
-        self._refused = make.counter(
-            "files_refused", "New certificates or tokens that could not be used.", "files"
-        )
-        self._expires = make.gauge(
-            "certificate_expires_timestamp_seconds",
-            "When the certificate in use expires, in Unix time; 0 without one.",
-            "files",
-        )
-        _begin(self._refused, CERTIFICATES)
-        for name in CERTIFICATES:
-            self._expires.labels(name)
-
-    def watch(self, watched: Iterable[Reloaded[Any]]) -> None:
-        """Report on these from now on."""
-        for files in watched:
-            self._refused.labels(files.name)
-            files.on_refused = self._refuse
-            if files.name in CERTIFICATES:
-                self._expires.labels(files.name).set_function(partial(_expiry, files))
-
-    def _refuse(self, name: str) -> None:
-        self._refused.labels(name).inc()
-
-
-def _expiry(files: Reloaded[Any]) -> float:
-    return float(files.value.expires)
-
-
-class SpeculationInstruments:
-    """What every verify step did, by traffic label and by the draft replica whose candidates it had."""
-
-    def __init__(self, make: Maker) -> None:
-        self._tasks = Tasks()
-        labels = ("task", "draft")
-        self._counters = {
-            "steps": make.counter("steps", "Verify steps of all requests.", *labels),
-            "nodes": make.counter("nodes_verified", "Candidate nodes verified.", *labels),
-            "accepted": make.counter("tokens_accepted", "Tokens committed because a node matched.", *labels),
-            "hits": make.counter("hits", "Steps whose bonus token was already a candidate.", *labels),
-            "undrafted": make.counter("undrafted_steps", "Steps without a node of a draft replica.", *labels),
-            "drifts": make.counter("drifts", "Falls of acceptance that the drift detector found.", *labels),
-        }
-        self._statistic = make.gauge(
-            "drift_statistic", "How near the drift detector is to its next alarm, 0 to 1.", *labels
-        )
-        self._positions = (
-            make.counter("position_verified", "Steps that verified this deep.", "position", "draft"),
-            make.counter("position_accepted", "Steps that accepted this deep.", "position", "draft"),
-        )
-        self._steps = Children(self._bind, MAX_REPLICAS * 4, self._forget)
-        self._depths = Children(self._bind_positions, MAX_REPLICAS, self._forget_positions)
-
-    def step(self, verdict: Verdict, task: str, draft: str) -> None:
-        """A verdict arrived for a session that `draft` serves; empty when none does."""
-        draft = draft or NO_DRAFT
-        of = self._steps.at(self._tasks.name(task), draft)
-        of.steps.inc()
-        of.nodes.inc(verdict.verified)
-        of.accepted.inc(verdict.accepted)
-        of.hits.inc(verdict.hit)
-        of.undrafted.inc(verdict.verified == verdict.lookup_verified)
-        verified, accepted = self._depths.at(draft)
-        verified.reach(verdict.depth)
-        accepted.reach(verdict.accepted)
-
-    def drift(self, task: str, draft: str, statistic: float, alarm: bool) -> None:
-        """The detector of a task and draft replica has seen one more step."""
-        of = self._steps.at(self._tasks.name(task), draft)
-        of.statistic.set(statistic)
-        of.drifts.inc(alarm)
-
-    def _bind(self, key: tuple[str, ...]) -> _Step:
-        counters = {name: family.labels(*key) for name, family in self._counters.items()}
-        return _Step(**counters, statistic=self._statistic.labels(*key))
-
-    def _forget(self, key: tuple[str, ...]) -> None:
-        for family in (*self._counters.values(), self._statistic):
-            family.remove(*key)
-
-    def _bind_positions(self, key: tuple[str, ...]) -> tuple[Positions, Positions]:
-        verified, accepted = self._positions
-        return Positions(verified, draft=key[0]), Positions(accepted, draft=key[0])
-
-    def _forget_positions(self, key: tuple[str, ...]) -> None:
-        for family in self._positions:
-            for position in range(1, MAX_POSITION + 1):
-                family.remove(str(position), key[0])
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """Children of one task and draft replica."""
-
-    steps: Counter
-    nodes: Counter
-    accepted: Counter
-    hits: Counter
-    undrafted: Counter
-    drifts: Counter
-    statistic: Gauge
-
-
-class DraftPoolInstruments:
-    """Whether there are enough drafts; `docs/metrics.md` says when the pool is short."""
-
-    def __init__(self, make: Maker) -> None:
-        self.wanted: Gauge = make.gauge(
-            "draft_sessions_wanted", "Running sessions that want a draft replica."
-        )
-        self.waiting: Gauge = make.gauge("draft_sessions_waiting", "Those of them that have none open.")
-        self.parkings: Counter = make.counter(
-            "draft_parkings", "Drafts that sessions gave up because drafting did not pay."
-        )
-        self.slots: Gauge = make.gauge(
-            "draft_slots", "Sessions that the usable draft replicas have room for."
-        )
-        self.per_replica: Gauge = make.gauge(
-            "draft_sessions_per_replica", "Sessions that one draft replica is taken to serve well."
-        )
-        pool = Maker("outrider_draft", make.registry)
-        self.replicas_desired: Gauge = pool.gauge(
-            "replicas_desired",
-            "Draft replicas that this orchestrator's sessions need; add up over orchestrators.",
-        )
-        make.made += pool.made
-        self.wanted_seconds: Counter = make.counter(
-            "draft_wanted_seconds", "Session time between verdicts in which drafts were wanted."
-        )
-        self.missing_seconds: Counter = make.counter(
-            "draft_missing_seconds", "The part of it without an open draft replica."
-        )
-        self.idle_seconds: Counter = make.counter(
-            "draft_idle_seconds", "The part of it in which the session waited and its target ran no step."
-        )
-        self.lag_seconds = make.histogram(
-            "draft_lag_seconds",
-            "Time from a verdict to the draft's first block that knows of it.",
-            STEP_BUCKETS,
-        )
-
-
-def _begin(counter: Counter, values: Iterable[str]) -> None:
-    """Have the children of a counter with one label on the page before anything happens."""
-    for value in values:
-        counter.labels(value)
-
-
-class _Rounds:
-    """Time between verdicts of a session, and what of it the target spent on the session's step."""
-
-    def __init__(self, make: Maker, tasks: Tasks) -> None:
-        self._seconds = ByTask(
-            tasks,
-            make.counter("round_seconds", "Time between verdicts of a session, after its first.", "task"),
-        )
-        self._busy = ByTask(
-            tasks, make.counter("round_busy_seconds", "The part of it that the session's step took.", "task")
-        )
-        self._idle = ByTask(
-            tasks,
-            make.counter("round_idle_seconds", "The part of it in which the target ran no step.", "task"),
-        )
-
-    def count(self, task: str, verdict: Verdict) -> None:
-        """One round."""
-        times = verdict.times
-        busy = times.forward_us + times.sample_us
-        self._seconds.inc(task, (times.queue_us + busy) * 1e-6)
-        self._busy.inc(task, busy * 1e-6)
-        self._idle.inc(task, times.idle_us * 1e-6)

@@ -16,6 +16,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from outrider.protocol.messages import Verdict
+
 MAX_POSITION = 16
 MAX_TASKS = 32
 MAX_REPLICAS = 64
@@ -142,7 +144,7 @@ class Positions:
             self._counters[position - 1].inc()
 
 
-class Acceptance:
+class AcceptanceMetrics:
     """Raw counts from which acceptance rate, acceptance length and hit rate follow, by task."""
 
     def __init__(self, make: Maker, tasks: Tasks) -> None:
@@ -242,3 +244,34 @@ class Estimates(Collector):
             for bucket, value in enumerate(column):
                 family.add_metric((f"{bucket / self.BUCKETS:.1f}",), value)
             yield family
+
+
+class Rounds:
+    """Time between verdicts of a session, and what of it the target spent on the session's step."""
+
+    def __init__(self, make: Maker, tasks: Tasks) -> None:
+        self._seconds = ByTask(
+            tasks,
+            make.counter("round_seconds", "Time between verdicts of a session, after its first.", "task"),
+        )
+        self._busy = ByTask(
+            tasks, make.counter("round_busy_seconds", "The part of it that the session's step took.", "task")
+        )
+        self._idle = ByTask(
+            tasks,
+            make.counter("round_idle_seconds", "The part of it in which the target ran no step.", "task"),
+        )
+
+    def count(self, task: str, verdict: Verdict) -> None:
+        """One round."""
+        times = verdict.times
+        busy = times.forward_us + times.sample_us
+        self._seconds.inc(task, (times.queue_us + busy) * 1e-6)
+        self._busy.inc(task, busy * 1e-6)
+        self._idle.inc(task, times.idle_us * 1e-6)
+
+
+def start_at_zero(counter: Counter, values: Iterable[str]) -> None:
+    """Put the children of a counter with one label on the page before anything happens."""
+    for value in values:
+        counter.labels(value)

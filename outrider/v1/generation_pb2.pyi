@@ -84,19 +84,21 @@ class Prediction(_message.Message):
     def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[_tokens_pb2.TokenIds, _Mapping]] = ...) -> None: ...
 
 class SpeculationParams(_message.Message):
-    __slots__ = ("mode", "max_nodes", "max_depth", "prediction")
+    __slots__ = ("mode", "max_nodes", "max_depth", "prediction", "seconds_per_token")
     MODE_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
     MAX_DEPTH_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     mode: Mode
     max_nodes: int
     max_depth: int
     prediction: Prediction
-    def __init__(self, mode: _Optional[_Union[Mode, str]] = ..., max_nodes: _Optional[int] = ..., max_depth: _Optional[int] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ...) -> None: ...
+    seconds_per_token: float
+    def __init__(self, mode: _Optional[_Union[Mode, str]] = ..., max_nodes: _Optional[int] = ..., max_depth: _Optional[int] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., seconds_per_token: _Optional[float] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "text", "token_ids", "chat", "sampling", "speculation", "task", "resume_token_ids", "session", "keep_session", "record_timeline", "priority", "record_steps", "labels", "truncate_prompt_tokens")
+    __slots__ = ("model", "text", "token_ids", "chat", "sampling", "speculation", "task", "resume_token_ids", "session", "keep_session", "record_timeline", "priority", "record_steps", "labels", "truncate_prompt_tokens", "do_not_collect")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -119,6 +121,7 @@ class GenerateRequest(_message.Message):
     RECORD_STEPS_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
     TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DO_NOT_COLLECT_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
     token_ids: _tokens_pb2.TokenIds
@@ -134,7 +137,8 @@ class GenerateRequest(_message.Message):
     record_steps: bool
     labels: _containers.ScalarMap[str, str]
     truncate_prompt_tokens: int
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[_tokens_pb2.TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[_tokens_pb2.SamplingParams, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationParams, _Mapping]] = ..., task: _Optional[str] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., session: _Optional[bytes] = ..., keep_session: _Optional[bool] = ..., record_timeline: _Optional[bool] = ..., priority: _Optional[int] = ..., record_steps: _Optional[bool] = ..., labels: _Optional[_Mapping[str, str]] = ..., truncate_prompt_tokens: _Optional[int] = ...) -> None: ...
+    do_not_collect: bool
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[_tokens_pb2.TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[_tokens_pb2.SamplingParams, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationParams, _Mapping]] = ..., task: _Optional[str] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., session: _Optional[bytes] = ..., keep_session: _Optional[bool] = ..., record_timeline: _Optional[bool] = ..., priority: _Optional[int] = ..., record_steps: _Optional[bool] = ..., labels: _Optional[_Mapping[str, str]] = ..., truncate_prompt_tokens: _Optional[int] = ..., do_not_collect: _Optional[bool] = ...) -> None: ...
 
 class Started(_message.Message):
     __slots__ = ("index", "request_id", "seed", "model", "prompt_tokens", "cached_tokens")

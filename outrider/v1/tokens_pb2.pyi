@@ -127,7 +127,7 @@ class TokenLogprob(_message.Message):
     def __init__(self, token: _Optional[int] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[TopLogprob, _Mapping]]] = ..., spelling: _Optional[bytes] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("model", "vocabulary_hash", "vocabulary_size", "context_length", "eos_token_ids", "bos_token_id", "replica", "incarnation", "max_sessions", "sessions", "kind", "dtype", "device", "pages", "pages_free", "arithmetic", "arithmetic_reason", "sampling_defaults")
+    __slots__ = ("model", "vocabulary_hash", "vocabulary_size", "context_length", "eos_token_ids", "bos_token_id", "replica", "incarnation", "max_sessions", "sessions", "kind", "dtype", "device", "pages", "pages_free", "arithmetic", "arithmetic_reason", "sampling_defaults", "version", "shadow", "feature_layers", "hidden_size", "num_layers", "kv_layout")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_HASH_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -146,6 +146,12 @@ class ModelInfo(_message.Message):
     ARITHMETIC_FIELD_NUMBER: _ClassVar[int]
     ARITHMETIC_REASON_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_DEFAULTS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SHADOW_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    KV_LAYOUT_FIELD_NUMBER: _ClassVar[int]
     model: str
     vocabulary_hash: str
     vocabulary_size: int
@@ -164,4 +170,10 @@ class ModelInfo(_message.Message):
     arithmetic: str
     arithmetic_reason: str
     sampling_defaults: SamplingParams
-    def __init__(self, model: _Optional[str] = ..., vocabulary_hash: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., context_length: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., bos_token_id: _Optional[int] = ..., replica: _Optional[str] = ..., incarnation: _Optional[str] = ..., max_sessions: _Optional[int] = ..., sessions: _Optional[int] = ..., kind: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., pages: _Optional[int] = ..., pages_free: _Optional[int] = ..., arithmetic: _Optional[str] = ..., arithmetic_reason: _Optional[str] = ..., sampling_defaults: _Optional[_Union[SamplingParams, _Mapping]] = ...) -> None: ...
+    version: str
+    shadow: bool
+    feature_layers: _containers.RepeatedScalarFieldContainer[int]
+    hidden_size: int
+    num_layers: int
+    kv_layout: str
+    def __init__(self, model: _Optional[str] = ..., vocabulary_hash: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., context_length: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., bos_token_id: _Optional[int] = ..., replica: _Optional[str] = ..., incarnation: _Optional[str] = ..., max_sessions: _Optional[int] = ..., sessions: _Optional[int] = ..., kind: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., pages: _Optional[int] = ..., pages_free: _Optional[int] = ..., arithmetic: _Optional[str] = ..., arithmetic_reason: _Optional[str] = ..., sampling_defaults: _Optional[_Union[SamplingParams, _Mapping]] = ..., version: _Optional[str] = ..., shadow: _Optional[bool] = ..., feature_layers: _Optional[_Iterable[int]] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., kv_layout: _Optional[str] = ...) -> None: ...

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import grpc
 import pytest
 
@@ -43,11 +41,9 @@ def test_beyond_the_queue_requests_are_refused(narrow, reference, prompts):
 
 def test_a_deadline_ends_the_request_and_frees_everything(demo, prompts):
     """DEADLINE_EXCEEDED at the caller, and no session is left behind."""
-    started = time.monotonic()
     with pytest.raises(grpc.RpcError) as caught:
         list(demo.client("real").stream(request(prompts(1)[0], max_tokens=1900), timeout=0.3))
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert time.monotonic() - started < 5
     eventually(lambda: verify_info(demo.verify.endpoint).sessions == 0, "the session is closed")
 
 

@@ -216,6 +216,9 @@ UNARY = {
     "/outrider.internal.v1.VerifyService/GetModelInfo": verify_pb2.VerifyServiceGetModelInfoRequest(),
     "/outrider.internal.v1.VerifyService/GetTokenizer": verify_pb2.GetTokenizerRequest(),
     "/outrider.internal.v1.DraftService/GetModelInfo": draft_pb2.DraftServiceGetModelInfoRequest(),
+    "/outrider.internal.v1.DraftService/SetShadow": draft_pb2.SetShadowRequest(
+        shadow=True, version="0a1b2c3d"
+    ),
     "/outrider.v1.GenerationService/GetModelInfo": generation_pb2.GetModelInfoRequest(),
     "/outrider.v1.GenerationService/ListModels": generation_pb2.ListModelsRequest(),
     "/outrider.v1.GenerationService/Tokenize": generation_pb2.TokenizeRequest(

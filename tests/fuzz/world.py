@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import structlog
@@ -58,6 +58,7 @@ VERIFY_INFO = ModelInfo(
     incarnation="life",
     max_sessions=8,
 )
+Engine = TypeVar("Engine", VerifyEngine, DraftEngine)
 DRAFT_INFO = replace(VERIFY_INFO, vocabulary_size=200, context_length=1000, kind="model")
 
 
@@ -111,6 +112,20 @@ def _show(lines: Iterable[Any]) -> list[Any]:
 
 
 @asynccontextmanager
+async def _serving(server: GrpcServer, engine: Engine) -> AsyncIterator[tuple[grpc.aio.Channel, Engine, str]]:
+    """Starts an engine and its server; gives a channel, the engine and the endpoint; stops both."""
+    await server.start()
+    server.set_serving(True)
+    engine.start()
+    try:
+        async with open_channel(server.endpoint) as channel:
+            yield channel, engine, server.endpoint
+    finally:
+        await server.stop()
+        await engine.stop()
+
+
+@asynccontextmanager
 async def verify_service() -> AsyncIterator[tuple[grpc.aio.Channel, VerifyEngine, str]]:
     """The verify service around a target that is a function."""
     settings = CoreSettings("here", "life", LIMITS, 64, 60.0, True)
@@ -123,13 +138,8 @@ async def verify_service() -> AsyncIterator[tuple[grpc.aio.Channel, VerifyEngine
     )
     server = GrpcServer(VerifyConfig(), [VERIFY])
     VerifyServicer(engine, VERIFY_INFO, None).register(server.server)
-    await server.start()
-    server.set_serving(True)
-    engine.start()
-    async with open_channel(server.endpoint) as channel:
-        yield channel, engine, server.endpoint
-    await server.stop()
-    await engine.stop()
+    async with _serving(server, engine) as found:
+        yield found
 
 
 def table_drafter() -> Any:
@@ -158,13 +168,8 @@ async def draft_service(
     server = GrpcServer(config, [DRAFT])
     servicer = DraftServicer(engine, DRAFT_INFO)
     draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server.server)  # type: ignore[no-untyped-call]
-    await server.start()
-    server.set_serving(True)
-    engine.start()
-    async with open_channel(server.endpoint) as channel:
-        yield channel, engine, server.endpoint
-    await server.stop()
-    await engine.stop()
+    async with _serving(server, engine) as found:
+        yield found
 
 
 def public_service(draft: FakeDraft | None = None) -> Rig:

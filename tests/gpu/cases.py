@@ -8,7 +8,7 @@ import torch
 from outrider.engine.attention import PagedAttention
 from outrider.engine.kv.pages import PagePool, SequenceKv
 from outrider.engine.loaded_model import Geometry
-from outrider.engine.step import Segment, plan_step
+from outrider.engine.step import Segment, pack_step
 
 PAGE = 16
 SLOTS = 1024 * PAGE
@@ -73,7 +73,7 @@ class Case:
         words = torch.from_numpy(fill(plan, layout, segments, [], settings)).to(self.device)
         self.kernel.current = self.kernel.open_step(words, layout, 1)
         found, _ = self.kernel.attend(Layer(), query, key, value, None, **options)
-        step = plan_step(segments, queries_per_kv=shape.queries_per_kv, dtype=self.dtype, device=self.device)
+        step = pack_step(segments, queries_per_kv=shape.queries_per_kv, dtype=self.dtype, device=self.device)
         order = _order(segments, step)
         with self.reference.during(step):
             parts = (part[:, :, order] for part in (query, key, value))

@@ -59,4 +59,4 @@ def test_a_bf16_model_gets_the_graph_runner(loaded):
     from outrider.engine.gpu.runner import GraphRunner
     from outrider.engine.make_runner import make_runner
 
-    assert isinstance(make_runner(loaded, PAGES, PAGE, graphs=False), GraphRunner)
+    assert isinstance(make_runner(loaded, PAGES, PAGE), GraphRunner)

@@ -8,14 +8,19 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
+from outrider.engine.quantization.modules import round_linears
+from outrider.engine.quantization.rounding import BITS
+
 torch.set_num_threads(1)
 
 
 class Reference:
-    """A model run by `transformers` alone, in float32."""
+    """A model run by `transformers` alone, in float32, perhaps with rounded weights."""
 
-    def __init__(self, model: str | Path) -> None:
+    def __init__(self, model: str | Path, weights: str = "full") -> None:
         self.model = AutoModelForCausalLM.from_pretrained(str(model), dtype=torch.float32).eval()
+        if weights != "full":
+            round_linears(self.model, BITS[weights])
         self.vocabulary_size: int = self.model.config.get_text_config().vocab_size
 
     @torch.no_grad()

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import grpc
 import pytest
 
 from tests.integration.client import Client, eventually
@@ -128,11 +129,16 @@ def test_up_restarts_a_crashed_replica(up, reference, prompts, service):
     prompt = prompts(3)[2]
 
     def drafted() -> bool:
-        generation = client.generate(prompt, max_tokens=24)
+        try:
+            generation = client.generate(prompt, max_tokens=24)
+        except grpc.RpcError as error:  # on a busy machine it may be longer away than an orchestrator waits
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                return False
+            raise
         assert_same(reference, prompt, reference.greedy(prompt, 24), generation.tokens)
         return generation.statistics.draft_micros > 0
 
-    eventually(drafted, "drafts are used again", 60)
+    eventually(drafted, "drafts are used again", 120)
 
 
 def test_an_interrupt_stops_everything(own_cluster):

@@ -94,7 +94,8 @@ def test_modes_batches_and_replicas_agree_in_every_bit(replicas, prompts, sample
     ):
         texts, accepted = generate(replicas.alone[replica], chosen, at_once, mode, sampler)
         assert texts == expected, (replica, at_once, mode)
-        assert (accepted > 0) == (mode != OFF)
+        if mode != AUTO:  # there a slow draft may come too late for all of so short a text
+            assert (accepted > 0) == (mode == SEQUENTIAL)
 
 
 def test_a_failover_changes_no_bit(replicas, prompts):

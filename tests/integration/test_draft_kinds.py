@@ -11,8 +11,8 @@ from tests.integration.reference import assert_same
 TOKENS = 24
 KINDS = {
     "early exit": {"skip_layers": "4-5"},
-    "rounded": {"weights": "int8"},
-    "rounded, skipped": {"weights": "int8", "skip_layers": "2,4"},
+    "rounded to 8 bits": {"weights": "int8"},
+    "rounded to 4 bits, skipped": {"weights": "int4", "skip_layers": "2,4"},
 }
 
 

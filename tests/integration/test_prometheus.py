@@ -53,7 +53,13 @@ class Watched:
 @pytest.fixture(scope="module")
 def watched(demo, prompts, tmp_path_factory) -> Iterator[Watched]:
     """Load the demo services from several clients until Prometheus has scraped them often enough."""
-    endpoint = demo.orchestrator("real").endpoint
+    shadow = demo.cluster.serve("draft", kind="lookup", shadow=True, name="draft-shadow").wait_ready()
+    drafts = ",".join((demo.draft("real"), shadow.endpoint))
+    endpoint = (
+        demo.cluster.serve("orchestrator", verify=demo.verify.endpoint, draft=drafts, shadow_share=1.0)
+        .wait_ready()
+        .endpoint
+    )
     gateway = demo.cluster.serve("gateway", orchestrator=endpoint).wait_ready()
     replicas = {demo.verify.endpoint, demo.draft("real"), endpoint, gateway.endpoint}
     processes = [

@@ -102,17 +102,50 @@ def test_a_round_trip_of_the_async_client(scripted: tuple[ScriptedOrchestrator, 
     assert asked.messages[2].tool_call_id == call.id
 
 
-def test_choices_that_need_structure_are_refused(scripted: tuple[ScriptedOrchestrator, str]) -> None:
-    """Clearly; and with none the text is left as it is."""
+def test_without_a_choice_of_tools_text_is_left_as_it_is(scripted: tuple[ScriptedOrchestrator, str]) -> None:
+    """Even where it looks like a call; the prompt shows no tools."""
     orchestrator, url = scripted
     with openai.OpenAI(base_url=url, api_key="unused", max_retries=0) as client:
         options: Any = {"model": "target", "messages": [QUESTION], "tools": [ADD]}
-        with pytest.raises(openai.BadRequestError, match="tool_choice"):
-            client.chat.completions.create(**options, tool_choice="required")
         orchestrator.answers = [CALL]
         found = client.chat.completions.create(**options, tool_choice="none")
         assert found.choices[0].message.content == CALL
         assert not orchestrator.requests[-1].chat.tools
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_call_that_is_required_comes(up: Process, temperature: float) -> None:
+    """From a model that was never taught to call: whole, as a stream, and the same in every mode."""
+    closed = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    flip: Any = {"name": "flip", "parameters": {**closed, "additionalProperties": False}}
+    tools: Any = [ADD, {"type": "function", "function": flip}]
+    options: Any = {"model": "target", "messages": [QUESTION], "tools": tools, "max_tokens": 48, "seed": 3}
+    choice: Any = {"type": "function", "function": {"name": "flip"}}
+    found = []
+    with openai.OpenAI(base_url=up.ready["http"] + "/v1", api_key="unused", max_retries=0) as client:
+        for mode in ("auto", "sequential", "off"):
+            answer = client.chat.completions.create(
+                **options,
+                tool_choice=choice,
+                temperature=temperature,
+                extra_body={"speculation": {"mode": mode}},
+            )
+            (call,) = answer.choices[0].message.tool_calls or []
+            assert (call.function.name, answer.choices[0].finish_reason) == ("flip", "tool_calls")
+            assert isinstance(json.loads(call.function.arguments)["a"], bool)
+            found.append(call.function.arguments)
+        assert len(set(found)) == 1
+        with client.chat.completions.stream(**options, tool_choice=choice, temperature=temperature) as stream:
+            streamed = stream.get_final_completion().choices[0].message.tool_calls or []
+        assert [one.function.arguments for one in streamed] == found[:1]
+        every = client.chat.completions.create(**options, tool_choice="required", temperature=temperature)
+        calls = every.choices[0].message.tool_calls or []
+        assert calls
+        assert {one.function.name for one in calls} <= {"add", "flip"}
+        wrong: Any = {"name": "f", "parameters": {"type": "nothing"}}
+        options["tools"] = [{"type": "function", "function": wrong}]
+        with pytest.raises(openai.BadRequestError, match="tools: "):
+            client.chat.completions.create(**options, tool_choice="required")
 
 
 def test_langchain(scripted: tuple[ScriptedOrchestrator, str], up: Process) -> None:

@@ -1,4 +1,4 @@
-"""The training script makes a pair that the services can run."""
+"""The training scripts make a pair and a head that the services can run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import sys
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.integration.cluster import ROOT
+from outrider.engine.eagle.checkpoint import read_head
+from tests.integration.cluster import DEMO_TARGET, ROOT
 
 TINY = "--minutes 0.05 --draft-minutes 0.05 --target tiny --draft tiny --vocabulary 512 --files 24"
 SMALL_STEPS = "--batch 2 --window 64 --threads 1 --device cpu"
@@ -26,3 +27,37 @@ def test_a_tiny_pair_is_trained_in_seconds(tmp_path):
     for name in ("target", "draft"):
         assert AutoModelForCausalLM.from_pretrained(tmp_path / name).config.vocab_size == 512
         assert AutoTokenizer.from_pretrained(tmp_path / name)("x = 1").input_ids[0] == 0
+
+
+@pytest.mark.slow
+def test_a_head_is_trained_in_seconds_and_goes_on(tmp_path):
+    """A few seconds give a head that is loaded; asked for more, the training goes on where it was."""
+    command = [
+        sys.executable,
+        "-m",
+        "scripts.train_eagle",
+        "--target",
+        str(DEMO_TARGET),
+        "--out",
+        str(tmp_path),
+    ]
+    small = [
+        "--files",
+        "24",
+        "--batch",
+        "2",
+        "--window",
+        "48",
+        "--draft-vocabulary",
+        "256",
+        "--layers",
+        "1,3",
+    ]
+    for minutes in ("0.05", "0.1"):
+        arguments = [*command, *small, "--minutes", minutes]
+        done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        assert ("goes on after" in done.stdout) == (minutes == "0.1")
+        config, tensors = read_head(str(tmp_path), str(DEMO_TARGET))
+        assert config.feature_layers == (2, 4)
+        assert tensors["lm_head.weight"].shape == (256, 256)

@@ -19,9 +19,12 @@ COMPONENTS = tuple(sorted(path.parent.name for path in K8S.glob("components/*/ku
 NEEDS = {"keda-tls": ("edge", "keda"), "cert-manager": ("mtls",)}
 """Components that change what another one brings."""
 TOGETHER = tuple(
-    name for name in COMPONENTS if name not in ("hpa", "weights-fetch", "weights-image", "writable-root")
+    name
+    for name in COMPONENTS
+    if name
+    not in ("hpa", "leader-worker-set", "tensor-parallel", "weights-fetch", "weights-image", "writable-root")
 )
-"""All but the second autoscaler, other ways to get weights, and what only some nodes need."""
+"""All but the second autoscaler, other ways to get weights, and what only some nodes or targets need."""
 GRPC_SERVICES = ("orchestrator", "verify", "draft")
 SERVICES = ("gateway", *GRPC_SERVICES)
 WORKLOADS = ("Deployment", "StatefulSet")

@@ -194,7 +194,7 @@ def test_the_pages_examples_are_valid(tmp_path: Path) -> None:
         path = (K8S / "overlays/any" / folder).resolve()
         text = text.replace(f"- {folder}", f"- {os.path.relpath(path, tmp_path.resolve())}")
     overlay_of_your_own, fill, *more = re.findall(r"^```yaml\n(.*?)^```", text, re.M | re.S)
-    assert [one.splitlines()[0] for one in more] == ["patches:"] * 3
+    assert [one.splitlines()[0] for one in more] == ["patches:"] * 4
     patches = "patches:\n" + "".join(one.removeprefix("patches:\n") for one in more)
     wanted = ("gateway-api", "weights-fetch")
     folders = [os.path.relpath(K8S / "components" / one, tmp_path.resolve()) for one in wanted]

@@ -21,14 +21,19 @@ MAX_FILE = 500
 KNOWS_GENERATED_CODE = (
     *(
         "outrider/protocol/info_wire.py",
+        "outrider/protocol/kv_wire.py",
+        "outrider/protocol/sampling_wire.py",
         "outrider/protocol/wire.py",
+        "outrider/client/event_wire.py",
         "outrider/client/wire.py",
         "orchestrator/request/chat_wire.py",
         "orchestrator/request/wire.py",
+        "orchestrator/replicas/kv_relay.py",
         "orchestrator/replicas/probe.py",
     ),
     *("orchestrator/replicas/draft_client.py", "orchestrator/replicas/verify_client.py"),
     "orchestrator/observing/scaler_servicer.py",
+    "outrider/rpc/draft_admin.py",
     *(f"{service}/{file}.py" for service in SERVICES for file in ("main", "servicer")),
 )
 """Where messages enter and leave, and where servicers are registered."""
@@ -85,6 +90,25 @@ def test_the_shared_package_imports_no_service():
     assert not offenders(shared, *SERVICES)
 
 
+def test_only_advise_knows_the_simulator():
+    """It is a tool: no service and no library needs it. The rest of the command line starts without it."""
+    heavy = [f"outrider/cli/advise/{file}.py" for file in ("measuring", "loads")]
+    others = [path for path in sources("outrider", *SERVICES) if name(path) not in heavy]
+    assert not offenders(others, "simulator")
+    importing = {
+        name(path)
+        for path in sources("outrider")
+        if offenders([path], *(file.removesuffix(".py").replace("/", ".") for file in heavy))
+    }
+    assert importing <= {"outrider/cli/advise/command.py", "outrider/cli/advise/loads.py"}
+
+
+def test_the_simulator_needs_nothing_that_is_not_installed():
+    """Only its comparison with real services starts processes by the scripts of the repository."""
+    paths = [path for path in sources("simulator") if name(path) != "simulator/validate.py"]
+    assert not offenders(paths, "scripts", "benchmarks", "tests", "outrider.cli")
+
+
 def test_generated_code_is_touched_in_few_places():
     """Protobuf messages stay in servicers, clients and the `wire` modules."""
     others = [path for path in sources("outrider", *SERVICES) if name(path) not in KNOWS_GENERATED_CODE]
@@ -118,12 +142,13 @@ def test_no_wait_swallows_a_cancel():
     assert not calls
 
 
-@pytest.mark.parametrize("module", ["orchestrator.main", "orchestrator.gateway.main"])
+@pytest.mark.parametrize("module", ["orchestrator.main", "orchestrator.gateway.main", "outrider.cli.main"])
 def test_the_orchestrator_starts_without_torch(module):
-    """Importing the orchestrator or the gateway loads neither torch nor transformers."""
+    """Importing the orchestrator, the gateway or the command line loads neither torch nor transformers."""
     program = (
         f"import sys, {module}\n"
-        "sys.exit(', '.join(m for m in ('torch', 'transformers', 'numpy', 'numba') if m in sys.modules) or 0)"
+        "heavy = ('torch', 'transformers', 'numpy', 'numba', 'simulator')\n"
+        "sys.exit(', '.join(m for m in heavy if m in sys.modules) or 0)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
@@ -131,7 +156,7 @@ def test_the_orchestrator_starts_without_torch(module):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("folder", ["outrider", *SERVICES, "tests", "scripts", "benchmarks"])
+@pytest.mark.parametrize("folder", ["outrider", *SERVICES, "simulator", "tests", "scripts", "benchmarks"])
 def test_files_are_short(folder):
     """A file that needs more than 500 lines has more than one reason to change."""
     lengths = {name(path): len(path.read_text(encoding="utf-8").splitlines()) for path in sources(folder)}

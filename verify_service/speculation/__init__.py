@@ -1,1 +1,1 @@
-"""What decides about candidates: their price, their worth, how long to wait."""
+"""Decides about candidates: their price, how probable they are, how long to wait for them."""

@@ -1,8 +1,8 @@
 """All decisions about speculation on a replica: a step's nodes, how long it waits, whether drafts are wanted.
 
-Made here alone, because only the engine sees the sessions of every orchestrator, the time of its steps, and
-when blocks come. Verdicts carry what others need to obey: a node's price, whether a draft is wanted, and
-when the next step is expected. Pure: times are passed in.
+Only the engine sees the sessions of every orchestrator, the time of its steps, and when blocks come, so
+nobody else decides. Verdicts tell the others what to do: a node's price, whether a draft is wanted, and when
+the next step is expected. Pure: times are passed in.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from outrider.speculation.decayed import Decayed
 from verify_service.scheduler import StepPlan, plan_step
 from verify_service.session import VerifySession
 from verify_service.speculation.cost_model import CostModel
-from verify_service.speculation.drafting import Drafting, SessionRound, Step, Traffic
-from verify_service.verifier import Outcome, StepResult
+from verify_service.speculation.drafting import Drafting, ObservedStep, SessionRound, Traffic
+from verify_service.verifier import SessionOutcome, StepResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Advice:
     """What a verdict says to the session's draft."""
 
     node_price: float
-    """What a node costs, in tokens that the target could commit in its time."""
+    """What verifying a node costs, in tokens that the target could commit in that time."""
     draft_wanted: bool
     next_step: float
     """Seconds until the step after the one that begins now."""
@@ -38,20 +38,20 @@ class Controller:
 
     def __init__(self, cost: CostModel, max_step_tokens: int) -> None:
         self.drafts_at_work = False
-        """Drafts answered the sessions' last verdicts."""
+        """True when drafts have answered verdicts lately."""
         self._max_step_tokens = max_step_tokens
         self._quiet, self._with_drafts = cost, cost.copy()
         self._drafting = Drafting(cost)
         self._period = Decayed()
-        """Seconds from step to step, waiting included: what drafts have time for."""
+        """Seconds from step to step, waiting included: the time that drafts have."""
         self._last_end: float | None = None
-        """Of the step before; None when there has been nothing to do since."""
-        self._held_since: float | None = None
-        """When the next step could have begun that is held for blocks."""
+        """When the last step ended; None when there has been nothing to do since."""
+        self._waiting_since: float | None = None
+        """When the next step could have begun, while it waits for blocks."""
 
     @property
     def cost(self) -> CostModel:
-        """T(n) as things are."""
+        """T(n) as it is now: with drafts at work, or without."""
         return self._with_drafts if self.drafts_at_work else self._quiet
 
     def plan(self, sessions: Sequence[VerifySession], now: float) -> StepPlan:
@@ -59,25 +59,25 @@ class Controller:
         self.drafts_at_work = any(session.has_draft for session in sessions)
         plan = plan_step(sessions, now, self.cost, self._max_step_tokens)
         if plan.until is not None:
-            self._held_since = now if self._held_since is None else self._held_since
+            self._waiting_since = now if self._waiting_since is None else self._waiting_since
         elif not plan.works:
-            self._last_end = self._held_since = None
+            self._last_end = self._waiting_since = None
         return plan
 
     def observe(self, result: StepResult) -> None:
         """Learn from a step."""
         times = result.timings
-        held_since = times.start if self._held_since is None else self._held_since
-        begun = held_since if self._last_end is None else self._last_end
-        waited = times.start - held_since
-        self._last_end, self._held_since = times.end, None
+        waiting_since = times.start if self._waiting_since is None else self._waiting_since
+        begun = waiting_since if self._last_end is None else self._last_end
+        waited = times.start - waiting_since
+        self._last_end, self._waiting_since = times.end, None
         seconds = times.end - begun
         self.cost.observe(result.tokens, seconds - waited)
         self._period.observe(seconds)
         if any(outcome.session.policy is VerifyPolicy.SEQUENTIAL for outcome in result.outcomes):
-            return  # it waited for a draft whatever that brings
+            return  # a sequential session waits for its draft even where that does not pay
         self._drafting.observe(
-            Step(
+            ObservedStep(
                 rounds=[_round_of(outcome) for outcome in result.outcomes],
                 tokens=result.tokens,
                 draft_nodes=sum(outcome.draft_nodes for outcome in result.outcomes),
@@ -89,28 +89,33 @@ class Controller:
     def opened(self, session: VerifySession, others: Sequence[VerifySession]) -> None:
         """Decide whether a new session should have a draft before its first token.
 
-        Only if it has the replica for itself: a draft that reads its prompt may take a core from others'.
+        Only if it has the replica to itself: a draft that computes a prompt may take a core from the target.
         """
         alone = all(other.finished for other in others)
         session.draft_wanted = session.policy is not VerifyPolicy.OFF and (session.traffic is None or alone)
 
-    def decide_drafts(self, sessions: Sequence[VerifySession]) -> None:
-        """Decide, after a step, which sessions should have drafts; those that have one come first."""
+    def decide_drafts(self, sessions: Sequence[VerifySession], now: float) -> None:
+        """Decide, after a step, which sessions should have drafts; those that have one come first.
+
+        A session behind its pace should have a draft even where that does not pay for the whole replica.
+        """
         going = [session for session in sessions if not session.finished]
         room: dict[Traffic, int] = {}
         for session in sorted(going, key=_without_draft):
             traffic = session.traffic
             if traffic is not None:
                 left = room.setdefault(traffic, self._drafting.max_drafts(traffic, len(going)))
-                session.draft_wanted = left > 0
+                behind = session.weight(now) > 1.0 and not self._drafting.probing
+                session.draft_wanted = left > 0 or behind
                 room[traffic] = left - 1
 
-    def advice(self, session: VerifySession, price: float, step_tokens: int) -> Advice:
-        """For a session of the step that was just run, of `step_tokens` tokens and this price per node."""
+    def advice(self, session: VerifySession, price: float, step_tokens: int, now: float) -> Advice:
+        """The advice for a session of the last step, which had `step_tokens` tokens; `price` is per node."""
+        price /= session.weight(now)
         return Advice(price, session.draft_wanted, self._period.value or self.cost.seconds(step_tokens))
 
 
-def _round_of(outcome: Outcome) -> SessionRound:
+def _round_of(outcome: SessionOutcome) -> SessionRound:
     session = outcome.session
     return SessionRound(
         session.traffic, len(outcome.tokens), outcome.drafted, session.draft_wanted, session.has_draft

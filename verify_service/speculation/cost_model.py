@@ -1,8 +1,8 @@
 """T(n): the time of one target step with n tokens, measured at start-up and kept current.
 
-T is measured at some points and interpolated between them. It never falls: pooling adjacent violators
-makes the noisy points monotone, and where the machine computes n tokens as fast as m > n, T is flat and
-the scheduler takes them.
+T is measured at some points and interpolated between them. It never falls: pooling adjacent violators makes
+the noisy points monotone. Where the machine computes more tokens in the same time, T is flat, and the
+scheduler adds them.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 OWN_WEIGHT = 0.1
-"""How far one observation moves the estimate of the points around it."""
+"""Weight of one observation in the estimates of the points around it."""
 OTHERS_WEIGHT = 0.05
-"""How far it moves all others: a machine that slows down slows every step."""
+"""Weight of one observation in all other estimates: a machine that slows down slows every step."""
 RETRY = 0.003
-"""How far, per step, the next larger point sinks towards the one that was run: one measured too slow at the
-start is tried again after some hundred steps, and one that is slow for good costs a dear step that often."""
+"""Share by which each step lowers the next larger point towards the one that was run. So a point that was
+measured too slow at the start is tried again after some hundred steps; one that really is slow costs one long
+step that often."""
 LARGEST_RATIO = 2.0
-"""One observation counts at most as this many times its estimate: a pause is no trend."""
+"""An observation counts as at most this many times its estimate: a single pause is no trend."""
 
 
 class CostModel:
@@ -40,7 +41,7 @@ class CostModel:
         return self._points
 
     def copy(self) -> CostModel:
-        """Another one that knows the same and learns by itself."""
+        """A second model with the same estimates, which learns by itself."""
         return CostModel(self._points, self._measured, len(self._places) - 1)
 
     def seconds(self, tokens: int) -> float:
@@ -66,7 +67,7 @@ class CostModel:
         self._monotone = _monotone(self._measured)
 
     def _sink(self, run: int) -> None:
-        """Let the point above `run` look a little better than it was measured."""
+        """Lower the point above `run` a little, so that it is tried again."""
         above = run + 1
         if above < len(self._measured):
             self._measured[above] -= RETRY * max(self._measured[above] - self._measured[run], 0.0)
@@ -82,9 +83,8 @@ class CostModel:
 
 
 def measuring_points(max_tokens: int, edges: Sequence[int] = ()) -> list[int]:
-    """Which token counts to measure: powers of two, their halfway points, and where a step gets longer.
-
-    Behind each of `edges` it does.
+    """Which token counts to measure: powers of two, the points halfway between them, and both sides of each
+    of `edges`, behind which a step gets longer.
     """
     counts = {1, max_tokens, *(edge + over for edge in edges for over in (0, 1) if edge + over < max_tokens)}
     power = 2

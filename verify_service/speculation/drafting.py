@@ -1,19 +1,19 @@
 """Whether sessions should have drafts: measured against steps without. Pure: times come with the steps.
 
-All that drafting costs the target shows in how long its steps take: nodes, messages, waiting for blocks, a
-core or a cache that both need. So a step while drafts work is held against the time that the tokens it took
-without the drafts' nodes would have taken while no draft works, T(n) of quiet steps. A kind of traffic
-profits by the tokens that its own drafts brought, less those that the target could have committed by itself
-in its share of the time lost.
+All that drafting costs the target shows in the time of its steps: nodes, messages, waiting for blocks, a core
+or a cache that both need. So a step while drafts work is compared with the same step without the drafts'
+nodes while no draft works: T(n) of quiet steps. The difference is the time lost. A kind of traffic profits by
+the tokens that its own drafts brought, less those that the target could have committed by itself in the
+kind's share of the time lost.
 
-    drafting   sessions have drafts, few at first, twice as many after each window of steps that paid
-    probing    no session has one for a few steps, so that T(n) without drafts is up to date; a window in
-               doubt is judged again afterwards
-    resting    this kind has none, after a window without profit; then drafting is tried again, after
-               twice as long each time
+    drafting   sessions have drafts: few at first, twice as many after each window of steps that paid
+    probing    for a few steps no session has a draft, so that T(n) without drafts is up to date; a window
+               that could not be judged is judged again afterwards
+    resting    after a window without profit this kind has no drafts; then drafting is tried again, each
+               time after twice as long a rest
 
-Kinds are told apart by task, by whether tokens are sampled, and by batch size, in doublings: a batch of
-eight may rest where two sessions draft. Known only here, where the sessions of all orchestrators meet.
+A kind is a task, whether tokens are sampled, and a batch size, rounded to a power of two: eight sessions may
+rest where two draft.
 """
 
 from __future__ import annotations
@@ -27,21 +27,20 @@ from typing import NamedTuple, TypeAlias
 from verify_service.speculation.cost_model import CostModel
 
 FIRST_DRAFTS = 4
-"""Sessions of a kind that have drafts before it is known whether those pay: so a trial costs little."""
+"""Most sessions of a kind that have drafts before it is known whether drafts pay, so that a trial costs
+little."""
 WINDOW_ROUNDS = 64
-"""Rounds with a draft that a judgement rests on. A round of sampled text brings a draft's tokens with a
-standard deviation near their mean: with so many, the sum is known to about an eighth."""
+"""Rounds with a draft in a window that is judged. In sampled text the number of a draft's tokens per round
+varies by about its mean, so the sum over a window is known to about an eighth."""
 MIN_STEPS = 8
-"""Steps of a window and of a probe, at least: step times vary by some hundredths."""
-CLEAR_PROFIT = 0.25
-"""Share of the tokens without drafts. A larger profit needs no probe: T(n) is never that wrong for long."""
-PROBE_EVERY = 1024
-"""Steps with drafts after which T(n) without is measured again. A probe of MIN_STEPS then costs 0.2 % of the
-tokens at most, because a clear profit needs none."""
+"""Least steps of a window and of a probe: step times vary by some hundredths."""
+PROBE_EVERY = 2048
+"""After so many steps with drafts, T(n) without drafts is measured again. A probe of MIN_STEPS costs at most
+0.4 % of the tokens, however much drafts bring."""
 MIN_REST = 256
 MAX_REST = 2048
-"""Steps without drafts until they are tried again, at first and at most: in the long run, a trial of 16 steps
-that loses a tenth costs 0.1 %."""
+"""Steps without drafts until drafting is tried again, at first and at most. In the long run, a trial of 16
+steps that loses a tenth costs 0.1 %."""
 MAX_KINDS = 256
 """Kinds that are remembered; the one seen longest ago is forgotten."""
 
@@ -50,77 +49,78 @@ Traffic: TypeAlias = tuple[str, bool]
 
 
 class SessionRound(NamedTuple):
-    """What a step was for one session."""
+    """One session's part of a step."""
 
     traffic: Traffic | None
-    """None: it never has a draft."""
+    """None: the session never has a draft."""
     tokens: int
-    """Committed."""
+    """Committed tokens."""
     drafted: int
-    """Of these, the ones that a draft proposed and nobody else did."""
+    """Those of them that a draft proposed and nobody else did."""
     draft_wanted: bool
     has_draft: bool
-    """Its draft answers."""
+    """True when a draft answers its verdicts."""
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One step, as far as drafting is concerned."""
+class ObservedStep:
+    """What `Drafting` learns from one step."""
 
     rounds: Sequence[SessionRound]
     tokens: int
-    """In the forward."""
+    """Tokens in the forward."""
     draft_nodes: int
-    """Of these, nodes that came from drafts."""
+    """Those of them that are nodes of drafts."""
     seconds: float
-    """From the end of the step before, or from when there was work; waiting for blocks is part of it."""
+    """Time since the end of the step before, or since there was work. Waiting for blocks is part of it."""
     prompts: bool
-    """Tokens of prompts are among them."""
+    """True when tokens of prompts are in the forward."""
 
 
-class _Entry(NamedTuple):
+class _WindowStep(NamedTuple):
     """One step of a window, for one kind."""
 
     drafted: int
+    """Tokens that this kind's drafts brought."""
     without: int
-    """Tokens that all sessions committed without drafts."""
+    """Tokens of all sessions that were committed without drafts."""
     base: int
-    """Tokens in the forward without draft nodes."""
+    """Tokens in the forward that are no nodes of drafts."""
     seconds: float
     drafts: int
-    """Sessions of this kind that had one."""
+    """Sessions of this kind that had a draft."""
     share: float
-    """Of all sessions with drafts."""
+    """Their share of all sessions that had a draft."""
 
 
 @dataclass(slots=True)
 class _Standing:
-    """What drafting does for one kind."""
+    """Whether one kind drafts or rests, and its present window."""
 
     rest: int = 0
     """Steps without drafts until the next trial; 0: drafts are wanted."""
     next_rest: int = MIN_REST
     max_drafts: int = FIRST_DRAFTS
-    window: list[_Entry] = field(default_factory=list)
+    window: list[_WindowStep] = field(default_factory=list)
 
     @property
     def complete(self) -> bool:
-        """The window is long enough to judge by."""
+        """True when the window is long enough to be judged."""
         return len(self.window) >= MIN_STEPS and sum(entry.drafts for entry in self.window) >= WINDOW_ROUNDS
 
     def profit(self, quiet: CostModel) -> float:
-        """Tokens that drafts brought in the window, as a share of those without."""
+        """Tokens that drafts brought in the window, as a share of the tokens without drafts."""
         brought = sum(_profit(entry, quiet) for entry in self.window)
         return brought / max(sum(entry.without for entry in self.window), 1)
 
     def give_up(self) -> None:
-        """Rest, and for longer next time."""
+        """Rest now, and longer the next time."""
         self.rest, self.next_rest = self.next_rest, min(2 * self.next_rest, MAX_REST)
         self.max_drafts = FIRST_DRAFTS
         self.window.clear()
 
     def succeed(self) -> None:
-        """Drafting pays: for twice as many, if so many had drafts."""
+        """Drafting pays: let twice as many sessions have drafts, if more than half of the allowed had one."""
         if 2 * self.window[-1].drafts > self.max_drafts:
             self.max_drafts *= 2
         self.next_rest = MIN_REST
@@ -128,37 +128,42 @@ class _Standing:
 
 
 class Drafting:
-    """Decides for all sessions of a replica; `quiet` is T(n) while no draft works, kept current elsewhere."""
+    """Decides for all sessions of a replica. `quiet` is T(n) while no draft works; the caller updates it."""
 
     def __init__(self, quiet: CostModel) -> None:
         self._quiet = quiet
         self._standings: OrderedDict[tuple[Traffic, int], _Standing] = OrderedDict()
         self._probe = 0
-        """Quiet steps that the probe still needs."""
+        """Steps without drafts that the present probe still needs."""
         self._since_quiet = 0
-        """Steps with drafts since the last one without."""
+        """Steps with drafts since the last step without."""
 
     def max_drafts(self, traffic: Traffic, batch_size: int) -> int:
-        """Sessions of this traffic that should have drafts at most, in a batch of about this size.
+        """Most sessions of this traffic that should have drafts, in a batch of about this size.
 
-        A lone session always has one: it may lose a tenth of its speed by that, and miss a factor of three.
+        A lone session always has a draft: it may lose a tenth of its speed that way, or gain threefold.
         """
         if batch_size == 1:
             return 1
         standing = self._standing(traffic, _power(batch_size))
-        return 0 if self._probe or standing.rest else standing.max_drafts
+        return 0 if self.probing or standing.rest else standing.max_drafts
 
-    def observe(self, step: Step) -> None:
+    @property
+    def probing(self) -> bool:
+        """True while no session should have a draft, for a few steps."""
+        return self._probe > 0
+
+    def observe(self, step: ObservedStep) -> None:
         """Learn from a step that committed tokens for every session in it."""
         if step.prompts or len(step.rounds) < 2 or step.seconds <= 0.0:
-            return  # a step is long for prompts, whoever drafts; a lone session is not judged
+            return  # prompts make a step long whoever drafts, and a lone session is not judged
         size = _power(len(step.rounds))
         if any(each.has_draft for each in step.rounds):
             self._observe_drafted(step, size)
         else:
             self._observe_quiet(step, size)
 
-    def _observe_quiet(self, step: Step, size: int) -> None:
+    def _observe_quiet(self, step: ObservedStep, size: int) -> None:
         self._since_quiet = 0
         self._rest(step.rounds, size)
         if self._probe:
@@ -166,7 +171,7 @@ class Drafting:
             if not self._probe:
                 self._judge_again()
 
-    def _observe_drafted(self, step: Step, size: int) -> None:
+    def _observe_drafted(self, step: ObservedStep, size: int) -> None:
         self._since_quiet += 1
         drafting = sum(each.has_draft for each in step.rounds)
         without = sum(each.tokens - each.drafted for each in step.rounds)
@@ -175,19 +180,21 @@ class Drafting:
             having = sum(each.has_draft for each in own)
             standing = self._standing(traffic, size)
             if self._probe or standing.rest or 2 * having < sum(each.draft_wanted for each in own):
-                continue  # many drafts have not begun, or their last blocks are on their way
+                continue  # many drafts have not begun yet, or end now
             drafted = sum(each.drafted for each in own)
             base = step.tokens - step.draft_nodes
-            standing.window.append(_Entry(drafted, without, base, step.seconds, having, having / drafting))
+            standing.window.append(
+                _WindowStep(drafted, without, base, step.seconds, having, having / drafting)
+            )
             if standing.complete:
                 self._judge(standing)
         self._rest(step.rounds, size)
 
     def _judge(self, standing: _Standing) -> None:
-        """A window is complete."""
+        """Judge a complete window; probe first where T(n) without drafts is too old for that."""
         profit = standing.profit(self._quiet)
         fresh = self._since_quiet <= len(standing.window)
-        if profit > CLEAR_PROFIT or (profit > 0.0 and self._since_quiet < PROBE_EVERY):
+        if profit > 0.0 and self._since_quiet < PROBE_EVERY:
             standing.succeed()
         elif profit <= 0.0 and fresh:
             standing.give_up()
@@ -204,13 +211,13 @@ class Drafting:
                     standing.give_up()
 
     def _rest(self, rounds: Iterable[SessionRound], size: int) -> None:
-        """The kinds of these sessions that rest have rested for one more step."""
+        """Count one more step of rest for the kinds of these sessions that rest."""
         for traffic in _kinds(rounds):
             standing = self._standing(traffic, size)
             standing.rest = max(standing.rest - 1, 0)
 
     def _standing(self, traffic: Traffic, size: int) -> _Standing:
-        """That of one kind. Nothing better is expected of a larger batch than of half of it."""
+        """The standing of one kind. A batch size that is new begins with the rest of half that size."""
         key = traffic, size
         standing = self._standings.get(key)
         if standing is None:
@@ -222,8 +229,8 @@ class Drafting:
         return standing
 
 
-def _profit(entry: _Entry, quiet: CostModel) -> float:
-    """Tokens of a kind's drafts, less what the target would have made in the time that they took from it."""
+def _profit(entry: _WindowStep, quiet: CostModel) -> float:
+    """Tokens of a kind's drafts, less what the target would have committed in the time that they cost it."""
     alone = quiet.seconds(entry.base)
     return entry.drafted - entry.share * (entry.seconds - alone) * entry.without / alone
 

@@ -1,4 +1,4 @@
-"""Candidates that a grammar leaves no choice about: the target will choose them, whatever its logits are."""
+"""Candidates where a grammar allows only one token: the target will choose it, whatever its logits are."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def is_forced(node: Node) -> bool:
 
 
 class ForcedCandidates:
-    """One session's."""
+    """The forced candidates of one session."""
 
     def __init__(self, matcher: Matcher) -> None:
         self._matcher = matcher
@@ -29,7 +29,7 @@ class ForcedCandidates:
         """Ids of this round's nodes."""
 
     def propose(self, tree: CandidateTree) -> None:
-        """Add the chain of forced tokens below the last committed one; nodes that are there become sure."""
+        """Add the chain of forced tokens below the last committed one; known nodes of it become certain."""
         self._found.clear()
         parent: Node | None = None
         siblings = tree.children
@@ -45,5 +45,5 @@ class ForcedCandidates:
             parent, siblings = node, node.children
 
     def found(self, node: Node) -> bool:
-        """True when the grammar leaves only this node in the present round, whoever else proposed it."""
+        """True when the grammar allows only this node in the present round, whoever else proposed it."""
         return node.id in self._found

@@ -1,7 +1,7 @@
 """Candidates that the verify service finds by itself: what followed earlier occurrences of the text.
 
-They are at hand without a round trip, so that a miss, or a draft that has gone, does not leave the next
-step empty. How likely a match is to be right is learned from the committed tokens, verified or not.
+They need no round trip, so the next step has candidates after a miss, and without a draft. The probability
+that a match is right is learned from the committed tokens, whether the match was verified or not.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Protocol
 
 from outrider.speculation.acceptance import AcceptanceModel, lookup_bucket
 from outrider.speculation.candidate_tree import CandidateTree, Node
-from outrider.speculation.lookup import Keep, Lookup, Proposed
+from outrider.speculation.lookup import GradualLookup, Keep, Proposed
 
 FIRST_LOOKUP_ID = 2**62
 """Node ids from here on are the verify service's own."""
@@ -37,7 +37,7 @@ class LookupCandidates:
     """One session's lookup; the acceptance model is shared by all sessions."""
 
     def __init__(self, tokens: Sequence[int], acceptance: AcceptanceModel, task: str) -> None:
-        self._source: Source = Lookup(tokens)
+        self._source: Source = GradualLookup(tokens)
         self._max_nodes = MAX_LOOKUP_NODES
         self._acceptance = acceptance
         self._task = task
@@ -46,7 +46,7 @@ class LookupCandidates:
         """(bucket, rank) of this round's nodes by id."""
 
     def propose(self, tree: CandidateTree, min_reach: float = 0.0) -> None:
-        """Add what the lookup finds below the last committed token and the walk reaches likely enough."""
+        """Add what the lookup finds below the last committed token, as far as its reach is `min_reach`."""
         self._features.clear()
         kept: list[tuple[float, float]] = []
         """Estimate and reach of each token that is proposed."""
@@ -66,7 +66,7 @@ class LookupCandidates:
             nodes.append(None if missing else self._add(tree, parent, found, estimate))
 
     def learn(self, tree: CandidateTree, tokens: Sequence[int]) -> None:
-        """See which nodes the walk reached and took; before `tokens` are committed to the tree."""
+        """Learn which nodes the walk reached and took. Call it before `tokens` are committed to the tree."""
         children = tree.children
         for token in tokens:
             for child in children.values():

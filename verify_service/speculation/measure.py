@@ -12,9 +12,9 @@ from verify_service.verifier import Runner
 
 ROUNDS = 5
 MAX_ROWS = 128
-"""Rows of logits per measured step; a longer step is prefill, which wants few."""
+"""Rows of logits per measured step; a longer step is prefill, which needs few rows."""
 MAX_MEASUREMENT = 3.0
-"""Seconds after which larger steps are extrapolated, and no further round begins."""
+"""After so many seconds larger steps are extrapolated, and no further round begins."""
 
 
 def measure_costs(
@@ -25,8 +25,8 @@ def measure_costs(
 ) -> CostModel:
     """T(n) for n up to `max_tokens`, with one sequence and no context; steps take longer behind `edges`.
 
-    Each point is the best of some rounds over all points: what else the machine does meanwhile then
-    spoils no single one.
+    Each point is the best of several rounds over all points, so that other work of the machine does not
+    distort it.
     """
     points = measuring_points(max_tokens, edges)
     end = clock() + MAX_MEASUREMENT

@@ -1,7 +1,7 @@
-"""What a session knows of its draft's answers: when they come, and what a complete tree would be worth.
+"""What a session knows of its draft's answers: when they come, and what a complete tree would bring.
 
-Whether the next step waits for an answer is decided over all sessions (`scheduler.hold`); only a
-sequential session waits for its own sake. All times are passed in.
+The scheduler decides over all sessions whether the next step waits for answers (`scheduler.seconds_to_wait`);
+only a sequential session waits for its own. All times are passed in.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ SEQUENTIAL_SECONDS = 2.0
 """Longest wait of a sequential session. A lost draft ends it at once; this is for a silent one."""
 SPREAD = 3.0
 """How many mean deviations later than usual a block may still come."""
-MAX_WORTHS = 16
-"""How many of a tree's best nodes are remembered."""
+MAX_REMEMBERED = 16
+"""How many of a complete tree's best nodes are remembered."""
 
 
 @dataclass(slots=True)
@@ -30,14 +30,14 @@ class Patience:
     """Decayed mean seconds from a verdict to the first useful block that knows of it; None: none came yet."""
     deviation: float = 0.0
     """Decayed mean distance of that time from its mean."""
-    ready_worths: list[float] = field(default_factory=list)
-    """Decayed mean worths of a complete tree's best nodes, falling."""
+    ready_probabilities: list[float] = field(default_factory=list)
+    """Decayed mean probabilities that the best nodes of a complete tree are committed, falling."""
     expired: int = 0
     """Steps in a row that began without the block that was due."""
 
     def successor(self) -> Patience:
-        """What a new session starts with: the same knowledge, and one wait to be disappointed."""
-        return Patience(self.max_seconds, self.turnaround, self.deviation, list(self.ready_worths))
+        """What a new session starts with: the same times, and no wait in vain counted yet."""
+        return Patience(self.max_seconds, self.turnaround, self.deviation, list(self.ready_probabilities))
 
     def due(self, waited: float) -> float | None:
         """Seconds until a block should come when none came in `waited`; None: none is expected any more."""
@@ -50,9 +50,12 @@ class Patience:
         longest = (self.turnaround or 0.0) + SPREAD * self.deviation
         return waited >= min(longest, self.max_seconds)
 
-    def gain(self, worths: Sequence[float], price: float) -> float:
-        """Tokens that a complete tree brings beyond the nodes at hand, each less the price of a node."""
-        return max(_profit(self.ready_worths, price) - _profit(worths, price), 0.0)
+    def gain(self, probabilities: Sequence[float], price: float) -> float:
+        """Tokens that a complete tree brings beyond the nodes at hand, less the price of each node.
+
+        `probabilities` are those of the nodes at hand.
+        """
+        return max(_profit(self.ready_probabilities, price) - _profit(probabilities, price), 0.0)
 
     def answered(self, seconds: float) -> None:
         """A useful block came `seconds` after the verdict that it answers."""
@@ -63,11 +66,11 @@ class Patience:
         self.deviation += WEIGHT * (abs(seconds - self.turnaround) - self.deviation)
         self.turnaround += WEIGHT * (seconds - self.turnaround)
 
-    def completed(self, worths: Sequence[float]) -> None:
-        """A ready block came; the nodes at hand are now worth `worths`, falling."""
-        now = worths[:MAX_WORTHS]
-        pairs = zip_longest(self.ready_worths or now, now, fillvalue=0.0)
-        self.ready_worths = [old + WEIGHT * (new - old) for old, new in pairs]
+    def completed(self, probabilities: Sequence[float]) -> None:
+        """A ready block came; the nodes at hand now have these `probabilities`, falling."""
+        now = probabilities[:MAX_REMEMBERED]
+        pairs = zip_longest(self.ready_probabilities or now, now, fillvalue=0.0)
+        self.ready_probabilities = [old + WEIGHT * (new - old) for old, new in pairs]
 
     def ran_out(self) -> None:
         """A step begins without the block that was due."""
@@ -78,5 +81,5 @@ class Patience:
         return SEQUENTIAL_SECONDS * 0.5**self.expired
 
 
-def _profit(worths: Sequence[float], price: float) -> float:
-    return sum(worth - price for worth in worths if worth > price)
+def _profit(probabilities: Sequence[float], price: float) -> float:
+    return sum(each - price for each in probabilities if each > price)

@@ -1,4 +1,4 @@
-"""Candidates from a text that the caller predicted; they hang, and teach, as those of the lookup."""
+"""Candidates from a text that the caller predicted; added and learned from as those of the lookup."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def is_predicted(node: Node) -> bool:
 class PredictedCandidates(LookupCandidates):
     """One session's prediction; `generated` are the tokens after the prompt so far.
 
-    Another replica that is given the same tokens is at the same place of the prediction.
+    A replica that takes the session over finds the same place in the prediction from the same tokens.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class PredictedCandidates(LookupCandidates):
         self._max_nodes = max_nodes
 
     def _add(self, tree: CandidateTree, parent: Node | None, found: Proposed, estimate: float) -> Node | None:
-        """A node that a draft proposed already is as likely as the better estimate says."""
+        """As for the lookup; a node that a draft has proposed too keeps the higher estimate."""
         node = super()._add(tree, parent, found, estimate)
         if node is not None:
             tree.raise_acceptance(node, estimate)

@@ -1,4 +1,4 @@
-"""What is told of a step's candidates to a caller who asked for it."""
+"""Describes a step's candidates for a caller who asked for that."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from verify_service.speculation.predicted_candidates import is_predicted
 
 
 def step_nodes(nodes: Sequence[Node]) -> StepNodes:
-    """The first nodes of a step, whose parents come before them, as they are told to the caller."""
+    """The nodes of a step for the caller, parents before children, at most MAX_STEP_NODES."""
     told = nodes[:MAX_STEP_NODES]
     index_of = {node.id: index for index, node in enumerate(told)}
     return StepNodes(

@@ -1,9 +1,9 @@
-"""What a session believes of its drafts' nodes: how much trust each draft has, and what agreement means.
+"""How probable a session takes its drafts' nodes to be, with one draft or several.
 
-Every draft calibrates its own estimates, and `Trust` guards against one that does it badly. A node's best
-believed estimate and the number of drafts that proposed it are then one cell of an acceptance model: what two
-drafts say is worth more than what one says and the other does not. How much more is learned from the
-committed tokens.
+Every draft calibrates its own estimates, and `Trust` corrects one that does it badly. With several drafts,
+the best corrected estimate of a node and the number of drafts that proposed it select a cell of an acceptance
+model: a node that two drafts propose is accepted more often than one that a single draft does. How much more
+often is learned from the committed tokens.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ MAX_SILENCE = 4
 
 
 class Agreement:
-    """Learned by all sessions of a replica together."""
+    """How often nodes of several drafts are accepted; all sessions of a replica learn it together."""
 
     def __init__(self) -> None:
         self._model = AcceptanceModel(confidence_priors())
 
     def estimate(self, best: float, drafts: int, greedy: bool, task: str) -> float:
-        """Acceptance of a node that so many drafts proposed, whose best believed estimate is `best`."""
+        """Acceptance of a node that so many drafts proposed, whose best corrected estimate is `best`."""
         return self._model.estimate(bucket(best, greedy), drafts - 1, task)
 
     def observe(self, best: float, drafts: int, greedy: bool, task: str, taken: bool) -> None:
-        """The walk came to such a node's parent and took the node, or another token."""
+        """The walk came to the parent of such a node; `taken`: it took the node, not another token."""
         self._model.observe(bucket(best, greedy), drafts - 1, taken, task)
 
 
 class Belief:
-    """One session's trust in its drafts, by their numbers, and what it believes of their nodes."""
+    """One session's trust in its drafts, and the acceptance that it expects of their nodes."""
 
     def __init__(self, agreement: Agreement, greedy: bool, task: str) -> None:
         self._agreement, self._greedy, self._task = agreement, greedy, task
         self._trusts: dict[int, Trust] = {}
         self.drafts: dict[int, int] = {}
-        """The drafts at work, by number, with the step before which each sent its last nodes."""
+        """The drafts at work: number -> the step before which it last sent nodes."""
 
     @property
     def several(self) -> bool:
-        """More than one draft is at work: their nodes are believed by what was learned of agreement."""
+        """True when more than one draft is at work: then `Agreement` estimates their nodes."""
         return len(self.drafts) > 1
 
     def hear(self, draft: int, step: int) -> None:
-        """A draft sent nodes; those that have not for MAX_SILENCE steps are at work no more."""
+        """A draft sent nodes. Drafts that sent none for MAX_SILENCE steps count as not at work."""
         self.drafts[draft] = step
         if self.several:
             self.drafts = {each: at for each, at in self.drafts.items() if step - at < MAX_SILENCE}
 
     def estimator(self) -> Callable[[Node], float]:
-        """Tells the probability that the target takes a node when its walk comes to the parent."""
+        """A function: the probability that the target takes a node when its walk comes to the parent."""
         if self.several:
             return self._merged
         factor = self._factor(next(iter(self.drafts), 0))
@@ -63,12 +63,12 @@ class Belief:
 
     def _merged(self, node: Node) -> float:
         if node.claims is None and not from_draft(node):
-            return node.acceptance  # calibrated where it was made
+            return node.acceptance  # the lookup or the grammar has calibrated it
         estimates = node.estimates
         return self._agreement.estimate(self._best(estimates), len(estimates), self._greedy, self._task)
 
     def learn(self, tree: CandidateTree, tokens: Sequence[int]) -> None:
-        """See what drafts proposed on the way of the walk; before `tokens` are committed to the tree."""
+        """Learn from what drafts proposed along the walk, before `tokens` are committed to the tree."""
         self._judge(tree.children, tokens[0])
         level = tree.children
         for token in tokens if self.several else ():
@@ -81,7 +81,7 @@ class Belief:
             level = level[token].children
 
     def _judge(self, children: dict[int, Node], token: int) -> None:
-        """Hold each draft's proposals for the next position against the token that the target chose."""
+        """Compare each draft's proposals for the next position with the token that the target chose."""
         predicted: dict[int, float] = {}
         right: set[int] = set()
         for node in children.values():

@@ -1,16 +1,16 @@
 """How far a draft's acceptance estimates are believed.
 
-The draft calibrates its estimates itself; this guards the target's budget against one that does it badly,
-or lies. Every committed token tells whether one of the nodes proposed for its position was right, verified
-or not, so a draft that was disbelieved and improves is believed again without a node being verified.
+A draft calibrates its own estimates. This guards the target's budget against a draft that does it badly, or
+lies. Every committed token shows whether a node proposed for its position was right, verified or not. So a
+draft that improves is trusted again even while none of its nodes are verified.
 """
 
 from __future__ import annotations
 
 DECAY = 0.95
-"""What is left of the counts after one more position."""
+"""Share of the counts that is kept at each further position."""
 PRIOR = 4.0
-"""Positions, predicted and right, that a new draft is credited with."""
+"""A new draft is treated as if it had been right at so many positions."""
 
 
 class Trust:
@@ -22,10 +22,11 @@ class Trust:
 
     @property
     def factor(self) -> float:
-        """What a node's conditional acceptance estimate is multiplied by."""
+        """The factor, at most 1, for the acceptance estimates of the draft's nodes."""
         return min((self._right + PRIOR) / (self._predicted + PRIOR), 1.0)
 
     def observe(self, predicted: float, right: bool) -> None:
-        """One of the proposals for a position was expected to be right with probability `predicted`."""
+        """At one position the proposals were expected to be right with probability `predicted`; `right`: one
+        of them was."""
         self._predicted = DECAY * self._predicted + min(predicted, 1.0)
         self._right = DECAY * self._right + right

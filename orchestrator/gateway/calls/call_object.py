@@ -13,34 +13,34 @@ ARGUMENTS = ("arguments", "parameters")
 SPACE = " \t\r\n"
 
 
-class State(Enum):
+class CallState(Enum):
     """How far the object has been read."""
 
     OPEN = auto()
-    """Its end has not come."""
+    """The end of the object has not come."""
     DONE = auto()
-    """It has ended, and it is a call."""
+    """The object has ended, and is a call."""
     BROKEN = auto()
-    """It is none."""
+    """The text is no call."""
 
 
 class CallObject:
     """Takes the signs of one object, the first brace too. `name` is known once `begun`."""
 
     def __init__(self) -> None:
-        self.state = State.OPEN
+        self.state = CallState.OPEN
         self.name = ""
         self.arguments = ""
-        """Those that nobody has taken yet; they are kept until the name is known."""
+        """Text of the arguments that nobody has taken yet; it is kept until the name is known."""
         self._named = self._argued = False
         self._arguments_begun = False
         """A sign of them has come that is no space."""
         self._depth = 0
         self._in_string = self._escaped = False
         self._key: str | None = None
-        """Of the member whose value is read; None before it."""
+        """Key of the member whose value is read; None before it."""
         self._value = ""
-        """Of a key or of the member `name`, as it is written."""
+        """Text of a key, or of the value of `name`, as it is written."""
 
     @property
     def begun(self) -> bool:
@@ -57,7 +57,7 @@ class CallObject:
         if self._in_string:
             self._string(sign)
         elif self._depth == 0:
-            self._depth, self.state = (1, State.OPEN) if sign == "{" else (0, State.BROKEN)
+            self._depth, self.state = (1, CallState.OPEN) if sign == "{" else (0, CallState.BROKEN)
         elif self._key is None:
             self._before_value(sign)
         else:
@@ -82,7 +82,7 @@ class CallObject:
         elif sign == "}" and not self._value:
             self._end()
         elif sign not in SPACE:
-            self.state = State.BROKEN
+            self.state = CallState.BROKEN
 
     def _in_value(self, sign: str) -> None:
         """A value of any kind, up to the comma or brace that ends it."""
@@ -94,7 +94,7 @@ class CallObject:
         self._depth += (sign in "{[") - (sign in "]}")
         self._in_string = sign == '"'
         if self._depth < 1:
-            self.state = State.BROKEN
+            self.state = CallState.BROKEN
         self._keep(sign)
 
     def _member(self, key: str) -> str:
@@ -116,12 +116,12 @@ class CallObject:
             self.name = _text(self._value.strip())
             self._named = bool(self.name)
             if not self.name:
-                self.state = State.BROKEN
+                self.state = CallState.BROKEN
         self._key, self._value = None, ""
 
     def _end(self) -> None:
-        if self.state is State.OPEN:
-            self.state = State.DONE if self.begun else State.BROKEN
+        if self.state is CallState.OPEN:
+            self.state = CallState.DONE if self.begun else CallState.BROKEN
 
 
 def _text(written: str) -> str:

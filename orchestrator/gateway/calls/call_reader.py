@@ -1,10 +1,10 @@
-"""One call as it comes: held back until it is certain that it is one, then passed on as it is written."""
+"""Reads one call: keeps text back until it certainly is a call, then passes it on as it is written."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from orchestrator.gateway.calls.call_object import SPACE, CallObject, State
+from orchestrator.gateway.calls.call_object import SPACE, CallObject, CallState
 from orchestrator.gateway.calls.pieces import CallArguments, CallBegun, Piece, Text
 
 Accepts = Callable[[str], bool]
@@ -50,6 +50,6 @@ class CallReader:
 
     def _end(self) -> list[Piece]:
         refused = self._object.begun and not self.begun
-        if self._object.state is State.OPEN and not refused:
+        if self._object.state is CallState.OPEN and not refused:
             return []
         return self.finish()

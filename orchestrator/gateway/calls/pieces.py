@@ -1,4 +1,4 @@
-"""What comes out of a parser: text, and calls in parts."""
+"""The output of a parser: text, and calls in parts."""
 
 from __future__ import annotations
 

@@ -8,9 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.gateway.bodies import Bodies
-from orchestrator.gateway.endpoints import (
+from orchestrator.gateway.endpoints import Generating
+from orchestrator.gateway.errors import wrong
+from orchestrator.gateway.instruments import GatewayInstruments
+from orchestrator.gateway.page.events import shown
+from orchestrator.gateway.requests import HttpRequest, chat_from, completions_from
+from orchestrator.gateway.sending import (
     DONE,
-    Generating,
     Receive,
     Scope,
     Send,
@@ -20,17 +24,13 @@ from orchestrator.gateway.endpoints import (
     send_part,
     server_sent,
 )
-from orchestrator.gateway.errors import wrong
-from orchestrator.gateway.instruments import GatewayInstruments
-from orchestrator.gateway.page.events import shown
-from orchestrator.gateway.requests import Asked, chat_from, completions_from
 from orchestrator.gateway.streams import while_connected
 from outrider.client import AsyncClient, Event
 
 PATH = "/outrider/stream"
 
 
-def steps_from(body: Any) -> Asked:
+def steps_from(body: Any) -> HttpRequest:
     """What the body of `/outrider/stream` asks for: that of a completion, or with messages that of a chat.
 
     Raises:

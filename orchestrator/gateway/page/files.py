@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-from orchestrator.gateway.endpoints import Receive, Scope, Send, send_bytes
+from orchestrator.gateway.sending import Receive, Scope, Send, send_bytes
 
 FOLDER = "/outrider/page/"
 KINDS = {"css": b"text/css", "html": b"text/html", "js": b"text/javascript", "svg": b"image/svg+xml"}

@@ -9,20 +9,20 @@ from typing import TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
+class ClosedLoop:
     """So many users, each sending its next request when the last one has ended."""
 
     concurrency: int
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
+class OpenLoop:
     """Users who come whether or not others have been served: seconds after the first, one per request."""
 
     offsets: tuple[float, ...]
 
 
-Load: TypeAlias = Closed | Open
+ArrivalPattern: TypeAlias = ClosedLoop | OpenLoop
 
 
 def poisson(rate: float, count: int, rng: random.Random) -> tuple[float, ...]:

@@ -1,4 +1,4 @@
-"""`outrider bench`: the target, the load and the report of one run."""
+"""`outrider bench`: connects, sends the load, and reports the run."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from pathlib import Path
 
 from outrider import __version__
 from outrider.cli.bench import machine, prompts
-from outrider.cli.bench.arrivals import Closed, Load
+from outrider.cli.bench.arrivals import ArrivalPattern, ClosedLoop
 from outrider.cli.bench.connect import reached
 from outrider.cli.bench.figures import summarize
 from outrider.cli.bench.flags import check, load_of
-from outrider.cli.bench.generator import Clock, Tally, drive
+from outrider.cli.bench.generator import Clock, LoadTally, drive
 from outrider.cli.bench.progress import shown
-from outrider.cli.bench.report import Run, record, table
-from outrider.cli.bench.target import Ask, Prompt, Served, Target
+from outrider.cli.bench.report import LoadRun, record, table
+from outrider.cli.bench.target import Ask, BenchTarget, Prompt, Served
 from outrider.protocol.errors import InvalidRequest
 
 INTERRUPTED = 130
 
 
 @dataclass(slots=True)
-class Session:
+class BenchState:
     """What is known of a run; kept outside of it, so that an interrupt leaves it."""
 
     served: Served | None = None
-    tally: Tally = field(default_factory=Tally)
+    tally: LoadTally = field(default_factory=LoadTally)
     clock: Clock = field(default_factory=Clock)
 
 
@@ -43,15 +43,15 @@ def bench(arguments: argparse.Namespace) -> int:
     """
     check(arguments)
     given = prompts.read_prompts(arguments.prompts) if arguments.prompts else None
-    session, status = Session(), 0
+    state, status = BenchState(), 0
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_measure(arguments, given, session))
+            runner.run(_measure(arguments, given, state))
     except KeyboardInterrupt:
         status = INTERRUPTED
-    if session.served is not None and session.tally.begun:
-        _report(arguments, session, session.served)
-    return status or int(session.tally.failed > 0)
+    if state.served is not None and state.tally.begun:
+        _report(arguments, state, state.served)
+    return status or int(state.tally.failed > 0)
 
 
 def setting(arguments: argparse.Namespace) -> str:
@@ -67,25 +67,27 @@ def setting(arguments: argparse.Namespace) -> str:
     )
 
 
-async def _measure(arguments: argparse.Namespace, given: Sequence[Prompt] | None, session: Session) -> None:
+async def _measure(arguments: argparse.Namespace, given: Sequence[Prompt] | None, state: BenchState) -> None:
     rng = random.Random(arguments.seed or 0)
     load = load_of(arguments, rng)
     async with reached(arguments) as target:
         asks = _asks(arguments, _prompts(arguments, given, target.served, rng))
         measured, warm_up = asks[: arguments.requests], asks[arguments.requests :]
-        await _warm_up(load, warm_up, target, session.clock)
-        session.served = target.served
-        async with shown("measuring", session.tally, len(measured), session.clock):
-            await drive(load, measured, target, session.tally, session.clock)
+        await _warm_up(load, warm_up, target, state.clock)
+        state.served = target.served
+        async with shown("measuring", state.tally, len(measured), state.clock):
+            await drive(load, measured, target, state.tally, state.clock)
 
 
-async def _warm_up(load: Load, asks: Sequence[Ask], target: Target, clock: Clock) -> None:
+async def _warm_up(load: ArrivalPattern, asks: Sequence[Ask], target: BenchTarget, clock: Clock) -> None:
     """Requests that do not count; the first that fails ends everything."""
     if not asks:
         return
-    tally = Tally()
+    tally = LoadTally()
     async with shown("warming up", tally, len(asks), clock):
-        await drive(load if isinstance(load, Closed) else Closed(len(asks)), asks, target, tally, clock)
+        await drive(
+            load if isinstance(load, ClosedLoop) else ClosedLoop(len(asks)), asks, target, tally, clock
+        )
     for outcome in tally.outcomes:
         if outcome.error is not None:
             raise outcome.error
@@ -114,9 +116,9 @@ def _asks(arguments: argparse.Namespace, found: Sequence[Prompt]) -> list[Ask]:
     return [Ask(index, prompt, None if seed is None else seed + index) for index, prompt in enumerate(found)]
 
 
-def _report(arguments: argparse.Namespace, session: Session, served: Served) -> None:
-    tally = session.tally
-    run = Run(
+def _report(arguments: argparse.Namespace, state: BenchState, served: Served) -> None:
+    tally = state.tally
+    run = LoadRun(
         served=served,
         setting=setting(arguments),
         requests=arguments.requests,

@@ -1,4 +1,4 @@
-"""From flags to a target that is ready."""
+"""Makes the target that the flags name, and waits until it is ready."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from outrider import __version__
 from outrider.cli.bench.flags import token_of
 from outrider.cli.bench.grpc_target import GrpcTarget
 from outrider.cli.bench.http import Http
-from outrider.cli.bench.openai_target import OpenAiTarget, Settings
-from outrider.cli.bench.target import Sampling, Target
+from outrider.cli.bench.openai_target import OpenAiSettings, OpenAiTarget
+from outrider.cli.bench.target import BenchTarget, Sampling
 from outrider.client.aio import AsyncClient
 from outrider.client.retries import NEVER
 from outrider.protocol.errors import ConfigError, InvalidRequest
 
 
 @asynccontextmanager
-async def reached(arguments: argparse.Namespace) -> AsyncGenerator[Target, None]:
+async def reached(arguments: argparse.Namespace) -> AsyncGenerator[BenchTarget, None]:
     """The target that the flags name, until the context is left.
 
     Raises:
@@ -33,7 +33,7 @@ async def reached(arguments: argparse.Namespace) -> AsyncGenerator[Target, None]
     )
     if arguments.openai:
         http = Http(urlsplit(arguments.openai), _tls(arguments), _headers(token_of(arguments)))
-        settings = Settings(
+        settings = OpenAiSettings(
             url=arguments.openai,
             chat=arguments.chat,
             seconds=arguments.timeout,

@@ -1,4 +1,4 @@
-"""From requests to the figures of a report. Pure."""
+"""Computes the figures of a report from its requests. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from outrider.cli.bench.outcomes import Outcome
+from outrider.cli.bench.outcomes import RequestOutcome
 from outrider.cli.bench.slo import Slo, good
 from outrider.cli.bench.target import Ended
 
@@ -27,7 +27,7 @@ class Goodput:
     """Requests that were answered as fast as they should be."""
 
     share: float
-    """Of all that ended, the failed ones among them."""
+    """Share of all that ended, failed ones among them."""
     requests_per_second: float
 
 
@@ -73,7 +73,7 @@ class Summary:
     speculation: Speculation | None
 
 
-def summarize(outcomes: Sequence[Outcome], slo: Slo = ()) -> Summary:
+def summarize(outcomes: Sequence[RequestOutcome], slo: Slo = ()) -> Summary:
     """The figures of some requests. Latencies are those of completed ones."""
     done = [outcome for outcome in outcomes if outcome.error is None]
     ends = [outcome.end for outcome in done if outcome.end is not None]
@@ -101,7 +101,7 @@ def summarize(outcomes: Sequence[Outcome], slo: Slo = ()) -> Summary:
     )
 
 
-def duration(outcomes: Sequence[Outcome]) -> float:
+def duration(outcomes: Sequence[RequestOutcome]) -> float:
     """Seconds from the first request's beginning to the last one's end."""
     if not outcomes:
         return 0.0
@@ -130,7 +130,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
-def goodput(outcomes: Sequence[Outcome], slo: Slo, seconds: float) -> Goodput:
+def goodput(outcomes: Sequence[RequestOutcome], slo: Slo, seconds: float) -> Goodput:
     """How many requests kept to all bounds."""
     count = sum(good(outcome, slo) for outcome in outcomes)
     share = count / len(outcomes) if outcomes else 0.0

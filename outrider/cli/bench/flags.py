@@ -1,4 +1,4 @@
-"""The flags of `outrider bench`, and what they say together."""
+"""The flags of `outrider bench`, and the checks of how they go together."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 
 from outrider.cli.bench import values
-from outrider.cli.bench.arrivals import Closed, Load, Open, poisson
+from outrider.cli.bench.arrivals import ArrivalPattern, ClosedLoop, OpenLoop, poisson
 from outrider.cli.request import add_endpoint_flag, add_transport_flags
 from outrider.protocol.errors import InvalidRequest
 
@@ -61,11 +61,11 @@ def check(arguments: argparse.Namespace) -> None:
         raise InvalidRequest("--json", f"there is no folder {str(Path(arguments.json).parent)!r}")
 
 
-def load_of(arguments: argparse.Namespace, rng: random.Random) -> Load:
+def load_of(arguments: argparse.Namespace, rng: random.Random) -> ArrivalPattern:
     """The load that the flags describe."""
     if arguments.request_rate is not None:
-        return Open(poisson(arguments.request_rate, arguments.requests, rng))
-    return Closed(arguments.concurrency or 1)
+        return OpenLoop(poisson(arguments.request_rate, arguments.requests, rng))
+    return ClosedLoop(arguments.concurrency or 1)
 
 
 def token_of(arguments: argparse.Namespace) -> str:

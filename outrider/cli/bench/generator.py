@@ -9,9 +9,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from outrider.cli.bench.arrivals import Closed, Load, Open
-from outrider.cli.bench.outcomes import Outcome
-from outrider.cli.bench.target import Ask, Delivered, Ended, Target
+from outrider.cli.bench.arrivals import ArrivalPattern, ClosedLoop, OpenLoop
+from outrider.cli.bench.outcomes import RequestOutcome
+from outrider.cli.bench.target import Ask, BenchTarget, Delivered, Ended
 from outrider.protocol.errors import OutriderError, Unavailable
 
 
@@ -24,11 +24,11 @@ class Clock:
 
 
 @dataclass(slots=True)
-class Tally:
+class LoadTally:
     """A load so far; complete also when it is interrupted."""
 
     begun: int = 0
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[RequestOutcome] = field(default_factory=list)
     """In the order of their ends."""
 
     @property
@@ -42,19 +42,21 @@ class Tally:
         return sum(outcome.error is not None for outcome in self.outcomes)
 
 
-async def drive(load: Load, asks: Sequence[Ask], target: Target, tally: Tally, clock: Clock) -> None:
+async def drive(
+    load: ArrivalPattern, asks: Sequence[Ask], target: BenchTarget, tally: LoadTally, clock: Clock
+) -> None:
     """Send all requests of a load and wait for the last; failed ones are outcomes like others."""
     match load:
-        case Closed():
+        case ClosedLoop():
             await _drive_closed(load, asks, target, tally, clock)
-        case Open():
+        case OpenLoop():
             await _drive_open(load, asks, target, tally, clock)
         case _:
             assert_never(load)
 
 
 async def _drive_closed(
-    load: Closed, asks: Sequence[Ask], target: Target, tally: Tally, clock: Clock
+    load: ClosedLoop, asks: Sequence[Ask], target: BenchTarget, tally: LoadTally, clock: Clock
 ) -> None:
     left = iter(asks)
 
@@ -67,7 +69,9 @@ async def _drive_closed(
             users.create_task(user())
 
 
-async def _drive_open(load: Open, asks: Sequence[Ask], target: Target, tally: Tally, clock: Clock) -> None:
+async def _drive_open(
+    load: OpenLoop, asks: Sequence[Ask], target: BenchTarget, tally: LoadTally, clock: Clock
+) -> None:
     start = clock.now()
     async with asyncio.TaskGroup() as users:
         for ask, offset in zip(asks, load.offsets, strict=True):
@@ -77,7 +81,7 @@ async def _drive_open(load: Open, asks: Sequence[Ask], target: Target, tally: Ta
             users.create_task(_send(ask, due, target, tally, clock))
 
 
-async def _send(ask: Ask, due: float | None, target: Target, tally: Tally, clock: Clock) -> None:
+async def _send(ask: Ask, due: float | None, target: BenchTarget, tally: LoadTally, clock: Clock) -> None:
     tally.begun += 1
     sent, deliveries = clock.now(), list[float]()
     end: Ended | None = None
@@ -94,7 +98,7 @@ async def _send(ask: Ask, due: float | None, target: Target, tally: Tally, clock
         error = failure
     if end is None and error is None:
         error = Unavailable("the answer had no end")
-    outcome = Outcome(
+    outcome = RequestOutcome(
         index=ask.index,
         sent=sent,
         ended=clock.now(),

@@ -39,7 +39,7 @@ class GrpcTarget:
         return cls(client, served, _options(sampling, mode, model))
 
     async def stream(self, ask: Ask) -> AsyncGenerator[Event, None]:
-        """See `Target`."""
+        """See `BenchTarget`."""
         options = self._options.copy()
         if ask.seed is not None:
             options["seed"] = ask.seed

@@ -19,7 +19,7 @@ class _Connection:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     kept: bool = False
-    """It has carried a request before, so its server may have closed it meanwhile."""
+    """True when it has carried a request before: its server may have closed it since."""
 
     @property
     def closed(self) -> bool:

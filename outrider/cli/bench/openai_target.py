@@ -29,7 +29,7 @@ SHOWN = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class OpenAiSettings:
     """How a server is asked."""
 
     url: str
@@ -86,14 +86,14 @@ class _Answer:
 class OpenAiTarget:
     """A server behind HTTP."""
 
-    def __init__(self, http: Http, settings: Settings, model: str) -> None:
+    def __init__(self, http: Http, settings: OpenAiSettings, model: str) -> None:
         self.served = Served(address=settings.url, model=model)
         self._http = http
         self._settings = settings
         self._path = "/chat/completions" if settings.chat else "/completions"
 
     @classmethod
-    async def reach(cls, http: Http, settings: Settings, model: str) -> OpenAiTarget:
+    async def reach(cls, http: Http, settings: OpenAiSettings, model: str) -> OpenAiTarget:
         """The server; an empty model is the first that it names.
 
         Raises:
@@ -111,7 +111,7 @@ class OpenAiTarget:
             ) from error
 
     async def stream(self, ask: Ask) -> AsyncGenerator[Event, None]:
-        """See `Target`."""
+        """See `BenchTarget`."""
         body, answer = json.dumps(self._body(ask)).encode(), _Answer()
         try:
             async with (
@@ -185,7 +185,7 @@ def _message(body: Any) -> str:
     return str(said)[:SHOWN]
 
 
-def _explained(error: Exception, settings: Settings, what: str) -> OutriderError:
+def _explained(error: Exception, settings: OpenAiSettings, what: str) -> OutriderError:
     match error:
         case TimeoutError():
             return DeadlineExceeded(f"no end of the answer within {settings.seconds:g} s")

@@ -1,4 +1,4 @@
-"""What one request came to. Pure."""
+"""The outcome of one request. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from outrider.protocol.errors import OutriderError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class RequestOutcome:
     """One finished request. Times are in seconds by one clock; figures that it does not have are None."""
 
     index: int

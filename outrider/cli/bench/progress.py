@@ -1,4 +1,4 @@
-"""Tells whoever waits how far a load is, on standard error."""
+"""Shows on standard error how far a load has come."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import TextIO
 
-from outrider.cli.bench.generator import Clock, Tally
+from outrider.cli.bench.generator import Clock, LoadTally
 
 TERMINAL_SECONDS = 0.2
 """Between two updates of the line."""
@@ -17,7 +17,7 @@ LOG_SECONDS = 5.0
 CLEAR = "\r\x1b[K"
 
 
-def line(what: str, tally: Tally, total: int, seconds: float) -> str:
+def line(what: str, tally: LoadTally, total: int, seconds: float) -> str:
     """Such as `measuring: 12/32 requests, 4 running, 31 s`."""
     failed = f", {tally.failed} failed" if tally.failed else ""
     return f"{what}: {len(tally.outcomes)}/{total} requests, {tally.open} running{failed}, {seconds:.0f} s"
@@ -25,7 +25,7 @@ def line(what: str, tally: Tally, total: int, seconds: float) -> str:
 
 @asynccontextmanager
 async def shown(
-    what: str, tally: Tally, total: int, clock: Clock, out: TextIO | None = None
+    what: str, tally: LoadTally, total: int, clock: Clock, out: TextIO | None = None
 ) -> AsyncGenerator[None, None]:
     """Show a line about the load while it runs, every now and then."""
     task = asyncio.create_task(_show(what, tally, total, clock, out or sys.stderr))
@@ -36,7 +36,7 @@ async def shown(
         await asyncio.wait([task])
 
 
-async def _show(what: str, tally: Tally, total: int, clock: Clock, out: TextIO) -> None:
+async def _show(what: str, tally: LoadTally, total: int, clock: Clock, out: TextIO) -> None:
     start, terminal = clock.now(), out.isatty()
     try:
         while True:

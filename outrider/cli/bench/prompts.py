@@ -1,4 +1,4 @@
-"""What is asked: prompts of a file, or drawn at random."""
+"""The prompts of a load: read from a file, or drawn at random."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from outrider.cli.bench.target import Prompt
 from outrider.client.conversation import Message
@@ -21,11 +21,23 @@ TEXT = (
 """Common ones, which are one token in most vocabularies."""
 
 
+class Labelled(NamedTuple):
+    """A prompt, and the kind of traffic that it is of."""
+
+    prompt: Prompt
+    task: str = ""
+
+
 def read_prompts(path: str) -> list[Prompt]:
+    """The prompts of `read_labelled`, without their tasks."""
+    return [entry.prompt for entry in read_labelled(path)]
+
+
+def read_labelled(path: str) -> list[Labelled]:
     """The prompts of a JSON list, or of the lines of a file named .jsonl.
 
     Each is a text, a list of token ids, a list of messages with role and content, or an object that has one
-    of these as its `prompt` or `messages`.
+    of these as its `prompt` or `messages`, and perhaps a `task`.
 
     Raises:
         InvalidRequest: the file cannot be read, or an entry is something else.
@@ -37,7 +49,7 @@ def read_prompts(path: str) -> list[Prompt]:
         raise InvalidRequest(FLAG, f"cannot read {path!r} ({error})") from error
     if not isinstance(found, list) or not found:
         raise InvalidRequest(FLAG, f"{path!r} must be a JSON list with a prompt, or be named .jsonl")
-    return [_prompt(number, entry) for number, entry in enumerate(found, 1)]
+    return [Labelled(_prompt(number, entry), _task(number, entry)) for number, entry in enumerate(found, 1)]
 
 
 def take(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
@@ -105,6 +117,13 @@ def _prompt(number: int, entry: Any) -> Prompt:
             return tuple(Message(part["role"], part["content"]) for part in entry)
     kinds = "a text, token ids, or messages with role and content as texts"
     raise InvalidRequest(FLAG, f"entry {number} must be {kinds}, and not be empty")
+
+
+def _task(number: int, entry: Any) -> str:
+    task = entry.get("task", "") if isinstance(entry, dict) else ""
+    if not isinstance(task, str):
+        raise InvalidRequest(FLAG, f"the task of entry {number} must be a text")
+    return task
 
 
 def _is_message(part: Any) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from outrider.cli.bench.figures import Spread, Summary
-from outrider.cli.bench.outcomes import Outcome
+from outrider.cli.bench.outcomes import RequestOutcome
 from outrider.cli.bench.slo import Slo, good
 from outrider.cli.bench.target import Served
 
@@ -25,21 +25,21 @@ SHARES = ("mean", "p50", "p90", "p95", "p99")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class LoadRun:
     """A load that has ended, or was interrupted."""
 
     served: Served
     setting: str
     """The load in a line."""
     requests: int
-    """Those that were to be sent."""
+    """Requests that were to be sent."""
     begun: int
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[RequestOutcome]
     summary: Summary
     slo: Slo
 
 
-def table(run: Run) -> str:
+def table(run: LoadRun) -> str:
     """For people."""
     parts = [
         f"{run.served.address}, model {run.served.model}\n{run.setting}",
@@ -52,7 +52,7 @@ def table(run: Run) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def record(run: Run, machine: Mapping[str, str], command: Sequence[str], version: str) -> dict[str, Any]:
+def record(run: LoadRun, machine: Mapping[str, str], command: Sequence[str], version: str) -> dict[str, Any]:
     """For programs. Names that end in `_s` are seconds; `sent_s` counts from the first request."""
     start = min((outcome.sent for outcome in run.outcomes), default=0.0)
     return {
@@ -78,7 +78,7 @@ def without_token(command: Sequence[str]) -> list[str]:
     return [HIDDEN if secret else word for secret, word in zip(after, shown, strict=False)]
 
 
-def _counts(run: Run) -> list[tuple[str, str, str]]:
+def _counts(run: LoadRun) -> list[tuple[str, str, str]]:
     """Name, value and what is to be said beside it."""
     summary = run.summary
     cached = f"  {summary.cached_tokens} of them cached" if summary.cached_tokens else ""
@@ -124,7 +124,7 @@ def _speculation(summary: Summary) -> str:
     )
 
 
-def _errors(run: Run) -> str:
+def _errors(run: LoadRun) -> str:
     failed = [outcome for outcome in run.outcomes if outcome.error is not None]
     if not failed:
         return ""
@@ -133,7 +133,7 @@ def _errors(run: Run) -> str:
     return f"failed: {kinds}\nthe first, request {first.index}: {first.error}"
 
 
-def _cut_short(run: Run) -> str:
+def _cut_short(run: LoadRun) -> str:
     if len(run.outcomes) == run.requests:
         return ""
     cut, unsent = run.begun - len(run.outcomes), run.requests - run.begun
@@ -147,7 +147,7 @@ def _summary(summary: Summary) -> dict[str, Any]:
     return found
 
 
-def _request(outcome: Outcome, start: float, slo: Slo) -> dict[str, Any]:
+def _request(outcome: RequestOutcome, start: float, slo: Slo) -> dict[str, Any]:
     found: dict[str, Any] = {
         "index": outcome.index,
         "sent_s": outcome.sent - start,

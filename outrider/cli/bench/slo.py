@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast, get_args
 
-from outrider.cli.bench.outcomes import Outcome
+from outrider.cli.bench.outcomes import RequestOutcome
 
 Figure: TypeAlias = Literal["ttft", "tpot", "e2e"]
 FIGURES: tuple[Figure, ...] = get_args(Figure)
@@ -21,7 +21,7 @@ class Bound:
     figure: Figure
     seconds: float
 
-    def met(self, outcome: Outcome) -> bool:
+    def met(self, outcome: RequestOutcome) -> bool:
         """Whether a request kept to it; one that does not have the figure did."""
         value = cast(float | None, getattr(outcome, self.figure))
         return value is None or value <= self.seconds
@@ -47,7 +47,7 @@ def parse_slo(text: str) -> Slo:
     return bounds
 
 
-def good(outcome: Outcome, slo: Slo) -> bool:
+def good(outcome: RequestOutcome, slo: Slo) -> bool:
     """Whether a request was answered, and within all bounds."""
     return outcome.error is None and all(bound.met(outcome) for bound in slo)
 

@@ -1,4 +1,4 @@
-"""What a load is sent to, and what it brings back."""
+"""The server that a load is sent to, as the load generator sees it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Ask:
     index: int
     prompt: Prompt
     seed: int | None = None
-    """Of the sampling noise; None: the server's choice."""
+    """Seed of the sampling noise; None: the server's choice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """Who answers."""
+    """The server and the model that answer."""
 
     address: str
     """Such as `gRPC 127.0.0.1:7700`."""
@@ -64,12 +64,12 @@ class Ended:
 Event: TypeAlias = Delivered | Ended
 
 
-class Target(Protocol):
+class BenchTarget(Protocol):
     """A server that is ready to be asked."""
 
     @property
     def served(self) -> Served:
-        """Who answers."""
+        """The server and the model that answer."""
 
     def stream(self, ask: Ask) -> AsyncGenerator[Event, None]:
         """The answer as it comes: `Delivered` at each delivery, `Ended` once.

@@ -1,4 +1,4 @@
-"""What a model's files say about its size: config.json and the headers of its safetensors, no weights."""
+"""Reads a model's size from its config.json and the headers of its safetensors; reads no weights."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ MAX_HEADER = 100 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class ModelSizes:
     """The sizes of one model, in the arithmetic that it will run in."""
 
     name: str
     dtype: str
     parameters: int
     looked_up: int
-    """Of them, those of a table of input embeddings that is no output layer as well: no step reads it."""
+    """Parameters of a table of input embeddings that is no output layer as well: no step reads it."""
     resting: int
-    """Of them, those of experts that one token does not go through."""
+    """Parameters of the experts that one token does not go through."""
     layers: int
     kv_heads: int
     head_dim: int
+    value_dim: int
     context_length: int
     vocabulary_size: int
 
@@ -50,7 +51,7 @@ class Checkpoint:
     @property
     def kv_bytes_per_token(self) -> int:
         """Keys and values of one token in all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * BYTES[self.dtype]
+        return self.layers * self.kv_heads * (self.head_dim + self.value_dim) * BYTES[self.dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class _Tensor:
     elements: int
 
 
-def read_checkpoint(folder: str, dtype: str = "auto") -> Checkpoint:
+def read_checkpoint(folder: str, dtype: str = "auto") -> ModelSizes:
     """The sizes of the model in a folder; `dtype` auto is the checkpoint's own.
 
     Raises:
@@ -71,7 +72,8 @@ def read_checkpoint(folder: str, dtype: str = "auto") -> Checkpoint:
     if not path.is_dir():
         raise ModelError(f"model: {folder!r} is a hub id and plan reads a folder; download it first")
     config, tensors = _config(path), list(_tensors(path))
-    return Checkpoint(
+    head_dim, value_dim = _widths(config)
+    return ModelSizes(
         name=path.resolve().name,
         dtype=_dtype(config, tensors) if dtype == "auto" else dtype,
         parameters=sum(one.elements for one in tensors),
@@ -79,10 +81,19 @@ def read_checkpoint(folder: str, dtype: str = "auto") -> Checkpoint:
         resting=_resting(config, tensors),
         layers=config.num_hidden_layers,
         kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        head_dim=head_dim,
+        value_dim=value_dim,
         context_length=getattr(config, "max_position_embeddings", None) or 0,
         vocabulary_size=config.vocab_size,
     )
+
+
+def _widths(config: Any) -> tuple[int, int]:
+    """Of a head's key and value; latent attention (DeepSeek) makes keys of two parts."""
+    if (value_dim := getattr(config, "v_head_dim", None)) is not None:
+        return config.qk_nope_head_dim + config.qk_rope_head_dim, value_dim
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return width, width
 
 
 def _config(path: Path) -> Any:
@@ -113,7 +124,7 @@ def _tensors(path: Path) -> Iterator[_Tensor]:
 
 
 def _files(path: Path) -> list[Path]:
-    """Those that would be loaded: a folder may hold the same weights a second time in another layout."""
+    """The files that would be loaded: a folder may have the same weights a second time in another layout."""
     index, single = path / "model.safetensors.index.json", path / "model.safetensors"
     if index.is_file():
         return [path / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]

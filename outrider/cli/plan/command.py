@@ -6,7 +6,7 @@ import argparse
 import shlex
 import sys
 
-from outrider.cli.plan.checkpoint import Checkpoint, read_checkpoint
+from outrider.cli.plan.checkpoint import ModelSizes, read_checkpoint
 from outrider.cli.plan.devices import GB, device_of
 from outrider.cli.plan.overlay import overlay
 from outrider.cli.plan.sizing import NODES, PAGE, Fit, fit, replicas_for
@@ -32,7 +32,7 @@ def plan(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def check_pair(target: str, draft: str, *models: Checkpoint) -> None:
+def check_pair(target: str, draft: str, *models: ModelSizes) -> None:
     """Refuse a draft that does not share the target's vocabulary.
 
     Raises:

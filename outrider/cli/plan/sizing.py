@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider.cli.plan.checkpoint import Checkpoint
+from outrider.cli.plan.checkpoint import ModelSizes
 from outrider.cli.plan.devices import CPU, GB, Device
 from outrider.config import VerifyConfig
 from outrider.protocol.errors import ConfigError
@@ -22,18 +22,18 @@ NODES: int = VerifyConfig.model_fields["max_nodes"].default
 class Fit:
     """One replica of a model on a device."""
 
-    checkpoint: Checkpoint
+    checkpoint: ModelSizes
     device: Device
     context: int
     """Tokens of a session's prompt and output."""
     kv_tokens: int
     """Whole pages of keys and values beside the weights."""
     sessions: int
-    """Of the whole context, at once."""
+    """Sessions of the whole context at once."""
 
     @property
     def pages(self) -> int:
-        """Of `PAGE` tokens."""
+        """Pages of `PAGE` tokens."""
         return self.kv_tokens // PAGE
 
     @property
@@ -50,7 +50,7 @@ class Fit:
         return (self.checkpoint.step_bytes(sessions) + kv) / self.device.bandwidth
 
 
-def fit(checkpoint: Checkpoint, device: Device, context: int) -> Fit:
+def fit(checkpoint: ModelSizes, device: Device, context: int) -> Fit:
     """What of a model's sessions fits on a device.
 
     Raises:
@@ -72,7 +72,7 @@ def replicas_for(one: Fit, sessions: int) -> int:
     return -(-sessions // one.sessions)
 
 
-def _context(checkpoint: Checkpoint, asked: int) -> int:
+def _context(checkpoint: ModelSizes, asked: int) -> int:
     limit = checkpoint.context_length
     if asked > limit > 0:
         raise ConfigError(f"--context: {asked} is more than the {limit} of {checkpoint.name!r}; lower it")
@@ -81,7 +81,7 @@ def _context(checkpoint: Checkpoint, asked: int) -> int:
     return asked or limit
 
 
-def _does_not_fit(checkpoint: Checkpoint, device: Device, context: int) -> str:
+def _does_not_fit(checkpoint: ModelSizes, device: Device, context: int) -> str:
     weights, memory = checkpoint.weight_bytes / GB, device.memory / GB
     if weights > memory * (1 - HEADROOM):
         return (

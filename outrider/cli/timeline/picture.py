@@ -82,7 +82,7 @@ class _Canvas:
                 yield _rect("stripe", x, TOP - 8, self.x(end) - x, self.axis - TOP + 8) + "</rect>"
             yield _line(x, TOP - 8, self.axis)
             yield _text(x + 3, TOP - 14, str(placed.bar.step), "soft")
-        step = _nice(self.layout.total_ms * TICK_PIXELS / self.width)
+        step = nice(self.layout.total_ms * TICK_PIXELS / self.width)
         for tick in range(int(self.layout.total_ms / step) + 1):
             x = self.x(tick * step)
             yield _line(x, self.axis, self.axis + 5)
@@ -162,7 +162,7 @@ def _width(layout: TimelineLayout) -> float:
     return min(max(wanted, MIN_WIDTH), MAX_WIDTH)
 
 
-def _nice(rough: float) -> float:
+def nice(rough: float) -> float:
     """The next of 1, 2, 5, 10, ... that is not below `rough`."""
     if rough <= 0:
         return 1.0

@@ -1,4 +1,4 @@
-"""`outrider top`: looks at the pages again and again, and draws what happened in between."""
+"""`outrider top`: reads the pages again and again, and draws what happened between two readings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 
 from outrider.cli.top.frame import frame_of
-from outrider.cli.top.pages import Sample, look
+from outrider.cli.top.pages import Snapshot, read_snapshot
 from outrider.cli.top.view import view
 from outrider.protocol.errors import Unavailable
 
@@ -31,29 +31,33 @@ def top(arguments: argparse.Namespace) -> int:
     with contextlib.suppress(KeyboardInterrupt):  # the way to end it
         if arguments.once or not console.is_terminal:
             time.sleep(arguments.interval)
-            console.print(view(frame_of(first, look(given))))
+            console.print(view(frame_of(first, read_snapshot(given))))
         else:
             _follow(given, first, arguments.interval, console)
     return 0
 
 
-def _follow(given: list[str], before: Sample, interval: float, console: Console) -> None:
-    with Live(view(frame_of(before, before)), console=console, screen=True, auto_refresh=False) as live:
+def _follow(given: list[str], before: Snapshot, interval: float, console: Console) -> None:
+    live = Live(view(frame_of(before, before)), console=console, screen=True, auto_refresh=False)
+    try:
+        live.start(refresh=True)  # as a context manager it would keep the screen after Ctrl-C in here
         while True:
             time.sleep(interval)
-            now = look(given)
+            now = read_snapshot(given)
             live.update(view(frame_of(before, now)), refresh=True)
             before = now
+    finally:
+        live.stop()
 
 
-def _first(given: list[str]) -> Sample:
-    sample = look(given)
-    if not sample.pages:
-        where, why = next(iter(sample.problems.items()))
+def _first(given: list[str]) -> Snapshot:
+    snapshot = read_snapshot(given)
+    if not snapshot.pages:
+        where, why = next(iter(snapshot.problems.items()))
         raise Unavailable(
             f"{where} {why}; start services with --metrics-port, or name their pages with --metrics"
         )
-    return sample
+    return snapshot
 
 
 def _console() -> Console:

@@ -1,6 +1,6 @@
-"""What `outrider top` shows: from two looks at the pages to one frame. Pure.
+"""What `outrider top` shows: computes one frame from two snapshots of the pages. Pure.
 
-None stands for what is not known: nothing happened in between, or no page says it.
+None stands for a value that is not known: nothing happened between the snapshots, or no page has it.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from outrider.cli.top.pages import Change, Sample, changes
+from outrider.cli.top.pages import Change, Snapshot, changes
 
 KINDS = {
     "orchestrator": "outrider_orchestrator_requests_running",
@@ -63,7 +63,7 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replica:
+class ReplicaRow:
     """One verify or draft replica."""
 
     kind: str
@@ -82,21 +82,21 @@ class Replica:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """All of it."""
+    """All that is shown at one time."""
 
     requests: Requests | None
     pool: Pool | None
     states: dict[str, dict[str, float]]
     """Replicas by kind and state, those that there are."""
     efficiency: float | None
-    """Of all targets."""
+    """Share of the time between verdicts that the steps of all targets take."""
     tasks: tuple[Task, ...]
-    replicas: tuple[Replica, ...]
+    replicas: tuple[ReplicaRow, ...]
     problems: dict[str, str]
 
 
-def frame_of(before: Sample, now: Sample) -> Frame:
-    """What happened between two looks."""
+def frame_of(before: Snapshot, now: Snapshot) -> Frame:
+    """What happened between two snapshots."""
     by_kind: dict[str, dict[str, Change]] = {kind: {} for kind in KINDS}
     problems = dict(now.problems)
     for address, change in changes(before, now).items():
@@ -122,9 +122,10 @@ def frame_of(before: Sample, now: Sample) -> Frame:
 
 
 def quantile(share: float, buckets: Sequence[tuple[float, float]]) -> float | None:
-    """Where `share` of the observations lie below, by cumulated counts up to each bound; None without any.
+    """The value below which `share` of the observations lie; None without observations.
 
-    Within a bucket they are taken to be spread evenly; beyond the last finite bound it is that bound.
+    `buckets` are (bound, number of observations up to it). Within a bucket the observations are taken to be
+    spread evenly; beyond the last finite bound the answer is that bound.
     """
     total = max((count for _, count in buckets), default=0.0)
     if total <= 0.0:
@@ -166,7 +167,7 @@ def _pool(pages: Sequence[Change]) -> Pool:
 
 
 def _states(pages: Sequence[Change], kind: str) -> dict[str, float]:
-    """As one orchestrator sees them, the one that knows most: they all see the same replicas."""
+    """Replicas by state, as the orchestrator that knows most of them sees them: all see the same replicas."""
     name = f"{ORCHESTRATOR}replicas"
     seen = [
         {
@@ -202,11 +203,11 @@ def _task(name: str, found: dict[str, float], seconds: float) -> Task:
     )
 
 
-def _replica(kind: str, address: str, change: Change) -> Replica:
+def _replica(kind: str, address: str, change: Change) -> ReplicaRow:
     prefix, page = f"outrider_{kind}_", [change]
     seconds = _increase(page, f"{prefix}step_seconds_sum")
     steps = _increase(page, f"{prefix}step_seconds_count")
-    return Replica(
+    return ReplicaRow(
         kind=kind,
         address=address,
         sessions=_now(page, f"{prefix}sessions"),
@@ -239,6 +240,6 @@ def _rate(pages: Sequence[Change], name: str) -> float | None:
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
-    """Of those that are known."""
+    """Sum of the values that are known; None when none is."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None

@@ -1,4 +1,4 @@
-"""Prometheus pages of the services: where they are, what they say, and how that changed between two looks."""
+"""The services' Prometheus pages: addresses, values, and how those change between two readings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SECONDS = 3.0
 MAX_BYTES = 16 << 20
 AT_ONCE = 16
 PATH = "/metrics"
-"""Of a page whose address says none."""
+"""Path of a page whose address names none."""
 
 Key: TypeAlias = tuple[str, frozenset[tuple[str, str]]]
 """Name and labels of a sample."""
@@ -43,8 +43,8 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """All pages at one time, by address; for those that could not be read, why."""
+class Snapshot:
+    """All pages as read at one time, by address, and the reasons for those that could not be read."""
 
     at: float
     pages: Mapping[str, Page]
@@ -53,14 +53,14 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One page at two times, `seconds` apart; `before` is None where it could not be read then."""
+    """One page at two times, `seconds` apart; `before` is None where it could not be read the first time."""
 
     before: Page | None
     now: Page
     seconds: float
 
     def increase(self, name: str, **labels: str) -> float | None:
-        """By how much a counter grew; a process that was started again began at zero."""
+        """By how much a counter grew; None when that is not known. A restarted process counts from zero."""
         now = self.now.total(name, **labels)
         if self.before is None or now is None:
             return None
@@ -72,7 +72,7 @@ def parsed(text: str) -> Page:
     """A page from its text.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is no page.
     """
     families = text_string_to_metric_families(text)
     return Page(
@@ -96,31 +96,31 @@ def addresses(given: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def look(given: Sequence[str], clock: Callable[[], float] = time.monotonic) -> Sample:
+def read_snapshot(given: Sequence[str], clock: Callable[[], float] = time.monotonic) -> Snapshot:
     """Read all pages at once."""
     pages: dict[str, Page] = {}
     problems: dict[str, str] = {}
     try:
         known = addresses(given)
     except OSError as error:
-        return Sample(clock(), {}, {", ".join(given): f"the name does not resolve ({error})"})
+        return Snapshot(clock(), {}, {", ".join(given): f"the name does not resolve ({error})"})
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for address, found in zip(known, pool.map(_read, known), strict=True):
             if isinstance(found, Page):
                 pages[address] = found
             else:
                 problems[address] = found
-    return Sample(clock(), pages, problems)
+    return Snapshot(clock(), pages, problems)
 
 
-def changes(before: Sample, now: Sample) -> dict[str, Change]:
-    """What became of each page that could be read now."""
+def changes(before: Snapshot, now: Snapshot) -> dict[str, Change]:
+    """How each page changed that could be read now."""
     seconds = now.at - before.at
     return {address: Change(before.pages.get(address), page, seconds) for address, page in now.pages.items()}
 
 
 def url_of(address: str) -> str:
-    """Where a page is: `host:port` is short for its usual path over plain HTTP."""
+    """The URL of a page: `host:port` stands for the usual path over plain HTTP."""
     return address if address.startswith(("http://", "https://")) else f"http://{address}{PATH}"
 
 

@@ -1,4 +1,4 @@
-"""How a frame looks on a terminal."""
+"""Draws a frame on a terminal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from outrider.cli.top.frame import Frame, Replica, Task
+from outrider.cli.top.frame import Frame, ReplicaRow, Task
 
 UNKNOWN = "\N{EN DASH}"
 LEFT = 1
@@ -71,7 +71,7 @@ def _task(task: Task) -> tuple[str, ...]:
     return name, _number(task.tokens, 0), _number(task.per_step, 2), _share(task.accepted), _share(task.hits)
 
 
-def _replica(replica: Replica) -> tuple[str, ...]:
+def _replica(replica: ReplicaRow) -> tuple[str, ...]:
     used = replica.pages_used / replica.pages if replica.pages else None
     return (
         f"{replica.kind} {replica.address.removeprefix('http://').removesuffix('/metrics')}",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from outrider.cli.settings import Resolved
 from outrider.cli.up.plan import LOOKUP, NONE, UpConfig, plan_gateway, plan_orchestrator, plan_replicas
-from outrider.cli.up.processes import Processes
+from outrider.cli.up.processes import ServiceProcesses
 from outrider.engine.loading.model_path import WANTED, check_model_path
 from outrider.protocol.errors import ConfigError, ModelError
 from outrider.sockets import bound
@@ -36,7 +36,7 @@ def up(resolved: Resolved[UpConfig], config_file: str | None) -> int:
         gateway = None
         if listener is not None:
             gateway = plan_gateway(resolved, listener.fileno(), replicas, cores)
-        fleet = Processes(
+        fleet = ServiceProcesses(
             replicas, orchestrator, replicas_file, config_file, resolved.config.grace_seconds, gateway=gateway
         )
         return asyncio.run(fleet.run())

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal
 
 from pydantic import Field
 
 from outrider.cli.settings import Resolved, flag_of
-from outrider.config import Port, Positive, Settings
+from outrider.config import Port, Positive, Settings, Weights
 from outrider.protocol.errors import ConfigError
 
 LOOKUP = "lookup"
@@ -23,15 +24,14 @@ class UpConfig(Settings):
     draft: tuple[str, ...] = Field(
         (LOOKUP,),
         min_length=1,
-        description="Folder or hub id of the draft model, lookup (no model) or none (no drafts); several for "
-        "drafts of different kinds.",
+        description="Folder or hub id of a draft model or an EAGLE head, lookup (no model) or none (no "
+        "drafts); several for drafts of different kinds.",
     )
     drafts_per_session: Positive = Field(
         1, description="Drafts that one session uses at once; see `serve orchestrator`."
     )
-    draft_weights: Literal["full", "int8"] = Field(
-        "full", description="int8 rounds the draft model's weights to 8 bits; see `serve draft`."
-    )
+    weights: Weights = Field("full", description="int8 or int4 rounds the target's; see `serve verify`.")
+    draft_weights: Weights = Field("full", description="The same for draft models.")
     draft_skip_layers: str = Field(
         "", description="Layers that the target does without where it is its own draft, such as 4-9."
     )
@@ -50,6 +50,9 @@ class UpConfig(Settings):
     drafts: Positive = Field(1, description="Draft replicas of each kind.")
     verifies: Positive = Field(1, description="Verify replicas.")
     threads: Positive = Field(1, description="Torch threads of each replica on the CPU.")
+    tensor_parallel: Positive = Field(
+        1, description="Processes that share each layer of the target; see `serve verify`."
+    )
     cpu_backend: Literal["auto", "amx", "avx512", "avx2", "onednn"] = Field(
         "auto", description="What multiplies on the CPU; see `serve verify`."
     )
@@ -67,6 +70,11 @@ class UpConfig(Settings):
         le=65535,
         description="Prometheus page of the orchestrator; replicas take free ports. 0 picks one, -1: none.",
     )
+    collect: str = Field(
+        "", description="Folder in which served tokens are kept for `outrider distill`; empty: none are."
+    )
+    collect_share: float = Field(0.05, gt=0, le=1, description="Share of the requests that are collected.")
+    collect_max_mb: Positive = Field(256, description="Size of all collected files together, in MiB.")
     grace_seconds: float = Field(30.0, ge=0, description="Longest wait for running work at the end.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severe log line."
@@ -102,10 +110,13 @@ def plan_replicas(resolved: Resolved[UpConfig], cores: list[int], gpu: bool) -> 
     names = [f"verify-{i}" for i in range(config.verifies)] + [f"draft-{i}" for i in range(drafts)]
     on_cpu = config.device == "cpu" or (config.device == "auto" and not gpu)
     pinned = config.cpus == "auto" and on_cpu
-    shares = share_cores(cores, len(names), config.threads) if pinned else [()] * len(names)
+    sizes = [config.threads * (1 if _is_draft(name) else config.tensor_parallel) for name in names]
+    shares = share_cores(cores, sizes) if pinned else [()] * len(names)
     helpers = [core for name, share in zip(names, shares, strict=True) if _is_draft(name) for core in share]
     if pinned and not drafts:
-        helpers = cores[len(names) * config.threads :][: config.threads]
+        helpers = cores[sum(sizes) :][: config.threads]
+    if config.tensor_parallel > 1:
+        helpers = []
     return [_replica(resolved, name, share, helpers) for name, share in zip(names, shares, strict=True)]
 
 
@@ -116,7 +127,7 @@ def plan_orchestrator(
     config = resolved.config
     arguments = ["--host", config.host, "--port", str(config.port), "--replicas-file", replicas_file]
     arguments.append("--require-fit")
-    arguments += _passed_on(resolved, "drafts_per_session")
+    arguments += _passed_on(resolved, "drafts_per_session", "collect", "collect_share", "collect_max_mb")
     if config.metrics_port >= 0:
         arguments += ["--metrics-port", str(config.metrics_port)]
     arguments += _spare(replicas, cores)
@@ -131,12 +142,13 @@ def plan_gateway(
     return ChildSpec("gateway", "gateway", tuple(arguments), sockets=(listener,))
 
 
-def share_cores(cores: list[int], processes: int, threads: int) -> list[tuple[int, ...]]:
-    """The cores of each process, all different; none (not pinned) when there are too few."""
-    if processes * threads > len(cores):
-        return [()] * processes
-    starts = range(0, processes * threads, threads)
-    return [tuple(cores[start : start + threads]) for start in starts]
+def share_cores(cores: list[int], sizes: Sequence[int]) -> list[tuple[int, ...]]:
+    """As many cores of each process as its size says, all different; none (not pinned) when there are too
+    few."""
+    if sum(sizes) > len(cores):
+        return [()] * len(sizes)
+    ends = list(accumulate(sizes))
+    return [tuple(cores[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
 
 
 def _spare(replicas: Sequence[ChildSpec], cores: list[int]) -> list[str]:
@@ -161,7 +173,11 @@ def _replica(
     if device != "auto":
         arguments += ["--device", device]
     arguments += _passed_on(
-        resolved, "dtype", "threads", "cpu_backend", *(["deterministic"] if service == "verify" else [])
+        resolved,
+        "dtype",
+        "threads",
+        "cpu_backend",
+        *(["deterministic", "tensor_parallel"] if service == "verify" else []),
     )
     if cores:
         arguments += ["--cpus", ",".join(map(str, cores))]
@@ -174,14 +190,18 @@ def _replica(
 
 def _model(config: UpConfig, service: str, number: int) -> list[str]:
     if service == "verify":
-        return ["--model", config.target]
+        return ["--model", config.target, *_weights(config.weights)]
     draft = config.draft[number // config.drafts]
     if draft == LOOKUP:
         return ["--kind", "lookup", "--tokenizer", config.target]
-    flags = ["--kind", "model", "--model", draft]
-    flags += ["--weights", config.draft_weights] if config.draft_weights != "full" else []
+    flags = ["--kind", "model", "--model", draft, "--target", config.target]
+    flags += _weights(config.draft_weights)
     skips = config.draft_skip_layers and draft == config.target
     return flags + (["--skip-layers", config.draft_skip_layers] if skips else [])
+
+
+def _weights(weights: Weights) -> list[str]:
+    return ["--weights", weights] if weights != "full" else []
 
 
 def _common(resolved: Resolved[UpConfig]) -> list[str]:

@@ -44,7 +44,7 @@ class _Stop:
     pass
 
 
-class Processes:
+class ServiceProcesses:
     """The replicas, and the orchestrator, which reads their endpoints from `replicas_file`: none until all of
     the first ones are ready, so that it is ready when everything is."""
 

@@ -1,4 +1,4 @@
-"""What to do when a child process is ready or exits. Pure: the clock is an argument.
+"""Decides what to do when a child process is ready or exits. Pure: the clock is an argument.
 
 A child that exits before everything was up once is a mistake in the settings: stop all and say why. After
 that a crash is a fault to live with: restart, with growing pauses while it keeps crashing.

@@ -1,1 +1,1 @@
-"""How a forward's products are computed on the CPU: which back end, on which threads, from which layout."""
+"""Computes a forward's products on the CPU: back ends, threads and layouts of the weights."""

@@ -11,7 +11,6 @@ All but the last give a row the same bits in every batch. Their bits differ: a m
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -93,14 +92,8 @@ def matmul_type(backend: Backend) -> type[Matmul] | None:
             return None
 
 
-def row_edges(backend: Backend) -> Sequence[int]:
-    """Numbers of rows behind which a product takes another pass, and so longer."""
-    kind = matmul_type(backend)
-    return () if kind is None else range(kind.pass_rows, kind.max_rows + 1, kind.pass_rows)
-
-
 def vector_backend(dtype: torch.dtype) -> Backend | None:
-    """Whose vectors the kernels for this dtype use here; None: there are none."""
+    """The back end whose vectors the kernels for this dtype use here; None: there is none."""
     for backend in (Backend.AVX512, Backend.AVX2):
         if unsupported_reason(backend, dtype) is None:
             return backend

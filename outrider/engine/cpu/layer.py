@@ -1,4 +1,4 @@
-"""What a layer does between its products, with tensors: norms, rotation, attention.
+"""The work of a layer between its products: norms, rotation, attention.
 
 Shapes: N rows, C their width, Q query heads, H kv heads, D head width, S slots.
 """
@@ -17,14 +17,14 @@ MIN_POSITIONS = 4096
 """Positions whose angles are worked out at once; more are when they occur."""
 
 
-def runs(like: Tensor) -> bool:
+def runs(dtype: torch.dtype, device: torch.device) -> bool:
     """True when the kernels take tensors of this dtype and device."""
-    return like.device.type == "cpu" and vector_backend(like.dtype) is not None
+    return device.type == "cpu" and vector_backend(dtype) is not None
 
 
 def attends(width: int, dtype: torch.dtype, device: torch.device) -> bool:
     """True when `AttentionKernel` takes heads of this width."""
-    return runs(torch.empty(0, dtype=dtype, device=device)) and width * dtype.itemsize % STEP_BYTES == 0
+    return runs(dtype, device) and width * dtype.itemsize % STEP_BYTES == 0
 
 
 class KernelView(Protocol):
@@ -52,15 +52,15 @@ class KernelView(Protocol):
 
 
 class NormKernel:
-    """RMS norm of rows [N, C] with a weight [C]."""
+    """RMS norm of rows [N, C] of `dtype`, the weight's unless given, with a weight [C]."""
 
-    def __init__(self, weight: Tensor, eps: float) -> None:
+    def __init__(self, weight: Tensor, eps: float, dtype: torch.dtype | None = None) -> None:
         self._scale = weight.float().contiguous()
         self._at, self._width = self._scale.data_ptr(), weight.shape[-1]
         self._share, self._eps = 1.0 / self._width, eps
         from outrider.engine.cpu.kernels.norm import norm
 
-        self._kernel = norm(_kind(weight.dtype))
+        self._kernel = norm(_kind(weight.dtype if dtype is None else dtype))
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., C] -> [..., C]."""

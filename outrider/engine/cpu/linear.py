@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from outrider.engine.cpu.backend import Backend, matmul_type, unsupported_reason
-from outrider.engine.cpu.matmul import MIN_SHARE, Matmul
+from outrider.engine.cpu.backend import Backend, matmul_type, unsupported_reason, vector_backend
+from outrider.engine.cpu.matmul import MIN_SHARE, PanelProduct
 from outrider.engine.cpu.panels import STEP_BYTES
 from outrider.engine.cpu.worker_pool import WorkerPool
+from outrider.engine.quantization.modules import codes_of, held_bytes
 
 KEPT_BYTES = 16 * 2**20
 """Weights of a model up to which they may stay in the cache that the cores share: half of a common one."""
@@ -29,7 +30,7 @@ class CpuLinear(nn.Module):
     in_features: int
     dtype: torch.dtype
     nbytes: int
-    """Of the weight."""
+    """Bytes of the weight."""
 
     def extra_repr(self) -> str:
         """For printing the model."""
@@ -77,24 +78,12 @@ class KernelLinear(CpuLinear):
 
     ordered = True
 
-    def __init__(
-        self,
-        weight: Tensor,
-        bias: Tensor | None,
-        *,
-        kind: Callable[..., Matmul],
-        workers: WorkerPool,
-        gated: bool = False,
-    ) -> None:
-        """With `gated` the result is SiLU(gate) up, [..., out / 2]: of the weight's first and second half."""
+    def __init__(self, matmul: PanelProduct, dtype: torch.dtype, nbytes: int) -> None:
+        """The weight has so many bytes. A layer that opens a gate returns SiLU(gate) up, [..., out / 2]."""
         super().__init__()
-        self.out_features, self.in_features = (
-            weight.shape[0] // 2 if gated else weight.shape[0],
-            weight.shape[1],
-        )
-        self.dtype, self.nbytes = weight.dtype, weight.nbytes
-        self.workers, self.gated = workers, gated
-        self.matmul = kind(weight.detach(), None if bias is None else bias.detach(), workers, gated=gated)
+        self.out_features, self.in_features = matmul.columns, matmul.numbers
+        self.dtype, self.nbytes, self.gated = dtype, nbytes, matmul.gated
+        self.matmul = matmul
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
@@ -109,21 +98,65 @@ def pack_linears(
 ) -> int:
     """Replace the linear layers of a model on the CPU by packed ones, where there is a way; returns how many.
 
-    Work is shared by the worker pool. With a back end of the project the layers named in `gates` return the
+    Work is shared by the worker pool. With kernels of the project the layers named in `gates` return the
     opened gate. An embedding that shares its weight with the output layer keeps it: the output layer gets a
-    packed copy.
+    packed copy. Layers with codes run on the kernels for these, whatever the back end.
     """
     workers, kind = workers or WorkerPool(), matmul_type(backend)
     names = [name for name, module in model.named_modules() if is_linear(module)]
-    count = 0
+    coded = [name for name in names if runs_codes(model.get_submodule(name))]
+    plain = [name for name in names if name not in coded]
+    fitting = [name for name in plain if kind is not None and _fits(_weight_of(model, name), backend)]
+    held = sum(_weight_of(model, name).nbytes for name in fitting)
+    held += sum(held_bytes(codes) for name in coded if (codes := codes_of(model.get_submodule(name))))
+    passing = held > KEPT_BYTES
+    for name in coded:
+        made = partial(_coded_linear, workers=workers, gated=name in gates, passing=passing)
+        _replace(model, name, made)
     if kind is not None:
-        fitting = [name for name in names if _fits(_weight_of(model, name), backend)]
-        passing = sum(_weight_of(model, name).nbytes for name in fitting) > KEPT_BYTES
-        made = partial(KernelLinear, kind=partial(kind, passing=passing), workers=workers)
-        count += _replace(model, [name for name in fitting if name in gates], partial(made, gated=True))
-        count += _replace(model, [name for name in fitting if name not in gates], made)
+        for name in fitting:
+            made = partial(_kernel_linear, kind=kind, workers=workers, gated=name in gates, passing=passing)
+            _replace(model, name, made)
     rest = [name for name in names if _library_packs(model.get_submodule(name))]
-    return count + _replace(model, rest, partial(LibraryLinear, workers=workers))
+    for name in rest:
+        _replace(model, name, partial(_library_linear, workers=workers))
+    return len(coded) + len(fitting) + len(rest)
+
+
+def runs_codes(module: nn.Module) -> bool:
+    """True for a linear layer with codes that there are kernels for here."""
+    codes, weight = codes_of(module), module.weight
+    assert isinstance(weight, Tensor)
+    return codes is not None and weight.device.type == "cpu" and vector_backend(weight.dtype) is not None
+
+
+def _kernel_linear(module: Any, *, kind: Callable[..., PanelProduct], **options: Any) -> KernelLinear:
+    weight = linear_weight(module).detach()
+    bias = None if module.bias is None else module.bias.detach()
+    return KernelLinear(kind(weight, bias, **options), weight.dtype, weight.nbytes)
+
+
+def _coded_linear(module: Any, **options: Any) -> KernelLinear:
+    from outrider.engine.cpu.quantized_matmul import QuantizedMatmul
+
+    codes, dtype = codes_of(module), linear_weight(module).dtype
+    assert codes is not None
+    bias = None if module.bias is None else module.bias.detach()
+    matmul = QuantizedMatmul(codes, bias, dtype=dtype, **options)
+    return KernelLinear(matmul, torch.int8, held_bytes(codes))
+
+
+def _library_linear(module: Any, *, workers: WorkerPool) -> LibraryLinear:
+    return LibraryLinear(linear_weight(module), module.bias, workers)
+
+
+def row_edges(model: nn.Module) -> Sequence[int]:
+    """Numbers of rows behind which the products of most weights take another pass, and so longer."""
+    layers = [module for module in model.modules() if isinstance(module, KernelLinear)]
+    if not layers:
+        return ()
+    kind = max(layers, key=lambda layer: layer.nbytes).matmul
+    return range(kind.pass_rows, kind.max_rows + 1, kind.pass_rows)
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -155,12 +188,9 @@ def _split(weight: Tensor, bias: Tensor | None, count: int) -> Iterator[tuple[sl
         yield slice(start, stop), packed, None if bias is None else bias.detach()[start:stop]
 
 
-def _replace(model: nn.Module, names: Sequence[str], made: Callable[..., CpuLinear]) -> int:
-    for name in names:
-        parent, _, attribute = name.rpartition(".")
-        module: Any = model.get_submodule(name)
-        setattr(model.get_submodule(parent), attribute, made(linear_weight(module), module.bias))
-    return len(names)
+def _replace(model: nn.Module, name: str, made: Callable[[nn.Module], CpuLinear]) -> None:
+    parent, _, attribute = name.rpartition(".")
+    setattr(model.get_submodule(parent), attribute, made(model.get_submodule(name)))
 
 
 def _weight_of(model: nn.Module, name: str) -> Tensor:

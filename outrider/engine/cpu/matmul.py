@@ -7,6 +7,7 @@ worker pool. The weight is held in panels; see `outrider.engine.cpu.panels`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import ClassVar, TypeAlias
@@ -15,7 +16,6 @@ from torch import Tensor
 
 from outrider.engine.cpu.panels import (
     PANEL,
-    PANEL_STEP_BYTES,
     bias_in_panels,
     in_panels,
     paired,
@@ -25,18 +25,31 @@ from outrider.engine.cpu.worker_pool import WorkerPool
 MIN_SHARE = 2**20
 """Bytes of weights that are worth handing to another thread."""
 SHARES = 24
-"""Into which the work is cut for each thread."""
+"""Parts into which the work is cut for each thread."""
 Part: TypeAlias = tuple[int, int, int, int]
 """Panels [first, end) for rows [start, stop)."""
 
 
-class Matmul(ABC):
-    """`x @ weight.T + bias`, and with `gated` SiLU(gate) up of its two halves.
+@dataclass(frozen=True, slots=True, eq=False)
+class Panels:
+    """A weight as a kernel reads it, and what its products look like."""
 
-    `weight` [out, in] and `bias` [out] or None, of a dtype that the kernel takes; a row of `weight` takes a
-    multiple of 4 bytes. Work is shared by the worker pool. `passing` weights are of a model that does not fit
-    the cache which the cores share.
-    """
+    weight: Tensor
+    """[panels, ...] contiguous."""
+    bias: Tensor | None
+    """[panels * columns of a panel before the gate] float32."""
+    numbers: int
+    """In a row that is multiplied."""
+    columns: int
+    """Columns of the result."""
+    panel_columns: int
+    """Columns of the result that one panel makes; the last one may make fewer."""
+    itemsize: int
+    """Bytes of a number in rows and result."""
+
+
+class PanelProduct(ABC):
+    """Rows times a weight in panels, whose work the worker pool shares."""
 
     pass_rows: ClassVar[int]
     """Rows that cost little more than one; the time grows in steps of so many."""
@@ -44,30 +57,32 @@ class Matmul(ABC):
     """Rows of one pass over the weights; more take several."""
     shared_rows: ClassVar[int]
     """Rows of a pass where the panels are too few to be shared evenly."""
-    multiple: ClassVar[int]
-    """Of steps in a panel."""
 
-    def __init__(
-        self,
-        weight: Tensor,
-        bias: Tensor | None,
-        workers: WorkerPool,
-        *,
-        gated: bool = False,
-        passing: bool = False,
-    ) -> None:
-        self._workers, self._gated, self._passing = workers, gated, passing
-        self._size = weight.itemsize
-        self._numbers = weight.shape[1]
-        self._columns = weight.shape[0] // 2 if gated else weight.shape[0]
-        if gated:
-            weight, bias = paired(weight), None if bias is None else paired(bias)
-        self._weight = in_panels(weight, self.multiple)
-        self._bias = None if bias is None else bias_in_panels(bias)
-        self._panels, self._steps = self._weight.shape[:2]
-        self._panel_columns = PANEL // 2 if gated else PANEL
-        self._weight_at = self._weight.data_ptr()
-        self._bias_at = 0 if self._bias is None else self._bias.data_ptr()
+    def __init__(self, held: Panels, workers: WorkerPool, *, gated: bool) -> None:
+        self._workers, self._gated = workers, gated
+        self._weight, self._bias = held.weight, held.bias
+        self._numbers, self._columns, self._size = held.numbers, held.columns, held.itemsize
+        self._panels, self._panel_columns = len(held.weight), held.panel_columns
+        self._panel_bytes = held.weight.nbytes // self._panels
+        self._bias_bytes = 0 if held.bias is None else held.bias.nbytes // self._panels
+        self._row_bytes = self._size * self._numbers
+        self._weight_at = held.weight.data_ptr()
+        self._bias_at = 0 if held.bias is None else held.bias.data_ptr()
+
+    @property
+    def numbers(self) -> int:
+        """In a row that is multiplied."""
+        return self._numbers
+
+    @property
+    def columns(self) -> int:
+        """Columns of the result."""
+        return self._columns
+
+    @property
+    def gated(self) -> bool:
+        """The result is SiLU(gate) up of the weight's two halves."""
+        return self._gated
 
     def __call__(self, rows: Tensor) -> Tensor:
         """[R, in] contiguous -> [R, out or its half], R >= 0. Not for several threads at once.
@@ -80,13 +95,18 @@ class Matmul(ABC):
             raise ValueError(f"rows of {width} numbers for a layer that takes {self._numbers}")
         result = rows.new_empty(count, self._columns)
         size = min(self._workers.size(count), max(1, self._weight.nbytes // MIN_SHARE))
-        x, y = rows.data_ptr(), result.data_ptr()
+        read = self._prepared(rows)
+        x, y = read.data_ptr(), result.data_ptr()
         if size == 1:
             for start, stop in _cut(count, -(-count // self.max_rows)):
                 self._part(0, (0, self._panels, start, stop), x, y)
         else:
             self._workers.share(size, self._parts(size * SHARES, count), partial(self._part, x=x, y=y))
         return result
+
+    def _prepared(self, rows: Tensor) -> Tensor:
+        """What the kernel reads in place of the rows: as many, `_row_bytes` apart."""
+        return rows
 
     def _parts(self, wanted: int, rows: int) -> list[Part]:
         """About as many parts as are wanted, or more."""
@@ -97,15 +117,15 @@ class Matmul(ABC):
     def _part(self, member: int, part: Part, x: int, y: int) -> None:
         """Compute a part for the rows at address x into the result at y."""
         first, end, start, stop = part
-        row_bytes, column = self._size * self._numbers, first * self._panel_columns
+        row_bytes, column = self._row_bytes, first * self._panel_columns
         y_stride = self._size * self._columns
         self._multiply(
             member,
             x + start * row_bytes,
             row_bytes,
-            self._weight_at + first * self._steps * PANEL_STEP_BYTES,
+            self._weight_at + first * self._panel_bytes,
             end - first,
-            self._bias_at and self._bias_at + 4 * first * PANEL,
+            self._bias_at and self._bias_at + first * self._bias_bytes,
             y + start * y_stride + self._size * column,
             y_stride,
             self._columns - column,
@@ -127,6 +147,39 @@ class Matmul(ABC):
         rows: int,
     ) -> None:
         """Run the kernel in a member's room; the arguments are addresses, bytes and counts."""
+
+
+class Matmul(PanelProduct):
+    """`x @ weight.T + bias`, and with `gated` SiLU(gate) up of its two halves.
+
+    `weight` [out, in] and `bias` [out] or None, of a dtype that the kernel takes; a row of `weight` takes a
+    multiple of 4 bytes. Work is shared by the worker pool. `passing` weights are of a model that does not fit
+    the cache which the cores share.
+    """
+
+    multiple: ClassVar[int]
+    """The number of steps in a panel is a multiple of this."""
+
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        workers: WorkerPool,
+        *,
+        gated: bool = False,
+        passing: bool = False,
+    ) -> None:
+        self._passing = passing
+        out, numbers = weight.shape
+        if gated:
+            weight, bias = paired(weight), None if bias is None else paired(bias)
+        held = Panels(
+            in_panels(weight, self.multiple),
+            None if bias is None else bias_in_panels(bias),
+            *(numbers, out // 2 if gated else out, PANEL // 2 if gated else PANEL, weight.itemsize),
+        )
+        self._steps = held.weight.shape[1]
+        super().__init__(held, workers, gated=gated)
 
 
 def _cut(whole: int, count: int) -> list[tuple[int, int]]:

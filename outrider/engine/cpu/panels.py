@@ -16,8 +16,7 @@ PANEL = 2 * LANES
 """Columns of a panel; the first half of a gated one are the gate's, the second those of up that belong to
 them."""
 STEP_BYTES = 4
-"""Of a row of weights."""
-PANEL_STEP_BYTES = PANEL * STEP_BYTES
+"""Bytes of a row of weights that one step takes."""
 _ALIGNMENT = 64
 
 

@@ -22,9 +22,7 @@ class RowMatmul(Matmul):
     def __init__(self, weight: Tensor, bias: Tensor | None, workers: WorkerPool, **options: bool) -> None:
         super().__init__(weight, bias, workers, **options)
         kind = str(weight.dtype).removeprefix("torch.")
-        # Zen 5 reads weights past the shared cache as fast and leaves it to others; a Xeon at half the speed.
-        past = self._passing and binding.get_host_cpu_name().startswith("znver")
-        self._kernel = row_matmul(kind, _PAST_SHARED_CACHE if past else _INTO_ALL_CACHES)
+        self._kernel = row_matmul(kind, locality(self._passing))
         self._sums = workers.room(4 * MAX_ROWS * PANEL)
 
     def _multiply(
@@ -42,3 +40,10 @@ class RowMatmul(Matmul):
     ) -> None:
         sums = self._sums[member]
         self._kernel(x, x_stride, w, self._steps, panels, bias, y, y_stride, columns, rows, self._gated, sums)
+
+
+def locality(passing: bool) -> int:
+    """How weights are prefetched; see `Matmul` for `passing`."""
+    # Zen 5 reads weights past the shared cache as fast and leaves it to others; a Xeon at half the speed.
+    past = passing and binding.get_host_cpu_name().startswith("znver")
+    return _PAST_SHARED_CACHE if past else _INTO_ALL_CACHES

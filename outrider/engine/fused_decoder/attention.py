@@ -13,10 +13,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
-from outrider.engine.attention import PagedAttention
+from outrider.engine.attention import PagedAttention, mixed_values
 from outrider.engine.cpu.layer import AttentionKernel, attends
+from outrider.engine.fused_decoder.decoder import Scores
 from outrider.engine.kv.pages import Move
 from outrider.engine.loaded_model import Geometry
 from outrider.engine.step import Group, View
@@ -29,12 +29,18 @@ class FusedAttention(PagedAttention):
 
     def __init__(self, geometry: Geometry, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(geometry, num_slots, dtype, device)
+        self.dtype = dtype
+        """Of the model."""
         self._kernel = AttentionKernel(dtype) if attends(geometry.head_dim, dtype, device) else None
 
     def allocate(self, geometry: Geometry, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
         """See `PagedAttention.allocate`."""
         shape = (geometry.num_layers, num_slots, 2 * geometry.kv_heads, geometry.head_dim)
         self._entries = torch.zeros(shape, dtype=dtype, device=device)
+
+    def stores(self) -> tuple[Tensor, ...]:
+        """See `PagedAttention.stores`."""
+        return (self._entries,)
 
     def move(self, moves: Sequence[Move]) -> None:
         """See `PagedAttention.move`."""
@@ -47,22 +53,22 @@ class FusedAttention(PagedAttention):
         assert self._step is not None, "attention outside of a step"
         return self._entries[layer], self._step.slots
 
-    def mix(self, layer: int, qkv: Tensor, scaling: float, window: int | None) -> Tensor:
+    def mix(self, layer: int, qkv: Tensor, scores: Scores) -> Tensor:
         """What the queries of qkv [N, Q + 2 H, D], stored before, see: [N, Q * D]."""
         step = self._step
         assert step is not None, "attention outside of a step"
-        self.windows[layer] = window
+        self.windows[layer] = scores.window
         entries = self._entries[layer]
         query_heads, stored = qkv.shape[1] - entries.shape[1], step.slots.shape[0]
         queries = qkv[:, :query_heads]
         mixed = queries.new_empty(queries.shape) if stored == len(qkv) else queries.new_zeros(queries.shape)
         for group in step.groups:
-            if self._kernel is not None:
-                part = slice(group.start, group.stop)
-                self._kernel(queries[part], entries, step.plain_view(group, window), scaling, mixed[part])
+            if self._kernel is not None and scores.simple:
+                part, plain = slice(group.start, group.stop), step.plain_view(group, scores.window)
+                self._kernel(queries[part], entries, plain, scores.scaling, mixed[part])
                 continue
-            view = step.view(group, window, False)
-            seen = _attended(_rows(group, queries, step.dtype), entries, view, scaling)  # [B, n, Q, D]
+            view = step.view(group, scores.window, fold=not scores.simple)
+            seen = _attended(_rows(group, queries, step.dtype), entries, view, scores)  # [B, n, Q, D]
             if group.valid is not None:
                 seen = seen.flatten(0, 1).index_select(0, group.valid)
             mixed[group.start : group.stop].view(seen.shape).copy_(seen)
@@ -77,7 +83,7 @@ def _rows(group: Group, queries: Tensor, dtype: torch.dtype) -> Tensor:
     return rows.copy_(packed.view(shape).transpose(1, 2))
 
 
-def _attended(rows: Tensor, entries: Tensor, view: View, scaling: float) -> Tensor:
+def _attended(rows: Tensor, entries: Tensor, view: View, scores: Scores) -> Tensor:
     """What the queries [B, Q, n, D] of a group see of a layer's entries [S, 2 H, D]: [B, n, Q, D]."""
     batch, query_heads, _, width = rows.shape
     both = entries.index_select(0, view.slots).to(rows.dtype)
@@ -87,7 +93,5 @@ def _attended(rows: Tensor, entries: Tensor, view: View, scaling: float) -> Tens
     else:
         repeats = query_heads // keys.shape[1]
         keys, values = keys.repeat_interleave(repeats, 1), values.repeat_interleave(repeats, 1)
-    seen = scaled_dot_product_attention(
-        rows, keys, values, attn_mask=view.mask, is_causal=view.causal, scale=scaling
-    )
+    seen = mixed_values(rows, keys, values, view, scores.scaling, scores.softcap, scores.sinks)
     return seen.reshape(batch, query_heads, -1, width).transpose(1, 2)

@@ -17,24 +17,24 @@ class CpuOperations:
 
     def __init__(self, decoder: FusedDecoder, attention: FusedAttention) -> None:
         self._attention = attention
-        self._angles = Angles(decoder.frequencies, decoder.stretch)
+        self._angles = [Angles(rope.frequencies, rope.stretch) for rope in decoder.ropes]
 
-    def begin(self, step: Inputs) -> Rotations:
-        """The rotations of the step's positions."""
-        return Rotations(step.positions[0], self._angles)
+    def begin(self, step: Inputs) -> list[Rotations]:
+        """The rotations of the step's positions, for each rope."""
+        return [Rotations(step.positions[0], angles) for angles in self._angles]
 
     def norm(self, norm: Norm) -> RmsNorm:
         """A kernel or torch."""
-        return RmsNorm(norm)
+        return RmsNorm(norm, self._attention.dtype)
 
-    def mix(self, layer: FusedLayer) -> Mix[Rotations]:
+    def mix(self, layer: FusedLayer) -> Mix[list[Rotations]]:
         """Rotation and storing, then attention."""
         settings, attention, index = layer.settings, self._attention, layer.index
-        rotate = make_rotation(settings)
+        rotate, rope, scores = make_rotation(settings, attention.dtype), settings.rope, settings.scores
 
-        def mix(qkv: Tensor, rotations: Rotations) -> Tensor:
-            rotate(qkv, rotations, attention.room(index))
-            return attention.mix(index, qkv, settings.scaling, settings.window)
+        def mix(qkv: Tensor, rotations: list[Rotations]) -> Tensor:
+            rotate(qkv, rotations[rope], attention.room(index))
+            return attention.mix(index, qkv, scores)
 
         return mix
 

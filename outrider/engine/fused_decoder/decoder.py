@@ -22,8 +22,37 @@ class Norm:
     """
 
     weight: Tensor
-    """[C], or [heads, C] for rows of heads."""
+    """[C], or [heads, C] for rows of heads; of the rows' dtype or float32."""
     eps: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rope:
+    """The rotary positions of some layers."""
+
+    frequencies: Tensor
+    """[D / 2] radians that a pair turns per position."""
+    stretch: float
+    """Factor of queries and keys that some kinds have."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scores:
+    """How attention scores its keys, and which ones."""
+
+    scaling: float
+    """Factor of the scores."""
+    window: int | None
+    """Positions that attention reaches back, itself included."""
+    softcap: float | None = None
+    """Scores are bounded by it, with tanh (Gemma 2)."""
+    sinks: Tensor | None = None
+    """[Q] the score of a key without a value, for each query head (gpt-oss)."""
+
+    @property
+    def simple(self) -> bool:
+        """Without softcap and sinks, which few kernels know."""
+        return self.softcap is None and self.sinks is None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,14 +61,17 @@ class LayerSettings:
 
     input_norm: Norm
     mlp_norm: Norm
+    output_norm: Norm | None
+    """Over what attention gives, before it is added (Gemma 2 and 3)."""
+    down_norm: Norm | None
+    """The same for the MLP."""
     head_norm: Norm | None
     """Over each head of queries and keys."""
     query_heads: int
     kv_heads: int
-    scaling: float
-    """Factor of the scores."""
-    window: int | None
-    """Positions that attention reaches back, itself included."""
+    rope: int
+    """Which of the decoder's ropes turns queries and keys."""
+    scores: Scores
 
 
 class Gate(nn.Module):
@@ -68,6 +100,29 @@ class Gate(nn.Module):
         return self.activation(gate).mul_(up)
 
 
+class GatedMlp(nn.Module):
+    """The gate, and the product behind it (Shazeer 2020, "GLU Variants Improve Transformer")."""
+
+    def __init__(self, gate: Gate, down: nn.Linear) -> None:
+        super().__init__()
+        self.gate = gate
+        self.down: nn.Module = down
+
+
+class Experts(nn.Module):
+    """A mixture of experts, its router included, as transformers computes it."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[M, C] -> [M, C]."""
+        result = self.block(x[None])  # some give the router's scores as well
+        mixed: Tensor = (result[0] if isinstance(result, tuple) else result)[0]
+        return mixed
+
+
 class FusedLayer(nn.Module):
     """One decoder layer."""
 
@@ -78,20 +133,19 @@ class FusedLayer(nn.Module):
         *,
         qkv: nn.Linear,
         output: nn.Linear,
-        gate: Gate,
-        down: nn.Linear,
+        mlp: GatedMlp | Experts,
     ) -> None:
         """`qkv` is [(Q + 2 H) * D, C]."""
         super().__init__()
         self.index, self.settings = index, settings
-        self.qkv, self.output, self.gate, self.down = qkv, output, gate, down
+        self.qkv, self.mlp = qkv, mlp
+        self.output: nn.Module = output
 
 
 class FusedDecoder(nn.Module):
     """Embedding, layers, last norm and output layer; `kind` is the model's class in transformers.
 
-    `frequencies` [D / 2] are the radians that a pair turns per position, `stretch` the factor of queries
-    and keys that some rope kinds have.
+    `softcap` bounds the logits, with tanh (Gemma 2).
     """
 
     def __init__(
@@ -102,17 +156,23 @@ class FusedDecoder(nn.Module):
         layers: list[FusedLayer],
         norm: Norm,
         head: nn.Linear,
-        frequencies: Tensor,
-        stretch: float,
+        ropes: list[Rope],
+        softcap: float | None,
     ) -> None:
         super().__init__()
         self.kind = kind
-        self.embed, self.norm, self.head = embed, norm, head
+        self.norm = norm
+        self.embed: nn.Module = embed
+        self.head: nn.Module = head
         self.layers = nn.ModuleList(layers)
         self.stack = layers
-        self.frequencies, self.stretch = frequencies, stretch
+        self.ropes, self.softcap = ropes, softcap
 
     @property
     def gates(self) -> list[str]:
         """Names of the linear layers whose product may open its gate by SiLU."""
-        return [f"layers.{layer.index}.gate.gate_up" for layer in self.stack if layer.gate.activation is silu]
+        return [
+            f"layers.{layer.index}.mlp.gate.gate_up"
+            for layer in self.stack
+            if isinstance(layer.mlp, GatedMlp) and layer.mlp.gate.activation is silu
+        ]

@@ -1,12 +1,13 @@
-"""The forward of pre-norm decoder layers with RMS norms, rotary positions, grouped queries and a gated MLP.
+"""The forward of pre-norm decoder layers with RMS norms, rotary positions, grouped queries and an MLP.
 
     one product for queries, keys and values; rotation, storing and attention; output product
-    residual add and norm; one product for gate and up, and the gate; down product
+    residual add and norm; one product for gate and up, and the gate; down product (or experts)
     residual add and the next layer's norm
 
-Llama, Mistral, Qwen 2 and 3, Phi 3 and their like, on every device. It computes what the model's own modules
-compute with a third of the operations: at decoding sizes an operation costs more than its arithmetic. The
-self check at load compares the two. What lies between the products is the device's: see `Operations`.
+Llama, Mistral, Qwen, Phi 3, Gemma, gpt-oss and their like, on every device. It computes what the model's own
+modules compute with a third of the operations: at decoding sizes an operation costs more than its
+arithmetic. The self check at load compares the two. What lies between the products is the device's: see
+`Operations`.
 
 Shapes: N packed tokens, M of them or the W wanted ones, C hidden width, Q query heads, H kv heads, D head
 width, F width of the MLP, V vocabulary.
@@ -17,10 +18,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
+import torch
 from torch import Tensor
-from torch.nn.functional import embedding
 
-from outrider.engine.fused_decoder.decoder import FusedDecoder, FusedLayer, Gate, Norm
+from outrider.engine.features import FeatureTap
+from outrider.engine.fused_decoder.decoder import Experts, FusedDecoder, FusedLayer, Gate, Norm
 
 
 class Inputs(Protocol):
@@ -72,8 +74,7 @@ class _Layer(NamedTuple, Generic[Shared]):
     mix: Mix[Shared]
     output: Linear
     mlp_norm: AddNorm
-    gate: Linear
-    down: Linear
+    mlp: Linear
     next_norm: AddNorm
 
 
@@ -83,37 +84,64 @@ class FusedForward(Generic[StepT, Shared]):
     Nothing depends on values in tensors but what the operations do.
     """
 
-    def __init__(self, decoder: FusedDecoder, operations: Operations[StepT, Shared]) -> None:
+    def __init__(
+        self, decoder: FusedDecoder, operations: Operations[StepT, Shared], tap: FeatureTap | None = None
+    ) -> None:
+        """`tap` may take what goes into layers."""
         first, stack = decoder.stack[0].settings, decoder.stack
         norms = [*(layer.settings.input_norm for layer in stack[1:]), decoder.norm]
-        self._begin = operations.begin
-        self._embed, self._head = decoder.embed.weight, decoder.head.forward
+        self._begin, self._tap = operations.begin, tap or FeatureTap()
+        self._embed, self._head = decoder.embed.forward, _capped(decoder.head.forward, decoder.softcap)
         self._heads = first.query_heads + 2 * first.kv_heads
         self._first_norm = operations.norm(first.input_norm)
         self._layers = [_functions(layer, norm, operations) for layer, norm in zip(stack, norms, strict=True)]
 
     def __call__(self, step: StepT) -> Tensor:
         """Logits [W, V] of the step's wanted tokens."""
-        hidden = embedding(step.tokens[0], self._embed)
+        hidden = self._embed(step.tokens[0])
         shared, shape = self._begin(step), (hidden.shape[0], self._heads, -1)
         normed, left = self._first_norm(hidden, None), len(self._layers)
-        for qkv, mix, output, mlp_norm, gate, down, next_norm in self._layers:
+        tapped = bool(self._tap.layers)
+        for qkv, mix, output, mlp_norm, mlp, next_norm in self._layers:
+            if tapped:
+                self._tap.take(len(self._layers) - left, hidden)
             mixed, left = mix(qkv(normed).view(shape), shared), left - 1
             if not left:  # what follows is needed for the wanted rows only
                 hidden, mixed = hidden.index_select(0, step.wanted), mixed.index_select(0, step.wanted)
             normed = mlp_norm(hidden, output(mixed))
-            normed = next_norm(hidden, down(gate(normed)))
-        logits: Tensor = self._head(normed)
-        return logits
+            normed = next_norm(hidden, mlp(normed))
+        return self._head(normed)
 
 
 def _functions(layer: FusedLayer, next_norm: Norm, operations: Operations[StepT, Shared]) -> _Layer[Shared]:
+    settings = layer.settings
     return _Layer(
         layer.qkv.forward,
         operations.mix(layer),
-        layer.output.forward,
-        operations.norm(layer.settings.mlp_norm),
-        operations.gate(layer.gate),
-        layer.down.forward,
+        _normed(layer.output.forward, settings.output_norm, operations),
+        operations.norm(settings.mlp_norm),
+        _normed(_mlp(layer, operations), settings.down_norm, operations),
         operations.norm(next_norm),
     )
+
+
+def _mlp(layer: FusedLayer, operations: Operations[StepT, Shared]) -> Linear:
+    if isinstance(layer.mlp, Experts):
+        experts: Linear = layer.mlp.forward
+        return experts
+    gate, down = operations.gate(layer.mlp.gate), layer.mlp.down.forward
+    return lambda x: down(gate(x))
+
+
+def _normed(product: Linear, norm: Norm | None, operations: Operations[StepT, Shared]) -> Linear:
+    """What a product gives, normed before it is added where the model does that."""
+    if norm is None:
+        return product
+    behind = operations.norm(norm)
+    return lambda x: behind(product(x), None)
+
+
+def _capped(head: Linear, softcap: float | None) -> Linear:
+    if softcap is None:
+        return head
+    return lambda x: torch.tanh(head(x) / softcap) * softcap

@@ -13,17 +13,20 @@ from outrider.engine.fused_decoder.decoder import Norm
 class RmsNorm:
     """A norm as it is computed on the CPU, and where a GPU has no Triton."""
 
-    def __init__(self, norm: Norm) -> None:
+    def __init__(self, norm: Norm, dtype: torch.dtype | None = None) -> None:
+        """The kernel takes rows of `dtype`, the weight's unless given; torch takes others."""
         self._weight, self._eps = weight, eps = norm.weight, norm.eps
+        self._dtype = dtype = weight.dtype if dtype is None else dtype
         width = weight.shape[-1]
         self._scaled = weight.float() * width**0.5
         self._floor = torch.tensor([(eps * width) ** 0.5], device=weight.device)
-        self._kernel = NormKernel(weight, eps) if weight.ndim == 1 and runs(weight) else None
-        self._torch_has_one = weight.device.type != "cpu" and weight.ndim == 1
+        kernel_runs = weight.ndim == 1 and runs(dtype, weight.device)
+        self._kernel = NormKernel(weight, eps, dtype) if kernel_runs else None
+        self._torch_has_one = weight.device.type != "cpu" and weight.ndim == 1 and weight.dtype == dtype
 
     def __call__(self, x: Tensor, added: Tensor | None = None) -> Tensor:
         """[..., C] -> [..., C], of the sum with `added`, which x becomes; both are contiguous then."""
-        if self._kernel is not None and x.dtype == self._weight.dtype:
+        if self._kernel is not None and x.dtype == self._dtype:
             if added is None:
                 return self._kernel(x)
             if added.dtype == x.dtype:

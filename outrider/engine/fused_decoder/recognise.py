@@ -17,12 +17,32 @@ from torch.nn.functional import silu
 from transformers import PreTrainedModel
 from transformers.activations import SiLUActivation
 
-from outrider.engine.fused_decoder.decoder import FusedDecoder, FusedLayer, Gate, LayerSettings, Norm
+from outrider.engine.fused_decoder.decoder import (
+    Experts,
+    FusedDecoder,
+    FusedLayer,
+    Gate,
+    GatedMlp,
+    LayerSettings,
+    Norm,
+    Rope,
+    Scores,
+)
 from outrider.engine.loaded_model import Geometry
+from outrider.engine.quantization.modules import carry_over
 
 _QKV = (("qkv_proj",), ("q_proj", "k_proj", "v_proj"))
 _GATE_UP = (("gate_up_proj",), ("gate_proj", "up_proj"))
 """The names that parts go by: one module, or those that are fused to one."""
+_LLAMA = {"mlp_norm": "post_attention_layernorm"}
+_GEMMA = {
+    "output_norm": "post_attention_layernorm",
+    "mlp_norm": "pre_feedforward_layernorm",
+    "down_norm": "post_feedforward_layernorm",
+}
+"""The modules that are a layer's norms, besides its first. Only Gemma's layers have `down_norm`."""
+_WEIGHT_PLUS_ONE = ("GemmaRMSNorm", "Gemma2RMSNorm", "Gemma3RMSNorm")
+"""Norms whose factor is their weight and 1, in float32."""
 
 
 class NotFused(Exception):
@@ -39,23 +59,23 @@ def fused_decoder(
     Raises:
         NotFused: it is not the kind of model for it.
     """
-    body = _child(network, "model")
-    head, embed, norm = _linear(network, "lm_head"), _child(body, "embed_tokens"), _norm(body, "norm")
-    if type(embed) is not nn.Embedding:
-        raise NotFused(f"embed_tokens is a {type(embed).__name__}")
-    rotary: Any = _child(body, "rotary_emb")
-    if {2 * len(getattr(rotary, "inv_freq", ())), geometry.value_dim} != {geometry.head_dim}:
+    body, unused = _text_body(_child(network, "model"))
+    head, embed, norm = _linear(network, "lm_head"), _embedding(body), _norm(body, "norm")
+    text, layers = network.config.get_text_config(), list(_child(body, "layers").children())
+    ropes, rope_of = _ropes(_child(body, "rotary_emb"), text, len(layers))
+    if {2 * len(rope.frequencies) for rope in ropes} | {geometry.value_dim} != {geometry.head_dim}:
         raise NotFused("its rotary embedding does not turn whole heads")
-    parts = [_Parts(layer) for layer in _child(body, "layers").children()]
-    _refuse_leftovers(network, [head, embed, norm, *(module for part in parts for module in part.all())])
+    parts = [_Parts(layer) for layer in layers]
+    used = [head, embed, norm, *(module for part in parts for module in part.all())]
+    _refuse_leftovers(network, [*used, *unused])
     return FusedDecoder(
         type(network).__name__,
         embed=embed,
-        layers=[_layer(index, part, geometry, windows[index]) for index, part in enumerate(parts)],
-        norm=_rms_norm([norm], [1]),
+        layers=[_layer(i, part, geometry, windows[i], rope_of[i]) for i, part in enumerate(parts)],
+        norm=_rms_norm(norm),
         head=head,
-        frequencies=rotary.inv_freq,
-        stretch=float(getattr(rotary, "attention_scaling", 1.0)),
+        ropes=ropes,
+        softcap=getattr(text, "final_logit_softcapping", None),
     )
 
 
@@ -65,52 +85,119 @@ class _Parts:
     def __init__(self, layer: nn.Module) -> None:
         self.attention, mlp = _child(layer, "self_attn"), _child(layer, "mlp")
         self.qkv = _linears(self.attention, _QKV)
-        names = ("q_norm", "k_norm") if hasattr(self.attention, "q_norm") else ()
-        self.head_norms = [_norm(self.attention, name) for name in names]
+        heads = ("q_norm", "k_norm") if hasattr(self.attention, "q_norm") else ()
+        self.head_norms = [_norm(self.attention, name) for name in heads]
         self.output = _linear(self.attention, "o_proj")
+        self.mlp = _Experts(mlp) if hasattr(mlp, "experts") else _Mlp(mlp)
+        names = {"input_norm": "input_layernorm"}
+        names |= _GEMMA if hasattr(layer, _GEMMA["down_norm"]) else _LLAMA
+        self.norms = {place: _norm(layer, name) for place, name in names.items()}
+        self.sinks: Any = getattr(self.attention, "sinks", None)
+
+    def all(self) -> Iterator[nn.Module | nn.Parameter]:
+        """Every module with weights, and weights that are in none of them."""
+        yield from (*self.qkv, *self.head_norms, self.output, *self.mlp.all(), *self.norms.values())
+        if self.sinks is not None:
+            yield self.sinks
+
+
+class _Mlp:
+    """The modules of an MLP with a gate."""
+
+    def __init__(self, mlp: nn.Module) -> None:
         self.gate_up = _linears(mlp, _GATE_UP)
         self.down = _linear(mlp, "down_proj")
-        self.activation: Any = getattr(mlp, "act_fn", None) or getattr(mlp, "activation_fn", None)
-        if not callable(self.activation):
+        activation: Any = getattr(mlp, "act_fn", None) or getattr(mlp, "activation_fn", None)
+        if not callable(activation):
             raise NotFused("its MLP has no activation")
-        self.input_norm = _norm(layer, "input_layernorm")
-        self.mlp_norm = _norm(layer, "post_attention_layernorm")
+        self.activation = silu if isinstance(activation, nn.SiLU | SiLUActivation) else activation
 
-    def all(self) -> Iterator[nn.Module]:
+    def all(self) -> list[nn.Module]:
         """Every module with weights."""
-        yield from (*self.qkv, *self.head_norms, self.output, *self.gate_up, self.down)
-        yield from (self.input_norm, self.mlp_norm)
+        return [*self.gate_up, self.down]
+
+    def fused(self) -> GatedMlp:
+        """With one product for gate and up."""
+        return GatedMlp(Gate(_fused(self.gate_up), self.activation), self.down)
 
 
-def _layer(index: int, parts: _Parts, geometry: Geometry, window: int | None) -> FusedLayer:
+class _Experts:
+    """A mixture of experts, which stays what it is."""
+
+    def __init__(self, block: nn.Module) -> None:
+        self._block = block
+
+    def all(self) -> list[nn.Module]:
+        """See `_Mlp.all`."""
+        return [self._block]
+
+    def fused(self) -> Experts:
+        """As it is."""
+        return Experts(self._block)
+
+
+def _ropes(rotary: Any, text: Any, layers: int) -> tuple[list[Rope], list[int]]:
+    """The ropes of a model, one for all layers or for each type of layer, and which one each layer has."""
+    if hasattr(rotary, "inv_freq"):
+        return [Rope(rotary.inv_freq, float(getattr(rotary, "attention_scaling", 1.0)))], [0] * layers
+    types: list[str] = list(getattr(text, "layer_types", None) or ())
+    found = sorted({one for one in types if hasattr(rotary, f"{one}_inv_freq")})
+    if set(types) != set(found) or len(types) != layers:
+        raise NotFused("its rotary embedding has no frequencies of a known name")
+    ropes = [
+        Rope(getattr(rotary, f"{one}_inv_freq"), float(getattr(rotary, f"{one}_attention_scaling", 1.0)))
+        for one in found
+    ]
+    return ropes, [found.index(one) for one in types]
+
+
+def _layer(index: int, parts: _Parts, geometry: Geometry, window: int | None, rope: int) -> FusedLayer:
     heads = (geometry.query_heads, geometry.kv_heads)
     declared = getattr(parts.attention, "sliding_window", window)
     if declared != window:
         raise NotFused(f"layer {index} has a window of {declared}, its cache one of {window}")
-    activation = silu if isinstance(parts.activation, nn.SiLU | SiLUActivation) else parts.activation
+    norms = {place: _rms_norm(norm) for place, norm in parts.norms.items()}
     settings = LayerSettings(
-        input_norm=_rms_norm([parts.input_norm], [1]),
-        mlp_norm=_rms_norm([parts.mlp_norm], [1]),
-        head_norm=_rms_norm(parts.head_norms, heads) if parts.head_norms else None,
+        input_norm=norms["input_norm"],
+        mlp_norm=norms["mlp_norm"],
+        output_norm=norms.get("output_norm"),
+        down_norm=norms.get("down_norm"),
+        head_norm=_head_norm(parts.head_norms, heads, geometry.head_dim) if parts.head_norms else None,
         query_heads=geometry.query_heads,
         kv_heads=geometry.kv_heads,
-        scaling=float(getattr(parts.attention, "scaling", geometry.head_dim**-0.5)),
-        window=window,
+        rope=rope,
+        scores=Scores(
+            scaling=float(getattr(parts.attention, "scaling", geometry.head_dim**-0.5)),
+            window=window,
+            softcap=getattr(parts.attention, "attn_logit_softcapping", None),
+            sinks=None if parts.sinks is None else parts.sinks.detach(),
+        ),
     )
-    return FusedLayer(
-        index,
-        settings,
-        qkv=_fused(parts.qkv),
-        output=parts.output,
-        gate=Gate(_fused(parts.gate_up), activation),
-        down=parts.down,
-    )
+    return FusedLayer(index, settings, qkv=_fused(parts.qkv), output=parts.output, mlp=parts.mlp.fused())
 
 
 def _child(parent: nn.Module, name: str) -> nn.Module:
     child = getattr(parent, name, None)
     if not isinstance(child, nn.Module):
         raise NotFused(f"{type(parent).__name__} has no {name}")
+    return child
+
+
+def _text_body(body: nn.Module) -> tuple[nn.Module, list[nn.Module]]:
+    """What computes texts, and what does not: a model that also takes images has parts for these."""
+    text = getattr(body, "language_model", None)
+    if not isinstance(text, nn.Module):
+        return body, []
+    return text, [child for child in body.children() if child is not text]
+
+
+def _embedding(body: nn.Module) -> nn.Embedding:
+    """The embedding, whose own forward is used: Gemma's scales what it gives."""
+    child = _child(body, "embed_tokens")
+    if not isinstance(child, nn.Embedding) or (
+        type(child) is not nn.Embedding and not hasattr(child, "embed_scale")
+    ):
+        raise NotFused(f"embed_tokens is a {type(child).__name__}")
     return child
 
 
@@ -128,25 +215,35 @@ def _linears(parent: nn.Module, alternatives: Sequence[Sequence[str]]) -> list[n
 
 def _norm(parent: nn.Module, name: str) -> nn.Module:
     child = _child(parent, name)
-    if not type(child).__name__.endswith("RMSNorm") or not hasattr(child, "variance_epsilon"):
-        raise NotFused(f"{name} is a {type(child).__name__}")
+    kind = type(child).__name__
+    if kind not in _WEIGHT_PLUS_ONE and not (kind.endswith("RMSNorm") and hasattr(child, "variance_epsilon")):
+        raise NotFused(f"{name} is a {kind}")
     return child
 
 
-def _refuse_leftovers(network: nn.Module, known: Sequence[nn.Module]) -> None:
-    found = {id(weight) for module in known for weight in module.parameters()}
+def _refuse_leftovers(network: nn.Module, known: Sequence[nn.Module | nn.Parameter]) -> None:
+    found: set[int] = set()
+    for one in known:
+        found.update(map(id, one.parameters() if isinstance(one, nn.Module) else [one]))
     for name, weight in network.named_parameters():
         if id(weight) not in found:
             raise NotFused(f"{name} has no place in it")
 
 
-def _rms_norm(norms: Sequence[Any], repeats: Sequence[int]) -> Norm:
-    """One norm, or several side by side with a row of weights for each of their heads."""
-    weight = norms[0].weight.detach()
-    if len(norms) > 1:
-        rows = [norm.weight.detach().expand(count, -1) for norm, count in zip(norms, repeats, strict=True)]
-        weight = torch.cat(rows)
-    return Norm(weight, norms[0].variance_epsilon)
+def _rms_norm(norm: Any) -> Norm:
+    weight = norm.weight.detach()
+    if type(norm).__name__ in _WEIGHT_PLUS_ONE:
+        return Norm(weight.float() + 1.0, norm.eps)
+    return Norm(weight, norm.variance_epsilon)
+
+
+def _head_norm(norms: Sequence[Any], heads: Sequence[int], width: int) -> Norm:
+    """The norms of queries and keys as one, with a row of weights for each of their heads."""
+    found = [_rms_norm(norm) for norm in norms]
+    if any(norm.weight.shape != (width,) for norm in found):
+        raise NotFused("its norms of queries and keys are not over heads")
+    rows = [norm.weight.expand(count, -1) for norm, count in zip(found, heads, strict=True)]
+    return Norm(torch.cat(rows), found[0].eps)
 
 
 def _fused(parts: Sequence[nn.Linear]) -> nn.Linear:
@@ -163,6 +260,7 @@ def _fused(parts: Sequence[nn.Linear]) -> nn.Linear:
     for part in parts:
         part.weight = nn.Parameter(weight[start : start + part.out_features], requires_grad=False)
         start += part.out_features
+    carry_over(fused, parts)
     return fused
 
 

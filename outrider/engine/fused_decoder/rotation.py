@@ -44,12 +44,12 @@ Rotation: TypeAlias = Callable[[Tensor, Rotations, Room], None]
 """Turns queries and keys of qkv [N, Q + 2 H, D] where they are, and stores keys and values."""
 
 
-def make_rotation(settings: LayerSettings) -> Rotation:
-    """The rotation of a layer."""
-    like, head_norm = settings.input_norm.weight, settings.head_norm
-    norm = None if head_norm is None else RmsNorm(head_norm)
+def make_rotation(settings: LayerSettings, dtype: torch.dtype) -> Rotation:
+    """The rotation of a layer of a model of this dtype."""
+    device, head_norm = settings.input_norm.weight.device, settings.head_norm
+    norm = None if head_norm is None else RmsNorm(head_norm, dtype)
     plain = partial(_rotate, settings.query_heads + settings.kv_heads, norm)
-    return partial(_run, _kernel(settings, like.dtype), like.dtype, plain) if runs(like) else plain
+    return partial(_run, _kernel(settings, dtype), dtype, plain) if runs(dtype, device) else plain
 
 
 def rotate(x: Tensor, rotations: Tensor) -> Tensor:

@@ -21,12 +21,14 @@ def has_kernels(device: torch.device) -> bool:
 
 @cache
 def missing(device: torch.device) -> str | None:
-    """Why the kernels cannot run on a CUDA device; None when they can."""
+    """Why the kernels cannot run on a device; None when they can, on the CPU through Triton's interpreter."""
     if find_spec("triton") is None:
         return "Triton is not installed"
     found = version("triton")
     if tuple(map(int, found.split(".")[:2])) < MIN_TRITON:
         return f"Triton {found} is older than {_dotted(MIN_TRITON)}; install torch 2.8 or newer"
+    if device.type != "cuda":
+        return None
     capability = torch.cuda.get_device_capability(device)
     if capability < MIN_CAPABILITY:
         return f"the device has compute capability {_dotted(capability)}, below {_dotted(MIN_CAPABILITY)}"
@@ -51,6 +53,11 @@ def multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return 2  # the interpreter: few enough that every program has several pieces of work
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def memory_held(device: torch.device) -> int:
+    """Bytes of the device that torch holds; 0 for the CPU."""
+    return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
 
 
 def _dotted(numbers: tuple[int, ...]) -> str:

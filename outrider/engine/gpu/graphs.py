@@ -13,9 +13,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-BUCKETS = (1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 80, 96, 128)
-"""Token counts that graphs are captured for. A step of 1 + 32 tokens is common: powers of two alone would
-double it."""
+MAX_GRAPH_TOKENS = 512
+"""A longer step keeps the device busy for longer than its launches take the host."""
+MAX_UNWANTED = 128
+"""Rows of logits that a graph may compute for nobody: up to about so many, the output layer reads its weights
+for longer than it multiplies."""
 _ABANDONED: list[torch.cuda.CUDAGraph] = []
 """Graphs whose capture failed: torch's allocator of pinned memory keeps asking them whose memory it is."""
 
@@ -32,6 +34,20 @@ class Graphs(Protocol):
 
     def capture(self, run: Callable[[], Tensor]) -> Replay:
         """A replay of `run`, which is called while nothing else runs."""
+
+
+def buckets_up_to(most: int) -> tuple[int, ...]:
+    """Token counts that graphs are captured for, for steps of up to `most` tokens.
+
+    Multiples of 8, and beyond 32 at most a quarter of padding: powers of two alone would double a step of
+    1 + 32 tokens, which is common.
+    """
+    most = min(most, MAX_GRAPH_TOKENS)
+    sizes = [1]
+    while (last := sizes[-1]) < most:
+        quarter = (last + 1) * 4 // 3 // 8 * 8
+        sizes.append(min(max(quarter, min(2 * last, last + 8)), most))
+    return tuple(sizes)
 
 
 def bucket_of(tokens: int, buckets: tuple[int, ...]) -> int | None:
@@ -80,6 +96,7 @@ class CudaGraphs:
         with suppress(RuntimeError):  # they have ended where the capture was valid until then
             torch._C._cuda_endAllocateToPool(outside.device_index, self._pool)
             torch._C._cuda_releasePool(outside.device_index, self._pool)
+        self._pool = torch.cuda.graph_pool_handle()  # a pool that was released takes nothing more
 
 
 class _CudaReplay:

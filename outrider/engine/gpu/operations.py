@@ -28,11 +28,10 @@ GATE_BLOCK = 1024
 
 @dataclass(frozen=True, slots=True)
 class RotatedStep:
-    """A step with the cosines and sines [N, D / 2] of its positions."""
+    """A step, and for each rope the cosines and sines [N, D / 2] of its positions."""
 
     step: DeviceStep
-    cos: Tensor
-    sin: Tensor
+    turns: list[tuple[Tensor, Tensor]]
 
 
 class GpuOperations:
@@ -40,15 +39,12 @@ class GpuOperations:
 
     def __init__(self, decoder: FusedDecoder, attention: KernelAttention) -> None:
         self._attention = attention
-        self._frequencies, self._stretch = decoder.frequencies.float(), decoder.stretch
+        self._ropes = [(rope.frequencies.float(), rope.stretch) for rope in decoder.ropes]
 
     def begin(self, step: DeviceStep) -> RotatedStep:
         """The rotations of the step's positions."""
-        angles = step.positions[0].float()[:, None] * self._frequencies
-        cos, sin = angles.cos(), angles.sin()
-        if self._stretch != 1.0:
-            cos, sin = cos * self._stretch, sin * self._stretch
-        return RotatedStep(step, cos, sin)
+        positions = step.positions[0].float()[:, None]
+        return RotatedStep(step, [_turns(positions * rope, stretch) for rope, stretch in self._ropes])
 
     def norm(self, norm: Norm) -> AddNorm:
         """One launch, the residual add included."""
@@ -69,15 +65,16 @@ class GpuOperations:
     def _mix(self, layer: FusedLayer, qkv: Tensor, rotated: RotatedStep) -> Tensor:
         """Attention's output [N, Q * D] for qkv [N, Q + 2 H, D]."""
         settings, attention = layer.settings, self._attention
-        queries, norm = settings.query_heads, settings.head_norm
-        half = rotated.cos.shape[1]
-        check_shape("qkv", qkv, len(rotated.cos), queries + 2 * settings.kv_heads, 2 * half)
+        queries, norm, scores = settings.query_heads, settings.head_norm, settings.scores
+        cos, sin = rotated.turns[settings.rope]
+        half = cos.shape[1]
+        check_shape("qkv", qkv, len(cos), queries + 2 * settings.kv_heads, 2 * half)
         rotation_kernel[qkv.shape[:2]](
             qkv,
             attention.keys[layer.index],
             attention.values[layer.index],
-            rotated.cos,
-            rotated.sin,
+            cos,
+            sin,
             qkv if norm is None else norm.weight,
             rotated.step.buffer,
             rotated.step.layout.at("slots"),
@@ -89,11 +86,22 @@ class GpuOperations:
             NORM=norm is not None,
             num_warps=1,
         )
-        attention.note(layer.index, settings.window, {})
+        attention.note(layer.index, scores.window, {})
         mixed = attention.mix(
-            rotated.step, layer.index, qkv[:, :queries], scaling=settings.scaling, window=settings.window
+            rotated.step,
+            layer.index,
+            qkv[:, :queries],
+            scaling=scores.scaling,
+            window=scores.window,
+            softcap=scores.softcap,
+            sinks=scores.sinks,
         )
         return mixed.flatten(1)
+
+
+def _turns(angles: Tensor, stretch: float) -> tuple[Tensor, Tensor]:
+    cos, sin = angles.cos(), angles.sin()
+    return (cos, sin) if stretch == 1.0 else (cos * stretch, sin * stretch)
 
 
 def _add_norm(norm: Norm, hidden: Tensor, added: Tensor | None) -> Tensor:

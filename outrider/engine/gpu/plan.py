@@ -1,4 +1,4 @@
-"""Plans a step for the kernels and writes its buffer: numpy alone, one pass over the sequences.
+"""Plans a step for the kernels and writes its buffer, without torch, in one pass over the sequences.
 
 New tokens of a sequence form tiles, a tile's entries are split into items until the device is busy
 (flash-decoding, Dao et al. 2023): one token over a long context is then not the work of a few programs.
@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from outrider.engine.gpu.layout import ITEM_FIELDS, MOVES, TILE_FIELDS, BufferLayout, Capacity
-from outrider.engine.kv.pages import Move, SequenceKv
+from outrider.engine.kv.pages import Move
 from outrider.engine.step import Segment
 
 Words = npt.NDArray[np.int64]
@@ -74,18 +75,21 @@ def plan_tiles(segments: Sequence[Segment], tokens: int, settings: PlanSettings)
     tiles, ends = [], []
     for index, segment in enumerate(segments):
         kv, count = segment.kv, len(segment.tokens)
-        first = kv.length + kv.scratch - count
+        last, chain = kv.length + kv.scratch, kv.is_chain
         for start in range(0, count, width):
             taken = min(width, count - start)
             tiles.append([index, start, taken])
-            ends.append(first + start + taken if kv.is_chain else kv.length + kv.scratch)
+            ends.append(last - count + start + taken if chain else last)
     longest = max(SHORTEST_ITEM, _blocks(-(-sum(ends) // settings.items)))
     items: list[tuple[int, int, int]] = []
     for tile, end in enumerate(ends):
-        first_item = len(items)
+        tiles[tile] += [len(items), 1]
+        if end <= longest:
+            items.append((tile, 0, end))
+            continue
         size = _blocks(-(-end // -(-end // longest)))
-        items.extend((tile, begin, min(begin + size, end)) for begin in range(0, end, size))
-        tiles[tile] += [first_item, len(items) - first_item]
+        items += [(tile, begin, min(begin + size, end)) for begin in range(0, end, size)]
+        tiles[tile][-1] = len(items) - tiles[tile][-2]
     return AttentionPlan(tokens, tiles, items)
 
 
@@ -98,27 +102,22 @@ def fill(
 ) -> Words:
     """The words of a step's buffer, as far as they are used."""
     tail = _Tail(layout.tail_at)
-    places = [_place(segment.kv, len(segment.tokens), tail, settings) for segment in segments]
+    columns = _Columns()
+    places = [columns.add(segment, tail, settings.page_size) for segment in segments]
+    columns.masks = _add_masks(segments, tail)
     words = np.zeros(tail.end, dtype=np.int64)
     words[layout.tail_at :] = np.concatenate(tail.parts)
     words[0] = len(plan.items)
-    firsts = _fill_tokens(words, layout, segments, places, settings)
+    _fill_tokens(words, layout, columns, settings)
     _fill_moves(words, layout, moves, settings)
-    tile_of, positions = layout.at("tile_of"), layout.at("positions")
-    words[tile_of : tile_of + layout.capacity.tokens] = -1
-    rows = []
-    for index, (sequence, start, count, first_item, splits) in enumerate(plan.tiles):
-        kv, place, first = segments[sequence].kv, places[sequence], firsts[sequence] + start
-        words[tile_of + first : tile_of + first + count] = index
-        lowest = int(words[positions + first : positions + first + count].min())
-        rows.append([first, count, kv.length, place.pages, place.depths, lowest, first_item, splits])
-    words[layout.tiles_at : layout.tiles_at + len(rows) * TILE_FIELDS] = np.array(
-        rows, dtype=np.int64
-    ).ravel()
-    items_at = layout.items_at
-    items = np.array([(*item, 0) for item in plan.items], dtype=np.int64)
-    words[items_at : items_at + len(plan.items) * ITEM_FIELDS] = items.ravel()
+    if segments:
+        _fill_tiles(words, layout, plan, places)
     return words
+
+
+def _one_empty() -> list[Words]:
+    """What can be concatenated even if nothing is added."""
+    return [np.empty(0, dtype=np.int64)]
 
 
 @dataclass(slots=True)
@@ -126,7 +125,7 @@ class _Tail:
     """What varies in size, piece behind piece."""
 
     end: int
-    parts: list[Words] = field(default_factory=lambda: [np.empty(0, dtype=np.int64)])
+    parts: list[Words] = field(default_factory=_one_empty)
 
     def add(self, words: Words) -> int:
         """Where the words will stand."""
@@ -136,74 +135,108 @@ class _Tail:
         return at
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a sequence's part of the tail stands; 0 for what a chain has not."""
+class _Place(NamedTuple):
+    """Where a sequence's parts stand, and how many entries are committed."""
 
+    first: int
+    """Its first packed token."""
+    length: int
     pages: int
-    depths: int = 0
-    masks: int = 0
-    mask_words: int = 0
-    """Words of one token's mask."""
+    depths: int
+    """0 for a chain."""
 
 
-def _place(kv: SequenceKv, count: int, tail: _Tail, settings: PlanSettings) -> _Place:
-    used = kv.slots[: kv.length + kv.scratch : settings.page_size]
-    pages = tail.add(used // settings.page_size)
-    if kv.is_chain:
-        return _Place(pages)
-    masks = mask_words(kv.ancestors(kv.scratch - count))
-    depths = tail.add(np.array(kv.depths, dtype=np.int64))
-    return _Place(pages, depths, tail.add(masks.ravel()), masks.shape[1])
+@dataclass(slots=True)
+class _Columns:
+    """What every token has, over all sequences."""
+
+    tokens: list[int] = field(default_factory=list)
+    own: list[int] = field(default_factory=list)
+    wanted: list[int] = field(default_factory=list)
+    masks: list[int] = field(default_factory=list)
+    """Empty where all sequences are chains."""
+    positions: list[Words] = field(default_factory=_one_empty)
+    """By sequence, as the slots."""
+    slots: list[Words] = field(default_factory=_one_empty)
+
+    def add(self, segment: Segment, tail: _Tail, page_size: int) -> _Place:
+        """Add a sequence, and to the tail what varies in size; its masks come behind those of all."""
+        kv, first, count = segment.kv, len(self.tokens), len(segment.tokens)
+        length, slots, scratch, chain = kv.length, kv.slots, kv.scratch, kv.is_chain
+        end = length + scratch
+        self.tokens += segment.tokens
+        self.own += range(end - count, end)
+        self.wanted += [first + index for index in segment.wanted]
+        self.positions.append(kv.positions(scratch - count))
+        self.slots.append(slots[end - count : end])
+        pages = tail.add(slots[:end:page_size] // page_size)
+        depths = 0 if chain else tail.add(np.array(kv.depths, dtype=np.int64))
+        return _Place(first, length, pages, depths)
 
 
-def mask_words(seen: npt.NDArray[np.bool_]) -> Words:
-    """[rows, columns] as bits, column c in bit c % 64 of word c // 64: [rows, ceil(columns / 64)]."""
-    missing = -seen.shape[1] % 64
-    packed = np.packbits(np.pad(seen, ((0, 0), (0, missing))), axis=1, bitorder="little")
-    return packed.view("<i8").astype(np.int64, copy=False)
-
-
-def _fill_tokens(
-    words: Words,
-    layout: BufferLayout,
-    segments: Sequence[Segment],
-    places: Sequence[_Place],
-    settings: PlanSettings,
-) -> list[int]:
-    """Write the per-token sections; returns the packed position of each segment's first token."""
-    slots_at = layout.at("slots")
-    words[slots_at : slots_at + layout.capacity.tokens] = settings.trash
-    firsts: list[int] = []
-    wanted: list[int] = []
-    start = 0
-    for segment, place in zip(segments, places, strict=True):
+def _add_masks(segments: Sequence[Segment], tail: _Tail) -> list[int]:
+    """Add what each token of a tree sees of its scratch, bit c % 64 of word c // 64 for entry c; all have as
+    many words. Returns where each token's mask stands, 0 for those of chains.
+    """
+    trees = [segment for segment in segments if not segment.kv.is_chain]
+    if not trees:
+        return []
+    width = -(-max(segment.kv.scratch for segment in trees) // 64)
+    seen = np.zeros((sum(len(segment.tokens) for segment in trees), 64 * width), dtype=np.bool_)
+    places: list[int] = []
+    row = 0
+    for segment in segments:
         kv, count = segment.kv, len(segment.tokens)
-        entry = kv.length + kv.scratch - count
-        columns: dict[str, Words] = {
-            "tokens": np.array(segment.tokens, dtype=np.int64),
-            "positions": kv.positions(kv.scratch - count),
-            "slots": kv.slots[entry : entry + count],
-            "own": np.arange(entry, entry + count),
-        }
-        if place.masks:
-            columns["masks"] = place.masks + np.arange(count) * place.mask_words
-        for name, column in columns.items():
-            at = layout.at(name) + start
-            words[at : at + count] = column
-        firsts.append(start)
-        wanted.extend(start + index for index in segment.wanted)
-        start += count
-    wanted_at = layout.at("wanted")
-    words[wanted_at : wanted_at + len(wanted)] = wanted
-    return firsts
+        if kv.is_chain:
+            places += [0] * count
+            continue
+        seen[row : row + count, : kv.scratch] = kv.ancestors(kv.scratch - count)
+        places += range(tail.end + row * width, tail.end + (row + count) * width, width)
+        row += count
+    packed = np.packbits(seen, axis=1, bitorder="little")
+    tail.add(packed.view("<i8").astype(np.int64, copy=False).ravel())
+    return places
+
+
+def _fill_tokens(words: Words, layout: BufferLayout, columns: _Columns, settings: PlanSettings) -> None:
+    """Write the per-token sections; which tile a token is in follows later."""
+    for name, padding in (("slots", settings.trash), ("tile_of", -1)):
+        at = layout.at(name)
+        words[at : at + layout.capacity.tokens] = padding
+    sections: dict[str, Sequence[int] | Words] = {
+        "tokens": columns.tokens,
+        "positions": np.concatenate(columns.positions),
+        "slots": np.concatenate(columns.slots),
+        "wanted": columns.wanted,
+        "own": columns.own,
+        "masks": columns.masks,
+    }
+    for name, column in sections.items():
+        at = layout.at(name)
+        words[at : at + len(column)] = column
+
+
+def _fill_tiles(words: Words, layout: BufferLayout, plan: AttentionPlan, places: Sequence[_Place]) -> None:
+    """Write tiles and items, and which tile each token is in."""
+    rows: list[int] = []
+    for sequence, start, count, first_item, splits in plan.tiles:
+        first, length, pages, depths = places[sequence]
+        rows += (first + start, count, length, pages, depths, 0, first_item, splits)
+    tiles = np.array(rows, dtype=np.int64).reshape(-1, TILE_FIELDS)
+    tile_of, positions = layout.at("tile_of"), layout.at("positions")
+    tokens = int(tiles[-1, 0] + tiles[-1, 1])  # tiles cover the tokens in their order
+    tiles[:, 5] = np.minimum.reduceat(words[positions : positions + tokens], tiles[:, 0])
+    words[tile_of : tile_of + tokens] = np.repeat(np.arange(len(tiles)), tiles[:, 1])
+    words[layout.tiles_at : layout.tiles_at + tiles.size] = tiles.ravel()
+    items = words[layout.items_at : layout.items_at + len(plan.items) * ITEM_FIELDS]
+    items.reshape(-1, ITEM_FIELDS)[:, :3] = plan.items
 
 
 def _fill_moves(words: Words, layout: BufferLayout, moves: Sequence[Move], settings: PlanSettings) -> None:
-    pairs = np.full((MOVES, 2), settings.trash, dtype=np.int64)
+    at = layout.moves_at
+    words[at : at + 2 * MOVES] = settings.trash
     if moves:
-        pairs[: len(moves)] = moves
-    words[layout.moves_at : layout.moves_at + 2 * MOVES] = pairs.T.ravel()
+        words[at : at + 2 * MOVES].reshape(2, MOVES)[:, : len(moves)] = np.array(moves).T
 
 
 def _blocks(entries: int) -> int:

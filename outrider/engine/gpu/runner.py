@@ -10,24 +10,34 @@ Moves wait for the next step: nothing reads keys and values before it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from outrider.engine.fused_decoder import FusedDecoder, FusedForward
-from outrider.engine.gpu.accelerator import multiprocessors
+from outrider.engine.gpu.accelerator import memory_held, multiprocessors
 from outrider.engine.gpu.attention import KernelAttention
-from outrider.engine.gpu.graphs import BUCKETS, CudaGraphs, Graphs, Replay, bucket_of
+from outrider.engine.gpu.graphs import (
+    MAX_GRAPH_TOKENS,
+    MAX_UNWANTED,
+    CudaGraphs,
+    Graphs,
+    Replay,
+    bucket_of,
+    buckets_up_to,
+)
 from outrider.engine.gpu.layout import MOVES, BufferLayout
 from outrider.engine.gpu.moves import PendingMoves
 from outrider.engine.gpu.operations import GpuOperations
 from outrider.engine.gpu.plan import PlanSettings, Words, fill, graph_capacity, plan_tiles
-from outrider.engine.kv.pages import SequenceKv
+from outrider.engine.kv.pages import Move
 from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.runner import ModelRunner, Segment
+from outrider.engine.step import StepSize
 
-TAIL_WORDS = 1 << 16
+TAIL_WORDS = 1 << 18
 """Room for page tables, masks and depths in the buffer that graphs read; more runs without one."""
 EAGER_MULTIPLE = 16
 """Steps without a graph are padded to a multiple of this."""
@@ -44,25 +54,31 @@ class GraphRunner(ModelRunner):
         num_pages: int,
         page_size: int,
         *,
-        buckets: tuple[int, ...] = BUCKETS,
+        buckets: tuple[int, ...] = buckets_up_to(MAX_GRAPH_TOKENS),
+        max_rows: int = MAX_GRAPH_TOKENS,
         graphs: Graphs | None = None,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`buckets` may be empty: nothing is captured then. `graphs` are CUDA's unless given."""
+        """`buckets` may be empty: nothing is captured then. Graphs compute up to `max_rows` rows of logits;
+        they are CUDA's unless given.
+        """
         self._page_size = page_size
         super().__init__(loaded, num_pages, page_size)
         geometry, device = loaded.geometry, loaded.device
         items = -(-2 * multiprocessors(device) // geometry.kv_heads)
         self.settings = PlanSettings(geometry.queries_per_kv, page_size, self.attention.trash, items)
         self._moves = PendingMoves(self.attention.move)
-        self._replays: dict[int, tuple[BufferLayout, Replay]] = {}
+        self._sizes = {bucket: StepSize(bucket, min(bucket, max_rows)) for bucket in buckets}
+        self._replays: dict[StepSize, tuple[BufferLayout, Replay]] = {}
+        self._results: Tensor | None = None
+        """The logits of all graphs, [most rows, V]: each would hold its own."""
         if buckets:
-            self._capture(buckets, CudaGraphs(device) if graphs is None else graphs, say)
+            self._capture(CudaGraphs(device) if graphs is None else graphs, say)
 
     @property
     def row_edges(self) -> Sequence[int]:
         """See `ModelRunner`: a graph computes as many tokens as its bucket has."""
-        return tuple(self._replays)
+        return tuple(size.tokens for size in self._replays)
 
     def forward(self, segments: Sequence[Segment]) -> Tensor:
         """See `ModelRunner.forward`. Returns before the device has computed the logits."""
@@ -73,17 +89,13 @@ class GraphRunner(ModelRunner):
             # A copy: the next replay overwrites the result, and callers may write into theirs.
             return self._run_segments(segments, wanted)[:wanted].to(torch.float32, copy=True)
 
-    def commit(
-        self, kv: SequenceKv, keep: Sequence[int], tokens: Sequence[int], survivors: Sequence[int] = ()
-    ) -> None:
-        """See `ModelRunner.commit`."""
-        self._moves.add(kv.commit(keep, tokens, survivors))
-
-    def fork(self, kv: SequenceKv) -> SequenceKv:
-        """See `ModelRunner.fork`."""
-        copy, moves = kv.fork()
+    def move(self, moves: Sequence[Move]) -> None:
+        """See `ModelRunner.move`; done by the next step."""
         self._moves.add(moves)
-        return copy
+
+    def settle(self) -> None:
+        """See `ModelRunner.settle`."""
+        self._moves.take(0)
 
     def make_attention(self, num_slots: int) -> KernelAttention:
         """See `ModelRunner.make_attention`."""
@@ -92,26 +104,34 @@ class GraphRunner(ModelRunner):
 
     def make_fused(self, decoder: FusedDecoder) -> Callable[[Any], Tensor]:
         """See `ModelRunner.make_fused`."""
-        return FusedForward(decoder, GpuOperations(decoder, self.attention))
+        return FusedForward(decoder, GpuOperations(decoder, self.attention), self.tap)
 
     def _run_segments(self, segments: Sequence[Segment], wanted: int) -> Tensor:
         """Logits [W with padding, V] of segments that are appended; overwritten by the next step."""
-        tokens = sum(len(segment.tokens) for segment in segments)
-        bucket = bucket_of(tokens, tuple(self._replays))
+        size = self._padded_size(sum(len(segment.tokens) for segment in segments), wanted)
         moves = self._moves.take(MOVES)
-        if bucket is not None:
-            layout, replay = self._replays[bucket]
-            plan = plan_tiles(segments, bucket, self.settings)
+        plan = plan_tiles(segments, size.tokens, self.settings)
+        # What goes into layers is taken from a forward without a graph.
+        if not self.tap.layers and size in self._replays:
+            layout, replay = self._replays[size]
             words = fill(plan, layout, segments, moves, self.settings)
             if len(words) <= len(self._buffer):
                 self._send(words, self._buffer)
                 return replay()
-        plan = plan_tiles(segments, _padded(tokens), self.settings)
+        self.tap.rows = _featured(segments)
         layout = BufferLayout(plan.capacity)
         words = fill(plan, layout, segments, moves, self.settings)
         buffer = torch.empty(len(words), dtype=torch.int64, device=self.loaded.device)
         self._send(words, buffer)
-        return self._compute(buffer, layout, _padded(wanted))
+        return self._compute(buffer, layout, size.rows)
+
+    def _padded_size(self, tokens: int, wanted: int) -> StepSize:
+        """A step's size with padding: the same without a graph, because another rank may have one."""
+        bucket = bucket_of(tokens, tuple(self._sizes))
+        size = None if bucket is None else self._sizes[bucket]
+        if size is None or not size.rows - MAX_UNWANTED <= wanted <= size.rows:
+            return StepSize(_padded(tokens), _padded(wanted))
+        return size
 
     def _send(self, words: Words, buffer: Tensor) -> None:
         """Copy the words to the front of a buffer on the device.
@@ -135,25 +155,49 @@ class GraphRunner(ModelRunner):
             finally:
                 self.attention.current = None
 
-    def _capture(self, buckets: tuple[int, ...], graphs: Graphs, say: Callable[[str], None]) -> None:
-        """Capture the forward of each bucket, the largest first: the smaller ones then fit its memory."""
-        layouts = {bucket: BufferLayout(graph_capacity(bucket, self.settings)) for bucket in sorted(buckets)}
+    def _capture(self, graphs: Graphs, say: Callable[[str], None]) -> None:
+        """Capture the forward of each size, the largest first: the smaller ones then fit its memory."""
+        device = self.loaded.device
+        layouts = {
+            size: BufferLayout(graph_capacity(size.tokens, self.settings)) for size in self._sizes.values()
+        }
         words = max(layout.tail_at for layout in layouts.values()) + TAIL_WORDS
-        self._buffer = torch.zeros(words, dtype=torch.int64, device=self.loaded.device)
-        say(f"capturing graphs for steps of up to {max(buckets)} tokens")
-        replays = {}
-        try:
-            for bucket, layout in reversed(layouts.items()):
-                replays[bucket] = self._captured(bucket, layout, graphs)
-        except RuntimeError as error:  # what Triton raises is none, and would come without graphs too
-            say(f"without graphs: this model's forward cannot be captured ({error})")
-            return
-        self._replays = {bucket: (layouts[bucket], replays[bucket]) for bucket in layouts}
+        self._buffer = torch.zeros(words, dtype=torch.int64, device=device)
+        say(f"capturing {len(layouts)} graphs for steps of up to {max(self._sizes)} tokens")
+        held, replays = memory_held(device), {}
+        for size in sorted(layouts, key=attrgetter("tokens"), reverse=True):
+            try:
+                replays[size] = self._captured(size, layouts[size], graphs)
+            except torch.OutOfMemoryError:
+                say(f"steps of {size.tokens} tokens run without a graph: no memory is left; lower kv_tokens")
+            except RuntimeError as error:  # what Triton raises is none, and would come without graphs too
+                say(f"without graphs: this model's forward cannot be captured ({error})")
+                self._results = None
+                return
+        self._replays = {size: (layouts[size], replays[size]) for size in layouts if size in replays}
+        say(f"{len(replays)} graphs captured; they hold {(memory_held(device) - held) >> 20} MiB")
 
-    def _captured(self, bucket: int, layout: BufferLayout, graphs: Graphs) -> Replay:
-        nothing = plan_tiles([], bucket, self.settings)
+    def _captured(self, size: StepSize, layout: BufferLayout, graphs: Graphs) -> Replay:
+        nothing = plan_tiles([], size.tokens, self.settings)
         self._send(fill(nothing, layout, [], [], self.settings), self._buffer)
-        return graphs.capture(lambda: self._compute(self._buffer, layout, bucket))
+        return graphs.capture(lambda: self._kept(self._compute(self._buffer, layout, size.rows)))
+
+    def _kept(self, logits: Tensor) -> Tensor:
+        """Logits [W, V] where all graphs leave theirs; the first has the most, and those are the room."""
+        if self._results is None:
+            self._results = logits
+        with torch.inference_mode():
+            return self._results[: len(logits)].copy_(logits)
+
+
+def _featured(segments: Sequence[Segment]) -> list[int]:
+    """Packed positions of the tokens whose features are taken; the segments follow each other."""
+    rows: list[int] = []
+    start = 0
+    for segment in segments:
+        rows.extend(start + index for index in segment.featured)
+        start += len(segment.tokens)
+    return rows
 
 
 def _padded(count: int) -> int:

@@ -22,12 +22,20 @@ def token_digest(tokens: Sequence[int]) -> bytes:
     return hashlib.blake2b(array("q", tokens).tobytes(), digest_size=16).digest()
 
 
+def check_covered(handle: KvHandle, tokens: Sequence[int]) -> None:
+    """Raises StaleHandle unless the handle was given out for the first of these tokens."""
+    if token_digest(tokens[: handle.length]) != handle.digest:
+        raise StaleHandle("kv_handle: it does not cover the first of token_ids")
+
+
 @dataclass(frozen=True, slots=True)
 class _Kept:
     handle: KvHandle
     kv: SequenceKv
     expires: float
     """By the table's clock."""
+    moves: bool
+    """Another replica will fetch it at once."""
 
 
 class HandleTable:
@@ -62,7 +70,12 @@ class HandleTable:
         """Every kept sequence, for integrity checks."""
         return (kept.kv for kept in self._kept.values())
 
-    def keep(self, kv: SequenceKv) -> KvHandle:
+    @property
+    def moving(self) -> int:
+        """Sequences that are kept for another replica."""
+        return sum(kept.moves for kept in tuple(self._kept.values()))
+
+    def keep(self, kv: SequenceKv, moves: bool = False) -> KvHandle:
         """Take `kv` over, without its scratch, and give out a handle for it."""
         kv.rollback()
         handle = KvHandle(
@@ -73,7 +86,7 @@ class HandleTable:
             digest=token_digest(kv.tokens),
             expires_ms=int((self._wall_clock() + self.lease_seconds) * 1000),
         )
-        self._kept[handle.id] = _Kept(handle, kv, self._clock() + self.lease_seconds)
+        self._kept[handle.id] = _Kept(handle, kv, self._clock() + self.lease_seconds, moves)
         return handle
 
     def take(self, handle: KvHandle) -> SequenceKv:
@@ -117,11 +130,6 @@ class HandleTable:
             return False
         self._kept.pop(next(iter(self._kept))).kv.release()
         return True
-
-    def release_all(self) -> None:
-        """Give back every kept sequence."""
-        while self.release_oldest():
-            pass
 
     def _find(self, handle: KvHandle) -> _Kept:
         if handle.owner != self.replica:

@@ -114,11 +114,6 @@ class PagePool:
             end = key
         return pages, end
 
-    def drop_cache(self) -> None:
-        """Forget every cached page, which frees it."""
-        while self._cached:
-            self._free.append(self._evict())
-
     def check_integrity(self, owners: Iterable[PageOwner]) -> None:
         """Check that `owners` are all who hold pages, and that every page is in exactly one state.
 
@@ -168,3 +163,10 @@ def page_keys(tokens: Sequence[int], page_size: int) -> Iterator[bytes]:
     for end in range(page_size, len(tokens) + 1, page_size):
         key = chain(key, tokens[end - page_size : end])
         yield key
+
+
+def all_page_keys(tokens: Sequence[int], page_size: int) -> list[bytes]:
+    """The content hashes of all pages of `tokens`; the last one need not be full."""
+    keys = list(page_keys(tokens, page_size))
+    rest = tokens[len(keys) * page_size :]
+    return [*keys, chain(keys[-1] if keys else b"", rest)] if rest else keys

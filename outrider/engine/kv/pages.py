@@ -31,7 +31,8 @@ class SequenceKv:
     """Pages, committed tokens and scratch tree of one sequence.
 
     Invariants: `len(tokens) == length`; parents come before children; `slots[i]` is the slot of entry i
-    for all i below `capacity`; pages below `length // page_size` are full and published.
+    for all i below `capacity`; pages below `length // page_size` are full, and published unless the
+    sequence was adopted.
     """
 
     def __init__(self, pool: PagePool, tokens: Sequence[int], pages: list[int], end_key: bytes) -> None:
@@ -47,21 +48,34 @@ class SequenceKv:
         """[n, n] ancestor-or-self relation of the scratch; None while it is one chain."""
         self._published = len(tokens) // pool.page_size
         self._end_key = end_key
+        self._private = False
+        """No page is published: what another replica computed is used for this sequence alone."""
         self._extend_slots(0)
 
     @classmethod
     def open(
-        cls, pool: PagePool, tokens: Sequence[int], reuse: bool = True, most: int | None = None
+        cls, pool: PagePool, tokens: Sequence[int], reuse: bool = True, max_cached: int | None = None
     ) -> SequenceKv:
-        """A sequence that starts with the cached beginning of `tokens`, at most `most` of them.
+        """A sequence that starts with the cached beginning of `tokens`, at most `max_cached` of them.
 
         At least the last token is left to compute, because its logits are wanted. `length` tells how
         many tokens were found.
         """
-        known = tokens[:-1] if most is None else tokens[:-1][:most]
+        known = tokens[:-1] if max_cached is None else tokens[:-1][:max_cached]
         pages, end_key = pool.cached_prefix(known) if reuse else ([], b"")
         pool.retain(pages)
         return cls(pool, tokens[: len(pages) * pool.page_size], pages, end_key)
+
+    @classmethod
+    def adopt(cls, pool: PagePool, tokens: Sequence[int]) -> SequenceKv:
+        """A sequence whose entries for all of `tokens` somebody else writes; none of its pages is published.
+
+        Raises:
+            OutOfPages: there are not enough; nothing changed.
+        """
+        adopted = cls(pool, tokens, pool.allocate(-(-len(tokens) // pool.page_size)), b"")
+        adopted._private = True
+        return adopted
 
     @property
     def length(self) -> int:
@@ -118,18 +132,18 @@ class SequenceKv:
         start, count = self.scratch, len(tokens)
         if self.length + start + count > self.capacity:
             raise InternalError(f"{count} scratch entries do not fit the {self.capacity} reserved entries")
-        chained = range(start - 1, start + count - 1)
-        parents = chained if parents is None else parents
-        depths = list(self.depths)
-        for offset, parent in enumerate(parents, start):
-            if not -1 <= parent < offset:
-                raise InternalError(f"scratch entry {offset} names {parent} as its parent")
-            depths.append(depths[parent] + 1 if parent >= 0 else 1)
+        chained = list(range(start - 1, start + count - 1))
+        if parents is None:
+            deepest = self.depths[-1] if start else 0
+            depths = [*self.depths, *range(deepest + 1, deepest + 1 + count)]
+        else:
+            depths = self._depths_with(parents)
         assert len(depths) == start + count, "tokens and parents differ in number"
+        added = chained if parents is None else list(parents)
         self.depths = depths
         self.scratch_tokens.extend(tokens)
-        self.parents.extend(parents)
-        if self._ancestors is not None or any(a != b for a, b in zip(parents, chained, strict=True)):
+        self.parents += added
+        if self._ancestors is not None or added != chained:
             self._extend_ancestors(start)
 
     def ancestors(self, start: int) -> npt.NDArray[np.bool_]:
@@ -179,7 +193,7 @@ class SequenceKv:
         tail = self.pool.allocate(1) if rest else []
         self.pool.retain(self.pages[:full])
         copy = SequenceKv(self.pool, self.tokens, self.pages[:full] + tail, self._end_key)
-        copy._published = self._published
+        copy._published, copy._private = self._published, self._private
         moves = [(self.pages[full] * size + i, tail[0] * size + i) for i in range(rest)]
         return copy, moves
 
@@ -190,6 +204,15 @@ class SequenceKv:
         self._keep_scratch((), 0)
         self._published, self._end_key = 0, b""
         self.pool.release(pages)
+
+    def _depths_with(self, parents: Sequence[int]) -> list[int]:
+        """Depths of the scratch with entries of these parents behind it."""
+        depths = list(self.depths)
+        for offset, parent in enumerate(parents, self.scratch):
+            if not -1 <= parent < offset:
+                raise InternalError(f"scratch entry {offset} names {parent} as its parent")
+            depths.append(depths[parent] + 1 if parent >= 0 else 1)
+        return depths
 
     def _check_commit(self, keep: Sequence[int], tokens: Sequence[int], survivors: Sequence[int]) -> None:
         if [self.scratch_tokens[offset] for offset in keep] != list(tokens):
@@ -214,6 +237,8 @@ class SequenceKv:
         self.parents = parents
 
     def _publish_full_pages(self) -> None:
+        if self._private:
+            return
         size = self.pool.page_size
         for index in range(self._published, self.length // size):
             self._end_key = chain(self._end_key, self.tokens[index * size : (index + 1) * size])

@@ -7,6 +7,7 @@ of our own do, on the CPU; libraries choose their order by the size of the batch
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -14,7 +15,7 @@ from torch import nn
 from outrider.engine.cpu.layer import attends
 from outrider.engine.cpu.linear import CpuLinear
 from outrider.engine.fused_decoder import FusedDecoder
-from outrider.engine.fused_decoder.decoder import Gate
+from outrider.engine.fused_decoder.decoder import Experts, Gate
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.runner import ModelRunner, Segment
@@ -24,25 +25,39 @@ LENGTH = 24
 """Tokens of the sequence that is computed in two ways; at least this many fit every model."""
 
 
-def check_determinism(loaded: LoadedModel) -> None:
+def check_determinism(
+    loaded: LoadedModel, prepare: Callable[[ModelRunner], None] = lambda runner: None
+) -> None:
     """Refuse a model, packed already, whose results depend on the batch.
+
+    `prepare` gets the runner that computes the sequences, of LENGTH pages of 4 tokens, before it does.
 
     Raises:
         ModelError: a library computes some of it, or a token got other bits in a tree than by itself.
+    """
+    refuse_library(loaded)
+    generator = random.Random(0)
+    tokens = [generator.randrange(loaded.vocabulary_size) for _ in range(LENGTH)]
+    runner = ModelRunner(loaded, num_pages=LENGTH, page_size=4)
+    prepare(runner)
+    if not torch.equal(_single(runner, tokens), _in_a_tree(runner, tokens, generator)):
+        raise ModelError(
+            f"deterministic: {loaded.kind} in {loaded.dtype_name} computes other bits for a token in a tree; "
+            "set deterministic off"
+        )
+
+
+def refuse_library(loaded: LoadedModel) -> None:
+    """Refuse a packed model some of which a library computes.
+
+    Raises:
+        ModelError: it does; names the part.
     """
     part = library_part(loaded)
     if part is not None:
         raise ModelError(
             f"deterministic: {part} is computed by the library's kernels here, "
             "whose sums depend on the batch; set deterministic off"
-        )
-    generator = random.Random(0)
-    tokens = [generator.randrange(loaded.vocabulary_size) for _ in range(LENGTH)]
-    runner = ModelRunner(loaded, num_pages=LENGTH, page_size=4)
-    if not torch.equal(_single(runner, tokens), _in_a_tree(runner, tokens, generator)):
-        raise ModelError(
-            f"deterministic: {loaded.kind} in {loaded.dtype_name} computes other bits for a token in a tree; "
-            "set deterministic off"
         )
 
 
@@ -58,7 +73,10 @@ def library_part(loaded: LoadedModel) -> str | None:
             return f"{name} of {loaded.kind}"
         if isinstance(module, Gate) and not module.opened:
             return f"the activation of {loaded.kind}"
-    if not attends(geometry.head_dim, loaded.dtype, loaded.device):
+        if isinstance(module, Experts):
+            return f"the experts of {loaded.kind}"
+    simple = all(layer.settings.scores.simple for layer in network.stack)
+    if not simple or not attends(geometry.head_dim, loaded.dtype, loaded.device):
         return f"the attention of {loaded.kind}"
     return None
 

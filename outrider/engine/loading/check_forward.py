@@ -9,6 +9,7 @@ between layers) shows as a difference here rather than as wrong text later.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -17,12 +18,14 @@ from transformers import PreTrainedModel
 
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loaded_model import Geometry, LoadedModel
+from outrider.engine.loading.attention_shapes import attention_shapes
 from outrider.engine.make_runner import make_runner
 from outrider.engine.runner import ModelRunner, Segment
 from outrider.protocol.errors import ModelError
 
 SEQUENCES, LENGTH = 4, 24
 """How many sequences are checked, and how many tokens of each."""
+CHECK_PAGES, CHECK_PAGE_SIZE = 64, 4
 SHARED = 13
 """The first three sequences begin with the same tokens: they are the paths of the tree."""
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
@@ -48,10 +51,10 @@ class Plain:
 
 
 def run_plain(network: PreTrainedModel, context_length: int) -> Plain:
-    """Run the check's sequences through the model as it is, and read off the shape of its KV cache.
+    """Run the check's sequences through the model as it is, and read off the shapes of its attention.
 
     Raises:
-        ModelError: it does not run, or its cache is not one pair of tensors per layer of one shape.
+        ModelError: it does not run, or its layers have keys and values of several shapes.
     """
     kind = type(network).__name__
     if context_length < LENGTH:
@@ -60,29 +63,34 @@ def run_plain(network: PreTrainedModel, context_length: int) -> Plain:
     try:
         with torch.inference_mode():
             output = network(torch.tensor(tokens, device=network.device), use_cache=True)
+            shapes = set(attention_shapes(network).values())
         layers = output.past_key_values.layers
-        shapes = {(*layer.keys.shape[1::2], *layer.values.shape[1::2]) for layer in layers}
     except _RUN_ERRORS as error:
         raise ModelError(
             f"model: {kind} does not run as a plain decoder ({error}); use another model"
         ) from error
     if len(shapes) != 1:
         raise ModelError(
-            f"model: the layers of {kind} have keys of different shapes {sorted(shapes)}; "
+            f"model: the layers of {kind} have heads of different shapes {sorted(map(tuple, shapes))}; "
             "use a model whose layers are alike"
         )
-    kv_heads, head_dim, _, value_dim = shapes.pop()
-    query_heads = network.config.get_text_config().num_attention_heads
     return Plain(
         tokens=tokens,
         logits=output.logits.float(),
-        geometry=Geometry(len(layers), query_heads, kv_heads, head_dim, value_dim),
+        geometry=Geometry(len(layers), *shapes.pop()),
         windows={i: layer.sliding_window if layer.is_sliding else None for i, layer in enumerate(layers)},
     )
 
 
-def check_paged(loaded: LoadedModel, plain: Plain, strictness: float = 1.0) -> None:
+def check_paged(
+    loaded: LoadedModel,
+    plain: Plain,
+    strictness: float = 1.0,
+    prepare: Callable[[ModelRunner], None] = lambda runner: None,
+) -> None:
     """Run the check's sequences over pages and compare; `strictness` divides what 16 bits may differ.
+
+    `prepare` gets the runner that computes them, of CHECK_PAGES of CHECK_PAGE_SIZE, before it does.
 
     Raises:
         ModelError: the results differ, or the model does not run this way.
@@ -90,7 +98,8 @@ def check_paged(loaded: LoadedModel, plain: Plain, strictness: float = 1.0) -> N
     kind, exact = loaded.kind, loaded.dtype == torch.float32
     tolerance = TOLERANCE[loaded.dtype] / (1.0 if exact else strictness)
     try:
-        runner = make_runner(loaded, 64, 4, graphs=False)
+        runner = make_runner(loaded, CHECK_PAGES, CHECK_PAGE_SIZE)
+        prepare(runner)
         results = _run_paged(runner, plain.tokens)
     except _RUN_ERRORS as error:
         raise ModelError(

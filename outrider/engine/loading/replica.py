@@ -5,21 +5,27 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 
-from outrider.config import DraftConfig, EngineConfig
+from outrider.config import DraftConfig, EngineConfig, VerifyConfig
 from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.loading.layers import parse_layers
 from outrider.engine.loading.loader import load_model
 from outrider.engine.loading.tokenizer_files import TokenizerFiles, vocabulary_hash
 from outrider.engine.make_runner import make_runner
 from outrider.engine.runner import ModelRunner
+from outrider.engine.step import StepSize
 from outrider.process import parse_cpus
 from outrider.protocol.messages import ModelInfo
 
 
 def load_runner(
-    config: EngineConfig, page_size: int, *, say: Callable[[str], None], deterministic: bool = False
+    config: EngineConfig,
+    page_size: int,
+    *,
+    largest: StepSize,
+    say: Callable[[str], None],
+    deterministic: bool = False,
 ) -> ModelRunner:
-    """The model with KV memory for `kv_tokens`; blocks.
+    """The model with KV memory for `kv_tokens`, for steps of up to the `largest`; blocks.
 
     Raises:
         ConfigError: a setting is wrong or the model cannot be loaded.
@@ -36,12 +42,17 @@ def load_runner(
         trust_remote_code=config.trust_remote_code,
         deterministic=deterministic,
         skipped_layers=parse_layers("skip_layers", draft.skip_layers) if draft else (),
-        int8=draft is not None and draft.weights == "int8",
+        weights=config.weights,
         progress=say,
     )
-    runner = make_runner(loaded, -(-config.kv_tokens // page_size), page_size, say=say)
+    runner = make_runner(loaded, -(-config.kv_tokens // page_size), page_size, largest=largest, say=say)
     runner.pool.sharing = config.prefix_cache
     return runner
+
+
+def largest_step(config: VerifyConfig) -> StepSize:
+    """The most that a step of a target has: the logits of every token may be wanted."""
+    return StepSize(config.max_step_tokens, config.max_step_tokens)
 
 
 def model_info(
@@ -69,4 +80,6 @@ def model_info(
         device=str(loaded.device),
         arithmetic=loaded.arithmetic,
         arithmetic_reason=loaded.choice.reason if loaded.choice else "",
+        hidden_size=loaded.hidden_size if kind == "target" else 0,
+        num_layers=loaded.num_layers if kind == "target" else 0,
     )

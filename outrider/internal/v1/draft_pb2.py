@@ -26,7 +26,7 @@ from outrider.internal.v1 import session_pb2 as outrider_dot_internal_dot_v1_dot
 from outrider.v1 import tokens_pb2 as outrider_dot_v1_dot_tokens__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n outrider/internal/v1/draft.proto\x12\x14outrider.internal.v1\x1a\"outrider/internal/v1/session.proto\x1a\x18outrider/v1/tokens.proto\"\x98\x02\n\tOpenDraft\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x15\n\rprompt_length\x18\x03 \x01(\r\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12\x11\n\tpipelined\x18\x05 \x01(\x08\x12\x11\n\tmax_nodes\x18\x06 \x01(\r\x12\x11\n\tmax_depth\x18\x07 \x01(\r\x12\x17\n\x0fvocabulary_hash\x18\x08 \x01(\t\x12\x15\n\rfirst_node_id\x18\t \x01(\x04\x12\x12\n\nfirst_step\x18\n \x01(\r\x12\x13\n\x0btraceparent\x18\x0b \x01(\t\x12\x0c\n\x04task\x18\x0c \x01(\t\"\x0c\n\nCloseDraft\"\xaf\x01\n\x0c\x44raftRequest\x12/\n\x04open\x18\x01 \x01(\x0b\x32\x1f.outrider.internal.v1.OpenDraftH\x00\x12\x30\n\x07verdict\x18\x02 \x01(\x0b\x32\x1d.outrider.internal.v1.VerdictH\x00\x12\x31\n\x05\x63lose\x18\x03 \x01(\x0b\x32 .outrider.internal.v1.CloseDraftH\x00\x42\t\n\x07message\"J\n\x0b\x44raftOpened\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x15\n\rcached_length\x18\x03 \x01(\r\"\x82\x01\n\rDraftResponse\x12\x33\n\x06opened\x18\x01 \x01(\x0b\x32!.outrider.internal.v1.DraftOpenedH\x00\x12\x31\n\x05\x62lock\x18\x02 \x01(\x0b\x32 .outrider.internal.v1.TokenBlockH\x00\x42\t\n\x07message\"!\n\x1f\x44raftServiceGetModelInfoRequest\"H\n DraftServiceGetModelInfoResponse\x12$\n\x04info\x18\x01 \x01(\x0b\x32\x16.outrider.v1.ModelInfo2\xe3\x01\n\x0c\x44raftService\x12T\n\x05\x44raft\x12\".outrider.internal.v1.DraftRequest\x1a#.outrider.internal.v1.DraftResponse(\x01\x30\x01\x12}\n\x0cGetModelInfo\x12\x35.outrider.internal.v1.DraftServiceGetModelInfoRequest\x1a\x36.outrider.internal.v1.DraftServiceGetModelInfoResponseB!Z\x1foutrider/internal/v1;internalv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n outrider/internal/v1/draft.proto\x12\x14outrider.internal.v1\x1a\"outrider/internal/v1/session.proto\x1a\x18outrider/v1/tokens.proto\"\xb0\x02\n\tOpenDraft\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x15\n\rprompt_length\x18\x03 \x01(\r\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12\x11\n\tpipelined\x18\x05 \x01(\x08\x12\x11\n\tmax_nodes\x18\x06 \x01(\r\x12\x11\n\tmax_depth\x18\x07 \x01(\r\x12\x17\n\x0fvocabulary_hash\x18\x08 \x01(\t\x12\x15\n\rfirst_node_id\x18\t \x01(\x04\x12\x12\n\nfirst_step\x18\n \x01(\r\x12\x13\n\x0btraceparent\x18\x0b \x01(\t\x12\x0c\n\x04task\x18\x0c \x01(\t\x12\x16\n\x0e\x66\x65\x61ture_layers\x18P \x03(\r\"\x0c\n\nCloseDraft\"\xf0\x01\n\x0c\x44raftRequest\x12/\n\x04open\x18\x01 \x01(\x0b\x32\x1f.outrider.internal.v1.OpenDraftH\x00\x12\x30\n\x07verdict\x18\x02 \x01(\x0b\x32\x1d.outrider.internal.v1.VerdictH\x00\x12\x31\n\x05\x63lose\x18\x03 \x01(\x0b\x32 .outrider.internal.v1.CloseDraftH\x00\x12?\n\x0fprompt_features\x18P \x01(\x0b\x32$.outrider.internal.v1.PromptFeaturesH\x00\x42\t\n\x07message\"J\n\x0b\x44raftOpened\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x15\n\rcached_length\x18\x03 \x01(\r\"\x82\x01\n\rDraftResponse\x12\x33\n\x06opened\x18\x01 \x01(\x0b\x32!.outrider.internal.v1.DraftOpenedH\x00\x12\x31\n\x05\x62lock\x18\x02 \x01(\x0b\x32 .outrider.internal.v1.TokenBlockH\x00\x42\t\n\x07message\"!\n\x1f\x44raftServiceGetModelInfoRequest\"H\n DraftServiceGetModelInfoResponse\x12$\n\x04info\x18\x01 \x01(\x0b\x32\x16.outrider.v1.ModelInfo\"3\n\x10SetShadowRequest\x12\x0e\n\x06shadow\x18\x01 \x01(\x08\x12\x0f\n\x07version\x18\x02 \x01(\t\"9\n\x11SetShadowResponse\x12$\n\x04info\x18\x01 \x01(\x0b\x32\x16.outrider.v1.ModelInfo2\xc1\x02\n\x0c\x44raftService\x12T\n\x05\x44raft\x12\".outrider.internal.v1.DraftRequest\x1a#.outrider.internal.v1.DraftResponse(\x01\x30\x01\x12}\n\x0cGetModelInfo\x12\x35.outrider.internal.v1.DraftServiceGetModelInfoRequest\x1a\x36.outrider.internal.v1.DraftServiceGetModelInfoResponse\x12\\\n\tSetShadow\x12&.outrider.internal.v1.SetShadowRequest\x1a\'.outrider.internal.v1.SetShadowResponseB!Z\x1foutrider/internal/v1;internalv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,19 +35,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'Z\037outrider/internal/v1;internalv1'
   _globals['_OPENDRAFT']._serialized_start=121
-  _globals['_OPENDRAFT']._serialized_end=401
-  _globals['_CLOSEDRAFT']._serialized_start=403
-  _globals['_CLOSEDRAFT']._serialized_end=415
-  _globals['_DRAFTREQUEST']._serialized_start=418
-  _globals['_DRAFTREQUEST']._serialized_end=593
-  _globals['_DRAFTOPENED']._serialized_start=595
-  _globals['_DRAFTOPENED']._serialized_end=669
-  _globals['_DRAFTRESPONSE']._serialized_start=672
-  _globals['_DRAFTRESPONSE']._serialized_end=802
-  _globals['_DRAFTSERVICEGETMODELINFOREQUEST']._serialized_start=804
-  _globals['_DRAFTSERVICEGETMODELINFOREQUEST']._serialized_end=837
-  _globals['_DRAFTSERVICEGETMODELINFORESPONSE']._serialized_start=839
-  _globals['_DRAFTSERVICEGETMODELINFORESPONSE']._serialized_end=911
-  _globals['_DRAFTSERVICE']._serialized_start=914
-  _globals['_DRAFTSERVICE']._serialized_end=1141
+  _globals['_OPENDRAFT']._serialized_end=425
+  _globals['_CLOSEDRAFT']._serialized_start=427
+  _globals['_CLOSEDRAFT']._serialized_end=439
+  _globals['_DRAFTREQUEST']._serialized_start=442
+  _globals['_DRAFTREQUEST']._serialized_end=682
+  _globals['_DRAFTOPENED']._serialized_start=684
+  _globals['_DRAFTOPENED']._serialized_end=758
+  _globals['_DRAFTRESPONSE']._serialized_start=761
+  _globals['_DRAFTRESPONSE']._serialized_end=891
+  _globals['_DRAFTSERVICEGETMODELINFOREQUEST']._serialized_start=893
+  _globals['_DRAFTSERVICEGETMODELINFOREQUEST']._serialized_end=926
+  _globals['_DRAFTSERVICEGETMODELINFORESPONSE']._serialized_start=928
+  _globals['_DRAFTSERVICEGETMODELINFORESPONSE']._serialized_end=1000
+  _globals['_SETSHADOWREQUEST']._serialized_start=1002
+  _globals['_SETSHADOWREQUEST']._serialized_end=1053
+  _globals['_SETSHADOWRESPONSE']._serialized_start=1055
+  _globals['_SETSHADOWRESPONSE']._serialized_end=1112
+  _globals['_DRAFTSERVICE']._serialized_start=1115
+  _globals['_DRAFTSERVICE']._serialized_end=1436
 # @@protoc_insertion_point(module_scope)

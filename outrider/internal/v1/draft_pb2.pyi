@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class OpenDraft(_message.Message):
-    __slots__ = ("request_id", "token_ids", "prompt_length", "sampling", "pipelined", "max_nodes", "max_depth", "vocabulary_hash", "first_node_id", "first_step", "traceparent", "task")
+    __slots__ = ("request_id", "token_ids", "prompt_length", "sampling", "pipelined", "max_nodes", "max_depth", "vocabulary_hash", "first_node_id", "first_step", "traceparent", "task", "feature_layers")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,7 @@ class OpenDraft(_message.Message):
     FIRST_STEP_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_LAYERS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     prompt_length: int
@@ -34,21 +35,24 @@ class OpenDraft(_message.Message):
     first_step: int
     traceparent: str
     task: str
-    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_length: _Optional[int] = ..., sampling: _Optional[_Union[_tokens_pb2.SamplingParams, _Mapping]] = ..., pipelined: _Optional[bool] = ..., max_nodes: _Optional[int] = ..., max_depth: _Optional[int] = ..., vocabulary_hash: _Optional[str] = ..., first_node_id: _Optional[int] = ..., first_step: _Optional[int] = ..., traceparent: _Optional[str] = ..., task: _Optional[str] = ...) -> None: ...
+    feature_layers: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_length: _Optional[int] = ..., sampling: _Optional[_Union[_tokens_pb2.SamplingParams, _Mapping]] = ..., pipelined: _Optional[bool] = ..., max_nodes: _Optional[int] = ..., max_depth: _Optional[int] = ..., vocabulary_hash: _Optional[str] = ..., first_node_id: _Optional[int] = ..., first_step: _Optional[int] = ..., traceparent: _Optional[str] = ..., task: _Optional[str] = ..., feature_layers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CloseDraft(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class DraftRequest(_message.Message):
-    __slots__ = ("open", "verdict", "close")
+    __slots__ = ("open", "verdict", "close", "prompt_features")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FEATURES_FIELD_NUMBER: _ClassVar[int]
     open: OpenDraft
     verdict: _session_pb2.Verdict
     close: CloseDraft
-    def __init__(self, open: _Optional[_Union[OpenDraft, _Mapping]] = ..., verdict: _Optional[_Union[_session_pb2.Verdict, _Mapping]] = ..., close: _Optional[_Union[CloseDraft, _Mapping]] = ...) -> None: ...
+    prompt_features: _session_pb2.PromptFeatures
+    def __init__(self, open: _Optional[_Union[OpenDraft, _Mapping]] = ..., verdict: _Optional[_Union[_session_pb2.Verdict, _Mapping]] = ..., close: _Optional[_Union[CloseDraft, _Mapping]] = ..., prompt_features: _Optional[_Union[_session_pb2.PromptFeatures, _Mapping]] = ...) -> None: ...
 
 class DraftOpened(_message.Message):
     __slots__ = ("replica", "incarnation", "cached_length")
@@ -73,6 +77,20 @@ class DraftServiceGetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DraftServiceGetModelInfoResponse(_message.Message):
+    __slots__ = ("info",)
+    INFO_FIELD_NUMBER: _ClassVar[int]
+    info: _tokens_pb2.ModelInfo
+    def __init__(self, info: _Optional[_Union[_tokens_pb2.ModelInfo, _Mapping]] = ...) -> None: ...
+
+class SetShadowRequest(_message.Message):
+    __slots__ = ("shadow", "version")
+    SHADOW_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    shadow: bool
+    version: str
+    def __init__(self, shadow: _Optional[bool] = ..., version: _Optional[str] = ...) -> None: ...
+
+class SetShadowResponse(_message.Message):
     __slots__ = ("info",)
     INFO_FIELD_NUMBER: _ClassVar[int]
     info: _tokens_pb2.ModelInfo

@@ -45,6 +45,11 @@ class DraftServiceStub:
                 request_serializer=outrider_dot_internal_dot_v1_dot_draft__pb2.DraftServiceGetModelInfoRequest.SerializeToString,
                 response_deserializer=outrider_dot_internal_dot_v1_dot_draft__pb2.DraftServiceGetModelInfoResponse.FromString,
                 _registered_method=True)
+        self.SetShadow = channel.unary_unary(
+                '/outrider.internal.v1.DraftService/SetShadow',
+                request_serializer=outrider_dot_internal_dot_v1_dot_draft__pb2.SetShadowRequest.SerializeToString,
+                response_deserializer=outrider_dot_internal_dot_v1_dot_draft__pb2.SetShadowResponse.FromString,
+                _registered_method=True)
 
 
 class DraftServiceServicer:
@@ -65,6 +70,13 @@ class DraftServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetShadow(self, request, context):
+        """Makes this replica a shadow, or one whose proposals are verified. Every orchestrator sees it with its next probe.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DraftServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -77,6 +89,11 @@ def add_DraftServiceServicer_to_server(servicer, server):
                     servicer.GetModelInfo,
                     request_deserializer=outrider_dot_internal_dot_v1_dot_draft__pb2.DraftServiceGetModelInfoRequest.FromString,
                     response_serializer=outrider_dot_internal_dot_v1_dot_draft__pb2.DraftServiceGetModelInfoResponse.SerializeToString,
+            ),
+            'SetShadow': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetShadow,
+                    request_deserializer=outrider_dot_internal_dot_v1_dot_draft__pb2.SetShadowRequest.FromString,
+                    response_serializer=outrider_dot_internal_dot_v1_dot_draft__pb2.SetShadowResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +151,33 @@ class DraftService:
             '/outrider.internal.v1.DraftService/GetModelInfo',
             outrider_dot_internal_dot_v1_dot_draft__pb2.DraftServiceGetModelInfoRequest.SerializeToString,
             outrider_dot_internal_dot_v1_dot_draft__pb2.DraftServiceGetModelInfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetShadow(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.internal.v1.DraftService/SetShadow',
+            outrider_dot_internal_dot_v1_dot_draft__pb2.SetShadowRequest.SerializeToString,
+            outrider_dot_internal_dot_v1_dot_draft__pb2.SetShadowResponse.FromString,
             options,
             channel_credentials,
             insecure,

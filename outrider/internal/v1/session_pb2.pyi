@@ -54,7 +54,7 @@ class StepNodes(_message.Message):
     def __init__(self, tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., origins: _Optional[_Iterable[_Union[_tokens_pb2.TokenOrigin, str]]] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("step", "base_length", "tokens", "verified", "accepted", "depth", "hit", "lookup_verified", "batch_size", "logprobs", "times", "finish_reason", "node_price", "prompt_tokens", "draft_wanted", "next_step_micros", "nodes", "predicted", "predicted_accepted")
+    __slots__ = ("step", "base_length", "tokens", "verified", "accepted", "depth", "hit", "lookup_verified", "batch_size", "logprobs", "times", "finish_reason", "node_price", "prompt_tokens", "draft_wanted", "next_step_micros", "nodes", "predicted", "predicted_accepted", "features")
     STEP_FIELD_NUMBER: _ClassVar[int]
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +74,7 @@ class Verdict(_message.Message):
     NODES_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
     step: int
     base_length: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -93,7 +94,16 @@ class Verdict(_message.Message):
     nodes: StepNodes
     predicted: int
     predicted_accepted: int
-    def __init__(self, step: _Optional[int] = ..., base_length: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., verified: _Optional[int] = ..., accepted: _Optional[int] = ..., depth: _Optional[int] = ..., hit: _Optional[bool] = ..., lookup_verified: _Optional[int] = ..., batch_size: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_tokens_pb2.TokenLogprob, _Mapping]]] = ..., times: _Optional[_Union[StepTimes, _Mapping]] = ..., finish_reason: _Optional[_Union[_tokens_pb2.FinishReason, str]] = ..., node_price: _Optional[float] = ..., prompt_tokens: _Optional[int] = ..., draft_wanted: _Optional[bool] = ..., next_step_micros: _Optional[int] = ..., nodes: _Optional[_Union[StepNodes, _Mapping]] = ..., predicted: _Optional[int] = ..., predicted_accepted: _Optional[int] = ...) -> None: ...
+    features: bytes
+    def __init__(self, step: _Optional[int] = ..., base_length: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., verified: _Optional[int] = ..., accepted: _Optional[int] = ..., depth: _Optional[int] = ..., hit: _Optional[bool] = ..., lookup_verified: _Optional[int] = ..., batch_size: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_tokens_pb2.TokenLogprob, _Mapping]]] = ..., times: _Optional[_Union[StepTimes, _Mapping]] = ..., finish_reason: _Optional[_Union[_tokens_pb2.FinishReason, str]] = ..., node_price: _Optional[float] = ..., prompt_tokens: _Optional[int] = ..., draft_wanted: _Optional[bool] = ..., next_step_micros: _Optional[int] = ..., nodes: _Optional[_Union[StepNodes, _Mapping]] = ..., predicted: _Optional[int] = ..., predicted_accepted: _Optional[int] = ..., features: _Optional[bytes] = ...) -> None: ...
+
+class PromptFeatures(_message.Message):
+    __slots__ = ("position", "rows")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    rows: bytes
+    def __init__(self, position: _Optional[int] = ..., rows: _Optional[bytes] = ...) -> None: ...
 
 class KvHandle(_message.Message):
     __slots__ = ("owner", "incarnation", "id", "length", "digest", "expires_unix_ms")

@@ -21,7 +21,7 @@ VERIFY_POLICY_SEQUENTIAL: VerifyPolicy
 VERIFY_POLICY_OFF: VerifyPolicy
 
 class OpenVerify(_message.Message):
-    __slots__ = ("request_id", "model", "token_ids", "kv_handle", "prompt_length", "sampling", "policy", "max_nodes", "vocabulary_hash", "first_step", "traceparent", "task", "priority", "lookup", "record_steps", "prediction", "first_prompt_logprob")
+    __slots__ = ("request_id", "model", "token_ids", "kv_handle", "prompt_length", "sampling", "policy", "max_nodes", "vocabulary_hash", "first_step", "traceparent", "task", "priority", "lookup", "record_steps", "prediction", "first_prompt_logprob", "seconds_per_token", "feature_layers", "all_token_ids")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +39,9 @@ class OpenVerify(_message.Message):
     RECORD_STEPS_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_FIELD_NUMBER: _ClassVar[int]
     FIRST_PROMPT_LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    ALL_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -56,13 +59,18 @@ class OpenVerify(_message.Message):
     record_steps: bool
     prediction: _containers.RepeatedScalarFieldContainer[int]
     first_prompt_logprob: int
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., kv_handle: _Optional[_Union[_session_pb2.KvHandle, _Mapping]] = ..., prompt_length: _Optional[int] = ..., sampling: _Optional[_Union[_tokens_pb2.SamplingParams, _Mapping]] = ..., policy: _Optional[_Union[VerifyPolicy, str]] = ..., max_nodes: _Optional[int] = ..., vocabulary_hash: _Optional[str] = ..., first_step: _Optional[int] = ..., traceparent: _Optional[str] = ..., task: _Optional[str] = ..., priority: _Optional[int] = ..., lookup: _Optional[bool] = ..., record_steps: _Optional[bool] = ..., prediction: _Optional[_Iterable[int]] = ..., first_prompt_logprob: _Optional[int] = ...) -> None: ...
+    seconds_per_token: float
+    feature_layers: _containers.RepeatedScalarFieldContainer[int]
+    all_token_ids: bool
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., kv_handle: _Optional[_Union[_session_pb2.KvHandle, _Mapping]] = ..., prompt_length: _Optional[int] = ..., sampling: _Optional[_Union[_tokens_pb2.SamplingParams, _Mapping]] = ..., policy: _Optional[_Union[VerifyPolicy, str]] = ..., max_nodes: _Optional[int] = ..., vocabulary_hash: _Optional[str] = ..., first_step: _Optional[int] = ..., traceparent: _Optional[str] = ..., task: _Optional[str] = ..., priority: _Optional[int] = ..., lookup: _Optional[bool] = ..., record_steps: _Optional[bool] = ..., prediction: _Optional[_Iterable[int]] = ..., first_prompt_logprob: _Optional[int] = ..., seconds_per_token: _Optional[float] = ..., feature_layers: _Optional[_Iterable[int]] = ..., all_token_ids: _Optional[bool] = ...) -> None: ...
 
 class CloseVerify(_message.Message):
-    __slots__ = ("keep",)
+    __slots__ = ("keep", "move")
     KEEP_FIELD_NUMBER: _ClassVar[int]
+    MOVE_FIELD_NUMBER: _ClassVar[int]
     keep: bool
-    def __init__(self, keep: _Optional[bool] = ...) -> None: ...
+    move: bool
+    def __init__(self, keep: _Optional[bool] = ..., move: _Optional[bool] = ...) -> None: ...
 
 class VerifyRequest(_message.Message):
     __slots__ = ("open", "propose", "close")
@@ -101,16 +109,18 @@ class PromptLogprobs(_message.Message):
     def __init__(self, position: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_tokens_pb2.TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class VerifyResponse(_message.Message):
-    __slots__ = ("opened", "verdict", "closed", "prompt_logprobs")
+    __slots__ = ("opened", "verdict", "closed", "prompt_logprobs", "prompt_features")
     OPENED_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     CLOSED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FEATURES_FIELD_NUMBER: _ClassVar[int]
     opened: VerifyOpened
     verdict: _session_pb2.Verdict
     closed: VerifyClosed
     prompt_logprobs: PromptLogprobs
-    def __init__(self, opened: _Optional[_Union[VerifyOpened, _Mapping]] = ..., verdict: _Optional[_Union[_session_pb2.Verdict, _Mapping]] = ..., closed: _Optional[_Union[VerifyClosed, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ...) -> None: ...
+    prompt_features: _session_pb2.PromptFeatures
+    def __init__(self, opened: _Optional[_Union[VerifyOpened, _Mapping]] = ..., verdict: _Optional[_Union[_session_pb2.Verdict, _Mapping]] = ..., closed: _Optional[_Union[VerifyClosed, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., prompt_features: _Optional[_Union[_session_pb2.PromptFeatures, _Mapping]] = ...) -> None: ...
 
 class VerifyServiceGetModelInfoRequest(_message.Message):
     __slots__ = ()
@@ -166,3 +176,67 @@ class ForkKvResponse(_message.Message):
     KV_HANDLE_FIELD_NUMBER: _ClassVar[int]
     kv_handle: _session_pb2.KvHandle
     def __init__(self, kv_handle: _Optional[_Union[_session_pb2.KvHandle, _Mapping]] = ...) -> None: ...
+
+class FetchKvRequest(_message.Message):
+    __slots__ = ("kv_handle",)
+    KV_HANDLE_FIELD_NUMBER: _ClassVar[int]
+    kv_handle: _session_pb2.KvHandle
+    def __init__(self, kv_handle: _Optional[_Union[_session_pb2.KvHandle, _Mapping]] = ...) -> None: ...
+
+class FetchKvResponse(_message.Message):
+    __slots__ = ("part",)
+    PART_FIELD_NUMBER: _ClassVar[int]
+    part: KvPart
+    def __init__(self, part: _Optional[_Union[KvPart, _Mapping]] = ...) -> None: ...
+
+class StoreKvRequest(_message.Message):
+    __slots__ = ("part",)
+    PART_FIELD_NUMBER: _ClassVar[int]
+    part: KvPart
+    def __init__(self, part: _Optional[_Union[KvPart, _Mapping]] = ...) -> None: ...
+
+class StoreKvResponse(_message.Message):
+    __slots__ = ("kv_handle",)
+    KV_HANDLE_FIELD_NUMBER: _ClassVar[int]
+    kv_handle: _session_pb2.KvHandle
+    def __init__(self, kv_handle: _Optional[_Union[_session_pb2.KvHandle, _Mapping]] = ...) -> None: ...
+
+class KvPart(_message.Message):
+    __slots__ = ("tokens", "layout", "pages")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    tokens: KvTokens
+    layout: KvLayout
+    pages: KvPages
+    def __init__(self, tokens: _Optional[_Union[KvTokens, _Mapping]] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., pages: _Optional[_Union[KvPages, _Mapping]] = ...) -> None: ...
+
+class KvTokens(_message.Message):
+    __slots__ = ("token_ids",)
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class KvLayout(_message.Message):
+    __slots__ = ("weights", "arithmetic", "dtype", "page_size", "shape")
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    ARITHMETIC_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    weights: str
+    arithmetic: str
+    dtype: str
+    page_size: int
+    shape: str
+    def __init__(self, weights: _Optional[str] = ..., arithmetic: _Optional[str] = ..., dtype: _Optional[str] = ..., page_size: _Optional[int] = ..., shape: _Optional[str] = ...) -> None: ...
+
+class KvPages(_message.Message):
+    __slots__ = ("first", "contents", "digests")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    CONTENTS_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    contents: _containers.RepeatedScalarFieldContainer[bytes]
+    digests: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, first: _Optional[int] = ..., contents: _Optional[_Iterable[bytes]] = ..., digests: _Optional[_Iterable[bytes]] = ...) -> None: ...

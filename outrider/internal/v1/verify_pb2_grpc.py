@@ -60,6 +60,16 @@ class VerifyServiceStub:
                 request_serializer=outrider_dot_internal_dot_v1_dot_verify__pb2.ForkKvRequest.SerializeToString,
                 response_deserializer=outrider_dot_internal_dot_v1_dot_verify__pb2.ForkKvResponse.FromString,
                 _registered_method=True)
+        self.FetchKv = channel.unary_stream(
+                '/outrider.internal.v1.VerifyService/FetchKv',
+                request_serializer=outrider_dot_internal_dot_v1_dot_verify__pb2.FetchKvRequest.SerializeToString,
+                response_deserializer=outrider_dot_internal_dot_v1_dot_verify__pb2.FetchKvResponse.FromString,
+                _registered_method=True)
+        self.StoreKv = channel.stream_unary(
+                '/outrider.internal.v1.VerifyService/StoreKv',
+                request_serializer=outrider_dot_internal_dot_v1_dot_verify__pb2.StoreKvRequest.SerializeToString,
+                response_deserializer=outrider_dot_internal_dot_v1_dot_verify__pb2.StoreKvResponse.FromString,
+                _registered_method=True)
 
 
 class VerifyServiceServicer:
@@ -101,6 +111,22 @@ class VerifyServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FetchKv(self, request, context):
+        """Gives out the keys and values of a handle, which is spent by that: the layout, then every page in order. A replica
+        that drains answers this too.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StoreKv(self, request_iterator, context):
+        """Takes keys and values of another replica: the tokens, then what that one's FetchKv says, part by part. The caller
+        gets a handle of this replica.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_VerifyServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -128,6 +154,16 @@ def add_VerifyServiceServicer_to_server(servicer, server):
                     servicer.ForkKv,
                     request_deserializer=outrider_dot_internal_dot_v1_dot_verify__pb2.ForkKvRequest.FromString,
                     response_serializer=outrider_dot_internal_dot_v1_dot_verify__pb2.ForkKvResponse.SerializeToString,
+            ),
+            'FetchKv': grpc.unary_stream_rpc_method_handler(
+                    servicer.FetchKv,
+                    request_deserializer=outrider_dot_internal_dot_v1_dot_verify__pb2.FetchKvRequest.FromString,
+                    response_serializer=outrider_dot_internal_dot_v1_dot_verify__pb2.FetchKvResponse.SerializeToString,
+            ),
+            'StoreKv': grpc.stream_unary_rpc_method_handler(
+                    servicer.StoreKv,
+                    request_deserializer=outrider_dot_internal_dot_v1_dot_verify__pb2.StoreKvRequest.FromString,
+                    response_serializer=outrider_dot_internal_dot_v1_dot_verify__pb2.StoreKvResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -266,6 +302,60 @@ class VerifyService:
             '/outrider.internal.v1.VerifyService/ForkKv',
             outrider_dot_internal_dot_v1_dot_verify__pb2.ForkKvRequest.SerializeToString,
             outrider_dot_internal_dot_v1_dot_verify__pb2.ForkKvResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchKv(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/outrider.internal.v1.VerifyService/FetchKv',
+            outrider_dot_internal_dot_v1_dot_verify__pb2.FetchKvRequest.SerializeToString,
+            outrider_dot_internal_dot_v1_dot_verify__pb2.FetchKvResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StoreKv(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/outrider.internal.v1.VerifyService/StoreKv',
+            outrider_dot_internal_dot_v1_dot_verify__pb2.StoreKvRequest.SerializeToString,
+            outrider_dot_internal_dot_v1_dot_verify__pb2.StoreKvResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -77,6 +77,7 @@ def test_a_service_that_is_not_installed_says_how_to_install_it(
     """One sentence with the name of the extra."""
     monkeypatch.setattr("outrider.telemetry.logs.configure_logging", lambda *_: None)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    monkeypatch.delitem(sys.modules, "orchestrator.gateway.main", raising=False)
+    for name in [name for name in sys.modules if name.startswith("orchestrator.gateway")]:
+        monkeypatch.delitem(sys.modules, name)
     assert main(["serve", "gateway"]) == 2
     assert "pip install 'outrider[gateway]'" in capsys.readouterr().err

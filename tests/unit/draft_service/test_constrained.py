@@ -98,5 +98,5 @@ def test_a_grammar_that_fails_leaves_the_draft_without(setting):
     rig.run(2)
     rig.verdict(stream, verdict(len(PROMPT), 299, step=1))
     rig.run(3)
-    assert rig.drafter._sequences[stream.id].matcher is None
+    assert rig.drafter._sequences[stream.id].text.matcher is None
     assert list(rig.tree(stream).nodes())

@@ -164,3 +164,22 @@ def test_a_draft_that_is_the_target_is_nearly_always_right(loaded, temperature):
         rig.verdict(stream, verdict(base, *tokens, step=step))
     assert accepted > 20
     assert accepted / (accepted + rejected) > 0.97
+
+
+def test_a_session_that_outgrows_the_context_gives_its_memory_back(loaded):
+    """It drafts up to its limit, then says ready at every verdict and computes nothing."""
+    chance = random.Random(3)
+    rig = Rig(loaded, num_pages=400)
+    rig.runner.checking = False
+    context = loaded.context_length
+    stream, outbox = rig.open(request([chance.randrange(2, 300) for _ in range(context - 2)]))
+    rig.run()
+    assert sum(map(len, outbox.blocks)) > 0
+    assert rig.runner.pool.statistics().used > 0
+    for step, base in enumerate(range(context - 2, context + 7, 3), 1):
+        outbox.blocks.clear()
+        rig.verdict(stream, verdict(base, *(chance.randrange(2, 300) for _ in range(3)), step=step))
+        rig.run()
+        assert outbox.blocks[-1].ready
+        assert rig.runner.pool.statistics().used == 0
+        rig.check_pages()

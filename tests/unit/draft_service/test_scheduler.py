@@ -114,16 +114,16 @@ def test_the_more_sessions_share_a_step_the_later_their_blocks_go_out():
 def test_a_session_whose_draft_is_not_wanted_pauses():
     """Neither is anything expanded for it nor sent, until a verdict wants it again."""
     held = waiting(draft_wanted=False)
-    assert held.worth == 0.0
+    assert held.best_reach == 0.0
     assert not should_send(held, ready=True, now=1.0)
     held.commit(verdict(4, 11, step=2), now=1.0)
-    assert held.worth > 0.0
+    assert held.best_reach > 0.0
 
 
 @pytest.mark.parametrize("ready", [True, False])
 def test_what_cannot_grow_does_not_wait(ready):
     """Nothing more will come to go with it, whether ready was said before or not: the engine sleeps now."""
     held = waiting()
-    while held.worth:
+    while held.best_reach:
         held.take()
     assert should_send(held, ready=ready, now=0.0)

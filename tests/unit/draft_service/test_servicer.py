@@ -14,7 +14,7 @@ from draft_service.core import DraftCore
 from draft_service.engine import DraftEngine
 from draft_service.servicer import DraftServicer
 from outrider.config import DraftConfig
-from outrider.internal.v1 import draft_pb2, draft_pb2_grpc
+from outrider.internal.v1 import draft_pb2, draft_pb2_grpc, session_pb2
 from outrider.protocol.messages import ModelInfo, SamplingParams
 from outrider.protocol.wire import block_from_pb, open_draft_to_pb, verdict_to_pb
 from outrider.rpc.channels import error_of, open_channel
@@ -276,5 +276,44 @@ def test_model_info_tells_what_is_served_and_how_full_it_is():
             info = response.info
             assert (info.vocabulary_hash, info.kind, info.sessions) == ("tokens:abc", "model", 1)
             assert (info.replica, info.incarnation, info.pages) == ("d0", "i0", 1000)
+
+    asyncio.run(scenario())
+
+
+def test_a_replica_becomes_a_shadow_and_back():
+    """If it has the weights that were meant."""
+
+    async def scenario():
+        async with _service() as (stub, _, _):
+            answer = await stub.SetShadow(draft_pb2.SetShadowRequest(shadow=True))
+            assert answer.info.shadow
+            info = (await stub.GetModelInfo(draft_pb2.DraftServiceGetModelInfoRequest())).info
+            assert info.shadow
+            assert not (await stub.SetShadow(draft_pb2.SetShadowRequest(shadow=False))).info.shadow
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await stub.SetShadow(draft_pb2.SetShadowRequest(shadow=True, version="other"))
+            assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+    asyncio.run(scenario())
+
+
+def test_features_that_nobody_reads_end_the_stream():
+    """The status names the field; the session's memory is free."""
+    told = session_pb2.PromptFeatures(position=1, rows=b"12")
+    messages = [
+        (_verdict(3, 4, features=b"1234"), "verdict.features"),
+        (draft_pb2.DraftRequest(prompt_features=told), "prompt_features"),
+    ]
+
+    async def scenario():
+        async with _service() as (stub, _, drafter):
+            for message, field in messages:
+                call = stub.Draft()
+                await call.write(_opening())
+                await call.read()
+                await call.write(message)
+                error = error_of(await _error(call))
+                assert error.field == field
+                await _until(lambda: drafter.tokens == {})
 
     asyncio.run(scenario())

@@ -36,7 +36,7 @@ def test_nodes_are_expanded_by_reach():
     expand(held, (30, 40), token=20)  # 0.54
     expand(held, token=11)  # 0.30
     expand(held, token=30)  # 0.216
-    assert held.worth == 0.0
+    assert held.best_reach == 0.0
 
 
 def test_unlikely_candidates_are_not_sent_until_a_commit_brings_them_nearer():
@@ -49,7 +49,7 @@ def test_unlikely_candidates_are_not_sent_until_a_commit_brings_them_nearer():
     held.commit(verdict(3, 11), now=0.0)
     assert held.next_block(False, 0.0).tokens == (20,)
     assert not held.root_pending
-    assert held.urgent, "the verify side had nothing below 11"
+    assert held.starved, "the verify side had nothing below 11"
 
 
 @pytest.mark.parametrize(
@@ -73,10 +73,10 @@ def test_a_hit_keeps_the_subtree_and_a_miss_starts_from_the_root():
     held.next_block(False, 0.0)
     rerooted = held.commit(verdict(3, 10), now=0.0)
     assert [node.token for node in rerooted.dropped] == [11]
-    assert (held.root_pending, held.urgent) == (False, False)
+    assert (held.root_pending, held.starved) == (False, False)
     expand(held, (30, 50), token=20)
     held.commit(verdict(4, 20, 99, step=2), now=0.1)
-    assert (held.root_pending, held.urgent, len(held.tree)) == (True, True, 0)
+    assert (held.root_pending, held.starved, len(held.tree)) == (True, True, 0)
 
 
 def test_a_bonus_that_was_a_leaf_is_expanded_as_the_root():
@@ -110,21 +110,21 @@ def test_bounds_on_nodes_depth_and_output_length_stop_the_growth():
     """Nothing is proposed beyond them, and then nothing is worth expanding."""
     deep = session(max_depth=1)
     expand(deep, (10, 90))
-    assert deep.worth == 0.0
+    assert deep.best_reach == 0.0
     full = session(max_nodes=2)
     expand(full, (10, 90), (11, 80), (12, 70))
-    assert (len(full.tree), full.worth) == (2, 0.0)
+    assert (len(full.tree), full.best_reach) == (2, 0.0)
     short = session(opening=request(sampling=SamplingParams(max_tokens=2)))
     expand(short, (10, 90))
-    assert short.worth == 0.0, "the second token comes with the verification of the first"
+    assert short.best_reach == 0.0, "the second token comes with the verification of the first"
 
 
 def test_positions_past_the_draft_context_are_not_computed():
     """A sequence longer than the draft's context proposes nothing instead of failing."""
     held = session(context_length=3)
     expand(held, (10, 90))
-    assert held.worth == 0.0
-    assert session(context_length=2).worth == 0.0
+    assert held.best_reach == 0.0
+    assert session(context_length=2).best_reach == 0.0
 
 
 def test_end_tokens_are_not_proposed():
@@ -202,7 +202,7 @@ def test_a_finished_session_grows_no_more():
     """The last verdict says so."""
     held = session()
     held.commit(verdict(3, 9, finish_reason=FinishReason.STOP), now=0.0)
-    assert held.worth == 0.0
+    assert held.best_reach == 0.0
 
 
 def test_a_sequential_session_stops_at_ready_until_the_next_verdict():
@@ -210,9 +210,9 @@ def test_a_sequential_session_stops_at_ready_until_the_next_verdict():
     held = session(pipelined=False)
     expand(held, (10, 60))
     held.next_block(ready=True, now=0.0)
-    assert held.worth == 0.0
+    assert held.best_reach == 0.0
     held.commit(verdict(3, 10), now=0.0)
-    assert held.worth > 0.0
+    assert held.best_reach > 0.0
 
 
 def test_a_verdict_without_tokens_changes_nothing():

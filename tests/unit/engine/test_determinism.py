@@ -23,6 +23,7 @@ from outrider.engine.loading import check_determinism
 from outrider.engine.loading.loader import load_model
 from outrider.engine.runner import ModelRunner, Segment
 from outrider.protocol.errors import ModelError
+from tests.models import build_model
 
 VOCABULARY = 300
 LENGTH = 150
@@ -172,9 +173,20 @@ def test_a_processor_without_kernels_is_refused(folder_of: Callable[[str], Path]
 @needs_kernels
 @pytest.mark.parametrize("architecture", OTHERS)
 def test_another_architecture_is_refused(folder_of: Callable[[str], Path], architecture: str) -> None:
-    """The sentence names the class of the model."""
-    kinds = {"gpt2": "GPT2LMHeadModel", "gemma2": "Gemma2ForCausalLM", "gpt_oss": "GptOssForCausalLM"}
-    assert f"deterministic: {kinds[architecture]} is computed" in refusal(folder_of(architecture))
+    """The sentence names the part of the model, or all of it."""
+    parts = {
+        "gpt2": "GPT2LMHeadModel",
+        "gemma2": "the activation of Gemma2ForCausalLM",
+        "gpt_oss": "the experts of GptOssForCausalLM",
+    }
+    assert f"deterministic: {parts[architecture]} is computed" in refusal(folder_of(architecture))
+
+
+@needs_kernels
+def test_a_bound_on_the_scores_is_refused(tmp_path: Path) -> None:
+    """The attention kernel does not know it."""
+    folder = build_model("gemma2", tmp_path, hidden_activation="silu")
+    assert "deterministic: the attention of Gemma2ForCausalLM is computed" in refusal(folder)
 
 
 def test_another_activation_is_refused(folder_of: Callable[[str], Path], tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from outrider.engine.loading import loader
 from outrider.engine.loading.check_forward import run_plain
 from outrider.engine.make_runner import make_runner, without_kernels
 from outrider.engine.runner import ModelRunner
+from outrider.engine.step import StepSize
 
 CUDA = torch.device("cuda:0")
 
@@ -81,7 +82,7 @@ def test_kernels_that_do_not_fit_leave_the_model_to_torch(pair_of, crowded):
     """What Triton raises is said, and the runner of plain torch serves."""
     said: list[str] = []
     loaded = replace(pair_of("llama").loaded, kernels=True)
-    assert type(make_runner(loaded, 8, 4, say=said.append)) is ModelRunner
+    assert type(make_runner(loaded, 8, 4, largest=StepSize(8, 8), say=said.append)) is ModelRunner
     assert "shared memory, Required: 140800" in said[0]
     assert said[0].endswith("plain torch computes this model")
 

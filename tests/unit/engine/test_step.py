@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from outrider.engine.kv.pages import PagePool, SequenceKv
-from outrider.engine.step import PackedStep, Segment, padded_size, plan_step
+from outrider.engine.step import PackedStep, Segment, View, pack_step, padded_size
+from tests.allocations import allocated
 
 
 def segment(pool: PagePool, length: int, count: int, wanted: list[int] | None = None) -> Segment:
@@ -23,7 +24,7 @@ def segment(pool: PagePool, length: int, count: int, wanted: list[int] | None = 
 
 def plan(segments: list[Segment], queries_per_kv: int = 4) -> PackedStep:
     """Plan for a model in bfloat16 on the CPU."""
-    return plan_step(
+    return pack_step(
         segments, queries_per_kv=queries_per_kv, dtype=torch.bfloat16, device=torch.device("cpu")
     )
 
@@ -126,3 +127,33 @@ def test_sizes_are_few() -> None:
     assert all(count <= padded_size(count, torch.bfloat16) <= 1.25 * count for count in range(1, 513))
     assert padded_size(0, torch.bfloat16) == 1
     assert [padded_size(count, torch.float32) for count in (0, 1, 2, 3)] == [2, 2, 2, 3]
+
+
+def test_a_view_takes_memory_for_its_mask_and_slots_alone() -> None:
+    """A tree behind 32,000 tokens takes no more to plan than one behind 1,000, but for what kernels read."""
+    beside = []
+    for length in (1_000, 32_000):
+        tree = segment(PagePool(length // 16 + 8, 16), length, 32)
+        step = plan([tree])
+        views: list[View] = []
+        used = allocated(lambda step=step, views=views: views.append(step.plain_view(step.groups[0], None)))
+        (view,) = views
+        assert view.mask is not None
+        assert view.mask.shape == (1, 1, 32, length + 32)
+        beside.append(used - view.mask.nbytes - view.slots.nbytes)
+    assert beside[1] < beside[0] + 4096
+
+
+def test_a_mask_hides_what_lies_behind_the_shorter_of_two_sequences(pool: PagePool) -> None:
+    """In a group, every row sees the tokens of its own sequence up to itself, and no padding."""
+    long, short = segment(pool, 90, 3), segment(pool, 84, 2)
+    step = plan([long, short])
+    (group,) = step.groups
+    view = step.plain_view(group, None)
+    assert view.mask is not None
+    seen = np.isfinite(view.mask.numpy())[:, 0]
+    for row, kv in enumerate(group.members):
+        for token in range(kv.scratch):
+            expected = np.arange(seen.shape[2]) <= kv.length + token
+            assert (seen[row, token] == expected).all()
+    assert view.open_keys <= 85

@@ -123,7 +123,7 @@ def test_a_caller_that_goes_leaves_the_thread_at_work() -> None:
 
 def test_the_cache_is_bounded_in_number_and_bytes() -> None:
     """The least recently used goes first."""
-    cache, kept = GrammarCache(most=3, most_bytes=100), matcher(choice("x"))._root
+    cache, kept = GrammarCache(max_entries=3, max_bytes=100), matcher(choice("x"))._root
     for name in (b"a", b"b", b"c"):
         cache.keep(name, kept, 10)
     assert cache.find(b"a") is kept

@@ -109,13 +109,14 @@ class Rig:
             await replica.kill()
 
     async def quiet(self) -> None:
-        """Nothing is left of any request: no sessions, leases, running slots or stream tasks."""
+        """Nothing is left of any request: no sessions, reservations, running slots or stream tasks."""
         await self.until(lambda: self.leftovers() == [])
 
     def leftovers(self) -> list[str]:
         """What still runs."""
         left = [f"{replica.sessions} sessions" for replica in self.replicas if replica.sessions]
-        left += [f"lease on {r.endpoint}" for pool in self.fleet.pools.values() for r in pool if r.leases]
+        replicas = [replica for pool in self.fleet.pools.values() for replica in pool]
+        left += [f"reservation on {replica.endpoint}" for replica in replicas if replica.reservations]
         left += ["running"] * self.orchestrator.running()
         names = ("Pipeline.", "Generation.", "ReplicaStream.", "GenerationServicer.")
         tasks = (getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks())
@@ -130,11 +131,14 @@ class Rig:
     ) -> Answer:
         """Run one request to its end; raises the OutriderError that the status stands for."""
         answer = Answer()
+        call = self.stub.Generate(request(prompt, **fields), timeout=deadline)
         try:
-            async for response in self.stub.Generate(request(prompt, **fields), timeout=deadline):
+            async for response in call:
                 answer.add(response)
         except grpc.aio.AioRpcError as error:
             raise error_of(error) from None
+        finally:
+            call.cancel()  # gRPC does not, where a task is cancelled before the first message
         return answer
 
     def metric(self, name: str, **labels: str) -> float:

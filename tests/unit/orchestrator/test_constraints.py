@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.request import constraints
 from orchestrator.request.constraints import Constraints
-from orchestrator.request.resolver import Asked
+from orchestrator.request.resolver import IncomingRequest
 from orchestrator.text.constraint_check import ConstraintCheck
 from orchestrator.text.jobs import job_from
 from outrider.protocol.constraint import Constraint, ConstraintKind
@@ -128,9 +128,9 @@ class Process:
         return False
 
 
-def asked(*texts: str, resumed: tuple[int, ...] = ()) -> Asked:
+def asked(*texts: str, resumed: tuple[int, ...] = ()) -> IncomingRequest:
     """A request with a choice."""
-    return Asked(sampling=SamplingParams(constraint=constraint(*texts)), resume_token_ids=resumed)
+    return IncomingRequest(sampling=SamplingParams(constraint=constraint(*texts)), resume_token_ids=resumed)
 
 
 def test_what_was_sound_is_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +140,7 @@ def test_what_was_sound_is_not_checked_again(monkeypatch: pytest.MonkeyPatch) ->
     async def scenario() -> None:
         found = Constraints(process := Process(), time.monotonic)
 
-        async def check(one: Asked) -> None:
+        async def check(one: IncomingRequest) -> None:
             await found.complete(one, byte_level(), INFO, time.monotonic() + 60)
 
         for one in (asked("a"), asked("a"), asked("b"), asked("a"), asked("c"), asked("a"), asked("b")):

@@ -13,7 +13,7 @@ from tests.fakes import Context, FakeVerify, continuation
 from tests.floods import FLOODS, FloodingDraft, FloodingVerify
 from tests.unit.orchestrator.rig import AUTO, OFF, PROMPT, Rig, run
 
-BESIDE_SECONDS = 1.0
+BESIDE_SECONDS = 30.0
 """In which a small request without a draft is served beside a flood."""
 
 

@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from orchestrator.events import ConnectVerify, Fail, VerifyFailed
-from orchestrator.replicas.pool import State
+from orchestrator.replicas.pool import ReplicaState
 from outrider.protocol.errors import DeadlineExceeded, OutOfPages, Overloaded
 from tests.fakes import INFO, FakeVerify, continuation
 from tests.unit.orchestrator.rig import OFF, PROMPT, Rig, request, run, until
@@ -137,7 +137,7 @@ def test_full_replicas_are_waited_for_and_not_lost() -> None:
             async with Rig(verify, recovery_seconds=0.0, breaker_failures=1) as rig:
                 asking = asyncio.create_task(rig.generate())
                 await rig.until(lambda: len(verify.openings) == 4)
-                assert rig.fleet.pools["verify"].count(State.USABLE, 0.0) == 1
+                assert rig.fleet.pools["verify"].count(ReplicaState.USABLE, 0.0) == 1
                 verify.refuse = None
                 answer = await asking
                 assert answer.tokens[0] == continuation(PROMPT, 40)

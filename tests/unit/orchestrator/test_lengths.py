@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator.request.chat_wire import MAX_MESSAGES, MAX_NAME, MAX_ROLE, MAX_TOOLS
-from orchestrator.request.wire import asked_from_pb, check_lengths
+from orchestrator.request.wire import check_lengths, incoming_from_pb
 from outrider.protocol.errors import ContextTooLong, InvalidRequest
 from outrider.v1 import generation_pb2
 from tests.unit.orchestrator.request.test_resolver import ask
@@ -16,8 +16,8 @@ from tests.unit.orchestrator.request.test_resolver import ask
 POSITIONS, BYTES_PER_TOKEN = 2048, 82
 LARGEST = 8 << 20
 """Bytes of a message."""
-SECONDS = 0.1
-"""Longest refusal: a few milliseconds, and room for a busy machine. Converting takes three times as long."""
+SECONDS = 0.5
+"""Processor time of a refusal: a few milliseconds, and room for a busy machine."""
 
 
 def conversation(*messages: tuple[str, str]) -> generation_pb2.Chat:
@@ -30,7 +30,7 @@ def conversation(*messages: tuple[str, str]) -> generation_pb2.Chat:
 def read(pb: generation_pb2.GenerateRequest, positions: int = POSITIONS) -> None:
     """As the servicer does."""
     check_lengths(pb, positions, BYTES_PER_TOKEN)
-    asked_from_pb(pb)
+    incoming_from_pb(pb)
 
 
 LARGE: list[tuple[dict[str, Any], str]] = [

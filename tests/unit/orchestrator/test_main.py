@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from orchestrator.main import SERVICE, Orchestrator
-from orchestrator.replicas.pool import LOST_PROBES, State
+from orchestrator.replicas.pool import LOST_PROBES, ReplicaState
 from outrider.config import OrchestratorConfig
 from outrider.protocol.errors import ConfigError
 from outrider.rpc.channels import open_channel
@@ -133,7 +133,7 @@ def test_replicas_that_round_differently_are_told_of() -> None:
         vectors.info = replace(vectors.info, arithmetic="avx512")
         with capture_logs() as lines:
             async with Rig(tiles, vectors) as rig:
-                await rig.until(lambda: rig.fleet.pools["verify"].count(State.USABLE, 0.0) == 2)
+                await rig.until(lambda: rig.fleet.pools["verify"].count(ReplicaState.USABLE, 0.0) == 2)
         differing = [line for line in lines if "differ in arithmetic" in line["event"]]
         assert len(differing) == 1
         assert "cpu_backend" in differing[0]["event"]

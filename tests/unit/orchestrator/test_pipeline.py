@@ -56,11 +56,11 @@ class EmptyFleet:
     def __init__(self) -> None:
         self.drafts = 0
 
-    async def lease_verify(self, *arguments: Any, **options: Any) -> Any:
+    async def reserve_verify(self, *arguments: Any, **options: Any) -> Any:
         """There never is one."""
         await asyncio.Event().wait()
 
-    def lease_draft(self, *arguments: Any) -> None:
+    def reserve_draft(self, *arguments: Any) -> None:
         """There is none now."""
         self.drafts += 1
 

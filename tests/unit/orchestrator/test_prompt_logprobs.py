@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.request.resolver import Request
+from orchestrator.request.resolver import ResolvedRequest
 from orchestrator.verdicts import prompt_problem_of
 from outrider.protocol.errors import InvalidRequest
 from outrider.protocol.messages import PromptLogprobs, SamplingParams, TokenLogprob
@@ -91,7 +91,7 @@ def test_they_are_not_for_streams_that_are_resumed() -> None:
 
 def test_what_cannot_be_those_of_the_prompt() -> None:
     """Other tokens, another place, none at all, or nobody asked: the replica's mistake."""
-    request = Request(
+    request = ResolvedRequest(
         request_id="r", served=INFO, prompt=PROMPT, sampling=SamplingParams(max_tokens=4, prompt_logprobs=0)
     )
 

@@ -26,7 +26,7 @@ from orchestrator.events import (
     VerifyFailed,
     VerifyOpened,
 )
-from orchestrator.request.resolver import Request
+from orchestrator.request.resolver import ResolvedRequest
 from orchestrator.session import MAX_INTERNAL_ERRORS, PARK_SECONDS, STALL_VERDICTS, Session, SessionLimits
 from outrider.protocol.errors import (
     ContextTooLong,
@@ -57,7 +57,7 @@ GONE = Unavailable("gone")
 def session(mode: Mode = Mode.AUTO, **fields: Any) -> Session:
     """A session of a three token prompt."""
     own = {name: fields.pop(name) for name in ("handle", "handle_endpoint") if name in fields}
-    request = Request(
+    request = ResolvedRequest(
         request_id="r",
         served=SERVED,
         prompt=(1, 2, 3),
@@ -368,6 +368,22 @@ def test_verdict_for_another_length_loses_the_replica() -> None:
 def test_impossible_verdicts_lose_the_replica(tokens: tuple[int, ...]) -> None:
     """So does a verdict without tokens, or with one outside the vocabulary."""
     assert DropVerify in kinds(started().handle_event(verdict(4, *tokens), 0.1))
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        {"verified": 257},
+        {"verified": 1, "accepted": 2},
+        {"verified": 9, "accepted": 3},
+        {"verified": 2, "predicted": 3},
+        {"verified": 2, "predicted": 1, "predicted_accepted": 2},
+    ],
+)
+def test_counts_that_contradict_each_other_lose_the_replica(counts: dict[str, int]) -> None:
+    """Sums of them are told to the caller."""
+    assert DropVerify not in kinds(started().handle_event(verdict(4, 11, 12), 0.1))
+    assert DropVerify in kinds(started().handle_event(verdict(4, 11, 12, **counts), 0.1))
 
 
 def test_events_of_streams_given_up_are_ignored() -> None:

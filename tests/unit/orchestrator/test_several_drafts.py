@@ -20,7 +20,7 @@ from orchestrator.events import (
     VerifyFailed,
     VerifyOpened,
 )
-from orchestrator.request.resolver import Request
+from orchestrator.request.resolver import ResolvedRequest
 from orchestrator.session import PARK_SECONDS, STALL_VERDICTS, Session, SessionLimits
 from outrider.protocol.allowance import BLOCKS
 from outrider.protocol.errors import NoReplica, Unavailable
@@ -36,7 +36,7 @@ FIRST, SECOND = 2, 3
 def started(mode: Mode = Mode.AUTO, drafts: int = 2) -> Session:
     """A session whose streams are open and whose first token is committed."""
     sampling = SamplingParams(max_tokens=50)
-    request = Request(request_id="r", served=SERVED, prompt=(1, 2, 3), mode=mode, sampling=sampling)
+    request = ResolvedRequest(request_id="r", served=SERVED, prompt=(1, 2, 3), mode=mode, sampling=sampling)
     limits = SessionLimits(recovery_seconds=10.0, stall_seconds=2.0, drafts=drafts)
     machine = Session(request, 0, limits)
     machine.start(0.0)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.internal.v1 import draft_pb2, session_pb2, verify_pb2
-from outrider.protocol import info_wire, wire
+from outrider.protocol import info_wire, sampling_wire, wire
 from outrider.protocol.constraint import MAX_CHOICES, Constraint, ConstraintKind
 from outrider.protocol.errors import InvalidRequest
 from outrider.protocol.messages import (
@@ -21,6 +21,7 @@ from outrider.protocol.messages import (
     Opened,
     OpenVerify,
     Origin,
+    PromptFeatures,
     SamplingParams,
     StepNodes,
     StepTimes,
@@ -141,6 +142,7 @@ def verdicts(draw: st.DrawFn) -> Verdict:
         nodes=draw(st.none() | step_nodes()),
         predicted=draw(uint32),
         predicted_accepted=draw(uint32),
+        features=draw(st.binary(max_size=8)),
     )
 
 
@@ -162,6 +164,7 @@ open_verifies = st.builds(
     lookup=st.booleans(),
     record_steps=st.booleans(),
     prediction=tokens,
+    feature_layers=tokens,
 )
 open_drafts = st.builds(
     OpenDraft,
@@ -177,7 +180,9 @@ open_drafts = st.builds(
     first_step=uint32,
     traceparent=words,
     task=words,
+    feature_layers=tokens,
 )
+prompt_features = st.builds(PromptFeatures, uint32, st.binary(max_size=8))
 infos = st.builds(
     ModelInfo,
     model=words,
@@ -195,20 +200,23 @@ infos = st.builds(
     device=words,
     pages=uint32,
     pages_free=uint32,
+    feature_layers=tokens,
+    hidden_size=uint32,
+    num_layers=uint32,
 )
 opened = st.builds(Opened, words, words, uint32)
 ROUND_TRIPS = {
     "block": (blocks(), wire.block_to_pb, wire.block_from_pb),
     "verdict": (verdicts(), wire.verdict_to_pb, wire.verdict_from_pb),
     "logprob": (logprobs, wire.logprob_to_pb, wire.logprob_from_pb),
-    "sampling": (sampling, wire.sampling_to_pb, wire.sampling_from_pb),
+    "sampling": (sampling, sampling_wire.sampling_to_pb, sampling_wire.sampling_from_pb),
     "kv_handle": (handles, wire.kv_handle_to_pb, wire.kv_handle_from_pb),
     "model_info": (infos, info_wire.model_info_to_pb, info_wire.model_info_from_pb),
     "open_verify": (open_verifies, wire.open_verify_to_pb, wire.open_verify_from_pb),
     "open_draft": (open_drafts, wire.open_draft_to_pb, wire.open_draft_from_pb),
     "opened_verify": (opened, wire.opened_verify_to_pb, wire.opened_verify_from_pb),
     "opened_draft": (opened, wire.opened_draft_to_pb, wire.opened_draft_from_pb),
-    "mode": (st.sampled_from(Mode), wire.mode_to_pb, wire.mode_from_pb),
+    "mode": (st.sampled_from(Mode), int, wire.mode_from_pb),
 }
 
 
@@ -229,14 +237,14 @@ def test_round_trip_through_bytes_changes_nothing(name: str) -> None:
 
 def test_absent_sampling_fields_take_their_defaults() -> None:
     """An empty message is greedy decoding without penalties."""
-    assert wire.sampling_from_pb(tokens_pb2.SamplingParams()) == SamplingParams()
+    assert sampling_wire.sampling_from_pb(tokens_pb2.SamplingParams()) == SamplingParams()
 
 
 def test_zero_is_a_value_of_its_own() -> None:
     """A field set to zero is not a field left out: top_p 0 is refused, max_tokens 0 too."""
     for name in ("top_p", "max_tokens", "n", "repetition_penalty"):
         with pytest.raises(InvalidRequest) as refusal:
-            wire.sampling_from_pb(tokens_pb2.SamplingParams(**{name: 0}))
+            sampling_wire.sampling_from_pb(tokens_pb2.SamplingParams(**{name: 0}))
         assert refusal.value.field == f"sampling.{name}"
 
 
@@ -248,12 +256,12 @@ def test_unspecified_enums_mean_their_documented_value() -> None:
 
 def test_numbers_arrive_as_the_caller_wrote_them() -> None:
     """The wire has float32, but 0.7 is 0.7 again behind it, and odd float32 values survive."""
-    assert wire.sampling_from_pb(tokens_pb2.SamplingParams(temperature=0.7)).temperature == 0.7
+    assert sampling_wire.sampling_from_pb(tokens_pb2.SamplingParams(temperature=0.7)).temperature == 0.7
     odd = 0.7300000190734863  # what float32 makes of 0.73
-    assert wire.sampling_from_pb(tokens_pb2.SamplingParams(temperature=odd)).temperature == 0.73
+    assert sampling_wire.sampling_from_pb(tokens_pb2.SamplingParams(temperature=odd)).temperature == 0.73
     exact = 1.0 + 2.0**-23
-    again = wire.sampling_from_pb(tokens_pb2.SamplingParams(temperature=exact))
-    assert wire.sampling_to_pb(again).temperature == exact
+    again = sampling_wire.sampling_from_pb(tokens_pb2.SamplingParams(temperature=exact))
+    assert sampling_wire.sampling_to_pb(again).temperature == exact
 
 
 def _block(**changes: object) -> session_pb2.TokenBlock:
@@ -286,9 +294,13 @@ REFUSED = [
         draft_pb2.OpenDraft(sampling=tokens_pb2.SamplingParams(min_p=2)),
         "sampling.min_p",
     ),
-    (wire.sampling_from_pb, tokens_pb2.SamplingParams(temperature=math.nan), "sampling.temperature"),
-    (wire.sampling_from_pb, tokens_pb2.SamplingParams(logit_bias={7: math.inf}), "sampling.logit_bias[7]"),
-    (wire.sampling_from_pb, tokens_pb2.SamplingParams(stop=[""]), "sampling.stop[0] (characters)"),
+    (sampling_wire.sampling_from_pb, tokens_pb2.SamplingParams(temperature=math.nan), "sampling.temperature"),
+    (
+        sampling_wire.sampling_from_pb,
+        tokens_pb2.SamplingParams(logit_bias={7: math.inf}),
+        "sampling.logit_bias[7]",
+    ),
+    (sampling_wire.sampling_from_pb, tokens_pb2.SamplingParams(stop=[""]), "sampling.stop[0] (characters)"),
     (wire.mode_from_pb, 9, "speculation.mode"),
 ]
 
@@ -324,9 +336,15 @@ def test_too_many_choices_are_refused_without_a_copy_of_all() -> None:
     """One more than is allowed is enough to tell."""
     pb = tokens_pb2.SamplingParams(choice=tokens_pb2.Choice(texts=["x"] * (50 * MAX_CHOICES)))
     with pytest.raises(InvalidRequest, match=r"sampling\.choice: must have at most 1024 texts, not 1025"):
-        wire.sampling_from_pb(pb)
+        sampling_wire.sampling_from_pb(pb)
 
 
 def test_no_json_object_is_no_constraint() -> None:
     """A flag that is false asks for nothing."""
-    assert wire.sampling_from_pb(tokens_pb2.SamplingParams(json_object=False)).constraint is None
+    assert sampling_wire.sampling_from_pb(tokens_pb2.SamplingParams(json_object=False)).constraint is None
+
+
+@given(prompt_features)
+def test_features_of_a_text_survive(found: PromptFeatures) -> None:
+    """As bytes."""
+    assert wire.prompt_features_from_pb(wire.prompt_features_to_pb(found)) == found

@@ -63,9 +63,11 @@ async def serving(
     server = GrpcServer(VerifyConfig(**settings), [NAME])
     verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer or Servicer(), server.server)
     await server.start()
-    async with open_channel(server.endpoint) as channel:
-        yield server, channel
-    await server.stop()
+    try:
+        async with open_channel(server.endpoint) as channel:
+            yield server, channel
+    finally:
+        await server.stop()
 
 
 async def health(channel: grpc.aio.Channel, name: str = "") -> int:

@@ -245,6 +245,22 @@ async def test_a_failure_tells_every_session_and_call(shell: Shell) -> None:
 
 
 @shelled
+async def test_it_can_be_made_to_fail_from_outside(shell: Shell) -> None:
+    """An idle engine that another thread says is broken tells every session, and refuses the next."""
+    stream = shell.open()
+    await stream.outbox.take()
+    error = Unavailable("a part of the model is gone")
+    with capture_logs() as logs:
+        await asyncio.to_thread(shell.fail, error)
+        with pytest.raises(InternalError, match="its log has the details"):
+            await stream.outbox.take()
+    assert [line["event"] for line in logs] == ["the engine failed"]
+    assert shell.failure is not None
+    with pytest.raises(InternalError):
+        shell.open()
+
+
+@shelled
 async def test_what_was_announced_before_a_failure_is_read_first(shell: Shell) -> None:
     """The error comes behind it."""
     stream = shell.open()

@@ -145,8 +145,10 @@ async def serving(folder: Path) -> AsyncIterator[tuple[GrpcServer, Echo]]:
     verify_pb2_grpc.add_VerifyServiceServicer_to_server(echo, server.server)
     await server.start()
     server.set_serving(True)
-    yield server, echo
-    await server.stop()
+    try:
+        yield server, echo
+    finally:
+        await server.stop()
 
 
 def client(server: GrpcServer, folder: Path) -> grpc.aio.Channel:

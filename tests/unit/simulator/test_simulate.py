@@ -11,6 +11,7 @@ from simulator.devices import StepTotals
 from simulator.report import Run, summarise
 from simulator.simulate import simulate
 from simulator.topology import ArmKind, Load, Topology
+from simulator.traces import Trace, compact
 from tests.unit.simulator.conftest import PERFECT, USELESS
 
 LOAD = Load(sessions=3, prompt_tokens=8, new_tokens=20)
@@ -144,3 +145,48 @@ def test_warming_up_does_not_count(make_profile):
     report = simulate(make_profile(), Topology(arm=ArmKind.OFF), replace(LOAD, sessions=1, warm_up=2))
     assert report.tokens == 20
     assert report.target_busy == pytest.approx(1.0)
+
+
+def test_without_a_draft_replica_the_target_goes_on_alone(make_profile):
+    """As with `--draft none`: what `OFF` makes, and no draft is busy."""
+    load = replace(LOAD, new_tokens=60)
+    without = simulate(make_profile(), Topology(draft_replicas=0), load)
+    off = simulate(make_profile(), Topology(arm=ArmKind.OFF), load)
+    assert without.tokens == off.tokens == 180
+    assert without.draft_busy == 0.0
+    assert without.tokens_per_second >= 0.99 * off.tokens_per_second
+
+
+def test_a_lookup_replica_drafts_what_the_text_repeats(make_profile):
+    """The service's own lookup, on a text that says the same again and again."""
+    profile = make_profile().model_copy(update={"draft_kind": "lookup"})
+    trace = Trace((1, 2, 3), tuple(range(10, 20)) * 12, 1, ())
+    load = Load(sessions=1, prompt_tokens=0, new_tokens=100)
+    report = simulate(profile, Topology(), load, compact([trace]))
+    assert report.tokens == 100
+    assert report.acceptance_length > 2.0
+
+
+def test_rounds_that_warm_up_do_not_count(make_profile):
+    """All sessions ask once more before anything is counted."""
+    warm = simulate(make_profile(), Topology(), replace(LOAD, warm_up=1, warm_rounds=2))
+    assert warm.tokens == 60
+
+
+def test_a_core_without_drafts_helps_with_every_step(make_profile):
+    """T(n) is then the one that was measured so."""
+    profile = make_profile().model_copy(update={"cores": "two", "target_quiet": ((1, 0.006), (512, 0.006))})
+    load = Load(sessions=1, prompt_tokens=8, new_tokens=40)
+    helped = simulate(profile, Topology(draft_replicas=0), load)
+    alone = simulate(profile.model_copy(update={"target_quiet": ()}), Topology(draft_replicas=0), load)
+    assert helped.per_token_p50 == pytest.approx(0.006, rel=0.05)
+    assert alone.per_token_p50 == pytest.approx(0.010, rel=0.05)
+
+
+@pytest.mark.parametrize(("guess", "wanted"), [(PERFECT, True), (USELESS, False)])
+def test_a_report_says_whether_drafts_are_wanted(make_profile, guess, wanted):
+    """Useless ones rest after their trial."""
+    target = ((1, 0.010), (64, 0.040), (512, 0.3))
+    load = Load(sessions=8, rounds=2, prompt_tokens=8, new_tokens=100, warm_rounds=1)
+    report = simulate(make_profile(guess, target=target), Topology(), load)
+    assert (report.draft_wanted > 0.5) is wanted

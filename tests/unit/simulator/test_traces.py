@@ -8,7 +8,18 @@ from random import Random
 import pytest
 
 from simulator.profile import FOLDER
-from simulator.traces import NO_RANK, Corpus, Guess, Trace, encode, load_corpus, replay, write_script
+from simulator.traces import (
+    MIN_VOCABULARY,
+    NO_RANK,
+    Corpus,
+    Guess,
+    Trace,
+    compact,
+    encode,
+    load_corpus,
+    replay,
+    write_script,
+)
 
 TRACE = Trace((9, 8), (1, 2, 3, 4), 7, tuple(Guess(rank, (rank, 39)) for rank in (0, 1, NO_RANK, 2)))
 CORPUS = Corpus(100, (TRACE,))
@@ -55,3 +66,15 @@ def test_the_recorded_pair_is_as_good_as_it_was_measured():
         guesses = load_corpus(FOLDER / "demo_pair.json", temperature).guesses
         shares.append(sum(guess.rank == 0 for guess in guesses) / len(guesses))
     assert 0.9 > shares[0] > shares[1] > shares[2] > 0.3
+
+
+def test_a_large_vocabulary_becomes_a_small_one():
+    """Equal tokens stay equal and others different, over all texts; guesses are untouched."""
+    other = Trace((200_000,), (8, 150_000), 8, TRACE.guesses[:2])
+    corpus = compact([TRACE, other])
+    first, second = corpus.traces
+    assert corpus.vocabulary_size == MIN_VOCABULARY
+    assert len({*first.prompt, *first.tokens}) == 6
+    assert second.tokens[0] == first.prompt[1]
+    assert max(*second.prompt, *second.tokens) < MIN_VOCABULARY
+    assert second.guesses == other.guesses

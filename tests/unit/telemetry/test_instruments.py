@@ -14,6 +14,7 @@ from outrider.protocol.errors import ConfigError
 from outrider.protocol.messages import StepTimes, Verdict
 from outrider.rpc.reloading import Reloaded
 from outrider.telemetry import metrics_page
+from outrider.telemetry.collection_instruments import CollectionOutcome
 from outrider.telemetry.instruments import (
     DraftInstruments,
     OrchestratorInstruments,
@@ -21,6 +22,7 @@ from outrider.telemetry.instruments import (
     start_metrics,
 )
 from outrider.telemetry.metric_parts import MAX_POSITION, MAX_REPLICAS, MAX_TASKS
+from outrider.telemetry.shadow_instruments import Role
 
 TIMES = StepTimes(queue_us=3_000, forward_us=20_000, sample_us=1_000, idle_us=2_000)
 VERDICT = Verdict(1, 10, (5, 6, 7), verified=6, accepted=2, depth=4, hit=True, lookup_verified=1, times=TIMES)
@@ -169,6 +171,7 @@ def use_everything(registry: CollectorRegistry) -> None:
     draft.wasted(5, "")
     draft.sessions(2)
     draft.pages(100, 1, 2)
+    draft.weights("0a1b2c3d")
     orchestrator.admitted(0.5)
     orchestrator.rejected("OVERLOADED")
     orchestrator.finished("stop", 20, 1.0, 0.05, 0.01, trace_id="a" * 32, model="m")
@@ -178,8 +181,16 @@ def use_everything(registry: CollectorRegistry) -> None:
     orchestrator.running(2)
     orchestrator.kv_utilization(0.5)
     orchestrator.fallback("draft")
+    orchestrator.kv_move("moved")
     orchestrator.labels.finished({"team": "search"}, 20)
     orchestrator.replicas("draft", "ready", 2)
+    orchestrator.collection.count(CollectionOutcome.WRITTEN)
+    orchestrator.shadows.compared(
+        "", "0a1b2c3d", Role.SHADOW, SimpleNamespace(tokens=3, proposed=2, foreseen=1)
+    )
+    orchestrator.shadows.failed("UNAVAILABLE")
+    orchestrator.shadows.promoted()
+    orchestrator.shadows.replicas([("draft-1:7701", "0a1b2c3d", Role.SERVING)])
     orchestrator.speculation.step(VERDICT, "", "draft-1:7701")
     orchestrator.speculation.step(Verdict(2, 13, (5,)), "", "")
     orchestrator.speculation.drift("", "draft-1:7701", 0.4, alarm=True)

@@ -148,7 +148,7 @@ def test_a_paused_session_is_told_once(loaded: LoadedModel, truth: torch.Tensor)
     assert session.prompt_logprobs_left
     assert session.kv is not None
     assert session.kv.length == MAX_PROMPT_ROWS
-    session.pause()
+    session.release_pages()
     bench.run()
     check(told(bench, 1)[0], truth)
 

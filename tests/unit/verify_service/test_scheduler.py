@@ -72,7 +72,7 @@ def test_rate_is_at_its_best() -> None:
     draw = random.Random(5)
     sessions = [with_chain(i, 8, draw.uniform(0.1, 0.99)) for i in range(6)]
     plan = plan_step(sessions, 0.0, MEMORY_BOUND, 512)
-    reaches = sorted((each.worth for s in sessions for each in s.eligible()), reverse=True)
+    reaches = sorted((each.probability for s in sessions for each in s.eligible()), reverse=True)
     rates = [(6 + sum(reaches[:k])) / MEMORY_BOUND.seconds(6 + k) for k in range(len(reaches) + 1)]
     assert rates[sum(node_counts(plan))] == max(rates)
 
@@ -169,10 +169,12 @@ def test_a_step_takes_every_session_along_but_waiting_sequential_ones() -> None:
     assert [work.session.id for work in plan.works] == [1, 2]
 
 
-def waiting(session_id: int, due: float, worths: Sequence[float] = ()) -> VerifySession:
-    """A session without candidates that expects a tree of these worths, at 5.0, in `due` seconds."""
+def waiting(session_id: int, due: float, probabilities: Sequence[float] = ()) -> VerifySession:
+    """A session without candidates that expects a tree of these probabilities, at 5.0, in `due` seconds."""
     session = make_session(session_id)
-    session.patience = Patience(max_seconds=9.0, turnaround=0.1 + due, ready_worths=list(worths))
+    session.patience = Patience(
+        max_seconds=9.0, turnaround=0.1 + due, ready_probabilities=list(probabilities)
+    )
     session.patience.deviation = 0.001
     session.last_verdict = 4.9
     return session
@@ -261,7 +263,7 @@ def test_sessions_that_cannot_run_are_left_out(why: str) -> None:
     if why == "finished":
         session.finished = True
     elif why == "paused":
-        session.pause()
+        session.release_pages()
     else:
         for _ in range(4):
             session.outbox.announce(None)

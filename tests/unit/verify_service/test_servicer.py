@@ -84,10 +84,12 @@ async def serving(runner: FakeRunner | None = None, max_pending: int = 8) -> Asy
     port = await server.start()
     server.set_serving(True)
     engine.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        yield Service(engine, runner, verify_pb2_grpc.VerifyServiceStub(channel), failures)
-    await server.stop()
-    await engine.stop()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield Service(engine, runner, verify_pb2_grpc.VerifyServiceStub(channel), failures)
+    finally:
+        await server.stop()
+        await engine.stop()
 
 
 def over_grpc(**options: Any) -> Callable[[Callable[[Service], Any]], Callable[[], None]]:
@@ -281,7 +283,7 @@ BAD_OPENINGS: dict[str, tuple[OpenVerify, str]] = {
         "sampling.max_tokens",
     ),
     "stop token": (opening(sampling=SamplingParams(stop_token_ids=(1, 99))), "sampling.stop_token_ids[1]"),
-    "bias": (opening(sampling=SamplingParams(logit_bias={99: 1.0})), "sampling.logit_bias[0]"),
+    "bias": (opening(sampling=SamplingParams(logit_bias={99: 1.0})), "sampling.logit_bias[99]"),
 }
 GOOD = wire.open_verify_to_pb(opening())
 BAD_MESSAGES: dict[str, tuple[list[Request], str]] = {

@@ -211,6 +211,13 @@ def rounded(builder: Builder, kind: str, value: Value) -> Value:
     return _widened(builder, kind, _narrowed(builder, kind, value))
 
 
+def numbers_at(builder: Builder, kind: str, address: Value) -> Value:
+    """LANES numbers of a kind as float32."""
+    return _widened(
+        builder, kind, builder.load(pointer(builder, address), typ=_ROWS[kind], align=_BYTES[kind])
+    )
+
+
 def _widened(builder: Builder, kind: str, numbers: Value) -> Value:
     """Numbers of a kind as float32."""
     if kind == "float32":
@@ -247,7 +254,7 @@ def _whole(builder: Builder, mask: Value) -> Value:
 @emits(Vector, Vector, Vector, Vector)
 def multiply_add(builder: Builder, a: Value, b: Value, c: Value) -> Value:
     """a b + c, rounded once."""
-    return _fused(builder, a, b, c)
+    return fused(builder, a, b, c)
 
 
 def step_weights(builder: Builder, kind: str, address: Value) -> Value:
@@ -266,11 +273,11 @@ def add_products(builder: Builder, kind: str, total: Value, weights: Value, numb
     """Add to `total` the products of a step; two bfloat16 ones in the order of the instruction VDPBF16PS, or,
     where there is none, first the lower, then the higher."""
     if kind == "float32":
-        return _fused(builder, weights, numbers, total)
+        return fused(builder, weights, numbers, total)
     if WIDE:
         return call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", SUM, total, weights, numbers)
     for half in (_lower, _higher):
-        total = _fused(builder, half(builder, weights), half(builder, numbers), total)
+        total = fused(builder, half(builder, weights), half(builder, numbers), total)
     return total
 
 
@@ -282,7 +289,8 @@ def _higher(builder: Builder, pairs: Value) -> Value:
     return builder.bitcast(builder.and_(pairs, _words(0xFFFF0000)), SUM)
 
 
-def _fused(builder: Builder, a: Value, b: Value, c: Value) -> Value:
+def fused(builder: Builder, a: Value, b: Value, c: Value) -> Value:
+    """a b + c, rounded once."""
     return call(builder, f"llvm.fma.{SUFFIX}", SUM, a, b, c)
 
 

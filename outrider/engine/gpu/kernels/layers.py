@@ -14,11 +14,19 @@ import triton.language as tl
 
 
 @triton.jit
+def _weighted(row, factor, dtype: tl.constexpr):
+    """A float32 row times its weight. Rounded before as Llama's; with a float32 weight behind, as Gemma's."""
+    if factor.dtype == tl.float32:
+        return (row * factor).to(dtype)
+    return row.to(dtype) * factor
+
+
+@triton.jit
 def _normed(row, columns, weight, eps, WIDTH: tl.constexpr, dtype: tl.constexpr):
     """A row [BLOCK] float32, 0 behind WIDTH, scaled to a root mean square of 1 and by its weight."""
     scale = tl.rsqrt(tl.sum(row * row, 0) / WIDTH + eps)
     factor = tl.load(weight + columns, mask=columns < WIDTH, other=0.0)
-    return (row * scale).to(dtype) * factor
+    return _weighted(row * scale, factor, dtype)
 
 
 @triton.jit
@@ -55,8 +63,10 @@ def _rotated(places, cos, sin, weight, eps, HALF: tl.constexpr, BLOCK: tl.conste
         x = left.to(tl.float32)
         y = right.to(tl.float32)
         scale = tl.rsqrt((tl.sum(x * x, 0) + tl.sum(y * y, 0)) / (2 * HALF) + eps)
-        left = (x * scale).to(left.dtype) * tl.load(weight + columns, mask=inside, other=0.0)
-        right = (y * scale).to(right.dtype) * tl.load(weight + HALF + columns, mask=inside, other=0.0)
+        factor = tl.load(weight + columns, mask=inside, other=0.0)
+        left = _weighted(x * scale, factor, left.dtype)
+        factor = tl.load(weight + HALF + columns, mask=inside, other=0.0)
+        right = _weighted(y * scale, factor, right.dtype)
     x = left.to(tl.float32)
     y = right.to(tl.float32)
     return x * cos - y * sin, y * cos + x * sin

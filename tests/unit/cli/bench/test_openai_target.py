@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from outrider.cli.bench.http import Http
-from outrider.cli.bench.openai_target import OpenAiTarget, Settings, refusal
+from outrider.cli.bench.openai_target import OpenAiSettings, OpenAiTarget, refusal
 from outrider.cli.bench.target import Ask, Delivered, Ended, Event, Sampling
 from outrider.client.conversation import Message
 from outrider.protocol.errors import (
@@ -40,9 +40,9 @@ CHAT = (
 )
 
 
-def settings(url: str, chat: bool = False, seconds: float = 30.0, **extra: Any) -> Settings:
+def settings(url: str, chat: bool = False, seconds: float = 30.0, **extra: Any) -> OpenAiSettings:
     """How the server is asked."""
-    return Settings(url=url, chat=chat, seconds=seconds, sampling=Sampling(max_tokens=5), extra=extra)
+    return OpenAiSettings(url=url, chat=chat, seconds=seconds, sampling=Sampling(max_tokens=5), extra=extra)
 
 
 def target(server: FakeOpenAi, **more: Any) -> OpenAiTarget:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from outrider.cli.bench.generator import Clock, Tally
+from outrider.cli.bench.generator import Clock, LoadTally
 from outrider.cli.bench.progress import CLEAR, LOG_SECONDS, line, shown
 from outrider.protocol.errors import Unavailable
 from tests.unit.cli.bench.worlds import outcome, run_virtual
@@ -22,7 +22,7 @@ def told(out: io.StringIO, seconds: float) -> str:
     """What is written while a load runs for so long."""
 
     async def main(clock: Clock) -> None:
-        async with shown("measuring", Tally(begun=2), 4, clock, out):
+        async with shown("measuring", LoadTally(begun=2), 4, clock, out):
             await clock.sleep(seconds)
 
     run_virtual(main)
@@ -31,7 +31,7 @@ def told(out: io.StringIO, seconds: float) -> str:
 
 def test_the_line() -> None:
     """Ended, running, failed, and for how long."""
-    tally = Tally(3, [outcome(), outcome(error=Unavailable("gone"))])
+    tally = LoadTally(3, [outcome(), outcome(error=Unavailable("gone"))])
     assert line("measuring", tally, 8, 12.3) == "measuring: 2/8 requests, 1 running, 1 failed, 12 s"
 
 

@@ -31,6 +31,16 @@ def test_lines(tmp_path: Path) -> None:
     assert prompts.read_prompts(str(path)) == ["x = ", (1, 2), "y"]
 
 
+def test_prompts_may_have_a_task(tmp_path: Path) -> None:
+    """Those that are objects; it is a text."""
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "x", "task": "code"}\n"y"\n')
+    assert prompts.read_labelled(str(path)) == [("x", "code"), ("y", "")]
+    path.write_text('{"prompt": "x", "task": 3}\n')
+    with pytest.raises(InvalidRequest, match="the task of entry 1 must be a text"):
+        prompts.read_prompts(str(path))
+
+
 @pytest.mark.parametrize("entry", [1, "", [], [1, "a"], [True], {"text": "x"}, [{"role": "user"}], None])
 def test_an_entry_of_another_kind_is_named(tmp_path: Path, entry: Any) -> None:
     """By its number, with what it must be."""

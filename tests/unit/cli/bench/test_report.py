@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 
 from outrider.cli.bench.figures import summarize
-from outrider.cli.bench.outcomes import Outcome
-from outrider.cli.bench.report import Run, record, table, without_token
+from outrider.cli.bench.outcomes import RequestOutcome
+from outrider.cli.bench.report import LoadRun, record, table, without_token
 from outrider.cli.bench.slo import parse_slo
 from outrider.protocol.errors import Overloaded
 from tests.unit.cli.bench.worlds import SERVED, outcome
@@ -15,11 +15,13 @@ from tests.unit.cli.bench.worlds import SERVED, outcome
 COUNTS = {"steps": 4, "drafted": 12, "verified": 10, "accepted": 5, "acceptance_length": 2.25}
 
 
-def run_of(outcomes: Sequence[Outcome], requests: int | None = None, begun: int | None = None) -> Run:
+def run_of(
+    outcomes: Sequence[RequestOutcome], requests: int | None = None, begun: int | None = None
+) -> LoadRun:
     """A run with these requests."""
     slo = parse_slo("ttft=500ms")
     count = len(outcomes)
-    return Run(
+    return LoadRun(
         served=SERVED,
         setting="2 requests",
         requests=requests or count,

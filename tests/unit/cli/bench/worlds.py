@@ -13,7 +13,7 @@ from functools import wraps
 from typing import Any, TypeVar
 
 from outrider.cli.bench.generator import Clock
-from outrider.cli.bench.outcomes import Outcome
+from outrider.cli.bench.outcomes import RequestOutcome
 from outrider.cli.bench.target import Ask, Delivered, Ended, Event, Served
 from outrider.protocol.errors import OutriderError
 
@@ -73,7 +73,7 @@ class ScriptedTarget:
         self.running = self.most_running = 0
 
     async def stream(self, ask: Ask) -> AsyncGenerator[Event, None]:
-        """See `Target`."""
+        """See `BenchTarget`."""
         self.asked.append(ask)
         self.running += 1
         self.most_running = max(self.most_running, self.running)
@@ -96,9 +96,9 @@ def outcome(
     error: OutriderError | None = None,
     due: float | None = None,
     **end: Any,
-) -> Outcome:
+) -> RequestOutcome:
     """A request that ended at its last delivery."""
-    return Outcome(
+    return RequestOutcome(
         index=index,
         sent=sent,
         due=due,

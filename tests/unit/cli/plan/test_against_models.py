@@ -18,14 +18,16 @@ def test_every_architecture(architecture: str, tmp_path: Path) -> None:
     found = read_checkpoint(folder)
     loaded = load_model(folder, dtype="auto", device="cpu", threads=1, fused=False, cpu_backend="onednn")
     shape = loaded.geometry
-    assert (found.layers, found.kv_heads, found.head_dim) == (
+    assert (found.layers, found.kv_heads, found.head_dim, found.value_dim) == (
         shape.num_layers,
         shape.kv_heads,
         shape.head_dim,
+        shape.value_dim,
     )
-    assert shape.value_dim == shape.head_dim
     assert found.context_length == loaded.context_length
     assert found.vocabulary_size == loaded.vocabulary_size
     from transformers import AutoModelForCausalLM
 
-    assert found.parameters == AutoModelForCausalLM.from_pretrained(folder).num_parameters()
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    stored = sum(buffer.numel() for name, buffer in model.named_buffers() if name in model.state_dict())
+    assert found.parameters == model.num_parameters() + stored

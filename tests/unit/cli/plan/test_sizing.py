@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from outrider.cli.plan.checkpoint import Checkpoint
+from outrider.cli.plan.checkpoint import ModelSizes
 from outrider.cli.plan.devices import CPU, GB, GPUS, Device, device_of
 from outrider.cli.plan.sizing import HEADROOM, NODES, PAGE, PROCESS_BYTES, fit, replicas_for
 from outrider.protocol.errors import ConfigError
 
 
-def model(**changes: Any) -> Checkpoint:
+def model(**changes: Any) -> ModelSizes:
     """Eight billion weights of which all are read, 128 KiB of keys and values for each token."""
     sizes: dict[str, Any] = {
         "name": "eight",
@@ -23,10 +23,11 @@ def model(**changes: Any) -> Checkpoint:
         "layers": 32,
         "kv_heads": 8,
         "head_dim": 128,
+        "value_dim": 128,
         "context_length": 8192,
         "vocabulary_size": 1000,
     }
-    return Checkpoint(**sizes | changes)
+    return ModelSizes(**sizes | changes)
 
 
 BIG = Device("big", 80 * GB, 2000.0 * GB)

@@ -17,7 +17,7 @@ from rich.console import Console
 from outrider.cli.main import main
 from outrider.cli.top.command import top
 from outrider.cli.top.frame import Frame, frame_of, quantile
-from outrider.cli.top.pages import Page, Sample, addresses, look, parsed, url_of
+from outrider.cli.top.pages import Page, Snapshot, addresses, parsed, read_snapshot, url_of
 from outrider.cli.top.view import view
 from outrider.protocol.errors import Unavailable
 
@@ -26,10 +26,10 @@ KINDS = ("orchestrator", "verify", "draft")
 SECONDS = 4.0
 
 
-def recorded(when: str, *kinds: str, at: float = 0.0) -> Sample:
+def recorded(when: str, *kinds: str, at: float = 0.0) -> Snapshot:
     """Pages of services of the demo pair, before and after two requests."""
     pages = {f"{kind}:9464": parsed((RECORDED / f"{kind}-{when}.txt").read_text()) for kind in kinds}
-    return Sample(at, pages, {})
+    return Snapshot(at, pages, {})
 
 
 def frame(*kinds: str) -> Frame:
@@ -45,7 +45,7 @@ def drawn(shown: Frame) -> str:
     return captured.get()
 
 
-def test_a_frame_tells_what_happened_between_two_looks() -> None:
+def test_a_frame_tells_what_happened_between_two_snapshots() -> None:
     """The figures are those of the two requests: 100 tokens of code and 60 without a label."""
     found = frame(*KINDS)
     requests = found.requests
@@ -84,7 +84,7 @@ def test_several_pages_add_up() -> None:
     one = frame("orchestrator")
     pages = [recorded(when, "orchestrator").pages["orchestrator:9464"] for when in ("before", "after")]
     before, after = ({"a": page, "b": page} for page in pages)
-    two = frame_of(Sample(0.0, before, {}), Sample(SECONDS, after, {}))
+    two = frame_of(Snapshot(0.0, before, {}), Snapshot(SECONDS, after, {}))
     assert one.requests is not None
     assert two.requests is not None
     assert two.requests.tokens == 2 * (one.requests.tokens or 0.0)
@@ -102,7 +102,7 @@ def test_a_process_that_was_started_again_begins_at_zero() -> None:
 
 def test_a_page_that_is_new_has_no_rates_yet() -> None:
     """Its gauges are shown."""
-    found = frame_of(Sample(0.0, {}, {}), recorded("after", *KINDS, at=SECONDS))
+    found = frame_of(Snapshot(0.0, {}, {}), recorded("after", *KINDS, at=SECONDS))
     assert found.requests is not None
     assert found.requests.tokens is None
     assert found.replicas[0].pages == 4096.0
@@ -111,7 +111,7 @@ def test_a_page_that_is_new_has_no_rates_yet() -> None:
 
 def test_other_pages_are_named() -> None:
     """A page that is none of ours, and one that cannot be read."""
-    other = Sample(1.0, {"a:1": Page({("up", frozenset()): 1.0})}, {"b:1": "cannot be read (timed out)"})
+    other = Snapshot(1.0, {"a:1": Page({("up", frozenset()): 1.0})}, {"b:1": "cannot be read (timed out)"})
     said = drawn(frame_of(other, other))
     assert "a:1 is no page of an orchestrator, a verify or a draft service" in said
     assert "b:1 cannot be read (timed out)" in said
@@ -189,7 +189,7 @@ def test_pages_are_read_and_problems_are_sentences() -> None:
     """One that answers, one that is no page, one that is not there, and a server that is not there."""
     nobody = _free()
     with served() as address:
-        found = look([address, f"http://{address}/other", f"http://{address}/missing", nobody])
+        found = read_snapshot([address, f"http://{address}/other", f"http://{address}/missing", nobody])
     assert found.pages[address].total("outrider_verify_tokens_total") == 400.0
     assert found.problems[f"http://{address}/other"].startswith("is no Prometheus page")
     assert (

@@ -60,7 +60,14 @@ def test_a_part_of_the_target_may_be_the_draft() -> None:
     draft = _plan(*flags)["draft-0"]
     assert (draft.model, draft.skip_layers, draft.weights) == ("big", "4-9", "int8")
     plain = plan_replicas(_resolved("--target", "big", "--draft", "small"), [0, 1], False)
+    assert _plan("--target", "big", "--draft", "head")["draft-0"].target == "big", "for an EAGLE head"
     assert not {"--weights", "--skip-layers"} & set(plain[1].arguments)
+
+
+def test_the_target_may_be_rounded_alone() -> None:
+    """Its weights and the draft's are told apart."""
+    plan = _plan("--target", "big", "--draft", "small", "--weights", "int4")
+    assert (plan["verify-0"].weights, plan["draft-0"].weights) == ("int4", "full")
 
 
 def test_drafts_of_several_kinds() -> None:
@@ -82,6 +89,14 @@ def test_how_many_drafts_a_session_has_is_the_orchestrators() -> None:
     asked = plan_orchestrator(_resolved("--target", "b", "--drafts-per-session", "2"), "file", [], [])
     assert "--drafts-per-session" in asked.arguments
     assert "--drafts-per-session" not in plan_orchestrator(_resolved(), "file", [], []).arguments
+
+
+def test_what_is_collected_is_the_orchestrators() -> None:
+    """Nothing is, unless a folder is named."""
+    asked = plan_orchestrator(_resolved("--collect", "kept", "--collect-share", "0.5"), "file", [], [])
+    at = asked.arguments.index("--collect")
+    assert asked.arguments[at : at + 4] == ("--collect", "kept", "--collect-share", "0.5")
+    assert "--collect" not in plan_orchestrator(_resolved(), "file", [], []).arguments
 
 
 def test_a_target_without_drafts_is_helped_on_a_spare_core() -> None:
@@ -118,7 +133,18 @@ def test_pinned_only_where_it_helps(flags: tuple[str, ...], cores: int, gpu: boo
 
 def test_threads_get_cores_of_their_own() -> None:
     """Two threads are two cores."""
-    assert share_cores([0, 1, 2, 3], 2, 2) == [(0, 1), (2, 3)]
+    assert share_cores([0, 1, 2, 3], [2, 2]) == [(0, 1), (2, 3)]
+    assert share_cores([0, 1, 2, 3], [3, 1]) == [(0, 1, 2), (3,)]
+    assert share_cores([0, 1], [2, 1]) == [(), ()]
+
+
+def test_a_target_in_ranks_has_cores_for_all_of_them() -> None:
+    """As many as all its ranks have threads; the drafts' cores do not help, and drafts are not divided."""
+    flags = ("--target", "b", "--draft", "s", "--tensor-parallel", "2", "--threads", "2")
+    plan = _plan(*flags, cores=6)
+    assert (plan["verify-0"].tensor_parallel, plan["verify-0"].cpus) == (2, "0,1,2,3")
+    assert plan["verify-0"].helper_cpus == ""
+    assert plan["draft-0"].cpus == "4,5"
 
 
 def test_the_draft_may_have_its_own_device() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from outrider.cli.up.plan import ChildSpec
-from outrider.cli.up.processes import Processes
+from outrider.cli.up.processes import ServiceProcesses
 
 REPLICAS = [ChildSpec("verify-0", "verify", ()), ChildSpec("draft-0", "draft", ())]
 ORCHESTRATOR = ChildSpec("orchestrator", "orchestrator", ("--port", "0"))
@@ -67,7 +67,7 @@ class World:
         self.restarts = asyncio.Event()
         """Cleared, crashed children wait for their restart."""
         self.restarts.set()
-        self.fleet = Processes(
+        self.fleet = ServiceProcesses(
             REPLICAS, ORCHESTRATOR, self.file, None, 1.0, self._start, self._pause, gateway
         )
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from outrider.engine.cpu import backend, choice
-from outrider.engine.cpu.backend import Backend, preferred, row_edges, unsupported_reason, vector_backend
+from outrider.engine.cpu.backend import Backend, preferred, unsupported_reason, vector_backend
 from outrider.engine.cpu.choice import MIN_BYTES, choose_backend, sample
 from outrider.protocol.errors import ModelError
 
@@ -138,11 +138,3 @@ def test_the_sample_is_of_the_shape_that_takes_most_memory(monkeypatch: pytest.M
 def test_a_model_without_linear_layers_has_a_back_end() -> None:
     """Nothing is measured."""
     assert choose_backend([], clock=no_clock).backend is Backend.ONEDNN or OWN is not None
-
-
-def test_edges_are_where_a_matmul_takes_another_pass() -> None:
-    """The library's are not known."""
-    assert list(row_edges(Backend.ONEDNN)) == []
-    if OWN is not None:
-        edges = list(row_edges(OWN))
-        assert edges[1] == 2 * edges[0]

@@ -12,7 +12,7 @@ from transformers.pytorch_utils import Conv1D
 
 from outrider.engine.cpu import linear
 from outrider.engine.cpu.backend import Backend, matmul_type, preferred, vector_backend
-from outrider.engine.cpu.linear import KernelLinear, LibraryLinear, pack_linears
+from outrider.engine.cpu.linear import KernelLinear, LibraryLinear, pack_linears, row_edges
 from outrider.engine.cpu.matmul import MIN_SHARE, Matmul
 from outrider.engine.cpu.worker_pool import WorkerPool
 
@@ -122,3 +122,15 @@ def test_the_weights_of_all_layers_decide_whether_they_pass_the_cache(
         monkeypatch.setattr(linear, "KEPT_BYTES", limit)
         assert pack_linears(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), backend) == 2
     assert found == [False, False, True, True]
+
+
+@needs_kernels
+def test_edges_are_where_the_largest_layers_take_another_pass() -> None:
+    """The library's are not known."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 64))
+    assert list(row_edges(model)) == []
+    backend = preferred(torch.float32)
+    kind = matmul_type(backend)
+    assert kind is not None
+    pack_linears(model, backend)
+    assert list(row_edges(model))[:2] == [kind.pass_rows, 2 * kind.pass_rows]

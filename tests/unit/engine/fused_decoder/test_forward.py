@@ -84,5 +84,5 @@ def test_silu_is_recognised(folder_of: Callable[[str], Path]) -> None:
     assert isinstance(loaded.model, FusedDecoder)
     assert loaded.choice is not None
     assert len(loaded.model.gates) == len(loaded.model.stack)
-    opened = [part.gate.opened for part in loaded.model.stack]
+    opened = [part.mlp.gate.opened for part in loaded.model.stack]
     assert opened == [loaded.choice.backend is not Backend.ONEDNN] * len(opened)

@@ -23,6 +23,18 @@ def test_rms_norm(dtype: torch.dtype) -> None:
     assert torch.equal(x, before)
 
 
+def test_a_float32_weight_of_a_bfloat16_model() -> None:
+    """Rows are rounded once, behind the weight, as Gemma's are; the kernel and torch do so."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(5, 48).bfloat16(), torch.rand(48) + 1.0
+    exact = x.double()
+    expected = exact / (exact.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight.double()
+    for dtype in (torch.bfloat16, None):
+        found = RmsNorm(Norm(weight, 1e-6), dtype)(x)
+        assert found.dtype == torch.bfloat16
+        assert torch.equal(found, expected.bfloat16())
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("other", [torch.float32, torch.bfloat16])
 def test_the_norm_of_a_sum(dtype: torch.dtype, other: torch.dtype) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from outrider.engine.loading.loader import load_model
 from tests.models import ARCHITECTURES, BOS_ID, EOS_ID, build_tokenizer
 
 Folders = Callable[[str], Path]
-FUSED = {"llama", "qwen2", "qwen3", "mistral", "phi3"}
+PLAIN = {"gpt_neox", "gpt2", "deepseek_v3"}
 
 
 def plain_model(folder: Path) -> tuple[PreTrainedModel, Plain]:
@@ -39,7 +40,7 @@ def test_who_is_fused(folder_of: Folders, architecture: str) -> None:
         str(folder_of(architecture)), dtype="float32", device="cpu", threads=1, progress=said.append
     )
     fused = isinstance(loaded.model, FusedDecoder)
-    assert fused == (architecture in FUSED)
+    assert fused == (architecture not in PLAIN)
     assert [line for line in said if line.startswith("without the fused decoder: ")] == [
         line for line in said if "fused" in line
     ]
@@ -53,9 +54,11 @@ def test_the_modules_are_kept_when_asked_for(folder_of: Folders) -> None:
     assert loaded.kind == "LlamaForCausalLM"
 
 
-def test_a_factor_in_the_code_is_found_by_the_check(tmp_path: Path) -> None:
-    """Granite looks like Llama and scales embeddings and residuals: it loads, with its own modules."""
-    config = transformers.GraniteConfig(
+def loaded_as(
+    kind: type[transformers.PretrainedConfig], folder: Path, **changes: Any
+) -> tuple[Any, list[str]]:
+    """A small random model of a kind as it is loaded, and what was said meanwhile."""
+    config = kind(
         vocab_size=300,
         hidden_size=64,
         intermediate_size=96,
@@ -64,18 +67,46 @@ def test_a_factor_in_the_code_is_found_by_the_check(tmp_path: Path) -> None:
         num_key_value_heads=2,
         max_position_embeddings=512,
         initializer_range=0.25,
-        embedding_multiplier=3.0,
-        residual_multiplier=0.5,
         bos_token_id=BOS_ID,
         eos_token_id=EOS_ID,
+        **changes,
     )
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    build_tokenizer(tmp_path)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    build_tokenizer(folder)
     said: list[str] = []
-    loaded = load_model(str(tmp_path), dtype="float32", device="cpu", threads=1, progress=said.append)
-    assert isinstance(loaded.model, PreTrainedModel)
+    loaded = load_model(str(folder), dtype="float32", device="cpu", threads=1, progress=said.append)
+    return loaded.model, said
+
+
+def test_a_factor_in_the_code_is_found_by_the_check(tmp_path: Path) -> None:
+    """Granite looks like Llama and scales embeddings and residuals: it loads, with its own modules."""
+    factors = {"embedding_multiplier": 3.0, "residual_multiplier": 0.5}
+    model, said = loaded_as(transformers.GraniteConfig, tmp_path, **factors)
+    assert isinstance(model, PreTrainedModel)
     assert any("without the fused decoder" in line and "gives other logits" in line for line in said)
+
+
+def test_norms_over_all_heads_are_not_fused(tmp_path: Path) -> None:
+    """OLMoE norms queries and keys before they are divided: it loads, with its own modules."""
+    model, said = loaded_as(transformers.OlmoeConfig, tmp_path, num_experts=4, num_experts_per_tok=2)
+    assert isinstance(model, PreTrainedModel)
+    assert any("norms of queries and keys are not over heads" in line for line in said)
+
+
+def test_a_model_that_also_takes_images_is_fused_for_texts(folder_of: Folders, tmp_path: Path) -> None:
+    """What reads images is left out; the text model is the one inside."""
+    text = transformers.AutoConfig.from_pretrained(folder_of("gemma3"))
+    vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.Gemma3Config(
+        text_config=text.to_dict(), vision_config=vision | {"image_size": 28, "patch_size": 14}
+    )
+    torch.manual_seed(0)
+    transformers.Gemma3ForConditionalGeneration(config).save_pretrained(tmp_path)
+    build_tokenizer(tmp_path)
+    loaded = load_model(str(tmp_path), dtype="float32", device="cpu", threads=1)
+    assert isinstance(loaded.model, FusedDecoder)
+    assert loaded.kind == "Gemma3ForConditionalGeneration"
 
 
 def test_a_weight_without_a_place_is_named(folder_of: Folders) -> None:

@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-ON_KERNELS = ("llama", "qwen3", "mistral", "gemma2", "gpt_oss")
+ON_KERNELS = ("llama", "qwen3", "mistral", "gemma2", "gemma3", "gpt_oss")

@@ -13,7 +13,7 @@ from outrider.engine.gpu.layout import BufferLayout
 from outrider.engine.gpu.plan import PlanSettings, fill, graph_capacity, plan_tiles
 from outrider.engine.kv.pages import PagePool, SequenceKv
 from outrider.engine.loaded_model import Geometry
-from outrider.engine.step import Segment, plan_step
+from outrider.engine.step import Segment, pack_step
 
 CPU = torch.device("cpu")
 PAGE = 4
@@ -84,7 +84,7 @@ class Case:
 
     def expected(self, segments, query, key, value, options):
         """The reference's results in its own order, and which packed positions those are."""
-        step = plan_step(segments, queries_per_kv=self.geometry.queries_per_kv, dtype=self.dtype, device=CPU)
+        step = pack_step(segments, queries_per_kv=self.geometry.queries_per_kv, dtype=self.dtype, device=CPU)
         order = self.packed_order(segments, step)
         with self.reference.during(step):
             parts = (part[:, :, order] for part in (query, key, value))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from outrider.engine.gpu import graphs
-from outrider.engine.gpu.graphs import CudaGraphs, bucket_of
+from outrider.engine.gpu.graphs import MAX_GRAPH_TOKENS, CudaGraphs, bucket_of, buckets_up_to
 
 POOL = (0, 7)
 
@@ -101,6 +101,23 @@ def test_an_invalid_capture_leaves_no_stream_and_no_allocations(monkeypatch):
     assert len(graphs._ABANDONED) == 1
 
 
+def test_after_a_failure_graphs_get_another_pool(monkeypatch):
+    """The one of the failed capture was released."""
+    cuda, pools = Cuda(monkeypatch), iter([(0, 7), (0, 8)])
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(pools))
+    captures, failing = CudaGraphs(torch.device("cuda:0")), iter([0, 1])
+
+    def run():
+        if next(failing, 0):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return torch.zeros(1)
+
+    with pytest.raises(RuntimeError):
+        captures.capture(run)
+    captures.capture(run)
+    assert cuda.held == [(0, 8)]
+
+
 def test_a_run_that_fails_by_itself_is_left_too(monkeypatch):
     """Torch has ended a capture that was valid: nothing is ended twice."""
     cuda, runs = Cuda(monkeypatch), []
@@ -120,3 +137,21 @@ def test_a_run_that_fails_by_itself_is_left_too(monkeypatch):
 def test_the_smallest_bucket_that_holds_a_step(tokens, bucket):
     """None: it runs without a graph."""
     assert bucket_of(tokens, (1, 2, 4, 8)) == bucket
+
+
+@pytest.mark.parametrize("most", [1, 3, 33, 136, 264, 512])
+def test_buckets_hold_every_step_with_little_padding(most):
+    """Up to the longest step: at most a quarter is padding beyond 32 tokens, and at most 7 tokens before."""
+    buckets = buckets_up_to(most)
+    assert list(buckets) == sorted(set(buckets))
+    for tokens in range(1, most + 1):
+        bucket = bucket_of(tokens, buckets)
+        assert bucket is not None
+        padding = bucket - tokens
+        assert padding * 4 <= bucket if tokens > 32 else padding <= 7
+    assert buckets[-1] == most
+
+
+def test_longer_steps_have_no_buckets():
+    """Whatever a service allows."""
+    assert buckets_up_to(4096)[-1] == MAX_GRAPH_TOKENS

@@ -51,3 +51,13 @@ def test_more_than_fit_are_carried_out():
     pending.add([(1, 2), (3, 4)])
     assert pending.take(1) == []
     assert carried == [[(1, 2), (3, 4)]]
+
+
+def test_all_can_be_carried_out_at_once():
+    """Before another thread reads or writes pages, none may be put off."""
+    carried: list[object] = []
+    pending = PendingMoves(carried.append)
+    assert pending.take(0) == []
+    pending.add([(1, 2)])
+    assert pending.take(0) == []
+    assert carried == [[(1, 2)]]

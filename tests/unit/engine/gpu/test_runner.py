@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
@@ -69,10 +69,10 @@ def script(runner: ModelRunner) -> list[torch.Tensor]:
     return results
 
 
-def prompt(runner: ModelRunner) -> torch.Tensor:
+def prompt(runner: ModelRunner, tokens: int = 3) -> torch.Tensor:
     """Logits of one short step."""
     kv = SequenceKv.open(runner.pool, [], reuse=False)
-    return runner.forward([Segment(kv, TOKENS[:3], None, [1, 2])])
+    return runner.forward([Segment(kv, TOKENS[:tokens], None, [1, 2])])
 
 
 @pytest.mark.parametrize("architecture", ON_KERNELS)
@@ -133,3 +133,70 @@ def test_a_forward_that_cannot_be_captured_runs_without_graphs(loaded_of):
     found = prompt(GraphRunner(loaded, PAGES, PAGE, buckets=(8,), graphs=Refusing(), say=said.append))
     torch.testing.assert_close(found, prompt(ModelRunner(loaded, PAGES, PAGE)), rtol=1e-3, atol=1e-3)
     assert "not permitted" in said[-1]
+
+
+def test_graphs_that_find_no_memory_are_left_out(loaded_of):
+    """The smaller ones serve; a step of the missing size runs eagerly, to the same logits."""
+
+    class Crowded(FakeGraphs):
+        def capture(self, run):
+            if run().shape[0] > 4:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return super().capture(run)
+
+    said: list[str] = []
+    loaded, graphs = loaded_of("llama"), Crowded()
+    runner = GraphRunner(loaded, PAGES, PAGE, buckets=(4, 8), graphs=graphs, say=said.append)
+    for tokens in (4, 5):
+        found, expected = (prompt(each, tokens) for each in (runner, ModelRunner(loaded, PAGES, PAGE)))
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    assert (graphs.captured, graphs.replayed, list(runner.row_edges)) == (1, 1, [4])
+    assert "steps of 8 tokens run without a graph" in said[1]
+    assert said[-1] == "1 graphs captured; they hold 0 MiB"
+
+
+def test_graphs_share_the_room_for_their_logits(loaded_of):
+    """Each size leaves its rows at the front of the largest one's."""
+    results = []
+
+    class Noting(FakeGraphs):
+        def capture(self, run):
+            results.append(run())
+            return super().capture(run)
+
+    GraphRunner(loaded_of("llama"), PAGES, PAGE, buckets=(2, 4, 8), max_rows=4, graphs=Noting())
+    assert [len(result) for result in results] == [4, 4, 2]
+    assert len({result.data_ptr() for result in results}) == 1
+
+
+@pytest.mark.parametrize(("wanted", "replayed"), [(1, 0), (4, 1), (5, 0)])
+def test_a_graph_computes_few_rows_that_nobody_wants(loaded_of, monkeypatch, wanted, replayed):
+    """Of 4 rows all but 3 have to be wanted here, and a step that wants more than there are runs eagerly."""
+    monkeypatch.setattr("outrider.engine.gpu.runner.MAX_UNWANTED", 2)
+    loaded, graphs = loaded_of("llama"), FakeGraphs()
+    runner = GraphRunner(loaded, PAGES, PAGE, buckets=(8,), max_rows=4, graphs=graphs)
+    logits = []
+    for each in (runner, ModelRunner(loaded, PAGES, PAGE)):
+        kv = SequenceKv.open(each.pool, [], reuse=False)
+        logits.append(each.forward([Segment(kv, TOKENS[:6], None, range(6 - wanted, 6))]))
+    torch.testing.assert_close(*logits, rtol=1e-3, atol=1e-3)
+    assert graphs.replayed == replayed
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma2"])
+def test_what_goes_into_layers_is_taken_without_a_graph(loaded_of, architecture):
+    """The rows are those of the plain runner, and the steps after it have their graphs again."""
+    loaded, graphs, found = loaded_of(architecture), FakeGraphs(), []
+    graphed = partial(GraphRunner, buckets=(4,), graphs=graphs)
+    for make in (graphed, ModelRunner):
+        runner = make(loaded, PAGES, PAGE)
+        kv, other = (SequenceKv.open(runner.pool, [], reuse=False) for _ in range(2))
+        segments = [
+            Segment(kv, TOKENS[:3], None, [2], [1, 2]),
+            Segment(other, [5, 6, 7], [-1, 0, 0], [0], [0, 2]),
+        ]
+        logits, taken = runner.forward_with_features(segments, (0, 1))
+        found.append((logits, taken[0], taken[1], runner.forward([Segment(kv, [9], None, [0])])))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+    assert graphs.replayed == 1

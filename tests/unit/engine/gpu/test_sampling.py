@@ -10,7 +10,10 @@ from outrider.sampling import chooser, on_device
 from outrider.sampling.chooser import SamplingRow, choose, rank
 from outrider.sampling.history import History
 from outrider.sampling.noise import gumbel_rows, row_keys
+from outrider.sampling.replays import Replays
 from outrider.sampling.truncation import weights
+from outrider.speculation.acceptance import FLATNESS
+from tests.unit.engine.gpu.fakes import FakeGraphs
 
 VOCABULARY = 1000
 NOTHING = History([])
@@ -155,3 +158,64 @@ def test_unknown_rows_are_chosen_the_long_way(monkeypatch):
     monkeypatch.setattr(on_device, "LISTED", 16)
     monkeypatch.setattr(chooser, "has_kernels", lambda device: True)
     assert choose(logits, rows, ()) == expected
+
+
+RANKS = on_device.RankingPlan(8, FLATNESS, chooser._would_win)
+KINDS = {
+    "greedy": [SamplingParams(temperature=0.0)],
+    "sampled": [SamplingParams(temperature=0.7, seed=1), SamplingParams(temperature=1.4, seed=2)],
+    "truncated": [
+        SamplingParams(temperature=0.9, seed=3, top_p=0.8),
+        SamplingParams(temperature=1.0, seed=4, top_k=5),
+    ],
+}
+KINDS["all"] = [*KINDS["greedy"], *KINDS["truncated"][:1], *KINDS["sampled"]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_replayed_ranking_is_the_one_without_graphs(monkeypatch, kind):
+    """Batches of several sizes, each a second time with other logits, positions and slopes, many equal."""
+    graphs = FakeGraphs()
+    replays = Replays(graphs, 320, torch.device("cpu"))
+    for seed, count in enumerate((3, 5, 4, 6)):  # two of 4 rows, two of 8
+        params = [KINDS[kind][index % len(KINDS[kind])] for index in range(count)]
+        rows = [SamplingRow(each, 10 * seed + index, index, NOTHING) for index, each in enumerate(params)]
+        logits, slopes = logits_of(count, seed)[:, :320], [0.8 + 0.1 * index for index in range(count)]
+        if seed > 1:
+            logits = logits.round()
+        with monkeypatch.context() as patch:
+            expected = on_device.rank(logits, rows, slopes, RANKS)
+            patch.setattr(on_device, "_replays", lambda device, size: replays)
+            assert on_device.rank(logits, rows, slopes, RANKS) == expected
+    assert (graphs.captured, graphs.replayed) == (2, 4)
+
+
+def test_greedy_leaders_come_with_their_probabilities():
+    """Against plain torch, for ranks that the caller sees."""
+    logits = logits_of(3)
+    found = on_device.rank(logits, rows_of(*[SamplingParams()] * 3), [1.0] * 3, RANKS)
+    expected = logits.softmax(-1).topk(8)
+    assert found.tokens == expected.indices.tolist()
+    torch.testing.assert_close(torch.tensor(found.shares), expected.values, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("top_k", "tries"), [(3, 1), (16, 0)])
+def test_batches_without_a_graph_are_ranked_all_the_same(monkeypatch, top_k, tries):
+    """Too many rows, lists of a length of their own, and a capture that fails, which is tried once."""
+    tried = []
+
+    class Refusing:
+        def capture(self, run):
+            tried.append(1)
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    replays = Replays(Refusing(), 100, torch.device("cpu"))
+    monkeypatch.setattr(on_device, "LISTED", 16)
+    for count in (1, 2, 33):
+        rows = rows_of(*[SamplingParams(temperature=0.7, seed=1, top_k=top_k)] * count)
+        logits = logits_of(count, count)[:, :100]
+        with monkeypatch.context() as patch:
+            expected = on_device.rank(logits, rows, [1.0] * count, RANKS)
+            patch.setattr(on_device, "_replays", lambda device, size: replays)
+            assert on_device.rank(logits, rows, [1.0] * count, RANKS) == expected
+    assert len(tried) == tries

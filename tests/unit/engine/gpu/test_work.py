@@ -22,6 +22,7 @@ from outrider.protocol.messages import SamplingParams
 from outrider.sampling import chooser, on_device
 from outrider.sampling.chooser import SamplingRow, choose, rank
 from outrider.sampling.history import History
+from outrider.sampling.replays import Replays
 from tests.unit.engine.gpu.shapes_of_models import LLAMA_8B, model
 from tests.unit.engine.gpu.stand_in import DEVICE, Work, counted
 
@@ -42,10 +43,14 @@ class CountedGraphs:
 
     def __init__(self) -> None:
         self.replayed = 0
+        self.captured: list[Work] = []
+        """What each replay would launch."""
 
     def capture(self, run: Callable[[], Tensor]) -> Callable[[], Tensor]:
         """See Graphs."""
-        result = run()
+        with counted() as work:
+            result = run()
+        self.captured.append(work)
 
         def replay() -> Tensor:
             self.replayed += 1
@@ -97,7 +102,10 @@ def test_a_forward_is_ten_launches_a_layer(decoder):
 
 
 def test_a_step_with_a_graph_is_one_copy_and_one_replay(decoder):
-    """A tree of 33 tokens after a commit that moves entries: no launch beside the copy of the logits."""
+    """A tree of 33 tokens after a commit that moves entries: no launch beside the copy of the logits.
+
+    The graph leaves them in the room of all graphs.
+    """
     graphs = CountedGraphs()
     with counted():
         runner = GraphRunner(decoder, 100, 16, buckets=(1, 40), graphs=graphs)
@@ -108,15 +116,16 @@ def test_a_step_with_a_graph_is_one_copy_and_one_replay(decoder):
     with counted() as work:
         runner.forward([Segment(kv, [9] * 32, [(index - 1) // 2 for index in range(32)], range(32))])
     assert graphs.replayed == before + 1
+    assert {captured.launches for captured in graphs.captured} == {10 * LAYERS + 14}
     assert work == Work(operations=Counter({"_to_copy": 1}), sent=1)
 
 
 @pytest.mark.parametrize(
     ("params", "choices", "rankings"),
     [
-        (SamplingParams(), 1, 22),
-        (SamplingParams(temperature=0.7, seed=1), 9, 45),
-        (SamplingParams(temperature=0.7, seed=1, top_p=0.9), 87, 110),
+        (SamplingParams(), 1, 8),
+        (SamplingParams(temperature=0.7, seed=1), 7, 34),
+        (SamplingParams(temperature=0.7, seed=1, top_p=0.9), 85, 99),
     ],
 )
 def test_choices_and_rankings_take_so_many_launches(on_kernels, params, choices, rankings):
@@ -130,6 +139,24 @@ def test_choices_and_rankings_take_so_many_launches(on_kernels, params, choices,
     assert chosen.sent <= 1
     assert ranked.sent == 1
     assert (chosen.launches, ranked.launches) == (choices, rankings)
+
+
+@pytest.mark.parametrize(
+    "params", [SamplingParams(), SamplingParams(temperature=0.7, seed=1, top_p=0.9)], ids=["greedy", "top-p"]
+)
+def test_a_ranking_with_a_graph_is_two_copies_and_one_replay(on_kernels, monkeypatch, params):
+    """The logits of 6 rows and the table of their draws; then the result is read."""
+    graphs = CountedGraphs()
+    with counted():
+        replays = Replays(graphs, VOCABULARY, DEVICE)
+        monkeypatch.setattr(on_device, "_replays", lambda device, size: replays)
+        rank(torch.empty((8, VOCABULARY), device=DEVICE), rows_of(params, 8), 8, 1.0, ())
+    logits = torch.empty((6, VOCABULARY), device=DEVICE)
+    with counted() as work:
+        rank(logits, rows_of(params, 6), 8, 1.0, ())
+    assert graphs.replayed == 2
+    assert (work.sent, work.waits, work.launches) == (1, 1, 1)
+    assert work.operations == Counter({"copy_": 1})
 
 
 def test_rows_with_penalties_do_not_slow_the_others(on_kernels):
@@ -155,11 +182,11 @@ def test_a_decoding_step_waits_once(decoder, on_kernels):
         for kv in sequences:
             runner.commit(kv, [0], [3])
     assert len(tokens) == len(sequences)
-    assert (work.sent, work.waits, work.launches) == (2, 1, 10)
+    assert (work.sent, work.waits, work.launches) == (2, 1, 8)
 
 
 @pytest.mark.parametrize(
-    ("sessions", "nodes", "most"), [(1, 0, 170), (1, 32, 320), (32, 0, 2500), (32, 3, 4900)]
+    ("sessions", "nodes", "most"), [(1, 0, 170), (1, 32, 250), (32, 0, 1550), (32, 3, 2000)]
 )
 def test_packing_a_step_takes_so_many_calls(sessions, nodes, most):
     """Calls of functions, Python's and C's, from the segments to the words: what the host's time goes to."""

@@ -138,14 +138,6 @@ class TestPrefixes:
             kv.commit([0], [token])
         assert SequenceKv.open(pool, [1, 2, 3, 4, 5, 6, 7, 8, 9]).length == 8
 
-    def test_dropping_the_cache_frees_it(self) -> None:
-        """Cached pages become free and are not found any more."""
-        pool = PagePool(8, SIZE)
-        prefill(pool, list(range(10))).release()
-        pool.drop_cache()
-        assert pool.statistics().free == 8
-        assert SequenceKv.open(pool, list(range(10))).length == 0
-
 
 class TestSequence:
     """Scratch, commit, rollback and fork of one sequence."""
@@ -392,3 +384,29 @@ PagesMachine.TestCase.settings = settings(
     max_examples=60, stateful_step_count=25, deadline=None, derandomize=True
 )
 TestRandomOperations = PagesMachine.TestCase
+
+
+class TestAdopted:
+    """Sequences whose entries another replica computed."""
+
+    def test_its_pages_are_found_by_nobody(self) -> None:
+        """Neither those it came with nor those it adds, also after it was copied and released."""
+        pool, tokens = PagePool(16, SIZE), list(range(10))
+        kv = SequenceKv.adopt(pool, tokens)
+        assert (kv.length, len(kv.pages)) == (10, 3)
+        copy, _ = kv.fork()
+        for one in (kv, copy):
+            run(one, [10, 11, 12])
+            one.commit(range(3), [10, 11, 12])
+        assert pool.cached_prefix(range(13)) == ([], b"")
+        pool.check_integrity([kv, copy])
+        kv.release()
+        copy.release()
+        assert (pool.statistics().used, pool.statistics().cached) == (0, 0)
+
+    def test_it_takes_nothing_where_it_does_not_fit(self) -> None:
+        """All or nothing."""
+        pool = PagePool(2, SIZE)
+        with pytest.raises(OutOfPages):
+            SequenceKv.adopt(pool, range(9))
+        assert pool.statistics().free == 2

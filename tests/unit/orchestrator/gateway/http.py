@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from orchestrator.gateway.app import Gateway
 from orchestrator.gateway.bodies import Bodies
 from orchestrator.gateway.instruments import GatewayInstruments
-from orchestrator.request.auth import Tokens
+from orchestrator.request.auth import BearerTokens
 from outrider.client import AsyncClient, Retries
 
 JSON = {"content-type": "application/json"}
@@ -97,9 +97,9 @@ class FakeTokens:
     """Tokens that do not change."""
 
     def __init__(self, text: bytes) -> None:
-        self._tokens = Tokens.parse({"auth_tokens_file": text})
+        self._tokens = BearerTokens.parse({"auth_tokens_file": text})
 
-    def current(self) -> Tokens:
+    def current(self) -> BearerTokens:
         """As they are now."""
         return self._tokens
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from orchestrator.gateway.errors import Problem
-from orchestrator.gateway.requests import Asked, chat_from, completions_from
+from orchestrator.gateway.requests import HttpRequest, chat_from, completions_from
 from outrider.protocol.errors import InvalidRequest
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -15,7 +15,7 @@ SCHEMA = {"type": "object", "properties": {"z": {}, "a": {}}}
 TEXT = '{"type": "object", "properties": {"z": {}, "a": {}}}'
 
 
-def chat(**fields: Any) -> Asked:
+def chat(**fields: Any) -> HttpRequest:
     """A conversation."""
     return chat_from({"messages": HELLO, **fields})
 

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from orchestrator.gateway.calls.formats import FORMATS
 from orchestrator.gateway.conversation import ToolUse
 from orchestrator.gateway.errors import Problem
-from orchestrator.gateway.requests import chat_from, completions_from
+from orchestrator.gateway.requests import chat_from, completions_from, in_call_format
 from outrider.client import Message, Request, Tool, ToolCall
+from outrider.protocol.errors import InvalidRequest
 
 USER = {"role": "user", "content": "hi"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "now", "arguments": '{"zone": 1}'}}
@@ -182,6 +184,25 @@ def test_tools_are_shown_and_their_calls_are_looked_for() -> None:
     assert (given.continue_final_message, given.add_generation_prompt) == (True, False)
 
 
+def test_a_call_may_be_required() -> None:
+    """Of any function or of one; then the text is held to the model's format, and errors name the tools."""
+    add = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+    fields = {"messages": [USER], "tools": [NOW, add]}
+    hermes = FORMATS["hermes"]
+    assert hermes is not None
+    free = chat_from({**fields, "tool_choice": "auto"})
+    assert in_call_format(free, hermes) is free
+    every = chat_from({**fields, "tool_choice": "required"})
+    assert every.tools is not None
+    assert [tool.name for tool in every.tools.required] == ["now", "add"]
+    held = in_call_format(every, hermes)
+    assert held.requests[0].grammar == hermes.grammar(every.tools.required, True)
+    assert held.named(InvalidRequest("sampling.grammar", "too large")).field == "tools"
+    named = chat_from({**fields, "tool_choice": {"type": "function", "function": {"name": "add"}}})
+    assert named.tools is not None
+    assert ([tool.name for tool in named.tools.required], named.tools.parallel) == (["add"], False)
+
+
 def test_an_echo_needs_the_log_probabilities_of_the_prompt() -> None:
     """As many as those of the answer, where these are asked for."""
     assert _completion(echo=True, logprobs=2).prompt_logprobs == 2
@@ -262,8 +283,17 @@ WRONG_CHAT: list[tuple[dict[str, Any], str]] = [
         {"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]},
         "tools[0].function.parameters",
     ),
-    ({"tools": [NOW], "tool_choice": "required"}, "tool_choice"),
-    ({"tools": [NOW], "tool_choice": {"type": "function", "function": {"name": "now"}}}, "tool_choice"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": [NOW], "tool_choice": "any"}, "tool_choice"),
+    ({"tools": [NOW], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.type"),
+    (
+        {"tools": [NOW], "tool_choice": {"type": "function", "function": {"name": "add"}}},
+        "tool_choice.function.name",
+    ),
+    (
+        {"tools": [NOW], "tool_choice": "required", "response_format": {"type": "json_object"}},
+        "tool_choice",
+    ),
     ({"chat_template_kwargs": []}, "chat_template_kwargs"),
     ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
     ({"labels": {"team": 3}}, "labels.team"),

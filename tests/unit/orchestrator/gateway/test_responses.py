@@ -6,8 +6,8 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.gateway.calls.choice import PARSERS
-from orchestrator.gateway.requests import Asked, chat_from, completions_from
+from orchestrator.gateway.calls.formats import FORMATS
+from orchestrator.gateway.requests import HttpRequest, chat_from, completions_from
 from orchestrator.gateway.responses import Answer
 from outrider.client import Chunk, Complete, Event, Generation, Started, TokenLogprob, Usage
 
@@ -94,7 +94,7 @@ def test_an_event_without_text_is_not_sent() -> None:
     assert answer.model == "m"
 
 
-def _tools(**fields: Any) -> Asked:
+def _tools(**fields: Any) -> HttpRequest:
     return chat_from({"messages": [{"role": "user", "content": "x"}], "tools": [ADD], **fields})
 
 
@@ -105,9 +105,9 @@ def _generation(text: str, reason: Any = "stop", prompt: tuple[TokenLogprob, ...
     )
 
 
-def _streamed(asked: Asked, *texts: str) -> list[dict[str, Any]]:
+def _streamed(asked: HttpRequest, *texts: str) -> list[dict[str, Any]]:
     """The first choice of every part of a stream."""
-    answer = Answer.to(asked, "id", 1, PARSERS["hermes"])
+    answer = Answer.to(asked, "id", 1, FORMATS["hermes"])
     started = Started(index=0, request_id="r", seed=1, model="m", prompt_tokens=3, cached_tokens=0)
     events: list[Event] = [started, *(Chunk(index=0, text=text, token_ids=(1,)) for text in texts)]
     parts = [answer.part(event, event) for event in [*events, _complete()]]
@@ -116,7 +116,7 @@ def _streamed(asked: Asked, *texts: str) -> list[dict[str, Any]]:
 
 def test_calls_of_a_whole_answer() -> None:
     """With ids of their own, and the reason that clients look for; a cut answer stays a cut one."""
-    answer = Answer.to(_tools(), "id", 1, PARSERS["hermes"])
+    answer = Answer.to(_tools(), "id", 1, FORMATS["hermes"])
     (choice,) = answer.finished([_generation(f"Well.\n{CALL}\n{CALL}")])["choices"]
     assert (choice["message"]["content"], choice["finish_reason"]) == ("Well.", "tool_calls")
     first, second = choice["message"]["tool_calls"]

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from orchestrator.observing.drift import MIN_STEPS
 from orchestrator.observing.observer import Observer, Observers
-from orchestrator.request.resolver import Request
+from orchestrator.request.resolver import ResolvedRequest
 from outrider.protocol.messages import Mode, ModelInfo, SamplingParams, StepTimes, TokenBlock, Verdict
 from outrider.telemetry.instruments import OrchestratorInstruments
 
@@ -27,7 +27,7 @@ class Bench:
 
     def watch(self, mode: Mode = Mode.AUTO) -> Observer:
         """Watch a continuation of traffic labelled "code"."""
-        request = Request(
+        request = ResolvedRequest(
             request_id="r", served=SERVED, prompt=(1, 2), sampling=SamplingParams(), mode=mode, task="code"
         )
         observer = self.observers.watch(request)

@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from orchestrator.observing.drift import Reading
 from orchestrator.observing.timeline import StepRecord
 from orchestrator.observing.tracing import MAX_KEPT, RequestTrace, StepSpans, record_step
-from orchestrator.request.resolver import Request
+from orchestrator.request.resolver import ResolvedRequest
 from outrider.protocol.messages import ModelInfo, SamplingParams, Verdict
 from outrider.telemetry.spans import shutdown_tracing, use_processor
 
@@ -58,7 +58,7 @@ def test_other_steps_have_no_events(spans) -> None:
 def test_labels_are_attributes(spans) -> None:
     """Each under its own name; a request without any has none."""
     for labels in ({"team": "search"}, {}):
-        request = Request(
+        request = ResolvedRequest(
             request_id="r", served=SERVED, prompt=(1,), sampling=SamplingParams(max_tokens=1), labels=labels
         )
         RequestTrace.start(request, TRACEPARENT, 1_000).finish(request, [], 2_000, "")
@@ -69,7 +69,7 @@ def test_labels_are_attributes(spans) -> None:
 
 def _root(spans: Spans, sampling: SamplingParams, *, chat: bool = False, error: str = "") -> ReadableSpan:
     """The root span of a request that ended before its first token."""
-    request = Request(request_id="r", served=SERVED, prompt=(1, 2), sampling=sampling, chat=chat)
+    request = ResolvedRequest(request_id="r", served=SERVED, prompt=(1, 2), sampling=sampling, chat=chat)
     RequestTrace.start(request, TRACEPARENT, 1_000).finish(request, [], 2_000, error)
     return spans.ended[-1]
 

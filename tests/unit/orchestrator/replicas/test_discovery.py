@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from orchestrator.replicas.discovery import Address, Discovery, parse_replicas_file
 from orchestrator.replicas.fleet import Fleet
-from orchestrator.replicas.pool import State
+from orchestrator.replicas.pool import ReplicaState
 from outrider.config import OrchestratorConfig
 from outrider.protocol.errors import ConfigError
 from outrider.telemetry.instruments import OrchestratorInstruments
@@ -94,8 +94,12 @@ def test_dns_names_are_polled() -> None:
     run(scenario)
 
 
-@pytest.mark.parametrize(("name", "state"), [("DNS:localhost", State.USABLE), ("DNS:another", State.DOWN)])
-def test_a_certificate_is_for_the_name_that_was_resolved(tmp_path: Path, name: str, state: State) -> None:
+@pytest.mark.parametrize(
+    ("name", "state"), [("DNS:localhost", ReplicaState.USABLE), ("DNS:another", ReplicaState.DOWN)]
+)
+def test_a_certificate_is_for_the_name_that_was_resolved(
+    tmp_path: Path, name: str, state: ReplicaState
+) -> None:
     """A replica found under a DNS name is connected to by address and trusted by that name alone."""
     pair = self_signed(tmp_path, name)
 
@@ -108,7 +112,8 @@ def test_a_certificate_is_for_the_name_that_was_resolved(tmp_path: Path, name: s
         config = OrchestratorConfig(verify=(address,), tls_client_ca=pair["cert"], **client)
         fleet = Fleet(config, OrchestratorInstruments(CollectorRegistry()))
         watching = asyncio.create_task(fleet.run())
-        while (seen := _state(fleet, endpoint)) in (None, State.UNKNOWN):  # noqa: ASYNC110 - probes run by themselves
+        unknown = (None, ReplicaState.UNKNOWN)
+        while (seen := _state(fleet, endpoint)) in unknown:  # noqa: ASYNC110 - probes run by themselves
             await asyncio.sleep(0.002)
         watching.cancel()
         await asyncio.wait({watching})
@@ -118,7 +123,7 @@ def test_a_certificate_is_for_the_name_that_was_resolved(tmp_path: Path, name: s
     run(scenario)
 
 
-def _state(fleet: Fleet, endpoint: str) -> State | None:
+def _state(fleet: Fleet, endpoint: str) -> ReplicaState | None:
     """What a verify replica can be used for; None before it was discovered."""
     pool = fleet.pools["verify"]
     replica = pool.find(endpoint)

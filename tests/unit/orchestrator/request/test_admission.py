@@ -237,7 +237,7 @@ def test_new_places_are_given_at_once() -> None:
         await asyncio.sleep(0)
         assert counts(admission) == (0, 1)
         places[0] = 1
-        admission.look()
+        admission.give_places()
         assert counts(admission) == (1, 0)
         await (await waiting)[0].aclose()
 

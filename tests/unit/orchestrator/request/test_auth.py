@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from orchestrator.main import SERVICE
 from orchestrator.request import auth
-from orchestrator.request.auth import BearerAuth, Tokens, digest_of, read_tokens
+from orchestrator.request.auth import BearerAuth, BearerTokens, digest_of, read_tokens
 from outrider.config import ServiceConfig
 from outrider.protocol.errors import ConfigError, Unauthenticated
 from outrider.rpc.channels import error_of, open_channel
@@ -47,9 +47,11 @@ async def door(file: Path) -> Any:
     server = GrpcServer(ServiceConfig(), [SERVICE], [BearerAuth(SERVICE, read_tokens(str(file)))])
     await server.start()
     server.set_serving(True)
-    async with open_channel(server.endpoint) as channel:
-        yield Door(channel)
-    await server.stop()
+    try:
+        async with open_channel(server.endpoint) as channel:
+            yield Door(channel)
+    finally:
+        await server.stop()
 
 
 def test_calls_need_a_token(tmp_path: Path) -> None:
@@ -126,12 +128,12 @@ def test_a_tokens_file_must_have_tokens(tmp_path: Path, content: bytes) -> None:
 
 def test_tokens_are_not_kept() -> None:
     """Only their digests are, which are compared in constant time and not shown."""
-    tokens = Tokens.parse({"auth_tokens_file": b"s3cret\nother"})
+    tokens = BearerTokens.parse({"auth_tokens_file": b"s3cret\nother"})
     assert tokens.know(digest_of([("authorization", "Bearer s3cret")]))
     assert not tokens.know(digest_of([("authorization", "Bearer none")]))
     assert not tokens.know(b"")
     assert {len(digest) for digest in tokens.digests} == {32}
-    assert repr(tokens) == "Tokens()"
+    assert repr(tokens) == "BearerTokens()"
 
 
 def test_every_known_token_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +145,7 @@ def test_every_known_token_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
         return one == two
 
     monkeypatch.setattr(auth.hmac, "compare_digest", compare)
-    tokens = Tokens.parse({"auth_tokens_file": b"a\nb\nc"})
+    tokens = BearerTokens.parse({"auth_tokens_file": b"a\nb\nc"})
     for header in ("Bearer a", "Bearer c", "Bearer d"):
         compared.clear()
         tokens.know(digest_of([("authorization", header)]))

@@ -27,7 +27,7 @@ class Heap:
         """How often the heap is trimmed in so many periods."""
         before = self.trims
         for _ in range(times):
-            asyncio.run(self.returning.look())
+            asyncio.run(self.returning.check())
         return self.trims - before
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.request.resolver import Asked, Request, Resolver
+from orchestrator.request.resolver import IncomingRequest, ResolvedRequest, Resolver
 from orchestrator.request.ticket import Ticket
-from orchestrator.request.wire import asked_from_pb
+from orchestrator.request.wire import incoming_from_pb
 from orchestrator.text.conversation import ChatMessage, Conversation
 from orchestrator.text.template import ChatTemplate
 from outrider.protocol.errors import ContextTooLong, InvalidRequest, UnknownModel
@@ -27,9 +27,9 @@ def resolver(**changes: Any) -> Resolver:
     return Resolver(served=SERVED, draw_seed=lambda: 77, **parts)
 
 
-def resolve(pb: generation_pb2.GenerateRequest, **changes: Any) -> Request:
+def resolve(pb: generation_pb2.GenerateRequest, **changes: Any) -> ResolvedRequest:
     """From the wire to a request that can be run."""
-    return resolver(**changes).resolve(asked_from_pb(pb), "id")
+    return resolver(**changes).resolve(incoming_from_pb(pb), "id")
 
 
 def ask(**fields: Any) -> generation_pb2.GenerateRequest:
@@ -230,7 +230,7 @@ def test_chat_without_messages_is_refused() -> None:
     """A conversation must have messages."""
     template = byte_level()
     template._template = ChatTemplate.parse("", {})
-    asked = Asked(chat=Conversation(messages=()), sampling=SamplingParams())
+    asked = IncomingRequest(chat=Conversation(messages=()), sampling=SamplingParams())
     with pytest.raises(InvalidRequest) as caught:
         resolver(tokenizer=template).resolve(asked, "id")
     assert caught.value.field == "chat.messages"

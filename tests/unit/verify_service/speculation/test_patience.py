@@ -7,12 +7,12 @@ import pytest
 from verify_service.speculation.patience import Patience
 
 
-def learned(turnaround: float = 0.01, worths: tuple[float, ...] = (0.9, 0.8, 0.7)) -> Patience:
-    """A session whose draft answers in `turnaround` with a complete tree of these worths."""
+def learned(turnaround: float = 0.01, probabilities: tuple[float, ...] = (0.9, 0.8, 0.7)) -> Patience:
+    """A session whose draft answers in `turnaround` with a complete tree of these probabilities."""
     patience = Patience(max_seconds=0.05)
     for _ in range(60):
         patience.answered(turnaround)
-        patience.completed(worths)
+        patience.completed(probabilities)
     return patience
 
 
@@ -59,12 +59,12 @@ def test_gain_is_what_a_complete_tree_brings_beyond_the_nodes_at_hand() -> None:
     assert learned().gain([0.9, 0.8, 0.7, 0.6], price=0.0) == 0.0
 
 
-def test_shorter_trees_lower_the_expected_worths() -> None:
+def test_shorter_trees_lower_the_expected_probabilities() -> None:
     """A tree that lacks a node counts as one whose node is worth nothing."""
     patience = learned()
     for _ in range(60):
         patience.completed([0.5])
-    assert patience.ready_worths == pytest.approx([0.5, 0.0, 0.0], abs=1e-3)
+    assert patience.ready_probabilities == pytest.approx([0.5, 0.0, 0.0], abs=1e-3)
 
 
 def test_a_new_session_starts_with_what_another_learned() -> None:
@@ -76,7 +76,7 @@ def test_a_new_session_starts_with_what_another_learned() -> None:
     second.answered(0.05)
     second.completed([0.1])
     assert first.turnaround == pytest.approx(0.01)
-    assert first.ready_worths[0] == pytest.approx(0.9)
+    assert first.ready_probabilities[0] == pytest.approx(0.9)
 
 
 def test_a_sequential_session_waits_half_as_long_after_each_wait_in_vain() -> None:

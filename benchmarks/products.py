@@ -1,0 +1,103 @@
+"""One product of a linear layer: weights of 16, 8 and 4 bits, by the project's kernels and by torch's.
+
+    python -m benchmarks.products --shapes 2048x2048 46336x256 --rows 1 4 5 8 32
+
+Each arm has as many copies of a weight [out, in] as pass the caches, so that every product reads memory. The
+time of this thread, all arms in turn, least of the rounds; in ms for all copies, and ÷ the time of 16 bits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from benchmarks import machine
+from outrider.engine.cpu.backend import matmul_type, preferred
+from outrider.engine.cpu.linear import LibraryLinear
+from outrider.engine.cpu.quantized_matmul import QuantizedMatmul
+from outrider.engine.cpu.worker_pool import WorkerPool
+from outrider.engine.quantization.rounding import BITS, GROUP, rounded
+from scripts import console
+
+PASSING_WEIGHTS = 48 * 2**20
+"""Numbers of all copies, at least."""
+Product: TypeAlias = Callable[[Tensor], Tensor]
+
+
+def main() -> int:
+    """Measure and print."""
+    flags = _flags()
+    torch.set_num_threads(1)
+    print(machine.lines(machine.describe()) + "\n")
+    for shape in flags.shapes:
+        out, width = (int(size) for size in shape.split("x"))
+        arms = _arms(out, width)
+        print(f"{shape:>14}" + "".join(f"{name:>18}" for name in arms))
+        for rows in flags.rows:
+            least = _least(list(arms.values()), torch.randn(rows, width).bfloat16(), flags.rounds)
+            print(f"{rows:9} rows" + "".join(f"{ms:11.2f} {ms / least[0]:6.2f}" for ms in least), flush=True)
+    return 0
+
+
+def _flags() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--shapes", nargs="+", default=["2048x2048", "46336x256", "1408x256"])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 5, 8, 32])
+    parser.add_argument("--rounds", type=int, default=15)
+    return parser.parse_args()
+
+
+def _arms(out: int, width: int) -> dict[str, Sequence[Product]]:
+    """Copies of a layer by how they are held."""
+    weights = [torch.randn(out, width).bfloat16() for _ in range(-(-PASSING_WEIGHTS // (out * width)))]
+    workers, kind = WorkerPool(), matmul_type(preferred(torch.bfloat16))
+    plain = (
+        partial(kind, bias=None, workers=workers, passing=True) if kind else partial(LibraryLinear, bias=None)
+    )
+    arms: dict[str, Sequence[Product]] = {"bfloat16": [plain(weight) for weight in weights]}
+    for name, bits in BITS.items():
+        codes = [rounded(weight, bits) for weight in weights]
+        arms[name] = [QuantizedMatmul(each, None, workers, torch.bfloat16, passing=True) for each in codes]
+    return arms | {
+        "torch int8": [_torch_int8(w) for w in weights],
+        "torch int4": [_torch_int4(w) for w in weights],
+    }
+
+
+def _torch_int8(weight: Tensor) -> Product:
+    """A scale for each row, which is less than the project's."""
+    factors = weight.float().abs().amax(1) / 127
+    numbers, scales = (weight.float() / factors[:, None]).round().to(torch.int8), factors.bfloat16()
+    return lambda x: torch.ops.aten._weight_int8pack_mm(x, numbers, scales)
+
+
+def _torch_int4(weight: Tensor) -> Product:
+    """Groups as the project's."""
+    out, width = weight.shape
+    codes = torch.randint(16, (out, width), dtype=torch.int32)
+    packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 2)
+    scales = torch.rand(width // GROUP, out, 2).bfloat16()
+    return lambda x: torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, GROUP, scales)
+
+
+def _least(arms: Sequence[Sequence[Product]], x: Tensor, rounds: int) -> list[float]:
+    """Milliseconds of each arm."""
+    best = [float("inf")] * len(arms)
+    with torch.inference_mode():
+        for _ in range(rounds + 1):
+            for place, products in enumerate(arms):
+                begun = time.thread_time()
+                for product in products:
+                    product(x)
+                best[place] = min(best[place], (time.thread_time() - begun) * 1e3)
+    return best
+
+
+if __name__ == "__main__":
+    console.run(main)

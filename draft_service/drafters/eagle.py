@@ -1,0 +1,340 @@
+"""Drafts with an EAGLE-3 head: one layer that reads what the target's layers made of the text.
+
+A row is a token and the feature of the token before it. Of committed tokens the features are the target's,
+and come with verdicts; below them they are the head's own results, so the tree grows ahead of the
+verification as any other. Keys and values of a row depend on its token and its feature alone:
+
+    store     of committed tokens, with the target's features; a token without one has no row
+    nodes     of expanded nodes, with the head's own features, until the node is committed or dropped
+
+A commit brings the target's feature of the new last token, so the root is expanded again with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from draft_service.drafters.base import Expansion, PageCounts, Proposal
+from draft_service.drafters.text import DraftText
+from outrider.engine.eagle.head import EagleHead
+from outrider.engine.eagle.store import RowStore, seen_in_tree
+from outrider.engine.features import from_bytes
+from outrider.grammar.matcher import Matcher
+from outrider.protocol.errors import OutOfPages, Overloaded
+from outrider.protocol.messages import OpenDraft
+from outrider.sampling.chooser import prepare, rank
+from outrider.speculation.candidate_tree import Node, Rerooted
+
+PREFILL_CHUNK = 256
+"""Most rows of committed tokens of all sequences in one forward: other sessions wait no longer than that."""
+PAGE_ROWS = 16
+"""Rows that are counted as a page."""
+
+
+@dataclass(slots=True)
+class _Expanded:
+    """An expanded node."""
+
+    entries: Tensor
+    """[2 H, D] keys and values."""
+    feature: Tensor | None = None
+    """[C] of the rows below."""
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """One sequence. Rows of committed tokens wait in `told` until they are computed."""
+
+    text: DraftText
+    layers: int
+    """Layers of the target whose features come, side by side."""
+    columns: list[int] | None
+    """Which of them the head reads; None: not all of its own come, and nothing is read."""
+    store: RowStore = field(default_factory=RowStore)
+    told: list[tuple[int, Tensor]] = field(default_factory=list)
+    """Position of the first token, and rows [N, columns of `EagleHead.fuse`]."""
+    known: int = 1
+    """What comes for tokens before this one is not needed any more."""
+    last: tuple[int, Tensor] | None = None
+    """Position and feature [C] of the newest row in the store."""
+    feature: Tensor | None = None
+    """[C], of the rows below the root."""
+    nodes: dict[int, _Expanded] = field(default_factory=dict)
+    """By node id."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of committed tokens, in the store or on the way to it."""
+        return len(self.store) + sum(len(rows) for _, rows in self.told)
+
+    @property
+    def waits(self) -> bool:
+        """True until the row of the last token is there or told."""
+        return self.known < len(self.text.tokens) or not (self.told or self.last)
+
+    def forget(self) -> None:
+        """Give all rows up; those to come are taken again."""
+        self.store, self.told, self.nodes = RowStore(), [], {}
+        self.last = self.feature = None
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Rows of one forward."""
+
+    tokens: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    features: list[Tensor] = field(default_factory=list)
+    """[rows, C] each."""
+
+    def add(self, tokens: Sequence[int], position: int, features: Tensor) -> slice:
+        """Add rows of tokens that follow each other; returns which they are."""
+        start = len(self.tokens)
+        self.tokens.extend(tokens)
+        self.positions.extend(range(position, position + len(tokens)))
+        self.features.append(features)
+        return slice(start, len(self.tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """An expansion that is answered, and its row."""
+
+    index: int
+    key: int
+    node: Node | None
+    row: int
+
+
+class EagleDrafter:
+    """A head for the target; reads the features that come with verdicts."""
+
+    kind = "eagle"
+    expands = True
+
+    def __init__(
+        self,
+        head: EagleHead,
+        *,
+        children: int,
+        max_nodes: int,
+        max_rows: int,
+        context_length: int,
+        eos_token_ids: Sequence[int] = (),
+    ) -> None:
+        """`max_rows` of committed tokens are held for all sequences."""
+        self.context_length = context_length
+        self._head = head
+        self._children = children
+        self._max_nodes = max_nodes
+        self._max_rows = max_rows
+        self._eos_token_ids = eos_token_ids
+        self._sequences: dict[int, _Sequence] = {}
+        prepare()
+
+    def open(self, key: int, request: OpenDraft) -> int:
+        """See Drafter; nothing is cached.
+
+        Raises:
+            Overloaded: there is no memory for it.
+        """
+        if not self.fits(key):
+            raise Overloaded(f"{self._rows()} rows are held, the limit; retry later or raise kv_tokens")
+        come, read = request.feature_layers, self._head.config.feature_layers
+        columns = [come.index(layer) for layer in read] if set(read) <= set(come) else None
+        self._sequences[key] = _Sequence(DraftText.opened(request), len(come), columns)
+        return 0
+
+    def constrain(self, key: int, matcher: Matcher) -> None:
+        """See Drafter."""
+        self._sequences[key].text.matcher = matcher
+
+    def recall(self, key: int) -> Proposal:
+        """See Drafter and `DraftText.recall`."""
+        return self._sequences[key].text.recall()
+
+    def tell(self, key: int, rows: bytes, position: int | None = None) -> None:
+        """See FeatureReader."""
+        sequence = self._sequences[key]
+        if sequence.columns is None:
+            return
+        width, end = self._head.config.target_hidden_size, len(sequence.text.tokens)
+        came = from_bytes(rows, sequence.layers * width).view(-1, sequence.layers, width)
+        first = end - len(came) if position is None else position
+        skipped = max(sequence.known - first, 0)
+        new = came[skipped : end - first, sequence.columns].flatten(1)
+        if len(new):
+            sequence.told.append((first + skipped, new))
+            sequence.known = first + skipped + len(new)
+
+    def waits(self, key: int) -> bool:
+        """See FeatureReader."""
+        return self._sequences[key].waits
+
+    def expand(self, expansions: Sequence[Expansion]) -> list[Proposal | None]:
+        """See Drafter: one forward over rows of committed tokens and over nodes."""
+        if self._rows() > self._max_rows:
+            raise OutOfPages(f"{self._rows()} rows are held, more than {self._max_rows}; raise kv_tokens")
+        proposals: list[Proposal | None] = [None] * len(expansions)
+        batch = _Batch()
+        fed = self._feed(list(dict.fromkeys(expansion.key for expansion in expansions)), batch)
+        asked = [each for index, one in enumerate(expansions) if (each := self._ask(index, one, fed, batch))]
+        if not batch.tokens:
+            return proposals
+        logits = self._compute(fed, asked, batch)
+        if logits is None:
+            return proposals
+        texts = [self._sequences[each.key].text for each in asked]
+        rankings = rank(
+            logits,
+            [text.row(each.node) for text, each in zip(texts, asked, strict=True)],
+            self._children,
+            [expansions[each.index].sharpness for each in asked],
+            self._eos_token_ids,
+        )
+        for text, each, ranking in zip(texts, asked, rankings, strict=True):
+            proposals[each.index] = text.proposal(ranking, each.node)
+        return proposals
+
+    def commit(self, key: int, tokens: Sequence[int], rerooted: Rerooted) -> None:
+        """See Drafter; the features of the tokens are told afterwards."""
+        sequence, walked = self._sequences[key], rerooted.walked
+        sequence.text.append(tokens)
+        root = sequence.nodes.get(walked[-1].id) if walked and len(walked) == len(tokens) else None
+        sequence.feature = None if root is None else root.feature
+        for node in (*walked, *rerooted.dropped):
+            sequence.nodes.pop(node.id, None)
+
+    def fits(self, key: int) -> bool:
+        """See Drafter."""
+        return self._rows() + self._max_nodes <= self._max_rows
+
+    def reset(self, key: int) -> None:
+        """See Drafter; rows that were told cannot be had again, so the sequence goes on from the next
+        ones."""
+        self._sequences[key].forget()
+
+    def close(self, key: int) -> None:
+        """See Drafter."""
+        del self._sequences[key]
+
+    def pages(self) -> PageCounts:
+        """See Drafter."""
+        return PageCounts(self._max_rows // PAGE_ROWS, -(-self._rows() // PAGE_ROWS))
+
+    def _rows(self) -> int:
+        return sum(sequence.rows for sequence in self._sequences.values())
+
+    def _feed(self, keys: Sequence[int], batch: _Batch) -> dict[int, list[slice]]:
+        """Add the rows that were told, as far as the chunk goes; returns which they are, by key."""
+        pieces = list(self._pieces(keys))
+        fed: dict[int, list[slice]] = {key: [] for key in keys}
+        if not pieces:
+            return fed
+        fused = self._head.fuse(torch.cat([rows for *_, rows in pieces]))
+        for key, position, rows in pieces:
+            own, fused = fused[: len(rows)], fused[len(rows) :]
+            sequence = self._sequences[key]
+            tokens = sequence.text.tokens[position : position + len(rows)]
+            fed[key].append(batch.add(tokens, position, own))
+            sequence.last = position + len(rows) - 1, own[-1].clone()
+            sequence.text.lookup.index()
+        return fed
+
+    def _pieces(self, keys: Sequence[int]) -> Iterator[tuple[int, int, Tensor]]:
+        """Key, position and rows that were told, taken out; at most a chunk in all."""
+        room = PREFILL_CHUNK
+        for key in keys:
+            told = self._sequences[key].told
+            while told and room:
+                position, rows = told.pop(0)
+                if len(rows) > room:
+                    told.insert(0, (position + room, rows[room:]))
+                yield key, position, rows[:room]
+                room -= min(len(rows), room)
+
+    def _ask(
+        self, index: int, expansion: Expansion, fed: dict[int, list[slice]], batch: _Batch
+    ) -> _Asked | None:
+        """An expansion with its row in the batch; None where something before it has not been computed."""
+        key, node, sequence = expansion.key, expansion.node, self._sequences[expansion.key]
+        if sequence.told or sequence.waits or sequence.last is None:
+            return None
+        position, feature = sequence.last
+        if node is None:
+            row = (
+                fed[key][-1].stop - 1
+                if fed[key]
+                else _one(batch, sequence.text.tokens[-1], position, feature)
+            )
+            return _Asked(index, key, None, row)
+        parent = sequence.feature if node.parent is None else _feature(sequence, node.parent)
+        if parent is None:
+            return None
+        return _Asked(index, key, node, _one(batch, node.token, position + node.depth, parent))
+
+    def _compute(self, fed: dict[int, list[slice]], asked: Sequence[_Asked], batch: _Batch) -> Tensor | None:
+        """Logits [asked, V], None where nothing was asked; keys, values and features are kept."""
+        device = self._head.device
+        queries, entries, base = self._head.rows(
+            torch.tensor(batch.tokens, device=device),
+            torch.cat(batch.features),
+            torch.tensor(batch.positions, device=device),
+        )
+        for key, slices in fed.items():
+            for piece in slices:
+                self._sequences[key].store.append(entries[piece])
+        if not asked:
+            return None
+        for each in asked:
+            if each.node is not None:
+                kept = _Expanded(entries[each.row].clone())
+                self._sequences[each.key].nodes[each.node.id] = kept
+        rows = [each.row for each in asked]
+        features, logits = self._head.outputs(base[rows], self._attend(queries[rows], asked))
+        for each, feature in zip(asked, features, strict=True):
+            sequence = self._sequences[each.key]
+            if each.node is None:
+                sequence.feature = feature
+            else:
+                sequence.nodes[each.node.id].feature = feature
+        return logits
+
+    def _attend(self, queries: Tensor, asked: Sequence[_Asked]) -> Tensor:
+        """What the queries [asked, Q, D] see, [asked, Q * D]."""
+        mixed = queries.new_empty((len(asked), queries[0].numel()))
+        for key in dict.fromkeys(each.key for each in asked):
+            places = [place for place, each in enumerate(asked) if each.key == key]
+            sequence = self._sequences[key]
+            paths = [_path(asked[place].node) for place in places]
+            columns = list(dict.fromkeys(node for path in paths for node in path))
+            below = [sequence.nodes[node].entries[None] for node in columns]
+            seen = seen_in_tree(len(sequence.store), paths, columns).to(queries.device)
+            entries = torch.cat([sequence.store.entries, *below])
+            mixed[places] = self._head.attend(queries[places], entries, seen)
+        return mixed
+
+
+def _one(batch: _Batch, token: int, position: int, feature: Tensor) -> int:
+    """Add a single row; returns which it is."""
+    batch.add([token], position, feature[None])
+    return len(batch.tokens) - 1
+
+
+def _feature(sequence: _Sequence, node: Node) -> Tensor | None:
+    """Feature of the rows below a node."""
+    expanded = sequence.nodes.get(node.id)
+    return None if expanded is None else expanded.feature
+
+
+def _path(node: Node | None) -> list[int]:
+    """The ids of the nodes down to one, itself included."""
+    path: list[int] = []
+    while node is not None:
+        path.append(node.id)
+        node = node.parent
+    return path

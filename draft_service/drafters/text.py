@@ -1,0 +1,86 @@
+"""The text of one sequence, as every drafter with a model needs it: what ranks its candidates, what can be
+recalled, what its grammar allows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from draft_service.drafters.base import NOTHING, Candidate, CandidateSource, Proposal
+from draft_service.drafters.constrained import forced, possible
+from draft_service.drafters.lookup import SequenceLookup
+from outrider.grammar.matcher import Matcher
+from outrider.protocol.messages import OpenDraft, SamplingParams
+from outrider.sampling.chooser import Ranking, SamplingRow
+from outrider.sampling.history import History, Path
+from outrider.speculation.candidate_tree import Node, tokens_to
+
+LOOKUP_NODES = 16
+LOOKUP_DEPTH = 16
+SHORTEST_MATCH = 6
+"""Below this a model's own guess is better than a lookup's."""
+
+
+@dataclass(slots=True)
+class DraftText:
+    """All committed tokens of a sequence, and what follows from them."""
+
+    params: SamplingParams
+    prompt_length: int
+    tokens: list[int]
+    history: History
+    lookup: SequenceLookup
+    matcher: Matcher | None = None
+    """Where the text is in its grammar; None: it has none, or one that has become too costly."""
+
+    @classmethod
+    def opened(cls, request: OpenDraft) -> DraftText:
+        """The text that a session begins with."""
+        tokens = list(request.token_ids)
+        history = History(tokens[: request.prompt_length], tokens[request.prompt_length :])
+        return cls(request.sampling, request.prompt_length, tokens, history, SequenceLookup(tokens))
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Add committed tokens and take the grammar along; without its masks a draft is worse, not wrong."""
+        self.tokens.extend(tokens)
+        self.history.append(tokens)
+        self.lookup.append(tokens)
+        if self.matcher is None:
+            return
+        for token in tokens:
+            self.matcher.advance(token)
+        if self.matcher.settle():
+            self.matcher = None
+
+    def recall(self) -> Proposal:
+        """What the grammar forces, else lookup proposes where the match is long."""
+        matcher = self.matcher
+        if matcher is not None and (chain := forced(matcher, ())) is not None:
+            return chain
+        found = self.lookup.propose(LOOKUP_NODES, LOOKUP_DEPTH, SHORTEST_MATCH)
+        return found if matcher is None else possible(matcher, found)
+
+    def row(self, node: Node | None) -> SamplingRow:
+        """What the choice of a child of `node` depends on; None is the last committed token."""
+        position = len(self.tokens) + (node.depth if node is not None else 0)
+        generated = position - self.prompt_length
+        path = tokens_to(node) if self.params.penalised or self.matcher else ()
+        history: History | Path = self.history
+        if path and self.params.penalised:
+            history = self.history.extended(path)
+        mask = None if self.matcher is None else self.matcher.mask(path)
+        return SamplingRow(self.params, position, generated, history, mask)
+
+    def proposal(self, ranking: Ranking, node: Node | None) -> Proposal:
+        """The ranked children, those that the grammar forces, or none where it allows none."""
+        if self.matcher is not None:
+            path = tokens_to(node)
+            if not self.matcher.allows(path):
+                return NOTHING
+            if (chain := forced(self.matcher, path)) is not None:
+                return chain
+        candidates = [
+            Candidate(token, CandidateSource.MODEL, bucket, place)
+            for place, (token, bucket) in enumerate(zip(ranking.tokens, ranking.buckets, strict=True))
+        ]
+        return Proposal(candidates, ranking.winners)

@@ -1,0 +1,123 @@
+"""Replaces a draft's weights while it serves: its folder has new files, or is a link that points elsewhere.
+
+The new weights are loaded on a thread of their own, beside the old ones, and replace them between two
+forwards. Sessions keep their trees; their keys and values are computed again. Weights that cannot be used are
+refused, and the old ones stay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from draft_service.drafters.base import Drafter
+from draft_service.engine import DraftEngine
+from draft_service.servicer import DraftServicer
+from outrider.process import in_thread
+from outrider.protocol.errors import ConfigError, OutriderError
+from outrider.protocol.messages import ModelInfo
+from outrider.telemetry.instruments import DraftInstruments
+from outrider.telemetry.logs import get_logger
+
+logger = get_logger(__name__)
+CHECK_SECONDS = 2.0
+"""Time between checks of the folder; the same as for certificates."""
+FILES = "draft_weights"
+"""Name of these files in metrics."""
+
+Seen = tuple[tuple[str, int, int], ...]
+"""Of each file: its real path, its size and the time of its last change."""
+
+
+def files_of(model: str) -> Seen:
+    """The files of a model's folder as they are now; empty while some of them are missing."""
+    folder = Path(model)
+    try:
+        paths = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
+        stats = [(os.path.realpath(path), path.stat()) for path in paths]
+    except OSError:
+        return ()
+    return tuple((path, stat.st_size, stat.st_mtime_ns) for path, stat in stats) if stats[1:] else ()
+
+
+class Watched:
+    """Says when files are new and complete: two checks in a row have seen the same files."""
+
+    def __init__(self, seen: Seen) -> None:
+        self._tried = self._last = seen
+
+    def is_new(self, seen: Seen) -> bool:
+        """Whether to load the files that were seen; the same files are tried only once."""
+        settled = bool(seen) and seen == self._last and seen != self._tried
+        self._last = seen
+        if settled:
+            self._tried = seen
+        return settled
+
+
+@dataclass(frozen=True, slots=True)
+class WeightExchange:
+    """Watches the weights of one replica. `load` makes a drafter with those in the folder, and blocks."""
+
+    model: str
+    drafter: Any
+    """The drafter at work; it has a method `exchange`."""
+    load: Callable[[], tuple[Drafter, ModelInfo]]
+    engine: DraftEngine
+    servicer: DraftServicer
+    instruments: DraftInstruments
+
+    async def run(self) -> None:
+        """Watch the folder until cancelled."""
+        watched = Watched(files_of(self.model))
+        while True:
+            await asyncio.sleep(CHECK_SECONDS)
+            if watched.is_new(await asyncio.to_thread(files_of, self.model)):
+                await self.take_up()
+
+    async def take_up(self) -> None:
+        """Load the weights that are there and exchange them, if they can be used."""
+        old = self.servicer.info
+        try:
+            fresh, info = await in_thread(self.load)
+            check_exchange(old, info)
+        except Exception as error:  # whatever is wrong with the files, the replica goes on
+            known = isinstance(error, OutriderError)
+            logger.error(
+                "new weights cannot be used; keeping the old ones", error=str(error), exc_info=not known
+            )
+            self.instruments.files.refused(FILES)
+            return
+        if info.version == old.version:
+            return
+        self.engine.exchange(lambda: self.drafter.exchange(fresh))
+        self.servicer.info = replace(
+            self.servicer.info,
+            model=info.model,
+            version=info.version,
+            context_length=info.context_length,
+            dtype=info.dtype,
+            arithmetic=info.arithmetic,
+            arithmetic_reason=info.arithmetic_reason,
+        )
+        self.instruments.weights(info.version)
+        logger.info("new weights taken up", version=info.version, before=old.version)
+
+
+def check_exchange(old: ModelInfo, new: ModelInfo) -> None:
+    """Whether sessions of the old weights can go on with the new ones.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    if (new.vocabulary_hash, new.vocabulary_size) != (old.vocabulary_hash, old.vocabulary_size):
+        raise ConfigError("model: the new weights have another vocabulary; start another replica with them")
+    if new.context_length < old.context_length:
+        raise ConfigError(
+            f"model: the new weights have a context of {new.context_length} tokens, below "
+            f"{old.context_length}; start another replica with them"
+        )

@@ -1,0 +1,90 @@
+"""Chooses the continuations that are kept, and has a thread write them: the event loop waits for no disk.
+
+What cannot be written is lost and counted. Requests go on as if nobody collected.
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+import threading
+from collections.abc import Callable, Sequence
+
+from orchestrator.collecting.files import RotatedFiles
+from orchestrator.request.resolver import ResolvedRequest
+from outrider.collected import Collected
+from outrider.config import OrchestratorConfig
+from outrider.telemetry.collection_instruments import CollectionInstruments, CollectionOutcome
+from outrider.telemetry.logs import get_logger
+
+logger = get_logger(__name__)
+MAX_WAITING = 256
+"""Continuations that wait for the disk; further ones are dropped."""
+
+
+class Collector:
+    """Keeps about a `share` of the continuations that it is offered."""
+
+    def __init__(
+        self,
+        files: RotatedFiles,
+        share: float,
+        instruments: CollectionInstruments,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        """`draw` gives numbers in [0, 1)."""
+        self._files = files
+        self._share = share
+        self._instruments = instruments
+        self._draw = draw
+        self._waiting: queue.Queue[Collected | None] = queue.Queue(MAX_WAITING)
+        self._complained = False
+        self._writer = threading.Thread(target=self._write_all, name="collector", daemon=True)
+        self._writer.start()
+
+    @classmethod
+    def configure(cls, config: OrchestratorConfig, instruments: CollectionInstruments) -> Collector | None:
+        """The one that the settings ask for; None by default.
+
+        Raises:
+            ConfigError: the folder cannot be used.
+        """
+        if not config.collect:
+            return None
+        files = RotatedFiles(config.collect, config.collect_max_mb << 20)
+        return cls(files, config.collect_share, instruments)
+
+    def offer(self, request: ResolvedRequest, tokens: Sequence[int]) -> None:
+        """A continuation has ended: `tokens` are its prompt and what was served. Never waits."""
+        prompt = len(request.prompt)
+        if request.do_not_collect or len(tokens) <= prompt or self._draw() >= self._share:
+            return
+        kept = Collected(request.served.vocabulary_hash, request.task, prompt, tuple(tokens))
+        try:
+            self._waiting.put_nowait(kept)
+        except queue.Full:
+            self._instruments.count(CollectionOutcome.DROPPED)
+
+    def close(self, seconds: float = 2.0) -> None:
+        """Write what waits, for so long at most, and end the thread."""
+        try:
+            self._waiting.put(None, timeout=seconds)
+        except queue.Full:
+            return
+        self._writer.join(seconds)
+
+    def _write_all(self) -> None:
+        while (kept := self._waiting.get()) is not None:
+            self._instruments.count(self._write(kept))
+        self._files.close()
+
+    def _write(self, kept: Collected) -> CollectionOutcome:
+        try:
+            self._files.write(kept.line())
+        except OSError as error:
+            if not self._complained:
+                logger.warning("collected tokens cannot be written; requests go on", error=error.strerror)
+            self._complained = True
+            return CollectionOutcome.FAILED
+        self._complained = False
+        return CollectionOutcome.WRITTEN

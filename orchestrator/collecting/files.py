@@ -1,0 +1,92 @@
+"""Writes lines into files of one folder that together stay below a size. Blocking: for its own thread."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from outrider.collected import PATTERN
+from outrider.protocol.errors import ConfigError
+
+FILES = 8
+"""The allowed size is divided into so many files; the oldest is deleted for a new one."""
+
+
+class RotatedFiles:
+    """Appends lines to the newest file. Processes may share the folder, each with files of its own."""
+
+    def __init__(
+        self, folder: str, max_bytes: int, unix_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+    ) -> None:
+        """Raises ConfigError when the folder cannot be made or written to."""
+        self._folder = Path(folder)
+        self._max_bytes = max_bytes
+        self._unix_ms = unix_ms
+        self._own = secrets.token_hex(4)
+        self._file: BinaryIO | None = None
+        self._size = 0
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"collect: cannot make the folder {folder!r} ({error.strerror})") from error
+        if not os.access(self._folder, os.W_OK | os.X_OK):
+            raise ConfigError(f"collect: cannot write to the folder {folder!r}; name another one")
+
+    def write(self, line: str) -> None:
+        """Append one line; one that alone is larger than a file may be is left out.
+
+        Raises:
+            OSError: it could not be written, such as to a full disk; the next line goes to a new file.
+        """
+        data, max_file_bytes = line.encode(), self._max_bytes // FILES
+        if len(data) > max_file_bytes:
+            return
+        try:
+            if self._file is None or self._size + len(data) > max_file_bytes:
+                self._begin(max_file_bytes)
+            assert self._file is not None
+            if self._file.write(data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._size += len(data)
+        except OSError:
+            self.close()  # what was cut stays the end of its file
+            raise
+
+    def close(self) -> None:
+        """Close the newest file."""
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):  # what was written is written
+                file.close()
+
+    def _begin(self, max_file_bytes: int) -> None:
+        self.close()
+        self._make_room(self._max_bytes - max_file_bytes)
+        path = self._folder / PATTERN.replace("*", f"{self._unix_ms():015d}-{self._own}")
+        mode = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        self._file = os.fdopen(os.open(path, mode, 0o600), "wb", buffering=0)
+        self._size = 0
+
+    def _make_room(self, max_bytes: int) -> None:
+        """Delete the oldest files until those left have at most `max_bytes`."""
+        sizes = {path: _size(path) for path in sorted(self._folder.glob(PATTERN))}  # oldest first
+        total = sum(sizes.values())
+        for path, size in sizes.items():
+            if total <= max_bytes:
+                return
+            path.unlink(missing_ok=True)
+            total -= size
+
+
+def _size(path: Path) -> int:
+    """0 for one that another process has deleted."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

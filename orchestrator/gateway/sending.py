@@ -1,0 +1,89 @@
+"""Sends answers through ASGI: whole ones, streams of events, and errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from orchestrator.gateway.continuing import StreamProgress
+from orchestrator.gateway.errors import UNEXPECTED, Problem, problem_of
+from outrider.protocol.errors import InternalError, OutriderError
+from outrider.telemetry.logs import get_logger
+
+logger = get_logger(__name__)
+JSON = b"application/json"
+EVENTS = b"text/event-stream; charset=utf-8"
+DONE = b"data: [DONE]\n\n"
+
+Scope = dict[str, Any]
+Receive = Callable[[], Coroutine[Any, Any, Any]]
+Send = Callable[[Any], Coroutine[Any, Any, None]]
+
+
+async def send_json(send: Send, status: int, value: Any, headers: dict[str, str] | None = None) -> None:
+    """A whole answer."""
+    await send_bytes(send, status, dumped(value), JSON, headers)
+
+
+async def send_bytes(
+    send: Send, status: int, data: bytes, kind: bytes, headers: dict[str, str] | None = None
+) -> None:
+    """A whole answer of a media type."""
+    given = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
+    length = (b"content-length", str(len(data)).encode())
+    await send(
+        {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [(b"content-type", kind), length, *given],
+        }
+    )
+    await send(body_part(data, last=True))
+
+
+async def send_problem(send: Send, error: Exception) -> None:
+    """The answer that stands for an error."""
+    problem = problem_from(error)
+    await send_json(send, problem.kind.status, problem.body(), dict(problem.headers))
+
+
+def dumped(value: Any) -> bytes:
+    """JSON, as short as it can be."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def problem_from(error: Exception) -> Problem:
+    """What the caller hears of an error; what it must not hear is logged."""
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, OutriderError):
+        return problem_of(error)
+    logger.error("unexpected error", exc_info=error)
+    return problem_of(InternalError(UNEXPECTED))
+
+
+async def begin_stream(send: Send) -> None:
+    """The head of an answer of server-sent events."""
+    headers = [
+        (b"content-type", EVENTS),
+        (b"cache-control", b"no-cache"),
+        (b"x-accel-buffering", b"no"),  # proxies pass each event on at once
+    ]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+
+async def send_part(send: Send, part: dict[str, Any], progress: StreamProgress | None = None) -> None:
+    """One event of a stream, with its id where it has one."""
+    id_line = b"" if progress is None else f"id: {progress.id}\n".encode()
+    await send(body_part(id_line + server_sent(part)))
+
+
+def server_sent(value: Any) -> bytes:
+    """An event with a value as JSON."""
+    return b"data: " + dumped(value) + b"\n\n"
+
+
+def body_part(data: bytes, last: bool = False) -> dict[str, Any]:
+    """Part of an answer's body."""
+    return {"type": "http.response.body", "body": data, "more_body": not last}

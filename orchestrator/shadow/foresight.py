@@ -1,0 +1,58 @@
+"""Counts how many of the target's tokens a draft had proposed in its blocks. Pure.
+
+A committed token counts as foreseen when, by the time its verdict came, the draft had proposed it as its
+first choice below the token before. That is what would have been accepted of a chain of the draft, whatever
+the target verified; it is asked of a draft at work and of a shadow alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from outrider.protocol.messages import TokenBlock
+from outrider.speculation.candidate_tree import CandidateTree, Node
+
+MAX_NODES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Counts of committed tokens."""
+
+    tokens: int = 0
+    proposed: int = 0
+    """Tokens for whose position the draft had proposed something."""
+    foreseen: int = 0
+    """Tokens that the draft had proposed."""
+
+
+class Foresight:
+    """The proposals of one draft in one session."""
+
+    def __init__(self, committed: Sequence[int]) -> None:
+        self._tree = CandidateTree(list(committed), MAX_NODES)
+
+    def block(self, block: TokenBlock) -> None:
+        """The draft sent nodes."""
+        self._tree.add(block)
+
+    def verdict(self, tokens: Sequence[int]) -> Score:
+        """These tokens are committed: how they were foreseen."""
+        proposed = foreseen = 0
+        below: dict[int, Node] = self._tree.children
+        for token in tokens:
+            first = _first(below.values())
+            proposed += first is not None
+            foreseen += first is not None and first.token == token
+            below = below[token].children if token in below else {}
+        self._tree.commit(list(tokens))
+        return Score(len(tokens), proposed, foreseen)
+
+
+def _first(nodes: Iterable[Node]) -> Node | None:
+    return max(nodes, key=_acceptance, default=None)
+
+
+def _acceptance(node: Node) -> float:
+    return node.acceptance

@@ -1,0 +1,129 @@
+"""A shadow of one session: a draft that hears every verdict and whose proposals go nowhere but into a count.
+
+The session never waits for it. Whatever goes wrong ends the shadow alone, and is counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import grpc
+
+from orchestrator.candidates import CheckedIds
+from orchestrator.events import BlockArrived, Event
+from orchestrator.replicas.draft_client import DraftClient
+from orchestrator.shadow.comparison import Comparisons
+from orchestrator.shadow.foresight import Foresight, Score
+from outrider.protocol.allowance import Allowance
+from outrider.protocol.errors import Flood, InternalError, OutriderError
+from outrider.protocol.messages import OpenDraft, TokenBlock, Verdict
+from outrider.telemetry.shadow_instruments import Role, ShadowInstruments
+
+CLOSE_SECONDS = 0.5
+"""For the replica to end its stream after ours has ended; then the call is cancelled."""
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A draft of the session: its weights, and what it foresaw."""
+
+    version: str
+    foresight: Foresight
+
+
+class Shadow:
+    """Runs beside a session from `opening` on."""
+
+    def __init__(
+        self,
+        opening: OpenDraft,
+        version: str,
+        vocabulary_size: int,
+        comparisons: Comparisons,
+        instruments: ShadowInstruments,
+    ) -> None:
+        self._task_label = opening.task
+        self._own = _Draft(version, Foresight(opening.token_ids))
+        self._serving: dict[int, _Draft] = {}
+        """The session's drafts at work, by stream."""
+        self._comparisons = comparisons
+        self._instruments = instruments
+        self._committed = len(opening.token_ids)
+        self._ids = CheckedIds.of_draft(0, vocabulary_size)
+        self._allowance = Allowance.full()
+        self._client = DraftClient(0, opening, self._receive)
+        self._begun = False
+        """True once the shadow has sent a block: from then on both are compared."""
+        self._task: asyncio.Task[None] | None = None
+
+    def start(
+        self, endpoint: str, channel: grpc.aio.Channel, open_seconds: float, tasks: set[asyncio.Task[None]]
+    ) -> None:
+        """Open the stream, in a task that `tasks` holds until it has ended."""
+        task = self._task = asyncio.create_task(self._run(endpoint, channel, open_seconds))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    def draft_opened(self, stream: int, version: str, committed: Sequence[int]) -> None:
+        """A draft at work opened in the session."""
+        self._serving[stream] = _Draft(version, Foresight(committed))
+
+    def draft_ended(self, stream: int) -> None:
+        """One of them is gone."""
+        self._serving.pop(stream, None)
+
+    def block(self, stream: int, block: TokenBlock) -> None:
+        """One of them sent nodes."""
+        if stream in self._serving:
+            self._serving[stream].foresight.block(block)
+
+    def verdict(self, verdict: Verdict) -> None:
+        """A step committed tokens: compare, and tell the shadow."""
+        own = self._own.foresight.verdict(verdict.tokens)
+        others = [(draft, draft.foresight.verdict(verdict.tokens)) for draft in self._serving.values()]
+        self._committed += len(verdict.tokens)
+        self._allowance.refill()
+        if self._task is None or self._task.done():
+            return
+        if self._begun and others and verdict.draft_wanted:
+            self._count(own, others)
+        self._client.commit(verdict)
+
+    def end(self) -> None:
+        """The session has ended; returns at once."""
+        if self._task is None or self._task.done():
+            return
+        self._client.close()
+        asyncio.get_running_loop().call_later(CLOSE_SECONDS, self._task.cancel)
+
+    def _count(self, own: Score, others: Sequence[tuple[_Draft, Score]]) -> None:
+        self._instruments.compared(self._task_label, self._own.version, Role.SHADOW, own)
+        for draft, score in others:
+            self._instruments.compared(self._task_label, draft.version, Role.SERVING, score)
+            self._comparisons.add(self._own.version, draft.version, own, score)
+
+    async def _run(self, endpoint: str, channel: grpc.aio.Channel, open_seconds: float) -> None:
+        try:
+            await self._client.run(endpoint, channel, open_seconds, may_be_silent=True)
+        except OutriderError as error:
+            self._instruments.failed(error.reason)
+        except Exception as error:  # a mistake of ours must not cost the session anything either
+            self._instruments.failed(type(error).__name__)
+
+    async def _receive(self, event: Event) -> None:
+        """Take in what the replica says.
+
+        Raises:
+            InternalError, Flood: no sound draft says that; the stream ends.
+        """
+        if not isinstance(event, BlockArrived):
+            return
+        problem = self._ids.problem_of(event.block, self._committed)
+        if problem:
+            raise InternalError(f"draft replica: {problem}")
+        if not self._allowance.spend(len(event.block)):
+            raise Flood("draft replica: more blocks or nodes than fit between two verdicts")
+        self._begun = True
+        self._own.foresight.block(event.block)

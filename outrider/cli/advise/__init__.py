@@ -1,0 +1,1 @@
+"""`outrider advise`: which draft a target should have for some traffic, or none."""

@@ -1,0 +1,158 @@
+"""`outrider advise`: measures, simulates, and says which draft to take."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from outrider.cli.advise.findings import Findings, MeasuredDraft
+from outrider.cli.advise.flags import check_flags
+from outrider.cli.advise.options import DraftOption, draft_options
+from outrider.cli.advise.picture import to_svg
+from outrider.cli.advise.progress import WorkProgress
+from outrider.cli.advise.report import as_dict, render
+from outrider.cli.bench.machine import describe
+from outrider.cli.bench.prompts import read_labelled
+from outrider.cli.prompt_ids import token_ids_of
+from outrider.cli.up.command import check_models
+from outrider.cli.up.plan import UpConfig
+from outrider.protocol.errors import ConfigError
+
+
+def advise(arguments: argparse.Namespace) -> int:
+    """Print what was found and what to take; write the files that were asked for.
+
+    Raises:
+        ConfigError: a flag is wrong, a model cannot be loaded, or a draft does not fit the target.
+        InvalidRequest: the prompts cannot be read.
+    """
+    check_flags(arguments)
+    _check_machine()
+    options = draft_options(arguments)
+    models = [option.draft for option in options]
+    check_models(UpConfig.model_validate({"target": arguments.target, "draft": tuple(models)}))
+    labelled = read_labelled(arguments.prompts)[: arguments.max_prompts]
+    refuse_heads(options)
+    check_vocabularies(arguments.target, options)
+    ids = token_ids_of([entry.prompt for entry in labelled], arguments.target)
+    findings = study(arguments, options, ids, tuple(entry.task for entry in labelled))
+    print(render(findings))
+    if arguments.plot:
+        _write("--plot", arguments.plot, to_svg(findings))
+    if arguments.json:
+        _write("--json", arguments.json, json.dumps(as_dict(findings), indent=1) + "\n")
+    return 0
+
+
+def study(
+    arguments: argparse.Namespace,
+    options: Sequence[DraftOption],
+    prompts: Sequence[tuple[int, ...]],
+    tasks: tuple[str, ...],
+    progress: WorkProgress | None = None,
+) -> Findings:
+    """Measure the target and every draft, and simulate all loads.
+
+    Raises:
+        ConfigError: a model cannot be loaded, or does not fit.
+    """
+    from outrider.cli.advise.loads import load_of, simulate_loads
+    from outrider.cli.advise.measuring import TargetOnThisMachine, Traffic
+
+    progress = progress or WorkProgress()
+    traffic = Traffic(prompts, arguments.tokens, arguments.temperature)
+    target = TargetOnThisMachine(arguments.target, arguments.dtype, traffic, progress)
+    measured = [target.without(), *(target.measure(option) for option in options)]
+    loads = [
+        load_of(sessions, len(prompts), arguments.tokens, arguments.temperature)
+        for sessions in arguments.sessions
+    ]
+    counter = _Simulated(progress, len(measured) * sum(load.sessions * (load.rounds + 1) for load in loads))
+    rates = [
+        simulate_loads(one, loads, lambda load: counter.add(load.sessions * (load.rounds + 1)))
+        for one in measured
+    ]
+    return Findings(
+        target=arguments.target,
+        dtype=arguments.dtype,
+        temperature=arguments.temperature,
+        size=target.size,
+        tasks=tasks,
+        tokens=sum(len(text.tokens) for text in target.texts),
+        longest=traffic.longest,
+        without=rates[0],
+        candidates=tuple(
+            MeasuredDraft(option=one.option, size=one.size, runs=one.runs, rates=found)
+            for one, found in zip(measured[1:], rates[1:], strict=True)
+        ),
+        machine=describe(),
+    )
+
+
+def refuse_heads(options: Sequence[DraftOption]) -> None:
+    """Refuse what reads the target's features: the simulator knows drafts that read tokens alone.
+
+    Raises:
+        ConfigError: names the draft.
+    """
+    from outrider.engine.eagle.description import is_head
+    from outrider.engine.loading.tokenizer_files import json_file
+
+    for option in options:
+        if option.is_model and is_head(json_file(option.draft, "config.json")):
+            raise ConfigError(
+                f"--draft: {option.draft!r} is an EAGLE head, which is not simulated; leave it out, and "
+                "compare real services with `outrider bench`"
+            )
+
+
+def check_vocabularies(target: str, options: Sequence[DraftOption]) -> None:
+    """Refuse a draft whose tokens are not the target's.
+
+    Raises:
+        ConfigError: names the draft.
+    """
+    from outrider.engine.loading.tokenizer_files import load_tokenizer, vocabulary_hash
+
+    def hash_of(model: str) -> str:
+        files = load_tokenizer(model)
+        return vocabulary_hash(files.tokenizer_json if files else None, 0)
+
+    for model in {option.draft for option in options if option.is_model}:
+        if hash_of(model) != hash_of(target):
+            raise ConfigError(
+                f"--draft: the vocabulary of {model!r} is not that of {target!r}; use a draft with the "
+                "target's tokenizer"
+            )
+
+
+class _Simulated:
+    """How much of the simulation is done, by its requests."""
+
+    def __init__(self, progress: WorkProgress, total: int) -> None:
+        self._say = progress.counter("simulating", total)
+        self._done = 0
+
+    def add(self, requests: int) -> None:
+        """So many more."""
+        self._done += requests
+        self._say(self._done)
+
+
+def _check_machine() -> None:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+    if cores < 2:
+        raise ConfigError(
+            "advise needs Linux and two cores, one for the target and one for the draft; "
+            f"{cores or 'an unknown number'} can be used here"
+        )
+
+
+def _write(flag: str, path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{flag}: cannot write {path!r} ({error.strerror})") from error

@@ -1,0 +1,94 @@
+"""The flags of `outrider advise`."""
+
+from __future__ import annotations
+
+import argparse
+
+from outrider.cli.bench import values
+from outrider.protocol.errors import ConfigError
+
+SESSIONS = (1, 2, 4, 8, 16, 32, 64, 128)
+MAX_SESSIONS = 1024
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The models, the traffic, and what to write."""
+    parser.add_argument("--target", required=True, metavar="DIR", help="folder or hub id of the target")
+    parser.add_argument(
+        "--draft",
+        required=True,
+        action="append",
+        metavar="DRAFT",
+        help="as of `outrider up`: folder or hub id of a draft model, the target itself, or lookup; once for "
+        "each. None is always compared",
+    )
+    parser.add_argument(
+        "--draft-skip-layers",
+        action="append",
+        default=[],
+        metavar="LAYERS",
+        help="layers that the target does without where it is its own draft, such as 4-9; once for each",
+    )
+    parser.add_argument(
+        "--draft-weights", choices=("full", "int8", "int4"), default="full", help="of all draft models (full)"
+    )
+    parser.add_argument(
+        "--prompts",
+        required=True,
+        metavar="FILE",
+        help="JSON list or .jsonl of prompts: texts, token ids, or objects with `prompt` and `task`",
+    )
+    parser.add_argument(
+        "--max-prompts", type=values.count, default=16, metavar="N", help="the first so many (16)"
+    )
+    parser.add_argument(
+        "--tokens", type=values.count, default=128, metavar="N", help="new tokens after each (128)"
+    )
+    parser.add_argument(
+        "--temperature", type=_temperature, default=0.0, metavar="X", help="of the traffic (0)"
+    )
+    parser.add_argument(
+        "--sessions",
+        type=_sessions,
+        default=SESSIONS,
+        metavar="N,N",
+        help=f"sessions at once that matter ({','.join(map(str, SESSIONS))})",
+    )
+    parser.add_argument("--dtype", default="auto", help="arithmetic: auto, float32 or bfloat16")
+    parser.add_argument("--device", default="cpu", help="cpu: others cannot be measured")
+    parser.add_argument("--plot", metavar="FILE.svg", help="write a picture")
+    parser.add_argument("--json", metavar="FILE", help="write all figures")
+
+
+def check_flags(arguments: argparse.Namespace) -> None:
+    """Refuse what cannot be measured or written, before anything is loaded.
+
+    Raises:
+        ConfigError: names the flag.
+    """
+    if arguments.device not in ("cpu", "auto"):
+        raise ConfigError(
+            f"--device: {arguments.device} cannot be measured, only cpu; for GPUs `outrider plan` says what "
+            "fits, and `python -m simulator run` simulates modelled ones"
+        )
+    if arguments.dtype not in ("auto", "float32", "bfloat16"):
+        raise ConfigError(f"--dtype: must be auto, float32 or bfloat16, not {arguments.dtype!r}")
+    if arguments.plot and not arguments.plot.endswith(".svg"):
+        raise ConfigError(f"--plot: {arguments.plot!r} must end in .svg")
+
+
+def _sessions(text: str) -> tuple[int, ...]:
+    counts = sorted({values.count(part.strip()) for part in text.split(",")})
+    if counts[-1] > MAX_SESSIONS:
+        raise argparse.ArgumentTypeError(f"must be at most {MAX_SESSIONS}, not {counts[-1]}")
+    return tuple(counts)
+
+
+def _temperature(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value <= 100.0:
+        raise argparse.ArgumentTypeError(f"must be a number from 0 to 100, not {text!r}")
+    return value

@@ -1,0 +1,54 @@
+"""Simulates the services under rising load. Imports the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from outrider.cli.advise.findings import Rate
+from outrider.cli.advise.measuring import MeasuredOption
+from outrider.cli.up.plan import NONE
+from simulator.report import Report
+from simulator.simulate import simulate
+from simulator.topology import ArmKind, Load, Topology
+
+
+def load_of(sessions: int, texts: int, tokens: int, temperature: float) -> Load:
+    """So many sessions at once, each text once at least, after a round in which the services learn."""
+    return Load(
+        sessions=sessions,
+        rounds=max(1, texts // sessions),
+        prompt_tokens=0,
+        new_tokens=tokens,
+        warm_up=1,
+        warm_rounds=1,
+        temperature=temperature,
+    )
+
+
+def simulate_load(measured: MeasuredOption, load: Load) -> Report:
+    """One load on the services that `outrider up` starts with this draft."""
+    topology = Topology(
+        arm=ArmKind.AUTO,
+        draft_replicas=0 if measured.option.draft == NONE else 1,
+        max_sessions=load.sessions,
+    )
+    return simulate(measured.profile, topology, load, measured.corpus)
+
+
+def simulate_loads(
+    measured: MeasuredOption, loads: Sequence[Load], done: Callable[[Load], None]
+) -> tuple[Rate, ...]:
+    """What every load comes to; `done` is told of each."""
+    rates: list[Rate] = []
+    for load in loads:
+        report = simulate_load(measured, load)
+        rates.append(
+            Rate(
+                sessions=load.sessions,
+                tokens_per_second=report.tokens_per_second,
+                tokens_per_step=report.acceptance_length,
+                drafting=report.draft_wanted,
+            )
+        )
+        done(load)
+    return tuple(rates)

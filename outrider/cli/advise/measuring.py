@@ -1,0 +1,182 @@
+"""Loads the target once and every draft after it: their texts, times and sizes. Imports torch."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import mean
+
+from outrider.cli.advise.chains import lookup_runs, runs
+from outrider.cli.advise.findings import Size
+from outrider.cli.advise.options import WITHOUT, DraftOption
+from outrider.cli.advise.progress import WorkProgress
+from outrider.engine.loading.layers import parse_layers
+from outrider.engine.runner import ModelRunner
+from outrider.protocol.errors import ConfigError
+from simulator.measure import profile_of
+from simulator.pair.draft_times import MeasuredDraft, measure_draft, measure_lookup
+from simulator.pair.models import ModelChoice, weight_bytes
+from simulator.pair.ranks import rank_texts, without_guesses
+from simulator.pair.steps import one_step
+from simulator.pair.target_times import (
+    HelpedTimes,
+    MeasuredTarget,
+    kv_tokens,
+    measure_target,
+    time_with_helper,
+)
+from simulator.pair.texts import Text, write_texts
+from simulator.profile import Profile
+from simulator.traces import Corpus, Trace, compact
+
+SPARE = 64
+"""Tokens of context beyond the longest text: a simulated prompt begins with its session's number."""
+NO_MODEL = Size(step_seconds=0.0, weight_bytes=0, kv_bytes_per_token=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What is asked of the target."""
+
+    prompts: Sequence[tuple[int, ...]]
+    tokens: int
+    """After each."""
+    temperature: float
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a prompt and its text."""
+        return max(map(len, self.prompts)) + self.tokens
+
+    @property
+    def context(self) -> int:
+        """Tokens that lie before a step's on average."""
+        return round(mean(map(len, self.prompts)) + self.tokens / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredOption:
+    """A draft, or none: what the simulation needs, and what is worth telling."""
+
+    option: DraftOption
+    size: Size
+    runs: tuple[tuple[int, ...], ...]
+    profile: Profile
+    corpus: Corpus
+
+
+class TargetOnThisMachine:
+    """The target, its texts and its times; drafts are held against them one after the other."""
+
+    def __init__(self, target: str, dtype: str, traffic: Traffic, progress: WorkProgress) -> None:
+        """Load and measure.
+
+        Raises:
+            ConfigError: it cannot be loaded, or the prompts do not fit it.
+        """
+        self._name, self._dtype, self._traffic, self._progress = target, dtype, traffic, progress
+        choice = ModelChoice(target, dtype)
+        progress.say(f"loading and timing {target}")
+        helped = time_with_helper(choice, traffic.context, traffic.longest)
+        self._runner = self._load(target, choice)
+        self.texts = self._write()
+        self._times = self._measure(helped)
+        self.size = _size(self._runner, _step_of(self._times))
+
+    def without(self) -> MeasuredOption:
+        """The option without drafts."""
+        nothing = MeasuredDraft(((1, 0.0), (2, 0.0)), 0.0, 0.0, 0.0)
+        traces = without_guesses(self.texts)
+        return MeasuredOption(WITHOUT, NO_MODEL, (), self._profile(WITHOUT, nothing), compact(traces))
+
+    def measure(self, option: DraftOption) -> MeasuredOption:
+        """Load a draft, time it, and see what it makes of the texts.
+
+        Raises:
+            ConfigError: it cannot be loaded, or does not fit the target.
+        """
+        self._progress.say(f"timing {option.name} on the target's texts")
+        return self._measure_model(option) if option.is_model else self._measure_lookup(option)
+
+    def _measure_model(self, option: DraftOption) -> MeasuredOption:
+        skipped = parse_layers("--draft-skip-layers", option.skip_layers)
+        choice = ModelChoice(option.draft, self._dtype, skipped, option.weights)
+        draft = self._load(option.draft, choice)
+        traces = rank_texts(draft, self.texts)
+        times = measure_draft(draft, self.texts, self._target_step, self._traffic.context)
+        size = _size(draft, times.forward[0][1] + times.step)
+        found = MeasuredOption(
+            option, size, tuple(map(_runs, traces)), self._profile(option, times), compact(traces)
+        )
+        del draft
+        gc.collect()
+        return found
+
+    def _measure_lookup(self, option: DraftOption) -> MeasuredOption:
+        times = measure_lookup(self.texts, self._target_step)
+        size = Size(step_seconds=times.verdict, weight_bytes=0, kv_bytes_per_token=0)
+        found = tuple(lookup_runs(text.prompt, text.tokens) for text in self.texts)
+        traces = without_guesses(self.texts)
+        return MeasuredOption(option, size, found, self._profile(option, times), compact(traces))
+
+    def _load(self, model: str, choice: ModelChoice) -> ModelRunner:
+        traffic = self._traffic
+        runner = choice.load(kv_tokens(traffic.context, traffic.longest))
+        limit = runner.loaded.context_length
+        if traffic.longest > limit:
+            raise ConfigError(
+                f"--prompts: a prompt and its text have up to {traffic.longest} tokens and {model} takes "
+                f"{limit}; lower --tokens, or shorten the prompts"
+            )
+        _check_ids(runner, model, traffic.prompts)
+        return runner
+
+    def _write(self) -> list[Text]:
+        traffic = self._traffic
+        say = self._progress.counter("the target writes its texts", len(traffic.prompts))
+        ends = self._runner.loaded.eos_token_ids
+        return write_texts(self._runner, traffic.prompts, traffic.temperature, traffic.tokens, ends, say)
+
+    def _measure(self, helped: HelpedTimes) -> MeasuredTarget:
+        self._progress.say("timing the target's steps")
+        return measure_target(self._runner, helped, self.texts, self._traffic.context)
+
+    def _target_step(self) -> None:
+        one_step(self._runner, self._traffic.context)
+
+    def _profile(self, option: DraftOption, times: MeasuredDraft) -> Profile:
+        return profile_of(
+            option.name,
+            f"{self._name} with {option.name}",
+            "",
+            self._times,
+            times,
+            draft_kind="model" if option.is_model else "lookup",
+            context_length=self._traffic.longest + SPARE,
+        )
+
+
+def _check_ids(runner: ModelRunner, model: str, prompts: Sequence[Sequence[int]]) -> None:
+    largest, size = max(map(max, prompts)), runner.loaded.vocabulary_size
+    if largest >= size:
+        raise ConfigError(
+            f"--prompts: token {largest} is not in the vocabulary of {model}, which has {size}; use models "
+            "with one vocabulary, and prompts of it"
+        )
+
+
+def _size(runner: ModelRunner, step_seconds: float) -> Size:
+    return Size(
+        step_seconds=step_seconds,
+        weight_bytes=weight_bytes(runner),
+        kv_bytes_per_token=runner.loaded.kv_bytes_per_token,
+    )
+
+
+def _step_of(times: MeasuredTarget) -> float:
+    return times.forward[0][1] + times.step + times.session
+
+
+def _runs(trace: Trace) -> tuple[int, ...]:
+    return runs([guess.rank == 0 for guess in trace.guesses])

@@ -1,0 +1,239 @@
+"""`outrider distill`: a draft is trained on what its target writes.
+
+Until it is done, everything is in `<out>.partial`: the target's texts, the acceptance before, and a
+checkpoint. The same command goes on from there. `<out>` appears when the acceptance of the trained draft is
+higher.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outrider.cli.bench.prompts import read_prompts
+from outrider.cli.prompt_ids import token_ids_of
+from outrider.protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    from outrider.collected import Collected
+    from outrider.distill.acceptance import Acceptance
+    from outrider.distill.models import Pair
+    from outrider.distill.traffic import Window
+    from outrider.distill.training import Progress
+
+SAY_SECONDS = 10.0
+"""Between lines of progress."""
+MAY_CHANGE = ("passes", "minutes", "threads", "device")
+"""Flags that a run which goes on may have otherwise."""
+
+
+class Stopped(Exception):
+    """The user, or whoever runs the process, has had enough for now."""
+
+
+def distill(arguments: argparse.Namespace) -> int:
+    """Train, measure and save; progress goes to standard error.
+
+    Returns 1 when the acceptance did not rise, and 130 when it was stopped.
+
+    Raises:
+        OutriderError: the models or the texts cannot be used.
+    """
+    out = Path(arguments.out)
+    if out.exists():
+        raise ConfigError(f"--out: {str(out)!r} exists; name a new folder")
+    work = _work_folder(out, arguments)
+    try:
+        return _distill(arguments, out, work)
+    except Stopped:
+        _say(f"stopped; the same command goes on from {work}")
+        return 130
+
+
+def _distill(arguments: argparse.Namespace, out: Path, work: Path) -> int:
+    from outrider.distill.acceptance import measure
+    from outrider.distill.low_rank import check_rank
+    from outrider.distill.models import load_pair, save_draft
+    from outrider.distill.traffic import split, up_to, windows_of
+
+    with _stop_signals() as stopped:
+        pair = load_pair(
+            arguments.target,
+            arguments.draft,
+            dtype=arguments.dtype,
+            device=arguments.device,
+            threads=arguments.threads,
+        )
+        if arguments.lora:
+            check_rank(pair.draft, arguments.lora)
+        learnt, held_out = split(_texts(arguments, pair, work, stopped), arguments.held_out)
+        _say(f"{len(learnt)} texts to learn from, {len(held_out)} held out")
+        judged = up_to(windows_of(held_out, arguments.window), arguments.held_out_tokens)
+        before = _before(work, lambda: measure(pair, judged, arguments.temperature))
+        trained = _train(arguments, pair, windows_of(learnt, arguments.window), work, stopped)
+        after = _figures(measure(pair, judged, arguments.temperature))
+        _print(before, after, sum(window.counted for window in judged), arguments.temperature)
+        if after["acceptance"] <= before["acceptance"]:
+            _say(f"the acceptance did not rise, and nothing was saved; {work} can be removed")
+            return 1
+        save_draft(pair, out)
+    (out / "distilled.json").write_text(
+        json.dumps({"before": before, "after": after, **trained}, indent=1) + "\n"
+    )
+    shutil.rmtree(work)
+    print(f"\noutrider serve draft --model {out}")
+    return 0
+
+
+def _train(
+    arguments: argparse.Namespace, pair: Pair, windows: list[Window], work: Path, stopped: Any
+) -> dict[str, float]:
+    """Train to the end, from the checkpoint if there is one; what it took.
+
+    Raises:
+        Stopped: it was stopped; the checkpoint is written.
+    """
+    from outrider.distill.training import Plan, Training
+
+    plan = Plan(arguments.passes, 60 * arguments.minutes, arguments.batch, arguments.rate, arguments.lora)
+    training, checkpoint = Training(pair, windows, plan), work / "state.pt"
+    if checkpoint.exists():
+        training.load(checkpoint)
+        _say(f"going on at step {training.step} of {training.steps}")
+    if not training.run(checkpoint, stopped, _Teller()):
+        raise Stopped
+    return {"steps": training.step, "seconds": round(training.seconds, 1)}
+
+
+def _work_folder(out: Path, arguments: argparse.Namespace) -> Path:
+    """The folder of what is not done, made by the same flags if it is there.
+
+    Raises:
+        ConfigError: it was made by others.
+    """
+    work = out.with_name(out.name + ".partial")
+    flags = {
+        name: value
+        for name, value in vars(arguments).items()
+        if isinstance(value, str | int | float) and name not in MAY_CHANGE
+    }
+    known = work / "flags.json"
+    if known.exists() and json.loads(known.read_text()) != flags:
+        raise ConfigError(
+            f"--out: {str(work)!r} was begun with other flags; remove it, or name another folder"
+        )
+    try:
+        work.mkdir(mode=0o700, parents=True, exist_ok=True)  # it holds prompts
+        known.write_text(json.dumps(flags))
+    except OSError as error:
+        raise ConfigError(f"--out: cannot write to {str(work)!r} ({error.strerror})") from error
+    return work
+
+
+def _texts(arguments: argparse.Namespace, pair: Pair, work: Path, stopped: Any) -> list[Collected]:
+    """What the target wrote."""
+    from outrider.distill.traffic import read_collected
+    from outrider.distill.writing import write
+
+    path = work / "texts.jsonl"
+    if arguments.collected:
+        if not path.exists():  # what is collected meanwhile is for the next time
+            _keep(arguments, pair, path)
+        return read_collected(str(path), pair.vocabulary).kept
+    prompts = token_ids_of(read_prompts(arguments.prompts), arguments.target)
+    began, ready = time.monotonic(), len(path.read_text().splitlines()) if path.exists() else 0
+
+    def say(count: int) -> None:
+        each = (time.monotonic() - began) / max(1, count - ready)
+        left = _left(each * (len(prompts) - count))
+        _say(f"the target has continued {count} of {len(prompts)} prompts, {left}")
+        if stopped():
+            raise Stopped
+
+    return write(pair, prompts, arguments.tokens, arguments.temperature, path, say)
+
+
+def _keep(arguments: argparse.Namespace, pair: Pair, path: Path) -> None:
+    """Copy what was collected."""
+    from outrider.distill.traffic import read_collected
+
+    found = read_collected(arguments.collected, pair.vocabulary, arguments.task)
+    if found.others or found.broken:
+        _say(f"left out: {found.others} of another vocabulary or task, {found.broken} broken lines")
+    making = path.with_suffix(".making")
+    making.write_text("".join(one.line() for one in found.kept))
+    making.rename(path)
+
+
+def _before(work: Path, measured: Any) -> dict[str, Any]:
+    """The acceptance of the draft as it came; measured once."""
+    path = work / "before.json"
+    if not path.exists():
+        path.write_text(json.dumps(_figures(measured())))
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def _figures(found: Acceptance) -> dict[str, Any]:
+    return {"acceptance": found.mean, "tasks": found.by_task()}
+
+
+def _print(before: dict[str, Any], after: dict[str, Any], tokens: int, temperature: float) -> None:
+    print(f"acceptance of {tokens:,} tokens held out, T = {temperature:g}\n{'':16}before   after")
+    rows = [("all", before["acceptance"], after["acceptance"])]
+    tasks = [(task or "none", before["tasks"][task], after["tasks"][task]) for task in before["tasks"]]
+    for name, old, new in rows + (tasks if len(tasks) > 1 else []):
+        print(f"{name:16}{old:6.3f}{new:8.3f}")
+
+
+class _Teller:
+    """Says where a training is, now and then."""
+
+    def __init__(self) -> None:
+        self._next = 0.0
+
+    def __call__(self, progress: Progress) -> None:
+        """One more step."""
+        now = time.monotonic()
+        if now < self._next and progress.step < progress.steps:
+            return
+        self._next = now + SAY_SECONDS
+        _say(
+            f"step {progress.step} of {progress.steps}, divergence {progress.loss:.3f}, "
+            f"{progress.tokens_per_second:,.0f} tokens/s, {_left(progress.seconds_left)}"
+        )
+
+
+@contextmanager
+def _stop_signals() -> Iterator[Any]:
+    """A function that says whether Ctrl-C or SIGTERM came; the second Ctrl-C ends everything at once."""
+    came: list[int] = []
+
+    def receive(number: int, _frame: object) -> None:
+        if came:
+            raise KeyboardInterrupt
+        came.append(number)
+        _say("stopping after this step")
+
+    before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(came)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _left(seconds: float) -> str:
+    return f"{seconds / 60:.1f} min left"
+
+
+def _say(sentence: str) -> None:
+    print(f"outrider: {sentence}", file=sys.stderr, flush=True)

@@ -1,0 +1,46 @@
+"""Turns prompts into the token ids that the model gets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+from outrider.cli.bench.target import Prompt
+from outrider.protocol.errors import ConfigError, InvalidRequest
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+def token_ids_of(prompts: Sequence[Prompt], model: str) -> list[tuple[int, ...]]:
+    """The token ids of texts and of token ids, in order, with the tokenizer of a model.
+
+    Raises:
+        InvalidRequest: one is a conversation, or has no tokens.
+        ConfigError: there are texts, and the model has no tokenizer.
+    """
+    if any(not isinstance(prompt, str) and not isinstance(prompt[0], int) for prompt in prompts):
+        raise InvalidRequest("--prompts", "must be texts or token ids, as the model gets them")
+    tokenizer = _tokenizer(model) if any(isinstance(prompt, str) for prompt in prompts) else None
+    ids = [_ids(prompt, tokenizer) for prompt in prompts]
+    if not all(ids):
+        raise InvalidRequest("--prompts", f"entry {ids.index(()) + 1} has no tokens; leave it out")
+    return ids
+
+
+def _ids(prompt: Prompt, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    if isinstance(prompt, str):
+        assert tokenizer is not None
+        return tuple(tokenizer.encode(prompt).ids)
+    return cast("tuple[int, ...]", prompt)
+
+
+def _tokenizer(model: str) -> Tokenizer:
+    from tokenizers import Tokenizer
+
+    from outrider.engine.loading.tokenizer_files import load_tokenizer
+
+    files = load_tokenizer(model)
+    if files is None:
+        raise ConfigError("--prompts: the model came without a tokenizer; give token ids")
+    return Tokenizer.from_str(files.tokenizer_json.decode())

@@ -1,0 +1,129 @@
+"""Converts the messages of a stream to the events that the client gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from google.protobuf.message import Message as Pb
+
+from outrider.client.results import (
+    Chunk,
+    Complete,
+    Event,
+    FinishReason,
+    Origin,
+    Started,
+    Step,
+    StepNode,
+    TimelineEvent,
+    TokenLogprob,
+    Usage,
+)
+from outrider.v1 import generation_pb2
+
+REASONS: Mapping[int, FinishReason] = {1: "stop", 2: "length"}
+ORIGINS: Mapping[int, Origin] = {1: "target", 2: "draft", 3: "lookup", 4: "grammar", 5: "prediction"}
+LANES = {1: "draft", 2: "wire", 3: "verify"}
+
+
+def event_from_pb(response: generation_pb2.GenerateResponse) -> Event | None:
+    """One event of a stream; None when it is of a kind that this version does not know."""
+    match response.WhichOneof("event"):
+        case "chunk":
+            return _chunk(response.chunk)
+        case "started":
+            return _started(response.started)
+        case "complete":
+            return _complete(response.complete)
+    return None
+
+
+def numbers(pb: Pb) -> dict[str, Any]:
+    """The fields of a message that are one number each, by name."""
+    return {field.name: getattr(pb, field.name) for field in pb.DESCRIPTOR.fields if not field.is_repeated}
+
+
+def _started(pb: generation_pb2.Started) -> Started:
+    return Started(
+        index=pb.index,
+        request_id=pb.request_id,
+        seed=pb.seed,
+        model=pb.model,
+        prompt_tokens=pb.prompt_tokens,
+        cached_tokens=pb.cached_tokens,
+    )
+
+
+def _chunk(pb: generation_pb2.Chunk) -> Chunk:
+    logprobs = tuple(_logprob(entry) for entry in pb.logprobs)
+    prompt = tuple(_logprob(entry) for entry in pb.prompt_logprobs)
+    return Chunk(
+        index=pb.index,
+        text=pb.text,
+        token_ids=tuple(pb.token_ids),
+        logprobs=logprobs,
+        prompt_logprobs=prompt,
+        origins=tuple(ORIGINS.get(origin, "") for origin in pb.origins),
+        step=_step(pb.step) if pb.HasField("step") else None,
+    )
+
+
+def _step(pb: generation_pb2.StepDetail) -> Step:
+    return Step(
+        number=pb.step,
+        nodes=tuple(
+            StepNode(
+                token=node.token,
+                spelling=_present(node, "spelling"),
+                parent=_present(node, "parent"),
+                origin=ORIGINS.get(node.origin, ""),
+                accepted=node.accepted,
+            )
+            for node in pb.nodes
+        ),
+        bonus=_present(pb, "bonus"),
+        bonus_spelling=_present(pb, "bonus_spelling"),
+        timeline=tuple(_timeline_event(event) for event in pb.timeline),
+    )
+
+
+def _complete(pb: generation_pb2.Complete) -> Complete:
+    return Complete(
+        index=pb.index,
+        finish_reason=REASONS.get(pb.finish_reason, ""),
+        stop=pb.stop,
+        usage=Usage(**numbers(pb.usage)),
+        speculation=numbers(pb.speculation),
+        accepted_histogram=tuple(pb.speculation.accepted_histogram),
+        seed=pb.seed,
+        model=pb.model,
+        request_id=pb.request_id,
+        session=pb.session,
+        timeline=tuple(_timeline_event(event) for event in pb.timeline),
+    )
+
+
+def _logprob(pb: Any) -> TokenLogprob:
+    return _alternative(pb, tuple(_alternative(other) for other in pb.top))
+
+
+def _alternative(pb: Any, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
+    return TokenLogprob(token=pb.token, logprob=pb.logprob, spelling=_present(pb, "spelling"), top=top)
+
+
+def _timeline_event(pb: generation_pb2.TimelineEvent) -> TimelineEvent:
+    return TimelineEvent(
+        lane=LANES.get(pb.lane, "wire"),
+        name=pb.name,
+        start_ns=pb.start_unix_nano,
+        duration_us=pb.duration_micros,
+        step=pb.step,
+        nodes=pb.nodes,
+        accepted=pb.accepted,
+    )
+
+
+def _present(pb: Pb, name: str) -> Any:
+    """The value of an optional field; None where it is absent."""
+    return getattr(pb, name) if pb.HasField(name) else None

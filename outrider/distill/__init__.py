@@ -1,0 +1,1 @@
+"""Trains a draft on what its target writes."""

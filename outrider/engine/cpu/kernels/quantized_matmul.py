@@ -1,0 +1,365 @@
+"""`Y = X W^T + b` with AVX-512 or AVX2, for few rows X and many weights W of 4 or 8 bits.
+
+What takes time is the memory, and with 4 bits the instructions: so a code costs two of them, to cut it out of
+a word and to make it float32, and one for each row that it is multiplied with.
+
+    word       32 bits with the codes of 8 or 4 numbers that follow each other in a row of W
+    group      numbers of a row of W that share a scale, and perhaps a zero
+    panel      PANEL columns of W^T
+    strip      STRIP panels; of each word the panels follow each other, so that few rows, which are multiplied
+               with all panels at once, read a strip from front to back
+    block      groups of a strip, which stay in the cache while panels and rows take turns
+
+A code is not moved to the lowest bits of its word: it counts a power of two more there, and rows are prepared
+with numbers that much smaller, which changes none of their digits. The zero of a group is not taken from each
+code but, times the sum of a row's numbers in the group, from the group's sum.
+
+A sum adds up the numbers of a group in order, then the groups, whatever the other rows are and however many:
+a row's bits do not depend on its batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+from outrider.engine.cpu.kernels.compiling import inlined, kernel
+from outrider.engine.cpu.kernels.epilogue import PANEL, write_gated, write_sums
+from outrider.engine.cpu.kernels.vectors import (
+    F32,
+    I64,
+    SUM,
+    VECTOR_BYTES,
+    WIDE,
+    WORDS,
+    Address,
+    Builder,
+    Value,
+    added_up,
+    emits,
+    fetch,
+    first_lanes,
+    floats,
+    fused,
+    load,
+    load_aligned,
+    numbers_at,
+    pointer,
+    splat,
+    spread,
+    store_aligned,
+)
+from outrider.engine.cpu.processor import LANES
+
+STRIDE = 4 * PANEL
+"""Bytes of a word of each column of a panel, and of a row's sums."""
+STRIP = 4
+"""Panels."""
+GROUP = 12 if WIDE else 5
+"""Rows whose sums of one panel are registers: 24 of 32, or 10 of 16; weights take four."""
+AT_ONCE = {STRIP: 1, 2: 2, 1: GROUP}
+"""Panels that are multiplied at once, and the rows up to which they are: sums enough to hide that an addition
+takes four cycles, and no more than there are registers."""
+LINE = 64
+"""Bytes of a cache line."""
+AHEAD = 8192
+"""Bytes ahead of which weights are fetched; see `row_matmul`."""
+BLOCK, SHORT = 1024, 128
+"""Numbers of a row; short where panels alone take turns, so that lines are asked for nearly in order."""
+MAX_ROWS = 10 * GROUP
+"""Rows of one pass over the weights."""
+SUMS_BYTES = STRIP * MAX_ROWS * STRIDE
+_BYTES = {"bfloat16": 2, "float32": 4}
+
+
+@emits(types.void, *[Address] * 9, literals=4)
+def _add_strip(
+    builder: Builder,
+    bits: int,
+    kind: str,
+    zeros: int,
+    locality: int,
+    rows: Value,
+    x: Value,
+    x_stride: Value,
+    shares: Value,
+    w: Value,
+    panels: Value,
+    groups: Value,
+    words: Value,
+    sums: Value,
+) -> None:
+    """Add groups of `words` words of a strip's panels to the sums of up to GROUP rows.
+
+    As many panels at once as their sums fit into registers; the last ones alone.
+    """
+    first: Value = I64(0)
+    for width, most in AT_ONCE.items():
+        left = builder.udiv(builder.sub(panels, first), I64(width))
+        turns = builder.select(builder.icmp_signed("<=", rows, I64(most)), left, I64(0))
+        with cgutils.for_range(builder, turns) as loop:
+            panel = builder.add(first, builder.mul(loop.index, I64(width)))
+            totals = builder.add(sums, builder.mul(panel, I64(STRIDE * MAX_ROWS)))
+            with _rows_known(builder, rows, most) as choices:
+                for count in choices:
+                    code = _Codes(bits, kind, zeros, locality, width, count)
+                    code.add_groups(builder, x, x_stride, shares, w, panel, groups, words, totals)
+        first = builder.add(first, builder.mul(turns, I64(width)))
+
+
+@contextmanager
+def _rows_known(builder: Builder, rows: Value, most: int) -> Iterator[Iterator[int]]:
+    """Code for each number of rows from 1 to `most`, so that their sums are registers: emit one per item."""
+    done = builder.append_basic_block("done")
+    choice = builder.switch(rows, done)
+
+    def counts() -> Iterator[int]:
+        for count in range(1, most + 1):
+            block = builder.append_basic_block(f"rows_{count}")
+            choice.add_case(I64(count), block)
+            builder.position_at_end(block)
+            yield count
+            builder.branch(done)
+
+    yield counts()
+    builder.position_at_end(done)
+
+
+class _Codes:
+    """The loop of `_add_strip` over groups, for a number of panels and rows."""
+
+    def __init__(self, bits: int, kind: str, zeros: int, locality: int, panels: int, rows: int) -> None:
+        self.bits, self.kind, self.zeros, self.locality = bits, kind, zeros, locality
+        self.rows = range(rows)
+        self.panels = panels
+        self.cells = [(panel, half) for panel in range(panels) for half in range(2)]
+        self.middle = float(1 << (bits - 1))
+        self.per_word = 32 // bits
+        self.half = LANES * _BYTES[kind]
+        self.heads = 2 * STRIP * self.half
+        """Bytes of the scales of a group, or of its zeros."""
+
+    def add_groups(
+        self,
+        builder: Builder,
+        x: Value,
+        x_stride: Value,
+        shares: Value,
+        w: Value,
+        first: Value,
+        groups: Value,
+        words: Value,
+        sums: Value,
+    ) -> None:
+        """All groups of a block."""
+        totals = {cell: [cgutils.alloca_once(builder, SUM) for _ in self.rows] for cell in self.cells}
+        head = self.heads * (2 if self.zeros else 1)
+        w_group = builder.add(I64(head), builder.mul(words, I64(STRIP * STRIDE)))
+        x_group = builder.mul(words, I64(4 * self.per_word))
+        with cgutils.for_range(builder, groups) as loop:
+            group = builder.add(w, builder.mul(loop.index, w_group))
+            scales = builder.add(group, builder.mul(first, I64(2 * self.half)))
+            codes = builder.add(builder.add(group, I64(head)), builder.mul(first, I64(STRIDE)))
+            share = builder.add(shares, builder.mul(loop.index, I64(4)))
+            self._begin(builder, totals, scales, share, x_stride)
+            row = builder.add(x, builder.mul(loop.index, x_group))
+            with cgutils.for_range(builder, words) as inner:
+                line = builder.add(codes, builder.mul(inner.index, I64(STRIP * STRIDE)))
+                step = builder.add(row, builder.mul(inner.index, I64(4 * self.per_word)))
+                self._add_word(builder, totals, line, step, x_stride)
+            self._end(builder, totals, scales, sums)
+
+    def _begin(
+        self,
+        builder: Builder,
+        totals: dict[tuple[int, int], list[Value]],
+        scales: Value,
+        share: Value,
+        x_stride: Value,
+    ) -> None:
+        """A group's sums begin with what its zeros take away."""
+        for at in range(0, self.half * len(self.cells) * (2 if self.zeros else 1), LINE):
+            fetch(builder, self.locality, builder.add(scales, I64(AHEAD + at)))
+        for row in self.rows:
+            taken = _everywhere(builder, builder.add(share, builder.mul(x_stride, I64(row))))
+            for cell in self.cells:
+                zero = ir.Constant(SUM, [self.middle] * LANES)
+                if self.zeros:
+                    zero = self._head(builder, builder.add(scales, I64(self.heads)), cell)
+                builder.store(builder.fmul(zero, taken), totals[cell][row])
+
+    def _add_word(
+        self,
+        builder: Builder,
+        totals: dict[tuple[int, int], list[Value]],
+        line: Value,
+        step: Value,
+        x_stride: Value,
+    ) -> None:
+        """The products of a word of each column."""
+        for at in range(0, STRIDE * self.panels, LINE):
+            fetch(builder, self.locality, builder.add(line, I64(AHEAD + at)))
+        for panel in range(self.panels):
+            halves = [STRIDE * panel + VECTOR_BYTES * half for half in range(2)]
+            places = [pointer(builder, builder.add(line, I64(half))) for half in halves]
+            words = [builder.load(place, typ=WORDS, align=VECTOR_BYTES) for place in places]
+            for place in range(self.per_word):
+                weights = [self._cut(builder, word, place) for word in words]
+                for row in self.rows:
+                    at = builder.add(builder.mul(x_stride, I64(row)), I64(4 * place))
+                    number = _everywhere(builder, builder.add(step, at))
+                    for half in range(2):
+                        total = totals[panel, half][row]
+                        builder.store(
+                            fused(builder, weights[half], number, builder.load(total, typ=SUM)), total
+                        )
+
+    def _cut(self, builder: Builder, word: Value, place: int) -> Value:
+        """The codes at a place of words, times 2^(bits place); the highest as they are."""
+        if place == self.per_word - 1:
+            alone = builder.lshr(word, ir.Constant(WORDS, [self.bits * place] * LANES))
+        else:
+            mask = ((1 << self.bits) - 1) << self.bits * place
+            alone = builder.and_(word, ir.Constant(WORDS, [mask] * LANES))
+        return builder.sitofp(alone, SUM)
+
+    def _end(
+        self, builder: Builder, totals: dict[tuple[int, int], list[Value]], scales: Value, sums: Value
+    ) -> None:
+        """Add the group's sums, times their scales, to those of the block."""
+        for panel, half in self.cells:
+            scale = self._head(builder, scales, (panel, half))
+            for row in self.rows:
+                at = STRIDE * (MAX_ROWS * panel + row) + VECTOR_BYTES * half
+                place = pointer(builder, builder.add(sums, I64(at)))
+                before = builder.load(place, typ=SUM, align=VECTOR_BYTES)
+                total = builder.load(totals[panel, half][row], typ=SUM)
+                builder.store(fused(builder, scale, total, before), place, align=VECTOR_BYTES)
+
+    def _head(self, builder: Builder, first: Value, cell: tuple[int, int]) -> Value:
+        """The scales, or zeros, of half a panel; those of the first panel are at an address."""
+        panel, half = cell
+        return numbers_at(builder, self.kind, builder.add(first, I64(self.half * (2 * panel + half))))
+
+
+def _everywhere(builder: Builder, address: Value) -> Value:
+    """The float32 number at an address in all lanes."""
+    return spread(builder, builder.load(pointer(builder, address), typ=F32, align=4))
+
+
+@cache
+def prepare_rows(kind: str) -> Callable[..., None]:
+    """The kernel that prepares rows of a kind of numbers."""
+    size = _BYTES[kind]
+
+    @kernel("void(intp, intp, intp, intp, intp, intp, intp, intp)", keeps_lock=True)
+    def prepare(
+        x: int, numbers: int, rows: int, group: int, groups: int, factors: int, y: int, y_stride: int
+    ) -> None:
+        """Of X [rows, numbers] make Y: groups of `group` float32 numbers times `factors` [LANES], and then
+        for each group the sum of its numbers, negative. A group is a multiple of LANES.
+        """
+        scaled = load_aligned(factors)
+        for row in range(rows):
+            given, made = x + size * numbers * row, y + y_stride * row
+            shares = floats(made + 4 * group * groups)
+            for index in range(groups):
+                total = splat(0.0)
+                for column in range(group * index, group * (index + 1), LANES):
+                    part = load(kind, given + size * column, first_lanes(numbers - column))
+                    total = total + part
+                    store_aligned(made + 4 * column, part * scaled)
+                shares[index] = -added_up(total)
+
+    return prepare
+
+
+@cache
+def quantized_matmul(kind: str, bits: int, scales: str, zeros: int, locality: int) -> Callable[..., None]:
+    """The kernel for rows of a kind of numbers and weights with scales, and perhaps zeros, of another."""
+    size, per_word = _BYTES[kind], 32 // bits
+    head = STRIP * PANEL * _BYTES[scales] * (1 + zeros)
+
+    @kernel("void(intp, intp, intp, intp, intp, intp, intp, intp, intp, intp, intp, boolean, intp)")
+    def multiply(
+        x: int,
+        x_stride: int,
+        w: int,
+        groups: int,
+        words: int,
+        strips: int,
+        bias: int,
+        y: int,
+        y_stride: int,
+        columns: int,
+        rows: int,
+        gated: bool,
+        sums: int,
+    ) -> None:
+        """Compute Y [rows, columns] of prepared rows X and some strips of W.
+
+        W is [strips, groups, bytes of a group]: [STRIP, PANEL] scales, as many zeros if there are any, and
+        [words, STRIP, PANEL] words. `bias` is [strips, STRIP, PANEL] float32, or 0. Rows of X and Y are
+        `x_stride` and `y_stride` bytes apart. `sums` is room for SUMS_BYTES. With `gated` Y has half of the
+        columns.
+        """
+        parts = (rows + GROUP - 1) // GROUP
+        width = LANES if gated else PANEL
+        group_bytes = 4 * per_word * words
+        stride = head + STRIP * STRIDE * words
+        block = max(1, 4 * (BLOCK if parts > 1 else SHORT) // group_bytes)
+        for strip in range(strips):
+            left = columns - width * STRIP * strip
+            panels = min(STRIP, (left + width - 1) // width)
+            clear(sums, panels, rows)
+            for first in range(0, groups, block):
+                count = min(block, groups - first)
+                begin = w + (strip * groups + first) * stride
+                for part in range(parts):
+                    low = part * rows // parts
+                    here = (part + 1) * rows // parts - low
+                    row = x + low * x_stride
+                    at, shares = row + group_bytes * first, row + group_bytes * groups + 4 * first
+                    total = sums + STRIDE * low
+                    _add_strip(
+                        bits,
+                        scales,
+                        zeros,
+                        locality,
+                        here,
+                        at,
+                        x_stride,
+                        shares,
+                        begin,
+                        panels,
+                        count,
+                        words,
+                        total,
+                    )
+            for panel in range(panels):
+                b = bias + STRIDE * (STRIP * strip + panel) if bias else 0
+                for row in range(rows):
+                    column = width * (STRIP * strip + panel)
+                    place, total = (
+                        y + row * y_stride + size * column,
+                        sums + STRIDE * (MAX_ROWS * panel + row),
+                    )
+                    if gated:
+                        write_gated(kind, total, b, place, columns - column)
+                    else:
+                        write_sums(kind, size, total, b, place, columns - column)
+
+    return multiply
+
+
+@inlined
+def clear(sums: int, panels: int, rows: int) -> None:
+    """Set sums to 0."""
+    for panel in range(panels):
+        for at in range(0, STRIDE * rows, VECTOR_BYTES):
+            store_aligned(sums + STRIDE * MAX_ROWS * panel + at, splat(0.0))

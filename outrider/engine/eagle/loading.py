@@ -1,0 +1,43 @@
+"""Loads an EAGLE-3 head and prepares its products for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from outrider.engine.cpu.backend import AUTO
+from outrider.engine.cpu.choice import choose_backend
+from outrider.engine.cpu.linear import is_linear, linear_weight, pack_linears
+from outrider.engine.cpu.worker_pool import WorkerPool
+from outrider.engine.eagle.checkpoint import read_head
+from outrider.engine.eagle.head import GATE, EagleHead
+from outrider.engine.loading.model_config import find_device
+
+
+def load_head(
+    model: str,
+    target: str,
+    *,
+    dtype: str,
+    device: str,
+    threads: int,
+    helper_cores: Sequence[int] = (),
+    cpu_backend: str = AUTO,
+    progress: Callable[[str], None] = lambda _: None,
+) -> EagleHead:
+    """The head in a folder or hub id for the target in another; the other arguments as of `load_model`.
+
+    Raises:
+        ModelError: it is no head for this target; the text names the setting or the tensor.
+    """
+    torch.set_num_threads(threads)
+    config, tensors = read_head(model, target)
+    chosen = tensors["fc.weight"].dtype if dtype == "auto" else getattr(torch, dtype)
+    head = EagleHead(config, tensors, chosen, find_device(device)).eval()
+    if head.device.type == "cpu":
+        weights = [linear_weight(module) for module in head.modules() if is_linear(module)]
+        choice = choose_backend(weights, cpu_backend)
+        count = pack_linears(head, choice.backend, WorkerPool(threads, helper_cores), (GATE,))
+        progress(f"{count} linear layers on {choice.backend}: {choice.reason}")
+    return head

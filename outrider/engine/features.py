@@ -1,0 +1,60 @@
+"""What goes into layers of the target, for drafts that read it: taken from a forward, and as bytes on the
+wire.
+
+A row is what the wanted layers had at one token, side by side, in bfloat16, little-endian.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+
+class FeatureTap:
+    """Takes the inputs of some layers at some rows of the forward that runs; idle while `layers` is empty.
+
+    Layer i's input is `hidden_states[i]` of transformers. Shapes: N packed tokens, F wanted rows, C width.
+    """
+
+    def __init__(self) -> None:
+        self.layers: tuple[int, ...] = ()
+        self.rows: Sequence[int] = ()
+        """Packed positions of the wanted rows, which the runner sets before a forward."""
+        self.taken: dict[int, Tensor] = {}
+        """[F, C] by layer."""
+
+    @contextmanager
+    def open(self, layers: Sequence[int]) -> Iterator[None]:
+        """Take these layers' inputs for as long as a block runs."""
+        self.layers, self.taken = tuple(layers), {}
+        try:
+            yield
+        finally:
+            self.layers, self.rows = (), ()
+
+    def take(self, layer: int, hidden: Tensor) -> None:
+        """A layer is about to compute with hidden [N, C]; copied, if it is wanted."""
+        if layer in self.layers:
+            rows = torch.tensor(self.rows, dtype=torch.int64, device=hidden.device)
+            self.taken[layer] = hidden.index_select(0, rows)
+
+
+def to_bytes(rows: Tensor) -> bytes:
+    """Rows [F, layers C] for the wire."""
+    return (
+        rows.to(torch.bfloat16)
+        .cpu()
+        .contiguous()
+        .view(torch.int16)
+        .numpy()
+        .astype("<i2", copy=False)
+        .tobytes()
+    )
+
+
+def from_bytes(data: bytes, width: int) -> Tensor:
+    """Rows [F, width] bfloat16 from the wire, a copy; the length of `data` was checked."""
+    return torch.frombuffer(bytearray(data), dtype=torch.bfloat16).view(-1, width)

@@ -1,0 +1,128 @@
+"""What a model's configuration says before any weight is read, and what cannot run here for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
+
+from outrider.engine.loading.model_path import cannot_load
+from outrider.protocol.errors import ModelError
+
+FACTORY: Any = AutoModelForCausalLM  # its annotations leave out what the arguments below change
+LOAD_ERRORS = (OSError, ValueError, ImportError, RuntimeError, KeyError, TypeError, SafetensorError)
+"""What transformers raises for files that are missing, unreadable, too large or not a known model."""
+
+
+def find_device(device: str) -> torch.device:
+    """The device of a setting.
+
+    Raises:
+        ModelError: it is unknown, or not there.
+    """
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        place = torch.device(device)
+    except RuntimeError as error:
+        raise ModelError(f"device: {device!r} is unknown; use auto, cpu, cuda or cuda:N") from error
+    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+        found = torch.cuda.device_count()
+        raise ModelError(f"device: {device!r} asked for and {found} CUDA devices found; use cpu or auto")
+    return place
+
+
+def read_config(model: str, trust_remote_code: bool) -> PretrainedConfig:
+    """A model's config.json.
+
+    Raises:
+        ModelError: it cannot be read, or is of no known kind.
+    """
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
+    except LOAD_ERRORS as error:
+        raise unreadable(model, error) from error
+    return config
+
+
+def skeleton_of(model: str, config: PretrainedConfig, trust_remote_code: bool) -> PreTrainedModel:
+    """The model without weights.
+
+    Raises:
+        ModelError: what is seen of it cannot run here.
+    """
+    if config.is_encoder_decoder:
+        raise ModelError(f"model: {model!r} is an encoder-decoder; use a decoder-only model")
+    try:
+        with torch.device("meta"):
+            skeleton: PreTrainedModel = FACTORY.from_config(config, trust_remote_code=trust_remote_code)
+    except LOAD_ERRORS as error:
+        raise unreadable(model, error) from error
+    kind = type(skeleton).__name__
+    other_layers = set(getattr(config.get_text_config(), "layer_types", None) or ()) - {
+        "full_attention",
+        "sliding_attention",
+    }
+    if getattr(skeleton, "_is_stateful", False) or other_layers:
+        raise ModelError(
+            f"model: {kind} has layers ({', '.join(sorted(other_layers)) or 'recurrent'}) whose state cannot "
+            "be rolled back; use a model with attention in every layer"
+        )
+    if not getattr(skeleton, "_supports_attention_backend", False):
+        raise ModelError(
+            f"model: {kind} does not let its attention be replaced (transformers' attention interface); "
+            "use another architecture"
+        )
+    return skeleton
+
+
+def find_context_length(config: PretrainedConfig, asked: int, say: Callable[[str], None]) -> int:
+    """The most tokens of a sequence: the model's limit, less where its rotation changes with the length.
+
+    Raises:
+        ModelError: more are asked for, or there is no limit and none is.
+    """
+    text = config.get_text_config()
+    limit = getattr(text, "max_position_embeddings", None)
+    if limit is None:
+        if not asked:
+            raise ModelError("context_length: config.json of the model names none; set one")
+        return asked
+    for rope in _rope_settings(text):
+        original = rope.get("original_max_position_embeddings")
+        if rope.get("rope_type") == "longrope" and original is not None and original < limit:
+            say(f"context cut from {limit} to {original} tokens: this rope changes all positions beyond it")
+            limit = original
+    if asked > limit:
+        raise ModelError(f"context_length: {asked} is more than the {limit} of the model; lower it")
+    return int(asked or limit)
+
+
+def _rope_settings(config: PretrainedConfig) -> list[dict[str, Any]]:
+    """Rotary settings: one set, or one per kind of layer."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    return [rope] if "rope_type" in rope else [value for value in rope.values() if isinstance(value, dict)]
+
+
+def eos_token_ids(network: PreTrainedModel) -> tuple[int, ...]:
+    """The tokens that end a text."""
+    ids = generation_setting(network, "eos_token_id")
+    if ids is None:
+        return ()
+    return (ids,) if isinstance(ids, int) else tuple(ids)
+
+
+def generation_setting(network: PreTrainedModel, name: str) -> Any:
+    """A token id from generation_config.json, else from config.json."""
+    generation: GenerationConfig | None = network.generation_config
+    value = getattr(generation, name, None)
+    return value if value is not None else getattr(network.config.get_text_config(), name, None)
+
+
+def unreadable(model: str, error: Exception) -> ModelError:
+    """The error for a model whose files cannot be read."""
+    reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
+    return cannot_load(model, f"cannot be loaded ({reason})")

@@ -1,0 +1,73 @@
+"""Loads a model whose checkpoint is quantized, without the packages that made it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
+
+from outrider.engine.quantization.checkpoint import Checkpoint, layout_of, read_checkpoint
+from outrider.engine.quantization.modules import attach_codes
+
+FULL = "full"
+"""Weights that are not quantized."""
+_factory: Any = AutoModelForCausalLM
+
+
+def read_quantized(
+    model: str, dtype: str, place: torch.device, trust_remote_code: bool, say: Callable[[str], None]
+) -> tuple[PreTrainedModel, Any, str] | None:
+    """The model on the CPU, what transformers says of its weights, and the name of the format.
+
+    Its weights are the numbers that the codes stand for; if its place is the CPU, layers have their codes
+    too. None where the checkpoint is not quantized, or transformers reads it.
+
+    Raises:
+        ModelError: the format cannot be read.
+    """
+    config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
+    layout = layout_of(model, config)
+    if layout is None:
+        return None
+    kept = _dtype(config, dtype)
+    found = read_checkpoint(model, layout, kept)
+    network, info = _made(config, found, kept, trust_remote_code)
+    network.generation_config = _generation(model, network.generation_config)
+    taken = attach_codes(network, found.codes) if place.type == "cpu" else 0
+    left = len(found.codes) + found.widened - taken
+    if left:
+        taken_16 = sum(weight.nbytes for weight in network.parameters()) / 1e9
+        say(f"{left} {layout.name} layers become {kept}; all weights take {taken_16:.1f} GB so")
+    return network, info, layout.name
+
+
+def _made(config: PretrainedConfig, found: Checkpoint, dtype: torch.dtype, trust_remote_code: bool) -> Any:
+    """The model of a configuration with these tensors."""
+    for name in ("quantization_config", "compression_config"):
+        if hasattr(config, name):
+            delattr(config, name)
+    with torch.device("meta"):
+        kind: Any = type(_factory.from_config(config, trust_remote_code=trust_remote_code))
+    return kind.from_pretrained(
+        None, config=config, state_dict=found.tensors, dtype=dtype, output_loading_info=True
+    )
+
+
+def _dtype(config: PretrainedConfig, asked: str) -> torch.dtype:
+    """What is asked for; auto is the configuration's."""
+    if asked != "auto":
+        found: torch.dtype = getattr(torch, asked)
+        return found
+    named = getattr(config.get_text_config(), "dtype", None) or torch.bfloat16
+    return named if isinstance(named, torch.dtype) else getattr(torch, str(named))
+
+
+def _generation(model: str, otherwise: GenerationConfig) -> GenerationConfig:
+    """The generation_config.json of a model, where it has one."""
+    try:
+        found: GenerationConfig = GenerationConfig.from_pretrained(model)
+    except OSError:
+        return otherwise
+    return found

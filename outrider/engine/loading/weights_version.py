@@ -1,0 +1,43 @@
+"""Which weights a model has: a short name that is the same wherever the same files are."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from outrider.engine.loading.model_path import check_model_path
+
+CHARACTERS = 8
+CHUNK = 1 << 22
+
+
+def weights_version(model: str, *settings: str) -> str:
+    """The beginning of a hash of a model's files, and of settings that change what it computes. Reads all of
+    them; empty where they are not at hand.
+
+    Raises:
+        ModelError: there is no such folder.
+    """
+    check_model_path(model)
+    digest = hashlib.sha256("\0".join(settings).encode())
+    files = _files(model)
+    for path in files:
+        digest.update(b"\0" + path.name.encode() + b"\0")
+        with path.open("rb") as file:
+            while chunk := file.read(CHUNK):
+                digest.update(chunk)
+    return digest.hexdigest()[:CHARACTERS] if files else ""
+
+
+def _files(model: str) -> list[Path]:
+    folder = Path(model)
+    if not folder.is_dir():
+        from transformers.utils.hub import cached_file  # slow to import, and needed for hub ids alone
+
+        found = cached_file(model, "config.json", _raise_exceptions_for_missing_entries=False)
+        if found is None:
+            return []
+        folder = Path(found).parent
+    return [
+        path for path in (folder / "config.json", *sorted(folder.glob("*.safetensors"))) if path.is_file()
+    ]

@@ -1,0 +1,96 @@
+"""The process of a rank that follows: it computes its part of every step that rank 0 sends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+
+from outrider.config import VerifyConfig
+from outrider.engine.loading.check_forward import CHECK_PAGE_SIZE, CHECK_PAGES
+from outrider.engine.loading.replica import largest_step
+from outrider.engine.make_runner import make_runner
+from outrider.engine.parallel.meeting import open_store
+from outrider.engine.parallel.mirror import follow
+from outrider.engine.parallel.order import Order, cpu_share
+from outrider.engine.parallel.processes import MODULE
+from outrider.engine.parallel.ranks import MAX_WAIT_SECONDS, Ranks
+from outrider.engine.parallel.shard import Shard
+from outrider.process import pin_cpus
+from outrider.protocol.errors import OutriderError
+from outrider.telemetry.logs import configure_logging, get_logger
+
+logger = get_logger(MODULE)
+READY, TIMES = "ready", "times"
+"""Stages: the first step may come; what was spent is said."""
+
+
+def main() -> int:
+    """Read an order from standard input and carry it out; returns the exit status."""
+    order = Order.model_validate_json(sys.stdin.buffer.readline())
+    configure_logging(f"verify rank {order.rank}", order.config.log_level, order.config.log_format)
+    threading.Thread(target=_end_with_input, name="parent", daemon=True).start()
+    try:
+        pin_cpus(cpu_share(order.config, order.rank))
+        carry_out(order)
+    except OutriderError as error:
+        logger.error("this rank ends", problem=str(error))
+        return 1
+    return 0
+
+
+def order_of(config: VerifyConfig) -> Order:
+    """The order of a rank that was started on a machine of its own."""
+    pin_cpus(config.cpus)
+    address, rank = config.tensor_parallel_address, config.tensor_parallel_rank
+    return Order(config=config, rank=rank, meeting=address, seconds=MAX_WAIT_SECONDS)
+
+
+def carry_out(order: Order) -> None:
+    """Load a rank's part of the model and follow rank 0 until it closes. Signals that ask for an end are
+    ignored: rank 0 drains first. One that was started by itself ends with them until it has met rank 0, which
+    may be gone for good, and its place taken by a new one that waits for a new rank.
+
+    Raises:
+        ConfigError: the model cannot be loaded.
+        LostRank: another rank is gone.
+    """
+    config = order.config
+    if not config.tensor_parallel_address:
+        _ignore_signals()
+    shard = Shard(order, logger.info)
+    ranks = Ranks(open_store(order), order.rank, config.tensor_parallel, shard.device, seconds=order.seconds)
+    _ignore_signals()
+    loaded, plain = shard.small(ranks)
+    follow(make_runner(loaded, CHECK_PAGES, CHECK_PAGE_SIZE), ranks)
+    loaded = shard.whole(ranks, plain.geometry)
+    runner = make_runner(
+        loaded,
+        -(-config.kv_tokens // config.page_size),
+        config.page_size,
+        largest=largest_step(config),
+        say=logger.info,
+    )
+    ranks.meet(READY)
+    ranks.spent = [] if order.timed else None
+    follow(runner, ranks)
+    if ranks.spent is not None:
+        ranks.report(TIMES, json.dumps(ranks.spent))
+    ranks.leave()
+
+
+def _ignore_signals() -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _end_with_input() -> None:
+    """End this process when rank 0's has ended, in whatever way."""
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,74 @@
+"""What a rank is told: the settings of its replica, which rank it is, and where the ranks meet."""
+
+from __future__ import annotations
+
+import os
+
+from outrider.config import Settings, VerifyConfig
+from outrider.process import parse_cpus
+from outrider.protocol.errors import ConfigError
+
+
+class Order(Settings):
+    """One rank's work, as JSON on the standard input of its process."""
+
+    config: VerifyConfig
+    rank: int
+    meeting: str
+    """A file of this machine, or host:port of rank 0."""
+    seconds: float
+    """Longest wait for another rank's part of a product."""
+    timed: bool = False
+    """The times of all exchanges are wanted at the end."""
+
+
+def check_settings(config: VerifyConfig) -> None:
+    """Refuse settings that do not go with several ranks.
+
+    Raises:
+        ConfigError: names the setting.
+    """
+    if config.weights != "full":
+        raise ConfigError("weights: ranks of tensor_parallel hold weights as they are; leave it out")
+    if config.helper_cpus:
+        raise ConfigError("helper_cpus: ranks of tensor_parallel have no helpers; leave it empty")
+    if ":" in config.device:
+        raise ConfigError("device: each rank of tensor_parallel takes a device of its own; say cuda or cpu")
+    if config.tensor_parallel_rank >= config.tensor_parallel:
+        raise ConfigError(
+            f"tensor_parallel_rank: there are the ranks 0 to {config.tensor_parallel - 1}; set one of them"
+        )
+    if config.tensor_parallel_rank and not config.tensor_parallel_address:
+        raise ConfigError("tensor_parallel_rank: ranks of several machines need tensor_parallel_address")
+    if config.tensor_parallel_address:
+        split_address(config.tensor_parallel_address)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port.
+
+    Raises:
+        ConfigError: it is not host:port.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ConfigError(f"tensor_parallel_address: {address!r} is not host:port of rank 0")
+    return host, int(port)
+
+
+def cpu_share(config: VerifyConfig, rank: int) -> str:
+    """The cores of a rank: an equal part of `cpus`, or all of them where there are fewer than ranks."""
+    ranks = config.tensor_parallel
+    cores = parse_cpus("cpus", config.cpus)
+    if config.tensor_parallel_address or len(cores) < ranks:
+        return config.cpus
+    return ",".join(map(str, cores[len(cores) * rank // ranks : len(cores) * (rank + 1) // ranks]))
+
+
+def missing_cores(config: VerifyConfig) -> str | None:
+    """What to say where the ranks of this machine have more threads than there are cores; else None."""
+    local = 1 if config.tensor_parallel_address else config.tensor_parallel
+    cores = len(parse_cpus("cpus", config.cpus)) or os.cpu_count() or 1
+    if local * config.threads <= cores:
+        return None
+    return f"{local} ranks of {config.threads} threads share {cores} cores and slow each other down"

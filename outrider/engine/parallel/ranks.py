@@ -1,0 +1,179 @@
+"""The processes that hold one model, as they talk to each other through torch.distributed.
+
+Two groups: products and logits go over one whose waits are short, so that a rank that hangs is noticed; steps
+go out over another, on which ranks wait for as long as nothing is to do.
+
+Sums are made of what all ranks say, in the order of the ranks, in float32: so their bits depend neither on
+timing nor on the batch, which those of an all-reduce do, and all ranks have the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from outrider.protocol.errors import LostRank
+
+Words = npt.NDArray[np.int64]
+MAX_WAIT_SECONDS = 60.0
+"""For another rank's part of a product; after it that rank hangs."""
+MAX_LOAD_SECONDS = 600.0
+"""For another rank to start or to load what is as much as this rank's."""
+_NO_LIMIT = timedelta(days=365)
+_FIRST_WORDS = 1024
+"""Of a step are sent at once, with its length; few steps have more."""
+_POLL_SECONDS = 0.05
+
+
+class Ranks:
+    """This process among the ranks of a model; rank 0 leads. For one thread at a time."""
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        device: torch.device,
+        *,
+        seconds: float = MAX_WAIT_SECONDS,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Wait for the others and connect to them; `check` is called meanwhile and may raise.
+
+        Raises:
+            LostRank: one did not come.
+        """
+        self.rank, self.size = rank, size
+        self.spent: list[float] | None = None
+        """If it is a list: when each exchange of a step began and ended, by the machine's monotonic clock."""
+        self._store, self._check = store, check
+        self._failed = False
+        self._words = torch.zeros(_FIRST_WORDS, dtype=torch.int64)
+        self.meet("started")
+        with self._noticing():
+            backend = "nccl" if device.type == "cuda" else "gloo"
+            dist.init_process_group(
+                backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=seconds)
+            )
+            # Rank 0 waits until the others take a step, they wait until there is one.
+            wait = timedelta(seconds=seconds) if rank == 0 else _NO_LIMIT
+            self._steps = dist.new_group(backend="gloo", timeout=wait)
+
+    def report(self, stage: str, content: str = "") -> None:
+        """Say that this rank has come to a stage."""
+        self._store.set(f"{stage}/{self.rank}", content)
+
+    def meet(self, stage: str) -> None:
+        """Come to a stage together.
+
+        Raises:
+            LostRank: a rank did not within MAX_LOAD_SECONDS.
+        """
+        self.report(stage)
+        self.wait_for(stage)
+
+    def wait_for(self, stage: str, ranks: Sequence[int] | None = None) -> list[str]:
+        """What all ranks, or some, said when they came to a stage.
+
+        Raises:
+            LostRank: one did not come within MAX_LOAD_SECONDS.
+        """
+        wanted = range(self.size) if ranks is None else ranks
+        keys = [f"{stage}/{rank}" for rank in wanted]
+        end = time.monotonic() + MAX_LOAD_SECONDS
+        with self._noticing():
+            while not self._store.check(keys):
+                self._check()
+                if time.monotonic() > end:
+                    raise LostRank(
+                        f"tensor_parallel: a rank did not come to {stage!r} in {MAX_LOAD_SECONDS:g} s"
+                    )
+                time.sleep(_POLL_SECONDS)
+            return [self._store.get(key).decode() for key in keys]
+
+    def send(self, words: Words) -> None:
+        """Give the other ranks a step [n] int64; rank 0 alone.
+
+        Raises:
+            LostRank: one is gone.
+        """
+        self._words[0] = len(words)
+        first = torch.from_numpy(words[: _FIRST_WORDS - 1])
+        self._words[1 : 1 + len(first)] = first
+        with self._noticing():
+            dist.broadcast(self._words, 0, group=self._steps)
+            if len(words) > len(first):
+                dist.broadcast(torch.from_numpy(words[len(first) :].copy()), 0, group=self._steps)
+
+    def receive(self) -> Words:
+        """The next step [n] int64 of rank 0, however long it takes; the other ranks alone.
+
+        Raises:
+            LostRank: rank 0 is gone.
+        """
+        with self._noticing():
+            dist.broadcast(self._words, 0, group=self._steps)
+            count, room = int(self._words[0]), _FIRST_WORDS - 1
+            words = torch.empty(count, dtype=torch.int64)
+            words[:room] = self._words[1 : 1 + min(count, room)]
+            if count > room:
+                dist.broadcast(words[room:], 0, group=self._steps)
+        received: Words = words.numpy()
+        return received
+
+    def sum(self, part: Tensor) -> Tensor:
+        """The sum of all ranks' parts, on every rank, in the dtype of the parts.
+
+        Raises:
+            LostRank: one is gone, or hangs.
+        """
+        parts = part.new_empty(self.size, *part.shape)
+        with self._noticing(timed=True):
+            dist.all_gather(list(parts.unbind(0)), part.contiguous())
+        total = parts[0].float()  # the same tensor in float32, else a copy
+        for other in parts[1:]:
+            total += other
+        return total.to(part.dtype)
+
+    def columns(self, part: Tensor) -> Tensor:
+        """[N, n] of each rank -> [N, ranks * n] on rank 0, side by side; the others get their own part back.
+
+        Raises:
+            LostRank: one is gone, or hangs.
+        """
+        parts = part.new_empty(self.size, *part.shape) if self.rank == 0 else None
+        with self._noticing(timed=True):
+            dist.gather(part.contiguous(), None if parts is None else list(parts.unbind(0)), dst=0)
+        return part if parts is None else parts.transpose(0, 1).reshape(len(part), -1)
+
+    def leave(self) -> None:
+        """Disconnect; the last call."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    @property
+    def failed(self) -> bool:
+        """A rank is known to be gone."""
+        return self._failed
+
+    @contextmanager
+    def _noticing(self, timed: bool = False) -> Iterator[None]:
+        begun = time.monotonic()
+        try:
+            yield
+        except RuntimeError as error:
+            self._failed = True
+            self._check()  # may know more
+            reason = str(error).strip().split("\n", 1)[0]
+            raise LostRank(f"tensor_parallel: a rank is gone or hangs ({reason})") from error
+        if timed and self.spent is not None:
+            self.spent += (begun, time.monotonic())

@@ -1,0 +1,48 @@
+"""Ranks that are started one by one may have different models: an old rank that a rollout left, a wrong path.
+Together they would compute neither, so they compare what they have before they load it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+
+import torch
+from transformers import PretrainedConfig
+
+from outrider import __version__
+from outrider.config import VerifyConfig
+from outrider.engine.parallel.ranks import Ranks
+from outrider.engine.parallel.weights import Weight
+from outrider.protocol.errors import ModelError
+
+SETTINGS = {"context_length", "deterministic", "dtype", "kv_tokens", "page_size"}
+"""That shape what all ranks compute."""
+
+
+def digest_of(settings: VerifyConfig, config: PretrainedConfig, weights: Mapping[str, Weight]) -> str:
+    """Of this version, settings, a model's configuration and the first row of each of its weights: one that
+    was trained further differs in most, and all of a large one takes minutes to read."""
+    told = [__version__, settings.model_dump(include=SETTINGS), config.to_dict() | {"_name_or_path": ""}]
+    digest = hashlib.blake2b(json.dumps(told, sort_keys=True, default=str).encode(), digest_size=16)
+    for name, weight in sorted(weights.items()):
+        first = weight[0:1] if weight.get_shape() else weight[...]
+        digest.update(f"{name} {weight.get_shape()} {first.dtype}".encode())
+        digest.update(first.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def check_same(ranks: Ranks, digest: str) -> None:
+    """Compare the digests of all ranks.
+
+    Raises:
+        ModelError: one has another than rank 0.
+    """
+    ranks.report("digest", digest)
+    first, *others = ranks.wait_for("digest")
+    different = [rank for rank, other in enumerate(others, 1) if other != first]
+    if different:
+        raise ModelError(
+            f"tensor_parallel: rank {different[0]} has another model, version or settings "
+            f"({', '.join(sorted(SETTINGS))}) than rank 0; start all ranks with the same"
+        )

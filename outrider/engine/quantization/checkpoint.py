@@ -1,0 +1,152 @@
+"""Reads checkpoints with quantized weights: their format and their tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from safetensors import safe_open
+from torch import Tensor
+
+from outrider.engine.quantization import layouts
+from outrider.engine.quantization.layouts import Layout, Unreadable
+from outrider.engine.quantization.weight import QuantizedWeight
+from outrider.protocol.errors import ModelError
+
+LEFT_TO_TRANSFORMERS = frozenset({"mxfp4"})
+"""Formats that transformers turns into 16 bits by itself, on any device."""
+READABLE = "gptq and awq (gemm) with 4 or 8 bits, compressed-tensors with int4, int8 or fp8 weights, and fp8"
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """Tensors by name as a model without quantization has them, and the codes of those that had some."""
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    codes: dict[str, QuantizedWeight] = field(default_factory=dict)
+    """By the name of the module."""
+    widened: int = 0
+    """Layers of whose weights the numbers alone are left."""
+
+
+def layout_of(model: str, config: Any) -> Layout | None:
+    """How a checkpoint's configuration says that weights are stored; None where transformers reads them.
+
+    Raises:
+        ModelError: in a format that cannot be read.
+    """
+    given = getattr(config, "quantization_config", None) or getattr(config, "compression_config", None)
+    if not given:
+        return None
+    settings: dict[str, Any] = given if isinstance(given, dict) else vars(given)
+    method = str(settings.get("quant_method", "unknown"))
+    if method in LEFT_TO_TRANSFORMERS:
+        return None
+    known = _KNOWN.get(method)
+    made = known(settings) if known else f"the method {method}"
+    if isinstance(made, str):
+        raise unreadable(model, made)
+    return made
+
+
+def unreadable(model: str, what: str) -> ModelError:
+    """The error for a checkpoint in a format that is not known."""
+    return ModelError(
+        f"model: the weights of {model!r} are quantized in a way that is not read here: {what}. Readable are "
+        f"{READABLE}; use such a checkpoint, or the one without quantization and weights int8 or int4"
+    )
+
+
+def read_checkpoint(model: str, layout: Layout, dtype: torch.dtype) -> Checkpoint:
+    """All tensors of a model in a folder or of a hub id; those of quantized layers as `dtype` and as codes.
+
+    Raises:
+        ModelError: a layer is stored in another way than the configuration says.
+    """
+    found = Checkpoint()
+    folder = Path(model) if Path(model).is_dir() else Path(_downloaded(model))
+    with ExitStack() as stack:
+        places: dict[str, Any] = {}
+        for path in sorted(folder.glob("*.safetensors")):
+            opened = stack.enter_context(safe_open(path, "pt"))
+            places |= dict.fromkeys(opened.keys(), opened)
+        for module, names in _modules(places).items():
+            parts = {name: places[f"{module}.{name}"].get_tensor(f"{module}.{name}") for name in names}
+            try:
+                _take(found, layout, module, parts, dtype)
+            except (Unreadable, KeyError, RuntimeError) as error:
+                raise unreadable(model, f"{layout.name}, layer {module} ({error})") from error
+    return found
+
+
+def _take(
+    found: Checkpoint, layout: Layout, module: str, parts: Mapping[str, Tensor], dtype: torch.dtype
+) -> None:
+    if not layout.mark(frozenset(parts)):
+        found.tensors |= {f"{module}.{name}": part for name, part in parts.items()}
+        return
+    read = layout.read(parts)
+    if isinstance(read, QuantizedWeight):
+        found.codes[module] = read
+        read = read.values()
+    else:
+        found.widened += 1
+    found.tensors[f"{module}.weight"] = read.to(dtype)
+    if "bias" in parts:
+        found.tensors[f"{module}.bias"] = parts["bias"].to(dtype)
+
+
+def _modules(names: Mapping[str, object]) -> dict[str, list[str]]:
+    """The names of tensors by their modules."""
+    modules: dict[str, list[str]] = {}
+    for name in names:
+        module, _, last = name.rpartition(".")
+        modules.setdefault(module, []).append(last)
+    return modules
+
+
+def _downloaded(model: str) -> str:
+    return snapshot_download(model, allow_patterns=["*.safetensors", "*.json"])
+
+
+def _gptq(settings: Mapping[str, Any]) -> Layout | str:
+    bits, version = settings.get("bits"), str(settings.get("checkpoint_format") or "gptq")
+    if bits not in (4, 8) or version not in ("gptq", "gptq_v2"):
+        return f"gptq with {bits} bits in the format {version}"
+    if settings.get("dynamic"):
+        return "gptq with settings for single layers (dynamic)"
+    return layouts.gptq(bits, int(settings.get("group_size", 128)), zeros_less_one=version == "gptq")
+
+
+def _awq(settings: Mapping[str, Any]) -> Layout | str:
+    bits = settings.get("bits", settings.get("w_bit"))
+    version = str(settings.get("version", "gemm")).lower()
+    if bits != 4 or version != "gemm" or settings.get("zero_point", True) is not True:
+        return f"awq with {bits} bits, version {version}"
+    return layouts.awq(bits, int(settings.get("group_size", settings.get("q_group_size", 128))))
+
+
+def _compressed_tensors(settings: Mapping[str, Any]) -> Layout | str:
+    sparsity = settings.get("sparsity_config") or {}
+    if sparsity.get("format", "dense") != "dense":
+        return f"compressed-tensors with sparse weights ({sparsity['format']})"
+    if (settings.get("transform_config") or {}).get("config_groups"):
+        return "compressed-tensors with transforms between layers"
+    known = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision")
+    if settings.get("format") not in (*known, "dense"):
+        return f"compressed-tensors in the format {settings.get('format')}"
+    return layouts.compressed_tensors()
+
+
+_KNOWN: dict[str, Callable[[Mapping[str, Any]], Layout | str]] = {
+    "gptq": _gptq,
+    "awq": _awq,
+    "compressed-tensors": _compressed_tensors,
+    "fp8": lambda _: layouts.fp8(),
+    "fbgemm_fp8": lambda _: layouts.fp8(),
+}

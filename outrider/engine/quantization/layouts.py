@@ -1,0 +1,176 @@
+"""How published formats store the weights of one layer, and what they stand for.
+
+A layer's tensors are named by what follows the name of its module, such as `qweight`. Where a format's codes
+are of 4 or 8 bits with scales for groups that the kernels know, the result has the same codes, scales and
+zeros; else it is the numbers themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from outrider.engine.quantization.weight import WORD_BITS, QuantizedWeight, quantized, unpacked
+
+Parts: TypeAlias = Mapping[str, Tensor]
+"""The tensors of a layer."""
+Read: TypeAlias = QuantizedWeight | Tensor
+"""Codes, or numbers [out, in] float32."""
+STEP = 32
+"""Groups of the kernels are multiples of it."""
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Which of eight neighbours a place of a word holds, from the lowest bits on."""
+
+
+class Unreadable(Exception):
+    """A layer is stored in a way that is not known; the text says in which."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One format."""
+
+    name: str
+    mark: Callable[[frozenset[str]], bool]
+    """True for the names of a quantized layer's tensors."""
+    read: Callable[[Parts], Read]
+
+
+def gptq(bits: int, group: int, *, zeros_less_one: bool) -> Layout:
+    """`qweight` [in bits / 32, out] and `qzeros` [G, out bits / 32] int32, `scales` [G, out].
+
+    There may be `g_idx` [in], the group of each number; where it is not in order (`desc_act`) the numbers of
+    a group do not follow each other. The first version of the format stores zeros less one. A group of -1 is
+    a whole row.
+    """
+
+    def read(parts: Parts) -> Read:
+        codes = unpacked(parts["qweight"].t().contiguous(), bits)
+        zeros = unpacked(parts["qzeros"], bits).t()
+        if zeros_less_one:
+            zeros = (zeros + 1) & ((1 << bits) - 1)
+        size = codes.shape[1] if group < 0 else group
+        scales, order = parts["scales"].t(), torch.arange(codes.shape[1]) // size
+        given = parts.get("g_idx")
+        if given is not None and not torch.equal(given.long(), order):
+            return (codes.float() - zeros[:, given.long()]) * scales.float()[:, given.long()]
+        return _grouped(codes, scales, zeros, bits, size)
+
+    return Layout("gptq", lambda names: "qweight" in names, read)
+
+
+def awq(bits: int, group: int) -> Layout:
+    """Version GEMM, `qweight` [in, out / 8] and `qzeros` [G, out / 8] int32 in AWQ_ORDER; `scales`."""
+
+    def read(parts: Parts) -> Read:
+        codes, zeros = (_in_order(unpacked(parts[name], bits)).t() for name in ("qweight", "qzeros"))
+        size = codes.shape[1] if group < 0 else group
+        return _grouped(codes, parts["scales"].t(), zeros, bits, size)
+
+    return Layout("awq", lambda names: "qweight" in names, read)
+
+
+def compressed_tensors() -> Layout:
+    """`weight_packed` [out, in bits / 32] int32 with `weight_shape`, or `weight` of int8 or fp8.
+
+    Beside it lie `weight_scale` [], [1], [out, 1], [out, G] or of blocks, and perhaps `weight_zero_point`
+    like it, packed along `out` beside packed codes, and `weight_g_idx` [in] as in GPTQ. Codes count from the
+    middle of their range.
+    """
+    return Layout("compressed-tensors", lambda names: "weight_scale" in names, _compressed)
+
+
+def fp8() -> Layout:
+    """`weight` of fp8, and `weight_scale_inv` or `weight_scale`: of blocks, rows or all."""
+    return Layout(
+        "fp8",
+        lambda names: bool(names & {"weight_scale_inv", "weight_scale"}),
+        lambda parts: _scaled(parts["weight"], parts.get("weight_scale_inv", parts.get("weight_scale"))),
+    )
+
+
+def _compressed(parts: Parts) -> Read:
+    scales = parts["weight_scale"]
+    if "weight_packed" not in parts:
+        weight = parts["weight"]
+        if weight.dtype.is_floating_point:
+            return _scaled(weight, scales)
+        if weight.dtype != torch.int8:
+            raise Unreadable(f"its weights are {weight.dtype}")
+        codes, bits = (weight.int() + 128).to(torch.uint8), 8
+    else:
+        codes, bits = _unpacked_rows(parts["weight_packed"], parts["weight_shape"])
+    out, width = codes.shape
+    scales = scales.expand(out, 1) if scales.numel() == 1 else scales.view(out, -1)
+    zeros = _compressed_zeros(parts.get("weight_zero_point"), scales, bits)
+    order, group = parts.get("weight_g_idx"), -(-width // scales.shape[1])
+    if order is not None and not torch.equal(order.long(), torch.arange(width) // group):
+        middle = torch.full_like(scales, 1 << (bits - 1)) if zeros is None else zeros
+        return (codes.float() - middle[:, order.long()].float()) * scales.float()[:, order.long()]
+    return _grouped(codes, scales, zeros, bits, group)
+
+
+def _unpacked_rows(words: Tensor, shape: Tensor) -> tuple[Tensor, int]:
+    """Codes [out, in] and their bits, which the width of the words shows."""
+    out, width = (int(size) for size in shape)
+    for bits in (4, 8):
+        if words.dtype == torch.int32 and words.shape == (out, -(-width * bits // WORD_BITS)):
+            return unpacked(words, bits)[:, :width], bits
+    raise Unreadable(f"its packed weights are {tuple(words.shape)} of {words.dtype} for {(out, width)}")
+
+
+def _compressed_zeros(zeros: Tensor | None, scales: Tensor, bits: int) -> Tensor | None:
+    """[out, G], counted from 0."""
+    if zeros is None:
+        return None
+    if zeros.dtype == torch.int32 and len(zeros) != len(scales):
+        return unpacked(zeros.t().contiguous(), bits).t()[: len(scales)]
+    return zeros.reshape(-1, scales.shape[1]).expand_as(scales).float() + (1 << (bits - 1))
+
+
+def _grouped(codes: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, group: int) -> Read:
+    """Codes, or where the kernels do not know such groups, numbers."""
+    width = codes.shape[1]
+    if scales.shape[1] * group < width:
+        raise Unreadable(f"it has {scales.shape[1]} groups of {group} for rows of {width} numbers")
+    if scales.shape[1] == 1:
+        group = -(-width // STEP) * STEP
+    if group % STEP == 0:
+        return quantized(codes, scales, zeros, bits, group)
+    groups = torch.arange(width) // group
+    middle = float(1 << (bits - 1)) if zeros is None else zeros.float()[:, groups]
+    return (codes.float() - middle) * scales.float()[:, groups]
+
+
+def _scaled(weight: Tensor, scales: Tensor | None) -> Tensor:
+    """Numbers of a weight [out, in] with a scale for each block of it; blocks at the end may be cut."""
+    if scales is None or not weight.dtype.is_floating_point:
+        raise Unreadable(f"its weights are {weight.dtype} without scales")
+    exact, grid = weight.float(), scales.float()
+    if grid.numel() == 1:
+        return exact * grid.flatten()
+    grid = grid.view(len(grid), -1)
+    for axis, size in enumerate(exact.shape):
+        block = next((edge for edge in _blocks(size, grid.shape[axis])), None)
+        if block is None:
+            raise Unreadable(f"it has scales {tuple(scales.shape)} for a weight {tuple(weight.shape)}")
+        grid = grid.index_select(axis, torch.arange(size) // block)
+    return exact * grid
+
+
+def _blocks(size: int, count: int) -> list[int]:
+    """The size of blocks of which `count` cover `size`: powers of two first, as published ones are."""
+    if count == 1:
+        return [size]
+    powers = [edge for edge in (128, 64, 32, 256, 16) if -(-size // edge) == count]
+    return powers or ([size // count] if size % count == 0 else [])
+
+
+def _in_order(codes: Tensor) -> Tensor:
+    """[N, out] in AWQ_ORDER -> [N, out] in order."""
+    places = torch.tensor(AWQ_ORDER).argsort()
+    return codes.view(len(codes), -1, len(AWQ_ORDER))[..., places].flatten(1)

@@ -1,0 +1,72 @@
+"""Linear layers whose weights are quantized: each has its numbers as any has, and its codes beside them.
+
+The numbers are what the codes stand for, rounded to the model's dtype. So a model computes with them as
+transformers runs it, and packing it for kernels takes the codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from outrider.engine.quantization.rounding import rounded
+from outrider.engine.quantization.weight import QuantizedWeight, joined
+
+HEAD_BITS = 8
+"""Least of the output layer."""
+
+
+def codes_of(module: nn.Module) -> QuantizedWeight | None:
+    """The codes of a linear layer's weight, where it has some."""
+    codes = getattr(module, "codes", None)
+    return codes if isinstance(codes, QuantizedWeight) else None
+
+
+def round_linears(network: PreTrainedModel, bits: int) -> int:
+    """Round the weights of all linear layers that have no codes; returns how many.
+
+    The output layer keeps 8 bits at least. An embedding that shares its weight keeps it as it is.
+    """
+    head = network.get_output_embeddings()  # type: ignore[no-untyped-call]
+    layers = [module for module in network.modules() if type(module) in (nn.Linear, Conv1D)]
+    wanted = [layer for layer in layers if codes_of(layer) is None]
+    for layer in wanted:
+        turned = isinstance(layer, Conv1D)
+        weight: Any = layer.weight
+        codes = rounded(weight.t() if turned else weight, max(bits, HEAD_BITS) if layer is head else bits)
+        values = codes.values().to(weight.dtype)
+        layer.weight = nn.Parameter(values.t().contiguous() if turned else values, requires_grad=False)
+        _attach(layer, codes)
+    return len(wanted)
+
+
+def attach_codes(network: nn.Module, found: Mapping[str, QuantizedWeight]) -> int:
+    """Give linear layers the codes by their names, where there is such a layer; returns how many."""
+    layers = {name: module for name, module in network.named_modules() if type(module) is nn.Linear}
+    taken = [
+        name for name, codes in found.items() if name in layers and layers[name].weight.shape == codes.shape
+    ]
+    for name in taken:
+        _attach(layers[name], found[name])
+    return len(taken)
+
+
+def carry_over(fused: nn.Module, parts: Sequence[nn.Module]) -> None:
+    """Give a layer that computes the results of several side by side the codes of all, if they fit."""
+    codes = [held for part in parts if (held := codes_of(part)) is not None]
+    if len(codes) == len(parts) and (whole := joined(codes)) is not None:
+        _attach(fused, whole)
+
+
+def _attach(layer: Any, codes: QuantizedWeight) -> None:
+    layer.codes = codes
+
+
+def held_bytes(codes: QuantizedWeight) -> int:
+    """Bytes of codes, scales and zeros."""
+    parts: list[Tensor | None] = [codes.words, codes.scales, codes.zeros]
+    return sum(part.nbytes for part in parts if part is not None)

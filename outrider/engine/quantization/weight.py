@@ -1,0 +1,103 @@
+"""A weight whose numbers are codes of 4 or 8 bits, and exactly what they stand for.
+
+A row is cut into groups. A number is `(code - zero) * scale` with the scale and the zero of its group; this
+value is the weight, whatever computes with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+WORD_BITS = 32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QuantizedWeight:
+    """[out, in] numbers. G groups of `group` numbers each, the last one padded; W = G group / (32 / bits)."""
+
+    words: Tensor
+    """[out, W] int32: codes from the lowest bits on."""
+    scales: Tensor
+    """[out, G] bfloat16 or float32."""
+    zeros: Tensor | None
+    """[out, G] of the scales' dtype; None: half of the codes' range."""
+    bits: int
+    group: int
+    numbers: int
+    """In a row."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(out, in)."""
+        return len(self.words), self.numbers
+
+    @property
+    def middle(self) -> int:
+        """The zero where there are no others."""
+        return 1 << (self.bits - 1)
+
+    def values(self) -> Tensor:
+        """[out, in] float32, what the codes stand for."""
+        codes = unpacked(self.words, self.bits).view(*self.scales.shape, self.group).float()
+        zeros = float(self.middle) if self.zeros is None else self.zeros.float()[..., None]
+        return ((codes - zeros) * self.scales.float()[..., None]).flatten(1)[:, : self.numbers]
+
+
+def quantized(codes: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, group: int) -> QuantizedWeight:
+    """Of codes [out, in] uint8 and what belongs to their groups, [out, G]; scales may have any dtype.
+
+    Scales and zeros become bfloat16 where that changes none of them, else float32.
+    """
+    width = codes.shape[1]
+    words = packed(pad(codes, (0, scales.shape[1] * group - width)), bits)
+    if zeros is not None and bool((zeros == 1 << (bits - 1)).all()):
+        zeros = None
+    kept = (
+        torch.bfloat16 if all(_fits(part) for part in (scales, zeros) if part is not None) else torch.float32
+    )
+    return QuantizedWeight(
+        words, scales.to(kept), None if zeros is None else zeros.to(kept), bits, group, width
+    )
+
+
+def joined(parts: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
+    """The rows of all, one after the other; None where their groups differ."""
+    first = parts[0]
+    if len({(part.bits, part.group, part.numbers) for part in parts}) > 1:
+        return None
+    kept = torch.bfloat16 if all(part.scales.dtype == torch.bfloat16 for part in parts) else torch.float32
+    zeros = None
+    if any(part.zeros is not None for part in parts):
+        filled = [torch.full_like(p.scales, p.middle) if p.zeros is None else p.zeros for p in parts]
+        zeros = torch.cat([part.to(kept) for part in filled])
+    return QuantizedWeight(
+        torch.cat([part.words for part in parts]),
+        torch.cat([part.scales.to(kept) for part in parts]),
+        *(zeros, first.bits, first.group, first.numbers),
+    )
+
+
+def packed(codes: Tensor, bits: int) -> Tensor:
+    """[..., in] uint8 -> [..., W] int32, the first code lowest; zeros behind the last."""
+    count = WORD_BITS // bits
+    words = pad(codes, (0, -codes.shape[-1] % count)).view(*codes.shape[:-1], -1, count)
+    result = torch.zeros(words.shape[:-1], dtype=torch.int32)
+    for place in range(count):
+        result |= words[..., place].int() << bits * place
+    return result
+
+
+def unpacked(words: Tensor, bits: int) -> Tensor:
+    """[..., W] int32 -> [..., 32 W / bits] uint8, the lowest code first."""
+    places = torch.arange(0, WORD_BITS, bits, dtype=torch.int32)
+    return ((words[..., None] >> places) & ((1 << bits) - 1)).to(torch.uint8).flatten(-2)
+
+
+def _fits(numbers: Tensor) -> bool:
+    """True when bfloat16 holds all of them."""
+    return torch.equal(numbers.bfloat16().double(), numbers.double())

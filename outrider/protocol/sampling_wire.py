@@ -1,0 +1,85 @@
+"""Sampling parameters on the wire; see `outrider.protocol.wire`."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+from outrider.protocol.constraint import constraint_fields, constraint_from
+from outrider.protocol.messages import MAX_ENTRIES, SamplingParams, check_entries
+from outrider.v1 import tokens_pb2
+
+_FLOAT32 = struct.Struct("f")
+_DECIMALS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+_OPTIONALS = (
+    *("top_k", "seed", "max_tokens", "min_tokens", "ignore_eos", "logprobs", "n"),
+    *("include_stop", "keep_special_tokens", "prompt_logprobs"),
+)
+
+
+def sampling_to_pb(params: SamplingParams) -> tokens_pb2.SamplingParams:
+    """Sampling parameters for the wire; every field is set, so no side needs the other's defaults."""
+    constraint: dict[str, Any] = {} if params.constraint is None else constraint_fields(params.constraint)
+    return tokens_pb2.SamplingParams(
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        logit_bias=params.logit_bias,
+        seed=params.seed,
+        max_tokens=params.max_tokens,
+        min_tokens=params.min_tokens,
+        stop=params.stop,
+        stop_token_ids=params.stop_token_ids,
+        ignore_eos=params.ignore_eos,
+        logprobs=params.logprobs,
+        n=params.n,
+        include_stop=params.include_stop,
+        keep_special_tokens=params.keep_special_tokens,
+        prompt_logprobs=params.prompt_logprobs,
+        **constraint,
+    )
+
+
+def sampling_from_pb(
+    pb: tokens_pb2.SamplingParams, model_defaults: Mapping[str, float] | None = None
+) -> SamplingParams:
+    """Sampling parameters from the wire; absent fields take the model's defaults, else their own.
+
+    A float32 becomes the shortest decimal number that it stands for: a caller's 0.7 is 0.7 here.
+
+    Raises:
+        InvalidRequest: a value is out of its range, or a list is too long; it is counted before it is read.
+    """
+    for name in MAX_ENTRIES:
+        check_entries(name, len(getattr(pb, name)))
+    present: dict[str, Any] = {name: getattr(pb, name) for name in _OPTIONALS if pb.HasField(name)}
+    present |= {name: shortest(getattr(pb, name)) for name in _DECIMALS if pb.HasField(name)}
+    given = {"temperature": shortest(pb.default_temperature)} | dict(model_defaults or {}) | present
+    return SamplingParams(
+        **given,
+        logit_bias={token: shortest(bias) for token, bias in pb.logit_bias.items()},
+        stop=tuple(pb.stop),
+        stop_token_ids=tuple(pb.stop_token_ids),
+        constraint=constraint_from(pb),
+    )
+
+
+def shortest(value: float) -> float:
+    """The decimal number with the fewest digits that has this float32; NaN and infinities as they are."""
+    for digits in range(6, 9):
+        candidate = float(f"{value:.{digits}g}")
+        if _FLOAT32.unpack(_FLOAT32.pack(candidate))[0] == value:
+            return candidate
+    return value

@@ -1,0 +1,43 @@
+"""What is asked of a draft replica beside sessions: what it serves, and whether it is a shadow."""
+
+from __future__ import annotations
+
+import grpc
+
+from outrider.internal.v1 import draft_pb2, draft_pb2_grpc
+from outrider.protocol.info_wire import model_info_from_pb
+from outrider.protocol.messages import ModelInfo
+from outrider.rpc.channels import error_of
+
+ASK_SECONDS = 5.0
+
+
+async def draft_info(channel: grpc.aio.Channel) -> ModelInfo:
+    """What a replica serves.
+
+    Raises:
+        OutriderError: it cannot be reached, or does not answer in time.
+    """
+    stub = draft_pb2_grpc.DraftServiceStub(channel)  # type: ignore[no-untyped-call]
+    try:
+        answer = await stub.GetModelInfo(draft_pb2.DraftServiceGetModelInfoRequest(), timeout=ASK_SECONDS)
+    except grpc.aio.AioRpcError as error:
+        raise error_of(error) from None
+    return model_info_from_pb(answer.info)
+
+
+async def set_shadow(channel: grpc.aio.Channel, shadow: bool, version: str = "") -> ModelInfo:
+    """Make a replica a shadow, or one whose proposals are verified; what it serves then.
+
+    With a `version` only if it has these weights.
+
+    Raises:
+        OutriderError: it cannot be reached, does not answer in time, or has other weights.
+    """
+    stub = draft_pb2_grpc.DraftServiceStub(channel)  # type: ignore[no-untyped-call]
+    request = draft_pb2.SetShadowRequest(shadow=shadow, version=version)
+    try:
+        answer = await stub.SetShadow(request, timeout=ASK_SECONDS)
+    except grpc.aio.AioRpcError as error:
+        raise error_of(error) from None
+    return model_info_from_pb(answer.info)

@@ -1,0 +1,46 @@
+"""Metrics that show whether there are enough draft replicas."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge
+
+from outrider.telemetry.metric_parts import STEP_BUCKETS, Maker
+
+
+class DraftPoolInstruments:
+    """Whether there are enough drafts; `docs/metrics.md` says when the pool is short."""
+
+    def __init__(self, make: Maker) -> None:
+        self.wanted: Gauge = make.gauge(
+            "draft_sessions_wanted", "Running sessions that want a draft replica."
+        )
+        self.waiting: Gauge = make.gauge("draft_sessions_waiting", "Those of them that have none open.")
+        self.parkings: Counter = make.counter(
+            "draft_parkings", "Drafts that sessions gave up because drafting did not pay."
+        )
+        self.slots: Gauge = make.gauge(
+            "draft_slots", "Sessions that the usable draft replicas have room for."
+        )
+        self.per_replica: Gauge = make.gauge(
+            "draft_sessions_per_replica", "Sessions that one draft replica is taken to serve well."
+        )
+        pool = Maker("outrider_draft", make.registry)
+        self.replicas_desired: Gauge = pool.gauge(
+            "replicas_desired",
+            "Draft replicas that this orchestrator's sessions need; add up over orchestrators.",
+        )
+        make.made += pool.made
+        self.wanted_seconds: Counter = make.counter(
+            "draft_wanted_seconds", "Session time between verdicts in which drafts were wanted."
+        )
+        self.missing_seconds: Counter = make.counter(
+            "draft_missing_seconds", "The part of it without an open draft replica."
+        )
+        self.idle_seconds: Counter = make.counter(
+            "draft_idle_seconds", "The part of it in which the session waited and its target ran no step."
+        )
+        self.lag_seconds = make.histogram(
+            "draft_lag_seconds",
+            "Time from a verdict to the draft's first block that knows of it.",
+            STEP_BUCKETS,
+        )

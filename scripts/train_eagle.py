@@ -1,0 +1,382 @@
+"""Train an EAGLE-3 head for a target: a draft of one layer that reads what the target's layers make of a
+text.
+
+    python -m scripts.train_eagle --target models/demo/target --out out/eagle --minutes 12
+    python -m scripts.train_eagle --target models/demo/target --out out/eagle --minutes 20    # goes on
+
+The head learns the target's distributions on the source of the Python standard library, as the demo draft
+did. Each of its `--steps` reads what the step before made of the same position, as it will when it drafts (Li
+and others 2025, "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time
+Test"). It begins as a copy of the target's last layer and proposes the `--draft-vocabulary` most frequent
+tokens.
+
+Takes up where it was interrupted: `training.pt` in the folder holds what that needs. For Llama-like targets,
+folders with one file of weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name everyone uses
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from scripts.train_demo_pair import MATRIX_RATE, OTHER_RATE, Data, batches, rate, read_data
+
+STEP_WEIGHT = 0.8
+"""Of a step's loss, of the weight of the step before."""
+SAVE_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is trained: the target layers whose outputs the head reads, and its tokens."""
+
+    layers: tuple[int, ...]
+    """Counted from 0."""
+    tokens: Tensor
+    """[draft vocabulary] ascending ids of the target's tokens."""
+
+
+class Attention(nn.Module):
+    """Queries, keys and values of [embedding, feature] side by side."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        width, head = config.hidden_size, config.head_dim
+        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.q_proj = nn.Linear(2 * width, self.heads * head, bias=False)
+        self.k_proj = nn.Linear(2 * width, self.kv_heads * head, bias=False)
+        self.v_proj = nn.Linear(2 * width, self.kv_heads * head, bias=False)
+        self.o_proj = nn.Linear(self.heads * head, width, bias=False)
+
+    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """x [B, T, 2 C] -> queries, keys, values [B, heads, T, D]; keys and values repeated for their
+        queries."""
+
+        def heads(linear: nn.Module, count: int) -> Tensor:
+            return linear(x).unflatten(-1, (count, -1)).transpose(1, 2)
+
+        repeats = self.heads // self.kv_heads
+        keys = rotated(heads(self.k_proj, self.kv_heads), turn).repeat_interleave(repeats, 1)
+        values = heads(self.v_proj, self.kv_heads).repeat_interleave(repeats, 1)
+        return rotated(heads(self.q_proj, self.heads), turn), keys, values
+
+
+class Mlp(nn.Module):
+    """down(SiLU(gate) up)."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        shape = (config.hidden_size, config.intermediate_size)
+        self.gate_proj, self.up_proj = nn.Linear(*shape, bias=False), nn.Linear(*shape, bias=False)
+        self.down_proj = nn.Linear(*reversed(shape), bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., C] -> [..., C]."""
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    """The head's one layer."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.self_attn, self.mlp = Attention(config), Mlp(config)
+        for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm"):
+            setattr(self, name, nn.RMSNorm(config.hidden_size, config.rms_norm_eps))
+
+
+class Head(nn.Module):
+    """The head with the names of its checkpoint; B windows of T rows. Row t holds the feature of token t and
+    the embedding of the next one; in step s those of a chain of s of its own features below row t."""
+
+    def __init__(self, config: LlamaConfig, plan: Plan) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.fc = nn.Linear(len(plan.layers) * width, width, bias=False)
+        self.midlayer = Layer(config)
+        self.norm = nn.RMSNorm(width, config.rms_norm_eps)
+        self.lm_head = nn.Linear(width, len(plan.tokens), bias=False)
+        self._config = config
+
+    def forward(self, features: Tensor, embedded: Tensor, steps: int) -> list[Tensor]:
+        """features [B, T, layers C], embedded [B, T + steps, C] of tokens 0 to T + steps - 1 -> logits
+        [B, T, draft vocabulary] of every step."""
+        layer, rows = self.midlayer, features.shape[1]
+        hidden, found = self.fc(features), []
+        keys, values = [], []
+        for step in range(steps):
+            token = layer.input_layernorm(embedded[:, step + 1 : step + 1 + rows])
+            x = torch.cat([token, layer.hidden_norm(hidden)], -1)
+            query, key, value = layer.self_attn(x, turns(self._config, rows, step))
+            keys.append(key)
+            values.append(value)
+            mixed = below_the_text(query, keys, values).transpose(1, 2).flatten(2)
+            hidden = hidden + layer.self_attn.o_proj(mixed)
+            hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+            found.append(self.lm_head(self.norm(hidden)))
+        return found
+
+
+def below_the_text(query: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
+    """What the rows of a step see [B, heads, T, D]: the text up to row t, and the chain of own steps below
+    it."""
+    scale, rows = query.shape[-1] ** -0.5, query.shape[2]
+    hidden = torch.ones(rows, rows, dtype=torch.bool, device=query.device).triu(1)
+    scores = (query @ keys[0].transpose(-1, -2) * scale).masked_fill(hidden, -torch.inf)
+    chain = [(query * key).sum(-1, keepdim=True) * scale for key in keys[1:]]
+    shares = torch.cat([scores, *chain], -1).softmax(-1)
+    mixed = shares[..., :rows] @ values[0]
+    for place, value in enumerate(values[1:], rows):
+        mixed = mixed + shares[..., place : place + 1] * value
+    return mixed
+
+
+def turns(config: LlamaConfig, rows: int, step: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [T, D] of the rows' positions in a step."""
+    base = config.rope_parameters["rope_theta"]
+    frequencies = base ** (-torch.arange(0, config.head_dim, 2) / config.head_dim)
+    angles = torch.outer(torch.arange(rows) + step, frequencies).repeat(1, 2)
+    return angles.cos(), angles.sin()
+
+
+def rotated(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotary positions: columns i and i + D / 2 of a head form a pair."""
+    first, second = x.chunk(2, -1)
+    return x * turn[0] + torch.cat([-second, first], -1) * turn[1]
+
+
+class Teacher:
+    """The target: what its layers make of windows, and what it says of the next tokens."""
+
+    def __init__(self, folder: Path, layers: tuple[int, ...]) -> None:
+        self.model = (
+            LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().requires_grad_(False)
+        )
+        self.config: LlamaConfig = self.model.config
+        self._layers = layers
+
+    @torch.no_grad()
+    def __call__(self, windows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """windows [B, W] -> features [B, W, layers C], embeddings [B, W, C], logits [B, W, V]."""
+        output = self.model(windows, output_hidden_states=True, use_cache=False)
+        features = torch.cat([output.hidden_states[layer + 1] for layer in self._layers], -1)
+        return features, output.hidden_states[0], output.logits
+
+
+def start_from(head: Head, teacher: Teacher, plan: Plan) -> None:
+    """Begin as the target's last layer, fed with the last of the features; the embedding comes in by
+    training."""
+    last, weights = teacher.model.model.layers[-1], head.midlayer
+    width = teacher.config.hidden_size
+    with torch.no_grad():
+        for name in ("q_proj", "k_proj", "v_proj"):
+            own = getattr(weights.self_attn, name).weight
+            own[:, width:] = getattr(last.self_attn, name).weight
+        weights.self_attn.o_proj.weight.copy_(last.self_attn.o_proj.weight)
+        weights.mlp.load_state_dict(last.mlp.state_dict())
+        weights.hidden_norm.weight.copy_(last.input_layernorm.weight)
+        weights.post_attention_layernorm.weight.copy_(last.post_attention_layernorm.weight)
+        head.norm.weight.copy_(teacher.model.model.norm.weight)
+        head.lm_head.weight.copy_(teacher.model.lm_head.weight[plan.tokens])
+        head.fc.weight.mul_(0.1)
+        head.fc.weight[:, -width:] += torch.eye(width)
+
+
+def most_frequent(tokens: Tensor, count: int, vocabulary_size: int) -> Tensor:
+    """The ids of the `count` most frequent tokens, ascending."""
+    found = torch.bincount(tokens, minlength=vocabulary_size).topk(count).indices
+    return found.sort().values
+
+
+def loss_of(logits: list[Tensor], said: Tensor, plan: Plan) -> Tensor:
+    """Cross-entropy with the target's distribution, `said` [B, W, V], over all steps."""
+    total, weight = torch.zeros(()), 1.0
+    shares = said.softmax(-1)[..., plan.tokens]
+    for step, found in enumerate(logits):
+        wanted = shares[:, step + 1 : step + 1 + found.shape[1]]
+        total = total - weight * (wanted * found.log_softmax(-1)).sum(-1).mean()
+        weight *= STEP_WEIGHT
+    return total
+
+
+class Training:
+    """A training that can be interrupted: what it has learned, and for how long."""
+
+    def __init__(self, head: Head, file: Path) -> None:
+        matrices = [weight for weight in head.parameters() if weight.ndim == 2]
+        matrices = [weight for weight in matrices if weight is not head.lm_head.weight]
+        chosen = {id(weight) for weight in matrices}
+        others = [weight for weight in head.parameters() if id(weight) not in chosen]
+        self.head, self.seconds, self.step = head, 0.0, 0
+        self._optimizers = [
+            torch.optim.Muon(matrices, lr=MATRIX_RATE, weight_decay=0.01),
+            torch.optim.AdamW(others, lr=OTHER_RATE / 4, betas=(0.9, 0.95), weight_decay=0.0),
+        ]
+        self._rates = [group["lr"] for group in self._groups()]
+        self._file = file
+
+    def learn(self, loss: Tensor, progress: float) -> None:
+        """One step down."""
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.head.parameters(), 1.0)
+        for group, full in zip(self._groups(), self._rates, strict=True):
+            group["lr"] = full * rate(progress)
+        for optimizer in self._optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        self.step += 1
+
+    def save(self) -> None:
+        """Keep what an interrupted training needs; replaced as a whole."""
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        new = self._file.with_suffix(".new")
+        optimizers = [optimizer.state_dict() for optimizer in self._optimizers]
+        state = {"head": self.head.state_dict(), "optimizers": optimizers}
+        torch.save({**state, "seconds": self.seconds, "step": self.step}, new)
+        new.replace(self._file)
+
+    def resume(self) -> None:
+        """Take up an interrupted one, if there is one."""
+        if not self._file.is_file():
+            return
+        state = torch.load(self._file, weights_only=True)
+        self.head.load_state_dict(state["head"])
+        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self.seconds, self.step = state["seconds"], state["step"]
+        print(f"goes on after {self.seconds / 60:.1f} minutes and {self.step} steps")
+
+    def _groups(self) -> list[dict[str, float]]:
+        return [group for optimizer in self._optimizers for group in optimizer.param_groups]
+
+
+def train(
+    training: Training, teacher: Teacher, data: Iterator[Tensor], plan: Plan, flags: argparse.Namespace
+):
+    """Until the minutes are over; says about twenty times how it goes and how long it will take."""
+    whole, told, saved = 60 * flags.minutes, 0.0, time.monotonic()
+    last = time.monotonic()
+    for _ in range(training.step):
+        next(data)  # the windows that an interrupted training has seen
+    while (progress := training.seconds / whole) < 1.0:
+        features, embedded, said = teacher(next(data))
+        rows = said.shape[1] - flags.steps
+        loss = loss_of(training.head(features[:, :rows], embedded, flags.steps), said, plan)
+        training.learn(loss, progress)
+        now = time.monotonic()
+        training.seconds, last = training.seconds + now - last, now
+        if progress >= told:
+            left = max(whole - training.seconds, 0.0) / 60
+            print(
+                f"  {progress:4.0%}  step {training.step}  loss {loss.item():.3f}  {left:.1f} min left",
+                flush=True,
+            )
+            told = progress + 0.05
+        if now - saved > SAVE_SECONDS:
+            training.save()
+            saved = now
+
+
+@torch.no_grad()
+def agreement(head: Head, teacher: Teacher, windows: Tensor, plan: Plan, steps: int) -> list[float]:
+    """Per step, the share of rows where the head's best token is the target's."""
+    features, embedded, said = teacher(windows)
+    rows = windows.shape[1] - steps
+    logits = head(features[:, :rows], embedded, steps)
+    best = said.argmax(-1)
+    return [
+        (plan.tokens[found.argmax(-1)] == best[:, step + 1 : step + 1 + rows]).float().mean().item()
+        for step, found in enumerate(logits)
+    ]
+
+
+def save_head(head: Head, plan: Plan, config: LlamaConfig, folder: Path) -> None:
+    """The checkpoint as SpecForge writes it and SGLang reads it: bfloat16, without the embedding."""
+    t2d = torch.zeros(config.vocab_size, dtype=torch.bool)
+    t2d[plan.tokens] = True
+    weights = {name: weight.to(torch.bfloat16).contiguous() for name, weight in head.state_dict().items()}
+    weights |= {"d2t": plan.tokens - torch.arange(len(plan.tokens)), "t2d": t2d}
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    kept = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+    kept += ("rms_norm_eps", "rope_parameters", "max_position_embeddings", "vocab_size", "hidden_act")
+    described = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "draft_vocab_size": len(plan.tokens),
+        "target_hidden_size": config.hidden_size,
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(plan.layers), "use_aux_hidden_state": True},
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+        **{name: getattr(config, name) for name in kept},
+    }
+    (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n")
+
+
+def parse() -> argparse.Namespace:
+    """The flags."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--target", type=Path, required=True, help="folder of the target")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the head")
+    parser.add_argument("--minutes", type=float, default=12.0, help="training time in all")
+    parser.add_argument(
+        "--layers", default="", help="target layers that are read, as 0,2,4; empty: low, mid, high"
+    )
+    parser.add_argument("--draft-vocabulary", type=int, default=2048, help="tokens that the head proposes")
+    parser.add_argument("--steps", type=int, default=3, help="own steps that each row is trained for")
+    parser.add_argument("--files", type=int, default=800, help="most source files to read")
+    parser.add_argument("--batch", type=int, default=8, help="windows per step")
+    parser.add_argument("--window", type=int, default=128, help="tokens per window")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads")
+    return parser.parse_args()
+
+
+def make_plan(flags: argparse.Namespace, data: Data) -> Plan:
+    """The layers that were asked for, else low, middle and high ones; and the frequent tokens."""
+    config = LlamaConfig.from_pretrained(flags.target)
+    count = config.num_hidden_layers
+    layers = tuple(int(layer) for layer in flags.layers.split(",") if layer) or (0, count // 2 - 1, count - 2)
+    size = min(flags.draft_vocabulary, config.vocab_size)
+    tokens = most_frequent(data.training, size, config.vocab_size)
+    known = torch.isin(data.held_out, tokens).float().mean().item()
+    print(f"reads layers {layers}; {size} tokens are {known:.1%} of the held-out text")
+    return Plan(layers, tokens)
+
+
+def main() -> None:
+    """Train a head, say how often it agrees with its target, and save it."""
+    flags = parse()
+    torch.set_num_threads(flags.threads)
+    torch.manual_seed(0)
+    data = read_data(flags.files, 0, flags.target)
+    plan = make_plan(flags, data)
+    teacher = Teacher(flags.target, plan.layers)
+    head = Head(teacher.config, plan)
+    start_from(head, teacher, plan)
+    print(f"head: {sum(weight.numel() for weight in head.parameters()) / 1e6:.2f} M parameters", flush=True)
+    training = Training(head, flags.out / "training.pt")
+    training.resume()
+    windows = batches(data.training, flags.batch, flags.window, "cpu")
+    train(training, teacher, windows, plan, flags)
+    training.save()
+    held_out = data.held_out[: len(data.held_out) // flags.window * flags.window].view(-1, flags.window)[:64]
+    shares = agreement(head, teacher, held_out, plan, flags.steps)
+    print("agrees with the target in held-out text, by step: " + " ".join(f"{share:.3f}" for share in shares))
+    save_head(head, plan, teacher.config, flags.out)
+
+
+if __name__ == "__main__":
+    main()

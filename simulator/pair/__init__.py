@@ -1,0 +1,1 @@
+"""What is recorded and measured of real models on this machine: texts, guesses, times."""

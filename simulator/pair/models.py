@@ -1,0 +1,60 @@
+"""The models of a pair, loaded as the services load them, each with one thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider.engine.cpu.linear import CpuLinear
+from outrider.engine.kv.pages import SequenceKv
+from outrider.engine.loading.loader import load_model
+from outrider.engine.runner import ModelRunner, Segment
+
+PAGE_SIZE = 16
+CHUNK = 256
+"""Tokens of a piece of a prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """Which model, and in which arithmetic: the settings of a service by these names."""
+
+    model: str
+    dtype: str = "auto"
+    skipped_layers: frozenset[int] = frozenset()
+    weights: str = "full"
+
+    def load(self, kv_tokens: int, helper_cores: Sequence[int] = ()) -> ModelRunner:
+        """The model with memory for so many tokens.
+
+        Raises:
+            ModelError: it cannot be loaded.
+        """
+        loaded = load_model(
+            self.model,
+            dtype=self.dtype,
+            device="cpu",
+            threads=1,
+            helper_cores=helper_cores,
+            skipped_layers=self.skipped_layers,
+            weights=self.weights,
+        )
+        return ModelRunner(loaded, -(-kv_tokens // PAGE_SIZE), PAGE_SIZE)
+
+
+def weight_bytes(runner: ModelRunner) -> int:
+    """Bytes of the weights as they are in memory; one that two layers share counts once."""
+    packed, plain = 0, dict[int, int]()
+    for module in runner.loaded.model.modules():
+        packed += module.nbytes if isinstance(module, CpuLinear) else 0
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            plain[tensor.data_ptr()] = tensor.nbytes
+    return packed + sum(plain.values())
+
+
+def read(runner: ModelRunner, kv: SequenceKv, tokens: Sequence[int]) -> None:
+    """Compute and keep tokens whose logits nobody wants."""
+    for start in range(0, len(tokens), CHUNK):
+        piece = tokens[start : start + CHUNK]
+        runner.forward([Segment(kv, piece, None, ())])
+        runner.commit(kv, range(len(piece)), piece)

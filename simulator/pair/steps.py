@@ -1,0 +1,62 @@
+"""How long forwards take: processor time of one thread, median of several rounds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import median
+
+from outrider.engine.kv.pages import SequenceKv
+from outrider.engine.runner import ModelRunner, Segment
+
+ROUNDS = 7
+MAX_SECONDS = 3.0
+"""Of one step's rounds: after that no further one begins."""
+MAX_LOGITS = 64
+"""Rows of logits of a session; a longer step is a prompt, which wants few."""
+now = time.thread_time
+"""Processor time of the calling thread."""
+
+
+def time_step(
+    runner: ModelRunner,
+    sessions: int,
+    count: int,
+    context: int,
+    clock: Callable[[], float] = now,
+    before: Callable[[], object] = lambda: None,
+) -> float:
+    """Seconds of a forward over `count` tokens of each session, behind `context` tokens of each.
+
+    `before` is called before every round, for what it leaves in the caches.
+    """
+    seconds: list[float] = []
+    while len(seconds) < ROUNDS and sum(seconds) < MAX_SECONDS:
+        before()
+        seconds.append(_time(runner, sessions, count, context, clock))
+    return median(seconds)
+
+
+def one_step(runner: ModelRunner, context: int) -> None:
+    """A forward over one token: all weights go through the caches."""
+    _time(runner, 1, 1, context, now)
+
+
+def _time(runner: ModelRunner, sessions: int, count: int, context: int, clock: Callable[[], float]) -> float:
+    sequences = [_sequence(runner, context) for _ in range(sessions)]
+    segments = [Segment(kv, [1] * count, None, range(min(count, MAX_LOGITS))) for kv in sequences]
+    start = clock()
+    runner.forward(segments)
+    seconds = clock() - start
+    for kv in sequences:
+        kv.release()
+    return seconds
+
+
+def _sequence(runner: ModelRunner, context: int) -> SequenceKv:
+    """A sequence with that many tokens, whatever their keys and values are."""
+    kv = SequenceKv.open(runner.pool, [], reuse=False)
+    kv.reserve(context)
+    kv.append([1] * context, None)
+    runner.commit(kv, range(context), [1] * context)
+    return kv

@@ -1,0 +1,118 @@
+"""`outrider distill` from prompts to a folder that a draft service loads."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from outrider.cli.distill import command
+from outrider.cli.main import main
+from tests.models import build_model
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The flags that name a target and a draft."""
+    base = tmp_path_factory.mktemp("models")
+    target, draft = build_model("llama", base / "target"), build_model("qwen2", base / "draft", seed=5)
+    return ["--target", str(target), "--draft", str(draft)]
+
+
+def prompts(folder: Path) -> str:
+    """A file with token ids and a text."""
+    path = folder / "prompts.json"
+    path.write_text(json.dumps([[5, 6, 7, index] for index in range(2, 30)] + ["The quick brown fox"]))
+    return str(path)
+
+
+def flags(folder: Path, **more: str) -> list[str]:
+    """A short training."""
+    given = {"prompts": prompts(folder), "out": str(folder / "new"), "tokens": "12", "held-out": "0.3"}
+    given |= {"rate": "0.003", "batch": "4", "passes": "6"} | more
+    return [word for name, value in given.items() for word in (f"--{name}", value)]
+
+
+def test_a_draft_is_trained_and_the_command_to_use_it_printed(pair, tmp_path, capsys):
+    """Acceptance before and after, on texts that were not learned."""
+    assert main(["distill", *pair, *flags(tmp_path)]) == 0
+    output = capsys.readouterr()
+    lines = output.out.splitlines()
+    assert lines[-1] == f"outrider serve draft --model {tmp_path / 'new'}"
+    report = json.loads((tmp_path / "new/distilled.json").read_text())
+    assert report["after"]["acceptance"] > report["before"]["acceptance"]
+    assert "tokens/s" in output.err
+    assert "min left" in output.err
+    assert not (tmp_path / "new.partial").exists()
+    assert main(["distill", *pair, *flags(tmp_path)]) == 2
+    assert "exists; name a new folder" in capsys.readouterr().err
+
+
+def test_ctrl_c_stops_and_the_same_command_goes_on(pair, tmp_path, capsys, monkeypatch):
+    """From the checkpoint; other flags are refused meanwhile."""
+    told = command._Teller.__call__
+
+    def interrupt(teller, progress):
+        told(teller, progress)
+        if progress.step == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(command._Teller, "__call__", interrupt)
+        assert main(["distill", *pair, *flags(tmp_path)]) == 130
+    assert "the same command goes on" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+    assert main(["distill", *pair, *flags(tmp_path, rate="0.002")]) == 2
+    assert "begun with other flags" in capsys.readouterr().err
+    assert main(["distill", *pair, *flags(tmp_path)]) == 0
+    assert "going on at step 3" in capsys.readouterr().err
+    assert (tmp_path / "new/model.safetensors").exists()
+
+
+def test_low_rank_updates_end_in_an_ordinary_draft(pair, tmp_path, capsys):
+    """Its file has the names, sizes and types of the old draft's; what is no linear layer is as it was."""
+    assert main(["distill", *pair, *flags(tmp_path, lora="4", rate="0.01")]) == 0
+    assert capsys.readouterr().out.endswith(f"outrider serve draft --model {tmp_path / 'new'}\n")
+    new, old = (load_file(Path(folder) / "model.safetensors") for folder in (tmp_path / "new", pair[3]))
+    kinds = [{name: (one.shape, one.dtype) for name, one in weights.items()} for weights in (new, old)]
+    assert kinds[0] == kinds[1]
+    changed = {name for name in new if not torch.equal(new[name], old[name])}
+    assert "model.layers.0.mlp.up_proj.weight" in changed
+    assert all(name.endswith("proj.weight") for name in changed)
+
+
+def test_a_draft_that_is_no_better_is_not_saved(pair, tmp_path, capsys):
+    """The status says so, for whoever runs it by the clock."""
+    same = ["--target", pair[1], "--draft", pair[1]]
+    assert main(["distill", *same, *flags(tmp_path, passes="0.1")]) == 1
+    assert "nothing was saved" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_rank_that_saves_nothing_is_refused(pair, tmp_path, capsys):
+    """Before the target writes anything."""
+    assert main(["distill", *pair, *flags(tmp_path, lora="64")]) == 2
+    assert "--lora: updates of rank 64" in capsys.readouterr().err
+    assert not (tmp_path / "new.partial/texts.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        (["--batch", "0"], "--batch"),
+        (["--held-out", "1"], "--held-out"),
+        (["--passes", "x"], "--passes"),
+        (["--lora", "0"], "--lora"),
+    ],
+)
+def test_wrong_flags_are_named(pair, tmp_path, capsys, wrong, named):
+    """Before a model is loaded."""
+    with pytest.raises(SystemExit) as end:
+        main(["distill", *pair, *flags(tmp_path), *wrong])
+    assert end.value.code == 2
+    assert named in capsys.readouterr().err

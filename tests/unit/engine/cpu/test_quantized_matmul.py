@@ -1,0 +1,226 @@
+"""Products with weights of 4 and 8 bits: right, the same bits in every batch, nothing written beside them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from outrider.engine.cpu import matmul
+from outrider.engine.cpu.backend import vector_backend
+from outrider.engine.cpu.kernels.compiling import available
+from outrider.engine.cpu.panels import PANEL
+from outrider.engine.cpu.worker_pool import HELPED_ROWS, WorkerPool
+from outrider.engine.quantization.rounding import rounded
+from outrider.engine.quantization.weight import QuantizedWeight, quantized
+
+if vector_backend(torch.float32) is None:
+    pytest.skip("needs AVX2 or AVX-512 and the package numba", allow_module_level=True)
+
+from outrider.engine.cpu.quantized_matmul import QuantizedMatmul
+
+STRIP = 4 * PANEL
+SHAPES = [(1, 1), (PANEL + 1, 33), (3 * PANEL, 64), (STRIP + PANEL + 17, 130), (100, 2100)]
+"""(out, in): one number, panels and strips cut short, groups cut short, more than one block."""
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Bits of the codes and dtype of the rows."""
+
+    bits: int
+    dtype: torch.dtype
+
+    def random(self, *shape: int, seed: int = 0) -> Tensor:
+        """Normal numbers."""
+        return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(self.dtype)
+
+    def weight(self, out: int, width: int) -> QuantizedWeight:
+        """Rounded normal numbers."""
+        return rounded(self.random(out, width), self.bits)
+
+    def make(self, weight: QuantizedWeight, bias: Tensor | None = None, **options: Any) -> QuantizedMatmul:
+        """The product."""
+        return QuantizedMatmul(weight, bias, options.pop("workers", WorkerPool()), self.dtype, **options)
+
+    def assert_near(self, found: Tensor, weight: QuantizedWeight, given: Tensor, bias: Tensor | None) -> None:
+        """Within the rounding of the dtype, relative to the size of the terms."""
+        numbers, added = weight.values().double(), 0.0 if bias is None else bias.double()
+        exact = given.double() @ numbers.T + added
+        terms = given.double().abs() @ numbers.abs().T + 1.0
+        assert ((found.double() - exact).abs() / terms).max() < TOLERANCE[self.dtype]
+
+
+COUNTS = (1, 2, 3, 4, QuantizedMatmul.pass_rows, QuantizedMatmul.pass_rows + 1, QuantizedMatmul.max_rows + 3)
+KINDS = [
+    Kind(bits, dtype)
+    for bits in (8, 4)
+    for dtype in (torch.float32, torch.bfloat16)
+    if vector_backend(dtype) is not None
+]
+
+
+@pytest.fixture(params=KINDS, ids=str)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    """Each that runs here."""
+    found: Kind = request.param
+    return found
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("biased", [False, True])
+def test_it_is_the_product_with_what_the_codes_stand_for(
+    kind: Kind, shape: tuple[int, int], biased: bool
+) -> None:
+    """For every number of rows that has a loop of its own."""
+    weight, bias = kind.weight(*shape), kind.random(shape[0], seed=1) if biased else None
+    product = kind.make(weight, bias)
+    for count in COUNTS:
+        given = kind.random(count, shape[1], seed=2)
+        kind.assert_near(product(given), weight, given, bias)
+
+
+@pytest.mark.parametrize("group", [32, 96, 128, 320])
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("scales", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_groups_scales_and_zeros_of_other_checkpoints(
+    bits: int, group: int, zeros: bool, scales: torch.dtype
+) -> None:
+    """Whatever the length of a group, up to a whole row, and wherever its zero."""
+    kind = Kind(bits, torch.float32)
+    generator = torch.Generator().manual_seed(5)
+    out, width, groups = 40, 300, -(-300 // group)
+    codes = torch.randint(1 << kind.bits, (out, width), generator=generator, dtype=torch.uint8)
+    places = torch.randint(1 << kind.bits, (out, groups), generator=generator)
+    sizes = torch.rand(out, groups, generator=generator).to(scales)
+    weight = quantized(codes, sizes, places if zeros else None, kind.bits, group)
+    assert weight.scales.dtype == scales
+    for count in (1, 3, 8):
+        given = kind.random(count, width, seed=2)
+        kind.assert_near(kind.make(weight)(given), weight, given, None)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_bits_do_not_depend_on_the_batch(kind: Kind, gated: bool) -> None:
+    """Every number of rows gives each row what it gets alone, wherever it stands."""
+    product = kind.make(kind.weight(2 * STRIP + 38, 1500), gated=gated)
+    given = kind.random(QuantizedMatmul.max_rows + 2, 1500, seed=1)
+    alone = torch.cat([product(row[None]) for row in given])
+    for count in range(1, len(given) + 1):
+        assert torch.equal(product(given[:count]), alone[:count])
+    assert torch.equal(product(given.flip(0)), alone.flip(0))
+
+
+def test_how_weights_are_fetched_changes_no_bit() -> None:
+    """Past the shared cache or into it."""
+    kind = KINDS[0]
+    weight, given = kind.weight(70, 500), kind.random(7, 500, seed=1)
+    kept, passing = (kind.make(weight, passing=passing)(given) for passing in (False, True))
+    assert torch.equal(kept, passing)
+
+
+def test_nothing_is_written_beside_the_result(kind: Kind) -> None:
+    """With columns that do not fill a panel, what lies behind the last row stays."""
+    columns = STRIP + 5
+    product = kind.make(kind.weight(columns, 40))
+    room = torch.full((4 * columns,), 7.0, dtype=kind.dtype)
+    given = kind.random(3, 40, seed=1)
+    prepared = product._prepared(given)
+    product._part(0, (0, 2, 0, 3), prepared.data_ptr(), room.data_ptr())
+    assert torch.equal(room[3 * columns :], torch.full((columns,), 7.0, dtype=kind.dtype))
+    assert torch.equal(room[: 3 * columns].view(3, columns), product(given))
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(("threads", "helpers"), [(2, 0), (3, 1)])
+def test_workers_share_the_strips(
+    kind: Kind, threads: int, helpers: int, gated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With any number of members, in short steps and long ones, the bits are those of one."""
+    weight, bias = kind.weight(9 * STRIP + 10, 66), kind.random(9 * STRIP + 10, seed=1)
+    monkeypatch.setattr(matmul, "MIN_SHARE", 1)
+    workers = WorkerPool(threads, [min(os.sched_getaffinity(0))] * helpers)
+    product, alone = (
+        kind.make(weight, bias, workers=workers, gated=gated),
+        kind.make(weight, bias, gated=gated),
+    )
+    for count in (1, HELPED_ROWS, QuantizedMatmul.max_rows + 3):
+        given = kind.random(count, 66, seed=2)
+        assert torch.equal(product(given), alone(given))
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("shape", [(3, 32), (16, 64), (STRIP + 7, 130)], ids=str)
+def test_a_gated_product_is_both_products_and_the_gate(
+    kind: Kind, shape: tuple[int, int], biased: bool
+) -> None:
+    """SiLU(gate) up, rounded where the modules round; in 16 bits that leaves hardly any difference."""
+    width, inner = shape
+    weight = kind.weight(2 * width, inner)
+    bias = kind.random(2 * width, seed=1) if biased else None
+    gated, both = (kind.make(weight, bias, gated=opened) for opened in (True, False))
+    for count in COUNTS:
+        given = kind.random(count, inner, seed=2)
+        gate, up = both(given).chunk(2, -1)
+        expected, result = silu(gate) * up, gated(given)
+        torch.testing.assert_close(result, expected)
+        assert kind.dtype == torch.float32 or (result != expected).float().mean() < 2e-3
+
+
+def test_no_rows_make_no_result(kind: Kind) -> None:
+    """An empty product has the right shape."""
+    assert kind.make(kind.weight(5, 8))(kind.random(0, 8)).shape == (0, 5)
+
+
+def test_rows_of_another_width_are_refused(kind: Kind) -> None:
+    """The kernel would read what lies behind them."""
+    with pytest.raises(ValueError, match="rows of 9 numbers for a layer that takes 8"):
+        kind.make(kind.weight(5, 8))(kind.random(1, 9))
+
+
+def test_numbers_that_are_none_stay_in_their_row(kind: Kind) -> None:
+    """What lies behind a row's end is another row."""
+    product = kind.make(kind.weight(40, 34))
+    given = kind.random(5, 34, seed=1)
+    expected = product(given)
+    given[3] = float("nan")
+    result = product(given)
+    assert result[3].isnan().all()
+    kept = [0, 1, 2, 4]
+    assert torch.equal(result[kept], expected[kept])
+
+
+ELSEWHERE = """
+from outrider.engine.cpu import processor
+processor.LANES = 16
+from outrider.engine.cpu.kernels.quantized_matmul import prepare_rows, quantized_matmul
+for kind in ("bfloat16", "float32"):
+    prepare_rows(kind)
+    for bits in (4, 8):
+        made = quantized_matmul(kind, bits, "bfloat16", 1, 0)
+        code = "".join(made.inspect_asm().values())
+        assert "vcvtdq2ps" in code and "zmm" in code and "vfmadd" in code
+print("compiled")
+"""
+
+
+@pytest.mark.skipif(not available(), reason="the kernels need the package numba")
+def test_it_compiles_for_processors_with_avx512(tmp_path: Path) -> None:
+    """Into instructions of theirs, on any processor; running them takes one."""
+    features = "+avx2,+fma,+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512bf16"
+    environment = {**os.environ, "NUMBA_CPU_NAME": "znver4", "NUMBA_CPU_FEATURES": features}
+    environment["XDG_CACHE_HOME"] = str(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.stdout == "compiled\n", done.stderr

@@ -1,0 +1,111 @@
+"""Models whose weights are rounded at load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
+
+from outrider.engine.cpu.backend import vector_backend
+from outrider.engine.cpu.linear import KernelLinear
+from outrider.engine.kv.pages import SequenceKv
+from outrider.engine.loaded_model import LoadedModel
+from outrider.engine.loading import loader
+from outrider.engine.loading.loader import load_model
+from outrider.engine.quantization.rounding import BITS, rounded
+from outrider.engine.runner import ModelRunner, Segment
+from outrider.protocol.errors import ModelError
+from tests.models import ARCHITECTURES, build_model
+
+Folders = Callable[[str], Path]
+TOKENS = [5, 6, 7, 8, 250]
+
+needs_kernels = pytest.mark.skipif(vector_backend(torch.float32) is None, reason="needs AVX2 or AVX-512")
+
+
+def load(folder: Path, **settings: Any) -> LoadedModel:
+    """Load on the CPU in float32 unless told otherwise."""
+    return load_model(str(folder), **{"dtype": "float32", "device": "cpu", "threads": 1, **settings})
+
+
+def logits(loaded: LoadedModel) -> Tensor:
+    """[T, V] of TOKENS over paged memory."""
+    runner = ModelRunner(loaded, 8, 4)
+    kv = SequenceKv.open(runner.pool, [])
+    return runner.forward([Segment(kv, TOKENS, None, range(len(TOKENS)))])
+
+
+def expected(folder: Path, bits: int) -> Tensor:
+    """The same by transformers with the numbers that the codes stand for; the output layer has 8 bits."""
+    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    head = network.get_output_embeddings()
+    for module in list(network.modules()):
+        if isinstance(module, nn.Linear):
+            numbers = rounded(module.weight, 8 if module is head else bits).values()
+            module.weight = nn.Parameter(numbers, requires_grad=False)
+        elif isinstance(module, Conv1D):
+            numbers = rounded(module.weight.t(), bits).values().t()
+            module.weight = nn.Parameter(numbers, requires_grad=False)
+    with torch.inference_mode():
+        found: Tensor = network(torch.tensor([TOKENS])).logits[0]
+    return found
+
+
+@needs_kernels
+@pytest.mark.parametrize("weights", BITS)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_model_is_transformers_with_rounded_weights(
+    architecture: str, weights: str, folder_of: Folders
+) -> None:
+    """For every architecture, fused or plain, tied embeddings (which stay as they are) included."""
+    loaded = load(folder_of(architecture), weights=weights)
+    found, wanted = logits(loaded), expected(folder_of(architecture), BITS[weights])
+    assert torch.allclose(found, wanted, atol=2e-3 * wanted.std().item())
+    assert loaded.arithmetic.startswith(f"{weights} float32 ")
+
+
+@needs_kernels
+@pytest.mark.parametrize("tied", [False, True])
+def test_every_linear_layer_runs_from_codes(tied: bool, tmp_path: Path) -> None:
+    """With a tied embedding too: that keeps its own weight."""
+    loaded = load(build_model("llama", tmp_path, tie_word_embeddings=tied), weights="int4", dtype="bfloat16")
+    kinds = [module for module in loaded.model.modules() if isinstance(module, KernelLinear)]
+    assert [module.dtype for module in kinds] == [torch.int8] * (3 * 4 + 1)
+    assert not any(type(module) is nn.Linear for module in loaded.model.modules())
+    whole = load(tmp_path, dtype="bfloat16")
+    assert torch.equal(loaded.model.embed.weight, whole.model.embed.weight)
+    shrunk, full = (
+        sum(layer.nbytes for layer in model.modules() if isinstance(layer, KernelLinear))
+        for model in (loaded.model, whole.model)
+    )
+    assert shrunk < 0.36 * full  # 4 bits and a sixteenth of 32 numbers each; the output layer twice as much
+
+
+@needs_kernels
+@pytest.mark.parametrize("weights", BITS)
+def test_rounded_weights_change_little(weights: str, folder_of: Folders) -> None:
+    """The logits are near those of the whole model; random weights are the worst case."""
+    exact, found = logits(load(folder_of("llama"))), logits(load(folder_of("llama"), weights=weights))
+    spread = (exact - exact.mean(-1, keepdim=True)).norm()
+    assert 0.0 < (found - exact).norm() / spread < {"int8": 0.05, "int4": 0.6}[weights]
+
+
+@needs_kernels
+def test_bits_do_not_depend_on_the_batch(folder_of: Folders) -> None:
+    """A rounded model may be deterministic: the check at load finds no other bits."""
+    assert load(folder_of("llama"), weights="int4", dtype="bfloat16", deterministic=True)
+
+
+def test_without_kernels_it_is_refused(folder_of: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sentence says what they take."""
+    with pytest.raises(ModelError, match=r"weights: int8 takes AVX2 .* \(this is torch\.float16\)"):
+        load(folder_of("llama"), weights="int8", dtype="float16")
+    monkeypatch.setattr(loader, "vector_backend", lambda dtype: None)
+    with pytest.raises(ModelError, match=r"weights: int4 takes AVX2 or AVX-512, the package numba"):
+        load(folder_of("llama"), weights="int4")

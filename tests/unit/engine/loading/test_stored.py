@@ -1,0 +1,227 @@
+"""Quantized checkpoints: read without the packages that made them, exactly, or refused with a way out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from outrider.engine.cpu.backend import vector_backend
+from outrider.engine.cpu.linear import KernelLinear
+from outrider.engine.kv.pages import SequenceKv
+from outrider.engine.loaded_model import LoadedModel
+from outrider.engine.loading.loader import load_model
+from outrider.engine.runner import ModelRunner, Segment
+from outrider.protocol.errors import ModelError
+from tests import checkpoints
+from tests.checkpoints import Writer, Written, write
+
+Folders = Callable[[str], Path]
+TOKENS = [5, 6, 7, 8, 250, 3, 3, 99]
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
+PACKED = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
+
+needs_kernels = pytest.mark.skipif(vector_backend(torch.float32) is None, reason="needs AVX2 or AVX-512")
+
+EXACT: dict[str, tuple[dict[str, Any], Writer]] = {
+    "gptq": (GPTQ, checkpoints.gptq(4, 32)),
+    "gptq, symmetric": (GPTQ | {"sym": True}, checkpoints.gptq(4, 32, symmetric=True)),
+    "gptq, version 2": (GPTQ | {"checkpoint_format": "gptq_v2"}, checkpoints.gptq(4, 32, version=2)),
+    "gptq, 8 bits, whole rows": (GPTQ | {"bits": 8, "group_size": -1}, checkpoints.gptq(8, -1)),
+    "awq": (AWQ, checkpoints.awq(32)),
+    "packed": (checkpoints.compressed("pack-quantized", **PACKED), checkpoints.packed(4, 32)),
+    "packed, zeros": (
+        checkpoints.compressed("pack-quantized", **(PACKED | {"symmetric": False})),
+        checkpoints.packed(4, 32, symmetric=False),
+    ),
+    "packed, 8 bits, rows": (
+        checkpoints.compressed("pack-quantized", num_bits=8, type="int", symmetric=True, strategy="channel"),
+        checkpoints.packed(8, -1),
+    ),
+    "int8, rows": (
+        checkpoints.compressed("int-quantized", num_bits=8, type="int", symmetric=True, strategy="channel"),
+        checkpoints.int8(),
+    ),
+    "int8, whole": (
+        checkpoints.compressed("int-quantized", num_bits=8, type="int", symmetric=True, strategy="tensor"),
+        checkpoints.int8(whole=True),
+    ),
+}
+"""Formats whose codes the kernels take."""
+WIDENED: dict[str, tuple[dict[str, Any], Writer]] = {
+    "gptq, desc_act": (GPTQ | {"desc_act": True}, checkpoints.gptq(4, 32, shuffled=True)),
+    "gptq, groups of 16": (GPTQ | {"group_size": 16}, checkpoints.gptq(4, 16)),
+    "packed, actorder": (
+        checkpoints.compressed("pack-quantized", **(PACKED | {"actorder": "group"})),
+        checkpoints.packed(4, 32, shuffled=True),
+    ),
+    "fp8 of compressed-tensors": (
+        checkpoints.compressed(
+            "float-quantized", num_bits=8, type="float", symmetric=True, strategy="channel"
+        ),
+        checkpoints.fp8(),
+    ),
+    "fp8, blocks": (
+        {"quant_method": "fp8", "weight_block_size": [32, 32]},
+        checkpoints.fp8(32, name="weight_scale_inv"),
+    ),
+    "fp8, rows": ({"quant_method": "fbgemm_fp8"}, checkpoints.fp8()),
+}
+"""Formats of which the numbers alone are kept."""
+
+
+def load(folder: Path, **settings: Any) -> LoadedModel:
+    """Load on the CPU in float32 unless told otherwise."""
+    return load_model(str(folder), **{"dtype": "float32", "device": "cpu", "threads": 1, **settings})
+
+
+def logits(loaded: LoadedModel) -> Tensor:
+    """[T, V] of TOKENS over paged memory, the last ones one by one."""
+    runner = ModelRunner(loaded, 8, 4)
+    kv = SequenceKv.open(runner.pool, [])
+    rows = [runner.forward([Segment(kv, TOKENS[:5], None, range(5))])]
+    runner.commit(kv, range(5), TOKENS[:5])
+    for token in TOKENS[5:]:
+        rows.append(runner.forward([Segment(kv, [token], None, [0])]))
+        runner.commit(kv, [0], [token])
+    return torch.cat(rows)
+
+
+def plain(source: Path, written: Written) -> PreTrainedModel:
+    """The model as transformers runs it, with the numbers that the test worked out."""
+    network = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
+    for name, numbers in written.numbers.items():
+        network.get_submodule(name).weight.data = numbers
+    return network
+
+
+def expected(network: PreTrainedModel) -> Tensor:
+    """[T, V] of TOKENS."""
+    with torch.inference_mode():
+        found: Tensor = network(torch.tensor([TOKENS])).logits[0]
+    return found
+
+
+def coded_layers(loaded: LoadedModel) -> int:
+    """Layers whose products take codes."""
+    kinds = [module for module in loaded.model.modules() if isinstance(module, KernelLinear)]
+    return sum(module.dtype == torch.int8 for module in kinds)
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", EXACT)
+def test_codes_are_taken_as_they_are(name: str, folder_of: Folders, tmp_path: Path) -> None:
+    """The model computes what transformers computes with the numbers that the codes stand for."""
+    settings, writer = EXACT[name]
+    written = write(folder_of("llama"), tmp_path / "model", settings, writer)
+    loaded = load(written.folder)
+    assert torch.allclose(logits(loaded), expected(plain(folder_of("llama"), written)), atol=1e-3)
+    assert coded_layers(loaded) == 3 * 4
+    assert loaded.arithmetic.startswith(f"{settings['quant_method']} float32 fused")
+
+
+@pytest.mark.parametrize("name", WIDENED)
+def test_what_kernels_do_not_take_becomes_numbers(name: str, folder_of: Folders, tmp_path: Path) -> None:
+    """With the same results, and a sentence that says what memory it takes."""
+    settings, writer = WIDENED[name]
+    written = write(folder_of("llama"), tmp_path / "model", settings, writer)
+    said: list[str] = []
+    loaded = load(written.folder, progress=said.append)
+    assert torch.allclose(logits(loaded), expected(plain(folder_of("llama"), written)), atol=1e-3)
+    assert coded_layers(loaded) == 0
+    assert any("21 " in line and "become torch.float32; all weights take" in line for line in said)
+
+
+@needs_kernels
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "gemma2", "phi3"])
+def test_other_architectures(architecture: str, folder_of: Folders, tmp_path: Path) -> None:
+    """Biases, norms of heads, layers fused in the checkpoint, and models that run plain."""
+    written = write(folder_of(architecture), tmp_path / "model", *EXACT["awq"])
+    loaded = load(written.folder)
+    assert torch.allclose(logits(loaded), expected(plain(folder_of(architecture), written)), atol=2e-3)
+    assert coded_layers(loaded) >= 3 * 4
+
+
+@needs_kernels
+def test_an_output_layer_may_have_codes(folder_of: Folders, tmp_path: Path) -> None:
+    """Where the checkpoint gives it some."""
+    written = write(folder_of("llama"), tmp_path / "model", *EXACT["packed"], head=True)
+    loaded = load(written.folder)
+    assert torch.allclose(logits(loaded), expected(plain(folder_of("llama"), written)), atol=1e-3)
+    assert coded_layers(loaded) == 3 * 4 + 1
+
+
+@needs_kernels
+def test_the_rest_may_be_rounded_too(folder_of: Folders, tmp_path: Path) -> None:
+    """What the checkpoint left alone, the output layer, is rounded where that is asked for."""
+    written = write(folder_of("llama"), tmp_path / "model", *EXACT["awq"])
+    loaded = load(written.folder, weights="int8")
+    assert coded_layers(loaded) == 3 * 4 + 1
+    assert loaded.arithmetic.startswith("awq int8 float32")
+
+
+@needs_kernels
+def test_16_bits_give_the_same_within_their_rounding(folder_of: Folders, tmp_path: Path) -> None:
+    """The numbers of the plain model are rounded to bfloat16, those of the codes are not."""
+    written = write(folder_of("llama"), tmp_path / "model", *EXACT["awq"])
+    network = expected(plain(folder_of("llama"), written))
+    found = logits(load(written.folder, dtype="bfloat16"))
+    spread = (network - network.mean(-1, keepdim=True)).norm()
+    assert (found - network).norm() / spread < 0.1
+
+
+def test_tensors_may_lie_in_several_files(folder_of: Folders, tmp_path: Path) -> None:
+    """Even those of one layer."""
+    written = write(folder_of("llama"), tmp_path / "model", *EXACT["awq"])
+    whole = load_file(written.folder / "model.safetensors")
+    (written.folder / "model.safetensors").unlink()
+    for number in range(2):
+        names = list(whole)[number::2]
+        path = written.folder / f"model-0000{number + 1}-of-00002.safetensors"
+        save_file({name: whole[name] for name in names}, path, {"format": "pt"})
+    assert torch.allclose(
+        logits(load(written.folder)), expected(plain(folder_of("llama"), written)), atol=1e-3
+    )
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "gptq with 3 bits": GPTQ | {"bits": 3},
+    "gptq with 4 bits in the format marlin": GPTQ | {"checkpoint_format": "marlin"},
+    "single layers": GPTQ | {"dynamic": {"+:.*": {"bits": 8}}},
+    "awq with 4 bits, version gemv": AWQ | {"version": "gemv"},
+    "the format nvfp4-pack-quantized": checkpoints.compressed("nvfp4-pack-quantized"),
+    "sparse weights": checkpoints.compressed("pack-quantized") | {"sparsity_config": {"format": "sparse-24"}},
+    "the method bitsandbytes": {"quant_method": "bitsandbytes", "load_in_4bit": True},
+    "the method hqq": {"quant_method": "hqq"},
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_other_formats_are_refused(reason: str, folder_of: Folders, tmp_path: Path) -> None:
+    """One sentence names the format, those that can be read, and the flag that needs none."""
+    written = write(folder_of("llama"), tmp_path / "model", REFUSED[reason], checkpoints.awq(32))
+    with pytest.raises(ModelError, match=rf"{reason}.*Readable are gptq.*weights int8 or int4"):
+        load(written.folder)
+
+
+def test_a_layer_of_another_layout_is_named(folder_of: Folders, tmp_path: Path) -> None:
+    """A checkpoint that does not hold what its settings say."""
+    written = write(folder_of("llama"), tmp_path / "model", AWQ | {"group_size": 8}, checkpoints.awq(32))
+    with pytest.raises(ModelError, match=r"awq, layer model\.layers\.0\."):
+        load(written.folder)
+
+
+def test_a_checkpoint_without_a_layer_is_refused(folder_of: Folders, tmp_path: Path) -> None:
+    """As one that is not quantized."""
+    written = write(folder_of("llama"), tmp_path / "model", *EXACT["awq"])
+    path = written.folder / "model.safetensors"
+    save_file({name: part for name, part in load_file(path).items() if "lm_head" not in name}, path)
+    with pytest.raises(ModelError, match=r"lacks 1 weights .* lm_head\.weight"):
+        load(written.folder)

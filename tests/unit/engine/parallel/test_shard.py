@@ -1,0 +1,145 @@
+"""Ranks together compute what one process computes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.engine.cpu.backend import vector_backend
+from outrider.engine.kv.pages import SequenceKv
+from outrider.engine.runner import ModelRunner, Segment
+from outrider.protocol.errors import ModelError
+from tests.models import ARCHITECTURES, build_model
+from tests.unit.engine.conftest import Pair
+from tests.unit.engine.parallel.conftest import Threads
+
+FAST = ("llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3", "phi3")
+VOCABULARY = 300
+
+
+def tokens_of(seed: int, count: int) -> list[int]:
+    """Random token ids."""
+    generator = random.Random(seed)
+    return [generator.randrange(2, VOCABULARY) for _ in range(count)]
+
+
+def assert_same(logits: torch.Tensor, expected: torch.Tensor) -> None:
+    """Equal but for float32 rounding, and the same token chosen."""
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+    assert logits.argmax(-1).tolist() == expected.argmax(-1).tolist()
+
+
+def everything(runner: ModelRunner, pair: Pair) -> None:
+    """Chunks, a tree, a commit with moves, survivors, a fork and a ragged batch, against the plain model."""
+    prompt, nodes, other = tokens_of(5, 18), tokens_of(6, 8), tokens_of(7, 30)
+    kv = SequenceKv.open(runner.pool, prompt)
+    for start, stop in ((0, 1), (1, 12), (12, 18)):
+        logits = runner.forward([Segment(kv, prompt[start:stop], None, range(stop - start))])
+        assert_same(logits, pair.expected(prompt)[start:stop])
+        runner.commit(kv, range(stop - start), prompt[start:stop])
+    runner.forward([Segment(kv, nodes, [-1, 0, 0, 1, 2, 2, 4, 5], [])])
+    runner.commit(kv, [0, 2], [nodes[0], nodes[2]], survivors=[5, 7])
+    logits = runner.forward([Segment(kv, [7, 9], [1, 0], [0, 1])])
+    path = [*prompt, nodes[0], nodes[2], nodes[5]]
+    assert_same(logits[0], pair.expected([*path, nodes[7], 7])[-1])
+    assert_same(logits[1], pair.expected([*path, 9])[-1])
+    runner.commit(kv, [0], [nodes[5]])
+    fresh, copy = SequenceKv.open(runner.pool, other), runner.fork(kv)
+    logits = runner.forward(
+        [Segment(fresh, other, None, [29, 3]), Segment(kv, [40], None, [0]), Segment(copy, [41], None, [0])]
+    )
+    expected = pair.expected(other)
+    assert_same(logits[:2], expected[[29, 3]])
+    assert_same(logits[2], pair.expected([*path, 40])[-1])
+    assert_same(logits[3], pair.expected([*path, 41])[-1])
+
+
+@pytest.mark.parametrize("architecture", FAST)
+def test_two_ranks_compute_what_one_does(
+    architecture: str, pair_of: Callable[..., Pair], folder_of: Callable[[str], Path], threads_of: Any
+) -> None:
+    """Logits of every kind of step are the plain model's but for rounding."""
+    threads: Threads = threads_of(folder_of(architecture), 2)
+    everything(threads.runner, pair_of(architecture))
+    loaded, whole = threads.runner.loaded, pair_of(architecture).loaded
+    assert (loaded.vocabulary_size, loaded.context_length) == (300, 512)
+    assert loaded.eos_token_ids == whole.eos_token_ids
+    assert loaded.kv_bytes_per_token * 2 == whole.kv_bytes_per_token
+    assert loaded.arithmetic == f"{whole.arithmetic} in 2 ranks"
+
+
+def test_ranks_may_share_a_kv_head(
+    pair_of: Callable[..., Pair], folder_of: Callable[[str], Path], threads_of: Any
+) -> None:
+    """Four ranks of two kv heads: two ranks hold the same one."""
+    everything(threads_of(folder_of("llama"), 4).runner, pair_of("llama"))
+
+
+def test_a_vocabulary_that_ranks_do_not_share_evenly(tmp_path: Path, threads_of: Any) -> None:
+    """The last rank's rows end before its part does; embeddings may be tied."""
+    from transformers import AutoModelForCausalLM
+
+    folder = build_model("llama", tmp_path, vocab_size=301, tie_word_embeddings=True)
+    runner: ModelRunner = threads_of(folder, 2).runner
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tokens = [*tokens_of(1, 10), 300, 0]
+    kv = SequenceKv.open(runner.pool, [])
+    logits = runner.forward([Segment(kv, tokens, None, range(12))])
+    with torch.no_grad():
+        expected = plain(torch.tensor([tokens]), use_cache=False).logits[0]
+    assert logits.shape == (12, 301)
+    assert_same(logits, expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_token_s_bits_do_not_depend_on_its_batch(
+    dtype: str, folder_of: Callable[[str], Path], threads_of: Any
+) -> None:
+    """Ranks are added in one order: a token gets the same bits alone, in a chunk and beside others."""
+    if vector_backend(getattr(torch, dtype)) is None:
+        pytest.skip("the library's products depend on the batch")
+    runner: ModelRunner = threads_of(folder_of("llama"), 2, dtype=dtype, deterministic=True).runner
+    tokens = tokens_of(2, 8)
+    kv = SequenceKv.open(runner.pool, [], reuse=False)
+    chunk = runner.forward([Segment(kv, tokens, None, range(8))])
+    kv.rollback()
+    alone = []
+    for token in tokens:
+        alone.append(runner.forward([Segment(kv, [token], None, [0])])[0])
+        runner.commit(kv, [0], [token])
+    other = SequenceKv.open(runner.pool, [], reuse=False)
+    again = SequenceKv.open(runner.pool, [], reuse=False)
+    beside = runner.forward([Segment(other, [3] * 20, None, []), Segment(again, tokens, None, range(8))])
+    assert torch.equal(torch.stack(alone), chunk)
+    assert torch.equal(chunk, beside)
+
+
+@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name not in FAST])
+def test_other_architectures_are_refused(
+    architecture: str, folder_of: Callable[[str], Path], threads_of: Any
+) -> None:
+    """Only fused decoders are divided; the sentence says so."""
+    with pytest.raises(ModelError, match=r"does not run as a fused decoder.*set tensor_parallel to 1"):
+        threads_of(folder_of(architecture), 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "ranks", "said"),
+    [
+        ({}, 3, "3 ranks cannot share the 4 query heads"),
+        ({"hidden_size": 96, "num_attention_heads": 12, "num_key_value_heads": 4}, 6, "the 4 kv heads"),
+        ({"intermediate_size": 98}, 4, "the 98 columns of the MLP"),
+    ],
+)
+def test_ranks_that_do_not_divide_the_model(
+    changes: dict[str, int], ranks: int, said: str, tmp_path: Path, threads_of: Any
+) -> None:
+    """The sentence names what cannot be shared."""
+    folder = build_model("llama", tmp_path, **changes)
+    with pytest.raises(ModelError, match=said):
+        threads_of(folder, ranks)

@@ -1,0 +1,132 @@
+"""A rank reads its slices of a checkpoint and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, LlamaForCausalLM
+
+from outrider.engine.parallel.cuts import Cut, Cuts, Sizes, narrow
+from outrider.engine.parallel.weights import Checkpoint, InMemory, network_of, part_of
+from outrider.protocol.errors import ModelError
+from tests.models import build_model
+
+
+class Counted:
+    """A weight that counts the numbers that were read of it."""
+
+    def __init__(self, weight: Any) -> None:
+        self._weight, self.read = weight, 0
+
+    def get_shape(self) -> list[int]:
+        """The weight's."""
+        return list(self._weight.get_shape())
+
+    def __getitem__(self, place: Any) -> torch.Tensor:
+        found: torch.Tensor = self._weight[place]
+        self.read += found.numel()
+        return found
+
+
+def load(folder: Path, rank: int, ranks: int) -> tuple[Any, dict[str, Counted]]:
+    """A rank's network, and what was read for it."""
+    config = AutoConfig.from_pretrained(folder)
+    sizes = Sizes.of(config)
+    with Checkpoint(str(folder)) as checkpoint:
+        counted = {name: Counted(weight) for name, weight in checkpoint.weights.items()}
+        cuts = Cuts(sizes, rank, ranks)
+        made = network_of(LlamaForCausalLM, narrow(config, sizes, ranks), counted, cuts, torch.float32)
+    return made, counted
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_each_rank_reads_its_part_alone(ranks: int, folder_of: Callable[[str], Path]) -> None:
+    """Of matrices a rank reads one part of as many as there are ranks, or of the kv heads; of norms all."""
+    made, counted = load(folder_of("llama"), ranks - 1, ranks)
+    for name, weight in counted.items():
+        whole = torch.Size(weight.get_shape()).numel()
+        parts = 1 if "norm" in name else min(ranks, 2) if "k_proj" in name or "v_proj" in name else ranks
+        assert weight.read == whole // parts, name
+        assert made.get_parameter(name).numel() == weight.read, name
+
+
+def test_the_parts_of_all_ranks_are_the_whole(folder_of: Callable[[str], Path]) -> None:
+    """Side by side the parts are the checkpoint's weights."""
+    folder = folder_of("llama")
+    whole = LlamaForCausalLM.from_pretrained(folder)
+    made = [load(folder, rank, 2)[0] for rank in range(2)]
+    for name, axis in (("q_proj", 0), ("v_proj", 0), ("o_proj", 1)):
+        full = f"model.layers.1.self_attn.{name}.weight"
+        parts = torch.cat([one.get_parameter(full) for one in made], axis)
+        assert torch.equal(parts, whole.get_parameter(full))
+    for full, axis in (("model.layers.2.mlp.down_proj.weight", 1), ("lm_head.weight", 0)):
+        parts = torch.cat([one.get_parameter(full) for one in made], axis)
+        assert torch.equal(parts, whole.get_parameter(full))
+
+
+def test_a_checkpoint_of_several_files(tmp_path: Path, folder_of: Callable[[str], Path]) -> None:
+    """An index says which there are."""
+    folder = build_model("llama", tmp_path)
+    LlamaForCausalLM.from_pretrained(folder).save_pretrained(folder, max_shard_size="40KB")
+    (folder / "model.safetensors").unlink(missing_ok=True)
+    assert (folder / "model.safetensors.index.json").exists()
+    made, _ = load(folder, 1, 2)
+    expected, _ = load(folder_of("llama"), 1, 2)
+    for name, weight in made.named_parameters():
+        assert torch.equal(weight, expected.get_parameter(name)), name
+
+
+def test_a_model_without_safetensors_is_refused(tmp_path: Path) -> None:
+    """The sentence says what is missing."""
+    folder = build_model("llama", tmp_path)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match="no weights in safetensors"):
+        Checkpoint(str(folder))
+
+
+def test_missing_weights_are_named(folder_of: Callable[[str], Path]) -> None:
+    """One of them, and how many there are."""
+    config = AutoConfig.from_pretrained(folder_of("llama"))
+    sizes = Sizes.of(config)
+    with Checkpoint(str(folder_of("llama"))) as checkpoint:
+        left = {name: one for name, one in checkpoint.weights.items() if "layers.0.mlp.down" not in name}
+        with pytest.raises(ModelError, match=r"1 weights .* such as model.layers.0.mlp.down_proj.weight"):
+            network_of(LlamaForCausalLM, narrow(config, sizes, 2), left, Cuts(sizes, 0, 2), torch.float32)
+
+
+SIZES = Sizes(query_heads=8, kv_heads=2, head_dim=4, mlp_width=12, vocabulary=10)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "rank", "expected"),
+    [
+        ("model.layers.0.self_attn.q_proj.weight", [32, 5], 1, Cut(0, ((8, 16),), 8)),
+        ("model.layers.0.self_attn.k_proj.bias", [8], 1, Cut(0, ((0, 4),), 4)),
+        ("model.layers.0.self_attn.v_proj.weight", [8, 5], 2, Cut(0, ((4, 8),), 4)),
+        ("model.layers.0.self_attn.qkv_proj.weight", [48, 5], 3, Cut(0, ((24, 32), (36, 40), (44, 48)), 16)),
+        ("model.layers.0.self_attn.o_proj.weight", [5, 32], 3, Cut(1, ((24, 32),), 8)),
+        ("model.layers.0.self_attn.o_proj.bias", [5], 0, None),
+        ("model.layers.0.self_attn.o_proj.bias", [5], 3, Cut(0, (), 5)),
+        ("model.layers.0.mlp.gate_up_proj.weight", [24, 5], 1, Cut(0, ((3, 6), (15, 18)), 6)),
+        ("model.layers.0.mlp.down_proj.weight", [5, 12], 1, Cut(1, ((3, 6),), 3)),
+        ("model.embed_tokens.weight", [10, 5], 2, Cut(0, ((6, 9),), 3)),
+        ("lm_head.weight", [10, 5], 3, Cut(0, ((9, 10),), 3)),
+        ("model.norm.weight", [5], 3, None),
+    ],
+)
+def test_what_four_ranks_have(name: str, shape: list[int], rank: int, expected: Cut | None) -> None:
+    """Heads, columns of the MLP and words are shared, output biases are rank 0's, norms everybody's."""
+    assert Cuts(SIZES, rank, 4).cut(name, shape) == expected
+
+
+def test_behind_the_last_word_are_zeros() -> None:
+    """A part has as many rows as every other."""
+    weight = InMemory(torch.arange(20.0).view(10, 2))
+    cut = Cuts(SIZES, 3, 4).cut("lm_head.weight", [10, 2])
+    assert part_of(weight, cut).tolist() == [[18.0, 19.0], [0.0, 0.0], [0.0, 0.0]]
+    bias = Cuts(SIZES, 1, 4).cut("model.layers.0.self_attn.o_proj.bias", [2])
+    assert part_of(InMemory(torch.ones(2)), bias).tolist() == [0.0, 0.0]

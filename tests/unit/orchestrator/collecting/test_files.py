@@ -1,0 +1,84 @@
+"""Collected files stay within their size, and a disk that takes nothing does no lasting harm."""
+
+from __future__ import annotations
+
+import os
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from orchestrator.collecting.files import FILES, RotatedFiles
+from outrider.collected import PATTERN
+from outrider.protocol.errors import ConfigError
+
+LINE = "x" * 99 + "\n"
+
+
+def rotated(folder: Path, max_bytes: int) -> RotatedFiles:
+    """Files whose names tell their order."""
+    return RotatedFiles(str(folder), max_bytes, unix_ms=count(1).__next__)
+
+
+def contents(folder: Path) -> list[str]:
+    """What is in the files, oldest first."""
+    return [path.read_text() for path in sorted(folder.glob(PATTERN))]
+
+
+def test_the_newest_lines_are_kept_within_the_size(tmp_path):
+    """Whole files make room, the oldest first."""
+    files = rotated(tmp_path / "new", 400 * FILES)
+    for number in range(100):
+        files.write(f"{number:099d}\n")
+    files.close()
+    kept = "".join(contents(tmp_path / "new")).split()
+    assert sum(map(len, contents(tmp_path / "new"))) <= 400 * FILES
+    assert [int(line) for line in kept] == list(range(100 - len(kept), 100))
+    assert len(kept) >= 4 * (FILES - 1)
+
+
+def test_files_of_other_processes_count_too(tmp_path):
+    """Orchestrators may share a folder, before and after a restart."""
+    for _ in range(3):
+        files = rotated(tmp_path, 400 * FILES)
+        for _ in range(30):
+            files.write(LINE)
+        files.close()
+    assert sum(map(len, contents(tmp_path))) <= 400 * FILES
+
+
+def test_files_are_for_their_owner_alone(tmp_path):
+    """They hold prompts."""
+    files = rotated(tmp_path / "new", 10_000)
+    files.write(LINE)
+    (path,) = (tmp_path / "new").iterdir()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_line_that_is_larger_than_a_file_is_left_out(tmp_path):
+    """It would push out everything else."""
+    files = rotated(tmp_path, 50 * FILES)
+    files.write(LINE)
+    assert contents(tmp_path) == []
+
+
+def test_after_a_failed_write_the_next_line_begins_a_file(tmp_path, monkeypatch):
+    """So a line that was cut spoils no other one."""
+    files = rotated(tmp_path, 10_000)
+    files.write(LINE)
+    file = files._file
+    assert file is not None
+    os.close(file.fileno())  # as a disk that fails
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        files.write(LINE)
+    files.write(LINE)
+    files.close()
+    assert contents(tmp_path) == [LINE, LINE]
+
+
+def test_a_folder_that_cannot_be_made_is_a_wrong_setting(tmp_path):
+    """Found at the start."""
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="collect: cannot make the folder"):
+        rotated(tmp_path / "file" / "below", 10_000)

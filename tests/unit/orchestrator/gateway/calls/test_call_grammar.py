@@ -1,0 +1,82 @@
+"""Texts that a caller who requires a call gets: every one is read as calls of the functions asked for."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from orchestrator.gateway.calls.formats import FORMATS, CallFormat
+from orchestrator.gateway.calls.pieces import CallArguments, CallBegun
+from outrider.client import Tool
+from tests.grammars import EOS, grammar, ids, matcher, tokens_of, vocabulary
+
+NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}, "additionalProperties": False}
+TOOLS = [
+    Tool("add", "Adds a::=b.", json.dumps({"properties": {"a::=": {"const": "::="}}, "required": ["a::="]})),
+    Tool("now", "", ""),
+    Tool(
+        'say "\\::=', "", json.dumps({"$defs": {"node": NODE}, "properties": {"n": {"$ref": "#/$defs/node"}}})
+    ),
+]
+ADD = '{"a::=": "::="}'
+MAX_TOKENS = 60
+
+
+def _format(name: str) -> CallFormat:
+    found = FORMATS[name]
+    assert found is not None
+    return found
+
+
+def _accepts(source: str, text: str) -> bool:
+    """Whether a whole text follows the grammar."""
+    follows = matcher(grammar(source))
+    for token in ids(text):
+        if not follows.allows(()) or token not in tokens_of(follows.mask(())):
+            return False
+        follows.advance(token)
+    return not follows.allows(()) or EOS in tokens_of(follows.mask(()))
+
+
+@pytest.mark.parametrize("name", ["hermes", "llama3"])
+def test_random_texts_of_the_grammar_are_calls(name: str) -> None:
+    """Names as they were offered, arguments that are JSON, however odd names and schemas are."""
+    form = _format(name)
+    source, noise, whole = form.grammar(TOOLS, True), random.Random(5), 0
+    for _ in range(40):
+        follows, tokens = matcher(grammar(source)), list[int]()
+        while len(tokens) < MAX_TOKENS and follows.allows(()):
+            tokens.append(noise.choice(tokens_of(follows.mask(()))))
+            if tokens[-1] == EOS:
+                break
+            follows.advance(tokens[-1])
+        text = vocabulary().decode_str([token for token in tokens if token != EOS])
+        parser = form.parser({tool.name for tool in TOOLS}.__contains__)
+        pieces = [*parser.push(text), *parser.finish()]
+        names = [piece.name for piece in pieces if isinstance(piece, CallBegun)]
+        assert set(names) <= {tool.name for tool in TOOLS}
+        if tokens[-1] == EOS or not follows.allows(()):
+            whole += 1
+            assert names
+            for index in range(len(names)):
+                told = [one.text for one in pieces if isinstance(one, CallArguments) and one.index == index]
+                assert isinstance(json.loads("".join(told)), dict)
+            assert all(isinstance(piece, CallBegun | CallArguments) for piece in pieces)
+    assert whole >= 5
+
+
+def test_one_call_or_several() -> None:
+    """In the format of the model; text beside calls is not allowed."""
+    one = f'<tool_call>\n{{"name": "add", "arguments": {ADD}}}\n</tool_call>'
+    hermes = _format("hermes").grammar
+    assert _accepts(hermes(TOOLS, False), one)
+    assert _accepts(hermes(TOOLS, True), f"{one}\n{one}")
+    assert not _accepts(hermes(TOOLS, False), f"{one}\n{one}")
+    assert not _accepts(hermes(TOOLS, True), f"Well. {one}")
+    assert not _accepts(hermes(TOOLS[1:], True), one)
+    assert not _accepts(hermes(TOOLS, True), one.replace('"::="}', '"x"}'))
+    bare = f'{{"name": "add", "parameters": {ADD}}}'
+    assert _accepts(_format("llama3").grammar(TOOLS, True), f"{bare}; {bare}")
+    assert not _accepts(_format("llama3").grammar(TOOLS, False), f"{bare}; {bare}")

@@ -1,0 +1,217 @@
+"""Keys and values pass through the orchestrator unread, and every failure ends both calls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from orchestrator.replicas import kv_relay
+from orchestrator.replicas.kv_relay import relay
+from outrider.config import ServiceConfig
+from outrider.internal.v1 import verify_pb2, verify_pb2_grpc
+from outrider.protocol.errors import InternalError, OutOfPages, OutriderError, StaleHandle, Unavailable
+from outrider.protocol.kv_parts import KvLayout, KvPages, KvPart, KvTokens
+from outrider.protocol.kv_wire import kv_part_from_pb, kv_part_to_pb
+from outrider.protocol.messages import KvHandle
+from outrider.protocol.wire import kv_handle_from_pb, kv_handle_to_pb
+from outrider.rpc.channels import open_channel
+from outrider.rpc.serving import GrpcServer
+
+SERVICE = "outrider.internal.v1.VerifyService"
+HANDLE = KvHandle("a", "life", "id", 3, b"digest", 5)
+STORED = KvHandle("b", "other life", "other id", 3, b"digest", 6)
+TOKENS = (7, 8, 9)
+PARTS: tuple[KvPart, ...] = (
+    KvLayout("w", "a", "d", 2, "s"),
+    KvPages(0, (b"one",), (b"1",)),
+    KvPages(1, (b"two" * 100_000,), (b"2",)),
+)
+Write = Callable[[KvPart], Awaitable[None]]
+
+
+async def give_all(write: Write) -> None:
+    """A sound owner."""
+    for part in PARTS:
+        await write(part)
+
+
+class Replica(verify_pb2_grpc.VerifyServiceServicer):
+    """Both ends, as told."""
+
+    def __init__(self) -> None:
+        self.give: Callable[[Write], Awaitable[None]] = give_all
+        self.take: Callable[[], Awaitable[None]] | None = None
+        """Called after each part."""
+        self.asked: list[KvHandle] = []
+        self.taken: list[KvPart] = []
+        self.running = 0
+
+    async def FetchKv(self, request: Any, context: Any) -> None:  # noqa: N802
+        """See the proto."""
+        self.asked.append(kv_handle_from_pb(request.kv_handle))
+
+        async def write(part: KvPart) -> None:
+            await context.write(verify_pb2.FetchKvResponse(part=kv_part_to_pb(part)))
+
+        self.running += 1
+        try:
+            await self.give(write)
+        finally:
+            self.running -= 1
+
+    async def StoreKv(self, requests: AsyncIterator[Any], context: Any) -> Any:  # noqa: N802
+        """See the proto."""
+        self.running += 1
+        try:
+            async for request in requests:
+                self.taken.append(kv_part_from_pb(request.part))
+                if self.take is not None:
+                    await self.take()
+        finally:
+            self.running -= 1
+        return verify_pb2.StoreKvResponse(kv_handle=kv_handle_to_pb(STORED))
+
+
+Scenario = Callable[[Replica, Callable[[], Awaitable[KvHandle]]], Awaitable[None]]
+
+
+def between_two(scenario: Scenario) -> Callable[[], None]:
+    """Run a scenario with a replica that is owner and receiver, and what relays; then nothing runs."""
+
+    async def run() -> None:
+        replica = Replica()
+        server = GrpcServer(ServiceConfig(host="127.0.0.1", port=0), [SERVICE])
+        verify_pb2_grpc.add_VerifyServiceServicer_to_server(replica, server.server)
+        await server.start()
+        server.set_serving(True)
+        async with asyncio.timeout(30):
+            async with open_channel(server.endpoint) as owner, open_channel(server.endpoint) as receiver:
+                await scenario(replica, lambda: relay(owner, receiver, HANDLE, TOKENS, 20.0))
+                while replica.running:  # noqa: ASYNC110 - the server ends its calls by itself
+                    await asyncio.sleep(0.002)
+            await server.stop()
+
+    def wrapped() -> None:
+        asyncio.run(run())
+
+    wrapped.__doc__ = scenario.__doc__
+    return wrapped
+
+
+@between_two
+async def test_all_parts_pass_in_order(replica: Replica, move: Callable[[], Awaitable[KvHandle]]) -> None:
+    """The tokens, then whatever the owner says, and back comes the receiver's handle."""
+    assert await move() == STORED
+    assert replica.asked == [HANDLE]
+    assert replica.taken == [KvTokens(TOKENS), *PARTS]
+
+
+def failing(
+    expected: type[OutriderError],
+    give: Callable[[Write], Awaitable[None]] = give_all,
+    take: Callable[[], Awaitable[None]] | None = None,
+) -> None:
+    """A move that must end so."""
+
+    @between_two
+    async def scenario(replica: Replica, move: Callable[[], Awaitable[KvHandle]]) -> None:
+        replica.give, replica.take = give, take
+        with pytest.raises(expected):
+            await move()
+
+    scenario()
+
+
+async def raising(error: OutriderError) -> None:
+    """Refuse."""
+    raise error
+
+
+def test_an_owner_that_refuses() -> None:
+    """Its reason is told."""
+    failing(StaleHandle, give=lambda _: raising(StaleHandle("gone")))
+
+
+def test_an_owner_that_fails_in_the_middle() -> None:
+    """After some parts."""
+
+    async def give(write: Write) -> None:
+        await write(PARTS[0])
+        raise InternalError("broken")
+
+    failing(InternalError, give=give)
+
+
+def test_a_receiver_that_refuses() -> None:
+    """Before it has read all. gRPC may lose the reason, where a part is on its way."""
+    failing(OutriderError, take=lambda: raising(OutOfPages("full")))
+
+
+def test_a_receiver_that_refuses_an_endless_owner() -> None:
+    """The owner's call ends with it. gRPC may lose the reason, where a part is on its way."""
+
+    async def give(write: Write) -> None:
+        while True:
+            await write(PARTS[2])
+
+    failing(OutriderError, give=give, take=lambda: raising(OutOfPages("full")))
+
+
+def test_a_receiver_that_refuses_while_the_owner_is_silent() -> None:
+    """Nobody waits for the owner's next part."""
+
+    async def give(write: Write) -> None:
+        await asyncio.Event().wait()
+
+    failing(OutOfPages, give=give, take=lambda: raising(OutOfPages("full")))
+
+
+def test_silence_ends_a_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the owner, and of the receiver; neither need be dead."""
+    monkeypatch.setattr(kv_relay, "QUIET_SECONDS", 0.1)
+
+    async def silent(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    failing(Unavailable, give=silent)
+    failing(Unavailable, take=silent)
+
+
+@between_two
+async def test_who_is_cancelled_leaves_no_call(
+    replica: Replica, move: Callable[[], Awaitable[KvHandle]]
+) -> None:
+    """The session ended meanwhile."""
+    begun = asyncio.Event()
+
+    async def give(write: Write) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    replica.give = give
+    moving = asyncio.ensure_future(move())
+    await begun.wait()
+    moving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await moving
+
+
+def test_an_owner_that_cannot_be_reached() -> None:
+    """A dead process refuses the connection."""
+
+    async def run() -> None:
+        async with open_channel("127.0.0.1:1") as owner, open_channel("127.0.0.1:1") as receiver:
+            with pytest.raises(Unavailable):
+                await relay(owner, receiver, HANDLE, TOKENS, 5.0)
+
+    asyncio.run(run())
+
+
+def test_large_parts_need_no_parsing() -> None:
+    """What the owner sends is, byte for byte, what the receiver reads: the two messages have one form."""
+    part = kv_part_to_pb(PARTS[2])
+    sent = verify_pb2.FetchKvResponse(part=part).SerializeToString()
+    assert verify_pb2.StoreKvRequest.FromString(sent).part == part

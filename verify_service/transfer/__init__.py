@@ -1,0 +1,1 @@
+"""Keys and values that leave this replica for another one, or come from one."""
