@@ -9,13 +9,14 @@ INSTALL_LOCKED := $(PIP) install --require-hashes --no-deps
 ENGINE := .venv/.engine
 DEV := .venv/.dev
 
-.PHONY: help demo test test-slow check install lint format protos docs lock clean
+.PHONY: help demo test test-failed test-slow check install lint format protos docs lock clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       the services on a small pair, and the proof: 2 to 3 minutes on two cores; at first 0.3 GB to download"
 	@echo "                ARGS=--stay serves on afterwards, gRPC and the OpenAI API"
 	@echo "make test       lint and tests: twenty minutes on two cores; at first 0.35 GB more"
+	@echo "make test-failed  what failed last, by itself"
 	@echo "make test-slow  the long sweeps as well: about an hour"
 	@echo "make check      lint, types and the unit tests of what changed: under a minute"
 	@echo "make lint | format | protos | docs | lock | install | clean"
@@ -27,6 +28,9 @@ demo: $(ENGINE)
 # folders: those of real processes take longest and come first.
 test: lint
 	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu"
+
+test-failed: install
+	$(PYTEST) --last-failed --last-failed-no-failures none -m "not slow and not gpu"
 
 test-slow: install
 	$(PYTEST) -m "not gpu"

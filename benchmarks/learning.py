@@ -1,6 +1,6 @@
 """The whole circle on the demo pair: traffic turns, acceptance falls, a new draft is trained and promoted.
 
-    python -m benchmarks.learning                       an hour or so on two cores; twenty minutes of it train
+    python -m benchmarks.learning                       an hour or so on two cores; twenty minutes of it write and train
     python -m benchmarks.learning --other json          code turns into JSON in place of prose
 
 Everything is in --folder, one line per request; the same command goes on where it was stopped. The texts are
@@ -201,6 +201,7 @@ def _distil(flags: argparse.Namespace) -> None:
         return
     models = ["--target", str(TARGET), "--draft", str(DRAFT), "--out", str(flags.folder / "draft")]
     data = ["--collected", str(flags.folder / "tokens"), "--temperature", str(flags.temperature)]
+    data += ["--answers", str(flags.answers), "--tokens", str(2 * flags.tokens)]
     how = ["--minutes", str(flags.minutes), "--passes", str(flags.passes), "--threads", str(flags.threads)]
     command = [sys.executable, "-m", "outrider", "distill", *models, *data, *how]
     if subprocess.run(command, cwd=ROOT, check=False).returncode:
@@ -235,7 +236,10 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=300, help="of each kind of traffic, at least")
     parser.add_argument("--tokens", type=int, default=32, help="of each answer")
     parser.add_argument("--temperature", type=float, default=0.7)
-    parser.add_argument("--minutes", type=float, default=20.0, help="longest training")
+    parser.add_argument(
+        "--answers", type=int, default=4, help="texts that the target writes after each collected prompt"
+    )
+    parser.add_argument("--minutes", type=float, default=15.0, help="longest training, after the writing")
     parser.add_argument("--passes", type=float, default=20.0, help="of the training over the data, at most")
     parser.add_argument("--threads", type=int, default=2, help="of the training")
     parser.add_argument("--target", type=Path, help="served in place of the widened one")

@@ -1,9 +1,10 @@
-"""Has the target write after prompts, where nothing was collected."""
+"""Has the target write after prompts: where nothing was collected, or too little."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -11,26 +12,39 @@ from outrider.collected import Collected
 from outrider.distill.models import Pair
 from outrider.distill.traffic import read_collected
 
-AT_ONCE = 8
+AT_ONCE = 16
 """Prompts."""
+
+
+class Prompt(NamedTuple):
+    """What the target continues."""
+
+    tokens: tuple[int, ...]
+    task: str = ""
+
+
+def prompts_of(found: Sequence[Collected]) -> list[Prompt]:
+    """The prompts of continuations, each once, in order."""
+    return list(dict.fromkeys(Prompt(one.tokens[: one.prompt], one.task) for one in found))
 
 
 def write(
     pair: Pair,
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[Prompt],
     tokens: int,
     temperature: float,
     path: Path,
     say: Callable[[int], None],
 ) -> list[Collected]:
     """The target's continuations of the prompts, which are in a file as well: what is there already is not
-    written again. `say` is told how many there are."""
+    written again. `say` is told how many there are. A prompt that comes several times is continued in
+    several ways, unless the temperature is 0."""
     done = len(path.read_text().splitlines()) if path.exists() else 0
     with path.open("a") as file:
         for first in range(done - done % AT_ONCE, len(prompts), AT_ONCE):
-            lines = [
-                one.line() for one in _continued(pair, prompts[first : first + AT_ONCE], tokens, temperature)
-            ]
+            torch.manual_seed(first)  # the same texts whenever they are asked for
+            portion = prompts[first : first + AT_ONCE]
+            lines = [one.line() for one in _continued(pair, portion, tokens, temperature)]
             file.writelines(lines[max(done - first, 0) :])
             file.flush()
             say(first + len(lines))
@@ -38,14 +52,11 @@ def write(
 
 
 @torch.inference_mode()
-def _continued(
-    pair: Pair, prompts: Sequence[Sequence[int]], tokens: int, temperature: float
-) -> list[Collected]:
-    """Continuations up to an end of text; the same ones whenever they are asked for."""
-    torch.manual_seed(sum(map(sum, prompts)))
-    longest = max(map(len, prompts))
-    padded = [[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
-    mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+def _continued(pair: Pair, prompts: Sequence[Prompt], tokens: int, temperature: float) -> list[Collected]:
+    """Continuations up to an end of text."""
+    longest = max(len(prompt.tokens) for prompt in prompts)
+    padded = [[0] * (longest - len(ids)) + list(ids) for ids, _ in prompts]
+    mask = [[0] * (longest - len(ids)) + [1] * len(ids) for ids, _ in prompts]
     place = pair.target.device
     chosen = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
     whole = pair.target.generate(
@@ -56,8 +67,8 @@ def _continued(
         **(chosen if temperature else {"do_sample": False}),
     )
     return [
-        Collected(pair.vocabulary, "", len(prompt), (*prompt, *_up_to_end(row[longest:].tolist(), pair)))
-        for prompt, row in zip(prompts, whole, strict=True)
+        Collected(pair.vocabulary, task, len(ids), (*ids, *_up_to_end(row[longest:].tolist(), pair)))
+        for (ids, task), row in zip(prompts, whole, strict=True)
     ]
 
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from outrider.engine.attention import PagedAttention
+from outrider.engine.cpu.layer import attends
 from outrider.engine.cpu.linear import row_edges
 from outrider.engine.features import FeatureTap
 from outrider.engine.fused_decoder import FusedDecoder, FusedForward
@@ -127,9 +128,10 @@ class ModelRunner:
 
     def make_attention(self, num_slots: int) -> PagedAttention:
         """The attention that this runner's forwards call."""
-        loaded = self.loaded
-        kind = FusedAttention if isinstance(loaded.model, FusedDecoder) else PagedAttention
-        return kind(loaded.geometry, num_slots, loaded.dtype, loaded.device)
+        loaded, shape = self.loaded, self.loaded.geometry
+        kernel = shape.head_dim == shape.value_dim and attends(shape.head_dim, loaded.dtype, loaded.device)
+        kind = FusedAttention if kernel or isinstance(loaded.model, FusedDecoder) else PagedAttention
+        return kind(shape, num_slots, loaded.dtype, loaded.device)
 
     def make_fused(self, decoder: FusedDecoder) -> Callable[[Any], torch.Tensor]:
         """The forward of a fused decoder with this runner's attention: a step -> logits [W, V]."""

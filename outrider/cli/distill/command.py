@@ -13,7 +13,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from outrider.distill.models import Pair
     from outrider.distill.traffic import Window
     from outrider.distill.training import Progress
+    from outrider.distill.writing import Prompt
 
 SAY_SECONDS = 10.0
 """Between lines of progress."""
@@ -47,6 +48,7 @@ def distill(arguments: argparse.Namespace) -> int:
     Raises:
         OutriderError: the models or the texts cannot be used.
     """
+    arguments.answers = _answers(arguments)
     out = Path(arguments.out)
     if out.exists():
         raise ConfigError(f"--out: {str(out)!r} exists; name a new folder")
@@ -139,22 +141,63 @@ def _work_folder(out: Path, arguments: argparse.Namespace) -> Path:
 
 
 def _texts(arguments: argparse.Namespace, pair: Pair, work: Path, stopped: Any) -> list[Collected]:
-    """What the target wrote."""
-    from outrider.distill.traffic import read_collected
-    from outrider.distill.writing import write
+    """What the target wrote, for its callers and here.
 
-    path = work / "texts.jsonl"
+    Raises:
+        ConfigError: nothing was collected, or there is nothing to write.
+    """
+    from outrider.distill.traffic import read_collected
+    from outrider.distill.writing import Prompt, prompts_of
+
+    collected: list[Collected] = []
     if arguments.collected:
+        path = work / "texts.jsonl"
         if not path.exists():  # what is collected meanwhile is for the next time
             _keep(arguments, pair, path)
-        return read_collected(str(path), pair.vocabulary).kept
-    prompts = token_ids_of(read_prompts(arguments.prompts), arguments.target)
+        collected = read_collected(str(path), pair.vocabulary).kept
+        prompts = prompts_of(collected)
+    else:
+        prompts = [Prompt(ids) for ids in token_ids_of(read_prompts(arguments.prompts), arguments.target)]
+    return collected + _written(arguments, pair, prompts * arguments.answers, work, stopped)
+
+
+def _answers(arguments: argparse.Namespace) -> int:
+    """How many texts the target writes after each prompt.
+
+    Raises:
+        ConfigError: none, and nothing was collected; or several equal ones.
+    """
+    answers: int | None = arguments.answers
+    if answers is None:
+        return 0 if arguments.collected else 1
+    if not answers and not arguments.collected:
+        raise ConfigError("--answers: without --collected the target has to write; give 1 or more")
+    if answers > 1 and not arguments.temperature:
+        raise ConfigError(
+            "--answers: all answers to a prompt are equal at temperature 0; give 1, or --temperature"
+        )
+    return answers
+
+
+def _written(
+    arguments: argparse.Namespace, pair: Pair, prompts: Sequence[Prompt], work: Path, stopped: Any
+) -> list[Collected]:
+    """What the target writes after the prompts, with progress.
+
+    Raises:
+        Stopped: it was stopped; what is written is kept.
+    """
+    from outrider.distill.writing import write
+
+    if not prompts:
+        return []
+    path = work / "written.jsonl"
     began, ready = time.monotonic(), len(path.read_text().splitlines()) if path.exists() else 0
 
     def say(count: int) -> None:
         each = (time.monotonic() - began) / max(1, count - ready)
         left = _left(each * (len(prompts) - count))
-        _say(f"the target has continued {count} of {len(prompts)} prompts, {left}")
+        _say(f"the target has written {count} of {len(prompts)} texts, {left}")
         if stopped():
             raise Stopped
 

@@ -30,7 +30,14 @@ def _add_data_flags(group: argparse._ArgumentGroup) -> None:
         "--task", default="", metavar="LABEL", help="with --collected: this traffic label alone"
     )
     group.add_argument(
-        "--tokens", type=_count, default=256, metavar="N", help="with --prompts: new tokens after each (256)"
+        "--answers",
+        type=_at_least_none,
+        metavar="N",
+        help="texts that the target writes after each prompt; with --collected, besides what was collected, "
+        "after the prompts that were (1, and 0 with --collected)",
+    )
+    group.add_argument(
+        "--tokens", type=_count, default=256, metavar="N", help="of each text that the target writes (256)"
     )
     group.add_argument(
         "--temperature",
@@ -79,6 +86,10 @@ def _add_training_flags(group: argparse._ArgumentGroup) -> None:
 
 def _count(text: str) -> int:
     return int(_checked(int(text), int(text) >= 1, "1 or more"))
+
+
+def _at_least_none(text: str) -> int:
+    return int(_checked(int(text), int(text) >= 0, "0 or more"))
 
 
 def _window(text: str) -> int:

@@ -1,7 +1,9 @@
-"""Paged attention for queries, keys and values that come out of one product.
+"""Paged attention with the keys and values of a token side by side.
 
-Keys and values of a token lie side by side, so that one copy stores both and one gathers both. Otherwise it
-is the attention of `outrider.engine.attention`, with the same planned steps, groups and views.
+One copy stores both and one gathers both, and a kernel of the CPU reads them where they are. Fused decoders,
+whose queries, keys and values come out of one product, need it so; models that run their own modules take it
+where there is the kernel. Otherwise it is the attention of `outrider.engine.attention`, with the same planned
+steps, groups and views.
 
 Shapes: N packed tokens, Q query heads, H kv heads, G = Q / H, D head width, S slots; B, n, L as in
 `outrider.engine.step`.
@@ -10,6 +12,7 @@ Shapes: N packed tokens, Q query heads, H kv heads, G = Q / H, D head width, S s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,24 +58,54 @@ class FusedAttention(PagedAttention):
 
     def mix(self, layer: int, qkv: Tensor, scores: Scores) -> Tensor:
         """What the queries of qkv [N, Q + 2 H, D], stored before, see: [N, Q * D]."""
+        self.windows[layer] = scores.window
+        queries = qkv[:, : qkv.shape[1] - self._entries.shape[2]]
+        return self._mixed(layer, queries, scores).view(len(qkv), -1)
+
+    def attend(
+        self,
+        module: torch.nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        *,
+        scaling: float | None = None,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        s_aux: Tensor | None = None,
+        **others: Any,
+    ) -> tuple[Tensor, None]:
+        """See `PagedAttention.attend`."""
+        layer: int = module.layer_idx  # type: ignore[assignment]
+        self.note(layer, sliding_window, others)
+        entries, slots = self.room(layer)
+        for place, given in zip(entries.chunk(2, 1), (key, value), strict=True):
+            place.index_copy_(0, slots, given[0, :, : len(slots)].transpose(0, 1))
+        queries = query[0].transpose(0, 1)
+        if queries.stride()[1:] != (queries.shape[2], 1):
+            queries = queries.contiguous()
+        scale = queries.shape[2] ** -0.5 if scaling is None else scaling
+        return self._mixed(layer, queries, Scores(scale, sliding_window, softcap, s_aux)).unsqueeze(0), None
+
+    def _mixed(self, layer: int, queries: Tensor, scores: Scores) -> Tensor:
+        """What queries [N, Q, D], of the model's dtype or float32, see: as many."""
         step = self._step
         assert step is not None, "attention outside of a step"
-        self.windows[layer] = scores.window
-        entries = self._entries[layer]
-        query_heads, stored = qkv.shape[1] - entries.shape[1], step.slots.shape[0]
-        queries = qkv[:, :query_heads]
-        mixed = queries.new_empty(queries.shape) if stored == len(qkv) else queries.new_zeros(queries.shape)
+        entries, kernel = self._entries[layer], self._kernel
+        padded = len(queries) > step.slots.shape[0]
+        mixed = queries.new_zeros(queries.shape) if padded else queries.new_empty(queries.shape)
         for group in step.groups:
-            if self._kernel is not None and scores.simple:
+            if kernel is not None and scores.simple and queries.dtype == self.dtype:
                 part, plain = slice(group.start, group.stop), step.plain_view(group, scores.window)
-                self._kernel(queries[part], entries, plain, scores.scaling, mixed[part])
+                kernel(queries[part], entries, plain, scores.scaling, mixed[part])
                 continue
             view = step.view(group, scores.window, fold=not scores.simple)
             seen = _attended(_rows(group, queries, step.dtype), entries, view, scores)  # [B, n, Q, D]
             if group.valid is not None:
                 seen = seen.flatten(0, 1).index_select(0, group.valid)
             mixed[group.start : group.stop].view(seen.shape).copy_(seen)
-        return mixed.view(len(qkv), -1)
+        return mixed
 
 
 def _rows(group: Group, queries: Tensor, dtype: torch.dtype) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from safetensors.torch import load_file
 
 from outrider.cli.distill import command
 from outrider.cli.main import main
+from outrider.collected import Collected
+from outrider.distill.models import load_pair
 from tests.models import build_model
 
 
@@ -51,6 +54,20 @@ def test_a_draft_is_trained_and_the_command_to_use_it_printed(pair, tmp_path, ca
     assert not (tmp_path / "new.partial").exists()
     assert main(["distill", *pair, *flags(tmp_path)]) == 2
     assert "exists; name a new folder" in capsys.readouterr().err
+
+
+def test_the_target_may_write_more_after_collected_prompts(pair, tmp_path, capsys):
+    """So many texts for each prompt, beside those that were collected."""
+    vocabulary = load_pair(pair[1], pair[3], dtype="auto", device="cpu", threads=1).vocabulary
+    served = [Collected(vocabulary, "code", 3, (5, 6, 7 + index, 9, 11)) for index in range(20)]
+    (tmp_path / "collected-1.jsonl").write_text("".join(one.line() for one in served))
+    given = flags(tmp_path, temperature="1", answers="3", passes="0.1")
+    given[given.index("--prompts") : given.index("--prompts") + 2] = ["--collected", str(tmp_path)]
+    assert main(["distill", *pair, *given]) in (0, 1)  # so short a training may bring nothing
+    said = capsys.readouterr().err
+    assert "has written 60 of 60 texts" in said
+    learnt, held_out = map(int, re.search(r"(\d+) texts to learn from, (\d+) held out", said).groups())
+    assert learnt + held_out == 80
 
 
 def test_ctrl_c_stops_and_the_same_command_goes_on(pair, tmp_path, capsys, monkeypatch):
@@ -101,6 +118,13 @@ def test_a_rank_that_saves_nothing_is_refused(pair, tmp_path, capsys):
     assert not (tmp_path / "new.partial/texts.jsonl").exists()
 
 
+@pytest.mark.parametrize(("answers", "why"), [("0", "has to write"), ("2", "equal at temperature 0")])
+def test_answers_that_bring_nothing_are_refused(pair, tmp_path, capsys, answers, why):
+    """Before a model is loaded."""
+    assert main(["distill", *pair, *flags(tmp_path, answers=answers)]) == 2
+    assert why in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
@@ -108,6 +132,7 @@ def test_a_rank_that_saves_nothing_is_refused(pair, tmp_path, capsys):
         (["--held-out", "1"], "--held-out"),
         (["--passes", "x"], "--passes"),
         (["--lora", "0"], "--lora"),
+        (["--answers", "-1"], "--answers"),
     ],
 )
 def test_wrong_flags_are_named(pair, tmp_path, capsys, wrong, named):
