@@ -11,9 +11,9 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 OWN_WEIGHT = 0.1
-"""Weight of one observation in the estimates of the points around it."""
-OTHERS_WEIGHT = 0.05
-"""Weight of one observation in all other estimates: a machine that slows down slows every step."""
+"""Least weight of one observation in the estimates of the points around it. The first ones weigh more: their
+mean is what counts, and the measurement at the start is one of them. Estimates of other points move half as
+far: a machine that slows down slows every step."""
 RETRY = 0.003
 """Share by which each step lowers the next larger point towards the one that was run. So a point that was
 measured too slow at the start is tried again after some hundred steps; one that really is slow costs one long
@@ -32,6 +32,7 @@ class CostModel:
         self._points = list(points)
         self._measured = list(seconds)
         self._monotone = _monotone(self._measured)
+        self._observed = 0
         # By token count: the point at or below it, and how far it lies towards the next one.
         self._places = [self._place(tokens) for tokens in range(max_tokens + 1)]
 
@@ -60,9 +61,10 @@ class CostModel:
         ratio = min(max(ratio, 1.0 / LARGEST_RATIO), LARGEST_RATIO)
         index, share = self._places[min(tokens, len(self._places) - 1)]
         own = {index} if share == 0.0 else {index, index + 1}
+        self._observed += 1
+        weight = max(OWN_WEIGHT, 1.0 / (1 + self._observed))
         for point in range(len(self._measured)):
-            weight = OWN_WEIGHT if point in own else OTHERS_WEIGHT
-            self._measured[point] *= 1.0 + weight * (ratio - 1.0)
+            self._measured[point] *= 1.0 + (weight if point in own else 0.5 * weight) * (ratio - 1.0)
         self._sink(max(own))
         self._monotone = _monotone(self._measured)
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from math import log2
+from math import log2, sqrt
 from typing import NamedTuple, TypeAlias
 
 from verify_service.speculation.cost_model import CostModel
@@ -30,8 +30,10 @@ FIRST_DRAFTS = 4
 """Most sessions of a kind that have drafts before it is known whether drafts pay, so that a trial costs
 little."""
 WINDOW_ROUNDS = 64
-"""Rounds with a draft in a window that is judged. In sampled text the number of a draft's tokens per round
-varies by about its mean, so the sum over a window is known to about an eighth."""
+"""Most rounds with a draft in a window. In sampled text the number of a draft's tokens per round varies by
+about its mean, so the sum over a window is known to about an eighth."""
+CLEAR = 2.0
+"""Standard deviations of that sum: a profit or a loss that is larger is judged before the window is full."""
 MIN_STEPS = 8
 """Least steps of a window and of a probe: step times vary by some hundredths."""
 PROBE_EVERY = 2048
@@ -103,15 +105,17 @@ class _Standing:
     max_drafts: int = FIRST_DRAFTS
     window: list[_WindowStep] = field(default_factory=list)
 
-    @property
-    def complete(self) -> bool:
-        """True when the window is long enough to be judged."""
-        return len(self.window) >= MIN_STEPS and sum(entry.drafts for entry in self.window) >= WINDOW_ROUNDS
+    def complete(self, quiet: CostModel) -> bool:
+        """True when the window can be judged: it is full, or the drafts' profit or loss is clear already."""
+        if len(self.window) < MIN_STEPS:
+            return False
+        rounds = sum(entry.drafts for entry in self.window)
+        deviation = (1 + sum(entry.drafted for entry in self.window)) / sqrt(max(rounds, 1))
+        return rounds >= WINDOW_ROUNDS or abs(self.profit(quiet)) > CLEAR * deviation
 
     def profit(self, quiet: CostModel) -> float:
-        """Tokens that drafts brought in the window, as a share of the tokens without drafts."""
-        brought = sum(_profit(entry, quiet) for entry in self.window)
-        return brought / max(sum(entry.without for entry in self.window), 1)
+        """Tokens that drafts brought in the window, less those that their time cost."""
+        return sum(_profit(entry, quiet) for entry in self.window)
 
     def give_up(self) -> None:
         """Rest now, and longer the next time."""
@@ -135,6 +139,8 @@ class Drafting:
         self._standings: OrderedDict[tuple[Traffic, int], _Standing] = OrderedDict()
         self._probe = 0
         """Steps without drafts that the present probe still needs."""
+        self._measured = False
+        """True once T(n) without drafts knows steps of this service, which take longer than at the start."""
         self._since_quiet = 0
         """Steps with drafts since the last step without."""
 
@@ -164,7 +170,7 @@ class Drafting:
             self._observe_quiet(step, size)
 
     def _observe_quiet(self, step: ObservedStep, size: int) -> None:
-        self._since_quiet = 0
+        self._measured, self._since_quiet = True, 0
         self._rest(step.rounds, size)
         if self._probe:
             self._probe -= 1
@@ -186,14 +192,14 @@ class Drafting:
             standing.window.append(
                 _WindowStep(drafted, without, base, step.seconds, having, having / drafting)
             )
-            if standing.complete:
+            if standing.complete(self._quiet):
                 self._judge(standing)
         self._rest(step.rounds, size)
 
     def _judge(self, standing: _Standing) -> None:
         """Judge a complete window; probe first where T(n) without drafts is too old for that."""
         profit = standing.profit(self._quiet)
-        fresh = self._since_quiet <= len(standing.window)
+        fresh = self._measured and self._since_quiet <= len(standing.window)
         if profit > 0.0 and self._since_quiet < PROBE_EVERY:
             standing.succeed()
         elif profit <= 0.0 and fresh:
@@ -204,7 +210,7 @@ class Drafting:
     def _judge_again(self) -> None:
         """T(n) without drafts is up to date: judge the complete windows."""
         for standing in self._standings.values():
-            if standing.complete:
+            if standing.complete(self._quiet):
                 if standing.profit(self._quiet) > 0.0:
                     standing.succeed()
                 else:

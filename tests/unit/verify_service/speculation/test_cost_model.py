@@ -53,10 +53,21 @@ def test_a_size_measured_too_slow_is_tried_again() -> None:
 
 
 def test_one_pause_hardly_counts() -> None:
-    """A step a hundred times slower than usual changes the estimate by a tenth at most."""
+    """A step a hundred times slower than usual changes a known estimate by a tenth at most."""
     cost = CostModel([1, 8], [1.0, 2.0], 8)
+    for _ in range(10):
+        cost.observe(8, 2.0)
     cost.observe(8, 200.0)
     assert cost.seconds(8) <= 2.2 + 1e-9
+
+
+def test_the_first_steps_correct_the_measurement_at_the_start() -> None:
+    """It was made without sessions: after a few steps their mean is what counts, and all estimates rise."""
+    cost = CostModel([1, 8], [1.0, 2.0], 8)
+    for _ in range(8):
+        cost.observe(8, 2.4)
+    assert cost.seconds(8) == pytest.approx(2.4, rel=0.03)
+    assert cost.seconds(1) > 1.05
 
 
 def test_measuring_points_cover_the_range() -> None:

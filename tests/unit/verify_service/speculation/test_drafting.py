@@ -76,6 +76,25 @@ def test_drafts_that_cost_more_time_than_they_bring_rest() -> None:
     assert replica.run(5000, {CODE: 0.1}, slowdown=0.2)[CODE] < 0.05
 
 
+def test_the_measurement_at_the_start_condemns_no_draft() -> None:
+    """Steps of a service take longer than that; a probe finds out before the first trial is called a loss."""
+    replica = Replica(*[CODE] * 8, step=STEP / 1.3)
+    having = []
+    for _ in range(8 * MIN_STEPS):
+        having.append(any(replica.step({CODE: 0.5}, slowdown=0.05)))
+        if not having[-1]:
+            replica.quiet.observe(32, STEP)
+    assert having.count(False) <= 2 * MIN_STEPS
+    assert all(having[-MIN_STEPS:])
+
+
+def test_a_clear_loss_ends_a_trial_early() -> None:
+    """Drafts that bring nothing and double the time of a step: no more steps than a window has at least."""
+    replica = Replica(*[CODE] * 8)
+    replica.drafting.observe(ObservedStep([SessionRound(CODE, 1, 0, False, False)] * 8, 8, 0, STEP, False))
+    assert sum(any(replica.step({CODE: 0.0}, slowdown=1.0)) for _ in range(100)) == MIN_STEPS
+
+
 def test_drafts_that_begin_to_pay_come_back() -> None:
     """After the longest rest at the latest."""
     replica = Replica(*[CODE] * 8)
