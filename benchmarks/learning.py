@@ -1,6 +1,6 @@
 """The whole circle on the demo pair: traffic turns, acceptance falls, a new draft is trained and promoted.
 
-    python -m benchmarks.learning                       an hour on two cores; twenty minutes of it write and train
+    python -m benchmarks.learning                       an hour; twenty minutes of it write and train
     python -m benchmarks.learning --other json          code turns into JSON in place of prose
 
 Everything is in --folder, one line per request; the same command goes on where it was stopped. The texts are
