@@ -3,20 +3,20 @@
 
 PYTHON ?= python3
 PYTEST := PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/python -m pytest
+QUICK := -m "not slow and not gpu"
 PIP := .venv/bin/python -m pip
 # The files name every package, so pip takes nothing else, and nothing whose hash is not in them.
 INSTALL_LOCKED := $(PIP) install --require-hashes --no-deps
 ENGINE := .venv/.engine
 DEV := .venv/.dev
 
-.PHONY: help demo test test-failed test-slow check install lint format protos docs lock clean
+.PHONY: help demo test test-slow check install lint format protos docs lock clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       the services on a small pair, and the proof: 2 to 3 minutes on two cores; at first 0.3 GB to download"
 	@echo "                ARGS=--stay serves on afterwards, gRPC and the OpenAI API"
 	@echo "make test       lint and tests: twenty minutes on two cores; at first 0.35 GB more"
-	@echo "make test-failed  what failed last, by itself"
 	@echo "make test-slow  the long sweeps as well: about an hour"
 	@echo "make check      lint, types and the unit tests of what changed: under a minute"
 	@echo "make lint | format | protos | docs | lock | install | clean"
@@ -25,12 +25,12 @@ demo: $(ENGINE)
 	.venv/bin/python -m scripts.demo $(ARGS)
 
 # Two at a time, however many cores there are: tests start services of several processes. In the order of the
-# folders: those of real processes take longest and come first.
+# folders: those of real processes take longest and come first. They share the cores with other tests, so those that
+# failed (pytest's status 1, nothing else) run a second time by themselves, and then have to pass.
 test: lint
-	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu"
-
-test-failed: install
-	$(PYTEST) --last-failed --last-failed-no-failures none -m "not slow and not gpu"
+	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder $(QUICK) || { [ $$? = 1 ] && \
+		echo 'A second time, by themselves: the tests that failed above.' && \
+		$(PYTEST) --last-failed --last-failed-no-failures none $(QUICK); }
 
 test-slow: install
 	$(PYTEST) -m "not gpu"

@@ -31,10 +31,10 @@ def _add_data_flags(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--answers",
-        type=_at_least_none,
+        type=_from_0,
         metavar="N",
-        help="texts that the target writes after each prompt; with --collected, besides what was collected, "
-        "after the prompts that were (1, and 0 with --collected)",
+        help="texts that the target writes after each prompt (1); with --collected, after each collected "
+        "prompt, beside the collected texts (0)",
     )
     group.add_argument(
         "--tokens", type=_count, default=256, metavar="N", help="of each text that the target writes (256)"
@@ -88,7 +88,7 @@ def _count(text: str) -> int:
     return int(_checked(int(text), int(text) >= 1, "1 or more"))
 
 
-def _at_least_none(text: str) -> int:
+def _from_0(text: str) -> int:
     return int(_checked(int(text), int(text) >= 0, "0 or more"))
 
 
