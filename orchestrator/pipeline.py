@@ -173,8 +173,7 @@ class Pipeline:
             case SendVerdict():
                 await self._send_verdict(action)
             case SendFeatures():
-                for link in self._drafts.values():
-                    link.client.tell(action.part)
+                self._send_features(action)
             case Emit():
                 await self._emit(action)
             case Announce():
@@ -201,6 +200,12 @@ class Pipeline:
     def _send_block(self, action: SendBlock) -> None:
         assert self._verify is not None
         self._verify.client.propose(action.block)
+
+    def _send_features(self, action: SendFeatures) -> None:
+        for link in self._drafts.values():
+            link.client.tell(action.part)
+        if self._shadow is not None:
+            self._shadow.features(action.part)
 
     async def _send_verdict(self, action: SendVerdict) -> None:
         for link in self._drafts.values():
@@ -252,9 +257,8 @@ class Pipeline:
             failed = DraftFailed(action.stream, NoReplica("no draft replica can be used"), "")
             await self._carry_out(self.session.handle_event(failed, self._clock()))
         else:
-            info, told = link.reservation.replica.info, action.opening.feature_layers
-            reads = info.feature_layers if info is not None else ()
-            client.reads_features = bool(reads) and set(reads) <= set(told)
+            info = link.reservation.replica.info
+            client.reads_features = info is not None and info.reads(action.opening.feature_layers)
             link.task = self._streams.create_task(self._run_draft(link, link.reservation))
 
     def _drop_verify(self, action: DropVerify) -> None:

@@ -247,7 +247,7 @@ class Session:
         finished = verdict.finish_reason is not FinishReason.NONE
         parked = [] if finished or verdict.draft_wanted else self._pause_drafts(now)
         told = [SendVerdict(verdict)] if self._drafts else []
-        actions = [*parked, *told, Emit(replace(verdict, features=b"") if verdict.features else verdict)]
+        actions = [*parked, *told, Emit(verdict)]
         if finished:
             return actions + self._finish(verdict.finish_reason)
         return actions + self._nudge() + (self._look_after_drafts(now) if verdict.draft_wanted else [])

@@ -18,7 +18,7 @@ from orchestrator.shadow.comparison import Comparisons
 from orchestrator.shadow.foresight import Foresight, Score
 from outrider.protocol.allowance import Allowance
 from outrider.protocol.errors import Flood, InternalError, OutriderError
-from outrider.protocol.messages import OpenDraft, TokenBlock, Verdict
+from outrider.protocol.messages import ModelInfo, OpenDraft, PromptFeatures, TokenBlock, Verdict
 from outrider.telemetry.shadow_instruments import Role, ShadowInstruments
 
 CLOSE_SECONDS = 0.5
@@ -39,13 +39,13 @@ class Shadow:
     def __init__(
         self,
         opening: OpenDraft,
-        version: str,
+        replica: ModelInfo,
         vocabulary_size: int,
         comparisons: Comparisons,
         instruments: ShadowInstruments,
     ) -> None:
         self._task_label = opening.task
-        self._own = _Draft(version, Foresight(opening.token_ids))
+        self._own = _Draft(replica.draft_name, Foresight(opening.token_ids))
         self._serving: dict[int, _Draft] = {}
         """The session's drafts at work, by stream."""
         self._comparisons = comparisons
@@ -54,6 +54,7 @@ class Shadow:
         self._ids = CheckedIds.of_draft(0, vocabulary_size)
         self._allowance = Allowance.full()
         self._client = DraftClient(0, opening, self._receive)
+        self._client.reads_features = replica.reads(opening.feature_layers)
         self._begun = False
         """True once the shadow has sent a block: from then on both are compared."""
         self._task: asyncio.Task[None] | None = None
@@ -79,13 +80,18 @@ class Shadow:
         if stream in self._serving:
             self._serving[stream].foresight.block(block)
 
+    def features(self, part: PromptFeatures) -> None:
+        """The target's features of a part of the text: tell the shadow, if it reads them."""
+        if self._runs:
+            self._client.tell(part)
+
     def verdict(self, verdict: Verdict) -> None:
         """A step committed tokens: compare, and tell the shadow."""
         own = self._own.foresight.verdict(verdict.tokens)
         others = [(draft, draft.foresight.verdict(verdict.tokens)) for draft in self._serving.values()]
         self._committed += len(verdict.tokens)
         self._allowance.refill()
-        if self._task is None or self._task.done():
+        if not self._runs:
             return
         if self._begun and others and verdict.draft_wanted:
             self._count(own, others)
@@ -97,6 +103,11 @@ class Shadow:
             return
         self._client.close()
         asyncio.get_running_loop().call_later(CLOSE_SECONDS, self._task.cancel)
+
+    @property
+    def _runs(self) -> bool:
+        """True until the stream has ended."""
+        return self._task is not None and not self._task.done()
 
     def _count(self, own: Score, others: Sequence[tuple[_Draft, Score]]) -> None:
         self._instruments.compared(self._task_label, self._own.version, Role.SHADOW, own)

@@ -54,7 +54,7 @@ class Shadows:
         assert replica.info is not None, "it has said that it is a shadow"
         shadow = Shadow(
             open_draft(session, first_id_of(0)),
-            replica.info.draft_name,
+            replica.info,
             session.request.served.vocabulary_size,
             self.comparisons,
             self._instruments,

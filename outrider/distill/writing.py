@@ -12,7 +12,7 @@ from outrider.collected import Collected
 from outrider.distill.models import Pair
 from outrider.distill.traffic import read_collected
 
-AT_ONCE = 16
+AT_ONCE = 64
 """Prompts."""
 
 

@@ -8,7 +8,7 @@ matched, and the *bonus* the one extra token that every step yields.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from math import inf
@@ -302,6 +302,10 @@ class ModelInfo:
     def draft_name(self) -> str:
         """What a draft is called where versions are compared: its weights, or its kind where it has none."""
         return (self.version or self.kind)[:MAX_DRAFT_NAME]
+
+    def reads(self, layers: Collection[int]) -> bool:
+        """Whether a draft reads features, all of them of these layers."""
+        return bool(self.feature_layers) and set(self.feature_layers) <= set(layers)
 
 
 class VerifyPolicy(IntEnum):

@@ -67,9 +67,11 @@ def test_draft_that_appears_later_is_picked_up() -> None:
         endpoint = draft.endpoint
         await draft.kill()
         async with Rig(verify, draft=(endpoint,)) as rig:
+            verify.hold_at_verdict = 6
             asking = asyncio.create_task(rig.generate(max_tokens=400))
-            await rig.until(lambda: verify.verdicts > 5)
+            await rig.until(lambda: not verify.hold.is_set())
             await draft.restart()
+            verify.hold.set()
             answer = await asking
             assert answer.tokens[0] == continuation(PROMPT, 400)
             assert draft.openings[0].first_step > 5
@@ -167,9 +169,9 @@ def test_only_verify_replica_restarts() -> None:
 
     async def scenario() -> None:
         async with Rig(verify := FakeVerify(patience=0.002), FakeDraft()) as rig:
+            verify.hold_at_verdict = 6
             asking = asyncio.create_task(rig.generate(max_tokens=300))
-            await rig.until(lambda: verify.verdicts > 5)
-            verify.hold.clear()
+            await rig.until(lambda: not verify.hold.is_set())
             await verify.kill()
             verify.hold.set()
             await verify.restart()
@@ -237,11 +239,15 @@ def test_both_replicas_lost_at_once() -> None:
         verifies = FakeVerify(patience=0.01), FakeVerify(patience=0.01)
         drafts = FakeDraft(), FakeDraft()
         async with Rig(*verifies, *drafts) as rig:
+            for verify in verifies:
+                verify.hold_at_verdict = 6
             asking = asyncio.create_task(rig.generate(max_tokens=400))
-            await rig.until(lambda: sum(verify.verdicts for verify in verifies) > 5)
-            for replica in (*verifies, *drafts):
-                if replica.sessions:
-                    await replica.kill()
+            await rig.until(lambda: not all(verify.hold.is_set() for verify in verifies))
+            lost = [replica for replica in (*verifies, *drafts) if replica.sessions]
+            for verify in verifies:
+                verify.hold_at_verdict = None
+            for replica in lost:
+                await replica.kill()
             answer = await asking
             assert answer.tokens[0] == continuation(PROMPT, 400)
             assert answer.completes[0].speculation.verify_losses == 1

@@ -66,6 +66,22 @@ def test_a_draft_that_reads_none_is_told_none() -> None:
     run(scenario)
 
 
+def test_a_shadow_that_reads_them_gets_them() -> None:
+    """So a head can be compared with the draft that serves, which is told none."""
+
+    async def scenario() -> None:
+        verify, draft, shadow = FakeVerify(TARGET), FakeDraft(INFO), FakeDraft(replace(HEAD, shadow=True))
+        async with Rig(verify, draft, shadow, shadow_share=1.0) as rig:
+            assert (await rig.generate()).tokens[0] == TOKENS
+            await rig.quiet()
+            assert any(verdict.features for verdict in shadow.verdicts)
+            assert draft.verdicts
+            assert not any(verdict.features for verdict in draft.verdicts)
+            assert not draft.features
+
+    run(scenario)
+
+
 def test_another_verify_replica_tells_them_anew() -> None:
     """The draft hears the whole text once more, and goes on."""
 

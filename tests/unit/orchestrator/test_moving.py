@@ -18,7 +18,7 @@ from tests.unit.orchestrator.test_session import kinds, only, session, started
 
 MODES = [AUTO, SEQUENTIAL, OFF]
 MOVABLE = replace(INFO, kv_layout="same")
-COUNT = 400
+COUNT = 40
 
 
 def kept(length: int) -> KvHandle:
@@ -59,21 +59,31 @@ def test_a_prompt_whose_log_probabilities_are_wanted_is_computed_again() -> None
 class Move:
     """A request on the first of two verify replicas, which drains in the middle of it."""
 
-    def __init__(self, mode: int = OFF, info: Any = MOVABLE, second: Any = MOVABLE) -> None:
+    def __init__(
+        self, mode: int = OFF, info: Any = MOVABLE, second: Any = MOVABLE, stays: bool = False
+    ) -> None:
         self.mode = mode
+        self.stays = stays
+        """The session goes on where it is."""
         self.first, self.second = FakeVerify(info), FakeVerify(second)
         self.drafts = [FakeDraft()] if mode != OFF else []
 
     async def run(self, rig: Rig, meanwhile: Callable[[], None] = lambda: None, **fields: Any) -> Answer:
-        """Generate; some steps in, the replica that has the session is told to end."""
+        """Generate; six steps in, the replica that has the session is told to end, and steps no further until
+        the session leaves."""
         for replica in (self.first, self.second):
             replica.patience = 0.005
+            replica.hold_at_verdict = 6
         generating = asyncio.create_task(rig.generate(mode=self.mode, max_tokens=COUNT, **fields))
-        await rig.until(lambda: self.first.verdicts + self.second.verdicts > 5)
+        await rig.until(lambda: not (self.first.hold.is_set() and self.second.hold.is_set()))
         if self.second.sessions:
             self.first, self.second = self.second, self.first
+        self.second.hold_at_verdict = None
         meanwhile()
         draining = asyncio.create_task(self.first.drain())
+        if self.stays:
+            await rig.until(lambda: rig.metric("replicas", kind="verify", state="usable") == 1)
+            self.first.hold.set()
         answer = await generating
         await draining
         self.first.server = None
@@ -152,7 +162,7 @@ def test_sessions_stay_where_nobody_takes_their_keys(info: tuple[Any, Any]) -> N
     """Replicas that give none, or differ in layout: a session ends where it is, within the grace period."""
 
     async def scenario() -> None:
-        move = Move(OFF, *info)
+        move = Move(OFF, *info, stays=True)
         async with Rig(move.first, move.second) as rig:
             answer = await move.run(rig)
             assert answer.tokens[0] == continuation(PROMPT, COUNT)

@@ -36,15 +36,13 @@ def test_a_shadow_hears_all_verdicts_and_its_nodes_go_nowhere(mode):
     async def scenario() -> None:
         old, new = draft("old", behaviour="wrong"), draft("new", shadow=True)
         async with Rig(FakeVerify(), old, new, **LIVE) as rig:
-            for _ in range(3):
+            while compared(rig, "tokens", "new", "shadow") < 100:
                 answer = await rig.generate(mode=mode, max_tokens=60)
                 assert answer.tokens[0] == continuation(PROMPT, 60)
                 assert answer.completes[0].speculation.accepted == 0
-            await rig.quiet()
-            assert len(new.openings) == 3
-            assert sum(len(verdict.tokens) for verdict in new.verdicts) >= 150
+                await rig.quiet()
             tokens = compared(rig, "tokens", "new", "shadow")
-            assert 100 < tokens == compared(rig, "tokens", "old", "serving")
+            assert tokens == compared(rig, "tokens", "old", "serving")
             assert compared(rig, "foreseen", "new", "shadow") > 0.5 * tokens
             assert compared(rig, "foreseen", "old", "serving") == 0
             tally = rig.orchestrator.servicer.shadows.comparisons.of("new", "old")
