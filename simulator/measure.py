@@ -1,7 +1,4 @@
-"""Measures a pair on this machine: the times that a profile needs, from the project's own engines.
-
-Messages between processes are not measured here: `MESSAGE` and `REWARM` are what gRPC for Python takes.
-"""
+"""Measures a pair on this machine: the times that a profile needs, from the project's own engines."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from typing import Literal
 
 from outrider.protocol.messages import SamplingParams
 from simulator.pair.draft_times import MeasuredDraft, measure_draft
+from simulator.pair.messages import MessageTimes, measure_messages
 from simulator.pair.models import ModelChoice
 from simulator.pair.steps import one_step
 from simulator.pair.target_times import MeasuredTarget, kv_tokens, measure_target, time_with_helper
@@ -19,11 +17,6 @@ from simulator.profile import HostTimes, Profile
 from simulator.traces import Trace
 
 CONTEXT = 100
-MESSAGE = 0.000095
-"""Seconds of processor time to send or to receive a message: what the orchestrator's process took for each of
-a session's step without drafts, when there were 32 sessions (0.19 ms for the verdict's way through)."""
-REWARM = 0.0005
-"""What the first message after a pause adds: with one session the same took 0.84 ms."""
 WAKE = 0.00005
 
 
@@ -38,7 +31,7 @@ def measure(target: Path, draft: Path, dtype: str, traces: str, texts: Sequence[
     small = ModelChoice(str(draft), dtype).load(room)
     drafting = measure_draft(small, asked, lambda: one_step(runner, CONTEXT), CONTEXT)
     note = f"{target} with {draft}, {dtype}, one thread each"
-    return profile_of(target.name, note, traces, measured, drafting)
+    return profile_of(target.name, note, traces, measured, drafting, measure_messages())
 
 
 def profile_of(
@@ -47,6 +40,7 @@ def profile_of(
     traces: str,
     target: MeasuredTarget,
     draft: MeasuredDraft,
+    messages: MessageTimes,
     *,
     draft_kind: Literal["model", "lookup"] = "model",
     context_length: int = 2048,
@@ -66,9 +60,9 @@ def profile_of(
         draft_forward=draft.forward,
         draft_sampling=draft.sampling,
         host=HostTimes(
-            send=MESSAGE,
-            receive=MESSAGE,
-            rewarm=REWARM,
+            send=messages.message,
+            receive=messages.message,
+            rewarm=messages.rewarm,
             wake=WAKE,
             verify_step=target.step,
             verify_session=target.session,

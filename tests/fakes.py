@@ -40,6 +40,7 @@ from outrider.protocol.messages import (
 )
 from outrider.rpc.serving import GrpcServer
 from outrider.speculation.candidate_tree import CandidateTree
+from tests.hold import Hold
 from verify_service.admission import Places
 from verify_service.speculation.recording import step_nodes
 
@@ -152,11 +153,8 @@ class FakeVerify(FakeReplica, verify_pb2_grpc.VerifyServiceServicer):
         """The stream ends without a word there."""
         self.skew_at_verdict: int | None = None
         """A verdict with a wrong base length is sent there."""
-        self.hold = asyncio.Event()
-        """Cleared, no step runs."""
-        self.hold.set()
-        self.hold_at_verdict: int | None = None
-        """Clears `hold`, once, before this verdict (counted over all sessions, from 0)."""
+        self.hold = Hold()
+        """Of steps, by the verdicts of all sessions before them."""
         self.break_in_prompt: int | None = None
         """The stream breaks, once, before the log probability of this token of the prompt."""
         self.places = Places(info.max_sessions)
@@ -303,10 +301,7 @@ class FakeVerify(FakeReplica, verify_pb2_grpc.VerifyServiceServicer):
     async def _steps(self, session: _VerifySession, context: Context) -> None:
         step, finish = session.opening.first_step, FinishReason.NONE
         while finish is FinishReason.NONE and not session.closed.is_set():
-            if self.verdicts == self.hold_at_verdict:
-                self.hold_at_verdict = None
-                self.hold.clear()
-            if not await self._may_step(session):
+            if not await self.hold.passed(self.verdicts, session.closed):
                 return
             if session.opening.policy is not VerifyPolicy.OFF and step > session.opening.first_step:
                 await self._wait_ready(session)
@@ -325,19 +320,6 @@ class FakeVerify(FakeReplica, verify_pb2_grpc.VerifyServiceServicer):
                 verdict = replace(verdict, base_length=verdict.base_length + 1)
             self.verdicts += 1
             await context.write(verify_pb2.VerifyResponse(verdict=wire.verdict_to_pb(verdict)))
-
-    async def _may_step(self, session: _VerifySession) -> bool:
-        """Wait while steps are held; False when the session is closed before they go on."""
-        while not self.hold.is_set():
-            waits = [asyncio.create_task(event.wait()) for event in (self.hold, session.closed)]
-            try:
-                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for wait in waits:
-                    wait.cancel()
-            if session.closed.is_set():
-                return False
-        return True
 
     async def _wait_ready(self, session: _VerifySession) -> None:
         with suppress(TimeoutError):

@@ -16,6 +16,7 @@ from outrider.engine.runner import ModelRunner
 from outrider.protocol.errors import ConfigError
 from simulator.measure import profile_of
 from simulator.pair.draft_times import MeasuredDraft, measure_draft, measure_lookup
+from simulator.pair.messages import measure_messages
 from simulator.pair.models import ModelChoice, weight_bytes
 from simulator.pair.ranks import rank_texts, without_guesses
 from simulator.pair.steps import one_step
@@ -77,6 +78,8 @@ class TargetOnThisMachine:
         """
         self._name, self._dtype, self._traffic, self._progress = target, dtype, traffic, progress
         choice = ModelChoice(target, dtype)
+        progress.say("timing messages between processes")
+        self._messages = measure_messages()
         progress.say(f"loading and timing {target}")
         helped = time_with_helper(choice, traffic.context, traffic.longest)
         self._runner = self._load(target, choice)
@@ -152,6 +155,7 @@ class TargetOnThisMachine:
             "",
             self._times,
             times,
+            self._messages,
             draft_kind="model" if option.is_model else "lookup",
             context_length=self._traffic.longest + SPARE,
         )

@@ -67,7 +67,7 @@ def test_draft_that_appears_later_is_picked_up() -> None:
         endpoint = draft.endpoint
         await draft.kill()
         async with Rig(verify, draft=(endpoint,)) as rig:
-            verify.hold_at_verdict = 6
+            verify.hold.at = 6
             asking = asyncio.create_task(rig.generate(max_tokens=400))
             await rig.until(lambda: not verify.hold.is_set())
             await draft.restart()
@@ -169,7 +169,7 @@ def test_only_verify_replica_restarts() -> None:
 
     async def scenario() -> None:
         async with Rig(verify := FakeVerify(patience=0.002), FakeDraft()) as rig:
-            verify.hold_at_verdict = 6
+            verify.hold.at = 6
             asking = asyncio.create_task(rig.generate(max_tokens=300))
             await rig.until(lambda: not verify.hold.is_set())
             await verify.kill()
@@ -240,12 +240,12 @@ def test_both_replicas_lost_at_once() -> None:
         drafts = FakeDraft(), FakeDraft()
         async with Rig(*verifies, *drafts) as rig:
             for verify in verifies:
-                verify.hold_at_verdict = 6
+                verify.hold.at = 6
             asking = asyncio.create_task(rig.generate(max_tokens=400))
             await rig.until(lambda: not all(verify.hold.is_set() for verify in verifies))
             lost = [replica for replica in (*verifies, *drafts) if replica.sessions]
             for verify in verifies:
-                verify.hold_at_verdict = None
+                verify.hold.at = None
             for replica in lost:
                 await replica.kill()
             answer = await asking

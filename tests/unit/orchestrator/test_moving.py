@@ -73,12 +73,12 @@ class Move:
         the session leaves."""
         for replica in (self.first, self.second):
             replica.patience = 0.005
-            replica.hold_at_verdict = 6
+            replica.hold.at = 6
         generating = asyncio.create_task(rig.generate(mode=self.mode, max_tokens=COUNT, **fields))
         await rig.until(lambda: not (self.first.hold.is_set() and self.second.hold.is_set()))
         if self.second.sessions:
             self.first, self.second = self.second, self.first
-        self.second.hold_at_verdict = None
+        self.second.hold.at = None
         meanwhile()
         draining = asyncio.create_task(self.first.drain())
         if self.stays:

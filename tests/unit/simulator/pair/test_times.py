@@ -7,6 +7,7 @@ import pytest
 from outrider.engine.runner import ModelRunner
 from simulator.measure import profile_of
 from simulator.pair import draft_times, steps
+from simulator.pair.messages import ECHO, RESTED_ECHO, scaled
 from simulator.pair.models import ModelChoice
 from simulator.pair.target_times import HelpedTimes, kv_tokens, measure_target
 from simulator.pair.texts import write_texts
@@ -36,7 +37,7 @@ def test_one_target_does_for_many_drafts(runner: ModelRunner) -> None:
     assert [count for count, _ in small.forward] == [1, 8, 256]
     assert 0 < small.forward[0][1] <= small.forward[1][1]
     profiles = [
-        profile_of("a", "", "", target, draft, draft_kind=kind)
+        profile_of("a", "", "", target, draft, scaled(ECHO, RESTED_ECHO), draft_kind=kind)
         for draft, kind in ((small, "model"), (looking, "lookup"))
     ]
     assert profiles[0].target_forward == profiles[1].target_forward
