@@ -41,7 +41,7 @@ class OwnArm:
     def run(self, cell: Cell, prompts: Sequence[Tokens], tokens: int) -> list[SampledRequest]:
         """Send the prompts, as many at once as the cell says; the next one goes when one has ended."""
         stub = self._client.stub(self.draft, cell.round_trip_ms)
-        messages = [message(prompt, self.mode, tokens, cell.temperature) for prompt in prompts]
+        messages = [message(prompt, self.mode, tokens, cell.temperature, self.draft) for prompt in prompts]
         return self._client.run(stub, messages, at_once=cell.concurrency)
 
 
@@ -77,9 +77,9 @@ class Client:
 
 
 def message(
-    prompt: Sequence[int], mode: str, tokens: int, temperature: float = 0.0
+    prompt: Sequence[int], mode: str, tokens: int, temperature: float = 0.0, task: str = ""
 ) -> generation_pb2.GenerateRequest:
-    """A request with a timeline."""
+    """A request with a timeline. Drafts of one task are judged together, so each draft has its own."""
     return generation_pb2.GenerateRequest(
         token_ids=tokens_pb2.TokenIds(ids=prompt),
         sampling=tokens_pb2.SamplingParams(
@@ -87,6 +87,7 @@ def message(
         ),
         speculation=generation_pb2.SpeculationParams(mode=MODES[mode]),
         record_timeline=True,
+        task=task,
     )
 
 

@@ -92,7 +92,9 @@ class Controller:
         Only if it has the replica to itself: a draft that computes a prompt may take a core from the target.
         """
         alone = all(other.finished for other in others)
-        session.draft_wanted = session.policy is not VerifyPolicy.OFF and (session.traffic is None or alone)
+        traffic = session.traffic
+        pays = traffic is None or (alone and self._drafting.max_drafts(traffic, 1) > 0)
+        session.draft_wanted = session.policy is not VerifyPolicy.OFF and pays
 
     def decide_drafts(self, sessions: Sequence[VerifySession], now: float) -> None:
         """Decide, after a step, which sessions should have drafts; those that have one come first.

@@ -22,6 +22,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import log2, sqrt
+from statistics import stdev
 from typing import NamedTuple, TypeAlias
 
 from verify_service.speculation.cost_model import CostModel
@@ -33,7 +34,7 @@ WINDOW_ROUNDS = 64
 """Most rounds with a draft in a window. In sampled text the number of a draft's tokens per round varies by
 about its mean, so the sum over a window is known to about an eighth."""
 CLEAR = 2.0
-"""Standard deviations of that sum: a profit or a loss that is larger is judged before the window is full."""
+"""Standard deviations of the profit, as its steps show them: more is judged before the window is full."""
 MIN_STEPS = 8
 """Least steps of a window and of a probe: step times vary by some hundredths."""
 PROBE_EVERY = 2048
@@ -106,12 +107,19 @@ class _Standing:
     window: list[_WindowStep] = field(default_factory=list)
 
     def complete(self, quiet: CostModel) -> bool:
-        """True when the window can be judged: it is full, or the drafts' profit or loss is clear already."""
-        if len(self.window) < MIN_STEPS:
+        """True when the window can be judged: it is full, or the drafts' profit or loss is clear already.
+
+        That is looked at each time the window has doubled: who looks often enough finds chance clear.
+        """
+        steps = len(self.window)
+        if steps < MIN_STEPS:
             return False
-        rounds = sum(entry.drafts for entry in self.window)
-        deviation = (1 + sum(entry.drafted for entry in self.window)) / sqrt(max(rounds, 1))
-        return rounds >= WINDOW_ROUNDS or abs(self.profit(quiet)) > CLEAR * deviation
+        if sum(entry.drafts for entry in self.window) >= WINDOW_ROUNDS:
+            return True
+        if steps.bit_count() > 1:
+            return False
+        profits = [_profit(entry, quiet) for entry in self.window]
+        return abs(sum(profits)) > CLEAR * stdev(profits) * sqrt(steps)
 
     def profit(self, quiet: CostModel) -> float:
         """Tokens that drafts brought in the window, less those that their time cost."""
@@ -145,12 +153,7 @@ class Drafting:
         """Steps with drafts since the last step without."""
 
     def max_drafts(self, traffic: Traffic, batch_size: int) -> int:
-        """Most sessions of this traffic that should have drafts, in a batch of about this size.
-
-        A lone session always has a draft: it may lose a tenth of its speed that way, or gain threefold.
-        """
-        if batch_size == 1:
-            return 1
+        """Most sessions of this traffic that should have drafts, in a batch of about this size."""
         standing = self._standing(traffic, _power(batch_size))
         return 0 if self.probing or standing.rest else standing.max_drafts
 
@@ -161,8 +164,8 @@ class Drafting:
 
     def observe(self, step: ObservedStep) -> None:
         """Learn from a step that committed tokens for every session in it."""
-        if step.prompts or len(step.rounds) < 2 or step.seconds <= 0.0:
-            return  # prompts make a step long whoever drafts, and a lone session is not judged
+        if step.prompts or not step.rounds or step.seconds <= 0.0:
+            return  # prompts make a step long whoever drafts
         size = _power(len(step.rounds))
         if any(each.has_draft for each in step.rounds):
             self._observe_drafted(step, size)
