@@ -48,6 +48,7 @@ class CodedLinear(nn.Module):
         if self.product is None:
             return linear(x, self.weight, self.bias)
         rows = x.reshape(-1, self.in_features)
+        rows = rows if rows.stride(1) == 1 else rows.contiguous()
         return self.product(rows, self.planes, self.bias).view(*x.shape[:-1], self.out_features)
 
     def hold(self, weight: PlanarWeight) -> None:

@@ -208,7 +208,8 @@ def _place_codes(
     if reason is None:
         with _readable(model):
             count = code_weights(network, place, BITS.get(weights), say)
-        say(f"{count} linear layers are codes on {place}")
+        if count:
+            say(f"{count} linear layers are codes on {place}")
 
 
 def _move(model: str, network: PreTrainedModel, place: torch.device, say: Callable[[str], None]) -> None:
