@@ -35,7 +35,7 @@ def tile_of(rows: int, columns: int, programs: int) -> Tile:
     high = 16 if rows <= 16 else 32
     tiles = -(-rows // high)
     wide = next((size for size in (128, 64) if -(-columns // size) * tiles >= programs), 32)
-    return Tile(high, wide, 8 if wide == 128 else 4, 4 if high == 16 else 3)
+    return Tile(high, wide, 8 if wide == 128 else 4, 4 if high == 16 and wide < 128 else 3)
 
 
 def coded_product(x: Tensor, weight: PlanarWeight, bias: Tensor | None) -> Tensor:
