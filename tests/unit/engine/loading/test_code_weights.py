@@ -129,6 +129,20 @@ def test_a_device_without_kernels_is_refused(
         loader._place("model", network_of(folder_of("llama")), CUDA, "int8", silent)
 
 
+def test_a_device_with_kernels_gets_codes(folder_of: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounded where that is asked for; a model without codes goes there as it is."""
+    monkeypatch.setattr(loader, "without_codes", lambda dtype, place: None)
+    monkeypatch.setattr(
+        loader, "code_weights", lambda network, place, bits, say: code_weights(network, CPU, bits, say)
+    )
+    monkeypatch.setattr(loader, "_move", lambda *_: None)
+    for weights, count in (("int4", 3 * 7 + 1), ("full", 0)):
+        network, said = network_of(folder_of("llama")), []
+        loader._place("model", network, CUDA, weights, said.append)
+        assert len(coded(network)) == count
+        assert said == ([f"{count} linear layers are codes on cuda"] if count else [])
+
+
 def read(folder: Path, place: torch.device | None, say: Callable[[str], None] = silent) -> PreTrainedModel:
     """A quantized checkpoint's model, before it is moved."""
     found = stored.read_quantized(str(folder), "float32", place, False, say)
