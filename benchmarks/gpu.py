@@ -25,6 +25,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from benchmarks.gpu_pair import (
     DRAFT_LAYERS,
@@ -38,12 +39,14 @@ from benchmarks.gpu_pair import (
     random_model,
 )
 from outrider.engine.attention import PagedAttention
-from outrider.engine.gpu.graphs import MAX_GRAPH_TOKENS, Replay, buckets_up_to
+from outrider.engine.gpu.coded_product import coded_product
+from outrider.engine.gpu.graphs import MAX_GRAPH_TOKENS, CudaGraphs, Replay, buckets_up_to
 from outrider.engine.gpu.layout import BufferLayout
 from outrider.engine.gpu.plan import fill, plan_tiles
 from outrider.engine.gpu.runner import GraphRunner
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loaded_model import LoadedModel
+from outrider.engine.quantization.planes import rounded_in_planes
 from outrider.engine.runner import ModelRunner, Segment
 from outrider.engine.step import pack_step
 from outrider.protocol.messages import SamplingParams
@@ -238,6 +241,31 @@ def compare_attention(
     return ours_ms, float((ours - theirs).float().norm() / theirs.float().norm()), theirs_ms
 
 
+def codes(bench: Bench) -> None:
+    """Products with codes, 8B's gate and up, and down: ÷ the reading of their bytes, ÷ torch's with 16 bits.
+
+    In graphs, over copies that no cache holds together.
+    """
+    for out, width in [(96, 64)] if bench.tiny else [(28672, 4096), (4096, 14336)]:
+        plain = [torch.randn(out, width, dtype=bench.dtype, device=bench.device) for _ in range(8)]
+        for bits in (8, 4):
+            coded = [rounded_in_planes(weight, bits, bench.device) for weight in plain]
+            held = sum(weight.words.nbytes + weight.scales.nbytes for weight in coded)
+            floor = held / bench.made["bandwidth"] * 1e3
+            for rows in (1, 8, 33, 64, 512):
+                x = torch.randn(rows, width, dtype=bench.dtype, device=bench.device)
+                ours = captured_ms(bench, lambda weight, x=x: coded_product(x, weight, None), coded)
+                theirs = captured_ms(bench, lambda weight, x=x: linear(x, weight), plain)
+                what = f"{out} x {width}, {bits} bits, {rows} rows: ÷ floor, ÷ 16 bits"
+                bench.say(what, f"{ours / floor:.2f}, {ours / theirs:.2f}")
+
+
+def captured_ms(bench: Bench, run: Callable[[Any], Tensor], weights: list[Any]) -> float:
+    """Milliseconds of calls with one weight after the other, in a graph."""
+    graphs: Any = Uncaptured() if bench.device.type == "cpu" else CudaGraphs(bench.device)
+    return bench.device_ms(graphs.capture(lambda: [run(weight) for weight in weights][-1]))
+
+
 def committed(runner: ModelRunner, context: int) -> SequenceKv:
     """A sequence that claims so many committed tokens, without computing them."""
     kv = SequenceKv.open(runner.pool, [], reuse=False)
@@ -395,6 +423,7 @@ SECTIONS: tuple[tuple[Callable[[Bench], None], int], ...] = (
     (draft_steps, 30),
     (end_to_end, 100),
     (attention, 50),
+    (codes, 40),
     (graphs, 40),
     (sampling, 40),
 )

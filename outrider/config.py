@@ -84,8 +84,8 @@ class EngineConfig(ServiceConfig):
     )
     weights: Weights = Field(
         "full",
-        description="int8 or int4 rounds the weights of linear layers at load, on the CPU; full: as they are "
-        "stored.",
+        description="int8 or int4 rounds the weights of linear layers at load, on the CPU and on GPUs with "
+        "Triton; full: as they are stored.",
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
     threads: Positive = Field(1, description="Torch threads on the CPU.")

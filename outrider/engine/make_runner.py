@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from outrider.engine.gpu.accelerator import kernel_errors, missing
+from outrider.engine.gpu.coded_linear import compute_from_codes
 from outrider.engine.loaded_model import Geometry, LoadedModel
 from outrider.engine.runner import ModelRunner
 from outrider.engine.step import StepSize
@@ -39,6 +40,7 @@ def make_runner(
             reason = str(error)
         # Its memory is free by now: the error held it.
         say(f"without kernels: {reason}; plain torch computes this model")
+    compute_from_codes(loaded.model, False)
     return ModelRunner(loaded, num_pages, page_size)
 
 

@@ -26,6 +26,34 @@ def test_attention_is_that_of_the_reference(device, committed, options):
     assert float((found - expected).norm() / expected.norm()) < 1e-2
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_products_with_codes_are_those_with_the_numbers(device, bits, dtype):
+    """In float64, rounded once; a row has the same bits alone and in any batch."""
+    from outrider.engine.gpu.coded_product import coded_product
+    from outrider.engine.quantization.planes import in_planes
+    from outrider.engine.quantization.rounding import rounded
+
+    weight = rounded(torch.randn(4096, 1000), bits)
+    planes, x = in_planes(weight, device), torch.randn(600, 1000).to(dtype)
+    found = coded_product(x.to(device), planes, None)
+    exact = x.double() @ weight.values().double().T
+    assert float((found.cpu().double() - exact).norm() / exact.norm()) < 4e-3
+    for rows in (1, 16, 17, 33, 64):
+        assert torch.equal(coded_product(x[:rows].to(device), planes, None), found[:rows])
+
+
+def test_codes_are_rounded_on_a_device_as_on_the_cpu(device):
+    """Bit by bit."""
+    from outrider.engine.quantization.planes import rounded_in_planes
+
+    weight = torch.randn(300, 500).bfloat16()
+    for bits in (4, 8):
+        ours, theirs = (rounded_in_planes(weight, bits, place) for place in (device, torch.device("cpu")))
+        assert torch.equal(ours.words.cpu(), theirs.words)
+        assert torch.equal(ours.scales.cpu(), theirs.scales)
+
+
 def test_noise_has_the_bits_of_the_cpu(device):
     """A whole vocabulary's noise, for seeds at the ends of the range."""
     from outrider.sampling import on_device

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from outrider.engine.kv.pages import SequenceKv
@@ -52,6 +53,24 @@ def test_logits_are_near_those_of_plain_torch(loaded):
     _, expected = decode(ModelRunner(loaded, PAGES, PAGE), 0)
     spread = (expected - expected.mean()).norm()
     assert float((found - expected).norm() / spread) < 0.05
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_a_rounded_model_runs_from_codes(device, tmp_path, weights):
+    """It passes the check at load, on the kernels; graphs give the bits of the eager forward."""
+    from outrider.engine.gpu.coded_linear import CodedLinear
+    from outrider.engine.gpu.runner import GraphRunner
+    from outrider.engine.loading.loader import load_model
+    from tests.models import build_model
+
+    folder = str(build_model("llama", tmp_path))
+    loaded = load_model(folder, dtype="bfloat16", device=str(device), threads=1, weights=weights)
+    assert loaded.kernels
+    assert sum(isinstance(layer, CodedLinear) for layer in loaded.model.modules()) == 3 * 4 + 1
+    graphs = decode(GraphRunner(loaded, PAGES, PAGE), 20)
+    eager = decode(GraphRunner(loaded, PAGES, PAGE, graphs=Uncaptured()), 20)
+    assert graphs[0] == eager[0]
+    assert torch.equal(graphs[1], eager[1])
 
 
 def test_a_bf16_model_gets_the_graph_runner(loaded):

@@ -14,6 +14,8 @@ from outrider.engine.loading.model_path import WANTED, check_model_path
 from outrider.protocol.errors import ModelError
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+CODED = {"int8": 8.5, "int4": 4.5}
+"""Bits of a number of a rounded linear layer, its share of a scale included."""
 STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """Kinds of weights that can be run; others are quantized."""
 MAX_HEADER = 100 << 20
@@ -37,16 +39,37 @@ class ModelSizes:
     value_dim: int
     context_length: int
     vocabulary_size: int
+    linear: int = 0
+    """Parameters of linear layers but the output layer; experts are none."""
+    head: int = 0
+    """Numbers of the output layer."""
+    tied: bool = False
+    """The output layer is the table of input embeddings, and with codes a second copy of it."""
+    weights: str = "full"
+    """int8 or int4 where linear layers are rounded."""
 
     @property
     def weight_bytes(self) -> int:
         """All weights in memory."""
-        return self.parameters * BYTES[self.dtype]
+        plain = self.parameters - self._rounded + (self.head if self.tied and self._rounded else 0)
+        return plain * BYTES[self.dtype] + self._coded_bytes
 
     def step_bytes(self, tokens: int) -> int:
         """What a step reads of them; several tokens may want every expert."""
-        read = self.parameters - self.looked_up - (self.resting if tokens == 1 else 0)
-        return read * BYTES[self.dtype]
+        read = self.parameters - self.looked_up - (self.resting if tokens == 1 else 0) - self._rounded
+        return read * BYTES[self.dtype] + self._coded_bytes
+
+    @property
+    def _rounded(self) -> int:
+        """Parameters that a step reads as codes."""
+        return self.linear + self.head if self.weights in CODED else 0
+
+    @property
+    def _coded_bytes(self) -> int:
+        """Of all codes; the output layer has 8 bits at least."""
+        if self.weights not in CODED:
+            return 0
+        return int(self.linear * CODED[self.weights] + self.head * CODED["int8"]) // 8
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -59,10 +82,12 @@ class _Tensor:
     name: str
     kind: str
     elements: int
+    axes: int
 
 
-def read_checkpoint(folder: str, dtype: str = "auto") -> ModelSizes:
-    """The sizes of the model in a folder; `dtype` auto is the checkpoint's own.
+def read_checkpoint(folder: str, dtype: str = "auto", weights: str = "full") -> ModelSizes:
+    """The sizes of the model in a folder; `dtype` auto is the checkpoint's own. `weights` int8 or int4 are
+    those of its linear layers once they are rounded.
 
     Raises:
         ModelError: it is no folder of a model, or one whose weights cannot be run.
@@ -73,6 +98,7 @@ def read_checkpoint(folder: str, dtype: str = "auto") -> ModelSizes:
         raise ModelError(f"model: {folder!r} is a hub id and plan reads a folder; download it first")
     config, tensors = _config(path), list(_tensors(path))
     head_dim, value_dim = _widths(config)
+    tied = _tied(tensors)
     return ModelSizes(
         name=path.resolve().name,
         dtype=_dtype(config, tensors) if dtype == "auto" else dtype,
@@ -85,6 +111,10 @@ def read_checkpoint(folder: str, dtype: str = "auto") -> ModelSizes:
         value_dim=value_dim,
         context_length=getattr(config, "max_position_embeddings", None) or 0,
         vocabulary_size=config.vocab_size,
+        linear=sum(one.elements for one in tensors if _is_linear(one)),
+        head=sum(one.elements for one in tensors if (_is_embedding if tied else _is_head)(one.name)),
+        tied=tied,
+        weights=weights,
     )
 
 
@@ -120,7 +150,7 @@ def _tensors(path: Path) -> Iterator[_Tensor]:
                     f"model: {name} of {str(path)!r} is stored as {entry['dtype']}; use a checkpoint in "
                     f"{', '.join(BYTES)}"
                 )
-            yield _Tensor(name, entry["dtype"], math.prod(entry["shape"]))
+            yield _Tensor(name, entry["dtype"], math.prod(entry["shape"]), len(entry["shape"]))
 
 
 def _files(path: Path) -> list[Path]:
@@ -160,8 +190,7 @@ def _dtype(config: Any, tensors: list[_Tensor]) -> str:
 
 def _looked_up(tensors: list[_Tensor]) -> int:
     """A tied table of embeddings is read as the output layer; one of its own is only looked up in."""
-    tied = not any("lm_head" in one.name or "embed_out" in one.name for one in tensors)
-    return 0 if tied else sum(one.elements for one in tensors if _is_embedding(one.name))
+    return 0 if _tied(tensors) else sum(one.elements for one in tensors if _is_embedding(one.name))
 
 
 def _resting(config: Any, tensors: list[_Tensor]) -> int:
@@ -169,8 +198,22 @@ def _resting(config: Any, tensors: list[_Tensor]) -> int:
     return round(experts * (1.0 - _active_share(config)))
 
 
+def _tied(tensors: list[_Tensor]) -> bool:
+    return not any(_is_head(one.name) for one in tensors)
+
+
+def _is_head(name: str) -> bool:
+    return "lm_head" in name or "embed_out" in name
+
+
 def _is_embedding(name: str) -> bool:
     return name.endswith(("embed_tokens.weight", "wte.weight", "embed_in.weight"))
+
+
+def _is_linear(one: _Tensor) -> bool:
+    """True for a weight of two axes that is neither of the vocabulary, nor of positions, nor an expert's."""
+    others = _is_head(one.name) or _is_embedding(one.name) or one.name.endswith("wpe.weight")
+    return one.axes == 2 and one.name.endswith(".weight") and not others and ".experts." not in one.name
 
 
 def _active_share(config: Any) -> float:

@@ -21,7 +21,13 @@ def plan(arguments: argparse.Namespace) -> int:
         ConfigError: a model cannot be read, the pair does not fit together, or does not fit the device.
     """
     device = device_of(arguments.gpu, arguments.memory, arguments.bandwidth)
-    models = [read_checkpoint(folder, arguments.dtype) for folder in (arguments.target, arguments.draft)]
+    models = [
+        read_checkpoint(folder, arguments.dtype, weights)
+        for folder, weights in (
+            (arguments.target, arguments.weights),
+            (arguments.draft, arguments.draft_weights),
+        )
+    ]
     check_pair(arguments.target, arguments.draft, *models)
     target = fit(models[0], device, arguments.context)
     draft = fit(models[1], device, min(target.context, models[1].context_length or target.context))
@@ -60,7 +66,9 @@ def _pair(target: Fit, draft: Fit) -> list[str]:
 
 def _replica(title: str, one: Fit) -> list[str]:
     model = one.checkpoint
-    weights = f"{model.parameters / 1e6:,.1f} M weights in {model.dtype}, {model.weight_bytes / GB:,.2f} GB"
+    rounded = "" if model.weights == "full" else f", linear layers {model.weights}"
+    weights = f"{model.parameters / 1e6:,.1f} M weights in {model.dtype}{rounded}"
+    weights += f", {model.weight_bytes / GB:,.2f} GB"
     memory = (
         f"{one.kv_tokens:,} tokens of keys and values ({model.kv_bytes_per_token:,} bytes each) on "
         f"{one.pages:,} pages of {PAGE}"

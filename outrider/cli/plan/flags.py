@@ -20,6 +20,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="arithmetic of both models (default auto: each one's own)",
     )
+    for flag, whose in (("--weights", "target"), ("--draft-weights", "draft")):
+        parser.add_argument(
+            flag,
+            choices=("full", "int8", "int4"),
+            default="full",
+            help=f"of the {whose}: linear layers rounded at load, or as they are stored (full)",
+        )
     parser.add_argument(
         "--context",
         type=values.count,

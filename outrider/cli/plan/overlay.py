@@ -36,6 +36,8 @@ def _settings(service: str, one: Fit, max_sessions: int) -> list[str]:
         "KV_TOKENS": one.kv_tokens,
         "MAX_SESSIONS": max_sessions,
     }
+    if one.checkpoint.weights != "full":
+        values["WEIGHTS"] = one.checkpoint.weights
     if service == "verify":
         values["SERVED_NAME"] = one.checkpoint.name
     literals = [f"      - OUTRIDER_{service.upper()}_{name}={value}" for name, value in values.items()]

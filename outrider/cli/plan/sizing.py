@@ -54,8 +54,14 @@ def fit(checkpoint: ModelSizes, device: Device, context: int) -> Fit:
     """What of a model's sessions fits on a device.
 
     Raises:
-        ConfigError: the context is longer than the model's, or not one session fits.
+        ConfigError: the context is longer than the model's, not one session fits, or the device takes no
+            rounded weights.
     """
+    if checkpoint.weights != "full" and device.name != CPU and checkpoint.dtype == "float32":
+        raise ConfigError(
+            f"--weights: {checkpoint.weights} takes 16 bits on a GPU, and {checkpoint.name!r} is float32; "
+            "set --dtype bfloat16"
+        )
     context = _context(checkpoint, context)
     free = int(device.memory * (1 - HEADROOM)) - checkpoint.weight_bytes
     if device.name == CPU:
@@ -86,7 +92,8 @@ def _does_not_fit(checkpoint: ModelSizes, device: Device, context: int) -> str:
     if weights > memory * (1 - HEADROOM):
         return (
             f"--gpu: the weights of {checkpoint.name!r} take {weights:.1f} GB in {checkpoint.dtype}, and "
-            f"{device.name} has {memory:.0f} GB; choose a larger device, or another --dtype"
+            f"{device.name} has {memory:.0f} GB; choose a larger device, or another "
+            "--dtype or --weights"
         )
     return (
         f"--context: not one session of {context} tokens fits beside the weights of {checkpoint.name!r} on "

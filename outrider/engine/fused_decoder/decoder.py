@@ -81,9 +81,9 @@ class Gate(nn.Module):
     whoever needs the two asks `opened` first.
     """
 
-    def __init__(self, gate_up: nn.Linear, activation: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, gate_up: nn.Module, activation: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.gate_up: nn.Module = gate_up
+        self.gate_up = gate_up
         self.activation = activation
 
     @property
@@ -103,10 +103,10 @@ class Gate(nn.Module):
 class GatedMlp(nn.Module):
     """The gate, and the product behind it (Shazeer 2020, "GLU Variants Improve Transformer")."""
 
-    def __init__(self, gate: Gate, down: nn.Linear) -> None:
+    def __init__(self, gate: Gate, down: nn.Module) -> None:
         super().__init__()
         self.gate = gate
-        self.down: nn.Module = down
+        self.down = down
 
 
 class Experts(nn.Module):
@@ -131,15 +131,15 @@ class FusedLayer(nn.Module):
         index: int,
         settings: LayerSettings,
         *,
-        qkv: nn.Linear,
-        output: nn.Linear,
+        qkv: nn.Module,
+        output: nn.Module,
         mlp: GatedMlp | Experts,
     ) -> None:
         """`qkv` is [(Q + 2 H) * D, C]."""
         super().__init__()
         self.index, self.settings = index, settings
         self.qkv, self.mlp = qkv, mlp
-        self.output: nn.Module = output
+        self.output = output
 
 
 class FusedDecoder(nn.Module):
@@ -155,7 +155,7 @@ class FusedDecoder(nn.Module):
         embed: nn.Embedding,
         layers: list[FusedLayer],
         norm: Norm,
-        head: nn.Linear,
+        head: nn.Module,
         ropes: list[Rope],
         softcap: float | None,
     ) -> None:
@@ -163,7 +163,7 @@ class FusedDecoder(nn.Module):
         self.kind = kind
         self.norm = norm
         self.embed: nn.Module = embed
-        self.head: nn.Module = head
+        self.head = head
         self.layers = nn.ModuleList(layers)
         self.stack = layers
         self.ropes, self.softcap = ropes, softcap

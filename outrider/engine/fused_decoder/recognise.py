@@ -28,6 +28,7 @@ from outrider.engine.fused_decoder.decoder import (
     Rope,
     Scores,
 )
+from outrider.engine.gpu.coded_linear import CodedLinear, joined_layers
 from outrider.engine.loaded_model import Geometry
 from outrider.engine.quantization.modules import carry_over
 
@@ -201,14 +202,14 @@ def _embedding(body: nn.Module) -> nn.Embedding:
     return child
 
 
-def _linear(parent: nn.Module, name: str) -> nn.Linear:
+def _linear(parent: nn.Module, name: str) -> nn.Module:
     child = _child(parent, name)
-    if type(child) is not nn.Linear:  # a subclass may compute something else
+    if type(child) not in (nn.Linear, CodedLinear):  # a subclass may compute something else
         raise NotFused(f"{name} is a {type(child).__name__}")
     return child
 
 
-def _linears(parent: nn.Module, alternatives: Sequence[Sequence[str]]) -> list[nn.Linear]:
+def _linears(parent: nn.Module, alternatives: Sequence[Sequence[str]]) -> list[nn.Module]:
     names = next((names for names in alternatives if hasattr(parent, names[0])), alternatives[-1])
     return [_linear(parent, name) for name in names]
 
@@ -246,10 +247,15 @@ def _head_norm(norms: Sequence[Any], heads: Sequence[int], width: int) -> Norm:
     return Norm(torch.cat(rows), found[0].eps)
 
 
-def _fused(parts: Sequence[nn.Linear]) -> nn.Linear:
+def _fused(parts: Sequence[nn.Module]) -> nn.Module:
     """One layer that computes the results of all side by side; their weights become views of its own."""
     if len(parts) == 1:
         return parts[0]
+    plain = [part for part in parts if isinstance(part, nn.Linear)]
+    return _fused_plain(plain) if len(plain) == len(parts) else joined_layers(parts)
+
+
+def _fused_plain(parts: Sequence[nn.Linear]) -> nn.Linear:
     weight = torch.cat([part.weight.detach() for part in parts])
     fused = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     fused.weight = nn.Parameter(weight, requires_grad=False)

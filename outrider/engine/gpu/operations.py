@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import silu
 
 from outrider.engine.fused_decoder.decoder import FusedDecoder, FusedLayer, Gate, Norm
@@ -59,7 +59,7 @@ class GpuOperations:
         called: Linear = gate.forward
         if gate.opened or gate.activation is not silu:
             return called
-        gate_up = cast(nn.Linear, gate.gate_up)
+        gate_up: Any = gate.gate_up
         return partial(_gate, gate_up.forward, gate_up.out_features // 2)
 
     def _mix(self, layer: FusedLayer, qkv: Tensor, rotated: RotatedStep) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor
 from outrider.engine.fused_decoder import FusedDecoder, FusedForward
 from outrider.engine.gpu.accelerator import memory_held, multiprocessors
 from outrider.engine.gpu.attention import KernelAttention
+from outrider.engine.gpu.coded_linear import compute_from_codes
 from outrider.engine.gpu.graphs import (
     MAX_GRAPH_TOKENS,
     MAX_UNWANTED,
@@ -63,6 +64,7 @@ class GraphRunner(ModelRunner):
         they are CUDA's unless given.
         """
         self._page_size = page_size
+        compute_from_codes(loaded.model, True)
         super().__init__(loaded, num_pages, page_size)
         geometry, device = loaded.geometry, loaded.device
         items = -(-2 * multiprocessors(device) // geometry.kv_heads)

@@ -6,7 +6,8 @@ wrong ends in a ModelError with one sentence, before a port is opened.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,11 @@ from outrider.engine.cpu.linear import is_linear, linear_weight, pack_linears, r
 from outrider.engine.cpu.worker_pool import WorkerPool
 from outrider.engine.fused_decoder import FusedDecoder, NotFused, fused_decoder
 from outrider.engine.gpu.accelerator import kernel_errors
+from outrider.engine.gpu.coded_linear import without_codes
 from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.loading.check_determinism import check_determinism
 from outrider.engine.loading.check_forward import TOLERANCE, Plain, check_paged, run_plain
+from outrider.engine.loading.code_weights import code_weights
 from outrider.engine.loading.fingerprint import fingerprint
 from outrider.engine.loading.layers import leave_out
 from outrider.engine.loading.model_config import (
@@ -88,8 +91,7 @@ def load_model(
     network, stored = _read_weights(model, dtype, place, trust_remote_code, say)
     if skipped_layers:
         leave_out(network, skipped_layers)
-    if weights != FULL:
-        _round_weights(network, weights, say)
+    _place(model, network, place, weights, say)
     say("checking the model against this engine")
     plain = run_plain(network, limit)
     loaded = _described(network, Path(model).name, plain, limit, place)
@@ -114,7 +116,9 @@ def load_network(model: str, *, dtype: str, device: str, threads: int) -> PreTra
     check_model_path(model)
     torch.set_num_threads(threads)
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    network, _ = _read_weights(model, dtype, find_device(device), trust_remote_code=False, say=lambda _: None)
+    place, say = find_device(device), lambda _: None
+    network, _ = _read_weights(model, dtype, None, trust_remote_code=False, say=say)
+    _move(model, network, place, say)
     return network
 
 
@@ -179,14 +183,55 @@ def _made_fused(
     return made
 
 
+def _place(
+    model: str, network: PreTrainedModel, place: torch.device, weights: str, say: Callable[[str], None]
+) -> None:
+    """Bring a model to its device, rounded if that is asked for: on the CPU numbers and codes, elsewhere the
+    codes of linear layers alone.
+
+    Raises:
+        ModelError: there are no kernels for codes, or there is no room.
+    """
+    if place.type != "cpu":
+        _place_codes(model, network, place, weights, say)
+    _move(model, network, place, say)
+    if place.type == "cpu" and weights != FULL:
+        _round_weights(network, weights, say)
+
+
+def _place_codes(
+    model: str, network: PreTrainedModel, place: torch.device, weights: str, say: Callable[[str], None]
+) -> None:
+    reason = without_codes(network.dtype, place)
+    if reason is not None and weights != FULL:
+        raise ModelError(f"weights: {weights} does not run on {place}: {reason}, or leave weights out")
+    if reason is None:
+        with _readable(model):
+            count = code_weights(network, place, BITS.get(weights), say)
+        if count:
+            say(f"{count} linear layers are codes on {place}")
+
+
+def _move(model: str, network: PreTrainedModel, place: torch.device, say: Callable[[str], None]) -> None:
+    with _readable(model):
+        move_weights(network, place, say)
+
+
+@contextmanager
+def _readable(model: str) -> Iterator[None]:
+    """Turns what is raised while weights are read into one sentence."""
+    try:
+        yield
+    except LOAD_ERRORS as error:
+        raise _without_safetensors(model, error) or unreadable(model, error) from error
+
+
 def _round_weights(network: PreTrainedModel, weights: str, say: Callable[[str], None]) -> None:
-    """Round a model's weights, where there are kernels for that.
+    """Round a model's weights on the CPU, where there are kernels for that.
 
     Raises:
         ModelError: there are none.
     """
-    if network.device.type != "cpu":
-        raise ModelError(f"weights: {weights} runs on the CPU alone; leave it out, or set device to cpu")
     if vector_backend(network.dtype) is None:
         raise ModelError(
             f"weights: {weights} takes AVX2 or AVX-512, the package numba, and a dtype of float32 or "
@@ -214,15 +259,12 @@ def packed(
 
 
 def _read_weights(
-    model: str, dtype: str, place: torch.device, trust_remote_code: bool, say: Callable[[str], None]
+    model: str, dtype: str, place: torch.device | None, trust_remote_code: bool, say: Callable[[str], None]
 ) -> tuple[PreTrainedModel, str]:
-    """The model, and how its checkpoint stores weights."""
-    try:
+    """The model on the CPU, and how its checkpoint stores weights; `place` as of `read_quantized`."""
+    with _readable(model):
         found = read_quantized(model, dtype, place, trust_remote_code, say)
         network, info, stored = found or (*_from_files(model, dtype, trust_remote_code), FULL)
-        move_weights(network, place, say)
-    except LOAD_ERRORS as error:
-        raise _without_safetensors(model, error) or unreadable(model, error) from error
     missing = sorted({*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])})
     if missing:
         raise ModelError(

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 
+from outrider.engine.gpu.coded_linear import without_codes
 from outrider.engine.quantization.checkpoint import Checkpoint, layout_of, read_checkpoint
-from outrider.engine.quantization.modules import attach_codes
+from outrider.engine.quantization.modules import attach_codes, shapes_of_linears
 
 FULL = "full"
 """Weights that are not quantized."""
@@ -17,12 +18,14 @@ _factory: Any = AutoModelForCausalLM
 
 
 def read_quantized(
-    model: str, dtype: str, place: torch.device, trust_remote_code: bool, say: Callable[[str], None]
+    model: str, dtype: str, place: torch.device | None, trust_remote_code: bool, say: Callable[[str], None]
 ) -> tuple[PreTrainedModel, Any, str] | None:
     """The model on the CPU, what transformers says of its weights, and the name of the format.
 
-    Its weights are the numbers that the codes stand for; if its place is the CPU, layers have their codes
-    too. None where the checkpoint is not quantized, or transformers reads it.
+    Its weights are the numbers that the codes stand for. If it is to run on the CPU, layers have their codes
+    too; on another place that has kernels for codes, they have zeros that take no memory, and their codes.
+    Without a place numbers alone are wanted. None where the checkpoint is not quantized, or transformers
+    reads it.
 
     Raises:
         ModelError: the format cannot be read.
@@ -32,10 +35,13 @@ def read_quantized(
     if layout is None:
         return None
     kept = _dtype(config, dtype)
-    found = read_checkpoint(model, layout, kept)
-    network, info = _made(config, found, kept, trust_remote_code)
+    skeleton = _skeleton(config, trust_remote_code)
+    on_cpu = place is not None and place.type == "cpu"
+    alone = place is not None and not on_cpu and without_codes(kept, place) is None
+    found = read_checkpoint(model, layout, kept, shapes_of_linears(skeleton) if alone else None)
+    network, info = _made(type(skeleton), config, found, kept)
     network.generation_config = _generation(model, network.generation_config)
-    taken = attach_codes(network, found.codes) if place.type == "cpu" else 0
+    taken = attach_codes(network, found.codes) if alone or on_cpu else 0
     left = len(found.codes) + found.widened - taken
     if left:
         taken_16 = sum(weight.nbytes for weight in network.parameters()) / 1e9
@@ -43,13 +49,18 @@ def read_quantized(
     return network, info, layout.name
 
 
-def _made(config: PretrainedConfig, found: Checkpoint, dtype: torch.dtype, trust_remote_code: bool) -> Any:
-    """The model of a configuration with these tensors."""
+def _skeleton(config: PretrainedConfig, trust_remote_code: bool) -> PreTrainedModel:
+    """The model of a configuration without weights; no longer a quantized one."""
     for name in ("quantization_config", "compression_config"):
         if hasattr(config, name):
             delattr(config, name)
     with torch.device("meta"):
-        kind: Any = type(_factory.from_config(config, trust_remote_code=trust_remote_code))
+        skeleton: PreTrainedModel = _factory.from_config(config, trust_remote_code=trust_remote_code)
+    return skeleton
+
+
+def _made(kind: Any, config: PretrainedConfig, found: Checkpoint, dtype: torch.dtype) -> Any:
+    """The model of a configuration with these tensors."""
     return kind.from_pretrained(
         None, config=config, state_dict=found.tensors, dtype=dtype, output_loading_info=True
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from huggingface_hub import snapshot_download
@@ -14,12 +14,15 @@ from safetensors import safe_open
 from torch import Tensor
 
 from outrider.engine.quantization import layouts
-from outrider.engine.quantization.layouts import Layout, Unreadable
+from outrider.engine.quantization.layouts import Layout, Read, Unreadable
+from outrider.engine.quantization.planes import takes_planes
 from outrider.engine.quantization.weight import QuantizedWeight
 from outrider.protocol.errors import ModelError
 
 LEFT_TO_TRANSFORMERS = frozenset({"mxfp4"})
 """Formats that transformers turns into 16 bits by itself, on any device."""
+Shapes: TypeAlias = Mapping[str, tuple[int, int]]
+"""(out, in) of layers by their names."""
 READABLE = "gptq and awq (gemm) with 4 or 8 bits, compressed-tensors with int4, int8 or fp8 weights, and fp8"
 
 
@@ -62,8 +65,13 @@ def unreadable(model: str, what: str) -> ModelError:
     )
 
 
-def read_checkpoint(model: str, layout: Layout, dtype: torch.dtype) -> Checkpoint:
+def read_checkpoint(
+    model: str, layout: Layout, dtype: torch.dtype, alone: Shapes | None = None
+) -> Checkpoint:
     """All tensors of a model in a folder or of a hub id; those of quantized layers as `dtype` and as codes.
+
+    Given the shapes of layers that keep codes `alone`, those have zeros in place of numbers, which take no
+    memory, and codes that cannot be in planes become numbers.
 
     Raises:
         ModelError: a layer is stored in another way than the configuration says.
@@ -78,27 +86,40 @@ def read_checkpoint(model: str, layout: Layout, dtype: torch.dtype) -> Checkpoin
         for module, names in _modules(places).items():
             parts = {name: places[f"{module}.{name}"].get_tensor(f"{module}.{name}") for name in names}
             try:
-                _take(found, layout, module, parts, dtype)
+                _take(found, layout, module, parts, dtype, alone)
             except (Unreadable, KeyError, RuntimeError) as error:
                 raise unreadable(model, f"{layout.name}, layer {module} ({error})") from error
     return found
 
 
 def _take(
-    found: Checkpoint, layout: Layout, module: str, parts: Mapping[str, Tensor], dtype: torch.dtype
+    found: Checkpoint,
+    layout: Layout,
+    module: str,
+    parts: Mapping[str, Tensor],
+    dtype: torch.dtype,
+    alone: Shapes | None,
 ) -> None:
     if not layout.mark(frozenset(parts)):
         found.tensors |= {f"{module}.{name}": part for name, part in parts.items()}
         return
     read = layout.read(parts)
+    if isinstance(read, QuantizedWeight) and alone is not None and not takes_planes(read):
+        read = read.values()
     if isinstance(read, QuantizedWeight):
         found.codes[module] = read
-        read = read.values()
     else:
         found.widened += 1
-    found.tensors[f"{module}.weight"] = read.to(dtype)
+    found.tensors[f"{module}.weight"] = _numbers(read, dtype, (alone or {}).get(module))
     if "bias" in parts:
         found.tensors[f"{module}.bias"] = parts["bias"].to(dtype)
+
+
+def _numbers(read: Read, dtype: torch.dtype, alone: tuple[int, int] | None) -> Tensor:
+    """Those of a layer; with codes of the shape `alone`, zeros."""
+    if isinstance(read, Tensor):
+        return read.to(dtype)
+    return torch.zeros((), dtype=dtype).expand(alone) if read.shape == alone else read.values().to(dtype)
 
 
 def _modules(names: Mapping[str, object]) -> dict[str, list[str]]:

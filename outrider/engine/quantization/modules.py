@@ -31,28 +31,40 @@ def round_linears(network: PreTrainedModel, bits: int) -> int:
 
     The output layer keeps 8 bits at least. An embedding that shares its weight keeps it as it is.
     """
-    head = network.get_output_embeddings()  # type: ignore[no-untyped-call]
     layers = [module for module in network.modules() if type(module) in (nn.Linear, Conv1D)]
     wanted = [layer for layer in layers if codes_of(layer) is None]
     for layer in wanted:
         turned = isinstance(layer, Conv1D)
         weight: Any = layer.weight
-        codes = rounded(weight.t() if turned else weight, max(bits, HEAD_BITS) if layer is head else bits)
+        codes = rounded(weight.t() if turned else weight, bits_of(network, layer, bits))
         values = codes.values().to(weight.dtype)
         layer.weight = nn.Parameter(values.t().contiguous() if turned else values, requires_grad=False)
         _attach(layer, codes)
     return len(wanted)
 
 
+def bits_of(network: PreTrainedModel, layer: nn.Module, bits: int) -> int:
+    """The bits of a layer where others are rounded to `bits`."""
+    head = network.get_output_embeddings()  # type: ignore[no-untyped-call]
+    return max(bits, HEAD_BITS) if layer is head else bits
+
+
 def attach_codes(network: nn.Module, found: Mapping[str, QuantizedWeight]) -> int:
     """Give linear layers the codes by their names, where there is such a layer; returns how many."""
-    layers = {name: module for name, module in network.named_modules() if type(module) is nn.Linear}
-    taken = [
-        name for name, codes in found.items() if name in layers and layers[name].weight.shape == codes.shape
-    ]
+    shapes = shapes_of_linears(network)
+    taken = [name for name, codes in found.items() if shapes.get(name) == codes.shape]
     for name in taken:
-        _attach(layers[name], found[name])
+        _attach(network.get_submodule(name), found[name])
     return len(taken)
+
+
+def shapes_of_linears(network: nn.Module) -> dict[str, tuple[int, int]]:
+    """(out, in) of the linear layers that may have codes, by their names."""
+    return {
+        name: (module.out_features, module.in_features)
+        for name, module in network.named_modules()
+        if type(module) is nn.Linear
+    }
 
 
 def carry_over(fused: nn.Module, parts: Sequence[nn.Module]) -> None:

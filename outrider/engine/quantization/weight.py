@@ -86,7 +86,7 @@ def packed(codes: Tensor, bits: int) -> Tensor:
     """[..., in] uint8 -> [..., W] int32, the first code lowest; zeros behind the last."""
     count = WORD_BITS // bits
     words = pad(codes, (0, -codes.shape[-1] % count)).view(*codes.shape[:-1], -1, count)
-    result = torch.zeros(words.shape[:-1], dtype=torch.int32)
+    result = torch.zeros(words.shape[:-1], dtype=torch.int32, device=codes.device)
     for place in range(count):
         result |= words[..., place].int() << bits * place
     return result
@@ -94,7 +94,7 @@ def packed(codes: Tensor, bits: int) -> Tensor:
 
 def unpacked(words: Tensor, bits: int) -> Tensor:
     """[..., W] int32 -> [..., 32 W / bits] uint8, the lowest code first."""
-    places = torch.arange(0, WORD_BITS, bits, dtype=torch.int32)
+    places = torch.arange(0, WORD_BITS, bits, dtype=torch.int32, device=words.device)
     return ((words[..., None] >> places) & ((1 << bits) - 1)).to(torch.uint8).flatten(-2)
 
 

@@ -75,6 +75,27 @@ def test_what_a_step_reads(tmp_path: Path) -> None:
     assert read_checkpoint(str(checkpoint(tmp_path / "b", tied))).step_bytes(1) == (80 + 8) * 2
 
 
+LINEAR = {"model.layers.0.mlp.down_proj.weight": ("BF16", [8, 64]), "model.norm.bias": ("BF16", [8])}
+
+
+@pytest.mark.parametrize(("weights", "bits"), [("int8", 8.5), ("int4", 4.5)])
+def test_rounded_linear_layers(tmp_path: Path, weights: str, bits: float) -> None:
+    """Take their codes and scales, the output layer 8 bits; embedding and norms stay as they are."""
+    found = read_checkpoint(str(checkpoint(tmp_path, UNTIED | LINEAR)), weights=weights)
+    codes = int((512 * bits + 80 * 8.5) / 8)
+    assert found.weight_bytes == (80 + 8 + 8) * 2 + codes
+    assert found.step_bytes(1) == (8 + 8) * 2 + codes
+
+
+def test_a_tied_output_layer_has_codes_of_its_own(tmp_path: Path) -> None:
+    """The table of embeddings stays whole beside them, and no step reads it."""
+    tied = {name: one for name, one in UNTIED.items() if name != "lm_head.weight"}
+    found = read_checkpoint(str(checkpoint(tmp_path, tied | LINEAR)), weights="int8")
+    codes = int((512 + 80) * 8.5 / 8)
+    assert found.weight_bytes == (80 + 8 + 8) * 2 + codes
+    assert found.step_bytes(1) == (8 + 8) * 2 + codes
+
+
 def test_one_token_goes_through_some_experts(tmp_path: Path) -> None:
     """Several tokens may want all of them."""
     experts = {f"model.layers.0.mlp.experts.{i}.up.weight": ("BF16", [8, 8]) for i in range(4)}

@@ -111,3 +111,19 @@ def test_the_table_is_plausible() -> None:
     for one in GPUS.values():
         assert 0.01 < one.memory / one.bandwidth < 0.1, one
         assert one.product.startswith("NVIDIA-")
+
+
+def test_rounded_weights_take_less_of_a_device() -> None:
+    """Of seventy billion a device of 141 GB has room for 8 bits, and not for 16."""
+    large = {"parameters": 70 * GB, "linear": 68 * GB, "head": GB}
+    with pytest.raises(ConfigError, match="another --dtype or --weights"):
+        fit(model(**large), GPUS["h200"], 4000)
+    assert fit(model(**large, weights="int8"), GPUS["h200"], 4000).sessions > 0
+
+
+def test_rounded_weights_take_16_bits_on_a_gpu() -> None:
+    """On a CPU any dtype."""
+    wide = model(dtype="float32", weights="int8", linear=7 * GB)
+    with pytest.raises(ConfigError, match=r"--weights: int8 takes 16 bits .* --dtype bfloat16"):
+        fit(wide, BIG, 4000)
+    assert fit(wide, Device(CPU, 80 * GB, 0.0), 4000).sessions > 0

@@ -6,7 +6,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from outrider.engine.fused_decoder import fused_decoder
+from outrider.engine.gpu.coded_linear import CodedLinear
 from outrider.engine.loaded_model import Geometry, LoadedModel
+from outrider.engine.quantization.planes import PlanarWeight
 from tests.unit.engine.gpu.stand_in import DEVICE
 
 LLAMA_8B = {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "head_dim": 128}
@@ -15,12 +17,19 @@ QWEN3_8B = {"hidden_size": 4096, "intermediate_size": 12288, "num_attention_head
 SHARED = {"num_key_value_heads": 8, "vocab_size": 128256}
 
 
-def model(sizes: dict[str, int], layers: int = 1, *, head_norms: bool = False) -> LoadedModel:
-    """A fused decoder in bfloat16, with a norm over each head as Qwen 3 has it or without one."""
+def model(
+    sizes: dict[str, int], layers: int = 1, *, head_norms: bool = False, bits: int | None = None
+) -> LoadedModel:
+    """A fused decoder in bfloat16, with a norm over each head as Qwen 3 has it or without one.
+
+    With `bits` its linear layers have codes in groups of 32.
+    """
     kind, settings = (Qwen3ForCausalLM, Qwen3Config) if head_norms else (LlamaForCausalLM, LlamaConfig)
     config = settings(num_hidden_layers=layers, **sizes, **SHARED)
     with DEVICE:
         network = kind._from_config(config, dtype=torch.bfloat16).eval().requires_grad_(False)
+    if bits is not None:
+        _code(network, bits)
     geometry = Geometry(layers, config.num_attention_heads, 8, config.head_dim, config.head_dim)
     return LoadedModel(
         model=fused_decoder(network, geometry, dict.fromkeys(range(layers))),
@@ -34,3 +43,19 @@ def model(sizes: dict[str, int], layers: int = 1, *, head_norms: bool = False) -
         geometry=geometry,
         kernels=True,
     )
+
+
+def planar(bits: int, out: int, width: int, group: int = 32, *, zeros: bool = False) -> PlanarWeight:
+    """Codes of a weight [out, in]; with zeros the scales are float32, as those of checkpoints are."""
+    kept = torch.float32 if zeros else torch.bfloat16
+    of_groups = [torch.empty(-(-width // group), out, dtype=kept, device=DEVICE) for _ in range(2)]
+    words = torch.empty(-(-width * bits // 1024) * 32, out, dtype=torch.int32, device=DEVICE)
+    return PlanarWeight(words, of_groups[0], of_groups[1] if zeros else None, bits, group, width)
+
+
+def _code(network: torch.nn.Module, bits: int) -> None:
+    for name, layer in list(network.named_modules()):
+        if isinstance(layer, torch.nn.Linear):
+            parent, _, attribute = name.rpartition(".")
+            weight = planar(bits, layer.out_features, layer.in_features)
+            setattr(network.get_submodule(parent), attribute, CodedLinear(weight, None, torch.bfloat16))

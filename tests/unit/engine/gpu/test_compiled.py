@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +17,9 @@ import pytest
 import torch
 import triton
 
+from outrider.engine.gpu import coded_product as coded_products
 from outrider.engine.gpu.attention import KernelAttention
+from outrider.engine.gpu.coded_product import coded_product
 from outrider.engine.gpu.layout import BufferLayout
 from outrider.engine.gpu.plan import PlanSettings, graph_capacity
 from outrider.engine.gpu.runner import GraphRunner
@@ -27,7 +30,7 @@ from outrider.protocol.messages import SamplingParams
 from outrider.sampling import chooser
 from outrider.sampling.chooser import SamplingRow, choose
 from outrider.sampling.history import History
-from tests.unit.engine.gpu.shapes_of_models import LLAMA_1B, LLAMA_8B, QWEN3_8B, model
+from tests.unit.engine.gpu.shapes_of_models import LLAMA_1B, LLAMA_8B, QWEN3_8B, model, planar
 from tests.unit.engine.gpu.stand_in import DEVICE, compiled_for
 
 SHARED_MEMORY = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
@@ -37,7 +40,7 @@ MAX_SPILLED = 128
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 KERNELS = {
     *("attend_kernel", "combine_kernel", "store_kernel", "add_norm_kernel", "rotation_kernel", "gate_kernel"),
-    *("peaks_kernel", "listed_kernel", "weights_kernel"),
+    *("peaks_kernel", "listed_kernel", "weights_kernel", "coded_product_kernel"),
 }
 
 
@@ -94,6 +97,12 @@ def forward(sizes: dict[str, int], tokens: int, *, head_norms: bool = False) -> 
     runner.forward([Segment(kv, [1] * tokens, None, range(tokens))])
 
 
+def multiply(bits: int, rows: int, out: int, width: int, *, zeros: bool = False, group: int = 32) -> None:
+    """A product of bfloat16 rows with a coded weight."""
+    x = torch.empty(rows, width, dtype=torch.bfloat16, device=DEVICE)
+    coded_product(x, planar(bits, out, width, group, zeros=zeros), None)
+
+
 def sample() -> None:
     """Choices of sampled rows, whole and truncated, over a vocabulary of 128 k."""
     logits = torch.empty((8, 128256), device=DEVICE)
@@ -109,6 +118,7 @@ def everything() -> Iterator[Callable[[], object]]:
     yield lambda: forward(LLAMA_8B, 33)
     yield lambda: attend(Geometry(1, 32, 8, 128, 128), 33)
     yield sample
+    yield lambda: multiply(8, 1, 4096, 14336)
 
 
 @pytest.fixture(autouse=True)
@@ -166,3 +176,39 @@ def test_layers_of_models_compile(sizes, norms):
     """Norms over hidden rows and over heads, and rotation, at other widths."""
     found = compiled(90, lambda: forward(sizes, 1, head_norms=norms))
     assert all(fits(each, 90) for each in found), found
+
+
+TILES = [(1, 10**9), (1, 1), (64, 10**9), (64, 1)]
+"""Rows, and programs wanted: tiles of both heights, the narrowest and the widest."""
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize(("bits", "zeros"), [(8, False), (4, True)])
+def test_products_with_codes_compile(capability, bits, zeros, monkeypatch):
+    """At the gate and up of Llama 3 8B two programs and more fit a multiprocessor; next to nothing spills."""
+    found = []
+    for rows, programs in TILES:
+        monkeypatch.setattr(coded_products, "PROGRAMS", programs)
+        found += compiled(capability, partial(multiply, bits, rows, 28672, 4096, zeros=zeros))
+    assert len(found) == len(TILES)
+    assert all(each.stack <= 32 and 2 * each.shared <= SHARED_MEMORY[capability] for each in found), found
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_words_are_cut_out_where_a_product_takes_them(bits):
+    """A block's words leave the shared memory once, in the order of the matrix instruction: no place of them
+    is put back and read again.
+    """
+    with compiled_for(90) as made:
+        multiply(bits, 1, 4096, 4096)
+    code = made[0][1].asm["ttgir"]
+    loop = code[code.index("scf.for") :]
+    assert loop.count("tt.dot ") == 32 // bits
+    assert loop.count("ttg.local_load") == 32 // bits + 1, "x for each place, and the words"
+
+
+def test_products_with_codes_fit_the_smallest_gpu(monkeypatch):
+    """There the widest tile takes most of the shared memory."""
+    monkeypatch.setattr(coded_products, "PROGRAMS", 1)
+    found = compiled(86, partial(multiply, 4, 64, 28672, 4096, zeros=True))
+    assert all(fits(each, 86) for each in found), found

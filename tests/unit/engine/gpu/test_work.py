@@ -101,6 +101,18 @@ def test_a_forward_is_ten_launches_a_layer(decoder):
     assert (work.sent, work.waits, work.on_host) == (1, 0, 0)
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+def test_products_with_codes_are_one_launch_each(bits):
+    """The forward has as many launches as with the products of torch, and nothing else is done."""
+    runner = GraphRunner(model(LLAMA_8B, LAYERS, bits=bits), 100, 16, buckets=())
+    with counted() as work:
+        prompt(runner)
+    assert work.kernels["coded_product_kernel"] == 4 * LAYERS + 1
+    assert work.operations["mm"] == 0
+    assert work.launches == 10 * LAYERS + 14
+    assert (work.sent, work.waits, work.on_host) == (1, 0, 0)
+
+
 def test_a_step_with_a_graph_is_one_copy_and_one_replay(decoder):
     """A tree of 33 tokens after a commit that moves entries: no launch beside the copy of the logits.
 

@@ -1,0 +1,131 @@
+"""Linear layers of which a device holds the codes alone.
+
+They are called like those of torch, and compute in one of two ways: with numbers that are made when they run,
+rounded to the model's dtype, as transformers would compute; or from the codes, by the kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from outrider.engine.gpu.accelerator import missing
+from outrider.engine.quantization.planes import PlanarWeight, joined_planes
+
+Product = Callable[[Tensor, PlanarWeight, Tensor | None], Tensor]
+
+
+class CodedLinear(nn.Module):
+    """`x @ weight.T + bias`, [..., in] -> [..., out], in 16 bits (or float32, in tests)."""
+
+    def __init__(self, weight: PlanarWeight, bias: Tensor | None, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.dtype, self._bits, self._group = dtype, weight.bits, weight.group
+        # Parameters, so that they move with the model and count as its weights.
+        self.words, self.scales = _kept(weight.words), _kept(weight.scales)
+        self.zeros = None if weight.zeros is None else _kept(weight.zeros)
+        self.bias = None if bias is None else _kept(bias)
+        self.product: Product | None = None
+        """The kernel's, once it is wanted."""
+
+    @property
+    def planes(self) -> PlanarWeight:
+        """The codes."""
+        return PlanarWeight(self.words, self.scales, self.zeros, self._bits, self._group, self.in_features)
+
+    @property
+    def weight(self) -> Tensor:
+        """[out, in], the numbers; made each time."""
+        return self.planes.values(self.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out]."""
+        if self.product is None:
+            return linear(x, self.weight, self.bias)
+        rows = x.reshape(-1, self.in_features)
+        rows = rows if rows.stride(1) == 1 else rows.contiguous()
+        return self.product(rows, self.planes, self.bias).view(*x.shape[:-1], self.out_features)
+
+    def hold(self, weight: PlanarWeight) -> None:
+        """Take the same numbers from other memory."""
+        self.words.data, self.scales.data = weight.words, weight.scales
+        self.zeros = None if weight.zeros is None else _kept(weight.zeros)
+
+    def extra_repr(self) -> str:
+        """For printing the model."""
+        return f"in_features={self.in_features}, out_features={self.out_features}, bits={self._bits}"
+
+
+class SideBySide(nn.Module):
+    """The results of several layers next to each other: for those whose codes make no common weight."""
+
+    def __init__(self, parts: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+        layers: Sequence[Any] = parts
+        self.out_features: int = sum(part.out_features for part in layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out]."""
+        return torch.cat([part(x) for part in self.parts], -1)
+
+
+def without_codes(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why weights cannot be codes on a device that is no CPU; None when they can."""
+    if device.type != "cuda":
+        return f"there are no kernels for {device.type}; set device to cpu or cuda"
+    if (lacking := missing(device)) is not None:
+        return f"{lacking}; see docs/gpu.md, or set device to cpu"
+    if dtype.itemsize != 2:
+        return f"the kernels take 16 bits, and this model is {dtype}; set dtype to bfloat16"
+    return None
+
+
+def compute_from_codes(model: nn.Module, wanted: bool) -> None:
+    """Let the coded layers of a model compute by the kernel, or else with numbers that they make."""
+    product: Product | None = None
+    for layer in model.modules():
+        if isinstance(layer, CodedLinear):
+            product = (product or _kernel()) if wanted else None
+            layer.product = product
+
+
+def joined_layers(parts: Sequence[nn.Module]) -> nn.Module:
+    """One layer for several of which one has codes; those of a common weight become views of it."""
+    coded = [part for part in parts if isinstance(part, CodedLinear)]
+    whole = joined_planes([part.planes for part in coded]) if len(coded) == len(parts) else None
+    if whole is None:
+        return SideBySide(parts)
+    fused, start = CodedLinear(whole, _biases(coded), coded[0].dtype), 0
+    for part in coded:
+        part.hold(whole.columns(start, start + part.out_features))
+        start += part.out_features
+    return fused
+
+
+def _biases(parts: Sequence[CodedLinear]) -> Tensor | None:
+    if all(part.bias is None for part in parts):
+        return None
+    return torch.cat([_bias(part) for part in parts])
+
+
+def _bias(part: CodedLinear) -> Tensor:
+    if part.bias is not None:
+        bias: Tensor = part.bias.detach()
+        return bias
+    return torch.zeros(part.out_features, dtype=part.dtype, device=part.words.device)
+
+
+def _kernel() -> Product:
+    from outrider.engine.gpu.coded_product import coded_product  # imports Triton
+
+    return coded_product
+
+
+def _kept(tensor: Tensor) -> Any:
+    return nn.Parameter(tensor.detach(), requires_grad=False)

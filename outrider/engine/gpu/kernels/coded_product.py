@@ -1,0 +1,83 @@
+"""`Y = X W^T + b` for weights W with codes of 8 or 4 bits, by the matrix instructions for 16-bit numbers.
+
+A code less its zero is a whole number of up to 256, which any 16-bit dtype holds, so each product with it is
+exact. The scale is taken of a sum of such, in float32. Numbers of a weight never stand in memory.
+
+A program adds up all of K for one tile of the result, plane after plane (see
+`outrider.engine.quantization.planes`), each of which is a product of its own that is then scaled. So the
+order of a sum depends neither on the tile nor on how many rows there are. Words are read once for all rows of
+a tile.
+
+Shapes: M rows, N columns (the weight's rows), K numbers of a row, B blocks, G groups.
+"""
+
+import triton
+import triton.language as tl
+
+PLANE = tl.constexpr(32)
+LARGE = tl.constexpr(8388608.0)
+"""2^23: float32 from there on to 2^24 are the whole numbers, so that a code placed in the lowest bits of its
+digits is added to it. That spares the conversion, which takes longer than what is done instead."""
+LARGE_BITS = tl.constexpr(0x4B000000)
+
+
+@triton.jit
+def _weights(words, place: tl.constexpr, offset, BITS: tl.constexpr, dtype: tl.constexpr):
+    """Codes of a place of words [PLANE, n] less their zeros: `offset` [n] float32 is LARGE and the zero."""
+    codes = (words >> (BITS * place)) & ((1 << BITS) - 1)
+    return ((codes | LARGE_BITS).to(tl.float32, bitcast=True) - offset[None, :]).to(dtype)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def coded_product_kernel(
+    x,  # [M, K] by row stride
+    words,  # [B PLANE, N] int32 by row stride
+    scales,  # [G, N] by row stride
+    zeros,  # like scales, or anything when ZEROS is false
+    bias,  # [N], or anything when BIAS is false
+    out,  # [M, N]
+    rows,
+    columns,
+    numbers,
+    group,
+    x_stride,
+    words_stride,
+    scales_stride,
+    BITS: tl.constexpr,
+    ZEROS: tl.constexpr,
+    BIAS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One tile of the result (grid [tiles of rows, tiles of columns]): those of the same columns run together
+    and share what they read.
+    """
+    row = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    real = column < columns
+    PLACES: tl.constexpr = 32 // BITS
+    dtype: tl.constexpr = x.dtype.element_ty
+    sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    offset = tl.full([BLOCK_N], LARGE + (1 << (BITS - 1)), tl.float32)
+    along = tl.arange(0, PLANE)
+    for block in range(tl.cdiv(numbers, PLANE * PLACES)):
+        places = words + (along + block * PLANE)[:, None] * words_stride + column[None, :]
+        held = tl.load(places, mask=real[None, :], other=0)
+        for place in tl.static_range(PLACES):
+            first = (block * PLACES + place) * PLANE
+            # Behind the last number x is 0, and any group will do.
+            at = tl.minimum(first, numbers - 1) // group * scales_stride + column
+            if ZEROS:
+                offset = LARGE + tl.load(zeros + at, mask=real, other=0.0).to(tl.float32)
+            part = tl.load(
+                x + row[:, None] * x_stride + (along + first)[None, :],
+                mask=(row < rows)[:, None] & (along + first < numbers)[None, :],
+                other=0.0,
+            )
+            product = tl.dot(part, _weights(held, place, offset, BITS, dtype), input_precision=PRECISION)
+            sums += product * tl.load(scales + at, mask=real, other=0.0).to(tl.float32)[None, :]
+    if BIAS:
+        sums += tl.load(bias + column, mask=real, other=0.0).to(tl.float32)[None, :]
+    target = out + row[:, None] * columns + column[None, :]
+    tl.store(target, sums.to(out.dtype.element_ty), mask=(row < rows)[:, None] & real[None, :])

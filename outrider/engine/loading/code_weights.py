@@ -1,0 +1,52 @@
+"""Brings the weights of linear layers to a device as codes, one layer after the other.
+
+The device holds the codes and a part of one layer's numbers, however large the model is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from outrider.engine.cpu.linear import is_linear, linear_weight
+from outrider.engine.gpu.coded_linear import CodedLinear
+from outrider.engine.loading.move_weights import PROGRESS_BYTES
+from outrider.engine.quantization.modules import bits_of, codes_of
+from outrider.engine.quantization.planes import PlanarWeight, in_planes, rounded_in_planes
+
+
+def code_weights(
+    network: PreTrainedModel, place: torch.device, bits: int | None, say: Callable[[str], None]
+) -> int:
+    """Replace the layers that have codes, and all others with `bits`, which they are rounded to; returns how
+    many.
+    """
+    names = [name for name, module in network.named_modules() if is_linear(module)]
+    wanted = [name for name in names if bits is not None or codes_of(network.get_submodule(name)) is not None]
+    read = told = 0
+    for name in wanted:
+        layer = network.get_submodule(name)
+        read += linear_weight(layer).nbytes
+        _replace(network, name, _planes(network, layer, place, bits or 0), place)
+        if read - told >= PROGRESS_BYTES:
+            told = read
+            say(f"{read / 1e9:.1f} GB of weights are codes on {place}")
+    return len(wanted)
+
+
+def _planes(network: PreTrainedModel, layer: nn.Module, place: torch.device, bits: int) -> PlanarWeight:
+    codes = codes_of(layer)
+    if codes is not None:
+        return in_planes(codes, place)
+    return rounded_in_planes(linear_weight(layer).detach(), bits_of(network, layer, bits), place)
+
+
+def _replace(network: PreTrainedModel, name: str, weight: PlanarWeight, place: torch.device) -> None:
+    parent, _, attribute = name.rpartition(".")
+    layer: Any = network.get_submodule(name)
+    bias = None if layer.bias is None else layer.bias.detach().to(place)
+    setattr(network.get_submodule(parent), attribute, CodedLinear(weight, bias, layer.weight.dtype))

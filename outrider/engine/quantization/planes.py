@@ -1,0 +1,150 @@
+"""Codes in the order in which a kernel of GPUs reads them.
+
+A *plane* is PLANE numbers that follow each other in a row of a weight, all of one group. A *block* is as many
+planes as a word has codes, each at one place of the block's words: a place of words [PLANE, out] is what a
+product takes, without moving a number.
+
+Shapes: B blocks of P = 32 / bits planes, G groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from outrider.engine.quantization.rounding import rounded
+from outrider.engine.quantization.weight import WORD_BITS, QuantizedWeight, unpacked
+
+PLANE = 32
+AT_ONCE = 1 << 24
+"""Numbers of a weight that are computed at once: as float32 they take 64 MiB."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlanarWeight:
+    """The numbers of a `QuantizedWeight`; the last block is padded. Tensors may be columns of wider ones."""
+
+    words: Tensor
+    """[B PLANE, out] int32: place p of word (PLANE b + i, column) is number PLANE (P b + p) + i of a row."""
+    scales: Tensor
+    """[G, out] bfloat16 or float32."""
+    zeros: Tensor | None
+    """[G, out] of the scales' dtype, whole numbers; None: half of the codes' range."""
+    bits: int
+    group: int
+    numbers: int
+    """In a row."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(out, in)."""
+        return self.words.shape[1], self.numbers
+
+    def columns(self, start: int, stop: int) -> PlanarWeight:
+        """Some rows of the weight, in the same memory."""
+        zeros = None if self.zeros is None else self.zeros[:, start:stop]
+        return replace(self, words=self.words[:, start:stop], scales=self.scales[:, start:stop], zeros=zeros)
+
+    def values(self, dtype: torch.dtype) -> Tensor:
+        """[out, in], what the codes stand for, rounded."""
+        out = self.words.shape[1]
+        made = torch.empty(self.shape, dtype=dtype, device=self.words.device)
+        for start, stop in row_ranges(out, self.numbers):
+            made[start:stop] = self.columns(start, stop)._numbers().t()
+        return made
+
+    def _numbers(self) -> Tensor:
+        """[in, out] float32."""
+        places = torch.arange(0, WORD_BITS, self.bits, dtype=torch.int32, device=self.words.device)
+        blocks = self.words.view(-1, 1, PLANE, self.words.shape[1])
+        codes = (blocks >> places[:, None, None]) & ((1 << self.bits) - 1)  # [B, P, PLANE, out]
+        zeros = float(1 << (self.bits - 1)) if self.zeros is None else self._of_numbers(self.zeros)
+        codes = codes.flatten(0, 2)
+        return (codes[: self.numbers].float() - zeros) * self._of_numbers(self.scales)
+
+    def _of_numbers(self, of_groups: Tensor) -> Tensor:
+        """[G, out] -> [in, out] float32."""
+        return of_groups.float().repeat_interleave(self.group, 0)[: self.numbers]
+
+
+def in_planes(weight: QuantizedWeight, place: torch.device) -> PlanarWeight:
+    """The same weight in that order on a device; part after part, so that little else is held there."""
+    parts = [_ordered(part, place) for part in _rows(weight)]
+    whole = joined_planes(parts)
+    assert whole is not None, "parts of one weight"
+    return whole
+
+
+def rounded_in_planes(weight: Tensor, bits: int, place: torch.device) -> PlanarWeight:
+    """A weight [out, in] rounded on a device, which it reaches part after part."""
+    ranges = row_ranges(*weight.shape)
+    parts = [in_planes(rounded(weight[start:stop].to(place), bits), place) for start, stop in ranges]
+    whole = joined_planes(parts)
+    assert whole is not None, "parts of one weight"
+    return whole
+
+
+def takes_planes(weight: QuantizedWeight) -> bool:
+    """True where kernels take the weight: its groups are whole planes, its zeros whole numbers that are codes
+    or one more.
+    """
+    zeros = weight.zeros
+    fits = zeros is None or bool(
+        ((zeros == zeros.round()) & (zeros >= 0) & (zeros <= 1 << weight.bits)).all()
+    )
+    return fits and weight.group % PLANE == 0
+
+
+def joined_planes(parts: Sequence[PlanarWeight]) -> PlanarWeight | None:
+    """The rows of all, one after the other; None where their groups differ."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    if len({(part.bits, part.group, part.numbers) for part in parts}) > 1:
+        return None
+    kept = torch.bfloat16 if all(part.scales.dtype == torch.bfloat16 for part in parts) else torch.float32
+    zeros = None
+    if any(part.zeros is not None for part in parts):
+        zeros = torch.cat([_zeros(part).to(kept) for part in parts], 1)
+    return replace(
+        first,
+        words=torch.cat([part.words for part in parts], 1),
+        scales=torch.cat([part.scales.to(kept) for part in parts], 1),
+        zeros=zeros,
+    )
+
+
+def _zeros(part: PlanarWeight) -> Tensor:
+    return torch.full_like(part.scales, 1 << (part.bits - 1)) if part.zeros is None else part.zeros
+
+
+def _rows(weight: QuantizedWeight) -> Iterator[QuantizedWeight]:
+    """Parts of a weight of some rows each."""
+    for start, stop in row_ranges(*weight.shape):
+        zeros = None if weight.zeros is None else weight.zeros[start:stop]
+        yield replace(weight, words=weight.words[start:stop], scales=weight.scales[start:stop], zeros=zeros)
+
+
+def _ordered(part: QuantizedWeight, place: torch.device) -> PlanarWeight:
+    count = WORD_BITS // part.bits
+    codes = unpacked(part.words.to(place), part.bits)[:, : part.numbers]
+    codes = pad(codes, (0, -part.numbers % (count * PLANE))).view(len(codes), -1, count, PLANE)
+    words = torch.zeros_like(codes[:, :, 0], dtype=torch.int32)  # [out, B, PLANE]
+    for number in range(count):
+        words |= codes[:, :, number].int() << part.bits * number
+    turned = [None if each is None else each.to(place).t().contiguous() for each in (part.scales, part.zeros)]
+    assert turned[0] is not None
+    return PlanarWeight(
+        words.flatten(1).t().contiguous(), turned[0], turned[1], part.bits, part.group, part.numbers
+    )
+
+
+def row_ranges(rows: int, numbers: int) -> Iterator[tuple[int, int]]:
+    """Cuts a weight of so many rows into parts of AT_ONCE numbers."""
+    step = max(1, AT_ONCE // numbers)
+    for start in range(0, rows, step):
+        yield start, min(start + step, rows)

@@ -1,0 +1,131 @@
+"""Models with coded weights on the kernels, through Triton's interpreter, against transformers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from outrider.engine.fused_decoder import FusedDecoder, fused_decoder
+from outrider.engine.gpu import coded_linear
+from outrider.engine.gpu.coded_linear import CodedLinear, SideBySide, compute_from_codes
+from outrider.engine.gpu.runner import GraphRunner
+from outrider.engine.kv.pages import SequenceKv
+from outrider.engine.loading.check_forward import check_paged, run_plain
+from outrider.engine.loading.code_weights import code_weights
+from outrider.engine.loading.loader import _described
+from outrider.engine.quantization.rounding import BITS, rounded
+from outrider.engine.runner import ModelRunner, Segment
+from tests.unit.engine.gpu.fakes import FakeGraphs
+from tests.unit.engine.gpu.test_runner import script
+from tests.unit.engine.loading.test_rounded import TOKENS, expected
+
+CPU = torch.device("cpu")
+PAGES, PAGE = 48, 4
+
+
+def network_of(folder, dtype=torch.float32):
+    """As transformers loads it."""
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval().requires_grad_(False)
+
+
+def loaded_of(network, *, fused=True):
+    """A model as a GPU has it, and what it computes by itself."""
+    plain = run_plain(network, 512)
+    loaded = _described(network, "tiny", plain, 512, CPU)
+    if fused:
+        loaded = replace(loaded, model=fused_decoder(network, plain.geometry, plain.windows))
+    return loaded, plain
+
+
+def rounded_model(folder, weights, dtype=torch.float32, *, fused=True):
+    """The same with rounded weights."""
+    network = network_of(folder, dtype)
+    code_weights(network, CPU, BITS[weights], lambda _: None)
+    return loaded_of(network, fused=fused)
+
+
+def logits(runner):
+    """[T, V] of TOKENS."""
+    kv = SequenceKv.open(runner.pool, [])
+    return runner.forward([Segment(kv, TOKENS, None, range(len(TOKENS)))])
+
+
+def assert_near(found, wanted, most=2e-3):
+    """Relative to how logits spread."""
+    assert torch.allclose(found, wanted, atol=most * wanted.std().item()), (found - wanted).abs().max()
+
+
+@pytest.mark.parametrize("weights", BITS)
+@pytest.mark.parametrize(
+    ("architecture", "fused"), [("llama", True), ("qwen2", True), ("phi3", True), ("gpt2", False)]
+)
+def test_a_model_is_transformers_with_rounded_weights(folder_of, architecture, fused, weights):
+    """Fused, with biases, with parts that are one layer already, and with modules of its own."""
+    folder = folder_of(architecture)
+    loaded, _ = rounded_model(folder, weights, fused=fused)
+    runner = GraphRunner(loaded, PAGES, PAGE, buckets=())
+    assert_near(logits(runner), expected(folder, BITS[weights]))
+
+
+def test_every_step_of_a_script_is_the_plain_runner_s(folder_of):
+    """Chunks, a tree, commits, a fork and a batch, with graphs, against numbers that layers make."""
+    loaded, _ = rounded_model(folder_of("llama"), "int4")
+    found = script(GraphRunner(loaded, PAGES, PAGE, buckets=(4, 8), graphs=FakeGraphs()))
+    compute_from_codes(loaded.model, False)
+    for ours, theirs in zip(found, script(ModelRunner(loaded, PAGES, PAGE)), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("weights", BITS)
+def test_a_model_in_16_bits_passes_the_check_at_load(folder_of, weights, monkeypatch):
+    """Which compares it with transformers' modules, whose numbers are rounded to 16 bits."""
+    loaded, plain = rounded_model(folder_of("llama"), weights, torch.bfloat16)
+    runner = partial(GraphRunner, buckets=())
+    monkeypatch.setattr("outrider.engine.loading.check_forward.make_runner", runner)
+    check_paged(loaded, plain, 2.0)
+    assert all(layer.product is not None for layer in coded(loaded.model))
+
+
+def test_parts_of_other_bits_lie_side_by_side(folder_of):
+    """Queries have 8 bits, keys and values 4: each is a product of its own, and its codes are kept."""
+    wanted, network = network_of(folder_of("llama")), network_of(folder_of("llama"))
+    code_some(network, "q_proj", 8)
+    code_some(network, "k_proj", 4)
+    for name, layer in wanted.named_modules():
+        bits = {"q_proj": 8, "k_proj": 4}.get(name.rpartition(".")[2])
+        if bits:
+            layer.weight.copy_(rounded(layer.weight, bits).values())
+    loaded, _ = loaded_of(network)
+    assert isinstance(loaded.model, FusedDecoder)
+    assert all(isinstance(layer.qkv, SideBySide) for layer in loaded.model.stack)
+    with torch.inference_mode():
+        theirs = wanted(torch.tensor([TOKENS])).logits[0]
+    assert_near(logits(GraphRunner(loaded, PAGES, PAGE, buckets=())), theirs)
+
+
+def test_a_kernel_that_fails_leaves_the_codes_to_torch(folder_of, monkeypatch):
+    """The runner without kernels computes with numbers that layers make."""
+    loaded, _ = rounded_model(folder_of("llama"), "int8")
+    kept = logits(GraphRunner(loaded, PAGES, PAGE, buckets=()))
+    monkeypatch.setattr(coded_linear, "_kernel", lambda: pytest.fail("no kernel is wanted"))
+    compute_from_codes(loaded.model, False)
+    assert_near(logits(ModelRunner(loaded, PAGES, PAGE)), kept)
+
+
+def code_some(network, ending, bits):
+    """Round the layers whose names end so."""
+    from outrider.engine.loading.code_weights import _replace
+    from outrider.engine.quantization.planes import rounded_in_planes
+
+    for name in [name for name, _ in network.named_modules() if name.endswith(ending)]:
+        weight = network.get_submodule(name).weight
+        _replace(network, name, rounded_in_planes(weight, bits, CPU), CPU)
+
+
+def coded(model):
+    """Its layers with codes."""
+    return [layer for layer in model.modules() if isinstance(layer, CodedLinear)]
