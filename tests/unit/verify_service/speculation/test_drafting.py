@@ -110,7 +110,7 @@ def test_a_lone_session_is_judged_as_a_batch_is() -> None:
 
 
 def test_a_few_steps_without_luck_are_no_clear_loss() -> None:
-    """Tokens that come seldom but many at once: eight steps may have none, and the draft pays all the same."""
+    """Tokens that come seldom but many at once: eight steps may have none, and yet the draft pays."""
     assert Replica(CHAT).run(1000, {CHAT: 0.25}, slowdown=0.02)[CHAT] == 1.0
 
 
