@@ -138,8 +138,9 @@ class FusedLayer(nn.Module):
         """`qkv` is [(Q + 2 H) * D, C]."""
         super().__init__()
         self.index, self.settings = index, settings
-        self.qkv, self.mlp = qkv, mlp
+        self.qkv: nn.Module = qkv
         self.output: nn.Module = output
+        self.mlp = mlp
 
 
 class FusedDecoder(nn.Module):

@@ -24,13 +24,13 @@ class Target:
     """[T, V] logits of each text."""
 
 
-def token_by_token(runner: ModelRunner, text: list[int]) -> torch.Tensor:
-    """[T, V] logits."""
+def token_by_token(runner: ModelRunner, text: list[int], chunk: int = 0) -> torch.Tensor:
+    """[T, V] logits; the first tokens may be one chunk."""
     kv = SequenceKv.open(runner.pool, text, reuse=False)
     rows = []
-    for token in text:
-        rows.append(runner.forward([Segment(kv, [token], None, [0])]))
-        runner.commit(kv, [0], [token])
+    for piece in filter(None, (text[:chunk], *([token] for token in text[chunk:]))):
+        rows.append(runner.forward([Segment(kv, piece, None, range(len(piece)))]))
+        runner.commit(kv, range(len(piece)), piece)
     kv.release()
     return torch.cat(rows)
 
