@@ -139,8 +139,8 @@ class FusedLayer(nn.Module):
         super().__init__()
         self.index, self.settings = index, settings
         self.qkv: nn.Module = qkv
-        self.output: nn.Module = output
         self.mlp = mlp
+        self.output: nn.Module = output
 
 
 class FusedDecoder(nn.Module):

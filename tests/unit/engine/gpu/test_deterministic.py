@@ -73,7 +73,7 @@ def target_of(loaded: LoadedModel) -> Target:
     return Target(loaded, texts, [token_by_token(eager, each, min(CHUNK, len(each) - 6)) for each in texts])
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen3", "mistral"])
+@pytest.mark.parametrize("architecture", ["llama", "mistral", pytest.param("qwen3", marks=pytest.mark.slow)])
 def test_any_way_of_computing_gives_the_same_bits(folder_of, architecture):
     """Chunks, trees, batches, graphs and reused prefixes against one token at a time."""
     loaded, graphs = in_order(folder_of(architecture)), FakeGraphs()
