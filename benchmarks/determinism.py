@@ -24,6 +24,7 @@ from benchmarks.workload import add_flags, load_workload
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loading.check_determinism import library_part
 from outrider.engine.loading.loader import load_model
+from outrider.engine.make_runner import make_runner
 from outrider.engine.runner import ModelRunner, Segment
 
 PAGE_SIZE = 16
@@ -142,15 +143,23 @@ def _judge(expected: Sequence[Decoding], found: Sequence[Decoding]) -> tuple[flo
 
 
 def _runner(flags: argparse.Namespace, prompts: Sequence[Tokens]) -> ModelRunner:
-    loaded = load_model(str(flags.model), dtype=flags.dtype, device="cpu", threads=1)
+    loaded = load_model(
+        str(flags.model),
+        dtype=flags.dtype,
+        device=flags.device,
+        threads=1,
+        deterministic=flags.deterministic,
+    )
     longest = max(len(prompt) for prompt in prompts) + flags.tokens + 4 * NODES
-    return ModelRunner(loaded, (len(prompts) + 1) * -(-longest // PAGE_SIZE), PAGE_SIZE)
+    return make_runner(loaded, (len(prompts) + 1) * -(-longest // PAGE_SIZE), PAGE_SIZE)
 
 
 def _flags() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--model", type=Path, required=True, help="folder with config.json and weights")
     parser.add_argument("--dtype", default="bfloat16", help="arithmetic of the weights")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--deterministic", action="store_true", help="with kernels that a GPU has for it")
     parser.add_argument("--requests", type=int, default=8, help="prompts that are decoded")
     add_flags(parser)
     return parser.parse_args()

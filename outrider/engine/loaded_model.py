@@ -46,6 +46,8 @@ class LoadedModel:
     geometry: Geometry
     kernels: bool = False
     """True where the kernels of a GPU compute what lies between the products."""
+    ordered: bool = False
+    """True where these kernels, and those of its products, give a token the same bits in every batch."""
     choice: BackendChoice | None = None
     """What computes the products, on the CPU."""
     workers: WorkerPool | None = None
@@ -69,7 +71,8 @@ class LoadedModel:
         """What a token's bits depend on besides the model, for comparison with other replicas."""
         forward = "fused" if hasattr(self.model, "stack") else "modules"
         if self.device.type != "cpu":
-            kernels = torch.cuda.get_device_name(self.device) + ("" if self.kernels else " torch")
+            way = "" if self.kernels else " torch"
+            kernels = torch.cuda.get_device_name(self.device) + (" ordered" if self.ordered else way)
         elif self.choice is None or self.choice.backend is Backend.ONEDNN:
             kernels = f"onednn {torch.backends.cpu.get_cpu_capability()} torch {torch.__version__}"
         else:

@@ -11,6 +11,7 @@ from outrider.engine.gpu.coded_linear import compute_from_codes
 from outrider.engine.loaded_model import Geometry, LoadedModel
 from outrider.engine.runner import ModelRunner
 from outrider.engine.step import StepSize
+from outrider.protocol.errors import ModelError
 
 NARROWEST_HEAD, WIDEST_HEAD = 16, 256
 """Widths of key and value heads that the kernels take: a matrix product has at least 16 columns, and tiles of
@@ -29,7 +30,8 @@ def make_runner(
     a short use.
 
     Raises:
-        ModelError: the device has no memory for so many slots.
+        ModelError: the device has no memory for so many slots, or does not fit the kernels that
+            `deterministic` rests on.
     """
     if loaded.kernels and largest is None:
         return _graph_runner(loaded, num_pages, page_size, None)
@@ -38,6 +40,8 @@ def make_runner(
             return _graph_runner(loaded, num_pages, page_size, largest, say)
         except kernel_errors() as error:
             reason = str(error)
+        if loaded.ordered:
+            raise ModelError(f"deterministic: {reason}; set deterministic off")
         # Its memory is free by now: the error held it.
         say(f"without kernels: {reason}; plain torch computes this model")
     compute_from_codes(loaded.model, False)

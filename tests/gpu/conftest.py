@@ -36,3 +36,13 @@ def loaded(device, tmp_path_factory):
 
     folder = build_model("llama", tmp_path_factory.mktemp("llama"))
     return load_model(str(folder), dtype="bfloat16", device=str(device), threads=1)
+
+
+@pytest.fixture(scope="session")
+def deterministic(device, tmp_path_factory):
+    """The same with `deterministic`: its check at load is part of it."""
+    from outrider.engine.loading.loader import load_model
+    from tests.models import build_model
+
+    folder = build_model("llama", tmp_path_factory.mktemp("llama"))
+    return load_model(str(folder), dtype="bfloat16", device=str(device), threads=1, deterministic=True)

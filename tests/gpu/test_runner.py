@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.runner import ModelRunner, Segment
+from tests.unit.engine.reading import VOCABULARY, Target, read_all, token_by_token
 
 PAGES, PAGE = 64, 16
 PROMPT = [(7 * i + 3) % 290 for i in range(200)]
@@ -79,3 +82,17 @@ def test_a_bf16_model_gets_the_graph_runner(loaded):
     from outrider.engine.make_runner import make_runner
 
     assert isinstance(make_runner(loaded, PAGES, PAGE), GraphRunner)
+
+
+def test_deterministic_gives_the_same_bits_in_any_way(deterministic):
+    """Chunks, trees, batches, graphs and reused prefixes against one token at a time."""
+    from outrider.engine.gpu.runner import GraphRunner
+
+    generator = random.Random(1)
+    texts = [[generator.randrange(VOCABULARY) for _ in range(400)] for _ in range(2)]
+    texts[1][:40] = texts[0][:40]
+    alone = GraphRunner(deterministic, 8 * PAGES, PAGE)
+    target = Target(deterministic, texts, [token_by_token(alone, text) for text in texts])
+    for seed, page in enumerate((4, 16, 64)):
+        read_all(target, GraphRunner(deterministic, 8 * PAGES, page), seed)
+    read_all(target, GraphRunner(deterministic, 8 * PAGES, PAGE, buckets=()), 3)

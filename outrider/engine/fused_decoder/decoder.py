@@ -138,8 +138,9 @@ class FusedLayer(nn.Module):
         """`qkv` is [(Q + 2 H) * D, C]."""
         super().__init__()
         self.index, self.settings = index, settings
-        self.qkv, self.mlp = qkv, mlp
-        self.output = output
+        self.qkv: nn.Module = qkv
+        self.mlp = mlp
+        self.output: nn.Module = output
 
 
 class FusedDecoder(nn.Module):

@@ -16,6 +16,7 @@ from torch import Tensor
 from outrider.engine.attention import PagedAttention
 from outrider.engine.gpu.accelerator import multiprocessors
 from outrider.engine.gpu.kernels.attention import attend_kernel, combine_kernel, store_kernel
+from outrider.engine.gpu.kernels.ordered_attention import attend_in_order_kernel, join_kernel
 from outrider.engine.gpu.layout import BufferLayout, DeviceStep
 from outrider.engine.gpu.plan import BLOCK_KEYS, block_rows
 from outrider.engine.gpu.shapes import check_rows, check_shape
@@ -29,14 +30,22 @@ class KernelAttention(PagedAttention):
     """Keys and values of all slots, and one more that padding is written to."""
 
     def __init__(
-        self, geometry: Geometry, num_slots: int, page_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        geometry: Geometry,
+        num_slots: int,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        ordered: bool = False,
     ) -> None:
+        """`ordered`: a token's bits do not depend on its batch; steps are planned by `plan_in_order` then."""
         super().__init__(geometry, num_slots + 1, dtype, device)
         self.trash = num_slots
         """The slot that nothing reads."""
         self.current: DeviceStep | None = None
         """The step that attention calls serve."""
-        self._page_size = page_size
+        self._page_size, self._ordered = page_size, ordered
         widths = (geometry.head_dim, geometry.value_dim)
         self._shape = (geometry.kv_heads, geometry.queries_per_kv, *widths, *map(_power_of_2, widths))
         self._scaling = geometry.head_dim**-0.5
@@ -49,7 +58,8 @@ class KernelAttention(PagedAttention):
         `wanted` is W, at most the tokens that the layout holds.
         """
         heads, group, _, value_width, *_ = self._shape
-        rows = (layout.capacity.items, heads, block_rows(layout.capacity.tokens, group))
+        tokens = 1 if self._ordered else layout.capacity.tokens
+        rows = (layout.capacity.items, heads, block_rows(tokens, group))
         partial = torch.empty((*rows, value_width), dtype=torch.float32, device=buffer.device)
         statistics = torch.empty((2, *rows), dtype=torch.float32, device=buffer.device)
         return DeviceStep(buffer, layout, wanted, rows[2], partial, statistics)
@@ -130,7 +140,8 @@ class KernelAttention(PagedAttention):
         if sinks is not None:
             check_shape("sinks", sinks, heads)
         out = query.new_empty((len(query), heads, self._shape[3]))
-        attend_kernel[(min(items * self._shape[0], self._programs),)](
+        kernel = attend_in_order_kernel if self._ordered else attend_kernel
+        kernel[(min(items * self._shape[0], self._programs),)](
             query,
             self.keys[layer],
             self.values[layer],
@@ -142,7 +153,7 @@ class KernelAttention(PagedAttention):
             layout.items_at,
             layout.tiles_at,
             layout.at("positions"),
-            layout.at("own"),
+            *(() if self._ordered else (layout.at("own"),)),
             layout.at("masks"),
             items,
             query.stride(0),
@@ -164,7 +175,8 @@ class KernelAttention(PagedAttention):
 
     def _combine(self, step: DeviceStep, out: Tensor) -> None:
         """Join the parts of tiles with several items, and zero the padding: out [N, Q, V]."""
-        combine_kernel[tuple(out.shape[:2])](
+        kernel = join_kernel if self._ordered else combine_kernel
+        kernel[tuple(out.shape[:2])](
             out,
             step.partial,
             step.statistics,

@@ -4,11 +4,11 @@ int64 throughout, so that positions, slots and mask words share it. A graph read
 depend on its capacity alone; what varies in size stands in the tail, which tiles and rows point into.
 
     counts      how many items there are
-    per token   token id, position, slot to write, row wanted, own entry, place of its mask, tile
+    per token   token id, position, slot to write, row wanted, own entry, place of its mask or path, tile
     moves       entries to copy before anything is written, from and to
     tiles       see `kernels.attention.TILE_FIELDS`
     items       see `kernels.attention.ITEM_FIELDS`
-    tail        page tables, ancestor masks, depths
+    tail        page tables, ancestor masks (or paths: `plan.PlanSettings.ordered`), depths
 
 Padding tokens are written to a slot that nothing reads, belong to no tile, and get zeros from attention.
 """

@@ -40,6 +40,8 @@ class PlanSettings:
     """The slot that padding is written to."""
     items: int
     """Items that keep the device busy."""
+    ordered: bool = False
+    """True for `kernels.ordered_attention`: nodes of a tree have paths in place of masks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +51,8 @@ class AttentionPlan:
     tokens: int
     tiles: list[list[int]]
     """Per tile: sequence, first of its tokens, how many, first item, items."""
-    items: list[tuple[int, int, int]]
-    """Tile, first entry, end."""
+    items: Sequence[tuple[int, ...]]
+    """Tile, first entry, end, and where the order counts, entries of a split."""
 
     @property
     def capacity(self) -> Capacity:
@@ -104,7 +106,7 @@ def fill(
     tail = _Tail(layout.tail_at)
     columns = _Columns()
     places = [columns.add(segment, tail, settings.page_size) for segment in segments]
-    columns.masks = _add_masks(segments, tail)
+    columns.masks = (_add_paths if settings.ordered else _add_masks)(segments, tail)
     words = np.zeros(tail.end, dtype=np.int64)
     words[layout.tail_at :] = np.concatenate(tail.parts)
     words[0] = len(plan.items)
@@ -198,6 +200,22 @@ def _add_masks(segments: Sequence[Segment], tail: _Tail) -> list[int]:
     return places
 
 
+def _add_paths(segments: Sequence[Segment], tail: _Tail) -> list[int]:
+    """Add the slots of each token of a tree and its ancestors in the scratch, by depth. Returns where each
+    token's path stands, 0 for those of chains.
+    """
+    places: list[int] = []
+    for segment in segments:
+        kv, count = segment.kv, len(segment.tokens)
+        if kv.is_chain:
+            places += [0] * count
+            continue
+        rows, offsets = np.nonzero(kv.ancestors(kv.scratch - count))  # parents come before their children
+        at = tail.add(kv.slots[kv.length + offsets])
+        places += (at + np.searchsorted(rows, np.arange(count))).tolist()
+    return places
+
+
 def _fill_tokens(words: Words, layout: BufferLayout, columns: _Columns, settings: PlanSettings) -> None:
     """Write the per-token sections; which tile a token is in follows later."""
     for name, padding in (("slots", settings.trash), ("tile_of", -1)):
@@ -229,7 +247,7 @@ def _fill_tiles(words: Words, layout: BufferLayout, plan: AttentionPlan, places:
     words[tile_of : tile_of + tokens] = np.repeat(np.arange(len(tiles)), tiles[:, 1])
     words[layout.tiles_at : layout.tiles_at + tiles.size] = tiles.ravel()
     items = words[layout.items_at : layout.items_at + len(plan.items) * ITEM_FIELDS]
-    items.reshape(-1, ITEM_FIELDS)[:, :3] = plan.items
+    items.reshape(-1, ITEM_FIELDS)[:, : len(plan.items[0])] = plan.items
 
 
 def _fill_moves(words: Words, layout: BufferLayout, moves: Sequence[Move], settings: PlanSettings) -> None:

@@ -32,6 +32,7 @@ from outrider.engine.gpu.graphs import (
 from outrider.engine.gpu.layout import MOVES, BufferLayout
 from outrider.engine.gpu.moves import PendingMoves
 from outrider.engine.gpu.operations import GpuOperations
+from outrider.engine.gpu.ordered_plan import plan_in_order, room_for
 from outrider.engine.gpu.plan import PlanSettings, Words, fill, graph_capacity, plan_tiles
 from outrider.engine.kv.pages import Move
 from outrider.engine.loaded_model import LoadedModel
@@ -68,7 +69,12 @@ class GraphRunner(ModelRunner):
         super().__init__(loaded, num_pages, page_size)
         geometry, device = loaded.geometry, loaded.device
         items = -(-2 * multiprocessors(device) // geometry.kv_heads)
-        self.settings = PlanSettings(geometry.queries_per_kv, page_size, self.attention.trash, items)
+        ordered = loaded.ordered
+        self._plan = plan_in_order if ordered else plan_tiles
+        items = room_for(items) if ordered else items
+        self.settings = PlanSettings(
+            geometry.queries_per_kv, page_size, self.attention.trash, items, ordered=ordered
+        )
         self._moves = PendingMoves(self.attention.move)
         self._sizes = {bucket: StepSize(bucket, min(bucket, max_rows)) for bucket in buckets}
         self._replays: dict[StepSize, tuple[BufferLayout, Replay]] = {}
@@ -102,7 +108,10 @@ class GraphRunner(ModelRunner):
     def make_attention(self, num_slots: int) -> KernelAttention:
         """See `ModelRunner.make_attention`."""
         loaded = self.loaded
-        return KernelAttention(loaded.geometry, num_slots, self._page_size, loaded.dtype, loaded.device)
+        return KernelAttention(
+            *(loaded.geometry, num_slots, self._page_size, loaded.dtype, loaded.device),
+            ordered=loaded.ordered,
+        )
 
     def make_fused(self, decoder: FusedDecoder) -> Callable[[Any], Tensor]:
         """See `ModelRunner.make_fused`."""
@@ -112,7 +121,7 @@ class GraphRunner(ModelRunner):
         """Logits [W with padding, V] of segments that are appended; overwritten by the next step."""
         size = self._padded_size(sum(len(segment.tokens) for segment in segments), wanted)
         moves = self._moves.take(MOVES)
-        plan = plan_tiles(segments, size.tokens, self.settings)
+        plan = self._plan(segments, size.tokens, self.settings)
         # What goes into layers is taken from a forward without a graph.
         if not self.tap.layers and size in self._replays:
             layout, replay = self._replays[size]
@@ -180,7 +189,7 @@ class GraphRunner(ModelRunner):
         say(f"{len(replays)} graphs captured; they hold {(memory_held(device) - held) >> 20} MiB")
 
     def _captured(self, size: StepSize, layout: BufferLayout, graphs: Graphs) -> Replay:
-        nothing = plan_tiles([], size.tokens, self.settings)
+        nothing = self._plan([], size.tokens, self.settings)
         self._send(fill(nothing, layout, [], [], self.settings), self._buffer)
         return graphs.capture(lambda: self._kept(self._compute(self._buffer, layout, size.rows)))
 

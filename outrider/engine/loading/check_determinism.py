@@ -1,16 +1,17 @@
 """`deterministic`: what it is refused for, and the check at load that it holds.
 
 A token's bits do not depend on its batch where every product and the attention add up in one order. Kernels
-of our own do, on the CPU; libraries choose their order by the size of the batch.
+of our own do; libraries choose their order by the size of the batch.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
+from torch.nn.functional import silu
 
 from outrider.engine.cpu.layer import attends
 from outrider.engine.cpu.linear import CpuLinear
@@ -18,11 +19,16 @@ from outrider.engine.fused_decoder import FusedDecoder
 from outrider.engine.fused_decoder.decoder import Experts, Gate
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loaded_model import LoadedModel
+from outrider.engine.make_runner import make_runner
 from outrider.engine.runner import ModelRunner, Segment
 from outrider.protocol.errors import ModelError
 
 LENGTH = 24
 """Tokens of the sequence that is computed in two ways; at least this many fit every model."""
+CONTEXT = 300
+"""Tokens before it on a GPU, where they fit: attention splits texts of 256."""
+PIECE = 64
+"""Tokens of a chunk when the context is read in chunks."""
 
 
 def check_determinism(
@@ -30,15 +36,18 @@ def check_determinism(
 ) -> None:
     """Refuse a model, packed already, whose results depend on the batch.
 
-    `prepare` gets the runner that computes the sequences, of LENGTH pages of 4 tokens, before it does.
+    `prepare` gets the runner that computes the sequences before it does: on the CPU one of LENGTH pages of 4
+    tokens.
 
     Raises:
         ModelError: a library computes some of it, or a token got other bits in a tree than by itself.
+        TritonError: a kernel does not compile or does not fit the device.
     """
     refuse_library(loaded)
     generator = random.Random(0)
-    tokens = [generator.randrange(loaded.vocabulary_size) for _ in range(LENGTH)]
-    runner = ModelRunner(loaded, num_pages=LENGTH, page_size=4)
+    context = min(CONTEXT, loaded.context_length - LENGTH) if loaded.kernels else 0
+    tokens = [generator.randrange(loaded.vocabulary_size) for _ in range(context + LENGTH)]
+    runner = make_runner(loaded, num_pages=LENGTH + context // 2, page_size=4)
     prepare(runner)
     if not torch.equal(_single(runner, tokens), _in_a_tree(runner, tokens, generator)):
         raise ModelError(
@@ -64,30 +73,43 @@ def refuse_library(loaded: LoadedModel) -> None:
 def library_part(loaded: LoadedModel) -> str | None:
     """What of a packed model is not left to kernels that add up in one order; None where all of it is."""
     network, geometry = loaded.model, loaded.geometry
-    if loaded.device.type != "cpu":
-        return f"a model on {loaded.device}"
+    if (part := _without_kernels(loaded)) is not None:
+        return part
     if not isinstance(network, FusedDecoder):
         return loaded.kind
     for name, module in network.named_modules():
         if isinstance(module, nn.Linear | CpuLinear) and not getattr(module, "ordered", False):
             return f"{name} of {loaded.kind}"
-        if isinstance(module, Gate) and not module.opened:
+        if isinstance(module, Gate) and not (module.opened or (loaded.ordered and module.activation is silu)):
             return f"the activation of {loaded.kind}"
         if isinstance(module, Experts):
             return f"the experts of {loaded.kind}"
     simple = all(layer.settings.scores.simple for layer in network.stack)
-    if not simple or not attends(geometry.head_dim, loaded.dtype, loaded.device):
+    if not loaded.ordered and not (simple and attends(geometry.head_dim, loaded.dtype, loaded.device)):
         return f"the attention of {loaded.kind}"
     return None
 
 
+def _without_kernels(loaded: LoadedModel) -> str | None:
+    """What of a model on a GPU has no kernels that add up in one order, before its layers are looked at."""
+    if loaded.device.type == "cpu" or (loaded.ordered and not loaded.weights):
+        return None
+    if loaded.ranks > 1:
+        return f"a model in {loaded.ranks} ranks on {loaded.device}"
+    if loaded.weights:
+        return f"a model of {loaded.weights} weights on {loaded.device}"
+    if loaded.kernels:
+        return f"{loaded.kind} on {loaded.device}"
+    return f"a {loaded.dtype_name} model on {loaded.device}"
+
+
 def _single(runner: ModelRunner, tokens: list[int]) -> torch.Tensor:
-    """[LENGTH, V] logits, token by token."""
+    """[LENGTH, V] logits of the last tokens, one by one; the context is read in chunks."""
     kv = SequenceKv.open(runner.pool, [], reuse=False)
-    rows = []
-    for token in tokens:
-        rows.append(runner.forward([Segment(kv, [token], None, [0])]))
-        runner.commit(kv, [0], [token])
+    context = len(tokens) - LENGTH
+    for start in range(0, context, PIECE):
+        _read(runner, kv, tokens[start : min(start + PIECE, context)])
+    rows = [_read(runner, kv, [token], [0]) for token in tokens[context:]]
     kv.release()
     return torch.cat(rows)
 
@@ -96,12 +118,19 @@ def _in_a_tree(runner: ModelRunner, tokens: list[int], generator: random.Random)
     """The same from a chunk, then a tree with a decoy beside every token, behind another sequence."""
     kv, other = (SequenceKv.open(runner.pool, [], reuse=False) for _ in range(2))
     half = LENGTH // 2
-    chunk = runner.forward([Segment(kv, tokens[:half], None, range(half))])
-    runner.commit(kv, range(half), tokens[:half])
-    nodes = [node for token in tokens[half:] for node in (generator.randrange(len(tokens)), token)]
+    first, branch = tokens[:-half], tokens[-half:]
+    chunk = _read(runner, kv, first, range(len(first) - half, len(first)))
+    nodes = [node for token in branch for node in (generator.randrange(LENGTH), token)]
     parents = [2 * (offset // 2) - 1 for offset in range(len(nodes))]
     tree = Segment(kv, nodes, parents, range(1, len(nodes), 2))
     rows = runner.forward([Segment(other, [1, 2, 3], None, []), tree])
     for sequence in (kv, other):
         sequence.release()
     return torch.cat([chunk, rows])
+
+
+def _read(runner: ModelRunner, kv: SequenceKv, tokens: list[int], wanted: Sequence[int] = ()) -> torch.Tensor:
+    """Compute the next tokens of a text and commit them; logits [wanted, V]."""
+    logits = runner.forward([Segment(kv, tokens, None, wanted)])
+    runner.commit(kv, range(len(tokens)), tokens)
+    return logits

@@ -100,10 +100,9 @@ def load_model(
     del network  # a fused decoder's weights are its own, and freed as they are packed
     # The library's results depend on the batch, so it is no alternative then.
     loaded = packed(loaded, WorkerPool(threads, helper_cores), cpu_backend, not deterministic, say)
-    check_paged(loaded, plain)
     if deterministic:
-        say("checking that a token's bits do not depend on its batch")
-        check_determinism(loaded)
+        return _deterministic(loaded, plain, say)
+    check_paged(loaded, plain)
     return loaded
 
 
@@ -163,6 +162,35 @@ def _arranged(
         say(f"without kernels: {reason}; plain torch computes this model")
         return _arranged(replace(loaded, kernels=False), network, plain, fused, say)
     return made
+
+
+def _deterministic(loaded: LoadedModel, plain: Plain, say: Callable[[str], None]) -> LoadedModel:
+    """The model with sums that do not depend on the batch, checked.
+
+    Raises:
+        ModelError: it has none here, or computes something else.
+    """
+    made = _in_order(loaded)
+    try:
+        check_paged(made, plain)
+        say("checking that a token's bits do not depend on its batch")
+        check_determinism(made)
+    except kernel_errors() as error:
+        raise ModelError(
+            f"deterministic: kernels for it do not fit {made.device} ({error}); set deterministic off"
+        ) from error
+    return made
+
+
+def _in_order(loaded: LoadedModel) -> LoadedModel:
+    """With kernels for that, if it runs fused on those of a GPU."""
+    if not loaded.kernels or not isinstance(loaded.model, FusedDecoder):
+        return loaded
+    # Imports Triton, which is there when the kernels run.
+    from outrider.engine.gpu.ordered_linear import order_linears
+
+    order_linears(loaded.model)
+    return replace(loaded, ordered=True)
 
 
 def _misfits() -> tuple[type[Exception], ...]:

@@ -8,7 +8,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -17,15 +17,14 @@ import torch
 
 from outrider.engine.cpu.backend import vector_backend
 from outrider.engine.cpu.matmul import Matmul
-from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.loading import check_determinism
 from outrider.engine.loading.loader import load_model
-from outrider.engine.runner import ModelRunner, Segment
+from outrider.engine.runner import ModelRunner
 from outrider.protocol.errors import ModelError
 from tests.models import build_model
+from tests.unit.engine.reading import VOCABULARY, Target, read_all, token_by_token
 
-VOCABULARY = 300
 LENGTH = 150
 """Longer than a block of keys."""
 TEXTS = 2
@@ -38,16 +37,6 @@ needs_kernels = pytest.mark.skipif(
     vector_backend(torch.bfloat16) is None,
     reason="the kernels need AVX2 or AVX-512 BF16 and the package numba",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A model, some texts, and what it computes for them token by token."""
-
-    loaded: LoadedModel
-    texts: list[list[int]]
-    alone: list[torch.Tensor]
-    """[LENGTH, V] logits of each text."""
 
 
 @pytest.fixture(scope="module")
@@ -67,73 +56,9 @@ def target_of(folder_of: Callable[[str], Path]) -> Callable[[str, str], Target]:
     return load
 
 
-def token_by_token(runner: ModelRunner, text: list[int]) -> torch.Tensor:
-    """[T, V] logits."""
-    kv = SequenceKv.open(runner.pool, text, reuse=False)
-    rows = []
-    for token in text:
-        rows.append(runner.forward([Segment(kv, [token], None, [0])]))
-        runner.commit(kv, [0], [token])
-    kv.release()
-    return torch.cat(rows)
-
-
-class Reader:
-    """Reads one text in random pieces: chunks, or trees that hold its next tokens among others."""
-
-    def __init__(self, runner: ModelRunner, text: list[int], alone: torch.Tensor, rng: random.Random) -> None:
-        self.runner, self.text, self.alone, self.rng = runner, text, alone, rng
-        self.kv = SequenceKv.open(runner.pool, text)
-        self.path: list[int] = []
-        """Offsets of the text's own tokens in the piece."""
-
-    @property
-    def done(self) -> bool:
-        """The whole text is committed."""
-        return self.kv.length == len(self.text)
-
-    def piece(self) -> Segment:
-        """The next tokens, perhaps with others."""
-        size = self.rng.choice([1, 1, 2, 3, 5, 9, 20, 90])
-        tokens = self.text[self.kv.length :][:size]
-        if size > 9 or self.rng.random() < 0.4:
-            self.path = list(range(len(tokens)))
-            return Segment(self.kv, tokens, None, self.path)
-        nodes: list[int] = []
-        parents: list[int] = []
-        self.path = []
-        for token in tokens:
-            for _ in range(self.rng.randrange(3)):
-                nodes.append(self.rng.randrange(VOCABULARY))
-                parents.append(self.rng.randrange(-1, len(nodes) - 1))
-            nodes.append(token)
-            parents.append(self.path[-1] if self.path else -1)
-            self.path.append(len(nodes) - 1)
-        return Segment(self.kv, nodes, parents, self.path)
-
-    def check_and_commit(self, logits: torch.Tensor) -> None:
-        """Compare the rows [path, V] bit for bit, keep some of the path, throw the rest away."""
-        start = self.kv.length
-        assert torch.equal(logits, self.alone[start : start + len(self.path)]), f"from token {start} on"
-        keep = self.path[: self.rng.randint(1, len(self.path))]
-        self.runner.commit(self.kv, keep, self.text[start : start + len(keep)])
-
-
-def read_all(target: Target, page_size: int, seed: int) -> None:
-    """All texts in random pieces side by side; the second finds the beginning of the first in the cache."""
-    rng = random.Random(seed)
-    runner = ModelRunner(target.loaded, 4 * LENGTH // page_size * TEXTS, page_size)
-    readers: list[Reader] = []
-    waiting = list(zip(target.texts, target.alone, strict=True))
-    while waiting or any(not reader.done for reader in readers):
-        if waiting and (not readers or rng.random() < 0.2):
-            readers.append(Reader(runner, *waiting.pop(0), rng))
-        running = [reader for reader in readers if not reader.done and rng.random() < 0.8]
-        pieces = [reader.piece() for reader in running]
-        logits = runner.forward(pieces) if pieces else torch.empty(0)
-        parts = torch.split(logits, [len(piece.wanted) for piece in pieces]) if pieces else ()
-        for reader, part in zip(running, parts, strict=True):
-            reader.check_and_commit(part)
+def runner_of(loaded: LoadedModel, page_size: int) -> ModelRunner:
+    """With memory for all texts and their trees."""
+    return ModelRunner(loaded, 4 * LENGTH // page_size * TEXTS, page_size)
 
 
 @needs_kernels
@@ -145,7 +70,7 @@ def test_any_way_of_computing_gives_the_same_bits(
     """Chunks, trees, batches, page sizes and reused prefixes against one token at a time."""
     target = target_of(architecture, dtype)
     for seed, page_size in ((0, 4), (1, 16), (2, 7)):
-        read_all(target, page_size, seed)
+        read_all(target, runner_of(target.loaded, page_size), seed)
 
 
 @pytest.fixture
@@ -200,7 +125,7 @@ def test_another_activation_is_refused(folder_of: Callable[[str], Path], tmp_pat
 def test_another_device_is_refused(folder_of: Callable[[str], Path]) -> None:
     """Other kernels run there."""
     loaded = load_model(str(folder_of("llama")), dtype="float32", device="cpu", threads=1)
-    with pytest.raises(ModelError, match="deterministic: a model on cuda:0 is computed by the library"):
+    with pytest.raises(ModelError, match="deterministic: a float32 model on cuda:0 is computed"):
         check_determinism.check_determinism(replace(loaded, device=torch.device("cuda:0")))
 
 
@@ -215,7 +140,7 @@ def test_with_them_threads_and_helpers_change_no_bit(
         folder, dtype="float32", device="cpu", threads=2, deterministic=True, helper_cores=[core]
     )
     torch.set_num_threads(1)
-    read_all(replace(target, loaded=shared), 4, 0)
+    read_all(target, runner_of(shared, 4), 0)
 
 
 def test_without_it_bits_differ(folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +148,7 @@ def test_without_it_bits_differ(folder_of: Callable[[str], Path], monkeypatch: p
     monkeypatch.setattr("outrider.engine.runner.attends", lambda *shape: False)
     loaded = load_model(str(folder_of("llama")), dtype="float32", device="cpu", threads=1, fused=False)
     with pytest.raises(AssertionError, match="from token"):
-        read_all(random_text(loaded), 4, 0)
+        read_all(random_text(loaded), runner_of(loaded, 4), 0)
 
 
 def random_text(loaded: LoadedModel) -> Target:

@@ -19,7 +19,7 @@ TILE_FIELDS = tl.constexpr(8)
 """First token, tokens, committed length, place of the pages, place of the depths (0: a chain), lowest
 position, first item, items."""
 ITEM_FIELDS = tl.constexpr(4)
-"""Tile, first entry, end, unused."""
+"""Tile, first entry, end, entries of a split (`ordered_attention` alone)."""
 PARTS = tl.constexpr(16)
 """Items joined at once."""
 
@@ -118,6 +118,24 @@ def _visible(buffer, rows, sequence, entries, inside, WINDOW: tl.constexpr):
 
 
 @triton.jit
+def _load_entries(places, inside, keys, values, SHAPE: tl.constexpr):
+    """Keys [D, n] and values [n, V] of one kv head at these places [n]; zeros where not inside."""
+    columns = tl.arange(0, SHAPE[4])
+    value_columns = tl.arange(0, SHAPE[5])
+    k = tl.load(
+        keys + places[None, :] * SHAPE[2] + columns[:, None],
+        mask=(columns < SHAPE[2])[:, None] & inside[None, :],
+        other=0.0,
+    )
+    v = tl.load(
+        values + places[:, None] * SHAPE[3] + value_columns[None, :],
+        mask=(value_columns < SHAPE[3])[None, :] & inside[:, None],
+        other=0.0,
+    )
+    return k, v
+
+
+@triton.jit
 def _block(
     state,
     q,
@@ -140,22 +158,11 @@ def _block(
     SCRATCH: tl.constexpr,
 ):
     """One block of a sequence's entries into the running softmax; SCRATCH: some may not be committed."""
-    columns = tl.arange(0, SHAPE[4])
-    value_columns = tl.arange(0, SHAPE[5])
     entries = start + tl.arange(0, BLOCK_N)
     inside = entries < end
     page = tl.load(buffer + sequence[1] + entries // PAGE, mask=inside, other=0)
     places = (page * PAGE + entries % PAGE) * SHAPE[0] + head
-    k = tl.load(
-        keys + places[None, :] * SHAPE[2] + columns[:, None],
-        mask=(columns < SHAPE[2])[:, None] & inside[None, :],
-        other=0.0,
-    )
-    v = tl.load(
-        values + places[:, None] * SHAPE[3] + value_columns[None, :],
-        mask=(value_columns < SHAPE[3])[None, :] & inside[:, None],
-        other=0.0,
-    )
+    k, v = _load_entries(places, inside, keys, values, SHAPE)
     scores = _capped(tl.dot(q, k, input_precision=PRECISION) * scale, softcap, SOFTCAP)
     if SCRATCH:
         seen = _visible(buffer, rows, sequence, entries, inside, WINDOW)

@@ -1,6 +1,8 @@
-"""Arithmetic of bfloat16 in Triton's interpreter, which keeps such numbers as integers and would add those.
+"""Arithmetic of a device in Triton's interpreter.
 
-Here both operands are widened to float32, and the result is rounded, as a device does it.
+It keeps numbers of bfloat16 as integers and would add those. Here both operands are widened to float32, and
+the result is rounded, as a device does it. Its products are numpy's, which add up the last rows of a tile in
+another order; here, as on a device, every row is added up like the others.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ def mend() -> None:
         parts = [
             widened(each.data) if each.dtype.scalar == tl.bfloat16 else each.data for each in (left, right)
         ]
-        product = np.matmul(*parts, dtype=added.data.dtype)
-        return TensorHandle(product + added.data, added.dtype.scalar)
+        product = np.matmul(parts[0][:, None], parts[1], dtype=added.data.dtype)
+        return TensorHandle(product[:, 0] + added.data, added.dtype.scalar)
 
     InterpreterBuilder.binary_op = binary_op
     InterpreterBuilder.create_dot = create_dot

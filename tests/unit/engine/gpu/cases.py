@@ -10,6 +10,7 @@ import torch
 from outrider.engine.attention import PagedAttention
 from outrider.engine.gpu.attention import KernelAttention
 from outrider.engine.gpu.layout import BufferLayout
+from outrider.engine.gpu.ordered_plan import plan_in_order
 from outrider.engine.gpu.plan import PlanSettings, fill, graph_capacity, plan_tiles
 from outrider.engine.kv.pages import PagePool, SequenceKv
 from outrider.engine.loaded_model import Geometry
@@ -30,15 +31,21 @@ class Case:
     """A pool with sequences, and both attentions over the same keys and values."""
 
     def __init__(
-        self, geometry: Geometry, seed: int = 0, dtype: torch.dtype = torch.float32, page: int = PAGE
+        self,
+        geometry: Geometry,
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+        page: int = PAGE,
+        *,
+        ordered: bool = False,
     ) -> None:
-        self.geometry, self.dtype, self.page = geometry, dtype, page
+        self.geometry, self.dtype, self.page, self.ordered = geometry, dtype, page, ordered
         self.slots = SLOTS // page * page
         self.pool = PagePool(SLOTS // page, page)
         self.pool.allocate(3)  # pages of a sequence are not simply its numbers
         self.generator = torch.Generator().manual_seed(seed)
         self.reference = PagedAttention(geometry, self.slots, dtype, CPU)
-        self.kernel = KernelAttention(geometry, self.slots, page, dtype, CPU)
+        self.kernel = KernelAttention(geometry, self.slots, page, dtype, CPU, ordered=ordered)
         self.reference.keys.copy_(self.random(self.reference.keys.shape))
         self.reference.values.copy_(self.random(self.reference.values.shape))
         self.kernel.keys[:, : self.slots] = self.reference.keys
@@ -69,8 +76,8 @@ class Case:
         query = self.random((1, shape.query_heads, total, shape.head_dim))
         key = self.random((1, shape.kv_heads, total, shape.head_dim))
         value = self.random((1, shape.kv_heads, total, shape.value_dim))
-        settings = PlanSettings(shape.queries_per_kv, self.page, self.kernel.trash, items)
-        plan = plan_tiles(segments, total + padding, settings)
+        settings = PlanSettings(shape.queries_per_kv, self.page, self.kernel.trash, items, self.ordered)
+        plan = (plan_in_order if self.ordered else plan_tiles)(segments, total + padding, settings)
         layout = BufferLayout(graph_capacity(total + padding, settings) if padding else plan.capacity)
         buffer = torch.from_numpy(fill(plan, layout, segments, [], settings))
         self.kernel.current = self.kernel.open_step(buffer, layout, 1)

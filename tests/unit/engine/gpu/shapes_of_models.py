@@ -7,6 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 
 from outrider.engine.fused_decoder import fused_decoder
 from outrider.engine.gpu.coded_linear import CodedLinear
+from outrider.engine.gpu.ordered_linear import order_linears
 from outrider.engine.loaded_model import Geometry, LoadedModel
 from outrider.engine.quantization.planes import PlanarWeight
 from tests.unit.engine.gpu.stand_in import DEVICE
@@ -18,11 +19,16 @@ SHARED = {"num_key_value_heads": 8, "vocab_size": 128256}
 
 
 def model(
-    sizes: dict[str, int], layers: int = 1, *, head_norms: bool = False, bits: int | None = None
+    sizes: dict[str, int],
+    layers: int = 1,
+    *,
+    head_norms: bool = False,
+    bits: int | None = None,
+    ordered: bool = False,
 ) -> LoadedModel:
     """A fused decoder in bfloat16, with a norm over each head as Qwen 3 has it or without one.
 
-    With `bits` its linear layers have codes in groups of 32.
+    With `bits` its linear layers have codes in groups of 32; `ordered` is as with `deterministic`.
     """
     kind, settings = (Qwen3ForCausalLM, Qwen3Config) if head_norms else (LlamaForCausalLM, LlamaConfig)
     config = settings(num_hidden_layers=layers, **sizes, **SHARED)
@@ -31,8 +37,11 @@ def model(
     if bits is not None:
         _code(network, bits)
     geometry = Geometry(layers, config.num_attention_heads, 8, config.head_dim, config.head_dim)
+    decoder = fused_decoder(network, geometry, dict.fromkeys(range(layers)))
+    if ordered:
+        order_linears(decoder)
     return LoadedModel(
-        model=fused_decoder(network, geometry, dict.fromkeys(range(layers))),
+        model=decoder,
         name="shape",
         vocabulary_size=config.vocab_size,
         context_length=8192,
@@ -42,6 +51,7 @@ def model(
         device=DEVICE,
         geometry=geometry,
         kernels=True,
+        ordered=ordered,
     )
 
 

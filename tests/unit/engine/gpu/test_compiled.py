@@ -42,6 +42,8 @@ KERNELS = {
     *("attend_kernel", "combine_kernel", "store_kernel", "add_norm_kernel", "rotation_kernel", "gate_kernel"),
     *("peaks_kernel", "listed_kernel", "weights_kernel", "coded_product_kernel"),
 }
+ORDERED = {"attend_in_order_kernel", "join_kernel", "product_kernel"}
+"""In place of those of attention with `deterministic`, and of the library's products."""
 
 
 class Resources(NamedTuple):
@@ -72,9 +74,9 @@ def _resources(name: str, result: Any) -> Resources:
     return Resources(name, registers, stack, result.metadata.shared)
 
 
-def attend(geometry: Geometry, tokens: int, **options: Any) -> None:
+def attend(geometry: Geometry, tokens: int, *, ordered: bool = False, **options: Any) -> None:
     """One call of attention over pages of 16."""
-    attention = KernelAttention(geometry, 1024, 16, torch.bfloat16, DEVICE)
+    attention = KernelAttention(geometry, 1024, 16, torch.bfloat16, DEVICE, ordered=ordered)
     settings = PlanSettings(geometry.queries_per_kv, 16, attention.trash, 33)
     layout = BufferLayout(graph_capacity(tokens, settings))
     buffer = torch.empty(layout.tail_at + 64, dtype=torch.int64, device=DEVICE)
@@ -90,9 +92,9 @@ def attend(geometry: Geometry, tokens: int, **options: Any) -> None:
     attention.attend(layer, *parts, None, **options)
 
 
-def forward(sizes: dict[str, int], tokens: int, *, head_norms: bool = False) -> None:
+def forward(sizes: dict[str, int], tokens: int, *, head_norms: bool = False, ordered: bool = False) -> None:
     """A step of a fused decoder."""
-    runner = GraphRunner(model(sizes, head_norms=head_norms), 100, 16, buckets=())
+    runner = GraphRunner(model(sizes, head_norms=head_norms, ordered=ordered), 100, 16, buckets=())
     kv = SequenceKv.open(runner.pool, [], reuse=False)
     runner.forward([Segment(kv, [1] * tokens, None, range(tokens))])
 
@@ -212,3 +214,31 @@ def test_products_with_codes_fit_the_smallest_gpu(monkeypatch):
     monkeypatch.setattr(coded_products, "PROGRAMS", 1)
     found = compiled(86, partial(multiply, 4, 64, 28672, 4096, zeros=True))
     assert all(fits(each, 86) for each in found), found
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_deterministic_compiles_for_every_supported_gpu(capability):
+    """Products of all widths of Llama 3 8B and attention over them, without a spilled register; two programs
+    of a product fit a multiprocessor.
+    """
+    found = compiled(capability, lambda: forward(LLAMA_8B, 33, ordered=True))
+    ours = [each for each in found if each.kernel in ORDERED]
+    assert {each.kernel for each in ours} == ORDERED
+    assert all(each.stack == 0 and each.registers <= 255 for each in ours), ours
+    assert all(2 * each.shared <= SHARED_MEMORY[capability] for each in ours), ours
+
+
+@pytest.mark.parametrize(
+    ("geometry", "options"),
+    [
+        (Geometry(1, 32, 8, 128, 128), {"sliding_window": 4096}),
+        (Geometry(1, 64, 8, 64, 64), {"sliding_window": 128, "s_aux": torch.empty(64, device=DEVICE)}),
+        (Geometry(1, 32, 32, 80, 80), {}),
+        (Geometry(1, 16, 8, 256, 256), {"softcap": 50.0}),
+    ],
+    ids=["mistral", "gpt-oss", "odd-width", "gemma"],
+)
+def test_attention_in_order_compiles(geometry, options):
+    """Its tiles are flat, so that the widest heads fit the smallest GPU too."""
+    found = compiled(80, lambda: attend(geometry, 33, ordered=True, **options))
+    assert all(each.stack == 0 and fits(each, 86) for each in found), found

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from outrider.engine.gpu.layout import BufferLayout
-from outrider.engine.gpu.plan import PlanSettings, fill, graph_capacity, plan_tiles
+from outrider.engine.gpu.ordered_plan import plan_in_order
+from outrider.engine.gpu.plan import AttentionPlan, PlanSettings, fill, graph_capacity, plan_tiles
 from outrider.engine.gpu.runner import GraphRunner
 from outrider.engine.kv.pages import PagePool, SequenceKv
 from outrider.engine.runner import Segment
@@ -113,6 +114,21 @@ def test_products_with_codes_are_one_launch_each(bits):
     assert (work.sent, work.waits, work.on_host) == (1, 0, 0)
 
 
+def test_deterministic_takes_as_many_launches():
+    """Kernels of the project in place of the library's products, and others for attention."""
+    runner = GraphRunner(model(LLAMA_8B, LAYERS, ordered=True), 100, 16, buckets=())
+    with counted() as work:
+        prompt(runner)
+    kernels = Counter({name: LAYERS * each for name, each in PER_LAYER.items()})
+    kernels["add_norm_kernel"] += 1
+    kernels["attend_in_order_kernel"] = kernels.pop("attend_kernel")
+    kernels["join_kernel"] = kernels.pop("combine_kernel")
+    kernels["product_kernel"] = 4 * LAYERS + 1
+    assert work.kernels == kernels
+    assert work.operations["mm"] == 0
+    assert work.launches == 10 * LAYERS + 14
+
+
 def test_a_step_with_a_graph_is_one_copy_and_one_replay(decoder):
     """A tree of 33 tokens after a commit that moves entries: no launch beside the copy of the logits.
 
@@ -203,6 +219,20 @@ def test_a_decoding_step_waits_once(decoder, on_kernels):
 def test_packing_a_step_takes_so_many_calls(sessions, nodes, most):
     """Calls of functions, Python's and C's, from the segments to the words: what the host's time goes to."""
     settings = PlanSettings(4, 16, 10**6, 33)
+    assert packing_calls(sessions, nodes, plan_tiles, settings) <= most
+
+
+@pytest.mark.parametrize(("sessions", "nodes", "most"), [(1, 0, 200), (1, 32, 400), (32, 3, 4000)])
+def test_packing_with_deterministic_takes_so_many_calls(sessions, nodes, most):
+    """A few more: the lengths of splits are asked for by token."""
+    settings = PlanSettings(4, 16, 10**6, 128, ordered=True)
+    assert packing_calls(sessions, nodes, plan_in_order, settings) <= most
+
+
+def packing_calls(
+    sessions: int, nodes: int, plan: Callable[..., AttentionPlan], settings: PlanSettings
+) -> int:
+    """Calls for so many sessions with a token and so many candidates each."""
     pool, segments = PagePool(sessions * 20, 16), []
     for _ in range(sessions):
         kv = SequenceKv.open(pool, [], reuse=False)
@@ -215,16 +245,7 @@ def test_packing_a_step_takes_so_many_calls(sessions, nodes, most):
         kv.append(segments[-1].tokens, parents)
     tokens = sessions * (1 + nodes)
     layout = BufferLayout(graph_capacity(tokens, settings))
-    calls = count_calls(
-        lambda: fill(
-            plan_tiles(segments, tokens, settings),
-            layout,
-            segments,
-            [],
-            settings,
-        )
-    )
-    assert calls <= most
+    return count_calls(lambda: fill(plan(segments, tokens, settings), layout, segments, [], settings))
 
 
 def count_calls(run: Callable[[], object]) -> int:

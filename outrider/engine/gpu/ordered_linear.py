@@ -1,0 +1,74 @@
+"""Linear layers on a GPU whose rows have the same bits in every batch, and what puts them into a model."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from outrider.engine.fused_decoder.decoder import FusedDecoder, GatedMlp
+from outrider.engine.gpu.kernels.product import product_kernel
+from outrider.engine.gpu.shapes import check_shape
+
+BLOCK_ROWS = 64
+"""Rows of a tile, filled up with zeros: reading the weight takes longer than multiplying so many."""
+BLOCK_NUMBERS = 64
+"""Numbers of a row that a program multiplies at a time."""
+NARROW, WIDE = 32, 128
+"""Columns of a tile. Narrow ones make programs for every multiprocessor of a common weight."""
+WIDE_FROM = 16384
+"""Columns of a weight from which on wide tiles do."""
+
+
+class OrderedLinear(nn.Module):
+    """`x @ weight.T + bias`, [M, in] -> [M, out], for the same bits of a row whatever M is."""
+
+    ordered = True
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        """`weight` is [out, in] without gaps, as it stays."""
+        super().__init__()
+        check_shape("weight", weight, *weight.shape)
+        self.out_features, self.in_features = weight.shape
+        self.weight, self.bias = weight, bias
+        self._block = WIDE if self.out_features >= WIDE_FROM else NARROW
+        self._precision = "ieee" if weight.dtype == torch.float32 else "tf32"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[M, in] -> [M, out]."""
+        rows = len(x)
+        check_shape("what a product takes", x, rows, self.in_features)
+        out = x.new_empty((rows, self.out_features))
+        product_kernel[(-(-rows // BLOCK_ROWS), -(-self.out_features // self._block))](
+            x,
+            self.weight,
+            x if self.bias is None else self.bias,
+            out,
+            rows,
+            IN=self.in_features,
+            OUT=self.out_features,
+            BIAS=self.bias is not None,
+            BLOCK_M=BLOCK_ROWS,
+            BLOCK_N=self._block,
+            BLOCK_K=BLOCK_NUMBERS,
+            PRECISION=self._precision,
+            num_warps=4,
+            num_stages=4,
+        )
+        return out
+
+
+def order_linears(decoder: FusedDecoder) -> None:
+    """Replace the linear layers of a fused decoder; those of experts stay."""
+    for layer in decoder.stack:
+        layer.qkv, layer.output = _ordered(layer.qkv), _ordered(layer.output)
+        if isinstance(layer.mlp, GatedMlp):
+            layer.mlp.gate.gate_up = _ordered(layer.mlp.gate.gate_up)
+            layer.mlp.down = _ordered(layer.mlp.down)
+    decoder.head = _ordered(decoder.head)
+
+
+def _ordered(module: nn.Module) -> nn.Module:
+    if type(module) is not nn.Linear:
+        return module
+    bias: Tensor | None = module.bias
+    return OrderedLinear(module.weight.detach(), None if bias is None else bias.detach())

@@ -1,0 +1,152 @@
+"""`deterministic` on the kernels of GPUs, through Triton's interpreter: tiny models in all ways of computing.
+
+Equal bits here are necessary. On a device they rest on what `docs/exactness.md` says besides.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.engine.fused_decoder import FusedDecoder
+from outrider.engine.gpu import ordered_plan, runner
+from outrider.engine.gpu.ordered_linear import OrderedLinear
+from outrider.engine.gpu.runner import GraphRunner
+from outrider.engine.loaded_model import LoadedModel
+from outrider.engine.loading import check_determinism, loader
+from outrider.protocol.errors import ModelError
+from tests.models import build_model
+from tests.unit.engine.gpu.fakes import FakeGraphs
+from tests.unit.engine.reading import VOCABULARY, Target, read_all, token_by_token
+
+LENGTH, CHUNK = 72, 60
+PAGES = 100
+BUCKETS = (1, 4, 12)
+GPU = torch.device("cuda:0")
+
+
+@pytest.fixture(autouse=True)
+def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts of the tests have two splits, and steps little padding: interpreting takes time."""
+    monkeypatch.setattr(ordered_plan, "SPLIT", 64)
+    monkeypatch.setattr(runner, "EAGER_MULTIPLE", 1)
+    monkeypatch.setattr(check_determinism, "CONTEXT", 60)
+    monkeypatch.setattr(check_determinism, "LENGTH", 8)
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory) -> Callable[[str], Path]:
+    """The folder of a tiny model by architecture."""
+
+    @cache
+    def build(architecture: str) -> Path:
+        return build_model(architecture, tmp_path_factory.mktemp(architecture), num_hidden_layers=2)
+
+    return build
+
+
+def plainly_loaded(folder: Path, dtype: str = "float32", **options: Any) -> LoadedModel:
+    """A model with the linear layers of torch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loader, "pack_linears", lambda *_: 0)
+        return loader.load_model(str(folder), dtype=dtype, device="cpu", threads=1, **options)
+
+
+def in_order(folder: Path, dtype: str = "float32") -> LoadedModel:
+    """A model as a GPU has it with `deterministic`, without the checks at load."""
+    return loader._in_order(replace(plainly_loaded(folder, dtype), kernels=True))
+
+
+def target_of(loaded: LoadedModel) -> Target:
+    """A text over the edge of a split and one that begins alike; their last tokens one by one."""
+    generator = random.Random(1)
+    text, other = ([generator.randrange(VOCABULARY) for _ in range(LENGTH)] for _ in range(2))
+    texts = [text, text[:20] + other[:6]]
+    eager = GraphRunner(loaded, PAGES, 4, buckets=())
+    return Target(loaded, texts, [token_by_token(eager, each, min(CHUNK, len(each) - 6)) for each in texts])
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral", pytest.param("qwen3", marks=pytest.mark.slow)])
+def test_any_way_of_computing_gives_the_same_bits(folder_of, architecture):
+    """Chunks, trees, batches, graphs and reused prefixes against one token at a time."""
+    loaded, graphs = in_order(folder_of(architecture)), FakeGraphs()
+    read_all(target_of(loaded), GraphRunner(loaded, PAGES, 4, buckets=BUCKETS, graphs=graphs), 0)
+    assert graphs.replayed > 2
+
+
+def test_bfloat16_with_other_pages(folder_of):
+    """As models on GPUs are."""
+    loaded = in_order(folder_of("llama"), "bfloat16")
+    read_all(target_of(loaded), GraphRunner(loaded, PAGES, 7, buckets=()), 1)
+
+
+def on_kernels(patch: pytest.MonkeyPatch) -> None:
+    """Models are loaded as on a GPU."""
+    patch.setattr(loader, "_with_kernels", lambda loaded, say: replace(loaded, kernels=True))
+
+
+def test_a_model_is_loaded_in_order_and_checked(folder_of, monkeypatch):
+    """All its linear layers are replaced; what it computes is what the model computes."""
+    on_kernels(monkeypatch)
+    said: list[str] = []
+    loaded = plainly_loaded(folder_of("llama"), deterministic=True, progress=said.append)
+    assert loaded.ordered
+    assert isinstance(loaded.model, FusedDecoder)
+    assert sum(isinstance(module, OrderedLinear) for module in loaded.model.modules()) == 4 * 2 + 1
+    assert not any(type(module) is torch.nn.Linear for module in loaded.model.modules())
+    assert said[-1] == "checking that a token's bits do not depend on its batch"
+
+
+def test_the_check_at_load_refuses_other_bits(folder_of, monkeypatch):
+    """A product whose results depend on how many rows there are is found out."""
+    loaded = in_order(folder_of("llama"))
+    product = OrderedLinear.forward
+    monkeypatch.setattr(OrderedLinear, "forward", lambda self, x: product(self, x) * (1.0 + 1e-5 * len(x)))
+    with pytest.raises(ModelError, match="LlamaForCausalLM in float32 computes other bits for a token"):
+        check_determinism.check_determinism(loaded)
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"kernels": False, "ordered": False}, "a float32 model on cuda:0"),
+        ({"ordered": False, "model": torch.nn.Linear(1, 1)}, "Linear on cuda:0"),
+        ({"weights": "gptq"}, "a model of gptq weights on cuda:0"),
+        ({"ordered": False, "ranks": 2}, "a model in 2 ranks on cuda:0"),
+    ],
+)
+def test_what_has_no_such_kernels_is_refused(folder_of, changes, part):
+    """Plain torch, a model's own modules, codes and several ranks; the sentence names it."""
+    loaded = replace(in_order(folder_of("llama")), device=GPU, **changes)
+    with pytest.raises(ModelError, match=f"^deterministic: {part} is computed by the library's kernels"):
+        check_determinism.refuse_library(loaded)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "part"),
+    [("gpt_oss", "the experts of GptOssForCausalLM"), ("gemma2", "the activation of Gemma2ForCausalLM")],
+)
+def test_parts_that_torch_computes_are_refused(folder_of, architecture, part):
+    """What attention does with sinks and softcap would be in order."""
+    loaded = replace(in_order(folder_of(architecture)), device=GPU)
+    assert check_determinism.library_part(loaded) == part
+
+
+def test_kernels_that_do_not_fit_are_said(folder_of, monkeypatch):
+    """Nothing else takes their place."""
+    from triton.runtime.errors import OutOfResources
+
+    def misfit(loaded: LoadedModel) -> None:
+        raise OutOfResources(300, 200, "shared memory")
+
+    on_kernels(monkeypatch)
+    monkeypatch.setattr(loader, "check_determinism", misfit)
+    with pytest.raises(ModelError, match=r"^deterministic: kernels for it do not fit cpu \(out of resource"):
+        plainly_loaded(folder_of("llama"), deterministic=True)
