@@ -123,8 +123,8 @@ def test_a_token_s_bits_do_not_depend_on_its_batch(
 def test_other_architectures_are_refused(
     architecture: str, folder_of: Callable[[str], Path], threads_of: Any
 ) -> None:
-    """Only fused decoders are divided; the sentence says so."""
-    with pytest.raises(ModelError, match=r"does not run as a fused decoder.*set tensor_parallel to 1"):
+    """Only fused decoders with layers like Llama's are divided; the sentence names what is not of these."""
+    with pytest.raises(ModelError, match=r"cannot be divided between ranks \(.*set tensor_parallel to 1"):
         threads_of(folder_of(architecture), 1)
 
 
