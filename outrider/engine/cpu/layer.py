@@ -73,9 +73,15 @@ class NormKernel:
         return self._run(x, added.data_ptr())
 
     def _run(self, x: Tensor, added: int) -> Tensor:
-        y, rows = torch.empty_like(x), x.numel() // self._width
-        self._kernel(x.data_ptr(), added, self._at, y.data_ptr(), self._width, rows, self._share, self._eps)
+        y, rows, width = torch.empty_like(x), x.numel() // self._width, self._width
+        self._kernel(x.data_ptr(), added, self._at, y.data_ptr(), width, width, rows, self._share, self._eps)
         return y
+
+    def inside(self, x: Tensor) -> None:
+        """Normalise rows [N, C], whose numbers follow each other, where they are."""
+        at, stride = x.data_ptr(), x.stride(0)
+        assert x.stride(1) == 1, "a row is in one piece"
+        self._kernel(at, 0, self._at, at, self._width, stride, len(x), self._share, self._eps)
 
 
 class LayerNormKernel(NormKernel):

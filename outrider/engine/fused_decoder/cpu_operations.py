@@ -9,7 +9,7 @@ from outrider.engine.fused_decoder.attention import FusedAttention
 from outrider.engine.fused_decoder.decoder import FusedDecoder, FusedLayer, Gate, Norm, PlainMlp
 from outrider.engine.fused_decoder.forward import AddNorm, Inputs, Linear, Mix
 from outrider.engine.fused_decoder.norm import make_norm, only_add
-from outrider.engine.fused_decoder.rotation import Rotations, make_rotation
+from outrider.engine.fused_decoder.rotation import Rotations, after_norms, make_rotation
 
 
 class CpuOperations:
@@ -32,6 +32,8 @@ class CpuOperations:
         settings, attention, index = layer.settings, self._attention, layer.index
         rotate = make_rotation(settings, attention.dtype, attention.device)
         rope, scores = settings.rope, settings.scores
+        if settings.whole_norms is not None:
+            rotate = after_norms(settings, attention.dtype, rotate)
 
         def mix(qkv: Tensor, rotations: list[Rotations]) -> Tensor:
             rotate(qkv, rotations[rope], attention.room(index))

@@ -74,6 +74,8 @@ class LayerSettings:
     """The same for the MLP."""
     head_norm: Norm | None
     """Over each head of queries and keys."""
+    whole_norms: tuple[Norm, Norm] | None
+    """Over all heads of queries together, and over all of keys (OLMo 2)."""
     query_heads: int
     kv_heads: int
     head_dim: int
@@ -207,6 +209,7 @@ class FusedDecoder(nn.Module):
             "heads that turn in part": widths != {one.head_dim for one in settings},
             "an MLP beside attention": any(one.parallel for one in settings),
             "an MLP without a gate": any(isinstance(layer.mlp, PlainMlp) for layer in self.stack),
+            "norms of heads together": any(one.whole_norms for one in settings),
             "layers without a first norm": any(one.input_norm is None for one in settings),
         }
         return next((part for part, there in found.items() if there), None)

@@ -32,6 +32,10 @@ class RowNorm(ABC):
                 return self._kernel.after(x, added)
         return self._plain(x if added is None else x.add_(added))
 
+    def inside(self, x: Tensor) -> None:
+        """Normalise rows [N, C] of a wider tensor where they are."""
+        x.copy_(self(x))
+
     @abstractmethod
     def _made_kernel(self, norm: Norm) -> NormKernel:
         """The kernel for rows of `_dtype`."""
@@ -54,6 +58,13 @@ class RmsNorm(RowNorm):
 
     def _made_kernel(self, norm: Norm) -> NormKernel:
         return NormKernel(norm.weight, norm.eps, self._dtype)
+
+    def inside(self, x: Tensor) -> None:
+        """See `RowNorm.inside`."""
+        if self._kernel is not None and x.dtype == self._dtype:
+            self._kernel.inside(x)
+        else:
+            super().inside(x)
 
     def _plain(self, x: Tensor) -> Tensor:
         if self._torch_has_one:

@@ -49,14 +49,20 @@ _UP = ("dense_h_to_4h", "c_fc", "fc1")
 _DOWN = ("down_proj", "dense_4h_to_h", "c_proj", "fc2")
 _ACTIVATION = ("act_fn", "activation_fn", "act")
 """The names that parts go by: one module, or those that are fused to one."""
-_INPUT_NORM = ("input_layernorm", "ln_1")
-_MLP_NORM = ("post_attention_layernorm", "ln_2")
-_GEMMA = {
+_PRE_NORM: dict[str, modules.Names] = {
+    "input_norm": ("input_layernorm", "ln_1"),
+    "mlp_norm": ("post_attention_layernorm", "ln_2"),
+}
+_POST_NORM: dict[str, modules.Names] = {
     "output_norm": ("post_attention_layernorm",),
-    "mlp_norm": ("pre_feedforward_layernorm",),
     "down_norm": ("post_feedforward_layernorm",),
 }
-"""The modules that are a layer's norms. Only Gemma's layers have the last."""
+_BOTH: dict[str, modules.Names] = {
+    "input_norm": ("input_layernorm",),
+    "mlp_norm": ("pre_feedforward_layernorm",),
+    **_POST_NORM,
+}
+"""The modules that are a layer's norms: most layers have the first, OLMo 2's the second, Gemma's all."""
 
 
 def fused_decoder(
@@ -104,7 +110,9 @@ class _Parts:
         self.mlp = _mlp(mlp)
         self.norms = {place: modules.norm(layer, *names) for place, names in _norm_names(layer).items()}
         # Without a norm of its own an MLP reads what attention reads.
-        self.parallel = bool(getattr(layer, "use_parallel_residual", "mlp_norm" not in self.norms))
+        shared = [*self.norms] == ["input_norm"]
+        self.parallel = bool(getattr(layer, "use_parallel_residual", shared))
+        self.mlp_norm = "input_norm" if shared else "mlp_norm"
         self.sinks: Any = getattr(self.attention, "sinks", None)
 
     def all(self) -> Iterator[nn.Module | nn.Parameter]:
@@ -120,10 +128,10 @@ class _Parts:
 
 def _norm_names(layer: nn.Module) -> dict[str, modules.Names]:
     """The names of a layer's norms by their place."""
-    if hasattr(layer, *_GEMMA["down_norm"]):
-        return {"input_norm": _INPUT_NORM, **_GEMMA}
-    own = any(getattr(layer, name, None) is not None for name in _MLP_NORM)
-    return {"input_norm": _INPUT_NORM, **({"mlp_norm": _MLP_NORM} if own else {})}
+    if hasattr(layer, *_POST_NORM["down_norm"]):
+        return _BOTH if hasattr(layer, *_BOTH["mlp_norm"]) else _POST_NORM
+    alone = all(getattr(layer, name, None) is None for name in _PRE_NORM["mlp_norm"])
+    return {place: names for place, names in _PRE_NORM.items() if not (alone and place == "mlp_norm")}
 
 
 class _GatedMlp:
@@ -211,17 +219,18 @@ def _check_widths(ropes: Sequence[Rope], parts: Sequence[_Parts], geometry: Geom
 
 
 def _layer(index: int, parts: _Parts, geometry: Geometry, window: int | None, rope: int) -> FusedLayer:
-    heads = (geometry.query_heads, geometry.kv_heads)
     declared = getattr(parts.attention, "sliding_window", window)
     if declared != window:
         raise NotFused(f"layer {index} has a window of {declared}, its cache one of {window}")
     norms = {place: modules.described(norm) for place, norm in parts.norms.items()}
+    head_norm, whole_norms = _query_norms(parts.head_norms, geometry)
     settings = LayerSettings(
-        input_norm=norms["input_norm"],
-        mlp_norm=norms.get("mlp_norm", norms["input_norm"]),
+        input_norm=norms.get("input_norm"),
+        mlp_norm=norms.get(parts.mlp_norm),
         output_norm=norms.get("output_norm"),
         down_norm=norms.get("down_norm"),
-        head_norm=_head_norm(parts.head_norms, heads, geometry.head_dim) if parts.head_norms else None,
+        head_norm=head_norm,
+        whole_norms=whole_norms,
         query_heads=geometry.query_heads,
         kv_heads=geometry.kv_heads,
         head_dim=geometry.head_dim,
@@ -260,10 +269,18 @@ def _refuse_leftovers(network: nn.Module, known: Sequence[nn.Module | nn.Paramet
             raise NotFused(f"{name} has no place in it")
 
 
-def _head_norm(norms: Sequence[nn.Module], heads: Sequence[int], width: int) -> Norm:
-    """The norms of queries and keys as one, with a row of weights for each of their heads."""
-    found = [modules.described(norm) for norm in norms]
-    if any(norm.weight.shape != (width,) or norm.centred for norm in found):
-        raise NotFused("its norms of queries and keys are not over heads")
-    rows = [norm.weight.expand(count, -1) for norm, count in zip(found, heads, strict=True)]
-    return Norm(torch.cat(rows), found[0].eps)
+def _query_norms(
+    found: Sequence[nn.Module], geometry: Geometry
+) -> tuple[Norm | None, tuple[Norm, Norm] | None]:
+    """The norms of queries and keys: as one, with weights for each head, or each over all of its heads."""
+    if not found:
+        return None, None
+    queries, keys = (modules.described(norm) for norm in found)
+    heads, width = (geometry.query_heads, geometry.kv_heads), geometry.head_dim
+    widths = (len(queries.weight), len(keys.weight))
+    if widths == (width, width) and not (queries.centred or keys.centred):
+        rows = [norm.weight.expand(count, -1) for norm, count in zip((queries, keys), heads, strict=True)]
+        return Norm(torch.cat(rows), queries.eps), None
+    if widths == tuple(count * width for count in heads):
+        return None, (queries, keys)
+    raise NotFused("its norms of queries and keys are neither over a head nor over all")

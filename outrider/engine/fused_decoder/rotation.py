@@ -17,7 +17,7 @@ from torch import Tensor
 
 from outrider.engine.cpu.layer import Angles, RotationKernel, runs
 from outrider.engine.fused_decoder.decoder import LayerSettings
-from outrider.engine.fused_decoder.norm import RmsNorm
+from outrider.engine.fused_decoder.norm import RmsNorm, make_norm
 
 Room: TypeAlias = tuple[Tensor, Tensor]
 """Entries [S, 2 H, D] of keys and values, and the slots [N or fewer] of the first tokens."""
@@ -51,6 +51,20 @@ def make_rotation(settings: LayerSettings, dtype: torch.dtype, device: torch.dev
     norm = None if head_norm is None else RmsNorm(head_norm, dtype)
     plain = partial(_rotate, settings.query_heads + settings.kv_heads, norm)
     return partial(_run, _kernel(settings, dtype), dtype, plain) if runs(dtype, device) else plain
+
+
+def after_norms(settings: LayerSettings, dtype: torch.dtype, rotation: Rotation) -> Rotation:
+    """The rotation of a layer that norms all queries together, and all keys."""
+    assert settings.whole_norms is not None, "it has such norms"
+    norms = [make_norm(norm, dtype) for norm in settings.whole_norms]
+    edges = settings.query_heads, settings.query_heads + settings.kv_heads
+
+    def normed(qkv: Tensor, rotations: Rotations, room: Room) -> None:
+        for norm, heads in zip(norms, qkv.tensor_split(edges, 1), strict=False):  # not of values
+            norm.inside(heads.flatten(1))
+        rotation(qkv, rotations, room)
+
+    return normed
 
 
 def rotate(x: Tensor, rotations: Tensor) -> Tensor:

@@ -36,15 +36,16 @@ def norm(kind: str) -> Callable[..., None]:
     """The kernel for a kind of numbers."""
     size = 2 if kind == "bfloat16" else 4
 
-    @kernel("void(intp, intp, intp, intp, intp, intp, float64, float64)", keeps_lock=True)
+    @kernel("void(intp, intp, intp, intp, intp, intp, intp, float64, float64)", keeps_lock=True)
     def normalise(
-        x: int, added: int, scale: int, y: int, width: int, rows: int, share: float, eps: float
+        x: int, added: int, scale: int, y: int, width: int, stride: int, rows: int, share: float, eps: float
     ) -> None:
         """Y = X / sqrt(mean(X^2) + eps) * scale; X, Y and `added` are [rows, width], `scale` [width] float32.
 
-        First `added` is added to X, unless it is 0. `share` is 1 / width.
+        Rows begin `stride` numbers apart. First `added` is added to X, unless it is 0. `share` is 1 / width.
+        Y may be X.
         """
-        for first in range(0, rows * width, width):
+        for first in range(0, rows * stride, stride):
             squares = splat(0.0)
             for column in range(0, width, LANES):
                 at, there = size * (first + column), first_lanes(width - column)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from outrider.engine.fused_decoder import FusedDecoder, NotFused, fused_decoder
@@ -54,6 +55,41 @@ def test_gpt2_runs_fused(tmp_path: Path, by_layer: bool, dtype: str) -> None:
     assert not len(decoder.ropes[0].frequencies)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("architecture", ["olmo2", "phi", "starcoder2"])
+def test_others_run_fused(folder_of: Folders, architecture: str, dtype: str) -> None:
+    """Norms behind attention and MLP; one norm for both; norms that centre rows, and windows."""
+    decoder, _ = loaded(folder_of(architecture), dtype)
+    assert [layer.settings.parallel for layer in decoder.stack] == [architecture == "phi"] * 3
+    assert (decoder.stack[0].settings.input_norm is None) == (architecture == "olmo2")
+
+
+def test_a_llama_like_model_may_turn_parts_of_heads(tmp_path: Path) -> None:
+    """As Phi 4 mini does."""
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.75}
+    decoder, _ = loaded(build_model("phi3", tmp_path, rope_parameters=rope))
+    assert decoder.beyond_llama() == "heads that turn in part"
+
+
+def test_experts_may_stand_behind_other_norms(tmp_path: Path) -> None:
+    """OLMoE norms queries and keys before they are divided into heads."""
+    config = transformers.OlmoeConfig(
+        vocab_size=300,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_experts=4,
+        num_experts_per_tok=2,
+        initializer_range=0.25,
+    )
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    decoder, _ = loaded(tmp_path)
+    assert decoder.beyond_llama() == "norms of heads together"
+
+
 @pytest.mark.parametrize("activation", ["relu", "gelu_fast", "gelu_pytorch_tanh", "gelu", "silu"])
 def test_an_mlp_without_a_gate_has_any_activation(tmp_path: Path, activation: str) -> None:
     """Those that torch computes in one operation, and others."""
@@ -77,7 +113,13 @@ def test_layers_may_be_left_out(folder_of: Folders, architecture: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "part"), [("gpt2", "norms that centre rows"), ("llama", None), ("gemma2", None)]
+    ("architecture", "part"),
+    [
+        ("gpt2", "norms that centre rows"),
+        ("olmo2", "norms of heads together"),
+        ("llama", None),
+        ("gemma2", None),
+    ],
 )
 def test_what_is_not_like_llama_is_named(folder_of: Folders, architecture: str, part: str | None) -> None:
     """For kernels of GPUs, and for what divides a model."""

@@ -65,6 +65,19 @@ def test_a_norm_that_centres(dtype: torch.dtype, kernel: bool, monkeypatch: pyte
     assert torch.equal(x, total)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("centred", [False, True])
+def test_a_norm_inside_wider_rows(dtype: torch.dtype, centred: bool) -> None:
+    """Some columns are normalised where they are; the others stay."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(5, 64).to(dtype), torch.randn(48).to(dtype)
+    before, norm = x.clone(), make_norm(Norm(weight, 1e-5, centred), dtype)
+    norm.inside(x[:, 8:56])
+    torch.testing.assert_close(x[:, 8:56], norm(before[:, 8:56].contiguous()), rtol=0, atol=0)
+    assert torch.equal(x[:, :8], before[:, :8])
+    assert torch.equal(x[:, 56:], before[:, 56:])
+
+
 def test_without_a_norm_rows_are_added() -> None:
     """The sum is the result, and stays in x."""
     x, added = torch.randn(2, 3), torch.randn(2, 3)
