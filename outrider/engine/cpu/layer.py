@@ -1,4 +1,4 @@
-"""The work of a layer between its products: norms, rotation, attention.
+"""The work of a layer between its products: norms, activation, rotation, attention.
 
 Shapes: N rows, C their width, Q query heads, H kv heads, D head width, S slots.
 """
@@ -100,6 +100,20 @@ class LayerNormKernel(NormKernel):
         addresses = x.data_ptr(), added, self._at, self._shift_at, y.data_ptr()
         self._kernel(*addresses, self._width, rows, self._share, self._eps)
         return y
+
+
+class GeluKernel:
+    """GELU of numbers of `dtype` where they are, or its approximation with tanh."""
+
+    def __init__(self, dtype: torch.dtype, *, tanh: bool) -> None:
+        from outrider.engine.cpu.kernels.activation import gelu, gelu_tanh
+
+        self._kernel = (gelu_tanh if tanh else gelu)(_kind(dtype))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x, contiguous, which is overwritten."""
+        self._kernel(x.data_ptr(), x.numel())
+        return x
 
 
 class Angles:

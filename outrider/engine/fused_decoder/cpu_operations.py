@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from outrider.engine.cpu.layer import Angles
+from outrider.engine.fused_decoder.activation import make_activation
 from outrider.engine.fused_decoder.attention import FusedAttention
 from outrider.engine.fused_decoder.decoder import FusedDecoder, FusedLayer, Gate, Norm, PlainMlp
 from outrider.engine.fused_decoder.forward import AddNorm, Inputs, Linear, Mix
@@ -47,5 +48,5 @@ class CpuOperations:
         return called
 
     def activation(self, mlp: PlainMlp) -> Linear:
-        """By torch."""
-        return mlp.activation
+        """A kernel or torch."""
+        return make_activation(mlp.activation, self._attention.dtype, self._attention.device)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import gelu, silu
 from transformers.activations import (
     FastGELUActivation,
@@ -17,16 +16,16 @@ from transformers.activations import (
 )
 from transformers.pytorch_utils import Conv1D
 
+from outrider.engine.fused_decoder.activation import Activation, gelu_tanh
 from outrider.engine.fused_decoder.decoder import Norm
 
 Names: TypeAlias = tuple[str, ...]
-Activation: TypeAlias = Callable[[Tensor], Tensor]
 _WEIGHT_PLUS_ONE = ("GemmaRMSNorm", "Gemma2RMSNorm", "Gemma3RMSNorm")
 """Norms whose factor is their weight and 1, in float32."""
 _FUNCTIONS: tuple[tuple[tuple[type[nn.Module], ...], Activation], ...] = (
     ((nn.SiLU, SiLUActivation), silu),
-    ((GELUActivation, nn.GELU), gelu),
-    ((NewGELUActivation, FastGELUActivation, GELUTanh), partial(gelu, approximate="tanh")),
+    ((GELUActivation,), gelu),
+    ((NewGELUActivation, FastGELUActivation, GELUTanh), gelu_tanh),
 )
 """Activations that torch computes in one operation."""
 

@@ -15,6 +15,7 @@ from torch import nn
 from outrider.engine.cpu.layer import attends
 from outrider.engine.cpu.linear import CpuLinear
 from outrider.engine.fused_decoder import FusedDecoder
+from outrider.engine.fused_decoder.activation import has_kernel
 from outrider.engine.fused_decoder.decoder import Experts, Gate, PlainMlp
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loaded_model import LoadedModel
@@ -71,7 +72,9 @@ def library_part(loaded: LoadedModel) -> str | None:
     for name, module in network.named_modules():
         if isinstance(module, nn.Linear | CpuLinear) and not getattr(module, "ordered", False):
             return f"{name} of {loaded.kind}"
-        if isinstance(module, PlainMlp) or (isinstance(module, Gate) and not module.opened):
+        if isinstance(module, Gate) and not module.opened:
+            return f"the activation of {loaded.kind}"
+        if isinstance(module, PlainMlp) and not has_kernel(module.activation, loaded.dtype, loaded.device):
             return f"the activation of {loaded.kind}"
         if isinstance(module, Experts):
             return f"the experts of {loaded.kind}"

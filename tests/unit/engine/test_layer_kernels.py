@@ -8,13 +8,14 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import layer_norm, scaled_dot_product_attention, silu
+from torch.nn.functional import gelu, layer_norm, scaled_dot_product_attention, silu
 
 from outrider.engine.cpu.backend import vector_backend
 from outrider.engine.cpu.layer import (
     MIN_POSITIONS,
     Angles,
     AttentionKernel,
+    GeluKernel,
     LayerNormKernel,
     NormKernel,
     RotationKernel,
@@ -163,6 +164,27 @@ def test_a_norm_s_bits_do_not_depend_on_the_batch(dtype: torch.dtype, kind: int)
     norm, x = norms(dtype)[kind], random(7, 40, dtype=dtype, seed=1)
     assert torch.equal(norm(x), torch.cat([norm(row[None]) for row in x]))
     assert norm(x[:0]).shape == (0, 40)
+
+
+@dtypes
+@pytest.mark.parametrize("tanh", [False, True])
+def test_gelu_is_torchs(dtype: torch.dtype, tanh: bool) -> None:
+    """For every exponent, where tails are small, and what is no number; numbers are overwritten."""
+    x = torch.cat([every_exponent(2**14), torch.linspace(-30, 30, 5000), torch.tensor([float("nan"), -0.0])])
+    x = torch.cat([x, torch.tensor([float("inf")])]).to(dtype)
+    expected = gelu(x.double(), approximate="tanh" if tanh else "none").to(dtype)
+    kernel, result = GeluKernel(dtype, tanh=tanh), x.clone()
+    assert kernel(result) is result
+    close = {"rtol": 2e-6, "atol": 1e-7} if dtype == torch.float32 else {}
+    torch.testing.assert_close(result, expected, equal_nan=True, **close)
+
+
+@dtypes
+@pytest.mark.parametrize("tanh", [False, True])
+def test_gelu_of_a_number_does_not_depend_on_its_place(dtype: torch.dtype, tanh: bool) -> None:
+    """In a whole vector, in the rest behind it, and alone."""
+    kernel, x = GeluKernel(dtype, tanh=tanh), random(LANES + 5, dtype=dtype)
+    assert torch.equal(kernel(x.clone()), torch.cat([kernel(one.clone()) for one in x.split(1)]))
 
 
 @dtypes
