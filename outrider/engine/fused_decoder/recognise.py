@@ -80,7 +80,7 @@ def fused_decoder(
     places = modules.embedding(body, _POSITIONS) if hasattr(body, _POSITIONS) else None
     text, norm = network.config.get_text_config(), modules.norm(body, *_LAST_NORM)
     layers = list(modules.child(body, *_LAYERS).children())
-    ropes, rope_of = _no_rope(len(layers)) if places else _ropes(body, text, len(layers))
+    ropes, rope_of = _no_rope(len(layers), embed.weight.device) if places else _ropes(body, text, len(layers))
     parts = [_Parts(layer) for layer in layers]
     _check_widths(ropes, parts, geometry)
     used = [head, embed, norm, *([places] if places else ()), *chain(*(part.all() for part in parts))]
@@ -204,8 +204,8 @@ def _ropes(body: nn.Module, text: Any, layers: int) -> tuple[list[Rope], list[in
     return ropes, [found.index(one) for one in types]
 
 
-def _no_rope(layers: int) -> tuple[list[Rope], list[int]]:
-    return [Rope(torch.empty(0), 1.0)], [0] * layers
+def _no_rope(layers: int, device: torch.device) -> tuple[list[Rope], list[int]]:
+    return [Rope(torch.empty(0, device=device), 1.0)], [0] * layers
 
 
 def _check_widths(ropes: Sequence[Rope], parts: Sequence[_Parts], geometry: Geometry) -> None:

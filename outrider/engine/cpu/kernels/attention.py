@@ -85,7 +85,7 @@ def _entry(seen: _Seen, key: int) -> int:
 
 @inlined
 def _fetch(seen: _Seen, key: int, head_bytes: int) -> None:
-    """Begin to read a head of an entry: heads of following keys are too far apart for the processor to guess."""
+    """Begin to read a head of an entry: the next keys lie too far apart for the processor to guess."""
     place = _entry(seen, key)
     for line in range(0, head_bytes, 64):
         prefetch(3, place + line)
