@@ -68,6 +68,9 @@ ARCHITECTURES: dict[str, Callable[..., PretrainedConfig]] = {
     "gpt2": lambda **common: transformers.GPT2Config(
         n_embd=64, n_layer=3, n_head=4, n_positions=512, initializer_range=0.25, **common
     ),
+    "olmo2": lambda **common: transformers.Olmo2Config(**_SIZES, **common),
+    "phi": lambda **common: transformers.PhiConfig(**_SIZES, **common),
+    "starcoder2": lambda **common: transformers.Starcoder2Config(**_SIZES, sliding_window=WINDOW, **common),
     "mixtral": lambda **common: transformers.MixtralConfig(
         **_SIZES, num_local_experts=4, num_experts_per_tok=2, **common
     ),

@@ -1,4 +1,4 @@
-"""The work of a layer between its products: norms, rotation, attention.
+"""The work of a layer between its products: norms, activation, rotation, attention.
 
 Shapes: N rows, C their width, Q query heads, H kv heads, D head width, S slots.
 """
@@ -73,9 +73,47 @@ class NormKernel:
         return self._run(x, added.data_ptr())
 
     def _run(self, x: Tensor, added: int) -> Tensor:
-        y, rows = torch.empty_like(x), x.numel() // self._width
-        self._kernel(x.data_ptr(), added, self._at, y.data_ptr(), self._width, rows, self._share, self._eps)
+        y, rows, width = torch.empty_like(x), x.numel() // self._width, self._width
+        self._kernel(x.data_ptr(), added, self._at, y.data_ptr(), width, width, rows, self._share, self._eps)
         return y
+
+    def inside(self, x: Tensor) -> None:
+        """Normalise rows [N, C], whose numbers follow each other, where they are."""
+        at, stride = x.data_ptr(), x.stride(0)
+        assert x.stride(1) == 1, "a row is in one piece"
+        self._kernel(at, 0, self._at, at, self._width, stride, len(x), self._share, self._eps)
+
+
+class LayerNormKernel(NormKernel):
+    """The same of rows from which their mean was subtracted, with a bias [C] or None."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, eps: float, dtype: torch.dtype) -> None:
+        super().__init__(weight, eps, dtype)
+        self._shift = None if bias is None else bias.float().contiguous()
+        self._shift_at = 0 if self._shift is None else self._shift.data_ptr()
+        from outrider.engine.cpu.kernels.norm import layer_norm
+
+        self._kernel = layer_norm(_kind(dtype))
+
+    def _run(self, x: Tensor, added: int) -> Tensor:
+        y, rows = torch.empty_like(x), x.numel() // self._width
+        addresses = x.data_ptr(), added, self._at, self._shift_at, y.data_ptr()
+        self._kernel(*addresses, self._width, rows, self._share, self._eps)
+        return y
+
+
+class GeluKernel:
+    """GELU of numbers of `dtype` where they are, or its approximation with tanh."""
+
+    def __init__(self, dtype: torch.dtype, *, tanh: bool) -> None:
+        from outrider.engine.cpu.kernels.activation import gelu, gelu_tanh
+
+        self._kernel = (gelu_tanh if tanh else gelu)(_kind(dtype))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x, contiguous, which is overwritten."""
+        self._kernel(x.data_ptr(), x.numel())
+        return x
 
 
 class Angles:
@@ -86,7 +124,7 @@ class Angles:
         self._table = torch.empty(0)
 
     def table(self, positions: Tensor) -> Tensor:
-        """[more than the largest position, 2, D / 2] float32."""
+        """[more than the largest position, 2, R / 2] float32, R the columns of a head that turn."""
         if (last := int(positions.max())) >= len(self._table):
             count = max(MIN_POSITIONS, 1 << last.bit_length())
             angles = torch.arange(count, dtype=torch.float32)[:, None] * self.frequencies
@@ -115,7 +153,8 @@ class RotationKernel:
         """Rotate qkv [N, Q + 2 H, D], contiguous, where it is; write keys and values of the first ones.
 
         `entries` [S, 2 H, D], whose `slots` [N or fewer] int64 they go to, may be missing. `positions` are
-        [N] int64, `table` is of `Angles`.
+        [N] int64, `table` is of `Angles`: the first columns of a head turn, as many as it has numbers for,
+        and all where there is a norm.
         """
         rows, heads, width = qkv.shape
         head_bytes = width * qkv.element_size()
@@ -124,7 +163,8 @@ class RotationKernel:
             heads * head_bytes,
             rows,
             self._rotated,
-            width // 2,
+            width,
+            table.shape[2],
             table.data_ptr(),
             positions.data_ptr(),
             0 if entries is None else entries.data_ptr(),

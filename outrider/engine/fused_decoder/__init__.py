@@ -2,6 +2,7 @@
 
 from outrider.engine.fused_decoder.decoder import FusedDecoder
 from outrider.engine.fused_decoder.forward import FusedForward
-from outrider.engine.fused_decoder.recognise import NotFused, fused_decoder
+from outrider.engine.fused_decoder.modules import NotFused
+from outrider.engine.fused_decoder.recognise import fused_decoder
 
 __all__ = ["FusedDecoder", "FusedForward", "NotFused", "fused_decoder"]

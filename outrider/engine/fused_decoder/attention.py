@@ -32,7 +32,7 @@ class FusedAttention(PagedAttention):
 
     def __init__(self, geometry: Geometry, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(geometry, num_slots, dtype, device)
-        self.dtype = dtype
+        self.dtype, self.device = dtype, device
         """Of the model."""
         self._kernel = AttentionKernel(dtype) if attends(geometry.head_dim, dtype, device) else None
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from outrider.engine.cpu.layer import Angles
+from outrider.engine.fused_decoder.activation import make_activation
 from outrider.engine.fused_decoder.attention import FusedAttention
-from outrider.engine.fused_decoder.decoder import FusedDecoder, FusedLayer, Gate, Norm
-from outrider.engine.fused_decoder.forward import Inputs, Linear, Mix
-from outrider.engine.fused_decoder.norm import RmsNorm
-from outrider.engine.fused_decoder.rotation import Rotations, make_rotation
+from outrider.engine.fused_decoder.decoder import FusedDecoder, FusedLayer, Gate, Norm, PlainMlp
+from outrider.engine.fused_decoder.forward import AddNorm, Inputs, Linear, Mix
+from outrider.engine.fused_decoder.norm import make_norm, only_add
+from outrider.engine.fused_decoder.rotation import Rotations, after_norms, make_rotation
 
 
 class CpuOperations:
@@ -23,14 +24,17 @@ class CpuOperations:
         """The rotations of the step's positions, for each rope."""
         return [Rotations(step.positions[0], angles) for angles in self._angles]
 
-    def norm(self, norm: Norm) -> RmsNorm:
+    def norm(self, norm: Norm | None) -> AddNorm:
         """A kernel or torch."""
-        return RmsNorm(norm, self._attention.dtype)
+        return only_add if norm is None else make_norm(norm, self._attention.dtype)
 
     def mix(self, layer: FusedLayer) -> Mix[list[Rotations]]:
         """Rotation and storing, then attention."""
         settings, attention, index = layer.settings, self._attention, layer.index
-        rotate, rope, scores = make_rotation(settings, attention.dtype), settings.rope, settings.scores
+        rotate = make_rotation(settings, attention.dtype, attention.device)
+        rope, scores = settings.rope, settings.scores
+        if settings.whole_norms is not None:
+            rotate = after_norms(settings, attention.dtype, rotate)
 
         def mix(qkv: Tensor, rotations: list[Rotations]) -> Tensor:
             rotate(qkv, rotations[rope], attention.room(index))
@@ -42,3 +46,7 @@ class CpuOperations:
         """The product itself, where it opens the gate."""
         called: Linear = gate.gate_up.forward if gate.opened else gate.forward
         return called
+
+    def activation(self, mlp: PlainMlp) -> Linear:
+        """A kernel or torch."""
+        return make_activation(mlp.activation, self._attention.dtype, self._attention.device)

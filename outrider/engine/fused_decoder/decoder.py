@@ -7,7 +7,7 @@ Shapes: C hidden width, Q query heads, H kv heads, D head width, F width of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -18,12 +18,17 @@ from torch.nn.functional import silu
 class Norm:
     """Scales rows to a root mean square of 1, in float32, then each column by its weight.
 
-    (Zhang and Sennrich 2019, "Root Mean Square Layer Normalization".)
+    (Zhang and Sennrich 2019, "Root Mean Square Layer Normalization"; Ba, Kiros and Hinton 2016, "Layer
+    Normalization", whose rows are centred.)
     """
 
     weight: Tensor
     """[C], or [heads, C] for rows of heads; of the rows' dtype or float32."""
     eps: float
+    centred: bool = False
+    """The mean of a row is subtracted first."""
+    bias: Tensor | None = None
+    """[C], added last; of centred rows alone."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,7 +36,7 @@ class Rope:
     """The rotary positions of some layers."""
 
     frequencies: Tensor
-    """[D / 2] radians that a pair turns per position."""
+    """[R / 2] radians that a pair turns per position: of the first R columns of a head, of none if R is 0."""
     stretch: float
     """Factor of queries and keys that some kinds have."""
 
@@ -59,19 +64,26 @@ class Scores:
 class LayerSettings:
     """What a layer is besides its linear layers."""
 
-    input_norm: Norm
-    mlp_norm: Norm
+    input_norm: Norm | None
+    """None: attention reads its rows as they are (OLMo 2)."""
+    mlp_norm: Norm | None
+    """The same of the MLP."""
     output_norm: Norm | None
     """Over what attention gives, before it is added (Gemma 2 and 3)."""
     down_norm: Norm | None
     """The same for the MLP."""
     head_norm: Norm | None
     """Over each head of queries and keys."""
+    whole_norms: tuple[Norm, Norm] | None
+    """Over all heads of queries together, and over all of keys (OLMo 2)."""
     query_heads: int
     kv_heads: int
+    head_dim: int
     rope: int
     """Which of the decoder's ropes turns queries and keys."""
     scores: Scores
+    parallel: bool = False
+    """The MLP reads what attention reads: the rows before attention's result is added to them."""
 
 
 class Gate(nn.Module):
@@ -105,8 +117,16 @@ class GatedMlp(nn.Module):
 
     def __init__(self, gate: Gate, down: nn.Module) -> None:
         super().__init__()
-        self.gate = gate
-        self.down = down
+        self.gate, self.down = gate, down
+
+
+class PlainMlp(nn.Module):
+    """An MLP without a gate: a product, an activation, and the product behind it."""
+
+    def __init__(self, up: nn.Module, activation: Callable[[Tensor], Tensor], down: nn.Module) -> None:
+        super().__init__()
+        self.up, self.down = up, down
+        self.activation = activation
 
 
 class Experts(nn.Module):
@@ -133,7 +153,7 @@ class FusedLayer(nn.Module):
         *,
         qkv: nn.Module,
         output: nn.Module,
-        mlp: GatedMlp | Experts,
+        mlp: GatedMlp | PlainMlp | Experts,
     ) -> None:
         """`qkv` is [(Q + 2 H) * D, C]."""
         super().__init__()
@@ -146,7 +166,8 @@ class FusedLayer(nn.Module):
 class FusedDecoder(nn.Module):
     """Embedding, layers, last norm and output layer; `kind` is the model's class in transformers.
 
-    `softcap` bounds the logits, with tanh (Gemma 2).
+    `positions`, if there is one, is the embedding of positions, added to that of tokens (GPT-2); `softcap`
+    bounds the logits, with tanh (Gemma 2).
     """
 
     def __init__(
@@ -159,11 +180,13 @@ class FusedDecoder(nn.Module):
         head: nn.Module,
         ropes: list[Rope],
         softcap: float | None,
+        positions: nn.Embedding | None = None,
     ) -> None:
         super().__init__()
         self.kind = kind
         self.norm = norm
         self.embed: nn.Module = embed
+        self.positions = positions
         self.head = head
         self.layers = nn.ModuleList(layers)
         self.stack = layers
@@ -177,3 +200,22 @@ class FusedDecoder(nn.Module):
             for layer in self.stack
             if isinstance(layer.mlp, GatedMlp) and layer.mlp.gate.activation is silu
         ]
+
+    def beyond_llama(self) -> str | None:
+        """What of it some kernels and divisions lack, which know layers like Llama's alone; None: nothing."""
+        settings = [layer.settings for layer in self.stack]
+        widths = {2 * len(rope.frequencies) for rope in self.ropes}
+        found = {
+            "norms that centre rows": any(norm and norm.centred for norm in (self.norm, *_norms(settings))),
+            "an embedding of positions": self.positions is not None,
+            "heads that turn in part": widths != {one.head_dim for one in settings},
+            "an MLP beside attention": any(one.parallel for one in settings),
+            "an MLP without a gate": any(isinstance(layer.mlp, PlainMlp) for layer in self.stack),
+            "norms of heads together": any(one.whole_norms for one in settings),
+            "layers without a first norm": any(one.input_norm is None for one in settings),
+        }
+        return next((part for part, there in found.items() if there), None)
+
+
+def _norms(settings: Sequence[LayerSettings]) -> list[Norm | None]:
+    return [norm for one in settings for norm in (one.input_norm, one.mlp_norm)]

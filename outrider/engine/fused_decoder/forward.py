@@ -1,13 +1,13 @@
-"""The forward of pre-norm decoder layers with RMS norms, rotary positions, grouped queries and an MLP.
+"""The forward of decoder layers with norms, attention with grouped queries and an MLP.
 
     one product for queries, keys and values; rotation, storing and attention; output product
     residual add and norm; one product for gate and up, and the gate; down product (or experts)
     residual add and the next layer's norm
 
-Llama, Mistral, Qwen, Phi 3, Gemma, gpt-oss and their like, on every device. It computes what the model's own
-modules compute with a third of the operations: at decoding sizes an operation costs more than its
-arithmetic. The self check at load compares the two. What lies between the products is the device's: see
-`Operations`.
+Llama, Mistral, Qwen, Phi 3, Gemma, gpt-oss and their like, on every device; GPT-2, GPT-NeoX and theirs on
+CPUs. It computes what the model's own modules compute with a third of the operations: at decoding sizes an
+operation costs more than its arithmetic. The self check at load compares the two. What lies between the
+products is the device's: see `Operations`.
 
 Shapes: N packed tokens, M of them or the W wanted ones, C hidden width, Q query heads, H kv heads, D head
 width, F width of the MLP, V vocabulary.
@@ -22,7 +22,16 @@ import torch
 from torch import Tensor
 
 from outrider.engine.features import FeatureTap
-from outrider.engine.fused_decoder.decoder import Experts, FusedDecoder, FusedLayer, Gate, Norm
+from outrider.engine.fused_decoder.decoder import (
+    Experts,
+    FusedDecoder,
+    FusedLayer,
+    Gate,
+    GatedMlp,
+    LayerSettings,
+    Norm,
+    PlainMlp,
+)
 
 
 class Inputs(Protocol):
@@ -57,14 +66,17 @@ class Operations(Protocol[StepT, Shared]):
     def begin(self, step: StepT) -> Shared:
         """What all layers need of a step."""
 
-    def norm(self, norm: Norm) -> AddNorm:
-        """See `AddNorm`."""
+    def norm(self, norm: Norm | None) -> AddNorm:
+        """See `AddNorm`; without a norm the sum itself."""
 
     def mix(self, layer: FusedLayer) -> Mix[Shared]:
         """See `Mix`."""
 
     def gate(self, gate: Gate) -> Linear:
         """What `Gate.forward` computes."""
+
+    def activation(self, mlp: PlainMlp) -> Linear:
+        """What lies between the products of an MLP without a gate; may overwrite its argument."""
 
 
 class _Layer(NamedTuple, Generic[Shared]):
@@ -91,14 +103,14 @@ class FusedForward(Generic[StepT, Shared]):
         first, stack = decoder.stack[0].settings, decoder.stack
         norms = [*(layer.settings.input_norm for layer in stack[1:]), decoder.norm]
         self._begin, self._tap = operations.begin, tap or FeatureTap()
-        self._embed, self._head = decoder.embed.forward, _capped(decoder.head.forward, decoder.softcap)
+        self._embed, self._head = _embedding(decoder), _capped(decoder.head.forward, decoder.softcap)
         self._heads = first.query_heads + 2 * first.kv_heads
         self._first_norm = operations.norm(first.input_norm)
         self._layers = [_functions(layer, norm, operations) for layer, norm in zip(stack, norms, strict=True)]
 
     def __call__(self, step: StepT) -> Tensor:
         """Logits [W, V] of the step's wanted tokens."""
-        hidden = self._embed(step.tokens[0])
+        hidden = self._embed(step)
         shared, shape = self._begin(step), (hidden.shape[0], self._heads, -1)
         normed, left = self._first_norm(hidden, None), len(self._layers)
         tapped = bool(self._tap.layers)
@@ -113,24 +125,54 @@ class FusedForward(Generic[StepT, Shared]):
         return self._head(normed)
 
 
-def _functions(layer: FusedLayer, next_norm: Norm, operations: Operations[StepT, Shared]) -> _Layer[Shared]:
+def _functions(
+    layer: FusedLayer, next_norm: Norm | None, operations: Operations[StepT, Shared]
+) -> _Layer[Shared]:
     settings = layer.settings
     return _Layer(
         layer.qkv.forward,
         operations.mix(layer),
         _normed(layer.output.forward, settings.output_norm, operations),
-        operations.norm(settings.mlp_norm),
+        _mlp_norm(settings, operations),
         _normed(_mlp(layer, operations), settings.down_norm, operations),
         operations.norm(next_norm),
     )
 
 
+def _embedding(decoder: FusedDecoder) -> Callable[[Inputs], Tensor]:
+    """Rows [N, C] of a step's tokens, and of their positions where the model embeds them."""
+    embed = decoder.embed.forward
+    if decoder.positions is None:
+        return lambda step: embed(step.tokens[0])
+    place = decoder.positions.forward
+    return lambda step: embed(step.tokens[0]).add_(place(step.positions[0]))
+
+
+def _mlp_norm(settings: LayerSettings, operations: Operations[StepT, Shared]) -> AddNorm:
+    norm = operations.norm(settings.mlp_norm)
+    if not settings.parallel:
+        return norm
+
+    def norm_before_adding(hidden: Tensor, added: Tensor | None) -> Tensor:
+        normed = norm(hidden, None)
+        if added is not None:
+            hidden.add_(added)
+        return normed
+
+    return norm_before_adding
+
+
 def _mlp(layer: FusedLayer, operations: Operations[StepT, Shared]) -> Linear:
-    if isinstance(layer.mlp, Experts):
-        experts: Linear = layer.mlp.forward
+    mlp = layer.mlp
+    if isinstance(mlp, Experts):
+        experts: Linear = mlp.forward
         return experts
-    gate, down = operations.gate(layer.mlp.gate), layer.mlp.down.forward
-    return lambda x: down(gate(x))
+    down = mlp.down.forward
+    if isinstance(mlp, GatedMlp):
+        gate = operations.gate(mlp.gate)
+        return lambda x: down(gate(x))
+    up, activate = mlp.up.forward, operations.activation(mlp)
+    return lambda x: down(activate(up(x)))
 
 
 def _normed(product: Linear, norm: Norm | None, operations: Operations[StepT, Shared]) -> Linear:

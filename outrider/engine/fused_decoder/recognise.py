@@ -3,20 +3,21 @@
 A model is recognised by the names of its modules, and by what is left over: every weight must have found its
 place. What cannot be seen there (a factor in the code, a layer without rotation) is left to the self check.
 
-The fused weights take the place of the modules' own, which become views of them: nothing is held twice.
+The fused weights take the place of the modules' own, which become views of them: nothing is held twice. Only
+GPT-NeoX's queries, keys and values are, until the model is let go.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import silu
 from transformers import PreTrainedModel
-from transformers.activations import SiLUActivation
 
+from outrider.engine.fused_decoder import modules
 from outrider.engine.fused_decoder.decoder import (
     Experts,
     FusedDecoder,
@@ -25,29 +26,43 @@ from outrider.engine.fused_decoder.decoder import (
     GatedMlp,
     LayerSettings,
     Norm,
+    PlainMlp,
     Rope,
     Scores,
 )
-from outrider.engine.gpu.coded_linear import CodedLinear, joined_layers
+from outrider.engine.fused_decoder.joining import joined, side_by_side
+from outrider.engine.fused_decoder.modules import NotFused
 from outrider.engine.loaded_model import Geometry
-from outrider.engine.quantization.modules import carry_over
 
-_QKV = (("qkv_proj",), ("q_proj", "k_proj", "v_proj"))
+_BODY = ("model", "gpt_neox", "transformer")
+_LAYERS = ("layers", "h")
+_EMBEDDING = ("embed_tokens", "embed_in", "wte")
+_POSITIONS = "wpe"
+_LAST_NORM = ("norm", "final_layer_norm", "final_layernorm", "ln_f")
+_HEAD = ("lm_head", "embed_out")
+_ATTENTION = ("self_attn", "attention", "attn")
+_BY_HEAD = "query_key_value"
+_QKV = (("qkv_proj",), (_BY_HEAD,), ("c_attn",), ("q_proj", "k_proj", "v_proj"))
+_OUTPUT = ("o_proj", "dense", "c_proj")
 _GATE_UP = (("gate_up_proj",), ("gate_proj", "up_proj"))
+_UP = ("dense_h_to_4h", "c_fc", "fc1")
+_DOWN = ("down_proj", "dense_4h_to_h", "c_proj", "fc2")
+_ACTIVATION = ("act_fn", "activation_fn", "act")
 """The names that parts go by: one module, or those that are fused to one."""
-_LLAMA = {"mlp_norm": "post_attention_layernorm"}
-_GEMMA = {
-    "output_norm": "post_attention_layernorm",
-    "mlp_norm": "pre_feedforward_layernorm",
-    "down_norm": "post_feedforward_layernorm",
+_PRE_NORM: dict[str, modules.Names] = {
+    "input_norm": ("input_layernorm", "ln_1"),
+    "mlp_norm": ("post_attention_layernorm", "ln_2"),
 }
-"""The modules that are a layer's norms, besides its first. Only Gemma's layers have `down_norm`."""
-_WEIGHT_PLUS_ONE = ("GemmaRMSNorm", "Gemma2RMSNorm", "Gemma3RMSNorm")
-"""Norms whose factor is their weight and 1, in float32."""
-
-
-class NotFused(Exception):
-    """The model has parts that the fused decoder does not compute; the text names one."""
+_POST_NORM: dict[str, modules.Names] = {
+    "output_norm": ("post_attention_layernorm",),
+    "down_norm": ("post_feedforward_layernorm",),
+}
+_BOTH: dict[str, modules.Names] = {
+    "input_norm": ("input_layernorm",),
+    "mlp_norm": ("pre_feedforward_layernorm",),
+    **_POST_NORM,
+}
+"""The modules that are a layer's norms: most layers have the first, OLMo 2's the second, Gemma's all."""
 
 
 def fused_decoder(
@@ -60,23 +75,25 @@ def fused_decoder(
     Raises:
         NotFused: it is not the kind of model for it.
     """
-    body, unused = _text_body(_child(network, "model"))
-    head, embed, norm = _linear(network, "lm_head"), _embedding(body), _norm(body, "norm")
-    text, layers = network.config.get_text_config(), list(_child(body, "layers").children())
-    ropes, rope_of = _ropes(_child(body, "rotary_emb"), text, len(layers))
-    if {2 * len(rope.frequencies) for rope in ropes} | {geometry.value_dim} != {geometry.head_dim}:
-        raise NotFused("its rotary embedding does not turn whole heads")
+    body, unused = _text_body(modules.child(network, *_BODY))
+    head, embed = modules.linear(network, *_HEAD), modules.embedding(body, *_EMBEDDING)
+    places = modules.embedding(body, _POSITIONS) if hasattr(body, _POSITIONS) else None
+    text, norm = network.config.get_text_config(), modules.norm(body, *_LAST_NORM)
+    layers = list(modules.child(body, *_LAYERS).children())
+    ropes, rope_of = _no_rope(len(layers), embed.weight.device) if places else _ropes(body, text, len(layers))
     parts = [_Parts(layer) for layer in layers]
-    used = [head, embed, norm, *(module for part in parts for module in part.all())]
+    _check_widths(ropes, parts, geometry)
+    used = [head, embed, norm, *([places] if places else ()), *chain(*(part.all() for part in parts))]
     _refuse_leftovers(network, [*used, *unused])
     return FusedDecoder(
         type(network).__name__,
         embed=embed,
         layers=[_layer(i, part, geometry, windows[i], rope_of[i]) for i, part in enumerate(parts)],
-        norm=_rms_norm(norm),
+        norm=modules.described(norm),
         head=head,
         ropes=ropes,
         softcap=getattr(text, "final_logit_softcapping", None),
+        positions=places,
     )
 
 
@@ -84,15 +101,18 @@ class _Parts:
     """The modules of one decoder layer by their place in a fused one."""
 
     def __init__(self, layer: nn.Module) -> None:
-        self.attention, mlp = _child(layer, "self_attn"), _child(layer, "mlp")
-        self.qkv = _linears(self.attention, _QKV)
+        self.attention, mlp = modules.child(layer, *_ATTENTION), modules.child(layer, "mlp")
+        self.qkv = modules.linears(self.attention, _QKV)
+        self.by_head = hasattr(self.attention, _BY_HEAD)
         heads = ("q_norm", "k_norm") if hasattr(self.attention, "q_norm") else ()
-        self.head_norms = [_norm(self.attention, name) for name in heads]
-        self.output = _linear(self.attention, "o_proj")
-        self.mlp = _Experts(mlp) if hasattr(mlp, "experts") else _Mlp(mlp)
-        names = {"input_norm": "input_layernorm"}
-        names |= _GEMMA if hasattr(layer, _GEMMA["down_norm"]) else _LLAMA
-        self.norms = {place: _norm(layer, name) for place, name in names.items()}
+        self.head_norms = [modules.norm(self.attention, name) for name in heads]
+        self.output = modules.linear(self.attention, *_OUTPUT)
+        self.mlp = _mlp(mlp)
+        self.norms = {place: modules.norm(layer, *names) for place, names in _norm_names(layer).items()}
+        # Without a norm of its own an MLP reads what attention reads.
+        shared = [*self.norms] == ["input_norm"]
+        self.parallel = bool(getattr(layer, "use_parallel_residual", shared))
+        self.mlp_norm = "input_norm" if shared else "mlp_norm"
         self.sinks: Any = getattr(self.attention, "sinks", None)
 
     def all(self) -> Iterator[nn.Module | nn.Parameter]:
@@ -101,17 +121,26 @@ class _Parts:
         if self.sinks is not None:
             yield self.sinks
 
+    def fused_qkv(self, heads: int) -> nn.Module:
+        """One product for queries, keys and values, in this order."""
+        return side_by_side(self.qkv[0], heads) if self.by_head else joined(self.qkv)
 
-class _Mlp:
+
+def _norm_names(layer: nn.Module) -> dict[str, modules.Names]:
+    """The names of a layer's norms by their place."""
+    if hasattr(layer, *_POST_NORM["down_norm"]):
+        return _BOTH if hasattr(layer, *_BOTH["mlp_norm"]) else _POST_NORM
+    alone = all(getattr(layer, name, None) is None for name in _PRE_NORM["mlp_norm"])
+    return {place: names for place, names in _PRE_NORM.items() if not (alone and place == "mlp_norm")}
+
+
+class _GatedMlp:
     """The modules of an MLP with a gate."""
 
     def __init__(self, mlp: nn.Module) -> None:
-        self.gate_up = _linears(mlp, _GATE_UP)
-        self.down = _linear(mlp, "down_proj")
-        activation: Any = getattr(mlp, "act_fn", None) or getattr(mlp, "activation_fn", None)
-        if not callable(activation):
-            raise NotFused("its MLP has no activation")
-        self.activation = silu if isinstance(activation, nn.SiLU | SiLUActivation) else activation
+        self.gate_up = modules.linears(mlp, _GATE_UP)
+        self.down = modules.linear(mlp, *_DOWN)
+        self.activation = modules.activation(mlp, *_ACTIVATION)
 
     def all(self) -> list[nn.Module]:
         """Every module with weights."""
@@ -119,7 +148,23 @@ class _Mlp:
 
     def fused(self) -> GatedMlp:
         """With one product for gate and up."""
-        return GatedMlp(Gate(_fused(self.gate_up), self.activation), self.down)
+        return GatedMlp(Gate(joined(self.gate_up), self.activation), self.down)
+
+
+class _PlainMlp:
+    """The modules of an MLP without a gate."""
+
+    def __init__(self, mlp: nn.Module) -> None:
+        self.up, self.down = modules.linear(mlp, *_UP), modules.linear(mlp, *_DOWN)
+        self.activation = modules.activation(mlp, *_ACTIVATION)
+
+    def all(self) -> list[nn.Module]:
+        """See `_GatedMlp.all`."""
+        return [self.up, self.down]
+
+    def fused(self) -> PlainMlp:
+        """As it is."""
+        return PlainMlp(self.up, self.activation, self.down)
 
 
 class _Experts:
@@ -129,7 +174,7 @@ class _Experts:
         self._block = block
 
     def all(self) -> list[nn.Module]:
-        """See `_Mlp.all`."""
+        """See `_GatedMlp.all`."""
         return [self._block]
 
     def fused(self) -> Experts:
@@ -137,8 +182,15 @@ class _Experts:
         return Experts(self._block)
 
 
-def _ropes(rotary: Any, text: Any, layers: int) -> tuple[list[Rope], list[int]]:
+def _mlp(mlp: nn.Module) -> _GatedMlp | _PlainMlp | _Experts:
+    if hasattr(mlp, "experts"):
+        return _Experts(mlp)
+    return _PlainMlp(mlp) if any(hasattr(mlp, name) for name in _UP) else _GatedMlp(mlp)
+
+
+def _ropes(body: nn.Module, text: Any, layers: int) -> tuple[list[Rope], list[int]]:
     """The ropes of a model, one for all layers or for each type of layer, and which one each layer has."""
+    rotary: Any = modules.child(body, "rotary_emb")
     if hasattr(rotary, "inv_freq"):
         return [Rope(rotary.inv_freq, float(getattr(rotary, "attention_scaling", 1.0)))], [0] * layers
     types: list[str] = list(getattr(text, "layer_types", None) or ())
@@ -152,36 +204,52 @@ def _ropes(rotary: Any, text: Any, layers: int) -> tuple[list[Rope], list[int]]:
     return ropes, [found.index(one) for one in types]
 
 
+def _no_rope(layers: int, device: torch.device) -> tuple[list[Rope], list[int]]:
+    return [Rope(torch.empty(0, device=device), 1.0)], [0] * layers
+
+
+def _check_widths(ropes: Sequence[Rope], parts: Sequence[_Parts], geometry: Geometry) -> None:
+    if geometry.value_dim != geometry.head_dim:
+        raise NotFused("its values are not as wide as its keys")
+    turned = {2 * len(rope.frequencies) for rope in ropes}
+    if max(turned) > geometry.head_dim:
+        raise NotFused("its rotary embedding turns more than a head")
+    if turned != {geometry.head_dim} and any(part.head_norms for part in parts):
+        raise NotFused("its rotary embedding turns parts of heads that have norms")
+
+
 def _layer(index: int, parts: _Parts, geometry: Geometry, window: int | None, rope: int) -> FusedLayer:
-    heads = (geometry.query_heads, geometry.kv_heads)
     declared = getattr(parts.attention, "sliding_window", window)
     if declared != window:
         raise NotFused(f"layer {index} has a window of {declared}, its cache one of {window}")
-    norms = {place: _rms_norm(norm) for place, norm in parts.norms.items()}
+    norms = {place: modules.described(norm) for place, norm in parts.norms.items()}
+    head_norm, whole_norms = _query_norms(parts.head_norms, geometry)
     settings = LayerSettings(
-        input_norm=norms["input_norm"],
-        mlp_norm=norms["mlp_norm"],
+        input_norm=norms.get("input_norm"),
+        mlp_norm=norms.get(parts.mlp_norm),
         output_norm=norms.get("output_norm"),
         down_norm=norms.get("down_norm"),
-        head_norm=_head_norm(parts.head_norms, heads, geometry.head_dim) if parts.head_norms else None,
+        head_norm=head_norm,
+        whole_norms=whole_norms,
         query_heads=geometry.query_heads,
         kv_heads=geometry.kv_heads,
+        head_dim=geometry.head_dim,
         rope=rope,
-        scores=Scores(
-            scaling=float(getattr(parts.attention, "scaling", geometry.head_dim**-0.5)),
-            window=window,
-            softcap=getattr(parts.attention, "attn_logit_softcapping", None),
-            sinks=None if parts.sinks is None else parts.sinks.detach(),
-        ),
+        scores=_scores(parts, geometry, window),
+        parallel=parts.parallel,
     )
-    return FusedLayer(index, settings, qkv=_fused(parts.qkv), output=parts.output, mlp=parts.mlp.fused())
+    qkv = parts.fused_qkv(geometry.query_heads)
+    return FusedLayer(index, settings, qkv=qkv, output=parts.output, mlp=parts.mlp.fused())
 
 
-def _child(parent: nn.Module, name: str) -> nn.Module:
-    child = getattr(parent, name, None)
-    if not isinstance(child, nn.Module):
-        raise NotFused(f"{type(parent).__name__} has no {name}")
-    return child
+def _scores(parts: _Parts, geometry: Geometry, window: int | None) -> Scores:
+    attention = parts.attention
+    return Scores(
+        scaling=float(getattr(attention, "scaling", geometry.head_dim**-0.5)),
+        window=window,
+        softcap=getattr(attention, "attn_logit_softcapping", None),
+        sinks=None if parts.sinks is None else parts.sinks.detach(),
+    )
 
 
 def _text_body(body: nn.Module) -> tuple[nn.Module, list[nn.Module]]:
@@ -190,36 +258,6 @@ def _text_body(body: nn.Module) -> tuple[nn.Module, list[nn.Module]]:
     if not isinstance(text, nn.Module):
         return body, []
     return text, [child for child in body.children() if child is not text]
-
-
-def _embedding(body: nn.Module) -> nn.Embedding:
-    """The embedding, whose own forward is used: Gemma's scales what it gives."""
-    child = _child(body, "embed_tokens")
-    if not isinstance(child, nn.Embedding) or (
-        type(child) is not nn.Embedding and not hasattr(child, "embed_scale")
-    ):
-        raise NotFused(f"embed_tokens is a {type(child).__name__}")
-    return child
-
-
-def _linear(parent: nn.Module, name: str) -> nn.Module:
-    child = _child(parent, name)
-    if type(child) not in (nn.Linear, CodedLinear):  # a subclass may compute something else
-        raise NotFused(f"{name} is a {type(child).__name__}")
-    return child
-
-
-def _linears(parent: nn.Module, alternatives: Sequence[Sequence[str]]) -> list[nn.Module]:
-    names = next((names for names in alternatives if hasattr(parent, names[0])), alternatives[-1])
-    return [_linear(parent, name) for name in names]
-
-
-def _norm(parent: nn.Module, name: str) -> nn.Module:
-    child = _child(parent, name)
-    kind = type(child).__name__
-    if kind not in _WEIGHT_PLUS_ONE and not (kind.endswith("RMSNorm") and hasattr(child, "variance_epsilon")):
-        raise NotFused(f"{name} is a {kind}")
-    return child
 
 
 def _refuse_leftovers(network: nn.Module, known: Sequence[nn.Module | nn.Parameter]) -> None:
@@ -231,44 +269,18 @@ def _refuse_leftovers(network: nn.Module, known: Sequence[nn.Module | nn.Paramet
             raise NotFused(f"{name} has no place in it")
 
 
-def _rms_norm(norm: Any) -> Norm:
-    weight = norm.weight.detach()
-    if type(norm).__name__ in _WEIGHT_PLUS_ONE:
-        return Norm(weight.float() + 1.0, norm.eps)
-    return Norm(weight, norm.variance_epsilon)
-
-
-def _head_norm(norms: Sequence[Any], heads: Sequence[int], width: int) -> Norm:
-    """The norms of queries and keys as one, with a row of weights for each of their heads."""
-    found = [_rms_norm(norm) for norm in norms]
-    if any(norm.weight.shape != (width,) for norm in found):
-        raise NotFused("its norms of queries and keys are not over heads")
-    rows = [norm.weight.expand(count, -1) for norm, count in zip(found, heads, strict=True)]
-    return Norm(torch.cat(rows), found[0].eps)
-
-
-def _fused(parts: Sequence[nn.Module]) -> nn.Module:
-    """One layer that computes the results of all side by side; their weights become views of its own."""
-    if len(parts) == 1:
-        return parts[0]
-    plain = [part for part in parts if isinstance(part, nn.Linear)]
-    return _fused_plain(plain) if len(plain) == len(parts) else joined_layers(parts)
-
-
-def _fused_plain(parts: Sequence[nn.Linear]) -> nn.Linear:
-    weight = torch.cat([part.weight.detach() for part in parts])
-    fused = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    fused.weight = nn.Parameter(weight, requires_grad=False)
-    if any(part.bias is not None for part in parts):
-        biases = [_bias(part) for part in parts]
-        fused.bias = nn.Parameter(torch.cat(biases), requires_grad=False)
-    start = 0
-    for part in parts:
-        part.weight = nn.Parameter(weight[start : start + part.out_features], requires_grad=False)
-        start += part.out_features
-    carry_over(fused, parts)
-    return fused
-
-
-def _bias(linear: nn.Linear) -> torch.Tensor:
-    return linear.weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias.detach()
+def _query_norms(
+    found: Sequence[nn.Module], geometry: Geometry
+) -> tuple[Norm | None, tuple[Norm, Norm] | None]:
+    """The norms of queries and keys: as one, with weights for each head, or each over all of its heads."""
+    if not found:
+        return None, None
+    queries, keys = (modules.described(norm) for norm in found)
+    heads, width = (geometry.query_heads, geometry.kv_heads), geometry.head_dim
+    widths = (len(queries.weight), len(keys.weight))
+    if widths == (width, width) and not (queries.centred or keys.centred):
+        rows = [norm.weight.expand(count, -1) for norm, count in zip((queries, keys), heads, strict=True)]
+        return Norm(torch.cat(rows), queries.eps), None
+    if widths == tuple(count * width for count in heads):
+        return None, (queries, keys)
+    raise NotFused("its norms of queries and keys are neither over a head nor over all")

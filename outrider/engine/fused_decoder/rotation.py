@@ -1,8 +1,9 @@
 """Rotary positions of queries and keys, and where keys and values are stored meanwhile.
 
-(Su et al. 2021, "RoFormer".) Columns i and i + D / 2 of a head form a pair, as in transformers.
+(Su et al. 2021, "RoFormer".) Columns i and i + R / 2 of a head form a pair, as in transformers; R is D in
+most models, and 0 in those without rotary positions.
 
-Shapes: N packed tokens, Q query heads, H kv heads, D head width, S slots.
+Shapes: N packed tokens, Q query heads, H kv heads, D head width, R columns of a head that turn, S slots.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from outrider.engine.cpu.layer import Angles, RotationKernel, runs
 from outrider.engine.fused_decoder.decoder import LayerSettings
-from outrider.engine.fused_decoder.norm import RmsNorm
+from outrider.engine.fused_decoder.norm import RmsNorm, make_norm
 
 Room: TypeAlias = tuple[Tensor, Tensor]
 """Entries [S, 2 H, D] of keys and values, and the slots [N or fewer] of the first tokens."""
@@ -35,7 +36,7 @@ class Rotations:
 
     @cached_property
     def complex(self) -> Tensor:
-        """Complex rotations [N, 1, D / 2]."""
+        """Complex rotations [N, 1, R / 2]."""
         angles = self.positions.float()[:, None] * self._angles.frequencies
         return torch.polar(torch.full_like(angles, self._angles.stretch), angles)[:, None]
 
@@ -44,20 +45,34 @@ Rotation: TypeAlias = Callable[[Tensor, Rotations, Room], None]
 """Turns queries and keys of qkv [N, Q + 2 H, D] where they are, and stores keys and values."""
 
 
-def make_rotation(settings: LayerSettings, dtype: torch.dtype) -> Rotation:
-    """The rotation of a layer of a model of this dtype."""
-    device, head_norm = settings.input_norm.weight.device, settings.head_norm
+def make_rotation(settings: LayerSettings, dtype: torch.dtype, device: torch.device) -> Rotation:
+    """The rotation of a layer of a model of this dtype on a device."""
+    head_norm = settings.head_norm
     norm = None if head_norm is None else RmsNorm(head_norm, dtype)
     plain = partial(_rotate, settings.query_heads + settings.kv_heads, norm)
     return partial(_run, _kernel(settings, dtype), dtype, plain) if runs(dtype, device) else plain
 
 
+def after_norms(settings: LayerSettings, dtype: torch.dtype, rotation: Rotation) -> Rotation:
+    """The rotation of a layer that norms all queries together, and all keys."""
+    assert settings.whole_norms is not None, "it has such norms"
+    norms = [make_norm(norm, dtype) for norm in settings.whole_norms]
+    edges = settings.query_heads, settings.query_heads + settings.kv_heads
+
+    def normed(qkv: Tensor, rotations: Rotations, room: Room) -> None:
+        for norm, heads in zip(norms, qkv.tensor_split(edges, 1), strict=False):  # not of values
+            norm.inside(heads.flatten(1))
+        rotation(qkv, rotations, room)
+
+    return normed
+
+
 def rotate(x: Tensor, rotations: Tensor) -> Tensor:
-    """Rotate each head by its position: x [N, heads, D], complex turns [N, 1, D / 2]; float32."""
-    half = x.shape[-1] // 2
+    """Rotate each head by its position: x [N, heads, D], complex turns [N, 1, R / 2]; float32."""
+    half = rotations.shape[-1]
     exact = x.float()
-    pairs = torch.complex(exact[..., :half], exact[..., half:]).mul_(rotations)
-    return torch.cat((pairs.real, pairs.imag), -1)
+    pairs = torch.complex(exact[..., :half], exact[..., half : 2 * half]).mul_(rotations)
+    return torch.cat((pairs.real, pairs.imag, exact[..., 2 * half :]), -1)
 
 
 def _kernel(settings: LayerSettings, dtype: torch.dtype) -> RotationKernel:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from outrider.engine.fused_decoder.decoder import FusedDecoder, FusedLayer, Gate, Norm
+from outrider.engine.fused_decoder import NotFused
+from outrider.engine.fused_decoder.decoder import FusedDecoder, FusedLayer, Gate, Norm, PlainMlp
 from outrider.engine.fused_decoder.forward import AddNorm, Linear, Mix
 from outrider.engine.gpu.attention import KernelAttention
 from outrider.engine.gpu.kernels.layers import add_norm_kernel, gate_kernel, rotation_kernel
@@ -35,9 +36,15 @@ class RotatedStep:
 
 
 class GpuOperations:
-    """See `outrider.engine.fused_decoder.forward.Operations`."""
+    """See `outrider.engine.fused_decoder.forward.Operations`.
+
+    Raises:
+        NotFused: the decoder has parts that the kernels do not compute.
+    """
 
     def __init__(self, decoder: FusedDecoder, attention: KernelAttention) -> None:
+        if (part := decoder.beyond_llama()) is not None:
+            raise NotFused(f"it has {part}, which the kernels of GPUs do not compute")
         self._attention = attention
         self._ropes = [(rope.frequencies.float(), rope.stretch) for rope in decoder.ropes]
 
@@ -46,8 +53,9 @@ class GpuOperations:
         positions = step.positions[0].float()[:, None]
         return RotatedStep(step, [_turns(positions * rope, stretch) for rope, stretch in self._ropes])
 
-    def norm(self, norm: Norm) -> AddNorm:
+    def norm(self, norm: Norm | None) -> AddNorm:
         """One launch, the residual add included."""
+        assert norm is not None, "the decoder was refused"
         return partial(_add_norm, norm)
 
     def mix(self, layer: FusedLayer) -> Mix[RotatedStep]:
@@ -61,6 +69,10 @@ class GpuOperations:
             return called
         gate_up: Any = gate.gate_up
         return partial(_gate, gate_up.forward, gate_up.out_features // 2)
+
+    def activation(self, mlp: PlainMlp) -> Linear:
+        """Of no decoder that runs here."""
+        raise NotImplementedError
 
     def _mix(self, layer: FusedLayer, qkv: Tensor, rotated: RotatedStep) -> Tensor:
         """Attention's output [N, Q * D] for qkv [N, Q + 2 H, D]."""

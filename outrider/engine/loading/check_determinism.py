@@ -16,7 +16,8 @@ from torch.nn.functional import silu
 from outrider.engine.cpu.layer import attends
 from outrider.engine.cpu.linear import CpuLinear
 from outrider.engine.fused_decoder import FusedDecoder
-from outrider.engine.fused_decoder.decoder import Experts, Gate
+from outrider.engine.fused_decoder.activation import has_kernel
+from outrider.engine.fused_decoder.decoder import Experts, Gate, PlainMlp
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.make_runner import make_runner
@@ -81,6 +82,8 @@ def library_part(loaded: LoadedModel) -> str | None:
         if isinstance(module, nn.Linear | CpuLinear) and not getattr(module, "ordered", False):
             return f"{name} of {loaded.kind}"
         if isinstance(module, Gate) and not (module.opened or (loaded.ordered and module.activation is silu)):
+            return f"the activation of {loaded.kind}"
+        if isinstance(module, PlainMlp) and not has_kernel(module.activation, loaded.dtype, loaded.device):
             return f"the activation of {loaded.kind}"
         if isinstance(module, Experts):
             return f"the experts of {loaded.kind}"

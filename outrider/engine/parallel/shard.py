@@ -87,7 +87,7 @@ class Shard:
             return self._loaded(ranks, self._config, checkpoint.weights, geometry, "whole")
 
     def _divided(self, skeleton: PreTrainedModel) -> Sizes:
-        """What is divided of a model that runs as a fused decoder; others are refused."""
+        """What is divided of a fused decoder with layers like Llama's; others are refused."""
         try:
             sizes = Sizes.of(self._config)
             windows = _windows(self._config)
@@ -95,8 +95,8 @@ class Shard:
             _check_divisible(fused_decoder(skeleton, Geometry(len(windows), *heads), windows))
         except NotFused as reason:
             raise ModelError(
-                f"tensor_parallel: {self._kind.__name__} does not run as a fused decoder ({reason}), and "
-                "only those are divided between ranks; set tensor_parallel to 1"
+                f"tensor_parallel: {self._kind.__name__} cannot be divided between ranks ({reason}); "
+                "set tensor_parallel to 1"
             ) from reason
         return sizes
 
@@ -175,6 +175,8 @@ class Shard:
 
 
 def _check_divisible(decoder: FusedDecoder) -> None:
+    if (part := decoder.beyond_llama()) is not None:
+        raise NotFused(f"it has {part}")
     for layer in decoder.stack:
         if isinstance(layer.mlp, Experts):
             raise NotFused(f"the experts of layer {layer.index} are not divided")

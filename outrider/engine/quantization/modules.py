@@ -74,6 +74,12 @@ def carry_over(fused: nn.Module, parts: Sequence[nn.Module]) -> None:
         _attach(fused, whole)
 
 
+def carry_rows(made: nn.Module, layer: nn.Module, order: Tensor) -> None:
+    """Give a layer that has another's rows in this order [out] its codes, where it has some."""
+    if (codes := codes_of(layer)) is not None:
+        _attach(made, codes.rows(order))
+
+
 def _attach(layer: Any, codes: QuantizedWeight) -> None:
     layer.codes = codes
 

@@ -7,7 +7,7 @@ value is the weight, whatever computes with it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -46,6 +46,11 @@ class QuantizedWeight:
         codes = unpacked(self.words, self.bits).view(*self.scales.shape, self.group).float()
         zeros = float(self.middle) if self.zeros is None else self.zeros.float()[..., None]
         return ((codes - zeros) * self.scales.float()[..., None]).flatten(1)[:, : self.numbers]
+
+    def rows(self, order: Tensor) -> QuantizedWeight:
+        """These rows of it, in this order."""
+        zeros = None if self.zeros is None else self.zeros[order]
+        return replace(self, words=self.words[order], scales=self.scales[order], zeros=zeros)
 
 
 def quantized(codes: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, group: int) -> QuantizedWeight:

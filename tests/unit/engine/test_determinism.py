@@ -28,11 +28,14 @@ from tests.unit.engine.reading import VOCABULARY, Target, read_all, token_by_tok
 LENGTH = 150
 """Longer than a block of keys."""
 TEXTS = 2
-QUICK = ("llama", "mistral")
-"""Plain attention, and with a window."""
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("phi3", "qwen2", "qwen3")]
-OTHERS = ("gpt2", "gemma2", "gpt_oss")
-"""GPT-2's kind of layers, capped scores, and experts."""
+QUICK = ("llama", "mistral", "gpt2", "gpt_neox")
+"""Plain attention, with a window, and other layers than Llama's."""
+SLOW = [
+    pytest.param(name, marks=pytest.mark.slow)
+    for name in ("phi3", "qwen2", "qwen3", "olmo2", "phi", "starcoder2")
+]
+OTHERS = ("deepseek_v3", "gemma2", "gpt_oss")
+"""Modules of its own, capped scores, and experts."""
 needs_kernels = pytest.mark.skipif(
     vector_backend(torch.bfloat16) is None,
     reason="the kernels need AVX2 or AVX-512 BF16 and the package numba",
@@ -100,7 +103,7 @@ def test_a_processor_without_kernels_is_refused(folder_of: Callable[[str], Path]
 def test_another_architecture_is_refused(folder_of: Callable[[str], Path], architecture: str) -> None:
     """The sentence names the part of the model, or all of it."""
     parts = {
-        "gpt2": "GPT2LMHeadModel",
+        "deepseek_v3": "DeepseekV3ForCausalLM",
         "gemma2": "the activation of Gemma2ForCausalLM",
         "gpt_oss": "the experts of GptOssForCausalLM",
     }

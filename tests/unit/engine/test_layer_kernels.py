@@ -8,10 +8,18 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention, silu
+from torch.nn.functional import gelu, layer_norm, scaled_dot_product_attention, silu
 
 from outrider.engine.cpu.backend import vector_backend
-from outrider.engine.cpu.layer import MIN_POSITIONS, Angles, AttentionKernel, NormKernel, RotationKernel
+from outrider.engine.cpu.layer import (
+    MIN_POSITIONS,
+    Angles,
+    AttentionKernel,
+    GeluKernel,
+    LayerNormKernel,
+    NormKernel,
+    RotationKernel,
+)
 from outrider.engine.cpu.processor import LANES
 from outrider.engine.step import View
 
@@ -119,11 +127,64 @@ def test_norm_and_residual_add(dtype: torch.dtype, width: int) -> None:
 
 
 @dtypes
-def test_a_norm_s_bits_do_not_depend_on_the_batch(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_norm_that_centres_rows(dtype: torch.dtype, width: int, biased: bool) -> None:
+    """As in float64, also far from 0, where all numbers are equal, and where eps decides."""
+    weight, eps = random(width, dtype=dtype, seed=3), 1e-5
+    bias = random(width, dtype=dtype, seed=4) if biased else None
+    norm = LayerNormKernel(weight, bias, eps, dtype)
+    x, added = random(6, width, dtype=dtype), random(6, width, dtype=dtype, seed=1)
+    x[1] *= 1e-4
+    x[2], added[2] = 3.0, 0.0
+    x[3] += 100.0
+
+    def exact(rows: Tensor) -> Tensor:
+        shift = None if bias is None else bias.double()
+        return layer_norm(rows.double(), (width,), weight.double(), shift, eps).to(dtype)
+
+    close = {"rtol": 2e-4, "atol": 2e-4} if dtype == torch.float32 else {}
+    torch.testing.assert_close(norm(x), exact(x), **close)
+    total = x + added
+    result = norm.after(x, added)
+    assert torch.equal(x, total)
+    torch.testing.assert_close(result, exact(total), **close)
+
+
+def norms(dtype: torch.dtype) -> list[NormKernel]:
+    """Of both kinds, for rows of 40 numbers."""
+    weight = random(40, dtype=dtype)
+    return [NormKernel(weight, 1e-5), LayerNormKernel(weight, weight, 1e-5, dtype)]
+
+
+@dtypes
+@pytest.mark.parametrize("kind", [0, 1])
+def test_a_norm_s_bits_do_not_depend_on_the_batch(dtype: torch.dtype, kind: int) -> None:
     """Rows are computed one by one; none is fine."""
-    norm, x = NormKernel(random(40, dtype=dtype), 1e-5), random(7, 40, dtype=dtype, seed=1)
+    norm, x = norms(dtype)[kind], random(7, 40, dtype=dtype, seed=1)
     assert torch.equal(norm(x), torch.cat([norm(row[None]) for row in x]))
     assert norm(x[:0]).shape == (0, 40)
+
+
+@dtypes
+@pytest.mark.parametrize("tanh", [False, True])
+def test_gelu_is_torchs(dtype: torch.dtype, tanh: bool) -> None:
+    """For every exponent, where tails are small, and what is no number; numbers are overwritten."""
+    x = torch.cat([every_exponent(2**14), torch.linspace(-30, 30, 5000), torch.tensor([float("nan"), -0.0])])
+    x = torch.cat([x, torch.tensor([float("inf")])]).to(dtype)
+    expected = gelu(x.double(), approximate="tanh" if tanh else "none").to(dtype)
+    kernel, result = GeluKernel(dtype, tanh=tanh), x.clone()
+    assert kernel(result) is result
+    close = {"rtol": 2e-6, "atol": 1e-7} if dtype == torch.float32 else {}
+    torch.testing.assert_close(result, expected, equal_nan=True, **close)
+
+
+@dtypes
+@pytest.mark.parametrize("tanh", [False, True])
+def test_gelu_of_a_number_does_not_depend_on_its_place(dtype: torch.dtype, tanh: bool) -> None:
+    """In a whole vector, in the rest behind it, and alone."""
+    kernel, x = GeluKernel(dtype, tanh=tanh), random(LANES + 5, dtype=dtype)
+    assert torch.equal(kernel(x.clone()), torch.cat([kernel(one.clone()) for one in x.split(1)]))
 
 
 @dtypes
@@ -150,6 +211,25 @@ def test_turn_rotates_and_stores(dtype: torch.dtype, half: int, normed: bool) ->
     assert torch.equal(qkv[:, queries + keys :], before[:, queries + keys :])
     assert torch.equal(entries[slots], qkv[:4, queries:])
     assert not entries[[2, 4, 5, 6, 7]].any()
+
+
+@dtypes
+@pytest.mark.parametrize("half", [0, 2, LANES + 3])
+def test_the_first_columns_turn_alone(dtype: torch.dtype, half: int) -> None:
+    """The others of a head stay as they are, all of them without rotary positions; all are stored."""
+    queries, keys, width = 4, 2, 4 * LANES
+    qkv, positions = random(3, queries + 2 * keys, width, dtype=dtype), torch.tensor([4, 0, 9])
+    whole = qkv[..., : 2 * half].contiguous()
+    rest, slots = qkv[..., 2 * half :].clone(), torch.tensor([5, 2, 0])
+    table = Angles(torch.linspace(1, 0.01, half), 1.0).table(positions)
+    turn = RotationKernel(dtype, queries, keys, None, 0.0)
+    entries = torch.zeros(6, 2 * keys, width, dtype=dtype)
+    turn(qkv, table, positions, entries, slots)
+    if half:
+        turn(whole, table, positions, None, slots)
+    assert torch.equal(qkv[..., : 2 * half], whole)
+    assert torch.equal(qkv[..., 2 * half :], rest)
+    assert torch.equal(entries[slots], qkv[:, queries:])
 
 
 @dtypes

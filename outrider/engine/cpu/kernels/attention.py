@@ -29,6 +29,7 @@ from outrider.engine.cpu.kernels.vectors import (
     load,
     maximum,
     multiply_add,
+    prefetch,
     splat,
     store,
     vectors,
@@ -38,6 +39,8 @@ from outrider.engine.cpu.processor import LANES
 
 KEYS = 4
 """Keys whose scores are computed side by side."""
+AHEAD = 16
+"""Keys that are fetched before their turn."""
 FEW = 4
 """Rows up to which a tile has LANES sums of other columns rather than of empty lanes."""
 ROW = 4 * LANES
@@ -81,6 +84,14 @@ def _entry(seen: _Seen, key: int) -> int:
 
 
 @inlined
+def _fetch(seen: _Seen, key: int, head_bytes: int) -> None:
+    """Begin to read a head of an entry: the next keys lie too far apart for the processor to guess."""
+    place = _entry(seen, key)
+    for line in range(0, head_bytes, 64):
+        prefetch(3, place + line)
+
+
+@inlined
 def _reach(tile: _Tile, ends: int, least: int) -> int:
     """How many keys the tile sees, at least `least`."""
     reach = least
@@ -107,6 +118,8 @@ def _into_lanes(tile: _Tile, rows: int, token_bytes: int, head_bytes: int, words
 def _score(kind: str, queries: int, head_bytes: int, seen: _Seen, scale: float, scores: int) -> None:
     """Compute the scores of what is seen, KEYS side by side."""
     for key in range(0, seen.keys, KEYS):
+        for k in range(KEYS):
+            _fetch(seen, key + AHEAD + k, head_bytes)
         dots = zeros(KEYS)
         for at in range(0, head_bytes, 4):
             for k in range(KEYS):
@@ -137,6 +150,7 @@ def _add_values(
     sums = zeros(LANES)
     for key in range(seen.keys):
         value = _entry(seen, key)
+        _fetch(seen, key + AHEAD, size * columns)
         for block in range(LANES // lanes):
             at = column + LANES * block
             numbers = load(kind, value + size * at, first_lanes(columns - at))

@@ -1,6 +1,7 @@
 """Rotary positions of queries and keys, perhaps after a norm of each head, and storing keys and values.
 
-Columns i and half + i of a head are a pair. Numbers are rounded where the modules of a model round them.
+Columns i and half + i of a head are a pair; those behind 2 half stay as they are. Numbers are rounded where
+the modules of a model round them.
 """
 
 from __future__ import annotations
@@ -42,12 +43,13 @@ def rotation(kind: str) -> Callable[..., None]:
     """The kernel for a kind of numbers."""
     size = 2 if kind == "bfloat16" else 4
 
-    @kernel(f"void({'intp, ' * 13} float64, float64)", keeps_lock=True)
+    @kernel(f"void({'intp, ' * 14} float64, float64)", keeps_lock=True)
     def turn(
         qkv: int,
         row_bytes: int,
         rows: int,
         heads: int,
+        width: int,
         half: int,
         table: int,
         positions: int,
@@ -60,21 +62,21 @@ def rotation(kind: str) -> Callable[..., None]:
         share: float,
         eps: float,
     ) -> None:
-        """Rotate the first `heads` heads of 2 half numbers of QKV [rows, row_bytes] where they are.
+        """Rotate the first 2 half of `width` numbers of the first `heads` heads of QKV [rows, row_bytes].
 
         `table` [positions, 2, half] float32 holds the cosines and sines of a position, `positions` [rows]
-        int64. With `scale` [heads, 2 half] float32, which may be 0, a head is normalised before: divided by
-        the root of its mean square plus eps and multiplied with its row; `share` is 1 / (2 half). Then of
-        the first `stored` rows `entry_bytes` from byte `own_bytes` on are copied to `entries` [slots,
-        entry_bytes].
+        int64. With `scale` [heads, width] float32, which may be 0, a head of 2 half numbers is normalised
+        before: divided by the root of its mean square plus eps and multiplied with its row; `share` is
+        1 / width. Then of the first `stored` rows `entry_bytes` from byte `own_bytes` on are copied to
+        `entries` [slots, entry_bytes].
         """
         for row in range(rows):
             cosines = table + 8 * half * integers(positions)[row]
             sines = cosines + 4 * half
             for head in range(heads):
-                low = qkv + row * row_bytes + 2 * size * half * head
+                low = qkv + row * row_bytes + size * width * head
                 high = low + size * half
-                low_scale = scale + 8 * half * head
+                low_scale = scale + 4 * width * head
                 high_scale = low_scale + 4 * half
                 inverse = splat(1.0)
                 if scale:

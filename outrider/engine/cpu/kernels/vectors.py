@@ -346,6 +346,12 @@ def prefetch(builder: Builder, locality: int, address: Value) -> None:
     fetch(builder, locality, address)
 
 
+@emits(Vector, Vector, Mask)
+def kept(builder: Builder, x: Value, mask: Value) -> Value:
+    """x where the mask is on, else 0."""
+    return builder.select(mask, x, ir.Constant(SUM, None))
+
+
 @emits(Vector, Vector)
 def negative(builder: Builder, x: Value) -> Value:
     """-x."""

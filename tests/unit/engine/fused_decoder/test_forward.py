@@ -17,6 +17,8 @@ from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.loading.loader import load_model
 from outrider.engine.runner import ModelRunner, Segment
 
+ARCHITECTURES = ["llama", "qwen3", "mistral", "gpt_neox", "gpt2", "olmo2", "phi"]
+
 
 def test_scores_depend_on_the_distance_alone() -> None:
     """The product of a query and a key, each rotated by its position, is the same at the same distance."""
@@ -36,6 +38,14 @@ def test_scores_depend_on_the_distance_alone() -> None:
     assert abs(score(7, 3) - score(9, 3)) > 1e-3
 
 
+def test_columns_without_a_turn_stay_as_they_are() -> None:
+    """Only the first ones turn, as many as there are numbers for; perhaps none."""
+    x = torch.randn(3, 2, 8)
+    turned = rotate(x, torch.full((3, 1, 2), 1j))
+    torch.testing.assert_close(turned, torch.cat([-x[..., 2:4], x[..., :2], x[..., 4:]], -1))
+    assert torch.equal(rotate(x, torch.ones(3, 1, 0, dtype=torch.complex64)), x)
+
+
 def mixed_step(loaded: LoadedModel) -> torch.Tensor:
     """Logits of a chunk too long to be folded, a tree and a sequence of another length in one forward."""
     runner = ModelRunner(loaded, 128, 4)
@@ -51,7 +61,7 @@ def mixed_step(loaded: LoadedModel) -> torch.Tensor:
     return runner.forward(segments)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen3", "mistral"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_long_mixed_step_equals_the_modules(folder_of: Callable[[str], Path], architecture: str) -> None:
     """With kernels, where they run, and modules of transformers."""
     folder = str(folder_of(architecture))
@@ -62,7 +72,7 @@ def test_a_long_mixed_step_equals_the_modules(folder_of: Callable[[str], Path], 
     torch.testing.assert_close(fused, modules, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen3", "mistral"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_without_kernels_torch_computes_the_same(
     folder_of: Callable[[str], Path], architecture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

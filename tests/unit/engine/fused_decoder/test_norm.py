@@ -1,12 +1,13 @@
-"""RMS norms."""
+"""Norms that centre rows, and those that do not."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn.functional import layer_norm
 
 from outrider.engine.fused_decoder.decoder import Norm
-from outrider.engine.fused_decoder.norm import RmsNorm
+from outrider.engine.fused_decoder.norm import LayerNorm, RmsNorm, make_norm, only_add
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -45,6 +46,44 @@ def test_the_norm_of_a_sum(dtype: torch.dtype, other: torch.dtype) -> None:
     total = x.clone().add_(added)
     expected = norm(total)
     torch.testing.assert_close(norm(x, added), expected)
+    assert torch.equal(x, total)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kernel", [False, True])
+def test_a_norm_that_centres(dtype: torch.dtype, kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the kernel, where there is one, and by torch: what torch computes, of a sum too."""
+    if not kernel:
+        monkeypatch.setattr("outrider.engine.fused_decoder.norm.runs", lambda *_: False)
+    torch.manual_seed(0)
+    x, added, weight, bias = (torch.randn(5, 48).to(dtype) for _ in range(4))
+    norm = make_norm(Norm(weight[0], 1e-5, centred=True, bias=bias[0]), dtype)
+    assert isinstance(norm, LayerNorm)
+    torch.testing.assert_close(norm(x), layer_norm(x, (48,), weight[0], bias[0]))
+    total = x + added
+    torch.testing.assert_close(norm(x, added), layer_norm(total, (48,), weight[0], bias[0]))
+    assert torch.equal(x, total)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("centred", [False, True])
+def test_a_norm_inside_wider_rows(dtype: torch.dtype, centred: bool) -> None:
+    """Some columns are normalised where they are; the others stay."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(5, 64).to(dtype), torch.randn(48).to(dtype)
+    before, norm = x.clone(), make_norm(Norm(weight, 1e-5, centred), dtype)
+    norm.inside(x[:, 8:56])
+    torch.testing.assert_close(x[:, 8:56], norm(before[:, 8:56].contiguous()), rtol=0, atol=0)
+    assert torch.equal(x[:, :8], before[:, :8])
+    assert torch.equal(x[:, 56:], before[:, 56:])
+
+
+def test_without_a_norm_rows_are_added() -> None:
+    """The sum is the result, and stays in x."""
+    x, added = torch.randn(2, 3), torch.randn(2, 3)
+    total = x + added
+    assert only_add(x, None) is x
+    assert only_add(x, added) is x
     assert torch.equal(x, total)
 
 

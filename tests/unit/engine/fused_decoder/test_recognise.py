@@ -18,7 +18,7 @@ from outrider.engine.loading.loader import load_model
 from tests.models import ARCHITECTURES, BOS_ID, EOS_ID, build_tokenizer
 
 Folders = Callable[[str], Path]
-PLAIN = {"gpt_neox", "gpt2", "deepseek_v3"}
+PLAIN = {"deepseek_v3"}
 
 
 def plain_model(folder: Path) -> tuple[PreTrainedModel, Plain]:
@@ -87,11 +87,12 @@ def test_a_factor_in_the_code_is_found_by_the_check(tmp_path: Path) -> None:
     assert any("without the fused decoder" in line and "gives other logits" in line for line in said)
 
 
-def test_norms_over_all_heads_are_not_fused(tmp_path: Path) -> None:
-    """OLMoE norms queries and keys before they are divided: it loads, with its own modules."""
-    model, said = loaded_as(transformers.OlmoeConfig, tmp_path, num_experts=4, num_experts_per_tok=2)
-    assert isinstance(model, PreTrainedModel)
-    assert any("norms of queries and keys are not over heads" in line for line in said)
+def test_norms_of_other_widths_are_refused(folder_of: Folders) -> None:
+    """They are over a head or over all heads; over half a head nothing is known of them."""
+    network, plain = plain_model(folder_of("qwen3"))
+    network.model.layers[0].self_attn.q_norm.weight = nn.Parameter(torch.ones(8))
+    with pytest.raises(NotFused, match="neither over a head nor over all"):
+        decoder_of(network, plain)
 
 
 def test_a_model_that_also_takes_images_is_fused_for_texts(folder_of: Folders, tmp_path: Path) -> None:

@@ -1,0 +1,85 @@
+"""GELU of numbers where they are, as MLPs without a gate have it (Hendrycks and Gimpel 2016, "Gaussian Error
+Linear Units").
+
+What a number becomes does not depend on where it stands. The normal distribution's tail below -a is
+e^(-a^2 / 2) t P(t) / 2 with t = 1 / (1 + 0.2291026 a) and a polynomial P, fitted for equal relative errors up
+to a = 10.6, which are below 2e-7 in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+from outrider.engine.cpu.kernels.compiling import inlined, kernel
+from outrider.engine.cpu.kernels.epilogue import exponential
+from outrider.engine.cpu.kernels.vectors import (
+    Value,
+    first_lanes,
+    load,
+    maximum,
+    minimum,
+    multiply_add,
+    negative,
+    splat,
+    store,
+)
+from outrider.engine.cpu.processor import LANES
+
+
+@inlined
+def _tail(a: Value) -> Value:
+    """How likely a normal number is below -a, for a >= 0."""
+    t = splat(1.0) / multiply_add(a, splat(0.2291025971044414), splat(1.0))
+    p = multiply_add(splat(-0.07832758128643036), t, splat(0.2920641601085663))
+    p = multiply_add(p, t, splat(-0.275012731552124))
+    p = multiply_add(p, t, splat(0.2909986674785614))
+    p = multiply_add(p, t, splat(-0.021341053768992424))
+    p = multiply_add(p, t, splat(0.11233800649642944))
+    p = multiply_add(p, t, splat(0.08764820545911789))
+    p = multiply_add(p, t, splat(0.09163230657577515))
+    return exponential(splat(-0.5) * a * a) * t * p
+
+
+@inlined
+def exact_gelu(x: Value) -> Value:
+    """x times how likely a normal number is below x."""
+    a = minimum(maximum(x, negative(x)), splat(20.0))  # the tail is 0 there
+    return maximum(x, splat(0.0)) - a * _tail(a)
+
+
+@inlined
+def tanh_gelu(x: Value) -> Value:
+    """x (1 + tanh u) / 2, which is x / (1 + e^-2u), with u = sqrt(2 / pi) (x + 0.044715 x^3)."""
+    inner = multiply_add(splat(0.044715) * x * x, x, x)
+    return x / (exponential(splat(-1.5957691216057308) * inner) + splat(1.0))
+
+
+@cache
+def gelu(kind: str) -> Callable[..., None]:
+    """The kernel of GELU for a kind of numbers."""
+    size = 2 if kind == "bfloat16" else 4
+
+    @kernel("void(intp, intp)", keeps_lock=True)
+    def activate(x: int, count: int) -> None:
+        """Make `exact_gelu` of `count` numbers at X."""
+        for at in range(0, count, LANES):
+            there = first_lanes(count - at)
+            store(kind, x + size * at, exact_gelu(load(kind, x + size * at, there)), there)
+
+    return activate
+
+
+@cache
+def gelu_tanh(kind: str) -> Callable[..., None]:
+    """The kernel of its approximation for a kind of numbers."""
+    size = 2 if kind == "bfloat16" else 4
+
+    @kernel("void(intp, intp)", keeps_lock=True)
+    def activate(x: int, count: int) -> None:
+        """Make `tanh_gelu` of `count` numbers at X."""
+        for at in range(0, count, LANES):
+            there = first_lanes(count - at)
+            store(kind, x + size * at, tanh_gelu(load(kind, x + size * at, there)), there)
+
+    return activate

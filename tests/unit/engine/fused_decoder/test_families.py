@@ -1,0 +1,193 @@
+"""Models whose layers are not like Llama's run as fused decoders that compute what their modules compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from outrider.engine.fused_decoder import FusedDecoder, NotFused, fused_decoder
+from outrider.engine.fused_decoder.joining import joined, side_by_side
+from outrider.engine.loading.check_forward import run_plain
+from outrider.engine.loading.loader import load_model
+from outrider.engine.quantization.modules import codes_of, round_linears
+from tests.models import build_model
+
+Folders = Callable[[str], Path]
+
+
+def loaded(folder: Path, dtype: str = "float32", **options: Any) -> tuple[FusedDecoder, list[str]]:
+    """A model that the check at load has let run fused, and what was said."""
+    said: list[str] = []
+    made = load_model(
+        str(folder), dtype=dtype, device="cpu", threads=1, progress=said.append, **options
+    ).model
+    assert isinstance(made, FusedDecoder), said
+    return made, said
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.parametrize("share", [0.25, 1.0])
+def test_gpt_neox_runs_fused(tmp_path: Path, share: float, parallel: bool, dtype: str) -> None:
+    """With the MLP beside attention or behind it; heads turn in part or whole."""
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": share}
+    folder = build_model("gpt_neox", tmp_path, use_parallel_residual=parallel, rope_parameters=rope)
+    decoder, _ = loaded(folder, dtype)
+    assert [layer.settings.parallel for layer in decoder.stack] == [parallel] * 3
+    assert [2 * len(rope.frequencies) for rope in decoder.ropes] == [16 * share]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("by_layer", [True, False])
+def test_gpt2_runs_fused(tmp_path: Path, by_layer: bool, dtype: str) -> None:
+    """Also where scores are scaled by the layer's number; nothing turns, and positions are embedded."""
+    folder = build_model("gpt2", tmp_path, scale_attn_by_inverse_layer_idx=by_layer)
+    decoder, _ = loaded(folder, dtype)
+    scales = [layer.settings.scores.scaling for layer in decoder.stack]
+    assert scales == [0.25, 0.125, 0.25 / 3] if by_layer else [0.25] * 3
+    assert decoder.positions is not None
+    assert not len(decoder.ropes[0].frequencies)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("architecture", ["olmo2", "phi", "starcoder2"])
+def test_others_run_fused(folder_of: Folders, architecture: str, dtype: str) -> None:
+    """Norms behind attention and MLP; one norm for both; norms that centre rows, and windows."""
+    decoder, _ = loaded(folder_of(architecture), dtype)
+    assert [layer.settings.parallel for layer in decoder.stack] == [architecture == "phi"] * 3
+    assert (decoder.stack[0].settings.input_norm is None) == (architecture == "olmo2")
+
+
+def test_a_llama_like_model_may_turn_parts_of_heads(tmp_path: Path) -> None:
+    """As Phi 4 mini does."""
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.75}
+    decoder, _ = loaded(build_model("phi3", tmp_path, rope_parameters=rope))
+    assert decoder.beyond_llama() == "heads that turn in part"
+
+
+def test_experts_may_stand_behind_other_norms(tmp_path: Path) -> None:
+    """OLMoE norms queries and keys before they are divided into heads."""
+    config = transformers.OlmoeConfig(
+        vocab_size=300,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_experts=4,
+        num_experts_per_tok=2,
+        initializer_range=0.25,
+    )
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    decoder, _ = loaded(tmp_path)
+    assert decoder.beyond_llama() == "norms of heads together"
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu_fast", "gelu_pytorch_tanh", "gelu", "silu"])
+def test_an_mlp_without_a_gate_has_any_activation(tmp_path: Path, activation: str) -> None:
+    """Those that torch computes in one operation, and others."""
+    loaded(build_model("gpt2", tmp_path, activation_function=activation))
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "gpt_neox"])
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_rounded_weights_run_fused(folder_of: Folders, architecture: str, weights: str) -> None:
+    """Codes are carried over to every product, transposed weights and those in another order too."""
+    _, said = loaded(folder_of(architecture), weights=weights)
+    assert not [line for line in said if "without" in line]
+    assert any("all weights are codes" in line for line in said)
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "gpt_neox"])
+def test_layers_may_be_left_out(folder_of: Folders, architecture: str) -> None:
+    """A draft without some of its target's layers."""
+    decoder, _ = loaded(folder_of(architecture), skipped_layers=[1])
+    assert len(decoder.stack) == 2
+
+
+@pytest.mark.parametrize(
+    ("architecture", "part"),
+    [
+        ("gpt2", "norms that centre rows"),
+        ("olmo2", "norms of heads together"),
+        ("llama", None),
+        ("gemma2", None),
+    ],
+)
+def test_what_is_not_like_llama_is_named(folder_of: Folders, architecture: str, part: str | None) -> None:
+    """For kernels of GPUs, and for what divides a model."""
+    decoder, _ = loaded(folder_of(architecture))
+    assert decoder.beyond_llama() == part
+
+
+def test_kernels_of_gpus_refuse_what_they_do_not_compute(folder_of: Folders) -> None:
+    """In a sentence, so that the model runs its own modules there."""
+    pytest.importorskip("triton", reason="Triton is for Linux alone")
+    from outrider.engine.gpu.operations import GpuOperations
+
+    decoder, _ = loaded(folder_of("gpt_neox"))
+    attention: Any = None
+    with pytest.raises(NotFused, match="it has norms that centre rows, which the kernels of GPUs do not"):
+        GpuOperations(decoder, attention)
+
+
+def plain_model(folder: Path) -> PreTrainedModel:
+    """A model as transformers loads it."""
+    made: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder)
+    return made.eval().requires_grad_(False)
+
+
+def test_a_model_keeps_its_own_order_of_heads(folder_of: Folders) -> None:
+    """GPT-NeoX's modules compute what they computed before."""
+    network = plain_model(folder_of("gpt_neox"))
+    plain = run_plain(network, 512)
+    fused_decoder(network, plain.geometry, plain.windows)
+    assert torch.equal(run_plain(network, 512).logits, plain.logits)
+
+
+def test_rows_go_side_by_side_with_their_codes() -> None:
+    """[H, 3, D] becomes [3, H, D], in the weight, the bias and the codes."""
+
+    class Holder(PreTrainedModel):
+        config_class = PretrainedConfig
+
+        def __init__(self) -> None:
+            super().__init__(PretrainedConfig())
+            self.layer = torch.nn.Linear(32, 2 * 3 * 4)
+
+        def get_output_embeddings(self) -> None:
+            return None
+
+    holder = Holder().requires_grad_(False)
+    round_linears(holder, 4)
+    layer = holder.layer
+    made = side_by_side(layer, 2)
+    for ours, theirs in ((made.weight, layer.weight), (made.bias, layer.bias)):
+        expected = theirs.view(2, 3, 4, -1).transpose(0, 1).reshape(theirs.shape)
+        assert torch.equal(ours, expected)
+    codes = codes_of(made)
+    assert codes is not None
+    torch.testing.assert_close(codes.values(), made.weight)
+
+
+def test_rows_of_other_heads_are_refused() -> None:
+    """Where queries have more heads than keys, and where weights are transposed."""
+    with pytest.raises(NotFused, match="not of as many heads each"):
+        side_by_side(torch.nn.Linear(8, 20), 2)
+    conv: Any = plain_conv()
+    with pytest.raises(NotFused, match="several layers of Conv1D"):
+        joined([conv, conv])
+
+
+def plain_conv() -> torch.nn.Module:
+    """A linear layer with a transposed weight."""
+    from transformers.pytorch_utils import Conv1D
+
+    return Conv1D(4, 8)
