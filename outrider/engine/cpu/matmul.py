@@ -23,7 +23,7 @@ from outrider.engine.cpu.panels import (
 from outrider.engine.cpu.worker_pool import WorkerPool
 
 MIN_SHARE = 2**21
-"""Bytes of weights that are worth handing to another thread: to wake one takes as long as to read half of them."""
+"""Bytes of weights that are worth handing to another thread: to wake one takes as long as to read half."""
 SHARES = 24
 """Parts into which the work is cut for each thread."""
 Part: TypeAlias = tuple[int, int, int, int]
