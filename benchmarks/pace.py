@@ -91,7 +91,7 @@ class _Turn:
 def _serve(stack: ExitStack, folder: Path, flags: argparse.Namespace) -> str:
     target = widened_target() if flags.pair == "wide" else TARGET
     command = [sys.executable, "-m", "outrider", "up", "--target", str(target), "--draft", str(DRAFT)]
-    command += ["--dtype", flags.dtype, "--port", "0", "--no-http"]
+    command += ["--dtype", flags.dtype, "--port", "0", "--http-port", "-1"]
     child = stack.enter_context(Child(command, folder / "up.log"))
     return str(child.receive()["endpoint"])
 
