@@ -59,8 +59,8 @@ def main() -> int:
     print(HEADING)
     with (
         tempfile.TemporaryDirectory() as folder,
-        services(pair.target, pair.dtype, Path(folder) / "up.log", pair.weights) as endpoint,
-        Client(endpoint, timeout=600) as client,
+        services(pair.target, pair.dtype, Path(folder) / "up.log", pair.weights) as up,
+        Client(up["endpoint"], timeout=600) as client,
     ):
         for temperature in flags.temperatures:
             for arm, row in measure(client, work.prompts[: flags.requests], flags, temperature).items():

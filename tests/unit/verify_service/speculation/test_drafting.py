@@ -92,7 +92,7 @@ def test_a_clear_loss_ends_a_trial_early() -> None:
     """Drafts that bring nothing and double the time of a step: no more steps than a window has at least."""
     replica = Replica(*[CODE] * 8)
     replica.drafting.observe(ObservedStep([SessionRound(CODE, 1, 0, False, False)] * 8, 8, 0, STEP, False))
-    assert sum(any(replica.step({CODE: 0.0}, slowdown=1.0)) for _ in range(100)) == MIN_STEPS
+    assert sum(any(replica.step({CODE: 0.0}, slowdown=1.0)) for _ in range(MIN_REST)) == MIN_STEPS
 
 
 def test_drafts_that_begin_to_pay_come_back() -> None:
