@@ -6,6 +6,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import pytest
@@ -26,6 +27,8 @@ from tests.integration.reference import assert_same
 
 TOKENS = 1500
 """Greedy text repeats itself and is committed six tokens a step: long enough to be broken in the middle."""
+NUMBERS = count(1)
+"""Of requests."""
 SAMPLERS: list[dict[str, Any]] = [
     {"max_tokens": TOKENS},
     {"max_tokens": TOKENS // 2, "temperature": 1.0, "ignore_eos": True},
@@ -80,9 +83,14 @@ def pair(tmp_path_factory, collector) -> Iterator[Pair]:
     cluster.stop()
 
 
+def new_traffic() -> dict[str, str]:
+    """A task of its own for a request: nobody knows yet whether drafts pay, so it has one."""
+    return {"task": f"text {next(NUMBERS)}"}
+
+
 def broken_after(client: Client, prompt, break_it, chunks: int = 3, **options: Any) -> Generation:
     """Generate, and break something once some chunks have come."""
-    call = client.stream(request(prompt, mode=AUTO, **{"max_tokens": TOKENS, **options}))
+    call = client.stream(request(prompt, mode=AUTO, **{"max_tokens": TOKENS, **new_traffic(), **options}))
     responses = []
     for response in call:
         responses.append(response)
@@ -103,7 +111,8 @@ def test_a_draft_killed_mid_sentence_costs_no_token(pair, reference, prompts, sa
     assert generation.statistics.draft_losses == 1
 
     def drafted_again() -> bool:
-        return pair.client.generate(prompt, max_tokens=24).statistics.draft_micros > 0
+        again = pair.client.generate(prompt, max_tokens=24, **new_traffic())
+        return again.statistics.draft_micros > 0
 
     eventually(drafted_again, "the restarted draft is used")
 
@@ -119,9 +128,12 @@ def test_a_hanging_draft_costs_no_token(pair, reference, prompts):
         assert_same(reference, prompt, expected, while_it_hangs.tokens)
     finally:
         pair.draft.signal(signal.SIGCONT)
-    eventually(
-        lambda: pair.client.generate(prompt, max_tokens=24).statistics.draft_micros > 0, "the draft is back"
-    )
+
+    def drafted_again() -> bool:
+        again = pair.client.generate(prompt, max_tokens=24, **new_traffic())
+        return again.statistics.draft_micros > 0
+
+    eventually(drafted_again, "the draft is back")
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=["greedy", "T=1"])

@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+from tests.integration.client import SEQUENTIAL
 from tests.integration.cluster import ROOT, Process
 from tests.integration.test_cli import COMMAND, ENVIRONMENT, outrider
 
@@ -29,26 +30,29 @@ def pages(demo) -> list[str]:
 
 
 def test_a_frame_of_services_at_work(demo, pages) -> None:
-    """While a request runs: its task, its tokens, and both replicas with what they hold."""
-    asked = {"max_tokens": 1500, "task": "watched", "ignore_eos": True}
+    """While requests of two callers run: their task, their tokens, and both replicas with what they hold."""
+    # Sequential, as a draft that does not pay rests in other modes.
+    asked = {"max_tokens": 1500, "task": "watched", "ignore_eos": True, "mode": SEQUENTIAL}
     enough = threading.Event()
 
     def ask() -> None:
         while not enough.is_set():
             demo.client("real").generate("def f(n):", **asked)
 
-    asking = threading.Thread(target=ask)
-    asking.start()
+    callers = [threading.Thread(target=ask) for _ in range(2)]
+    for caller in callers:
+        caller.start()
     said = outrider("top", "--once", "--interval", "1.5", "--metrics", *pages).stdout
     enough.set()
-    asking.join(SECONDS)
+    for caller in callers:
+        caller.join(SECONDS)
     task = re.search(r"^watched +(\d+) +(\d+\.\d+)", said, re.M)
     assert task, said
     assert int(task[1]) > 0
     assert float(task[2]) >= 1.0
-    assert "1 running, 0 waiting" in said
+    assert re.search("[12] running, 0 waiting", said), said
     for kind in ("verify", "draft"):
-        row = re.search(rf"^{kind} 127\.0\.0\.1:\d+ +1 of \d+ +\d+ ", said, re.M)
+        row = re.search(rf"^{kind} 127\.0\.0\.1:\d+ +[12] of \d+ +\d+ ", said, re.M)
         assert row, said
 
 

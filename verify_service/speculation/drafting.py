@@ -118,12 +118,16 @@ class _Standing:
             return True
         if steps.bit_count() > 1:
             return False
-        profits = [_profit(entry, quiet) for entry in self.window]
-        return abs(sum(profits)) > CLEAR * stdev(profits) * sqrt(steps)
+        profits = [entry.drafted - _lost(entry, quiet) for entry in self.window]
+        return abs(self.profit(quiet)) > CLEAR * stdev(profits) * sqrt(steps)
 
     def profit(self, quiet: CostModel) -> float:
-        """Tokens that drafts brought in the window, less those that their time cost."""
-        return sum(_profit(entry, quiet) for entry in self.window)
+        """Tokens that drafts brought in the window, less those that their time cost.
+
+        Where steps were shorter than without drafts, that was chance: who brings nothing has no profit.
+        """
+        lost = sum(_lost(entry, quiet) for entry in self.window)
+        return sum(entry.drafted for entry in self.window) - max(lost, 0.0)
 
     def give_up(self) -> None:
         """Rest now, and longer the next time."""
@@ -238,10 +242,10 @@ class Drafting:
         return standing
 
 
-def _profit(entry: _WindowStep, quiet: CostModel) -> float:
-    """Tokens of a kind's drafts, less what the target would have committed in the time that they cost it."""
+def _lost(entry: _WindowStep, quiet: CostModel) -> float:
+    """Tokens that the target would have committed in the time that a kind's drafts cost it."""
     alone = quiet.seconds(entry.base)
-    return entry.drafted - entry.share * (entry.seconds - alone) * entry.without / alone
+    return entry.share * (entry.seconds - alone) * entry.without / alone
 
 
 def _kinds(rounds: Iterable[SessionRound]) -> list[Traffic]:
