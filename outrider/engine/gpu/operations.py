@@ -71,8 +71,8 @@ class GpuOperations:
         return partial(_gate, gate_up.forward, gate_up.out_features // 2)
 
     def activation(self, mlp: PlainMlp) -> Linear:
-        """Of no decoder that runs here."""
-        raise NotImplementedError
+        """Of no decoder that runs here: `beyond_llama` keeps them out."""
+        raise NotImplementedError("MLPs without a gate have no kernel; such models run their own modules")
 
     def _mix(self, layer: FusedLayer, qkv: Tensor, rotated: RotatedStep) -> Tensor:
         """Attention's output [N, Q * D] for qkv [N, Q + 2 H, D]."""

@@ -14,7 +14,7 @@ from outrider.engine.step import Segment
 
 SPLIT = 256
 """Entries of a split; longer texts have longer ones."""
-MOST_SPLITS = 32
+MAX_SPLITS = 32
 """Splits of a text: joining them takes one after the other."""
 ROOM = 4
 """So many times the items that keep a device busy: a tile whose splits find no room is one program's work."""
@@ -22,12 +22,12 @@ ROOM = 4
 
 def room_for(items: int) -> int:
     """Items that a plan may have beside one for each tile; `items` keep the device busy."""
-    return ROOM * max(items, MOST_SPLITS)
+    return ROOM * max(items, MAX_SPLITS)
 
 
 def split_at(position: int) -> int:
     """Entries of a split of the text that ends at a position."""
-    return SPLIT << (position // (SPLIT * MOST_SPLITS)).bit_length()
+    return SPLIT << (position // (SPLIT * MAX_SPLITS)).bit_length()
 
 
 def plan_in_order(segments: Sequence[Segment], tokens: int, settings: PlanSettings) -> AttentionPlan:

@@ -192,7 +192,7 @@ def test_committed_nodes_count_as_they_did_in_the_tree(committed):
 def test_splits_of_long_texts_are_longer_and_give_the_same_bits(monkeypatch):
     """A chunk and a tree over the edge from which on they are."""
     monkeypatch.setattr(ordered_plan, "SPLIT", 64)
-    monkeypatch.setattr(ordered_plan, "MOST_SPLITS", 2)
+    monkeypatch.setattr(ordered_plan, "MAX_SPLITS", 2)
     for committed in (126, 254, 510):
         texts = Texts(geometry())
         expected = texts.alone(committed)
@@ -216,4 +216,4 @@ def test_a_plan_is_cut_where_splits_become_longer():
     sizes = [ordered_plan.split_at(position) for position in (0, 8191, 8192, 16383, 16384, 131071)]
     assert sizes == [256, 256, 512, 512, 1024, 4096]
     for position in (8191, 8192, 300_000, 131_072):
-        assert -(-(position + 1) // ordered_plan.split_at(position)) <= ordered_plan.MOST_SPLITS
+        assert -(-(position + 1) // ordered_plan.split_at(position)) <= ordered_plan.MAX_SPLITS
