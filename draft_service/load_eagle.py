@@ -11,6 +11,7 @@ from draft_service.drafters.eagle import EagleDrafter
 from outrider.config import DraftConfig
 from outrider.engine.eagle.head import EagleHead
 from outrider.engine.eagle.loading import load_head
+from outrider.engine.kv.capacity import DEFAULT_TOKENS
 from outrider.engine.loading.tokenizer_files import json_file, load_tokenizer, vocabulary_hash
 from outrider.process import parse_cpus
 from outrider.protocol.allowance import row_bytes
@@ -45,7 +46,7 @@ def load_eagle(config: DraftConfig, replica: str) -> tuple[EagleDrafter, ModelIn
         head,
         children=config.children,
         max_nodes=config.max_nodes,
-        max_rows=config.kv_tokens,
+        max_rows=config.kv_tokens or DEFAULT_TOKENS,
         context_length=info.context_length,
         eos_token_ids=info.eos_token_ids,
     )

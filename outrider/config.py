@@ -99,7 +99,12 @@ class EngineConfig(ServiceConfig):
         description="CPU list of cores that help with long steps though others use them too; empty: none.",
     )
     max_sessions: Positive = Field(64, description="Most sessions at once.")
-    kv_tokens: Positive = Field(65536, description="Tokens that the KV memory holds.")
+    kv_tokens: int = Field(
+        0,
+        ge=0,
+        description="Tokens that the KV memory holds; 0: 65536, or what half of the memory that is free "
+        "beside the weights holds.",
+    )
     prefix_cache: bool = Field(True, description="Reuse keys and values of equal prompt beginnings.")
     context_length: int = Field(0, ge=0, description="Most tokens of a sequence; 0: the model's own limit.")
     trust_remote_code: bool = Field(False, description="Run code that comes with the model.")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from outrider.cli.up.plan import LOOKUP, NONE
 from outrider.config import VerifyConfig
+from outrider.engine.kv.capacity import DEFAULT_TOKENS
 from outrider.protocol.errors import ConfigError
 
 FULL = "full"
@@ -57,11 +58,12 @@ class Room:
         """Environment variables for what is beyond the services' defaults."""
         fields = VerifyConfig.model_fields
         kv_tokens = self.sessions * (self.tokens + fields["max_nodes"].default)
+        defaults = {"max_sessions": fields["max_sessions"].default, "kv_tokens": DEFAULT_TOKENS}
         wanted = {"max_sessions": self.sessions, "kv_tokens": kv_tokens}
         return [
             f"OUTRIDER_{service}_{name.upper()}={value}"
             for name, value in wanted.items()
-            if value > fields[name].default
+            if value > defaults[name]
             for service in ("VERIFY", "DRAFT")
         ]
 

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable
 
 from outrider.config import DraftConfig, EngineConfig, VerifyConfig
+from outrider.engine.kv.capacity import DEFAULT_TOKENS, kv_capacity
 from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.loading.layers import parse_layers
 from outrider.engine.loading.loader import load_model
@@ -15,6 +16,7 @@ from outrider.engine.runner import ModelRunner
 from outrider.engine.step import StepSize
 from outrider.process import parse_cpus
 from outrider.protocol.messages import ModelInfo
+from outrider.telemetry.device_memory import device_memory
 
 
 def load_runner(
@@ -45,9 +47,18 @@ def load_runner(
         weights=config.weights,
         progress=say,
     )
-    runner = make_runner(loaded, -(-config.kv_tokens // page_size), page_size, largest=largest, say=say)
+    runner = make_runner(loaded, _pages(config, loaded, page_size, say), page_size, largest=largest, say=say)
     runner.pool.sharing = config.prefix_cache
     return runner
+
+
+def _pages(config: EngineConfig, loaded: LoadedModel, page_size: int, say: Callable[[str], None]) -> int:
+    """Pages for what the settings ask for, or for what fits."""
+    free, _ = device_memory(str(loaded.device))
+    tokens = kv_capacity(config.kv_tokens, loaded.kv_bytes_per_token, free)
+    if tokens < (config.kv_tokens or DEFAULT_TOKENS):
+        say(f"the KV memory holds {tokens} tokens: {free / 1e9:.1f} GB are free; kv_tokens sets a number")
+    return -(-tokens // page_size)
 
 
 def largest_step(config: VerifyConfig) -> StepSize:

@@ -9,6 +9,7 @@ import sys
 import threading
 
 from outrider.config import VerifyConfig
+from outrider.engine.kv.capacity import DEFAULT_TOKENS
 from outrider.engine.loading.check_forward import CHECK_PAGE_SIZE, CHECK_PAGES
 from outrider.engine.loading.replica import largest_step
 from outrider.engine.make_runner import make_runner
@@ -68,7 +69,7 @@ def carry_out(order: Order) -> None:
     loaded = shard.whole(ranks, plain.geometry)
     runner = make_runner(
         loaded,
-        -(-config.kv_tokens // config.page_size),
+        -(-(config.kv_tokens or DEFAULT_TOKENS) // config.page_size),
         config.page_size,
         largest=largest_step(config),
         say=logger.info,

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from outrider.config import VerifyConfig
+from outrider.engine.kv.capacity import DEFAULT_TOKENS
 from outrider.engine.loading.check_determinism import check_determinism, refuse_library
 from outrider.engine.loading.check_forward import check_paged
 from outrider.engine.loading.replica import largest_step
@@ -128,7 +129,7 @@ def _load(config: VerifyConfig, shard: Shard, group: Group, say: Callable[[str],
         refuse_library(loaded)
     runner = make_runner(
         loaded,
-        -(-config.kv_tokens // config.page_size),
+        -(-(config.kv_tokens or DEFAULT_TOKENS) // config.page_size),
         config.page_size,
         largest=largest_step(config),
         say=say,

@@ -1,0 +1,29 @@
+"""How many tokens the KV memory holds. Pure."""
+
+from __future__ import annotations
+
+from outrider.protocol.errors import ModelError
+
+DEFAULT_TOKENS = 65536
+"""Tokens for which there is room unless the settings say otherwise: 64 sessions of a thousand."""
+FREE_SHARE = 0.5
+"""Share of the free memory that is taken unasked: a draft may start on the same device."""
+GB = 10**9
+
+
+def kv_capacity(wanted: int, token_bytes: int, free: int) -> int:
+    """Tokens to make room for, of `token_bytes` each, where `free` bytes are unused; `free` 0: unknown.
+
+    `wanted` 0 stands for `DEFAULT_TOKENS`, or as many as `FREE_SHARE` of the free memory holds.
+
+    Raises:
+        ModelError: the wanted tokens do not fit.
+    """
+    if wanted:
+        if 0 < free < wanted * token_bytes:
+            raise ModelError(
+                f"kv_tokens: {wanted} tokens take {wanted * token_bytes / GB:.1f} GB, and {free / GB:.1f} GB "
+                f"are free; set at most {free // token_bytes}"
+            )
+        return wanted
+    return min(DEFAULT_TOKENS, int(free * FREE_SHARE) // token_bytes) if free else DEFAULT_TOKENS
