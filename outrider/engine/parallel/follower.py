@@ -63,9 +63,9 @@ def carry_out(order: Order) -> None:
     shard = Shard(order, logger.info)
     ranks = Ranks(open_store(order), order.rank, config.tensor_parallel, shard.device, seconds=order.seconds)
     _ignore_signals()
-    loaded, plain = shard.small(ranks)
+    loaded, _ = shard.small(ranks)
     follow(make_runner(loaded, CHECK_PAGES, CHECK_PAGE_SIZE), ranks)
-    loaded = shard.whole(ranks, plain.geometry)
+    loaded = shard.whole(ranks)
     runner = make_runner(
         loaded,
         -(-config.kv_tokens // config.page_size),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.engine.fused_decoder import FusedDecoder
-from outrider.engine.fused_decoder.decoder import GatedMlp
+from outrider.engine.fused_decoder.decoder import Experts
 from outrider.engine.parallel.ranks import Ranks
 
 
@@ -58,7 +58,7 @@ def connect(decoder: FusedDecoder, ranks: Ranks, vocabulary: int) -> FusedDecode
     """A rank's decoder whose results are the whole model's."""
     for layer in decoder.stack:
         layer.output = SharedLinear(layer.output, ranks)
-        if isinstance(layer.mlp, GatedMlp):
+        if not isinstance(layer.mlp, Experts):  # of which no rank has a part
             layer.mlp.down = SharedLinear(layer.mlp.down, ranks)
     embed: Any = decoder.embed
     decoder.embed = SharedEmbedding(embed, ranks)

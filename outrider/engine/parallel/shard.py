@@ -7,7 +7,7 @@ weights: the same class, the same heads, cut in the same way, computed by the sa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,11 @@ from transformers.utils import logging as transformers_logging
 
 from outrider.engine.cpu.worker_pool import WorkerPool
 from outrider.engine.fused_decoder import FusedDecoder, NotFused, fused_decoder
-from outrider.engine.fused_decoder.decoder import Experts
+from outrider.engine.fused_decoder.shares import Share, shares_of
 from outrider.engine.loaded_model import Geometry, LoadedModel
 from outrider.engine.loading.check_forward import Plain, run_plain
 from outrider.engine.loading.loader import packed
 from outrider.engine.loading.model_config import (
-    FACTORY,
     eos_token_ids,
     find_context_length,
     generation_setting,
@@ -32,14 +31,27 @@ from outrider.engine.loading.model_config import (
 from outrider.engine.loading.model_path import check_model_path
 from outrider.engine.loading.move_weights import move_weights
 from outrider.engine.make_runner import without_kernels
-from outrider.engine.parallel.cuts import Cuts, Sizes, kv_heads_of, narrow, small
+from outrider.engine.parallel.cuts import Cuts, heads_of
 from outrider.engine.parallel.layers import connect
 from outrider.engine.parallel.meeting import device_of
 from outrider.engine.parallel.order import Order
 from outrider.engine.parallel.ranks import Ranks
 from outrider.engine.parallel.sameness import check_same, digest_of
+from outrider.engine.parallel.small import random_network, small_config
 from outrider.engine.parallel.weights import Checkpoint, InMemory, Weight, network_of
 from outrider.protocol.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A model of which each rank has a part."""
+
+    name: str
+    """Small or whole."""
+    config: PretrainedConfig
+    geometry: Geometry
+    shares: Mapping[str, Share]
+    weights: Mapping[str, Weight]
 
 
 class Shard:
@@ -62,43 +74,42 @@ class Shard:
         self._limit = find_context_length(self._config, config.context_length, say)
         if getattr(self._config, "quantization_config", None):
             raise ModelError("tensor_parallel: quantized weights cannot be divided; set tensor_parallel to 1")
-        self._sizes = self._divided(skeleton)
-        self._sizes.check(config.tensor_parallel)
+        self._geometry, self._shares = self._divided(skeleton)
+        Cuts(self._shares, order.rank, config.tensor_parallel).check(self._geometry)
 
     def small(self, ranks: Ranks) -> tuple[LoadedModel, Plain]:
         """A rank's part of a small random model of this kind, and what the whole of it computes."""
-        config = small(self._config, self._sizes, ranks.size)
-        whole = _random_network(config, self._dtype(), self._settings.trust_remote_code)
+        config = small_config(self._config, self._geometry, ranks.size)
+        whole = random_network(config, self._dtype(), self._settings.trust_remote_code)
+        _, shares = self._divided(whole)
         move_weights(whole, self.device, self._say)
         plain = run_plain(whole, self._limit)
         weights: dict[str, Weight] = {name: InMemory(one.cpu()) for name, one in whole.state_dict().items()}
-        return self._loaded(ranks, config, weights, plain.geometry, "small"), plain
+        return self._loaded(ranks, Whole("small", config, plain.geometry, shares, weights)), plain
 
-    def whole(self, ranks: Ranks, geometry: Geometry) -> LoadedModel:
-        """A rank's part of the model itself; `geometry` is of the small one.
+    def whole(self, ranks: Ranks) -> LoadedModel:
+        """A rank's part of the model itself.
 
         Raises:
             ModelError: weights are missing, or cannot be read or divided, or another rank has others.
         """
         self._say(f"loading the weights of {self._settings.model}, a part of {ranks.size}")
-        geometry = replace(geometry, num_layers=len(_windows(self._config)))
         with Checkpoint(self._settings.model) as checkpoint:
-            check_same(ranks, digest_of(self._settings, self._config, checkpoint.weights))
-            return self._loaded(ranks, self._config, checkpoint.weights, geometry, "whole")
+            weights = checkpoint.weights
+            check_same(ranks, digest_of(self._settings, self._config, weights))
+            return self._loaded(ranks, Whole("whole", self._config, self._geometry, self._shares, weights))
 
-    def _divided(self, skeleton: PreTrainedModel) -> Sizes:
-        """What is divided of a fused decoder with layers like Llama's; others are refused."""
+    def _divided(self, network: PreTrainedModel) -> tuple[Geometry, dict[str, Share]]:
+        """What is divided of a model that runs as a fused decoder; others are refused."""
         try:
-            sizes = Sizes.of(self._config)
-            windows = _windows(self._config)
-            heads = (sizes.query_heads, sizes.kv_heads, sizes.head_dim, sizes.head_dim)
-            _check_divisible(fused_decoder(skeleton, Geometry(len(windows), *heads), windows))
+            geometry, shares = shares_of(network)
+            fused_decoder(network, geometry, _windows(network.config))
         except NotFused as reason:
             raise ModelError(
                 f"tensor_parallel: {self._kind.__name__} cannot be divided between ranks ({reason}); "
                 "set tensor_parallel to 1"
             ) from reason
-        return sizes
+        return geometry, shares
 
     def _dtype(self) -> torch.dtype:
         """What the weights run in."""
@@ -112,37 +123,27 @@ class Shard:
                 return stored
             return next(iter(checkpoint.weights.values()))[0:1].dtype
 
-    def _loaded(
-        self,
-        ranks: Ranks,
-        config: PretrainedConfig,
-        weights: Mapping[str, Weight],
-        geometry: Geometry,
-        model: str,
-    ) -> LoadedModel:
-        """A rank's part of a model with this whole configuration and these whole weights."""
-        sizes = Sizes.of(config)
-        part = replace(
-            geometry,
-            query_heads=geometry.query_heads // ranks.size,
-            kv_heads=kv_heads_of(sizes, ranks.size),
-        )
-        cuts = Cuts(sizes, ranks.rank, ranks.size)
-        network = network_of(self._kind, narrow(config, sizes, ranks.size), weights, cuts, self._dtype())
+    def _loaded(self, ranks: Ranks, whole: Whole) -> LoadedModel:
+        """A rank's part of a model."""
+        cuts = Cuts(whole.shares, ranks.rank, ranks.size)
+        queries, keys = heads_of(whole.geometry, ranks.size)
+        part = replace(whole.geometry, query_heads=queries, kv_heads=keys)
+        network = network_of(self._kind, whole.config, whole.weights, cuts, self._dtype())
         move_weights(network, self.device, self._say)
+        vocabulary = whole.config.get_text_config().vocab_size
         try:
-            decoder = connect(fused_decoder(network, part, _windows(config)), ranks, sizes.vocabulary)
+            decoder = connect(fused_decoder(network, part, _windows(whole.config)), ranks, vocabulary)
         except NotFused as reason:
             raise ModelError(f"tensor_parallel: {reason}; set tensor_parallel to 1") from reason
-        loaded = self._described(network, decoder, part, sizes.vocabulary, ranks.size)
+        loaded = self._described(network, decoder, part, vocabulary, ranks.size)
         del network, decoder  # its weights are freed as they are packed
-        return self._packed(loaded, ranks, model)
+        return self._packed(loaded, ranks, whole.name)
 
     def _described(
         self, network: PreTrainedModel, decoder: FusedDecoder, part: Geometry, vocabulary: int, ranks: int
     ) -> LoadedModel:
         _read_generation_config(network, self._settings.model)
-        on_cpu = self.device.type == "cpu"
+        on_kernels = self.device.type != "cpu" and decoder.beyond_llama() is None
         return LoadedModel(
             model=decoder,
             name=Path(self._settings.model).name,
@@ -154,7 +155,7 @@ class Shard:
             device=self.device,
             geometry=part,
             hidden_size=network.config.get_text_config().hidden_size,
-            kernels=not on_cpu and without_kernels(part, network.dtype, self.device) is None,
+            kernels=on_kernels and without_kernels(part, network.dtype, self.device) is None,
             ranks=ranks,
         )
 
@@ -172,29 +173,6 @@ class Shard:
             ranks.report(stage, loaded.choice.backend if loaded.choice else "")
         ranks.meet(f"packed {model} model")
         return loaded
-
-
-def _check_divisible(decoder: FusedDecoder) -> None:
-    if (part := decoder.beyond_llama()) is not None:
-        raise NotFused(f"it has {part}")
-    for layer in decoder.stack:
-        if isinstance(layer.mlp, Experts):
-            raise NotFused(f"the experts of layer {layer.index} are not divided")
-        if layer.settings.scores.sinks is not None:
-            raise NotFused(f"the sinks of layer {layer.index} are not divided")
-
-
-def _random_network(config: PretrainedConfig, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
-    """A model whose weights are the same on every rank, and so wide that tokens differ."""
-    generator = torch.Generator().manual_seed(0)
-    network: Any = FACTORY.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
-    for weight in network.parameters():
-        if weight.ndim == 1:  # norms and biases, which begin as ones and zeros
-            weight.data += torch.empty_like(weight).uniform_(-0.25, 0.25, generator=generator)
-        else:
-            weight.data.normal_(std=weight.shape[-1] ** -0.5, generator=generator)
-    evaluated: PreTrainedModel = network.requires_grad_(False).eval()
-    return evaluated
 
 
 def _windows(config: PretrainedConfig) -> dict[int, int | None]:

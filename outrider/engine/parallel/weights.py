@@ -1,4 +1,4 @@
-"""Makes one rank's part of a model: a transformers model of a narrower configuration, filled with slices.
+"""Makes one rank's part of a model: a transformers model with narrower modules, filled with slices.
 
 Of a checkpoint only the slices are read: safetensors says where in the file they lie.
 """
@@ -12,8 +12,9 @@ from typing import Any, Protocol
 
 import torch
 from safetensors import safe_open
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 from outrider.engine.loading.check_forward import TOLERANCE
@@ -54,8 +55,9 @@ def part_of(weight: Weight, cut: Cut | None) -> Tensor:
     if cut is None:
         return weight[...]
     around = (slice(None),) * cut.axis
-    parts = [weight[(*around, slice(first, end))] for first, end in cut.spans if first < end]
     shape = weight.get_shape()
+    spans = [(first, min(end, shape[cut.axis])) for first, end in cut.spans]
+    parts = [weight[(*around, slice(first, end))] for first, end in spans if first < end]
     shape[cut.axis] = cut.size - sum(part.shape[cut.axis] for part in parts)
     if shape[cut.axis]:
         parts.append(weight[0:1].new_zeros(shape))
@@ -69,7 +71,7 @@ def network_of(
     cuts: Cuts,
     dtype: torch.dtype | str,
 ) -> PreTrainedModel:
-    """A model of a narrow configuration with a rank's part of the weights, on the CPU.
+    """A model with a rank's part of the weights, on the CPU.
 
     Raises:
         ModelError: weights are missing, or their parts do not fit this model.
@@ -77,8 +79,15 @@ def network_of(
     parts = {
         name: part_of(weight, cuts.cut(name, weight.get_shape())) for name, weight in sorted(weights.items())
     }
-    loading: Any = kind.from_pretrained
-    network, info = loading(None, config=config, state_dict=parts, dtype=dtype, output_loading_info=True)
+    loading: Any = _narrowed(kind, cuts).from_pretrained
+    network, info = loading(
+        None,
+        config=config,
+        state_dict=parts,
+        dtype=dtype,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # said below
+    )
     problems = sorted({*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])})
     if problems:
         raise ModelError(
@@ -90,6 +99,34 @@ def network_of(
     network.requires_grad_(False)
     evaluated: PreTrainedModel = network.eval()
     return evaluated
+
+
+def _narrowed(kind: type[PreTrainedModel], cuts: Cuts) -> type[PreTrainedModel]:
+    """A kind of model that is made with modules of a rank's size: no configuration says them all."""
+
+    def made(network: Any, *arguments: Any, **settings: Any) -> None:
+        kind.__init__(network, *arguments, **settings)
+        for name, module in network.named_modules():
+            _narrow(name, module, cuts)
+
+    return type(kind.__name__, (kind,), {"__init__": made, "__module__": kind.__module__})
+
+
+def _narrow(name: str, module: Any, cuts: Cuts) -> None:
+    for key, weight in list(module.named_parameters(recurse=False)):
+        if (cut := cuts.cut(f"{name}.{key}", weight.shape)) is not None:
+            shape = list(weight.shape)
+            shape[cut.axis] = cut.size
+            setattr(module, key, nn.Parameter(weight.new_empty(shape), requires_grad=False))
+    match module:
+        case nn.Linear():
+            module.out_features, module.in_features = module.weight.shape
+        case Conv1D():
+            module.nx, module.nf = module.weight.shape
+        case nn.Embedding():
+            if module.num_embeddings != len(module.weight):
+                module.padding_idx = None  # may be another rank's; it matters to training alone
+            module.num_embeddings = len(module.weight)
 
 
 class Checkpoint:
