@@ -38,7 +38,7 @@ class Cuts:
     rank: int
     ranks: int
     step: int = 1
-    """Columns of the MLP and words of the vocabulary that stay together."""
+    """Numbers of one group of codes, which stay together: columns of the MLP, words of the vocabulary."""
 
     def cut(self, name: str, shape: Sequence[int], along: Along | None = None) -> Cut | None:
         """What this rank has of a tensor, by its name in a checkpoint and its shape; None: all of it.
@@ -69,7 +69,9 @@ class Cuts:
             raise self._refused(f"cannot share the {geometry.query_heads} query heads of the model evenly")
         if many % few:
             raise self._refused(f"cannot share the {geometry.kv_heads} kv heads of the model evenly")
-        for share in self.shares.values():
+        for name, share in self.shares.items():
+            if share.piece and share.side == IN and share.runs[0] // self.ranks % self.step:
+                raise self._refused(f"would cut groups of {self.step} numbers of {name}")
             if not share.piece and not share.words and -(-share.runs[0] // self.step) < self.ranks:
                 steps = f" in steps of {self.step}" if self.step > 1 else ""
                 raise self._refused(f"cannot share the {share.runs[0]} columns of the MLP{steps}")

@@ -20,7 +20,7 @@ from outrider.engine.fused_decoder import FusedDecoder, NotFused, fused_decoder
 from outrider.engine.fused_decoder.shares import Share, shares_of
 from outrider.engine.loaded_model import Geometry, LoadedModel
 from outrider.engine.loading.check_forward import Plain, run_plain
-from outrider.engine.loading.loader import packed
+from outrider.engine.loading.loader import packed, place_weights
 from outrider.engine.loading.model_config import (
     eos_token_ids,
     find_context_length,
@@ -29,7 +29,7 @@ from outrider.engine.loading.model_config import (
     skeleton_of,
 )
 from outrider.engine.loading.model_path import check_model_path
-from outrider.engine.loading.move_weights import move_weights
+from outrider.engine.loading.stored import FULL
 from outrider.engine.make_runner import without_kernels
 from outrider.engine.parallel.cuts import Cuts, heads_of
 from outrider.engine.parallel.layers import connect
@@ -39,6 +39,7 @@ from outrider.engine.parallel.ranks import Ranks
 from outrider.engine.parallel.sameness import check_same, digest_of
 from outrider.engine.parallel.small import random_network, small_config
 from outrider.engine.parallel.weights import Checkpoint, InMemory, Weight, network_of
+from outrider.engine.quantization.rounding import GROUP
 from outrider.protocol.errors import ModelError
 
 
@@ -75,16 +76,16 @@ class Shard:
         if getattr(self._config, "quantization_config", None):
             raise ModelError("tensor_parallel: quantized weights cannot be divided; set tensor_parallel to 1")
         self._geometry, self._shares = self._divided(skeleton)
-        Cuts(self._shares, order.rank, config.tensor_parallel).check(self._geometry)
+        self._cuts(self._shares, order.rank).check(self._geometry)
 
     def small(self, ranks: Ranks) -> tuple[LoadedModel, Plain]:
         """A rank's part of a small random model of this kind, and what the whole of it computes."""
         config = small_config(self._config, self._geometry, ranks.size)
         whole = random_network(config, self._dtype(), self._settings.trust_remote_code)
         _, shares = self._divided(whole)
-        move_weights(whole, self.device, self._say)
+        weights: dict[str, Weight] = {name: InMemory(one) for name, one in whole.state_dict().items()}
+        self._place(whole)
         plain = run_plain(whole, self._limit)
-        weights: dict[str, Weight] = {name: InMemory(one.cpu()) for name, one in whole.state_dict().items()}
         return self._loaded(ranks, Whole("small", config, plain.geometry, shares, weights)), plain
 
     def whole(self, ranks: Ranks) -> LoadedModel:
@@ -111,6 +112,14 @@ class Shard:
             ) from reason
         return geometry, shares
 
+    def _cuts(self, shares: Mapping[str, Share], rank: int) -> Cuts:
+        step = 1 if self._settings.weights == FULL else GROUP
+        return Cuts(shares, rank, self._settings.tensor_parallel, step)
+
+    def _place(self, network: PreTrainedModel) -> None:
+        """Bring a network to the device, rounded if that is asked for."""
+        place_weights(self._settings.model, network, self.device, self._settings.weights, self._say)
+
     def _dtype(self) -> torch.dtype:
         """What the weights run in."""
         wanted = self._settings.dtype
@@ -125,11 +134,11 @@ class Shard:
 
     def _loaded(self, ranks: Ranks, whole: Whole) -> LoadedModel:
         """A rank's part of a model."""
-        cuts = Cuts(whole.shares, ranks.rank, ranks.size)
+        cuts = self._cuts(whole.shares, ranks.rank)
         queries, keys = heads_of(whole.geometry, ranks.size)
         part = replace(whole.geometry, query_heads=queries, kv_heads=keys)
         network = network_of(self._kind, whole.config, whole.weights, cuts, self._dtype())
-        move_weights(network, self.device, self._say)
+        self._place(network)
         vocabulary = whole.config.get_text_config().vocab_size
         try:
             decoder = connect(fused_decoder(network, part, _windows(whole.config)), ranks, vocabulary)
@@ -154,6 +163,7 @@ class Shard:
             dtype=network.dtype,
             device=self.device,
             geometry=part,
+            weights="" if self._settings.weights == FULL else self._settings.weights,
             hidden_size=network.config.get_text_config().hidden_size,
             kernels=on_kernels and without_kernels(part, network.dtype, self.device) is None,
             ranks=ranks,

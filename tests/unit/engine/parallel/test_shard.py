@@ -12,7 +12,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from outrider.engine.cpu.backend import vector_backend
+from outrider.engine.cpu.linear import KernelLinear
 from outrider.engine.kv.pages import SequenceKv
+from outrider.engine.quantization.modules import round_linears
+from outrider.engine.quantization.rounding import BITS
 from outrider.engine.runner import ModelRunner, Segment
 from outrider.protocol.errors import ModelError
 from tests.models import ARCHITECTURES, build_model
@@ -22,6 +25,7 @@ from tests.unit.engine.parallel.conftest import Threads
 REFUSED = ("olmo2", "mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss")
 DIVIDED = [name for name in ARCHITECTURES if name not in REFUSED]
 VOCABULARY = 300
+needs_kernels = pytest.mark.skipif(vector_backend(torch.float32) is None, reason="needs AVX2 or AVX-512")
 
 
 def tokens_of(seed: int, count: int) -> list[int]:
@@ -95,6 +99,33 @@ def test_ranks_may_have_unequal_parts_of_an_mlp(tmp_path: Path, threads_of: Any)
     everything(runner, Pair(runner.loaded, plain_of(folder)))
 
 
+@needs_kernels
+@pytest.mark.parametrize("weights", BITS)
+@pytest.mark.parametrize("architecture", ["llama", "phi3", "gemma", "gpt2", "gpt_neox", "phi"])
+def test_rounded_parts_are_those_of_the_rounded_whole(
+    architecture: str, weights: str, folder_of: Callable[[str], Path], threads_of: Any
+) -> None:
+    """Ranks compute what transformers does with the numbers that the codes of the whole weights stand for."""
+    folder = folder_of(architecture)
+    runner: ModelRunner = threads_of(folder, 2, weights=weights).runner
+    whole = plain_of(folder)
+    round_linears(whole, BITS[weights])
+    everything(runner, Pair(runner.loaded, whole))
+    kinds = [module for module in runner.loaded.model.modules() if isinstance(module, KernelLinear)]
+    assert [module.dtype for module in kinds] == [torch.int8] * (3 * 4 + 1)
+    assert runner.loaded.arithmetic.startswith(f"{weights} float32 fused")
+
+
+@needs_kernels
+def test_codes_in_four_ranks(tmp_path: Path, threads_of: Any) -> None:
+    """Two of them have the same kv head, and one has a third of the MLP more than the others."""
+    folder = build_model("llama", tmp_path, head_dim=32, intermediate_size=160)
+    runner: ModelRunner = threads_of(folder, 4, weights="int4").runner
+    whole = plain_of(folder)
+    round_linears(whole, 4)
+    everything(runner, Pair(runner.loaded, whole))
+
+
 def test_a_vocabulary_that_ranks_do_not_share_evenly(tmp_path: Path, threads_of: Any) -> None:
     """The last rank's rows end before its part does; embeddings may be tied."""
     folder = build_model("llama", tmp_path, vocab_size=301, tie_word_embeddings=True)
@@ -146,13 +177,16 @@ def test_other_architectures_are_refused(
     [
         ({}, 3, "3 ranks cannot share the 4 query heads"),
         ({"hidden_size": 96, "num_attention_heads": 12, "num_key_value_heads": 4}, 6, "the 4 kv heads"),
-        ({"intermediate_size": 3}, 4, "the 3 columns of the MLP"),
+        ({"intermediate_size": 3}, 4, "the 3 columns of the MLP; set"),
+        ({"weights": "int8", "intermediate_size": 32}, 2, "the 32 columns of the MLP in steps of 32"),
+        ({"weights": "int8"}, 4, "would cut groups of 32 numbers of self_attn.o_proj"),
     ],
 )
 def test_ranks_that_do_not_divide_the_model(
-    changes: dict[str, int], ranks: int, said: str, tmp_path: Path, threads_of: Any
+    changes: dict[str, Any], ranks: int, said: str, tmp_path: Path, threads_of: Any
 ) -> None:
     """The sentence names what cannot be shared."""
-    folder = build_model("llama", tmp_path, **changes)
+    sizes = {name: size for name, size in changes.items() if name != "weights"}
+    folder = build_model("llama", tmp_path, **sizes)
     with pytest.raises(ModelError, match=said):
-        threads_of(folder, ranks)
+        threads_of(folder, ranks, weights=changes.get("weights", "full"))
