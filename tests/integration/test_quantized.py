@@ -16,7 +16,7 @@ from tests.integration.test_exactness_architectures import TOKENS, VOCABULARY, r
 from tests.models import build_model
 
 KINDS = ("int8", "int4", "awq")
-IN_RANKS = [("int4", 2)]
+IN_RANKS = [("int4", 2), ("awq", 2)]
 """Kinds in several processes."""
 GROUP = 32
 

@@ -58,8 +58,14 @@ class Cuts:
             return None
         return self._entries(axis, axes[axis][1], share, module)
 
-    def check(self, geometry: Geometry) -> None:
-        """Refuse a number of ranks that does not divide a model.
+    def shape(self, share: Share) -> tuple[int, ...]:
+        """A rank's (out, in) of a module."""
+        sizes = list(share.shape)
+        sizes[share.side] = self._spans(share)[1]
+        return tuple(sizes)
+
+    def check(self, geometry: Geometry, group: int = 1) -> None:
+        """Refuse a number of ranks that does not divide a model, or groups of so many numbers.
 
         Raises:
             ModelError: says what is not divided.
@@ -70,8 +76,8 @@ class Cuts:
         if many % few:
             raise self._refused(f"cannot share the {geometry.kv_heads} kv heads of the model evenly")
         for name, share in self.shares.items():
-            if share.piece and share.side == IN and share.runs[0] // self.ranks % self.step:
-                raise self._refused(f"would cut groups of {self.step} numbers of {name}")
+            if share.piece and share.side == IN and share.runs[0] // self.ranks % group:
+                raise self._refused(f"would cut groups of {group} numbers of {name}")
             if not share.piece and not share.words and -(-share.runs[0] // self.step) < self.ranks:
                 steps = f" in steps of {self.step}" if self.step > 1 else ""
                 raise self._refused(f"cannot share the {share.runs[0]} columns of the MLP{steps}")

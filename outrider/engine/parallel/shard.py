@@ -7,7 +7,9 @@ weights: the same class, the same heads, cut in the same way, computed by the sa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
+from math import lcm
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from transformers.utils import logging as transformers_logging
 from outrider.engine.cpu.worker_pool import WorkerPool
 from outrider.engine.fused_decoder import FusedDecoder, NotFused, fused_decoder
 from outrider.engine.fused_decoder.shares import Share, shares_of
+from outrider.engine.gpu.coded_linear import without_codes
 from outrider.engine.loaded_model import Geometry, LoadedModel
 from outrider.engine.loading.check_forward import Plain, run_plain
 from outrider.engine.loading.loader import packed, place_weights
@@ -29,8 +32,10 @@ from outrider.engine.loading.model_config import (
     skeleton_of,
 )
 from outrider.engine.loading.model_path import check_model_path
-from outrider.engine.loading.stored import FULL
+from outrider.engine.loading.open_weights import InMemory, OpenWeights, Weight
+from outrider.engine.loading.stored import FULL, attach, dtype_of, without_quantization
 from outrider.engine.make_runner import without_kernels
+from outrider.engine.parallel.coded import check_coded, coded_parts, common_step
 from outrider.engine.parallel.cuts import Cuts, heads_of
 from outrider.engine.parallel.layers import connect
 from outrider.engine.parallel.meeting import device_of
@@ -38,21 +43,11 @@ from outrider.engine.parallel.order import Order
 from outrider.engine.parallel.ranks import Ranks
 from outrider.engine.parallel.sameness import check_same, digest_of
 from outrider.engine.parallel.small import random_network, small_config
-from outrider.engine.parallel.weights import Checkpoint, InMemory, Weight, network_of
+from outrider.engine.parallel.weights import network_of, parts_of, skeleton_part
+from outrider.engine.quantization.checkpoint import layout_of, read_checkpoint
+from outrider.engine.quantization.modules import shapes_of_linears
 from outrider.engine.quantization.rounding import GROUP
 from outrider.protocol.errors import ModelError
-
-
-@dataclass(frozen=True, slots=True)
-class Whole:
-    """A model of which each rank has a part."""
-
-    name: str
-    """Small or whole."""
-    config: PretrainedConfig
-    geometry: Geometry
-    shares: Mapping[str, Share]
-    weights: Mapping[str, Weight]
 
 
 class Shard:
@@ -73,10 +68,11 @@ class Shard:
         skeleton = skeleton_of(config.model, self._config, config.trust_remote_code)
         self._kind = type(skeleton)
         self._limit = find_context_length(self._config, config.context_length, say)
-        if getattr(self._config, "quantization_config", None):
-            raise ModelError("tensor_parallel: quantized weights cannot be divided; set tensor_parallel to 1")
         self._geometry, self._shares = self._divided(skeleton)
-        self._cuts(self._shares, order.rank).check(self._geometry)
+        self._layout = layout_of(config.model, self._config)
+        without_quantization(self._config)
+        self._rounded = 1 if config.weights == FULL else GROUP
+        self._step = self._checked(order.rank)
 
     def small(self, ranks: Ranks) -> tuple[LoadedModel, Plain]:
         """A rank's part of a small random model of this kind, and what the whole of it computes."""
@@ -86,7 +82,9 @@ class Shard:
         weights: dict[str, Weight] = {name: InMemory(one) for name, one in whole.state_dict().items()}
         self._place(whole)
         plain = run_plain(whole, self._limit)
-        return self._loaded(ranks, Whole("small", config, plain.geometry, shares, weights)), plain
+        cuts = self._cuts(shares, ranks.rank, self._rounded)
+        made = partial(network_of, self._kind, config, parts_of(weights, cuts), cuts, self._dtype())
+        return self._loaded(ranks, "small", made, plain.geometry), plain
 
     def whole(self, ranks: Ranks) -> LoadedModel:
         """A rank's part of the model itself.
@@ -95,10 +93,11 @@ class Shard:
             ModelError: weights are missing, or cannot be read or divided, or another rank has others.
         """
         self._say(f"loading the weights of {self._settings.model}, a part of {ranks.size}")
-        with Checkpoint(self._settings.model) as checkpoint:
-            weights = checkpoint.weights
-            check_same(ranks, digest_of(self._settings, self._config, weights))
-            return self._loaded(ranks, Whole("whole", self._config, self._geometry, self._shares, weights))
+        with OpenWeights(self._settings.model) as opened:
+            check_same(ranks, digest_of(self._settings, self._config, opened.weights))
+            cuts = self._cuts(self._shares, ranks.rank, self._step)
+            made = partial(self._network, opened.weights, cuts)
+            return self._loaded(ranks, "whole", made, self._geometry)
 
     def _divided(self, network: PreTrainedModel) -> tuple[Geometry, dict[str, Share]]:
         """What is divided of a model that runs as a fused decoder; others are refused."""
@@ -112,8 +111,17 @@ class Shard:
             ) from reason
         return geometry, shares
 
-    def _cuts(self, shares: Mapping[str, Share], rank: int) -> Cuts:
-        step = 1 if self._settings.weights == FULL else GROUP
+    def _checked(self, rank: int) -> int:
+        """Numbers that stay together in the whole model, which was seen to be divisible so."""
+        step = self._rounded
+        if self._layout is not None:
+            with OpenWeights(self._settings.model) as opened:
+                step = lcm(step, common_step(opened.weights, self._layout, self._shares))
+                check_coded(opened.weights, self._layout, self._cuts(self._shares, rank, step))
+        self._cuts(self._shares, rank, step).check(self._geometry, self._rounded)
+        return step
+
+    def _cuts(self, shares: Mapping[str, Share], rank: int, step: int) -> Cuts:
         return Cuts(shares, rank, self._settings.tensor_parallel, step)
 
     def _place(self, network: PreTrainedModel) -> None:
@@ -122,36 +130,49 @@ class Shard:
 
     def _dtype(self) -> torch.dtype:
         """What the weights run in."""
-        wanted = self._settings.dtype
-        if wanted != "auto":
-            found: torch.dtype = getattr(torch, wanted)
-            return found
-        with Checkpoint(self._settings.model) as checkpoint:
-            stored = getattr(self._config, "dtype", None)
-            if isinstance(stored, torch.dtype):
-                return stored
-            return next(iter(checkpoint.weights.values()))[0:1].dtype
+        if self._layout is not None or self._settings.dtype != "auto":
+            return dtype_of(self._config, self._settings.dtype)
+        stored = getattr(self._config, "dtype", None)
+        if isinstance(stored, torch.dtype):
+            return stored
+        with OpenWeights(self._settings.model) as opened:
+            return next(iter(opened.weights.values()))[0:1].dtype
 
-    def _loaded(self, ranks: Ranks, whole: Whole) -> LoadedModel:
-        """A rank's part of a model."""
-        cuts = self._cuts(whole.shares, ranks.rank)
-        queries, keys = heads_of(whole.geometry, ranks.size)
-        part = replace(whole.geometry, query_heads=queries, kv_heads=keys)
-        network = network_of(self._kind, whole.config, whole.weights, cuts, self._dtype())
+    def _network(self, weights: Mapping[str, Weight], cuts: Cuts) -> PreTrainedModel:
+        """A rank's part of the model itself on the CPU, with codes if it has some that run on the device."""
+        dtype, layout = self._dtype(), self._layout
+        if layout is None:
+            return network_of(self._kind, self._config, parts_of(weights, cuts), cuts, dtype)
+        alone = self.device.type != "cpu" and without_codes(dtype, self.device) is None
+        shapes = shapes_of_linears(skeleton_part(self._kind, self._config, cuts)) if alone else None
+        parts = coded_parts(weights, layout, cuts)
+        found = read_checkpoint(self._settings.model, layout, parts, dtype, shapes)
+        network = network_of(self._kind, self._config, found.tensors, cuts, dtype)
+        attach(network, found, layout, self._say, codes=alone or self.device.type == "cpu")
+        return network
+
+    def _loaded(
+        self, ranks: Ranks, name: str, made: Callable[[], PreTrainedModel], whole: Geometry
+    ) -> LoadedModel:
+        """A rank's part of the small or the whole model; `made` makes its network."""
+        network = made()
         self._place(network)
-        vocabulary = whole.config.get_text_config().vocab_size
+        config, (queries, keys) = network.config, heads_of(whole, ranks.size)
+        part = replace(whole, query_heads=queries, kv_heads=keys)
+        vocabulary = config.get_text_config().vocab_size
         try:
-            decoder = connect(fused_decoder(network, part, _windows(whole.config)), ranks, vocabulary)
+            decoder = connect(fused_decoder(network, part, _windows(config)), ranks, vocabulary)
         except NotFused as reason:
             raise ModelError(f"tensor_parallel: {reason}; set tensor_parallel to 1") from reason
         loaded = self._described(network, decoder, part, vocabulary, ranks.size)
         del network, decoder  # its weights are freed as they are packed
-        return self._packed(loaded, ranks, whole.name)
+        return self._packed(loaded, ranks, name)
 
     def _described(
         self, network: PreTrainedModel, decoder: FusedDecoder, part: Geometry, vocabulary: int, ranks: int
     ) -> LoadedModel:
         _read_generation_config(network, self._settings.model)
+        stored = FULL if self._layout is None else self._layout.name
         on_kernels = self.device.type != "cpu" and decoder.beyond_llama() is None
         return LoadedModel(
             model=decoder,
@@ -163,7 +184,7 @@ class Shard:
             dtype=network.dtype,
             device=self.device,
             geometry=part,
-            weights="" if self._settings.weights == FULL else self._settings.weights,
+            weights=" ".join(one for one in (stored, self._settings.weights) if one != FULL),
             hidden_size=network.config.get_text_config().hidden_size,
             kernels=on_kernels and without_kernels(part, network.dtype, self.device) is None,
             ranks=ranks,

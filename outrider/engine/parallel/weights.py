@@ -5,49 +5,18 @@ Of a checkpoint only the slices are read: safetensors says where in the file the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
-from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 from outrider.engine.loading.check_forward import TOLERANCE
-from outrider.engine.loading.model_config import LOAD_ERRORS, unreadable
-from outrider.engine.loading.model_path import cannot_load
+from outrider.engine.loading.open_weights import Weight
 from outrider.engine.parallel.cuts import Cut, Cuts
 from outrider.protocol.errors import ModelError
-
-ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
-
-
-class Weight(Protocol):
-    """A weight that can be read in part, as safetensors' slices are."""
-
-    def get_shape(self) -> list[int]:
-        """Its whole shape."""
-
-    def __getitem__(self, place: Any) -> Tensor:
-        """The rows and columns of some slices."""
-
-
-class InMemory:
-    """A tensor as a `Weight`."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._tensor = tensor
-
-    def get_shape(self) -> list[int]:
-        """See `Weight`."""
-        return list(self._tensor.shape)
-
-    def __getitem__(self, place: Any) -> Tensor:
-        return self._tensor[place]
 
 
 def part_of(weight: Weight, cut: Cut | None) -> Tensor:
@@ -64,26 +33,30 @@ def part_of(weight: Weight, cut: Cut | None) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, cut.axis)
 
 
+def parts_of(weights: Mapping[str, Weight], cuts: Cuts) -> dict[str, Tensor]:
+    """A rank's parts of weights that are not quantized."""
+    return {
+        name: part_of(weight, cuts.cut(name, weight.get_shape())) for name, weight in sorted(weights.items())
+    }
+
+
 def network_of(
     kind: type[PreTrainedModel],
     config: PretrainedConfig,
-    weights: Mapping[str, Weight],
+    parts: Mapping[str, Tensor],
     cuts: Cuts,
-    dtype: torch.dtype | str,
+    dtype: torch.dtype,
 ) -> PreTrainedModel:
-    """A model with a rank's part of the weights, on the CPU.
+    """A model with a rank's parts of the weights, on the CPU.
 
     Raises:
         ModelError: weights are missing, or their parts do not fit this model.
     """
-    parts = {
-        name: part_of(weight, cuts.cut(name, weight.get_shape())) for name, weight in sorted(weights.items())
-    }
     loading: Any = _narrowed(kind, cuts).from_pretrained
     network, info = loading(
         None,
         config=config,
-        state_dict=parts,
+        state_dict=dict(parts),
         dtype=dtype,
         output_loading_info=True,
         ignore_mismatched_sizes=True,  # said below
@@ -99,6 +72,12 @@ def network_of(
     network.requires_grad_(False)
     evaluated: PreTrainedModel = network.eval()
     return evaluated
+
+
+def skeleton_part(kind: type[PreTrainedModel], config: PretrainedConfig, cuts: Cuts) -> PreTrainedModel:
+    """A model with a rank's modules, without weights."""
+    with torch.device("meta"):
+        return _narrowed(kind, cuts)(config)
 
 
 def _narrowed(kind: type[PreTrainedModel], cuts: Cuts) -> type[PreTrainedModel]:
@@ -127,44 +106,3 @@ def _narrow(name: str, module: Any, cuts: Cuts) -> None:
             if module.num_embeddings != len(module.weight):
                 module.padding_idx = None  # may be another rank's; it matters to training alone
             module.num_embeddings = len(module.weight)
-
-
-class Checkpoint:
-    """The open safetensors files of a model: a folder's, or the hub's, which are fetched first.
-
-    Raises:
-        ModelError: there are none, or they cannot be read.
-    """
-
-    def __init__(self, model: str) -> None:
-        self._open = ExitStack()
-        self.weights: dict[str, Weight] = {}
-        try:
-            for path in _files(model):
-                file = self._open.enter_context(safe_open(path, "pt"))
-                self.weights |= {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  # no dict
-        except LOAD_ERRORS as error:
-            raise unreadable(model, error) from error
-
-    def __enter__(self) -> Checkpoint:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.weights.clear()
-        self._open.close()
-
-
-def _files(model: str) -> Iterator[Path]:
-    missing_ok: dict[str, Any] = {
-        "_raise_exceptions_for_missing_entries": False,
-        "_raise_exceptions_for_gated_repo": True,
-    }
-    one = cached_file(model, ONE_FILE, **missing_ok)
-    if one is not None:
-        yield Path(one)
-        return
-    index = cached_file(model, INDEX, **missing_ok)
-    if index is None:
-        raise cannot_load(model, "has no weights in safetensors")
-    paths, _ = get_checkpoint_shard_files(model, index)  # type: ignore[no-untyped-call]
-    yield from map(Path, paths)

@@ -18,8 +18,10 @@ from outrider.engine.quantization.modules import round_linears
 from outrider.engine.quantization.rounding import BITS
 from outrider.engine.runner import ModelRunner, Segment
 from outrider.protocol.errors import ModelError
+from tests.checkpoints import write
 from tests.models import ARCHITECTURES, build_model
 from tests.unit.engine.conftest import Pair
+from tests.unit.engine.loading.test_stored import EXACT, WIDENED, plain
 from tests.unit.engine.parallel.conftest import Threads
 
 REFUSED = ("olmo2", "mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss")
@@ -126,6 +128,33 @@ def test_codes_in_four_ranks(tmp_path: Path, threads_of: Any) -> None:
     everything(runner, Pair(runner.loaded, whole))
 
 
+@needs_kernels
+@pytest.mark.parametrize("name", [*EXACT, *WIDENED])
+def test_ranks_of_a_quantized_checkpoint(
+    name: str, folder_of: Callable[[str], Path], tmp_path: Path, threads_of: Any
+) -> None:
+    """They compute what transformers does with the numbers that the codes stand for, an output layer's too;
+    layers run from codes where they do in one process."""
+    settings, writer = (EXACT | WIDENED)[name]
+    written = write(folder_of("llama"), tmp_path / "model", settings, writer, head=True)
+    runner: ModelRunner = threads_of(written.folder, 2).runner
+    everything(runner, Pair(runner.loaded, plain(folder_of("llama"), written)))
+    kinds = [module for module in runner.loaded.model.modules() if isinstance(module, KernelLinear)]
+    assert sum(module.dtype == torch.int8 for module in kinds) == (13 if name in EXACT else 0)
+    assert name not in EXACT or runner.loaded.arithmetic.startswith(f"{settings['quant_method']} float32")
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", ["gptq", "awq", "packed, zeros", "fp8, rows"])
+def test_quantized_layers_that_are_one_in_the_checkpoint(
+    name: str, folder_of: Callable[[str], Path], tmp_path: Path, threads_of: Any
+) -> None:
+    """Parts of several heads and of gate and up are put together again."""
+    written = write(folder_of("phi3"), tmp_path / "model", *(EXACT | WIDENED)[name])
+    runner: ModelRunner = threads_of(written.folder, 2).runner
+    everything(runner, Pair(runner.loaded, plain(folder_of("phi3"), written)))
+
+
 def test_a_vocabulary_that_ranks_do_not_share_evenly(tmp_path: Path, threads_of: Any) -> None:
     """The last rank's rows end before its part does; embeddings may be tied."""
     folder = build_model("llama", tmp_path, vocab_size=301, tie_word_embeddings=True)
@@ -170,6 +199,20 @@ def test_other_architectures_are_refused(
     """Only fused decoders are divided, without experts; the sentence names what is not of these."""
     with pytest.raises(ModelError, match=r"cannot be divided between ranks \(.*set tensor_parallel to 1"):
         threads_of(folder_of(architecture), 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture", "ranks", "layer"),
+    [("awq", "llama", 4, "self_attn.o_proj"), ("fp8, blocks", "phi3", 2, "self_attn.qkv_proj")],
+)
+def test_groups_that_would_be_cut(
+    name: str, architecture: str, ranks: int, layer: str, folder_of: Any, tmp_path: Path, threads_of: Any
+) -> None:
+    """Heads are not divided, and may be fewer numbers than have one scale."""
+    written = write(folder_of(architecture), tmp_path / "model", *(EXACT | WIDENED)[name])
+    said = rf"{ranks} ranks would cut groups of 32 numbers of model.layers.0.{layer}; set another number"
+    with pytest.raises(ModelError, match=said):
+        threads_of(written.folder, ranks)
 
 
 @pytest.mark.parametrize(

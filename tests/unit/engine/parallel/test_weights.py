@@ -11,8 +11,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 from outrider.engine.fused_decoder.shares import Share, shares_of
+from outrider.engine.loading.open_weights import InMemory, OpenWeights
 from outrider.engine.parallel.cuts import Cut, Cuts
-from outrider.engine.parallel.weights import Checkpoint, InMemory, network_of, part_of
+from outrider.engine.parallel.weights import network_of, part_of, parts_of
 from outrider.protocol.errors import ModelError
 from tests.models import ARCHITECTURES, build_model
 
@@ -36,10 +37,10 @@ class Counted:
 def load(folder: Path, rank: int, ranks: int) -> tuple[Any, dict[str, Counted]]:
     """A rank's network, and what was read for it."""
     config = AutoConfig.from_pretrained(folder)
-    with Checkpoint(str(folder)) as checkpoint:
+    with OpenWeights(str(folder)) as checkpoint:
         counted = {name: Counted(weight) for name, weight in checkpoint.weights.items()}
         cuts = Cuts(shares(folder), rank, ranks)
-        made = network_of(LlamaForCausalLM, config, counted, cuts, torch.float32)
+        made = network_of(LlamaForCausalLM, config, parts_of(counted, cuts), cuts, torch.float32)
     return made, counted
 
 
@@ -91,29 +92,29 @@ def test_a_model_without_safetensors_is_refused(tmp_path: Path) -> None:
     folder = build_model("llama", tmp_path)
     (folder / "model.safetensors").unlink()
     with pytest.raises(ModelError, match="no weights in safetensors"):
-        Checkpoint(str(folder))
+        OpenWeights(str(folder))
 
 
 def test_missing_weights_are_named(folder_of: Callable[[str], Path]) -> None:
     """One of them, and how many there are."""
     config = AutoConfig.from_pretrained(folder_of("llama"))
     cuts = Cuts(shares(folder_of("llama")), 0, 2)
-    with Checkpoint(str(folder_of("llama"))) as checkpoint:
+    with OpenWeights(str(folder_of("llama"))) as checkpoint:
         left = {name: one for name, one in checkpoint.weights.items() if "layers.0.mlp.down" not in name}
         with pytest.raises(ModelError, match=r"1 weights .* such as model.layers.0.mlp.down_proj.weight"):
-            network_of(LlamaForCausalLM, config, left, cuts, torch.float32)
+            network_of(LlamaForCausalLM, config, parts_of(left, cuts), cuts, torch.float32)
 
 
 def test_weights_of_other_shapes_are_named(folder_of: Callable[[str], Path]) -> None:
     """A checkpoint that does not fit its configuration."""
     config = AutoConfig.from_pretrained(folder_of("llama"))
     cuts = Cuts(shares(folder_of("llama")), 0, 2)
-    with Checkpoint(str(folder_of("llama"))) as checkpoint:
+    with OpenWeights(str(folder_of("llama"))) as checkpoint:
         odd: Any = checkpoint.weights | {"model.norm.weight": InMemory(torch.ones(7))}
         with pytest.raises(
             ModelError, match=r"1 weights .* such as model.norm.weight, are missing or cannot"
         ):
-            network_of(LlamaForCausalLM, config, odd, cuts, torch.float32)
+            network_of(LlamaForCausalLM, config, parts_of(odd, cuts), cuts, torch.float32)
 
 
 @pytest.fixture(scope="module")
