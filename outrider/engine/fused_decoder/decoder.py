@@ -76,6 +76,9 @@ class LayerSettings:
     """Over each head of queries and keys."""
     whole_norms: tuple[Norm, Norm] | None
     """Over all heads of queries together, and over all of keys (OLMo 2)."""
+    whole_means: Callable[[Tensor], Tensor] | None
+    """Where other processes have the other heads: of the means of squares over those here, of queries and
+    keys [N, 2], the means over all. None: all are here."""
     query_heads: int
     kv_heads: int
     head_dim: int

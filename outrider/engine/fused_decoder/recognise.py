@@ -246,6 +246,7 @@ def _layer(index: int, parts: Parts, geometry: Geometry, window: int | None, rop
         down_norm=norms.get("down_norm"),
         head_norm=head_norm,
         whole_norms=whole_norms,
+        whole_means=None,
         query_heads=geometry.query_heads,
         kv_heads=geometry.kv_heads,
         head_dim=geometry.head_dim,

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from outrider.engine.cpu.linear import linear_weight
-from outrider.engine.fused_decoder.modules import NotFused, described
+from outrider.engine.fused_decoder.modules import NotFused
 from outrider.engine.fused_decoder.recognise import EMBEDDING, HEAD, ExpertsBlock, Modules, Parts
 from outrider.engine.loaded_model import Geometry
 
@@ -37,7 +37,7 @@ class Share:
     piece: int
     """Numbers of a head, which stays whole; 0: any number may be a piece."""
     shape: tuple[int, ...]
-    """(out, in) of the weight, (V, C) of an embedding."""
+    """(out, in) of the weight, (V, C) of an embedding, (out,) of a norm."""
     turned: bool
     """The weight is stored as [in, out]."""
     words: bool = False
@@ -72,6 +72,11 @@ def share_of(shares: Mapping[str, Share], name: str) -> Share | None:
     return shares.get(".".join(parts[-2:])) or shares.get(parts[-1])
 
 
+def norms_together(shares: Mapping[str, Share]) -> bool:
+    """True where queries and keys have norms over all heads, of which each process has some."""
+    return any(len(share.shape) == 1 for share in shares.values())
+
+
 def _geometry(network: PreTrainedModel, layers: list[Parts]) -> Geometry:
     """As the weights of the first layer show it."""
     heads: int | None = getattr(network.config.get_text_config(), "num_attention_heads", None)
@@ -92,10 +97,11 @@ def _layer(parts: Parts, geometry: Geometry) -> Iterator[tuple[nn.Module, Share]
     if parts.sinks is not None:
         raise NotFused("its sinks are not divided")
     width = geometry.head_dim
-    if any(len(described(norm).weight) != width for norm in parts.head_norms):
-        raise NotFused("it has norms of heads together")
     queries, keys = geometry.query_heads * width, geometry.kv_heads * width
-    heads = [(queries,), (keys,), (keys,)]
+    heads: list[tuple[int, ...]] = [(queries,), (keys,), (keys,)]
+    for module, run in zip(parts.head_norms, heads, strict=False):
+        if _shape(module) == run:  # over all heads
+            yield module, _share(module, OUT, run, width)
     if parts.by_head:
         yield parts.qkv[0], _share(parts.qkv[0], OUT, (3 * queries,), 3 * width)
     else:

@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from outrider.engine.cpu.worker_pool import WorkerPool
 from outrider.engine.fused_decoder import FusedDecoder, NotFused, fused_decoder
-from outrider.engine.fused_decoder.shares import Share, shares_of
+from outrider.engine.fused_decoder.shares import Share, norms_together, shares_of
 from outrider.engine.gpu.coded_linear import without_codes
 from outrider.engine.loaded_model import Geometry, LoadedModel
 from outrider.engine.loading.check_forward import Plain, run_plain
@@ -161,9 +161,10 @@ class Shard:
         part = replace(whole, query_heads=queries, kv_heads=keys)
         vocabulary = config.get_text_config().vocab_size
         try:
-            decoder = connect(fused_decoder(network, part, _windows(config)), ranks, vocabulary)
+            decoder = fused_decoder(network, part, _windows(config))
         except NotFused as reason:
             raise ModelError(f"tensor_parallel: {reason}; set tensor_parallel to 1") from reason
+        connect(decoder, ranks, vocabulary, together=norms_together(self._shares))
         loaded = self._described(network, decoder, part, vocabulary, ranks.size)
         del network, decoder  # its weights are freed as they are packed
         return self._packed(loaded, ranks, name)

@@ -24,7 +24,7 @@ from tests.unit.engine.conftest import Pair
 from tests.unit.engine.loading.test_stored import EXACT, WIDENED, plain
 from tests.unit.engine.parallel.conftest import Threads
 
-REFUSED = ("olmo2", "mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss")
+REFUSED = ("mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss")
 DIVIDED = [name for name in ARCHITECTURES if name not in REFUSED]
 VOCABULARY = 300
 needs_kernels = pytest.mark.skipif(vector_backend(torch.float32) is None, reason="needs AVX2 or AVX-512")
@@ -86,7 +86,7 @@ def test_two_ranks_compute_what_one_does(
     assert loaded.arithmetic == f"{whole.arithmetic} in 2 ranks"
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gpt_neox", "starcoder2"])
+@pytest.mark.parametrize("architecture", ["llama", "gpt_neox", "olmo2", "starcoder2"])
 def test_ranks_may_share_a_kv_head(
     architecture: str, pair_of: Callable[..., Pair], folder_of: Callable[[str], Path], threads_of: Any
 ) -> None:
@@ -103,7 +103,7 @@ def test_ranks_may_have_unequal_parts_of_an_mlp(tmp_path: Path, threads_of: Any)
 
 @needs_kernels
 @pytest.mark.parametrize("weights", BITS)
-@pytest.mark.parametrize("architecture", ["llama", "phi3", "gemma", "gpt2", "gpt_neox", "phi"])
+@pytest.mark.parametrize("architecture", ["llama", "phi3", "gemma", "gpt2", "gpt_neox", "olmo2", "phi"])
 def test_rounded_parts_are_those_of_the_rounded_whole(
     architecture: str, weights: str, folder_of: Callable[[str], Path], threads_of: Any
 ) -> None:
@@ -170,13 +170,14 @@ def test_a_vocabulary_that_ranks_do_not_share_evenly(tmp_path: Path, threads_of:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("architecture", ["llama", "gpt_neox", "olmo2"])
 def test_a_token_s_bits_do_not_depend_on_its_batch(
-    dtype: str, folder_of: Callable[[str], Path], threads_of: Any
+    architecture: str, dtype: str, folder_of: Callable[[str], Path], threads_of: Any
 ) -> None:
     """Ranks are added in one order: a token gets the same bits alone, in a chunk and beside others."""
     if vector_backend(getattr(torch, dtype)) is None:
         pytest.skip("the library's products depend on the batch")
-    runner: ModelRunner = threads_of(folder_of("llama"), 2, dtype=dtype, deterministic=True).runner
+    runner: ModelRunner = threads_of(folder_of(architecture), 2, dtype=dtype, deterministic=True).runner
     tokens = tokens_of(2, 8)
     kv = SequenceKv.open(runner.pool, [], reuse=False)
     chunk = runner.forward([Segment(kv, tokens, None, range(8))])

@@ -163,6 +163,8 @@ def eight_heads(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dic
         ("gpt2", "transformer.h.0.attn.c_proj.weight", [32, 5], 1, Cut(0, ((8, 16),), 8)),
         ("gpt2", "transformer.h.0.mlp.c_proj.weight", [12, 5], 1, Cut(0, ((3, 6),), 3)),
         ("gpt2", "transformer.wpe.weight", [512, 5], 1, None),
+        ("olmo2", "model.layers.0.self_attn.k_norm.weight", [8], 3, Cut(0, ((4, 8),), 4)),
+        ("qwen3", "model.layers.0.self_attn.k_norm.weight", [4], 3, None),
         ("phi", "model.layers.0.mlp.fc2.bias", [5], 1, Cut(0, (), 5)),
     ],
 )
