@@ -88,7 +88,9 @@ def _ignore_signals() -> None:
 
 def _end_with_input() -> None:
     """End this process when rank 0's has ended, in whatever way."""
-    sys.stdin.buffer.read()
+    # Not through `sys.stdin`: Python aborts where a thread still reads that as it ends.
+    while os.read(sys.stdin.fileno(), 1):
+        pass
     os._exit(0)
 
 
