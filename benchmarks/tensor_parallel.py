@@ -72,7 +72,7 @@ def main() -> int:
     pair = pairs.load_pair(flags)
     config = _config(flags, pair, cores)
     print(machine.lines(machine.describe()))
-    print(f"target: {pair.name}, {pair.dtype}, {flags.context} tokens of context\n")
+    print(f"target: {pair.name}, {pair.dtype}, weights {pair.weights}, {flags.context} tokens of context\n")
     pin_cpus(cpu_share(config, 0))
     parallel = load_parallel(config, say=console.progress, timed=True)
     try:
@@ -131,6 +131,7 @@ def _config(flags: argparse.Namespace, pair: pairs.Pair, cores: Sequence[int]) -
     return VerifyConfig(
         model=str(Path(pair.target)),
         dtype=pair.dtype,  # type: ignore[arg-type]  # the flag has the same choices
+        weights=pair.weights,  # type: ignore[arg-type]
         device="cpu",
         cpus=",".join(map(str, cores)),
         tensor_parallel=flags.ranks,

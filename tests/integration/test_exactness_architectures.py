@@ -17,6 +17,8 @@ from tests.models import ARCHITECTURES, build_model
 TOKENS = 24
 VOCABULARY = 300
 QUICK, ALL = 4, 30
+IN_RANKS = [("gpt2", 2), ("gpt_neox", 2), ("olmo2", 2)]
+"""Architectures that run in several processes too."""
 
 
 @dataclass
@@ -28,12 +30,18 @@ class Stack:
     oracle: OracleDraft
 
 
-@pytest.fixture(scope="module", params=ARCHITECTURES)
+@pytest.fixture(
+    scope="module",
+    params=[*((architecture, 1) for architecture in ARCHITECTURES), *IN_RANKS],
+    ids=lambda one: one[0] if one[1] == 1 else f"{one[0]} in {one[1]} ranks",
+)
 def stack(request, tmp_path_factory):
     """Verify service and orchestrator for one architecture; gone when the next one comes."""
-    folder = build_model(request.param, tmp_path_factory.mktemp(request.param), vocab_size=VOCABULARY)
+    architecture, ranks = request.param
+    folder = build_model(architecture, tmp_path_factory.mktemp(architecture), vocab_size=VOCABULARY)
     cluster = Cluster(tmp_path_factory.mktemp("logs"))
-    verify = cluster.serve("verify", model=folder, dtype="float32", kv_tokens=8192).wait_ready()
+    settings = {"model": folder, "dtype": "float32", "kv_tokens": 8192, "tensor_parallel": ranks}
+    verify = cluster.serve("verify", **settings).wait_ready()
     oracle = OracleDraft(verify_info(verify.endpoint))
     server, endpoint = fake_drafts.serve(oracle)
     orchestrator = cluster.serve("orchestrator", verify=verify.endpoint, draft=endpoint).wait_ready()

@@ -16,6 +16,8 @@ from tests.integration.test_exactness_architectures import TOKENS, VOCABULARY, r
 from tests.models import build_model
 
 KINDS = ("int8", "int4", "awq")
+IN_RANKS = [("int4", 2), ("awq", 2)]
+"""Kinds in several processes."""
 GROUP = 32
 
 
@@ -28,11 +30,16 @@ class Stack:
     oracle: OracleDraft
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(
+    scope="module",
+    params=[*((kind, 1) for kind in KINDS), *IN_RANKS],
+    ids=lambda one: one[0] if one[1] == 1 else f"{one[0]} in {one[1]} ranks",
+)
 def stack(request, tmp_path_factory):
     """Verify service and orchestrator for one kind of weights; gone when the next one comes."""
     folder = build_model("llama", tmp_path_factory.mktemp("whole"), vocab_size=VOCABULARY)
-    weights = request.param if request.param.startswith("int") else "full"
+    kind, ranks = request.param
+    weights = kind if kind.startswith("int") else "full"
     reference = Reference(folder, weights)
     if weights == "full":
         settings = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"}
@@ -41,7 +48,8 @@ def stack(request, tmp_path_factory):
         for name, numbers in made.numbers.items():
             reference.model.get_submodule(name).weight.data = numbers
     cluster = Cluster(tmp_path_factory.mktemp("logs"))
-    verify = cluster.serve("verify", model=folder, dtype="float32", kv_tokens=8192, weights=weights)
+    options = {"dtype": "float32", "kv_tokens": 8192, "weights": weights, "tensor_parallel": ranks}
+    verify = cluster.serve("verify", model=folder, **options)
     oracle = OracleDraft(verify_info(verify.wait_ready().endpoint))
     server, endpoint = fake_drafts.serve(oracle)
     orchestrator = cluster.serve("orchestrator", verify=verify.endpoint, draft=endpoint).wait_ready()

@@ -76,6 +76,9 @@ class LayerSettings:
     """Over each head of queries and keys."""
     whole_norms: tuple[Norm, Norm] | None
     """Over all heads of queries together, and over all of keys (OLMo 2)."""
+    whole_means: Callable[[Tensor], Tensor] | None
+    """Where other processes have the other heads: of the means of squares over those here, of queries and
+    keys [N, 2], the means over all. None: all are here."""
     query_heads: int
     kv_heads: int
     head_dim: int
@@ -202,7 +205,7 @@ class FusedDecoder(nn.Module):
         ]
 
     def beyond_llama(self) -> str | None:
-        """What of it some kernels and divisions lack, which know layers like Llama's alone; None: nothing."""
+        """What of it some kernels lack, which know layers like Llama's alone; None: nothing."""
         settings = [layer.settings for layer in self.stack]
         widths = {2 * len(rope.frequencies) for rope in self.ropes}
         found = {

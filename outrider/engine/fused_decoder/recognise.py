@@ -36,10 +36,10 @@ from outrider.engine.loaded_model import Geometry
 
 _BODY = ("model", "gpt_neox", "transformer")
 _LAYERS = ("layers", "h")
-_EMBEDDING = ("embed_tokens", "embed_in", "wte")
+EMBEDDING = ("embed_tokens", "embed_in", "wte")
 _POSITIONS = "wpe"
 _LAST_NORM = ("norm", "final_layer_norm", "final_layernorm", "ln_f")
-_HEAD = ("lm_head", "embed_out")
+HEAD = ("lm_head", "embed_out")
 _ATTENTION = ("self_attn", "attention", "attn")
 _BY_HEAD = "query_key_value"
 _QKV = (("qkv_proj",), (_BY_HEAD,), ("c_attn",), ("q_proj", "k_proj", "v_proj"))
@@ -75,29 +75,45 @@ def fused_decoder(
     Raises:
         NotFused: it is not the kind of model for it.
     """
-    body, unused = _text_body(modules.child(network, *_BODY))
-    head, embed = modules.linear(network, *_HEAD), modules.embedding(body, *_EMBEDDING)
-    places = modules.embedding(body, _POSITIONS) if hasattr(body, _POSITIONS) else None
-    text, norm = network.config.get_text_config(), modules.norm(body, *_LAST_NORM)
-    layers = list(modules.child(body, *_LAYERS).children())
-    ropes, rope_of = _no_rope(len(layers), embed.weight.device) if places else _ropes(body, text, len(layers))
-    parts = [_Parts(layer) for layer in layers]
-    _check_widths(ropes, parts, geometry)
-    used = [head, embed, norm, *([places] if places else ()), *chain(*(part.all() for part in parts))]
-    _refuse_leftovers(network, [*used, *unused])
+    found, text = Modules(network), network.config.get_text_config()
+    places, count = found.places, len(found.layers)
+    device = found.embed.weight.device
+    ropes, rope_of = _no_rope(count, device) if places else _ropes(found.body, text, count)
+    _check_widths(ropes, found.layers, geometry)
+    _refuse_leftovers(network, found.all())
     return FusedDecoder(
         type(network).__name__,
-        embed=embed,
-        layers=[_layer(i, part, geometry, windows[i], rope_of[i]) for i, part in enumerate(parts)],
-        norm=modules.described(norm),
-        head=head,
+        embed=found.embed,
+        layers=[_layer(i, part, geometry, windows[i], rope_of[i]) for i, part in enumerate(found.layers)],
+        norm=modules.described(found.norm),
+        head=found.head,
         ropes=ropes,
         softcap=getattr(text, "final_logit_softcapping", None),
         positions=places,
     )
 
 
-class _Parts:
+class Modules:
+    """The modules of a model by their place in a fused decoder.
+
+    Raises:
+        NotFused: one is missing.
+    """
+
+    def __init__(self, network: PreTrainedModel) -> None:
+        self.body, self._unused = _text_body(modules.child(network, *_BODY))
+        self.head, self.embed = modules.linear(network, *HEAD), modules.embedding(self.body, *EMBEDDING)
+        self.places = modules.embedding(self.body, _POSITIONS) if hasattr(self.body, _POSITIONS) else None
+        self.norm = modules.norm(self.body, *_LAST_NORM)
+        self.layers = [Parts(layer) for layer in modules.child(self.body, *_LAYERS).children()]
+
+    def all(self) -> list[nn.Module | nn.Parameter]:
+        """Every module with weights, and weights that are in none of them."""
+        outside = [self.head, self.embed, self.norm, *([self.places] if self.places else ()), *self._unused]
+        return [*outside, *chain(*(parts.all() for parts in self.layers))]
+
+
+class Parts:
     """The modules of one decoder layer by their place in a fused one."""
 
     def __init__(self, layer: nn.Module) -> None:
@@ -138,36 +154,35 @@ class _GatedMlp:
     """The modules of an MLP with a gate."""
 
     def __init__(self, mlp: nn.Module) -> None:
-        self.gate_up = modules.linears(mlp, _GATE_UP)
-        self.down = modules.linear(mlp, *_DOWN)
+        self.up, self.down = modules.linears(mlp, _GATE_UP), modules.linear(mlp, *_DOWN)
         self.activation = modules.activation(mlp, *_ACTIVATION)
 
     def all(self) -> list[nn.Module]:
         """Every module with weights."""
-        return [*self.gate_up, self.down]
+        return [*self.up, self.down]
 
     def fused(self) -> GatedMlp:
         """With one product for gate and up."""
-        return GatedMlp(Gate(joined(self.gate_up), self.activation), self.down)
+        return GatedMlp(Gate(joined(self.up), self.activation), self.down)
 
 
 class _PlainMlp:
     """The modules of an MLP without a gate."""
 
     def __init__(self, mlp: nn.Module) -> None:
-        self.up, self.down = modules.linear(mlp, *_UP), modules.linear(mlp, *_DOWN)
+        self.up, self.down = [modules.linear(mlp, *_UP)], modules.linear(mlp, *_DOWN)
         self.activation = modules.activation(mlp, *_ACTIVATION)
 
     def all(self) -> list[nn.Module]:
         """See `_GatedMlp.all`."""
-        return [self.up, self.down]
+        return [*self.up, self.down]
 
     def fused(self) -> PlainMlp:
         """As it is."""
-        return PlainMlp(self.up, self.activation, self.down)
+        return PlainMlp(self.up[0], self.activation, self.down)
 
 
-class _Experts:
+class ExpertsBlock:
     """A mixture of experts, which stays what it is."""
 
     def __init__(self, block: nn.Module) -> None:
@@ -182,9 +197,9 @@ class _Experts:
         return Experts(self._block)
 
 
-def _mlp(mlp: nn.Module) -> _GatedMlp | _PlainMlp | _Experts:
+def _mlp(mlp: nn.Module) -> _GatedMlp | _PlainMlp | ExpertsBlock:
     if hasattr(mlp, "experts"):
-        return _Experts(mlp)
+        return ExpertsBlock(mlp)
     return _PlainMlp(mlp) if any(hasattr(mlp, name) for name in _UP) else _GatedMlp(mlp)
 
 
@@ -208,7 +223,7 @@ def _no_rope(layers: int, device: torch.device) -> tuple[list[Rope], list[int]]:
     return [Rope(torch.empty(0, device=device), 1.0)], [0] * layers
 
 
-def _check_widths(ropes: Sequence[Rope], parts: Sequence[_Parts], geometry: Geometry) -> None:
+def _check_widths(ropes: Sequence[Rope], parts: Sequence[Parts], geometry: Geometry) -> None:
     if geometry.value_dim != geometry.head_dim:
         raise NotFused("its values are not as wide as its keys")
     turned = {2 * len(rope.frequencies) for rope in ropes}
@@ -218,7 +233,7 @@ def _check_widths(ropes: Sequence[Rope], parts: Sequence[_Parts], geometry: Geom
         raise NotFused("its rotary embedding turns parts of heads that have norms")
 
 
-def _layer(index: int, parts: _Parts, geometry: Geometry, window: int | None, rope: int) -> FusedLayer:
+def _layer(index: int, parts: Parts, geometry: Geometry, window: int | None, rope: int) -> FusedLayer:
     declared = getattr(parts.attention, "sliding_window", window)
     if declared != window:
         raise NotFused(f"layer {index} has a window of {declared}, its cache one of {window}")
@@ -231,6 +246,7 @@ def _layer(index: int, parts: _Parts, geometry: Geometry, window: int | None, ro
         down_norm=norms.get("down_norm"),
         head_norm=head_norm,
         whole_norms=whole_norms,
+        whole_means=None,
         query_heads=geometry.query_heads,
         kv_heads=geometry.kv_heads,
         head_dim=geometry.head_dim,
@@ -242,7 +258,7 @@ def _layer(index: int, parts: _Parts, geometry: Geometry, window: int | None, ro
     return FusedLayer(index, settings, qkv=qkv, output=parts.output, mlp=parts.mlp.fused())
 
 
-def _scores(parts: _Parts, geometry: Geometry, window: int | None) -> Scores:
+def _scores(parts: Parts, geometry: Geometry, window: int | None) -> Scores:
     attention = parts.attention
     return Scores(
         scaling=float(getattr(attention, "scaling", geometry.head_dim**-0.5)),

@@ -8,7 +8,7 @@ Shapes: N packed tokens, Q query heads, H kv heads, D head width, R columns of a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import TypeAlias
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from outrider.engine.cpu.layer import Angles, RotationKernel, runs
-from outrider.engine.fused_decoder.decoder import LayerSettings
+from outrider.engine.fused_decoder.decoder import LayerSettings, Norm
 from outrider.engine.fused_decoder.norm import RmsNorm, make_norm
 
 Room: TypeAlias = tuple[Tensor, Tensor]
@@ -56,15 +56,31 @@ def make_rotation(settings: LayerSettings, dtype: torch.dtype, device: torch.dev
 def after_norms(settings: LayerSettings, dtype: torch.dtype, rotation: Rotation) -> Rotation:
     """The rotation of a layer that norms all queries together, and all keys."""
     assert settings.whole_norms is not None, "it has such norms"
-    norms = [make_norm(norm, dtype) for norm in settings.whole_norms]
     edges = settings.query_heads, settings.query_heads + settings.kv_heads
+    if settings.whole_means is None:
+        norms = [make_norm(norm, dtype).inside for norm in settings.whole_norms]
+        apply = partial(_each, norms)
+    else:
+        apply = partial(_by_means, settings.whole_norms, settings.whole_means)
 
     def normed(qkv: Tensor, rotations: Rotations, room: Room) -> None:
-        for norm, heads in zip(norms, qkv.tensor_split(edges, 1), strict=False):  # not of values
-            norm.inside(heads.flatten(1))
+        queries, keys, _ = qkv.tensor_split(edges, 1)
+        apply([queries.flatten(1), keys.flatten(1)])
         rotation(qkv, rotations, room)
 
     return normed
+
+
+def _each(norms: Sequence[Callable[[Tensor], None]], rows: Sequence[Tensor]) -> None:
+    for norm, part in zip(norms, rows, strict=True):
+        norm(part)
+
+
+def _by_means(norms: Sequence[Norm], means: Callable[[Tensor], Tensor], rows: Sequence[Tensor]) -> None:
+    """Normalise rows, of which this process has some columns, where they are."""
+    here = torch.stack([part.float().square().mean(-1) for part in rows], -1)
+    for norm, part, mean in zip(norms, rows, means(here).unbind(-1), strict=True):
+        part.copy_(part.float() * torch.rsqrt(mean + norm.eps)[:, None] * norm.weight)
 
 
 def rotate(x: Tensor, rotations: Tensor) -> Tensor:

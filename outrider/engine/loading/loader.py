@@ -91,7 +91,7 @@ def load_model(
     network, stored = _read_weights(model, dtype, place, trust_remote_code, say)
     if skipped_layers:
         leave_out(network, skipped_layers)
-    _place(model, network, place, weights, say)
+    place_weights(model, network, place, weights, say)
     say("checking the model against this engine")
     plain = run_plain(network, limit)
     loaded = _described(network, Path(model).name, plain, limit, place)
@@ -211,7 +211,7 @@ def _made_fused(
     return made
 
 
-def _place(
+def place_weights(
     model: str, network: PreTrainedModel, place: torch.device, weights: str, say: Callable[[str], None]
 ) -> None:
     """Bring a model to its device, rounded if that is asked for: on the CPU numbers and codes, elsewhere the

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from outrider.engine.gpu.coded_linear import without_codes
+from outrider.engine.loading.open_weights import OpenWeights, Weight, by_module
 from outrider.engine.quantization.checkpoint import Checkpoint, layout_of, read_checkpoint
+from outrider.engine.quantization.layouts import Layout, Parts
 from outrider.engine.quantization.modules import attach_codes, shapes_of_linears
 
 FULL = "full"
@@ -34,26 +36,45 @@ def read_quantized(
     layout = layout_of(model, config)
     if layout is None:
         return None
-    kept = _dtype(config, dtype)
-    skeleton = _skeleton(config, trust_remote_code)
+    kept = dtype_of(config, dtype)
+    skeleton = _skeleton(without_quantization(config), trust_remote_code)
     on_cpu = place is not None and place.type == "cpu"
     alone = place is not None and not on_cpu and without_codes(kept, place) is None
-    found = read_checkpoint(model, layout, kept, shapes_of_linears(skeleton) if alone else None)
+    with OpenWeights(model) as opened:
+        modules = ((name, _whole(parts)) for name, parts in by_module(opened.weights).items())
+        shapes = shapes_of_linears(skeleton) if alone else None
+        found = read_checkpoint(model, layout, modules, kept, shapes)
     network, info = _made(type(skeleton), config, found, kept)
     network.generation_config = _generation(model, network.generation_config)
-    taken = attach_codes(network, found.codes) if alone or on_cpu else 0
-    left = len(found.codes) + found.widened - taken
-    if left:
-        taken_16 = sum(weight.nbytes for weight in network.parameters()) / 1e9
-        say(f"{left} {layout.name} layers become {kept}; all weights take {taken_16:.1f} GB so")
+    attach(network, found, layout, say, codes=alone or on_cpu)
     return network, info, layout.name
 
 
-def _skeleton(config: PretrainedConfig, trust_remote_code: bool) -> PreTrainedModel:
-    """The model of a configuration without weights; no longer a quantized one."""
+def attach(
+    network: PreTrainedModel, found: Checkpoint, layout: Layout, say: Callable[[str], None], *, codes: bool
+) -> None:
+    """Give layers their codes, if they are to have some, and say how many have none."""
+    taken = attach_codes(network, found.codes) if codes else 0
+    left = len(found.codes) + found.widened - taken
+    if left:
+        taken_16 = sum(weight.nbytes for weight in network.parameters()) / 1e9
+        say(f"{left} {layout.name} layers become {network.dtype}; all weights take {taken_16:.1f} GB so")
+
+
+def without_quantization(config: PretrainedConfig) -> PretrainedConfig:
+    """The same configuration, which no longer says that weights are quantized."""
     for name in ("quantization_config", "compression_config"):
         if hasattr(config, name):
             delattr(config, name)
+    return config
+
+
+def _whole(parts: Mapping[str, Weight]) -> Parts:
+    return {name: weight[...] for name, weight in parts.items()}
+
+
+def _skeleton(config: PretrainedConfig, trust_remote_code: bool) -> PreTrainedModel:
+    """The model of a configuration without weights."""
     with torch.device("meta"):
         skeleton: PreTrainedModel = _factory.from_config(config, trust_remote_code=trust_remote_code)
     return skeleton
@@ -66,8 +87,8 @@ def _made(kind: Any, config: PretrainedConfig, found: Checkpoint, dtype: torch.d
     )
 
 
-def _dtype(config: PretrainedConfig, asked: str) -> torch.dtype:
-    """What is asked for; auto is the configuration's."""
+def dtype_of(config: PretrainedConfig, asked: str) -> torch.dtype:
+    """What the numbers of a quantized checkpoint become: what is asked for; auto is the configuration's."""
     if asked != "auto":
         found: torch.dtype = getattr(torch, asked)
         return found

@@ -1,78 +1,28 @@
-"""Which part of each weight a rank holds, and the configuration of a model that has only these parts.
+"""Which part of each weight a rank holds.
 
-    queries, keys, values, gate, up    rows: some heads, some columns of the MLP
-    attention's output, down           columns: what belongs to these rows; the ranks' products are added
-    embedding, output layer            rows: some of the vocabulary
-    everything else                    whole
-
-(Shoeybi et al. 2019, "Megatron-LM".) Where there are more ranks than kv heads, several ranks hold the same
-one. Shapes: C hidden width, Q query heads, H kv heads, D head width, F width of the MLP, V vocabulary.
+Where there are more ranks than kv heads, several ranks hold the same one. Columns of the MLP are shared in
+steps, as evenly as these allow; of the vocabulary every rank has as many words, the last ones perhaps zeros.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from transformers import PretrainedConfig
-
-from outrider.engine.fused_decoder import NotFused
+from outrider.engine.fused_decoder.shares import IN, OUT, Share, share_of
+from outrider.engine.loaded_model import Geometry
 from outrider.protocol.errors import ModelError
 
 Span: TypeAlias = tuple[int, int]
 """Rows or columns [first, end)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """What is divided between the ranks."""
-
-    query_heads: int
-    kv_heads: int
-    head_dim: int
-    mlp_width: int
-    vocabulary: int
-
-    @classmethod
-    def of(cls, config: PretrainedConfig) -> Sizes:
-        """The sizes of a model.
-
-        Raises:
-            NotFused: its config.json does not say them.
-        """
-        text = config.get_text_config()
-        try:
-            heads, width = text.num_attention_heads, text.intermediate_size
-            head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
-        except AttributeError as error:
-            raise NotFused(f"in its config.json, {error}") from error
-        kv_heads = getattr(text, "num_key_value_heads", None) or heads
-        return cls(heads, kv_heads, head_dim, width, text.vocab_size)
-
-    def check(self, ranks: int) -> None:
-        """Refuse a number of ranks that does not divide these sizes.
-
-        Raises:
-            ModelError: it does not; says which.
-        """
-        few, many = sorted((self.kv_heads, ranks))
-        for size, name, even in (
-            (self.query_heads, "query heads", self.query_heads % ranks == 0),
-            (self.kv_heads, "kv heads", many % few == 0),
-            (self.mlp_width, "columns of the MLP", self.mlp_width % ranks == 0),
-        ):
-            if not even:
-                raise ModelError(
-                    f"tensor_parallel: {ranks} ranks cannot share the {size} {name} of the model evenly; "
-                    "set another number"
-                )
+Along: TypeAlias = Sequence[tuple[int, int]]
+"""Of each axis of a tensor, which side of a weight it runs along, and how many numbers have one entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A part of a weight: `spans` of one axis, one after the other, then zeros up to `size`."""
+    """A part of a tensor: `spans` of one axis, one after the other, then zeros up to `size`."""
 
     axis: int
     spans: tuple[Span, ...]
@@ -83,103 +33,93 @@ class Cut:
 class Cuts:
     """The cuts of one rank."""
 
-    sizes: Sizes
+    shares: Mapping[str, Share]
+    """See `shares_of`."""
     rank: int
     ranks: int
+    step: int = 1
+    """Numbers of one group of codes, which stay together: columns of the MLP, words of the vocabulary."""
 
-    def cut(self, name: str, shape: Sequence[int]) -> Cut | None:
-        """What this rank has of a weight, by its name in the checkpoint and its shape; None: all of it."""
+    def cut(self, name: str, shape: Sequence[int], along: Along | None = None) -> Cut | None:
+        """What this rank has of a tensor, by its name in a checkpoint and its shape; None: all of it.
+
+        Raises:
+            ModelError: the cut would fall between numbers that share an entry.
+        """
         module, _, kind = name.rpartition(".")
-        match module.rpartition(".")[2], kind:
-            case "q_proj", _:
-                return self._rows(self._queries())
-            case (("k_proj" | "v_proj"), _):
-                return self._rows(self._keys())
-            case "qkv_proj", _:
-                return self._rows(*self._queries_keys_values())
-            case (("gate_proj" | "up_proj"), _):
-                return self._rows(self._even(self.sizes.mlp_width))
-            case "gate_up_proj", _:
-                width = self.sizes.mlp_width
-                return self._rows(self._even(width), self._even(width, width))
-            case "o_proj", "weight":
-                return self._columns(self._queries())
-            case "down_proj", "weight":
-                return self._columns(self._even(self.sizes.mlp_width))
-            case (("o_proj" | "down_proj"), _):  # biases are added once
-                return None if self.rank == 0 else Cut(0, (), shape[0])
-            case (("embed_tokens" | "lm_head"), _):
-                return self._words()
-            case _:
-                return None
+        share = share_of(self.shares, module)
+        if share is None:
+            return None
+        if kind == "bias" and share.side == IN:  # added once
+            return None if self.rank == 0 else Cut(0, (), shape[0])
+        axes = _plain(share, shape) if along is None else along
+        axis = next((i for i, (side, _) in enumerate(axes) if side == share.side), None)
+        if axis is None or axes[axis][1] >= share.shape[share.side]:
+            return None
+        return self._entries(axis, axes[axis][1], share, module)
 
-    @property
-    def words(self) -> int:
-        """Rows of the vocabulary that each rank has, the last ones perhaps zeros."""
-        return -(-self.sizes.vocabulary // self.ranks)
+    def shape(self, share: Share) -> tuple[int, ...]:
+        """A rank's (out, in) of a module."""
+        sizes = list(share.shape)
+        sizes[share.side] = self._spans(share)[1]
+        return tuple(sizes)
 
-    def _rows(self, *spans: Span) -> Cut:
-        return Cut(0, spans, sum(end - first for first, end in spans))
+    def check(self, geometry: Geometry, group: int = 1) -> None:
+        """Refuse a number of ranks that does not divide a model, or groups of so many numbers.
 
-    def _columns(self, span: Span) -> Cut:
-        return Cut(1, (span,), span[1] - span[0])
+        Raises:
+            ModelError: says what is not divided.
+        """
+        few, many = sorted((geometry.kv_heads, self.ranks))
+        if geometry.query_heads % self.ranks:
+            raise self._refused(f"cannot share the {geometry.query_heads} query heads of the model evenly")
+        if many % few:
+            raise self._refused(f"cannot share the {geometry.kv_heads} kv heads of the model evenly")
+        for name, share in self.shares.items():
+            if share.piece and share.side == IN and share.runs[0] // self.ranks % group:
+                raise self._refused(f"would cut groups of {group} numbers of {name}")
+            if not share.piece and not share.words and -(-share.runs[0] // self.step) < self.ranks:
+                steps = f" in steps of {self.step}" if self.step > 1 else ""
+                raise self._refused(f"cannot share the {share.runs[0]} columns of the MLP{steps}")
 
-    def _even(self, size: int, first: int = 0) -> Span:
-        share = size // self.ranks
-        return first + self.rank * share, first + (self.rank + 1) * share
+    def _entries(self, axis: int, numbers: int, share: Share, name: str) -> Cut:
+        """A rank's part along an axis that has one entry for so many numbers."""
+        spans, size = self._spans(share)
+        for span in spans:
+            if any(edge % numbers and edge != share.shape[share.side] for edge in span):
+                raise self._refused(f"would cut groups of {numbers} numbers of {name}")
+        entries = tuple((first // numbers, -(-end // numbers)) for first, end in spans)
+        return Cut(axis, entries, -(-size // numbers))
 
-    def _queries(self) -> Span:
-        return self._even(self.sizes.query_heads * self.sizes.head_dim)
+    def _spans(self, share: Share) -> tuple[tuple[Span, ...], int]:
+        """A rank's part of a module along its side, and the numbers of it, zeros behind it included."""
+        if share.words:
+            words, last = -(-share.runs[0] // (self.ranks * self.step)) * self.step, share.runs[0]
+            first = self.rank * words
+            return ((min(first, last), min(first + words, last)),), words
+        spans, start = [], 0
+        for run in share.runs:
+            piece = share.piece or self.step
+            first, end = self._pieces(-(-run // piece))
+            spans.append((start + first * piece, start + min(end * piece, run)))
+            start += run
+        return tuple(spans), sum(end - first for first, end in spans)
 
-    def _keys(self, first: int = 0) -> Span:
-        heads, width = self.sizes.kv_heads, self.sizes.head_dim
-        head, count = self.rank * heads // self.ranks, kv_heads_of(self.sizes, self.ranks)
-        return first + head * width, first + (head + count) * width
+    def _pieces(self, count: int) -> Span:
+        """A rank's of so many pieces: one at least, which other ranks may have too."""
+        first = self.rank * count // self.ranks
+        return first, max(first + 1, (self.rank + 1) * count // self.ranks)
 
-    def _queries_keys_values(self) -> tuple[Span, ...]:
-        keys = self.sizes.query_heads * self.sizes.head_dim
-        values = keys + self.sizes.kv_heads * self.sizes.head_dim
-        return self._queries(), self._keys(keys), self._keys(values)
-
-    def _words(self) -> Cut:
-        first, last = self.rank * self.words, self.sizes.vocabulary
-        return Cut(0, ((min(first, last), min(first + self.words, last)),), self.words)
-
-
-def kv_heads_of(sizes: Sizes, ranks: int) -> int:
-    """Kv heads of one rank."""
-    return max(1, sizes.kv_heads // ranks)
-
-
-def narrow(config: PretrainedConfig, sizes: Sizes, ranks: int) -> PretrainedConfig:
-    """The configuration of a model that has one rank's part of the weights."""
-    made = copy.deepcopy(config)
-    text = made.get_text_config()
-    text.head_dim = sizes.head_dim
-    text.num_attention_heads = sizes.query_heads // ranks
-    text.num_key_value_heads = kv_heads_of(sizes, ranks)
-    text.intermediate_size = sizes.mlp_width // ranks
-    text.vocab_size = -(-sizes.vocabulary // ranks)
-    text.pad_token_id = None  # may be beyond this vocabulary
-    return made
+    def _refused(self, why: str) -> ModelError:
+        return ModelError(f"tensor_parallel: {self.ranks} ranks {why}; set another number")
 
 
-def small(config: PretrainedConfig, sizes: Sizes, ranks: int) -> PretrainedConfig:
-    """The configuration of a small model of the same kind, with the same heads, for the check at load.
+def _plain(share: Share, shape: Sequence[int]) -> Along:
+    """Of tensors that are not quantized."""
+    sides = (IN, OUT) if share.turned and len(shape) > 1 else (OUT, IN)
+    return [(side, 1) for side, _ in zip(sides, shape, strict=False)]
 
-    It has a layer of each kind, and a vocabulary that the ranks do not share evenly.
-    """
-    made = copy.deepcopy(config)
-    text = made.get_text_config()
-    kinds = getattr(text, "layer_types", None)
-    layers = list(dict.fromkeys(kinds)) if kinds else None
-    if layers is not None:
-        layers = layers * 2 if len(layers) == 1 else layers
-        text.layer_types = layers
-    text.num_hidden_layers = 2 if layers is None else len(layers)
-    text.head_dim = sizes.head_dim
-    text.hidden_size = 64
-    text.intermediate_size = 32 * ranks
-    text.vocab_size = 64 * ranks - 1
-    text.pad_token_id = None
-    return made
+
+def heads_of(geometry: Geometry, ranks: int) -> tuple[int, int]:
+    """Query and kv heads of one rank."""
+    return geometry.query_heads // ranks, max(1, geometry.kv_heads // ranks)

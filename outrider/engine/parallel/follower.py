@@ -64,9 +64,9 @@ def carry_out(order: Order) -> None:
     shard = Shard(order, logger.info)
     ranks = Ranks(open_store(order), order.rank, config.tensor_parallel, shard.device, seconds=order.seconds)
     _ignore_signals()
-    loaded, plain = shard.small(ranks)
+    loaded, _ = shard.small(ranks)
     follow(make_runner(loaded, CHECK_PAGES, CHECK_PAGE_SIZE), ranks)
-    loaded = shard.whole(ranks, plain.geometry)
+    loaded = shard.whole(ranks)
     runner = make_runner(
         loaded,
         -(-(config.kv_tokens or DEFAULT_TOKENS) // config.page_size),
@@ -89,7 +89,9 @@ def _ignore_signals() -> None:
 
 def _end_with_input() -> None:
     """End this process when rank 0's has ended, in whatever way."""
-    sys.stdin.buffer.read()
+    # Not through `sys.stdin`: Python aborts where a thread still reads that as it ends.
+    while os.read(sys.stdin.fileno(), 1):
+        pass
     os._exit(0)
 
 

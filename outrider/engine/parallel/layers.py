@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from outrider.engine.fused_decoder import FusedDecoder
-from outrider.engine.fused_decoder.decoder import GatedMlp
+from outrider.engine.fused_decoder.decoder import Experts, LayerSettings
 from outrider.engine.parallel.ranks import Ranks
 
 
@@ -54,13 +55,23 @@ class SharedHead(nn.Module):
         return self._ranks.columns(logits)[:, : self._size]
 
 
-def connect(decoder: FusedDecoder, ranks: Ranks, vocabulary: int) -> FusedDecoder:
-    """A rank's decoder whose results are the whole model's."""
+def connect(decoder: FusedDecoder, ranks: Ranks, vocabulary: int, *, together: bool) -> None:
+    """Have a rank's decoder give the whole model's results; `together` tells of norms over all heads."""
     for layer in decoder.stack:
+        if together:
+            layer.settings = _norms_together(layer.settings, ranks)
         layer.output = SharedLinear(layer.output, ranks)
-        if isinstance(layer.mlp, GatedMlp):
+        if not isinstance(layer.mlp, Experts):  # of which no rank has a part
             layer.mlp.down = SharedLinear(layer.mlp.down, ranks)
     embed: Any = decoder.embed
     decoder.embed = SharedEmbedding(embed, ranks)
     decoder.head = SharedHead(decoder.head, ranks, vocabulary)
-    return decoder
+
+
+def _norms_together(settings: LayerSettings, ranks: Ranks) -> LayerSettings:
+    """With means over the heads of all ranks, who have as many; each kv head counts equally often."""
+    norm = settings.head_norm
+    if norm is not None:  # of one query head and one kv head: it looked like one over each head
+        queries, keys = (replace(norm, weight=weight) for weight in norm.weight)
+        settings = replace(settings, head_norm=None, whole_norms=(queries, keys))
+    return replace(settings, whole_means=lambda means: ranks.sum(means) / ranks.size)

@@ -124,7 +124,7 @@ def _load(config: VerifyConfig, shard: Shard, group: Group, say: Callable[[str],
         say("checking that a token's bits do not depend on its batch")
         check_determinism(loaded, lead)
     group.end()
-    loaded = shard.whole(group.ranks, plain.geometry)
+    loaded = shard.whole(group.ranks)
     if config.deterministic:
         refuse_library(loaded)
     runner = make_runner(

@@ -28,8 +28,6 @@ def check_settings(config: VerifyConfig) -> None:
     Raises:
         ConfigError: names the setting.
     """
-    if config.weights != "full":
-        raise ConfigError("weights: ranks of tensor_parallel hold weights as they are; leave it out")
     if config.helper_cpus:
         raise ConfigError("helper_cpus: ranks of tensor_parallel have no helpers; leave it empty")
     if ":" in config.device:

@@ -12,11 +12,11 @@ from transformers import PretrainedConfig
 
 from outrider import __version__
 from outrider.config import VerifyConfig
+from outrider.engine.loading.open_weights import Weight
 from outrider.engine.parallel.ranks import Ranks
-from outrider.engine.parallel.weights import Weight
 from outrider.protocol.errors import ModelError
 
-SETTINGS = {"context_length", "deterministic", "dtype", "kv_tokens", "page_size"}
+SETTINGS = {"context_length", "deterministic", "dtype", "kv_tokens", "page_size", "weights"}
 """That shape what all ranks compute."""
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
+from math import lcm
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,12 @@ from transformers.utils import logging as transformers_logging
 
 from outrider.engine.cpu.worker_pool import WorkerPool
 from outrider.engine.fused_decoder import FusedDecoder, NotFused, fused_decoder
-from outrider.engine.fused_decoder.decoder import Experts
+from outrider.engine.fused_decoder.shares import Share, norms_together, shares_of
+from outrider.engine.gpu.coded_linear import without_codes
 from outrider.engine.loaded_model import Geometry, LoadedModel
 from outrider.engine.loading.check_forward import Plain, run_plain
-from outrider.engine.loading.loader import packed
+from outrider.engine.loading.loader import packed, place_weights
 from outrider.engine.loading.model_config import (
-    FACTORY,
     eos_token_ids,
     find_context_length,
     generation_setting,
@@ -30,15 +32,21 @@ from outrider.engine.loading.model_config import (
     skeleton_of,
 )
 from outrider.engine.loading.model_path import check_model_path
-from outrider.engine.loading.move_weights import move_weights
+from outrider.engine.loading.open_weights import InMemory, OpenWeights, Weight
+from outrider.engine.loading.stored import FULL, attach, dtype_of, without_quantization
 from outrider.engine.make_runner import without_kernels
-from outrider.engine.parallel.cuts import Cuts, Sizes, kv_heads_of, narrow, small
+from outrider.engine.parallel.coded import check_coded, coded_parts, common_step
+from outrider.engine.parallel.cuts import Cuts, heads_of
 from outrider.engine.parallel.layers import connect
 from outrider.engine.parallel.meeting import device_of
 from outrider.engine.parallel.order import Order
 from outrider.engine.parallel.ranks import Ranks
 from outrider.engine.parallel.sameness import check_same, digest_of
-from outrider.engine.parallel.weights import Checkpoint, InMemory, Weight, network_of
+from outrider.engine.parallel.small import random_network, small_config
+from outrider.engine.parallel.weights import network_of, parts_of, skeleton_part
+from outrider.engine.quantization.checkpoint import layout_of, read_checkpoint
+from outrider.engine.quantization.modules import shapes_of_linears
+from outrider.engine.quantization.rounding import GROUP
 from outrider.protocol.errors import ModelError
 
 
@@ -60,89 +68,113 @@ class Shard:
         skeleton = skeleton_of(config.model, self._config, config.trust_remote_code)
         self._kind = type(skeleton)
         self._limit = find_context_length(self._config, config.context_length, say)
-        if getattr(self._config, "quantization_config", None):
-            raise ModelError("tensor_parallel: quantized weights cannot be divided; set tensor_parallel to 1")
-        self._sizes = self._divided(skeleton)
-        self._sizes.check(config.tensor_parallel)
+        self._geometry, self._shares = self._divided(skeleton)
+        self._layout = layout_of(config.model, self._config)
+        without_quantization(self._config)
+        self._rounded = 1 if config.weights == FULL else GROUP
+        self._step = self._checked(order.rank)
 
     def small(self, ranks: Ranks) -> tuple[LoadedModel, Plain]:
         """A rank's part of a small random model of this kind, and what the whole of it computes."""
-        config = small(self._config, self._sizes, ranks.size)
-        whole = _random_network(config, self._dtype(), self._settings.trust_remote_code)
-        move_weights(whole, self.device, self._say)
+        config = small_config(self._config, self._geometry, ranks.size)
+        whole = random_network(config, self._dtype(), self._settings.trust_remote_code)
+        _, shares = self._divided(whole)
+        weights: dict[str, Weight] = {name: InMemory(one) for name, one in whole.state_dict().items()}
+        self._place(whole)
         plain = run_plain(whole, self._limit)
-        weights: dict[str, Weight] = {name: InMemory(one.cpu()) for name, one in whole.state_dict().items()}
-        return self._loaded(ranks, config, weights, plain.geometry, "small"), plain
+        cuts = self._cuts(shares, ranks.rank, self._rounded)
+        made = partial(network_of, self._kind, config, parts_of(weights, cuts), cuts, self._dtype())
+        return self._loaded(ranks, "small", made, plain.geometry), plain
 
-    def whole(self, ranks: Ranks, geometry: Geometry) -> LoadedModel:
-        """A rank's part of the model itself; `geometry` is of the small one.
+    def whole(self, ranks: Ranks) -> LoadedModel:
+        """A rank's part of the model itself.
 
         Raises:
             ModelError: weights are missing, or cannot be read or divided, or another rank has others.
         """
         self._say(f"loading the weights of {self._settings.model}, a part of {ranks.size}")
-        geometry = replace(geometry, num_layers=len(_windows(self._config)))
-        with Checkpoint(self._settings.model) as checkpoint:
-            check_same(ranks, digest_of(self._settings, self._config, checkpoint.weights))
-            return self._loaded(ranks, self._config, checkpoint.weights, geometry, "whole")
+        with OpenWeights(self._settings.model) as opened:
+            check_same(ranks, digest_of(self._settings, self._config, opened.weights))
+            cuts = self._cuts(self._shares, ranks.rank, self._step)
+            made = partial(self._network, opened.weights, cuts)
+            return self._loaded(ranks, "whole", made, self._geometry)
 
-    def _divided(self, skeleton: PreTrainedModel) -> Sizes:
-        """What is divided of a fused decoder with layers like Llama's; others are refused."""
+    def _divided(self, network: PreTrainedModel) -> tuple[Geometry, dict[str, Share]]:
+        """What is divided of a model that runs as a fused decoder; others are refused."""
         try:
-            sizes = Sizes.of(self._config)
-            windows = _windows(self._config)
-            heads = (sizes.query_heads, sizes.kv_heads, sizes.head_dim, sizes.head_dim)
-            _check_divisible(fused_decoder(skeleton, Geometry(len(windows), *heads), windows))
+            geometry, shares = shares_of(network)
+            fused_decoder(network, geometry, _windows(network.config))
         except NotFused as reason:
             raise ModelError(
                 f"tensor_parallel: {self._kind.__name__} cannot be divided between ranks ({reason}); "
                 "set tensor_parallel to 1"
             ) from reason
-        return sizes
+        return geometry, shares
+
+    def _checked(self, rank: int) -> int:
+        """Numbers that stay together in the whole model, which was seen to be divisible so."""
+        step = self._rounded
+        if self._layout is not None:
+            with OpenWeights(self._settings.model) as opened:
+                step = lcm(step, common_step(opened.weights, self._layout, self._shares))
+                check_coded(opened.weights, self._layout, self._cuts(self._shares, rank, step))
+        self._cuts(self._shares, rank, step).check(self._geometry, self._rounded)
+        return step
+
+    def _cuts(self, shares: Mapping[str, Share], rank: int, step: int) -> Cuts:
+        return Cuts(shares, rank, self._settings.tensor_parallel, step)
+
+    def _place(self, network: PreTrainedModel) -> None:
+        """Bring a network to the device, rounded if that is asked for."""
+        place_weights(self._settings.model, network, self.device, self._settings.weights, self._say)
 
     def _dtype(self) -> torch.dtype:
         """What the weights run in."""
-        wanted = self._settings.dtype
-        if wanted != "auto":
-            found: torch.dtype = getattr(torch, wanted)
-            return found
-        with Checkpoint(self._settings.model) as checkpoint:
-            stored = getattr(self._config, "dtype", None)
-            if isinstance(stored, torch.dtype):
-                return stored
-            return next(iter(checkpoint.weights.values()))[0:1].dtype
+        if self._layout is not None or self._settings.dtype != "auto":
+            return dtype_of(self._config, self._settings.dtype)
+        stored = getattr(self._config, "dtype", None)
+        if isinstance(stored, torch.dtype):
+            return stored
+        with OpenWeights(self._settings.model) as opened:
+            return next(iter(opened.weights.values()))[0:1].dtype
+
+    def _network(self, weights: Mapping[str, Weight], cuts: Cuts) -> PreTrainedModel:
+        """A rank's part of the model itself on the CPU, with codes if it has some that run on the device."""
+        dtype, layout = self._dtype(), self._layout
+        if layout is None:
+            return network_of(self._kind, self._config, parts_of(weights, cuts), cuts, dtype)
+        alone = self.device.type != "cpu" and without_codes(dtype, self.device) is None
+        shapes = shapes_of_linears(skeleton_part(self._kind, self._config, cuts)) if alone else None
+        parts = coded_parts(weights, layout, cuts)
+        found = read_checkpoint(self._settings.model, layout, parts, dtype, shapes)
+        network = network_of(self._kind, self._config, found.tensors, cuts, dtype)
+        attach(network, found, layout, self._say, codes=alone or self.device.type == "cpu")
+        return network
 
     def _loaded(
-        self,
-        ranks: Ranks,
-        config: PretrainedConfig,
-        weights: Mapping[str, Weight],
-        geometry: Geometry,
-        model: str,
+        self, ranks: Ranks, name: str, made: Callable[[], PreTrainedModel], whole: Geometry
     ) -> LoadedModel:
-        """A rank's part of a model with this whole configuration and these whole weights."""
-        sizes = Sizes.of(config)
-        part = replace(
-            geometry,
-            query_heads=geometry.query_heads // ranks.size,
-            kv_heads=kv_heads_of(sizes, ranks.size),
-        )
-        cuts = Cuts(sizes, ranks.rank, ranks.size)
-        network = network_of(self._kind, narrow(config, sizes, ranks.size), weights, cuts, self._dtype())
-        move_weights(network, self.device, self._say)
+        """A rank's part of the small or the whole model; `made` makes its network."""
+        network = made()
+        self._place(network)
+        config, (queries, keys) = network.config, heads_of(whole, ranks.size)
+        part = replace(whole, query_heads=queries, kv_heads=keys)
+        vocabulary = config.get_text_config().vocab_size
         try:
-            decoder = connect(fused_decoder(network, part, _windows(config)), ranks, sizes.vocabulary)
+            decoder = fused_decoder(network, part, _windows(config))
         except NotFused as reason:
             raise ModelError(f"tensor_parallel: {reason}; set tensor_parallel to 1") from reason
-        loaded = self._described(network, decoder, part, sizes.vocabulary, ranks.size)
+        connect(decoder, ranks, vocabulary, together=norms_together(self._shares))
+        loaded = self._described(network, decoder, part, vocabulary, ranks.size)
         del network, decoder  # its weights are freed as they are packed
-        return self._packed(loaded, ranks, model)
+        return self._packed(loaded, ranks, name)
 
     def _described(
         self, network: PreTrainedModel, decoder: FusedDecoder, part: Geometry, vocabulary: int, ranks: int
     ) -> LoadedModel:
         _read_generation_config(network, self._settings.model)
-        on_cpu = self.device.type == "cpu"
+        stored = FULL if self._layout is None else self._layout.name
+        on_kernels = self.device.type != "cpu" and decoder.beyond_llama() is None
         return LoadedModel(
             model=decoder,
             name=Path(self._settings.model).name,
@@ -153,8 +185,9 @@ class Shard:
             dtype=network.dtype,
             device=self.device,
             geometry=part,
+            weights=" ".join(one for one in (stored, self._settings.weights) if one != FULL),
             hidden_size=network.config.get_text_config().hidden_size,
-            kernels=not on_cpu and without_kernels(part, network.dtype, self.device) is None,
+            kernels=on_kernels and without_kernels(part, network.dtype, self.device) is None,
             ranks=ranks,
         )
 
@@ -172,29 +205,6 @@ class Shard:
             ranks.report(stage, loaded.choice.backend if loaded.choice else "")
         ranks.meet(f"packed {model} model")
         return loaded
-
-
-def _check_divisible(decoder: FusedDecoder) -> None:
-    if (part := decoder.beyond_llama()) is not None:
-        raise NotFused(f"it has {part}")
-    for layer in decoder.stack:
-        if isinstance(layer.mlp, Experts):
-            raise NotFused(f"the experts of layer {layer.index} are not divided")
-        if layer.settings.scores.sinks is not None:
-            raise NotFused(f"the sinks of layer {layer.index} are not divided")
-
-
-def _random_network(config: PretrainedConfig, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
-    """A model whose weights are the same on every rank, and so wide that tokens differ."""
-    generator = torch.Generator().manual_seed(0)
-    network: Any = FACTORY.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
-    for weight in network.parameters():
-        if weight.ndim == 1:  # norms and biases, which begin as ones and zeros
-            weight.data += torch.empty_like(weight).uniform_(-0.25, 0.25, generator=generator)
-        else:
-            weight.data.normal_(std=weight.shape[-1] ** -0.5, generator=generator)
-    evaluated: PreTrainedModel = network.requires_grad_(False).eval()
-    return evaluated
 
 
 def _windows(config: PretrainedConfig) -> dict[int, int | None]:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from huggingface_hub import snapshot_download
-from safetensors import safe_open
 from torch import Tensor
 
 from outrider.engine.quantization import layouts
-from outrider.engine.quantization.layouts import Layout, Read, Unreadable
+from outrider.engine.quantization.layouts import Layout, Parts, Read, Unreadable
 from outrider.engine.quantization.planes import takes_planes
 from outrider.engine.quantization.weight import QuantizedWeight
 from outrider.protocol.errors import ModelError
@@ -66,9 +62,13 @@ def unreadable(model: str, what: str) -> ModelError:
 
 
 def read_checkpoint(
-    model: str, layout: Layout, dtype: torch.dtype, alone: Shapes | None = None
+    model: str,
+    layout: Layout,
+    modules: Iterable[tuple[str, Parts]],
+    dtype: torch.dtype,
+    alone: Shapes | None = None,
 ) -> Checkpoint:
-    """All tensors of a model in a folder or of a hub id; those of quantized layers as `dtype` and as codes.
+    """The tensors of a model's modules by their names; those of quantized layers as `dtype` and as codes.
 
     Given the shapes of layers that keep codes `alone`, those have zeros in place of numbers, which take no
     memory, and codes that cannot be in planes become numbers.
@@ -77,18 +77,11 @@ def read_checkpoint(
         ModelError: a layer is stored in another way than the configuration says.
     """
     found = Checkpoint()
-    folder = Path(model) if Path(model).is_dir() else Path(_downloaded(model))
-    with ExitStack() as stack:
-        places: dict[str, Any] = {}
-        for path in sorted(folder.glob("*.safetensors")):
-            opened = stack.enter_context(safe_open(path, "pt"))
-            places |= dict.fromkeys(opened.keys(), opened)
-        for module, names in _modules(places).items():
-            parts = {name: places[f"{module}.{name}"].get_tensor(f"{module}.{name}") for name in names}
-            try:
-                _take(found, layout, module, parts, dtype, alone)
-            except (Unreadable, KeyError, RuntimeError) as error:
-                raise unreadable(model, f"{layout.name}, layer {module} ({error})") from error
+    for module, parts in modules:
+        try:
+            _take(found, layout, module, parts, dtype, alone)
+        except (Unreadable, KeyError, RuntimeError) as error:
+            raise unreadable(model, f"{layout.name}, layer {module} ({error})") from error
     return found
 
 
@@ -96,7 +89,7 @@ def _take(
     found: Checkpoint,
     layout: Layout,
     module: str,
-    parts: Mapping[str, Tensor],
+    parts: Parts,
     dtype: torch.dtype,
     alone: Shapes | None,
 ) -> None:
@@ -120,19 +113,6 @@ def _numbers(read: Read, dtype: torch.dtype, alone: tuple[int, int] | None) -> T
     if isinstance(read, Tensor):
         return read.to(dtype)
     return torch.zeros((), dtype=dtype).expand(alone) if read.shape == alone else read.values().to(dtype)
-
-
-def _modules(names: Mapping[str, object]) -> dict[str, list[str]]:
-    """The names of tensors by their modules."""
-    modules: dict[str, list[str]] = {}
-    for name in names:
-        module, _, last = name.rpartition(".")
-        modules.setdefault(module, []).append(last)
-    return modules
-
-
-def _downloaded(model: str) -> str:
-    return snapshot_download(model, allow_patterns=["*.safetensors", "*.json"])
 
 
 def _gptq(settings: Mapping[str, Any]) -> Layout | str:

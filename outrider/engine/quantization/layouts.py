@@ -22,6 +22,10 @@ Read: TypeAlias = QuantizedWeight | Tensor
 """Codes, or numbers [out, in] float32."""
 STEP = 32
 """Groups of the kernels are multiples of it."""
+BLOCKS = (128, 64, 32, 256, 16)
+"""Sizes of blocks that have a scale of their own, as they are published."""
+SHAPE, ORDER = "weight_shape", ("g_idx", "weight_g_idx")
+"""Names of tensors: the shape of a weight, and the group of each number of a row."""
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of eight neighbours a place of a word holds, from the lowest bits on."""
 
@@ -38,6 +42,10 @@ class Layout:
     mark: Callable[[frozenset[str]], bool]
     """True for the names of a quantized layer's tensors."""
     read: Callable[[Parts], Read]
+    sides: tuple[int, int] = (0, 1)
+    """Which axis of the weight [out, in] each axis of its tensors runs along."""
+    entries: tuple[int, ...] = ()
+    """How many numbers may have one entry of a tensor, if neither one nor all of that axis."""
 
 
 def gptq(bits: int, group: int, *, zeros_less_one: bool) -> Layout:
@@ -60,7 +68,7 @@ def gptq(bits: int, group: int, *, zeros_less_one: bool) -> Layout:
             return (codes.float() - zeros[:, given.long()]) * scales.float()[:, given.long()]
         return _grouped(codes, scales, zeros, bits, size)
 
-    return Layout("gptq", lambda names: "qweight" in names, read)
+    return Layout("gptq", lambda names: "qweight" in names, read, (1, 0), _entries(bits, group))
 
 
 def awq(bits: int, group: int) -> Layout:
@@ -71,7 +79,7 @@ def awq(bits: int, group: int) -> Layout:
         size = codes.shape[1] if group < 0 else group
         return _grouped(codes, parts["scales"].t(), zeros, bits, size)
 
-    return Layout("awq", lambda names: "qweight" in names, read)
+    return Layout("awq", lambda names: "qweight" in names, read, (1, 0), _entries(bits, group))
 
 
 def compressed_tensors() -> Layout:
@@ -81,7 +89,8 @@ def compressed_tensors() -> Layout:
     like it, packed along `out` beside packed codes, and `weight_g_idx` [in] as in GPTQ. Codes count from the
     middle of their range.
     """
-    return Layout("compressed-tensors", lambda names: "weight_scale" in names, _compressed)
+    words = tuple(WORD_BITS // bits for bits in (4, 8))
+    return Layout("compressed-tensors", lambda names: "weight_scale" in names, _compressed, entries=words)
 
 
 def fp8() -> Layout:
@@ -91,6 +100,10 @@ def fp8() -> Layout:
         lambda names: bool(names & {"weight_scale_inv", "weight_scale"}),
         lambda parts: _scaled(parts["weight"], parts.get("weight_scale_inv", parts.get("weight_scale"))),
     )
+
+
+def _entries(bits: int, group: int) -> tuple[int, ...]:
+    return (WORD_BITS // bits, *([group] if group > 0 else []))
 
 
 def _compressed(parts: Parts) -> Read:
@@ -166,7 +179,7 @@ def _blocks(size: int, count: int) -> list[int]:
     """The size of blocks of which `count` cover `size`: powers of two first, as published ones are."""
     if count == 1:
         return [size]
-    powers = [edge for edge in (128, 64, 32, 256, 16) if -(-size // edge) == count]
+    powers = [edge for edge in BLOCKS if -(-size // edge) == count]
     return powers or ([size // count] if size % count == 0 else [])
 
 

@@ -122,7 +122,7 @@ def test_layers_may_be_left_out(folder_of: Folders, architecture: str) -> None:
     ],
 )
 def test_what_is_not_like_llama_is_named(folder_of: Folders, architecture: str, part: str | None) -> None:
-    """For kernels of GPUs, and for what divides a model."""
+    """For kernels of GPUs."""
     decoder, _ = loaded(folder_of(architecture))
     assert decoder.beyond_llama() == part
 

@@ -126,7 +126,7 @@ def test_a_device_without_kernels_is_refused(
     """Before anything is moved; the sentence says what to change."""
     monkeypatch.setattr(coded_linear, "missing", lambda place: lacking)
     with pytest.raises(ModelError, match=sentence):
-        loader._place("model", network_of(folder_of("llama")), CUDA, "int8", silent)
+        loader.place_weights("model", network_of(folder_of("llama")), CUDA, "int8", silent)
 
 
 def test_a_device_with_kernels_gets_codes(folder_of: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +138,7 @@ def test_a_device_with_kernels_gets_codes(folder_of: Folders, monkeypatch: pytes
     monkeypatch.setattr(loader, "_move", lambda *_: None)
     for weights, count in (("int4", 3 * 7 + 1), ("full", 0)):
         network, said = network_of(folder_of("llama")), []
-        loader._place("model", network, CUDA, weights, said.append)
+        loader.place_weights("model", network, CUDA, weights, said.append)
         assert len(coded(network)) == count
         assert said == ([f"{count} linear layers are codes on cuda"] if count else [])
 

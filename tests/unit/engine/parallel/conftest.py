@@ -58,7 +58,7 @@ def threads_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Thread
         if config.deterministic:
             check_determinism(loaded, lambda runner: _lead(runner, leading))
         leading.end()
-        runner = ModelRunner(shard.whole(ranks, plain.geometry), PAGES, PAGE_SIZE)
+        runner = ModelRunner(shard.whole(ranks), PAGES, PAGE_SIZE)
         _lead(runner, leading)
         started.append((leading, others))
         return Threads(runner, ranks)
@@ -73,9 +73,9 @@ def threads_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Thread
 
 def _follow(config: VerifyConfig, ranks: Any) -> None:
     shard = _shard(config, ranks.rank)
-    loaded, plain = shard.small(ranks)
+    loaded, _ = shard.small(ranks)
     follow(ModelRunner(loaded, PAGES, PAGE_SIZE), ranks)
-    follow(ModelRunner(shard.whole(ranks, plain.geometry), PAGES, PAGE_SIZE), ranks)
+    follow(ModelRunner(shard.whole(ranks), PAGES, PAGE_SIZE), ranks)
 
 
 def _shard(config: VerifyConfig, rank: int) -> shards.Shard:
@@ -97,5 +97,5 @@ def _one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return call
 
-    for name in ("network_of", "_random_network", "skeleton_of", "read_config"):
+    for name in ("network_of", "random_network", "skeleton_of", "read_config"):
         monkeypatch.setattr(shards, name, locked(getattr(shards, name)))

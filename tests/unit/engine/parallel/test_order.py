@@ -19,7 +19,6 @@ def config(**settings: Any) -> VerifyConfig:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"weights": "int8"}, "weights: .*leave it out"),
         ({"helper_cpus": "1"}, "helper_cpus: .*leave it empty"),
         ({"device": "cuda:1"}, "device: .*say cuda or cpu"),
         ({"tensor_parallel_rank": 2, "tensor_parallel_address": "a:1"}, "the ranks 0 to 1"),
@@ -35,7 +34,13 @@ def test_settings_that_do_not_go_with_ranks(settings: dict[str, Any], said: str)
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"device": "cuda"}, {"tensor_parallel_rank": 1, "tensor_parallel_address": "host:29500"}]
+    "settings",
+    [
+        {},
+        {"weights": "int8"},
+        {"device": "cuda"},
+        {"tensor_parallel_rank": 1, "tensor_parallel_address": "host:29500"},
+    ],
 )
 def test_settings_that_do(settings: dict[str, Any]) -> None:
     """On one machine, on GPUs, and on several machines."""

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from outrider.engine.loading.model_config import read_config
+from outrider.engine.loading.open_weights import InMemory, OpenWeights
 from outrider.engine.parallel.sameness import check_same, digest_of
-from outrider.engine.parallel.weights import Checkpoint, InMemory
 from outrider.protocol.errors import ModelError
 from tests.models import build_model
 from tests.unit.engine.parallel.conftest import settings
@@ -20,7 +20,7 @@ from tests.unit.engine.parallel.threads import Table, ThreadRanks
 
 def digest(folder: Path, **more: Any) -> str:
     """Of a model in two ranks."""
-    with Checkpoint(str(folder)) as checkpoint:
+    with OpenWeights(str(folder)) as checkpoint:
         return digest_of(settings(folder, 2, **more), read_config(str(folder), False), checkpoint.weights)
 
 

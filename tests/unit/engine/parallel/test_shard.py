@@ -9,17 +9,25 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from outrider.engine.cpu.backend import vector_backend
+from outrider.engine.cpu.linear import KernelLinear
 from outrider.engine.kv.pages import SequenceKv
+from outrider.engine.quantization.modules import round_linears
+from outrider.engine.quantization.rounding import BITS
 from outrider.engine.runner import ModelRunner, Segment
 from outrider.protocol.errors import ModelError
+from tests.checkpoints import write
 from tests.models import ARCHITECTURES, build_model
 from tests.unit.engine.conftest import Pair
+from tests.unit.engine.loading.test_stored import EXACT, WIDENED, plain
 from tests.unit.engine.parallel.conftest import Threads
 
-DIVIDED = ("llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3", "phi3")
+REFUSED = ("mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss")
+DIVIDED = [name for name in ARCHITECTURES if name not in REFUSED]
 VOCABULARY = 300
+needs_kernels = pytest.mark.skipif(vector_backend(torch.float32) is None, reason="needs AVX2 or AVX-512")
 
 
 def tokens_of(seed: int, count: int) -> list[int]:
@@ -32,6 +40,11 @@ def assert_same(logits: torch.Tensor, expected: torch.Tensor) -> None:
     """Equal but for float32 rounding, and the same token chosen."""
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
     assert logits.argmax(-1).tolist() == expected.argmax(-1).tolist()
+
+
+def plain_of(folder: Path) -> Any:
+    """The model as transformers runs it."""
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
 def everything(runner: ModelRunner, pair: Pair) -> None:
@@ -73,20 +86,80 @@ def test_two_ranks_compute_what_one_does(
     assert loaded.arithmetic == f"{whole.arithmetic} in 2 ranks"
 
 
+@pytest.mark.parametrize("architecture", ["llama", "gpt_neox", "olmo2", "starcoder2"])
 def test_ranks_may_share_a_kv_head(
-    pair_of: Callable[..., Pair], folder_of: Callable[[str], Path], threads_of: Any
+    architecture: str, pair_of: Callable[..., Pair], folder_of: Callable[[str], Path], threads_of: Any
 ) -> None:
     """Four ranks of two kv heads: two ranks hold the same one."""
-    everything(threads_of(folder_of("llama"), 4).runner, pair_of("llama"))
+    everything(threads_of(folder_of(architecture), 4).runner, pair_of(architecture))
+
+
+def test_ranks_may_have_unequal_parts_of_an_mlp(tmp_path: Path, threads_of: Any) -> None:
+    """Of 98 columns two of four ranks have one more than the others."""
+    folder = build_model("llama", tmp_path, intermediate_size=98)
+    runner = threads_of(folder, 4).runner
+    everything(runner, Pair(runner.loaded, plain_of(folder)))
+
+
+@needs_kernels
+@pytest.mark.parametrize("weights", BITS)
+@pytest.mark.parametrize("architecture", ["llama", "phi3", "gemma", "gpt2", "gpt_neox", "olmo2", "phi"])
+def test_rounded_parts_are_those_of_the_rounded_whole(
+    architecture: str, weights: str, folder_of: Callable[[str], Path], threads_of: Any
+) -> None:
+    """Ranks compute what transformers does with the numbers that the codes of the whole weights stand for."""
+    folder = folder_of(architecture)
+    runner: ModelRunner = threads_of(folder, 2, weights=weights).runner
+    whole = plain_of(folder)
+    round_linears(whole, BITS[weights])
+    everything(runner, Pair(runner.loaded, whole))
+    kinds = [module for module in runner.loaded.model.modules() if isinstance(module, KernelLinear)]
+    assert [module.dtype for module in kinds] == [torch.int8] * (3 * 4 + 1)
+    assert runner.loaded.arithmetic.startswith(f"{weights} float32 fused")
+
+
+@needs_kernels
+def test_codes_in_four_ranks(tmp_path: Path, threads_of: Any) -> None:
+    """Two of them have the same kv head, and one has a third of the MLP more than the others."""
+    folder = build_model("llama", tmp_path, head_dim=32, intermediate_size=160)
+    runner: ModelRunner = threads_of(folder, 4, weights="int4").runner
+    whole = plain_of(folder)
+    round_linears(whole, 4)
+    everything(runner, Pair(runner.loaded, whole))
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", [*EXACT, *WIDENED])
+def test_ranks_of_a_quantized_checkpoint(
+    name: str, folder_of: Callable[[str], Path], tmp_path: Path, threads_of: Any
+) -> None:
+    """They compute what transformers does with the numbers that the codes stand for, an output layer's too;
+    layers run from codes where they do in one process."""
+    settings, writer = (EXACT | WIDENED)[name]
+    written = write(folder_of("llama"), tmp_path / "model", settings, writer, head=True)
+    runner: ModelRunner = threads_of(written.folder, 2).runner
+    everything(runner, Pair(runner.loaded, plain(folder_of("llama"), written)))
+    kinds = [module for module in runner.loaded.model.modules() if isinstance(module, KernelLinear)]
+    assert sum(module.dtype == torch.int8 for module in kinds) == (13 if name in EXACT else 0)
+    assert name not in EXACT or runner.loaded.arithmetic.startswith(f"{settings['quant_method']} float32")
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", ["gptq", "awq", "packed, zeros", "fp8, rows"])
+def test_quantized_layers_that_are_one_in_the_checkpoint(
+    name: str, folder_of: Callable[[str], Path], tmp_path: Path, threads_of: Any
+) -> None:
+    """Parts of several heads and of gate and up are put together again."""
+    written = write(folder_of("phi3"), tmp_path / "model", *(EXACT | WIDENED)[name])
+    runner: ModelRunner = threads_of(written.folder, 2).runner
+    everything(runner, Pair(runner.loaded, plain(folder_of("phi3"), written)))
 
 
 def test_a_vocabulary_that_ranks_do_not_share_evenly(tmp_path: Path, threads_of: Any) -> None:
     """The last rank's rows end before its part does; embeddings may be tied."""
-    from transformers import AutoModelForCausalLM
-
     folder = build_model("llama", tmp_path, vocab_size=301, tie_word_embeddings=True)
     runner: ModelRunner = threads_of(folder, 2).runner
-    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    plain = plain_of(folder)
     tokens = [*tokens_of(1, 10), 300, 0]
     kv = SequenceKv.open(runner.pool, [])
     logits = runner.forward([Segment(kv, tokens, None, range(12))])
@@ -97,13 +170,14 @@ def test_a_vocabulary_that_ranks_do_not_share_evenly(tmp_path: Path, threads_of:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("architecture", ["llama", "gpt_neox", "olmo2"])
 def test_a_token_s_bits_do_not_depend_on_its_batch(
-    dtype: str, folder_of: Callable[[str], Path], threads_of: Any
+    architecture: str, dtype: str, folder_of: Callable[[str], Path], threads_of: Any
 ) -> None:
     """Ranks are added in one order: a token gets the same bits alone, in a chunk and beside others."""
     if vector_backend(getattr(torch, dtype)) is None:
         pytest.skip("the library's products depend on the batch")
-    runner: ModelRunner = threads_of(folder_of("llama"), 2, dtype=dtype, deterministic=True).runner
+    runner: ModelRunner = threads_of(folder_of(architecture), 2, dtype=dtype, deterministic=True).runner
     tokens = tokens_of(2, 8)
     kv = SequenceKv.open(runner.pool, [], reuse=False)
     chunk = runner.forward([Segment(kv, tokens, None, range(8))])
@@ -119,13 +193,27 @@ def test_a_token_s_bits_do_not_depend_on_its_batch(
     assert torch.equal(chunk, beside)
 
 
-@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name not in DIVIDED])
+@pytest.mark.parametrize("architecture", REFUSED)
 def test_other_architectures_are_refused(
     architecture: str, folder_of: Callable[[str], Path], threads_of: Any
 ) -> None:
-    """Only fused decoders with layers like Llama's are divided; the sentence names what is not of these."""
+    """Only fused decoders are divided, without experts; the sentence names what is not of these."""
     with pytest.raises(ModelError, match=r"cannot be divided between ranks \(.*set tensor_parallel to 1"):
         threads_of(folder_of(architecture), 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture", "ranks", "layer"),
+    [("awq", "llama", 4, "self_attn.o_proj"), ("fp8, blocks", "phi3", 2, "self_attn.qkv_proj")],
+)
+def test_groups_that_would_be_cut(
+    name: str, architecture: str, ranks: int, layer: str, folder_of: Any, tmp_path: Path, threads_of: Any
+) -> None:
+    """Heads are not divided, and may be fewer numbers than have one scale."""
+    written = write(folder_of(architecture), tmp_path / "model", *(EXACT | WIDENED)[name])
+    said = rf"{ranks} ranks would cut groups of 32 numbers of model.layers.0.{layer}; set another number"
+    with pytest.raises(ModelError, match=said):
+        threads_of(written.folder, ranks)
 
 
 @pytest.mark.parametrize(
@@ -133,13 +221,16 @@ def test_other_architectures_are_refused(
     [
         ({}, 3, "3 ranks cannot share the 4 query heads"),
         ({"hidden_size": 96, "num_attention_heads": 12, "num_key_value_heads": 4}, 6, "the 4 kv heads"),
-        ({"intermediate_size": 98}, 4, "the 98 columns of the MLP"),
+        ({"intermediate_size": 3}, 4, "the 3 columns of the MLP; set"),
+        ({"weights": "int8", "intermediate_size": 32}, 2, "the 32 columns of the MLP in steps of 32"),
+        ({"weights": "int8"}, 4, "would cut groups of 32 numbers of self_attn.o_proj"),
     ],
 )
 def test_ranks_that_do_not_divide_the_model(
-    changes: dict[str, int], ranks: int, said: str, tmp_path: Path, threads_of: Any
+    changes: dict[str, Any], ranks: int, said: str, tmp_path: Path, threads_of: Any
 ) -> None:
     """The sentence names what cannot be shared."""
-    folder = build_model("llama", tmp_path, **changes)
+    sizes = {name: size for name, size in changes.items() if name != "weights"}
+    folder = build_model("llama", tmp_path, **sizes)
     with pytest.raises(ModelError, match=said):
-        threads_of(folder, ranks)
+        threads_of(folder, ranks, weights=changes.get("weights", "full"))

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
-from outrider.engine.parallel.cuts import Cut, Cuts, Sizes, narrow
-from outrider.engine.parallel.weights import Checkpoint, InMemory, network_of, part_of
+from outrider.engine.fused_decoder.shares import Share, shares_of
+from outrider.engine.loading.open_weights import InMemory, OpenWeights
+from outrider.engine.parallel.cuts import Cut, Cuts
+from outrider.engine.parallel.weights import network_of, part_of, parts_of
 from outrider.protocol.errors import ModelError
-from tests.models import build_model
+from tests.models import ARCHITECTURES, build_model
 
 
 class Counted:
@@ -35,12 +37,17 @@ class Counted:
 def load(folder: Path, rank: int, ranks: int) -> tuple[Any, dict[str, Counted]]:
     """A rank's network, and what was read for it."""
     config = AutoConfig.from_pretrained(folder)
-    sizes = Sizes.of(config)
-    with Checkpoint(str(folder)) as checkpoint:
+    with OpenWeights(str(folder)) as checkpoint:
         counted = {name: Counted(weight) for name, weight in checkpoint.weights.items()}
-        cuts = Cuts(sizes, rank, ranks)
-        made = network_of(LlamaForCausalLM, narrow(config, sizes, ranks), counted, cuts, torch.float32)
+        cuts = Cuts(shares(folder), rank, ranks)
+        made = network_of(LlamaForCausalLM, config, parts_of(counted, cuts), cuts, torch.float32)
     return made, counted
+
+
+def shares(folder: Path) -> dict[str, Share]:
+    """Of a model, found without its weights."""
+    with torch.device("meta"):
+        return shares_of(AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)))[1]
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -85,48 +92,107 @@ def test_a_model_without_safetensors_is_refused(tmp_path: Path) -> None:
     folder = build_model("llama", tmp_path)
     (folder / "model.safetensors").unlink()
     with pytest.raises(ModelError, match="no weights in safetensors"):
-        Checkpoint(str(folder))
+        OpenWeights(str(folder))
 
 
 def test_missing_weights_are_named(folder_of: Callable[[str], Path]) -> None:
     """One of them, and how many there are."""
     config = AutoConfig.from_pretrained(folder_of("llama"))
-    sizes = Sizes.of(config)
-    with Checkpoint(str(folder_of("llama"))) as checkpoint:
+    cuts = Cuts(shares(folder_of("llama")), 0, 2)
+    with OpenWeights(str(folder_of("llama"))) as checkpoint:
         left = {name: one for name, one in checkpoint.weights.items() if "layers.0.mlp.down" not in name}
         with pytest.raises(ModelError, match=r"1 weights .* such as model.layers.0.mlp.down_proj.weight"):
-            network_of(LlamaForCausalLM, narrow(config, sizes, 2), left, Cuts(sizes, 0, 2), torch.float32)
+            network_of(LlamaForCausalLM, config, parts_of(left, cuts), cuts, torch.float32)
 
 
-SIZES = Sizes(query_heads=8, kv_heads=2, head_dim=4, mlp_width=12, vocabulary=10)
+def test_weights_of_other_shapes_are_named(folder_of: Callable[[str], Path]) -> None:
+    """A checkpoint that does not fit its configuration."""
+    config = AutoConfig.from_pretrained(folder_of("llama"))
+    cuts = Cuts(shares(folder_of("llama")), 0, 2)
+    with OpenWeights(str(folder_of("llama"))) as checkpoint:
+        odd: Any = checkpoint.weights | {"model.norm.weight": InMemory(torch.ones(7))}
+        with pytest.raises(
+            ModelError, match=r"1 weights .* such as model.norm.weight, are missing or cannot"
+        ):
+            network_of(LlamaForCausalLM, config, parts_of(odd, cuts), cuts, torch.float32)
+
+
+@pytest.fixture(scope="module")
+def eight_heads(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Share]]:
+    """The shares of a kind with 8 heads of 4 numbers, of them 2 kv heads where it has fewer; 12 columns of
+    the MLP and 10 words."""
+
+    def made(kind: str) -> dict[str, Share]:
+        changes: dict[str, Any] = {"hidden_size": 32, "num_attention_heads": 8, "vocab_size": 10}
+        changes |= {"n_inner": 12} if kind == "gpt2" else {"intermediate_size": 12, "head_dim": 4}
+        config = ARCHITECTURES[kind](bos_token_id=0, eos_token_id=1, pad_token_id=1)
+        for name, value in changes.items():
+            setattr(config, name, value)
+        with torch.device("meta"):
+            return shares_of(AutoModelForCausalLM.from_config(config))[1]
+
+    return made
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "rank", "expected"),
+    ("kind", "name", "shape", "rank", "expected"),
     [
-        ("model.layers.0.self_attn.q_proj.weight", [32, 5], 1, Cut(0, ((8, 16),), 8)),
-        ("model.layers.0.self_attn.k_proj.bias", [8], 1, Cut(0, ((0, 4),), 4)),
-        ("model.layers.0.self_attn.v_proj.weight", [8, 5], 2, Cut(0, ((4, 8),), 4)),
-        ("model.layers.0.self_attn.qkv_proj.weight", [48, 5], 3, Cut(0, ((24, 32), (36, 40), (44, 48)), 16)),
-        ("model.layers.0.self_attn.o_proj.weight", [5, 32], 3, Cut(1, ((24, 32),), 8)),
-        ("model.layers.0.self_attn.o_proj.bias", [5], 0, None),
-        ("model.layers.0.self_attn.o_proj.bias", [5], 3, Cut(0, (), 5)),
-        ("model.layers.0.mlp.gate_up_proj.weight", [24, 5], 1, Cut(0, ((3, 6), (15, 18)), 6)),
-        ("model.layers.0.mlp.down_proj.weight", [5, 12], 1, Cut(1, ((3, 6),), 3)),
-        ("model.embed_tokens.weight", [10, 5], 2, Cut(0, ((6, 9),), 3)),
-        ("lm_head.weight", [10, 5], 3, Cut(0, ((9, 10),), 3)),
-        ("model.norm.weight", [5], 3, None),
+        ("llama", "model.layers.0.self_attn.q_proj.weight", [32, 5], 1, Cut(0, ((8, 16),), 8)),
+        ("llama", "model.layers.0.self_attn.k_proj.bias", [8], 1, Cut(0, ((0, 4),), 4)),
+        ("llama", "model.layers.0.self_attn.v_proj.weight", [8, 5], 2, Cut(0, ((4, 8),), 4)),
+        ("llama", "model.layers.0.self_attn.o_proj.weight", [5, 32], 3, Cut(1, ((24, 32),), 8)),
+        ("llama", "model.layers.0.self_attn.o_proj.bias", [5], 0, None),
+        ("llama", "model.layers.0.self_attn.o_proj.bias", [5], 3, Cut(0, (), 5)),
+        ("llama", "model.layers.0.mlp.up_proj.weight", [12, 5], 1, Cut(0, ((3, 6),), 3)),
+        ("llama", "model.layers.0.mlp.down_proj.weight", [5, 12], 1, Cut(1, ((3, 6),), 3)),
+        ("llama", "model.embed_tokens.weight", [10, 5], 2, Cut(0, ((6, 9),), 3)),
+        ("llama", "lm_head.weight", [10, 5], 3, Cut(0, ((9, 10),), 3)),
+        ("llama", "model.norm.weight", [5], 3, None),
+        (
+            "phi3",
+            "layers.0.self_attn.qkv_proj.weight",
+            [48, 5],
+            3,
+            Cut(0, ((24, 32), (36, 40), (44, 48)), 16),
+        ),
+        ("phi3", "layers.0.mlp.gate_up_proj.weight", [24, 5], 1, Cut(0, ((3, 6), (15, 18)), 6)),
+        ("gpt_neox", "layers.0.attention.query_key_value.bias", [96], 1, Cut(0, ((24, 48),), 24)),
+        ("gpt_neox", "embed_out.weight", [10, 5], 2, Cut(0, ((6, 9),), 3)),
+        ("gpt2", "h.0.attn.c_attn.weight", [5, 96], 1, Cut(1, ((8, 16), (40, 48), (72, 80)), 24)),
+        ("gpt2", "h.0.attn.c_attn.bias", [96], 1, Cut(0, ((8, 16), (40, 48), (72, 80)), 24)),
+        ("gpt2", "transformer.h.0.attn.c_proj.weight", [32, 5], 1, Cut(0, ((8, 16),), 8)),
+        ("gpt2", "transformer.h.0.mlp.c_proj.weight", [12, 5], 1, Cut(0, ((3, 6),), 3)),
+        ("gpt2", "transformer.wpe.weight", [512, 5], 1, None),
+        ("olmo2", "model.layers.0.self_attn.k_norm.weight", [8], 3, Cut(0, ((4, 8),), 4)),
+        ("qwen3", "model.layers.0.self_attn.k_norm.weight", [4], 3, None),
+        ("phi", "model.layers.0.mlp.fc2.bias", [5], 1, Cut(0, (), 5)),
     ],
 )
-def test_what_four_ranks_have(name: str, shape: list[int], rank: int, expected: Cut | None) -> None:
-    """Heads, columns of the MLP and words are shared, output biases are rank 0's, norms everybody's."""
-    assert Cuts(SIZES, rank, 4).cut(name, shape) == expected
+def test_what_four_ranks_have(
+    kind: str,
+    name: str,
+    shape: list[int],
+    rank: int,
+    expected: Cut | None,
+    eight_heads: Callable[[str], dict[str, Share]],
+) -> None:
+    """Heads, columns of the MLP and words are shared, output biases are rank 0's, norms and positions
+    everybody's; names may lack their beginning."""
+    assert Cuts(eight_heads(kind), rank, 4).cut(name, shape) == expected
 
 
-def test_behind_the_last_word_are_zeros() -> None:
+def test_columns_are_shared_in_steps(eight_heads: Callable[[str], dict[str, Share]]) -> None:
+    """As evenly as steps of 5 allow: of 12 columns the first rank has one step, the last one what is left."""
+    cuts = [Cuts(eight_heads("llama"), rank, 2, step=5) for rank in range(2)]
+    name, head = "model.layers.0.mlp.up_proj.weight", "lm_head.weight"
+    assert [one.cut(name, [12, 5]) for one in cuts] == [Cut(0, ((0, 5),), 5), Cut(0, ((5, 12),), 7)]
+    assert [one.cut(head, [10, 5]) for one in cuts] == [Cut(0, ((0, 5),), 5), Cut(0, ((5, 10),), 5)]
+
+
+def test_behind_the_last_word_are_zeros(eight_heads: Callable[[str], dict[str, Share]]) -> None:
     """A part has as many rows as every other."""
-    weight = InMemory(torch.arange(20.0).view(10, 2))
-    cut = Cuts(SIZES, 3, 4).cut("lm_head.weight", [10, 2])
+    weight, shares = InMemory(torch.arange(20.0).view(10, 2)), eight_heads("llama")
+    cut = Cuts(shares, 3, 4).cut("lm_head.weight", [10, 2])
     assert part_of(weight, cut).tolist() == [[18.0, 19.0], [0.0, 0.0], [0.0, 0.0]]
-    bias = Cuts(SIZES, 1, 4).cut("model.layers.0.self_attn.o_proj.bias", [2])
+    bias = Cuts(shares, 1, 4).cut("model.layers.0.self_attn.o_proj.bias", [2])
     assert part_of(InMemory(torch.ones(2)), bias).tolist() == [0.0, 0.0]

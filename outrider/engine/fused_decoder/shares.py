@@ -1,0 +1,125 @@
+"""How several processes may share a model's modules: along which side of a weight, and in what pieces.
+
+    queries, keys, values, gate, up    what comes out: some heads, some columns of the MLP
+    attention's output, down           what goes in: what belongs to these; the products are added
+    embedding, output layer            some of the vocabulary
+    everything else                    whole
+
+(Shoeybi et al. 2019, "Megatron-LM".) Shapes: C hidden width, Q query heads, H kv heads, D head width, F width
+of the MLP, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from outrider.engine.cpu.linear import linear_weight
+from outrider.engine.fused_decoder.modules import NotFused
+from outrider.engine.fused_decoder.recognise import EMBEDDING, HEAD, ExpertsBlock, Modules, Parts
+from outrider.engine.loaded_model import Geometry
+
+OUT, IN = 0, 1
+"""Sides of a weight [out, in]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """How a module is shared: `runs` of numbers that follow each other along a side, each by itself."""
+
+    side: int
+    runs: tuple[int, ...]
+    piece: int
+    """Numbers of a head, which stays whole; 0: any number may be a piece."""
+    shape: tuple[int, ...]
+    """(out, in) of the weight, (V, C) of an embedding, (out,) of a norm."""
+    turned: bool
+    """The weight is stored as [in, out]."""
+    words: bool = False
+    """The run is the vocabulary."""
+
+
+def shares_of(network: PreTrainedModel) -> tuple[Geometry, dict[str, Share]]:
+    """The heads of a model, perhaps without weights, and the modules that can be shared.
+
+    Those of a layer go by the last two parts of their names, others by the last one.
+
+    Raises:
+        NotFused: it is not the kind of model for it.
+    """
+    found = Modules(network)
+    geometry = _geometry(network, found.layers)
+    names = {id(module): name.split(".") for name, module in network.named_modules()}
+    shares: dict[str, Share] = {}
+    for module, known in ((found.embed, EMBEDDING), (found.head, HEAD)):  # checkpoints may have any
+        shares |= dict.fromkeys(known, _share(module, OUT, (_shape(module)[0],), words=True))
+    for parts in found.layers:
+        for module, share in _layer(parts, geometry):
+            name = ".".join(names[id(module)][-2:])
+            if shares.setdefault(name, share) != share:
+                raise NotFused(f"its layers have a {name} of several shapes")
+    return geometry, shares
+
+
+def share_of(shares: Mapping[str, Share], name: str) -> Share | None:
+    """That of a module by its name, whatever stands before the layers' names."""
+    parts = name.split(".")
+    return shares.get(".".join(parts[-2:])) or shares.get(parts[-1])
+
+
+def norms_together(shares: Mapping[str, Share]) -> bool:
+    """True where queries and keys have norms over all heads, of which each process has some."""
+    return any(len(share.shape) == 1 for share in shares.values())
+
+
+def _geometry(network: PreTrainedModel, layers: list[Parts]) -> Geometry:
+    """As the weights of the first layer show it."""
+    heads: int | None = getattr(network.config.get_text_config(), "num_attention_heads", None)
+    if not heads:
+        raise NotFused("its config.json has no num_attention_heads")
+    wide, first = _shape(layers[0].output)[1], layers[0]
+    width = wide // heads
+    kv_heads, left = divmod(sum(_shape(module)[0] for module in first.qkv) - wide, 2 * width)
+    if left or wide % heads or kv_heads < 1:
+        raise NotFused("its queries, keys and values are not heads of one width")
+    return Geometry(len(layers), heads, kv_heads, width, width)
+
+
+def _layer(parts: Parts, geometry: Geometry) -> Iterator[tuple[nn.Module, Share]]:
+    """The modules of a layer that can be shared."""
+    if isinstance(parts.mlp, ExpertsBlock):
+        raise NotFused("its experts are not divided")
+    if parts.sinks is not None:
+        raise NotFused("its sinks are not divided")
+    width = geometry.head_dim
+    queries, keys = geometry.query_heads * width, geometry.kv_heads * width
+    heads: list[tuple[int, ...]] = [(queries,), (keys,), (keys,)]
+    for module, run in zip(parts.head_norms, heads, strict=False):
+        if _shape(module) == run:  # over all heads
+            yield module, _share(module, OUT, run, width)
+    if parts.by_head:
+        yield parts.qkv[0], _share(parts.qkv[0], OUT, (3 * queries,), 3 * width)
+    else:
+        runs = heads if len(parts.qkv) > 1 else [(queries, keys, keys)]
+        for module, run in zip(parts.qkv, runs, strict=True):
+            yield module, _share(module, OUT, run, width)
+    yield parts.output, _share(parts.output, IN, (queries,), width)
+    columns = _shape(parts.mlp.down)[1]
+    for module in parts.mlp.up:  # gate and up may be one
+        yield module, _share(module, OUT, (columns,) * (_shape(module)[0] // columns))
+    yield parts.mlp.down, _share(parts.mlp.down, IN, (columns,))
+
+
+def _share(
+    module: nn.Module, side: int, runs: tuple[int, ...], piece: int = 0, *, words: bool = False
+) -> Share:
+    return Share(side, runs, piece, _shape(module), isinstance(module, Conv1D), words)
+
+
+def _shape(module: Any) -> tuple[int, ...]:
+    return tuple(linear_weight(module).shape)

@@ -1,0 +1,110 @@
+"""The weights of a checkpoint where they lie: safetensors says where in the file each one is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol
+
+from safetensors import safe_open
+from torch import Tensor
+from transformers.utils.hub import cached_file, get_checkpoint_shard_files
+
+from outrider.engine.loading.model_config import LOAD_ERRORS, unreadable
+from outrider.engine.loading.model_path import cannot_load
+
+ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+class Weight(Protocol):
+    """A weight that can be read in part, as safetensors' slices are."""
+
+    def get_shape(self) -> list[int]:
+        """Its whole shape."""
+
+    def __getitem__(self, place: Any) -> Tensor:
+        """The rows and columns of some slices."""
+
+
+class InMemory:
+    """A tensor as a `Weight`."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def get_shape(self) -> list[int]:
+        """See `Weight`."""
+        return list(self._tensor.shape)
+
+    def __getitem__(self, place: Any) -> Tensor:
+        return self._tensor[place]
+
+
+class InFile:
+    """A tensor of an open file as a `Weight`; the whole of it stays mapped."""
+
+    def __init__(self, file: Any, name: str) -> None:
+        self._file, self._name, self._slice = file, name, file.get_slice(name)
+
+    def get_shape(self) -> list[int]:
+        """See `Weight`."""
+        shape: list[int] = self._slice.get_shape()
+        return shape
+
+    def __getitem__(self, place: Any) -> Tensor:
+        found: Tensor = self._file.get_tensor(self._name) if place is ... else self._slice[place]
+        return found
+
+
+class OpenWeights:
+    """The open safetensors files of a model: a folder's, or the hub's, which are fetched first.
+
+    Raises:
+        ModelError: there are none, or they cannot be read.
+    """
+
+    def __init__(self, model: str) -> None:
+        self._open = ExitStack()
+        self.weights: dict[str, Weight] = {}
+        try:
+            for path in _files(model):
+                file: Any = self._open.enter_context(safe_open(path, "pt"))
+                self.weights |= {name: InFile(file, name) for name in file.keys()}  # noqa: SIM118  # no dict
+        except LOAD_ERRORS as error:
+            raise unreadable(model, error) from error
+
+    def __enter__(self) -> OpenWeights:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.weights.clear()
+        self._open.close()
+
+
+def by_module(weights: Mapping[str, Weight]) -> dict[str, dict[str, Weight]]:
+    """Weights by the names of their modules, in order, and what follows it."""
+    modules: dict[str, dict[str, Weight]] = {}
+    for name, weight in sorted(weights.items()):
+        module, _, last = name.rpartition(".")
+        modules.setdefault(module, {})[last] = weight
+    return modules
+
+
+def _files(model: str) -> Iterator[Path]:
+    missing_ok: dict[str, Any] = {
+        "_raise_exceptions_for_missing_entries": False,
+        "_raise_exceptions_for_gated_repo": True,
+    }
+    one = cached_file(model, ONE_FILE, **missing_ok)
+    if one is not None:
+        yield Path(one)
+        return
+    index = cached_file(model, INDEX, **missing_ok)
+    if index is not None:
+        yield from map(Path, get_checkpoint_shard_files(model, index)[0])  # type: ignore[no-untyped-call]
+        return
+    found = sorted(Path(model).glob("*.safetensors"))
+    if not found:
+        raise cannot_load(model, "has no weights in safetensors")
+    yield from found

@@ -1,0 +1,123 @@
+"""A rank's part of a quantized checkpoint: of each layer its slices of codes, scales and zeros."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import lcm
+from typing import TypeAlias
+
+import torch
+
+from outrider.engine.fused_decoder.shares import IN, OUT, Share, share_of
+from outrider.engine.loading.open_weights import Weight, by_module
+from outrider.engine.parallel.cuts import Along, Cuts
+from outrider.engine.parallel.weights import part_of
+from outrider.engine.quantization.layouts import BLOCKS, ORDER, SHAPE, Layout, Parts
+from outrider.protocol.errors import ModelError
+
+_OF_GROUPS = ("scale", "zero")
+"""In the names of tensors that belong to groups."""
+_WHOLE = -1
+"""In place of a side: nothing is cut."""
+_Layer: TypeAlias = Mapping[str, Weight]
+
+
+def common_step(weights: Mapping[str, Weight], layout: Layout, shares: Mapping[str, Share]) -> int:
+    """Numbers that stay together where a rank may else have any: those of a group, a block or a word.
+
+    Raises:
+        ModelError: tensors have shapes that do not show it.
+    """
+    step = 1
+    for share, _, axes in _coded(weights, layout, shares):
+        cut = [numbers for side, numbers in axes if side == share.side and numbers < share.shape[side]]
+        step = step if share.piece else lcm(step, *cut)
+    return step
+
+
+def check_coded(weights: Mapping[str, Weight], layout: Layout, cuts: Cuts) -> None:
+    """Look whether all layers can be cut; reads next to nothing of them.
+
+    Raises:
+        ModelError: a cut would fall between numbers that share an entry.
+    """
+    for _, name, axes in _coded(weights, layout, cuts.shares):
+        cuts.cut(name, weights[name].get_shape(), axes)
+
+
+def coded_parts(weights: Mapping[str, Weight], layout: Layout, cuts: Cuts) -> Iterator[tuple[str, Parts]]:
+    """A rank's tensors of every module, by the module's name; they are read as they are asked for."""
+    for module, layer in by_module(weights).items():
+        share = share_of(cuts.shares, module)
+        axes: Mapping[str, Along | None] = dict.fromkeys(layer)
+        if share is not None and layout.mark(frozenset(layer)):
+            axes = _axes(layer, layout, share)
+        parts = {
+            name: part_of(layer[name], cuts.cut(f"{module}.{name}", layer[name].get_shape(), along))
+            for name, along in axes.items()
+        }
+        if share is not None and SHAPE in parts:
+            parts[SHAPE] = torch.tensor(cuts.shape(share))
+        yield module, parts
+
+
+def _coded(
+    weights: Mapping[str, Weight], layout: Layout, shares: Mapping[str, Share]
+) -> Iterator[tuple[Share, str, Along]]:
+    """The names of all tensors of quantized layers that are shared, and what their axes run along."""
+    for module, layer in by_module(weights).items():
+        share = share_of(shares, module)
+        if share is not None and layout.mark(frozenset(layer)):
+            for name, along in _axes(layer, layout, share).items():
+                yield share, f"{module}.{name}", along
+
+
+def _axes(layer: _Layer, layout: Layout, share: Share) -> dict[str, Along]:
+    """What the axes of a layer's tensors run along, in the order of their names.
+
+    Groups whose numbers follow each other need no list of what is in which. Else a rank may have numbers of
+    any group, so it gets the scales and zeros of all.
+    """
+    blocks = "weight" in layer and layer["weight"][0:1].is_floating_point()
+    known = BLOCKS if blocks else layout.entries
+    axes = {
+        name: _along(name, weight.get_shape(), layout.sides, known, share) for name, weight in layer.items()
+    }
+    (order, *_) = [name for name in layer if name in ORDER] or [""]
+    if not order or share.side != IN:
+        return axes
+    size = max(numbers for along in axes.values() for side, numbers in along if side == IN)
+    groups = torch.arange(share.shape[IN]) // size
+    if torch.equal(layer[order][...].long(), groups):
+        return {name: along for name, along in axes.items() if name != order}
+    return {
+        name: [(_WHOLE, numbers) for _, numbers in along] if any(of in name for of in _OF_GROUPS) else along
+        for name, along in axes.items()
+    }
+
+
+def _along(
+    name: str, shape: list[int], sides: tuple[int, int], known: tuple[int, ...], share: Share
+) -> Along:
+    if name == SHAPE:
+        return []
+    if len(shape) < 2:
+        sides = (IN, OUT) if name in ORDER else (OUT, IN)
+    return [
+        (side, _numbers(share.shape[side], count, known, name))
+        for side, count in zip(sides, shape, strict=False)
+    ]
+
+
+def _numbers(size: int, count: int, known: tuple[int, ...], name: str) -> int:
+    """How many of `size` numbers have one of `count` entries."""
+    if count in (1, size):
+        return size // count
+    exact = [size // count] if size % count == 0 else []
+    found = [numbers for numbers in (*known, *exact) if -(-size // numbers) == count]
+    if not found:
+        raise ModelError(
+            f"tensor_parallel: {name} of a quantized layer has {count} entries for {size} numbers, which "
+            "cannot be divided between ranks; set tensor_parallel to 1"
+        )
+    return found[0]

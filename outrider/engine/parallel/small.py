@@ -1,0 +1,59 @@
+"""A small model of the kind of a large one, for the check at load: no process has the large one whole."""
+
+from __future__ import annotations
+
+import copy
+from math import gcd
+from typing import Any
+
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+
+from outrider.engine.loaded_model import Geometry
+from outrider.engine.loading.model_config import FACTORY
+from outrider.engine.quantization.rounding import GROUP
+
+
+def small_config(config: PretrainedConfig, geometry: Geometry, ranks: int) -> PretrainedConfig:
+    """The configuration of a small model of a kind, with heads as wide.
+
+    It has a layer of each kind, and a vocabulary that the ranks do not share evenly. Where queries share kv
+    heads it has all heads; else as few as ranks can have of them, for some kinds are as wide as their heads.
+    """
+    made = copy.deepcopy(config)
+    text = made.get_text_config()
+    kinds = getattr(text, "layer_types", None)
+    layers = list(dict.fromkeys(kinds)) if kinds else None
+    if layers is not None:
+        layers = layers * 2 if len(layers) == 1 else layers
+        text.layer_types = layers
+    text.num_hidden_layers = 2 if layers is None else len(layers)
+    text.head_dim = geometry.head_dim
+    text.hidden_size = 64
+    if geometry.queries_per_kv == 1:
+        _set_heads(text, geometry, ranks)
+    text.intermediate_size = GROUP * ranks
+    text.vocab_size = 64 * ranks - 1
+    text.pad_token_id = None  # may be beyond this vocabulary
+    return made
+
+
+def _set_heads(text: Any, geometry: Geometry, ranks: int) -> None:
+    in_groups = GROUP // gcd(GROUP, geometry.head_dim)
+    text.num_attention_heads = ranks * min(in_groups, geometry.query_heads // ranks)
+    if hasattr(text, "num_key_value_heads"):
+        text.num_key_value_heads = text.num_attention_heads
+    text.hidden_size = text.num_attention_heads * geometry.head_dim
+
+
+def random_network(config: PretrainedConfig, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
+    """A model whose weights are the same on every rank, and so wide that tokens differ."""
+    generator = torch.Generator().manual_seed(0)
+    network: Any = FACTORY.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
+    for weight in network.parameters():
+        if weight.ndim == 1:  # norms and biases, which begin as ones and zeros
+            weight.data += torch.empty_like(weight).uniform_(-0.25, 0.25, generator=generator)
+        else:
+            weight.data.normal_(std=weight.shape[-1] ** -0.5, generator=generator)
+    evaluated: PreTrainedModel = network.requires_grad_(False).eval()
+    return evaluated
