@@ -209,6 +209,8 @@ def _no_rope(layers: int, device: torch.device) -> tuple[list[Rope], list[int]]:
 
 
 def _check_widths(ropes: Sequence[Rope], parts: Sequence[_Parts], geometry: Geometry) -> None:
+    if geometry.parts:
+        raise NotFused("its layers differ in their heads, or share keys and values")
     if geometry.value_dim != geometry.head_dim:
         raise NotFused("its values are not as wide as its keys")
     turned = {2 * len(rope.frequencies) for rope in ropes}

@@ -46,9 +46,11 @@ class Sizes:
         try:
             heads, width = text.num_attention_heads, text.intermediate_size
             head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+            kv_heads = getattr(text, "num_key_value_heads", None) or heads
         except AttributeError as error:
             raise NotFused(f"in its config.json, {error}") from error
-        kv_heads = getattr(text, "num_key_value_heads", None) or heads
+        except RuntimeError as error:  # a size that transformers has for each layer
+            raise NotFused("its layers differ in their heads") from error
         return cls(heads, kv_heads, head_dim, width, text.vocab_size)
 
     def check(self, ranks: int) -> None:
