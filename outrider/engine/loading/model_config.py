@@ -7,12 +7,20 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from outrider.engine.loading.model_path import cannot_load
 from outrider.protocol.errors import ModelError
 
-FACTORY: Any = AutoModelForCausalLM  # its annotations leave out what the arguments below change
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 _RECURRENT = {"linear_attention", "conv", "mamba", "recurrent", "hybrid", "hybrid_sliding"}
 """Kinds of layers by the names that configurations give them."""
@@ -51,6 +59,13 @@ def read_config(model: str, trust_remote_code: bool) -> PretrainedConfig:
     return config
 
 
+def factory_of(config: PretrainedConfig) -> Any:
+    """What makes a model of this configuration: one of texts, else one that takes images with them."""
+    kind = type(config)
+    images = kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and kind not in MODEL_FOR_CAUSAL_LM_MAPPING
+    return AutoModelForImageTextToText if images else AutoModelForCausalLM
+
+
 def skeleton_of(model: str, config: PretrainedConfig, trust_remote_code: bool) -> PreTrainedModel:
     """The model without weights.
 
@@ -61,7 +76,8 @@ def skeleton_of(model: str, config: PretrainedConfig, trust_remote_code: bool) -
         raise ModelError(f"model: {model!r} is an encoder-decoder; use a decoder-only model")
     try:
         with torch.device("meta"):
-            skeleton: PreTrainedModel = FACTORY.from_config(config, trust_remote_code=trust_remote_code)
+            factory = factory_of(config)
+            skeleton: PreTrainedModel = factory.from_config(config, trust_remote_code=trust_remote_code)
     except LOAD_ERRORS as error:
         raise unreadable(model, error) from error
     kind = type(skeleton).__name__

@@ -6,15 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from outrider.engine.gpu.coded_linear import without_codes
+from outrider.engine.loading.model_config import factory_of
 from outrider.engine.quantization.checkpoint import Checkpoint, layout_of, read_checkpoint
 from outrider.engine.quantization.modules import attach_codes, shapes_of_linears
 
 FULL = "full"
 """Weights that are not quantized."""
-_factory: Any = AutoModelForCausalLM
 
 
 def read_quantized(
@@ -55,7 +55,8 @@ def _skeleton(config: PretrainedConfig, trust_remote_code: bool) -> PreTrainedMo
         if hasattr(config, name):
             delattr(config, name)
     with torch.device("meta"):
-        skeleton: PreTrainedModel = _factory.from_config(config, trust_remote_code=trust_remote_code)
+        factory = factory_of(config)
+        skeleton: PreTrainedModel = factory.from_config(config, trust_remote_code=trust_remote_code)
     return skeleton
 
 

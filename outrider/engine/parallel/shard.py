@@ -22,8 +22,8 @@ from outrider.engine.loaded_model import Geometry, LoadedModel
 from outrider.engine.loading.check_forward import Plain, run_plain
 from outrider.engine.loading.loader import packed
 from outrider.engine.loading.model_config import (
-    FACTORY,
     eos_token_ids,
+    factory_of,
     find_context_length,
     generation_setting,
     read_config,
@@ -187,7 +187,8 @@ def _check_divisible(decoder: FusedDecoder) -> None:
 def _random_network(config: PretrainedConfig, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
     """A model whose weights are the same on every rank, and so wide that tokens differ."""
     generator = torch.Generator().manual_seed(0)
-    network: Any = FACTORY.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
+    factory = factory_of(config)
+    network: Any = factory.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
     for weight in network.parameters():
         if weight.ndim == 1:  # norms and biases, which begin as ones and zeros
             weight.data += torch.empty_like(weight).uniform_(-0.25, 0.25, generator=generator)
