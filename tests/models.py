@@ -108,6 +108,21 @@ ARCHITECTURES: dict[str, Callable[..., PretrainedConfig]] = {
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
         **common,
     ),
+    "gemma4": lambda **common: transformers.Gemma4TextConfig(
+        **_SIZES | {"num_hidden_layers": 4},
+        head_dim=16,
+        global_head_dim=32,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        sliding_window=WINDOW,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        num_kv_shared_layers=2,
+        hidden_size_per_layer_input=8,
+        vocab_size_per_layer_input=common["vocab_size"],
+        tie_word_embeddings=False,
+        **common,
+    ),
+    "stablelm": lambda **common: transformers.StableLmConfig(**_SIZES, **common),
 }
 """Configurations by short name; tokens and vocabulary are added by `build_model`."""
 

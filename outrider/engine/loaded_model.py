@@ -14,18 +14,31 @@ from outrider.engine.cpu.worker_pool import WorkerPool
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """The shape of a model's keys and values, the same in every layer."""
+    """The shape of a model's keys and values, the same in every layer unless there are `parts`."""
 
     num_layers: int
     query_heads: int
     kv_heads: int
     head_dim: int
     value_dim: int
+    parts: tuple[Geometry, ...] = ()
+    """Where layers differ, or see keys and values of another one: what is kept, by shape. The heads above are
+    the first layer's."""
+    places: tuple[tuple[int, int], ...] = ()
+    """With parts, of each layer: the part that has its keys and values, and which of its layers they are."""
 
     @property
     def queries_per_kv(self) -> int:
-        """Query heads that share one kv head."""
-        return self.query_heads // self.kv_heads
+        """Query heads that share one kv head, the fewest of any layer."""
+        own = self.query_heads // self.kv_heads
+        return min((part.queries_per_kv for part in self.parts), default=own)
+
+    @property
+    def numbers_per_token(self) -> int:
+        """Numbers of the keys and values of one token in all layers."""
+        if self.parts:
+            return sum(part.numbers_per_token for part in self.parts)
+        return self.num_layers * self.kv_heads * (self.head_dim + self.value_dim)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,5 +116,4 @@ class LoadedModel:
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of KV memory that one token takes."""
-        shape = self.geometry
-        return shape.num_layers * shape.kv_heads * (shape.head_dim + shape.value_dim) * self.dtype.itemsize
+        return self.geometry.numbers_per_token * self.dtype.itemsize

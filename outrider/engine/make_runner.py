@@ -54,6 +54,8 @@ def without_kernels(geometry: Geometry, dtype: torch.dtype, device: torch.device
         return lacking
     if dtype.itemsize != 2:
         return f"they compute 16-bit models, not {dtype}: exact products need more registers than there are"
+    if geometry.parts:
+        return "its layers differ in their heads, or share keys and values"
     for width in (geometry.head_dim, geometry.value_dim):
         if not NARROWEST_HEAD <= width <= WIDEST_HEAD:
             return f"heads are {width} wide, not {NARROWEST_HEAD} to {WIDEST_HEAD}"

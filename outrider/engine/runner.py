@@ -25,7 +25,8 @@ from outrider.engine.fused_decoder.cpu_operations import CpuOperations
 from outrider.engine.fused_decoder.forward import Inputs
 from outrider.engine.kv.page_memory import PageMemory
 from outrider.engine.kv.pages import Move, PagePool, SequenceKv
-from outrider.engine.loaded_model import LoadedModel
+from outrider.engine.loaded_model import Geometry, LoadedModel
+from outrider.engine.mixed_attention import MixedAttention
 from outrider.engine.step import PackedStep, Segment, pack_step
 
 __all__ = ["Mirror", "ModelRunner", "Segment"]
@@ -128,10 +129,15 @@ class ModelRunner:
 
     def make_attention(self, num_slots: int) -> PagedAttention:
         """The attention that this runner's forwards call."""
-        loaded, shape = self.loaded, self.loaded.geometry
-        kernel = shape.head_dim == shape.value_dim and attends(shape.head_dim, loaded.dtype, loaded.device)
-        kind = FusedAttention if kernel or isinstance(loaded.model, FusedDecoder) else PagedAttention
-        return kind(shape, num_slots, loaded.dtype, loaded.device)
+        loaded, memory = self.loaded, (num_slots, self.loaded.dtype, self.loaded.device)
+
+        def alike(shape: Geometry) -> PagedAttention:
+            kernel = shape.head_dim == shape.value_dim and attends(shape.head_dim, *memory[1:])
+            kind = FusedAttention if kernel or isinstance(loaded.model, FusedDecoder) else PagedAttention
+            return kind(shape, *memory)
+
+        whole = loaded.geometry
+        return MixedAttention(whole, *memory, alike) if whole.parts else alike(whole)
 
     def make_fused(self, decoder: FusedDecoder) -> Callable[[Any], torch.Tensor]:
         """The forward of a fused decoder with this runner's attention: a step -> logits [W, V]."""

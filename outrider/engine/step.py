@@ -88,7 +88,8 @@ class Group:
     """[B * n] packed position of every query, padding included; None when they simply follow `start`."""
     valid: torch.Tensor | None
     """Which of the B * n results are of real queries; None when all are."""
-    views: dict[tuple[int | None, bool | None], View] = field(default_factory=dict)
+    views: dict[tuple[int | None, int | None], View] = field(default_factory=dict)
+    """By window and the queries of a mask that are folded: 0 of none, None for a kernel."""
 
     @property
     def stop(self) -> int:
@@ -118,9 +119,10 @@ class PackedStep:
     def view(self, group: Group, window: int | None, fold: bool) -> View:
         """What `group` sees in a layer with this sliding window; `fold` forces folding."""
         folded = fold or group.width <= FOLD_LIMIT
-        view = group.views.get((window, folded))
+        kind = self.queries_per_kv if folded else 0
+        view = group.views.get((window, kind))
         if view is None:
-            view = group.views[window, folded] = _make_view(group, window, folded, self)
+            view = group.views[window, kind] = _make_view(group, window, folded, self)
         return view
 
     def plain_view(self, group: Group, window: int | None) -> View:

@@ -33,10 +33,8 @@ class ModelSizes:
     """Parameters of a table of input embeddings that is no output layer as well: no step reads it."""
     resting: int
     """Parameters of the experts that one token does not go through."""
-    layers: int
-    kv_heads: int
-    head_dim: int
-    value_dim: int
+    kv_numbers: int
+    """Numbers of the keys and values of one token in all layers."""
     context_length: int
     vocabulary_size: int
     linear: int = 0
@@ -74,7 +72,7 @@ class ModelSizes:
     @property
     def kv_bytes_per_token(self) -> int:
         """Keys and values of one token in all layers."""
-        return self.layers * self.kv_heads * (self.head_dim + self.value_dim) * BYTES[self.dtype]
+        return self.kv_numbers * BYTES[self.dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +95,6 @@ def read_checkpoint(folder: str, dtype: str = "auto", weights: str = "full") -> 
     if not path.is_dir():
         raise ModelError(f"model: {folder!r} is a hub id and plan reads a folder; download it first")
     config, tensors = _config(path), list(_tensors(path))
-    head_dim, value_dim = _widths(config)
     tied = _tied(tensors)
     return ModelSizes(
         name=path.resolve().name,
@@ -105,10 +102,7 @@ def read_checkpoint(folder: str, dtype: str = "auto", weights: str = "full") -> 
         parameters=sum(one.elements for one in tensors),
         looked_up=_looked_up(tensors),
         resting=_resting(config, tensors),
-        layers=config.num_hidden_layers,
-        kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
-        head_dim=head_dim,
-        value_dim=value_dim,
+        kv_numbers=_kv_numbers(config),
         context_length=getattr(config, "max_position_embeddings", None) or 0,
         vocabulary_size=config.vocab_size,
         linear=sum(one.elements for one in tensors if _is_linear(one)),
@@ -118,12 +112,20 @@ def read_checkpoint(folder: str, dtype: str = "auto", weights: str = "full") -> 
     )
 
 
-def _widths(config: Any) -> tuple[int, int]:
-    """Of a head's key and value; latent attention (DeepSeek) makes keys of two parts."""
-    if (value_dim := getattr(config, "v_head_dim", None)) is not None:
-        return config.qk_nope_head_dim + config.qk_rope_head_dim, value_dim
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return width, width
+def _kv_numbers(config: Any) -> int:
+    """Of all layers but those that see another one's (Gemma 4)."""
+    layers = getattr(config, "per_layer_config", None) or [config] * config.num_hidden_layers
+    modes = getattr(config, "kv_sharing_modes", None) or [None] * len(layers)
+    return sum(_layer_numbers(layer) for layer, mode in zip(layers, modes, strict=True) if mode != "reuse")
+
+
+def _layer_numbers(config: Any) -> int:
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    if getattr(config, "qk_nope_head_dim", None):  # latent attention (DeepSeek) makes keys of two parts
+        width: int = config.qk_nope_head_dim + config.qk_rope_head_dim
+    else:
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(heads * (width + (getattr(config, "v_head_dim", None) or width)))
 
 
 def _config(path: Path) -> Any:
@@ -189,8 +191,11 @@ def _dtype(config: Any, tensors: list[_Tensor]) -> str:
 
 
 def _looked_up(tensors: list[_Tensor]) -> int:
-    """A tied table of embeddings is read as the output layer; one of its own is only looked up in."""
-    return 0 if _tied(tensors) else sum(one.elements for one in tensors if _is_embedding(one.name))
+    """A tied table of embeddings is read as the output layer; others are only looked up in."""
+    tied = _tied(tensors)
+    return sum(
+        one.elements for one in tensors if _of_layers(one.name) or (_is_embedding(one.name) and not tied)
+    )
 
 
 def _resting(config: Any, tensors: list[_Tensor]) -> int:
@@ -210,9 +215,15 @@ def _is_embedding(name: str) -> bool:
     return name.endswith(("embed_tokens.weight", "wte.weight", "embed_in.weight"))
 
 
+def _of_layers(name: str) -> bool:
+    """True for the table of what each layer adds for a token (Gemma 4)."""
+    return name.endswith("embed_tokens_per_layer.weight")
+
+
 def _is_linear(one: _Tensor) -> bool:
     """True for a weight of two axes that is neither of the vocabulary, nor of positions, nor an expert's."""
     others = _is_head(one.name) or _is_embedding(one.name) or one.name.endswith("wpe.weight")
+    others = others or _of_layers(one.name)
     return one.axes == 2 and one.name.endswith(".weight") and not others and ".experts." not in one.name
 
 

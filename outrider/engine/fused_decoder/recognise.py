@@ -35,6 +35,7 @@ from outrider.engine.fused_decoder.modules import NotFused
 from outrider.engine.loaded_model import Geometry
 
 _BODY = ("model", "gpt_neox", "transformer")
+_TEXT = ("language_model", "text_model")
 _LAYERS = ("layers", "h")
 EMBEDDING = ("embed_tokens", "embed_in", "wte")
 _POSITIONS = "wpe"
@@ -224,6 +225,8 @@ def _no_rope(layers: int, device: torch.device) -> tuple[list[Rope], list[int]]:
 
 
 def _check_widths(ropes: Sequence[Rope], parts: Sequence[Parts], geometry: Geometry) -> None:
+    if geometry.parts:
+        raise NotFused("its layers differ in their heads, or share keys and values")
     if geometry.value_dim != geometry.head_dim:
         raise NotFused("its values are not as wide as its keys")
     turned = {2 * len(rope.frequencies) for rope in ropes}
@@ -268,12 +271,13 @@ def _scores(parts: Parts, geometry: Geometry, window: int | None) -> Scores:
     )
 
 
-def _text_body(body: nn.Module) -> tuple[nn.Module, list[nn.Module]]:
+def _text_body(body: nn.Module) -> tuple[nn.Module, list[nn.Module | nn.Parameter]]:
     """What computes texts, and what does not: a model that also takes images has parts for these."""
-    text = getattr(body, "language_model", None)
-    if not isinstance(text, nn.Module):
+    parts = dict(body.named_children())
+    text = next((parts.pop(name) for name in _TEXT if name in parts), None)
+    if text is None:
         return body, []
-    return text, [child for child in body.children() if child is not text]
+    return text, [*parts.values(), *body.parameters(recurse=False)]
 
 
 def _refuse_leftovers(network: nn.Module, known: Sequence[nn.Module | nn.Parameter]) -> None:

@@ -1,4 +1,4 @@
-"""What a model's layers hand to attention: the shapes of queries, keys and values.
+"""What a model's layers hand to attention: the shapes of queries, keys and values, and which are the same.
 
 A model's own cache does not say: with latent attention (DeepSeek) it keeps a smaller form, which becomes keys
 and values before attention sees them.
@@ -6,15 +6,19 @@ and values before attention sees them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 
+from outrider.engine.loaded_model import Geometry
+
 NAME = "record_shapes"
-_recorded: ContextVar[dict[int, HeadShapes]] = ContextVar("recorded_shapes")
+_recorded: ContextVar[dict[int, LayerCall]] = ContextVar("recorded_shapes")
 """Of the forward that runs; several threads may load models at once."""
 
 
@@ -27,27 +31,64 @@ class HeadShapes(NamedTuple):
     value_dim: int
 
 
-def attention_shapes(network: PreTrainedModel) -> dict[int, HeadShapes]:
-    """The shapes of each layer, from a forward of one token whose attention gives zeros.
+@dataclass(frozen=True, slots=True)
+class LayerCall:
+    """What a layer handed to attention for one token."""
+
+    shapes: HeadShapes
+    key: Tensor
+    """[H, D]"""
+    value: Tensor
+    """[H, V]"""
+
+    @property
+    def memory(self) -> tuple[int, int]:
+        """Where its key and value lie: layers that share them have the same."""
+        return self.key.data_ptr(), self.value.data_ptr()
+
+
+def attention_calls(network: PreTrainedModel, position: int = 0) -> dict[int, LayerCall]:
+    """What each layer hands over, in a forward of one token whose attention gives zeros.
 
     Raises:
         Exception: the model does not run with another attention, whatever it raises then.
     """
-    found: dict[int, HeadShapes] = {}
+    found: dict[int, LayerCall] = {}
     token, before = _recorded.set(found), network.config._attn_implementation
     network.set_attn_implementation(NAME)
     try:
-        network(torch.zeros((1, 1), dtype=torch.int64, device=network.device), use_cache=False)
+        at = torch.full((1, 1), position, dtype=torch.int64, device=network.device)
+        network(torch.zeros_like(at), position_ids=at, use_cache=False)
     finally:
         network.set_attn_implementation(before)
         _recorded.reset(token)
-    return found
+    return dict(sorted(found.items()))
+
+
+def geometry_of(calls: Mapping[int, LayerCall]) -> Geometry:
+    """The shape of what is kept of layers that made these calls.
+
+    Raises:
+        ValueError: they are not counted from 0.
+    """
+    if [*calls] != [*range(len(calls))]:
+        raise ValueError(f"attention is in the layers {[*calls]} alone")
+    owners: dict[tuple[int, int], int] = {}
+    sources = [owners.setdefault(call.memory, layer) for layer, call in calls.items()]
+    shapes = [call.shapes for call in calls.values()]
+    if len(owners) == len(sources) and len(set(shapes)) == 1:
+        return Geometry(len(shapes), *shapes[0])
+    # Query heads tell parts apart, too: they say how rows are folded.
+    kept = [[layer for layer in owners.values() if shapes[layer] == one] for one in dict.fromkeys(shapes)]
+    where = {layer: (part, i) for part, layers in enumerate(kept) for i, layer in enumerate(layers)}
+    parts = tuple(Geometry(len(layers), *shapes[layers[0]]) for layers in kept)
+    return Geometry(len(shapes), *shapes[0], parts, tuple(where[source] for source in sources))
 
 
 def _record(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Any:
-    """An attention function of transformers: notes the shapes, and mixes nothing."""
+    """An attention function of transformers: notes what it gets, and mixes nothing."""
     shapes = HeadShapes(query.shape[1], key.shape[1], key.shape[3], value.shape[3])
-    _recorded.get()[module.layer_idx] = shapes
+    _recorded.get()[module.layer_idx] = LayerCall(shapes, key[0, :, 0], value[0, :, 0])
     return query.new_zeros((query.shape[0], query.shape[2], query.shape[1], value.shape[3])), None
 
 

@@ -9,16 +9,17 @@ between layers) shows as a difference here rather than as wrong text later.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from transformers import PreTrainedModel
 
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loaded_model import Geometry, LoadedModel
-from outrider.engine.loading.attention_shapes import attention_shapes
+from outrider.engine.loading.attention_shapes import attention_calls, geometry_of
+from outrider.engine.loading.model_config import no_interface
 from outrider.engine.make_runner import make_runner
 from outrider.engine.runner import ModelRunner, Segment
 from outrider.protocol.errors import ModelError
@@ -54,7 +55,7 @@ def run_plain(network: PreTrainedModel, context_length: int) -> Plain:
     """Run the check's sequences through the model as it is, and read off the shapes of its attention.
 
     Raises:
-        ModelError: it does not run, or its layers have keys and values of several shapes.
+        ModelError: it does not run, or calls no attention that can be replaced.
     """
     kind = type(network).__name__
     if context_length < LENGTH:
@@ -63,23 +64,23 @@ def run_plain(network: PreTrainedModel, context_length: int) -> Plain:
     try:
         with torch.inference_mode():
             output = network(torch.tensor(tokens, device=network.device), use_cache=True)
-            shapes = set(attention_shapes(network).values())
-        layers = output.past_key_values.layers
+            calls = attention_calls(network)
+        if not calls:
+            raise no_interface(network)
+        geometry = geometry_of(calls)
+        windows = _windows(geometry, output.past_key_values.layers)
     except _RUN_ERRORS as error:
         raise ModelError(
             f"model: {kind} does not run as a plain decoder ({error}); use another model"
         ) from error
-    if len(shapes) != 1:
-        raise ModelError(
-            f"model: the layers of {kind} have heads of different shapes {sorted(map(tuple, shapes))}; "
-            "use a model whose layers are alike"
-        )
-    return Plain(
-        tokens=tokens,
-        logits=output.logits.float(),
-        geometry=Geometry(len(layers), *shapes.pop()),
-        windows={i: layer.sliding_window if layer.is_sliding else None for i, layer in enumerate(layers)},
-    )
+    return Plain(tokens=tokens, logits=output.logits.float(), geometry=geometry, windows=windows)
+
+
+def _windows(geometry: Geometry, cached: Sequence[Any]) -> dict[int, int | None]:
+    """The window of each layer, that of the first one with its keys: only this one has them in the cache."""
+    places = geometry.places or [(0, layer) for layer in range(geometry.num_layers)]
+    owners = [cached[places.index(place)] for place in places]
+    return {i: owner.sliding_window if owner.is_sliding else None for i, owner in enumerate(owners)}
 
 
 def check_paged(

@@ -30,9 +30,9 @@ from outrider.engine.loading.code_weights import code_weights
 from outrider.engine.loading.fingerprint import fingerprint
 from outrider.engine.loading.layers import leave_out
 from outrider.engine.loading.model_config import (
-    FACTORY,
     LOAD_ERRORS,
     eos_token_ids,
+    factory_of,
     find_context_length,
     find_device,
     generation_setting,
@@ -308,7 +308,8 @@ def _read_weights(
 
 def _from_files(model: str, dtype: str, trust_remote_code: bool) -> Any:
     """The model on the CPU, and what transformers says of its weights."""
-    return FACTORY.from_pretrained(
+    config = read_config(model, trust_remote_code)
+    return factory_of(config).from_pretrained(
         model,
         dtype=dtype if dtype == "auto" else getattr(torch, dtype),
         trust_remote_code=trust_remote_code,

@@ -7,12 +7,23 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from outrider.engine.loading.model_path import cannot_load
 from outrider.protocol.errors import ModelError
 
-FACTORY: Any = AutoModelForCausalLM  # its annotations leave out what the arguments below change
+_ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
+_RECURRENT = {"linear_attention", "conv", "mamba", "recurrent", "hybrid", "hybrid_sliding"}
+"""Kinds of layers by the names that configurations give them."""
 LOAD_ERRORS = (OSError, ValueError, ImportError, RuntimeError, KeyError, TypeError, SafetensorError)
 """What transformers raises for files that are missing, unreadable, too large or not a known model."""
 
@@ -48,6 +59,13 @@ def read_config(model: str, trust_remote_code: bool) -> PretrainedConfig:
     return config
 
 
+def factory_of(config: PretrainedConfig) -> Any:
+    """What makes a model of this configuration: one of texts, else one that takes images with them."""
+    kind = type(config)
+    images = kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and kind not in MODEL_FOR_CAUSAL_LM_MAPPING
+    return AutoModelForImageTextToText if images else AutoModelForCausalLM
+
+
 def skeleton_of(model: str, config: PretrainedConfig, trust_remote_code: bool) -> PreTrainedModel:
     """The model without weights.
 
@@ -58,25 +76,33 @@ def skeleton_of(model: str, config: PretrainedConfig, trust_remote_code: bool) -
         raise ModelError(f"model: {model!r} is an encoder-decoder; use a decoder-only model")
     try:
         with torch.device("meta"):
-            skeleton: PreTrainedModel = FACTORY.from_config(config, trust_remote_code=trust_remote_code)
+            factory = factory_of(config)
+            skeleton: PreTrainedModel = factory.from_config(config, trust_remote_code=trust_remote_code)
     except LOAD_ERRORS as error:
         raise unreadable(model, error) from error
     kind = type(skeleton).__name__
-    other_layers = set(getattr(config.get_text_config(), "layer_types", None) or ()) - {
-        "full_attention",
-        "sliding_attention",
-    }
-    if getattr(skeleton, "_is_stateful", False) or other_layers:
+    other_layers = set(getattr(config.get_text_config(), "layer_types", None) or ()) - _ATTENTION
+    if getattr(skeleton, "_is_stateful", False) or other_layers & _RECURRENT:
         raise ModelError(
             f"model: {kind} has layers ({', '.join(sorted(other_layers)) or 'recurrent'}) whose state cannot "
             "be rolled back; use a model with attention in every layer"
         )
-    if not getattr(skeleton, "_supports_attention_backend", False):
+    if other_layers:
         raise ModelError(
-            f"model: {kind} does not let its attention be replaced (transformers' attention interface); "
-            "use another architecture"
+            f"model: {kind} has layers ({', '.join(sorted(other_layers))}) whose attention leaves out tokens "
+            "in a way that is not computed here; use a model with full or sliding attention"
         )
+    if not skeleton._can_set_attn_implementation():
+        raise no_interface(skeleton)
     return skeleton
+
+
+def no_interface(network: PreTrainedModel) -> ModelError:
+    """The error for a model that calls no attention of ours."""
+    return ModelError(
+        f"model: {type(network).__name__} does not let its attention be replaced (transformers' attention "
+        "interface); use another architecture"
+    )
 
 
 def find_context_length(config: PretrainedConfig, asked: int, say: Callable[[str], None]) -> int:
@@ -96,6 +122,10 @@ def find_context_length(config: PretrainedConfig, asked: int, say: Callable[[str
         if rope.get("rope_type") == "longrope" and original is not None and original < limit:
             say(f"context cut from {limit} to {original} tokens: this rope changes all positions beyond it")
             limit = original
+    chunk = getattr(text, "attention_chunk_size", None)
+    if "chunked_attention" in (getattr(text, "layer_types", None) or ()) and chunk and chunk < limit:
+        say(f"context cut from {limit} to {chunk} tokens: attention starts anew behind them")
+        limit = chunk
     if asked > limit:
         raise ModelError(f"context_length: {asked} is more than the {limit} of the model; lower it")
     return int(asked or limit)

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from outrider.engine.gpu.coded_linear import without_codes
+from outrider.engine.loading.model_config import factory_of
 from outrider.engine.loading.open_weights import OpenWeights, Weight, by_module
 from outrider.engine.quantization.checkpoint import Checkpoint, layout_of, read_checkpoint
 from outrider.engine.quantization.layouts import Layout, Parts
@@ -16,7 +17,6 @@ from outrider.engine.quantization.modules import attach_codes, shapes_of_linears
 
 FULL = "full"
 """Weights that are not quantized."""
-_factory: Any = AutoModelForCausalLM
 
 
 def read_quantized(
@@ -76,7 +76,8 @@ def _whole(parts: Mapping[str, Weight]) -> Parts:
 def _skeleton(config: PretrainedConfig, trust_remote_code: bool) -> PreTrainedModel:
     """The model of a configuration without weights."""
     with torch.device("meta"):
-        skeleton: PreTrainedModel = _factory.from_config(config, trust_remote_code=trust_remote_code)
+        factory = factory_of(config)
+        skeleton: PreTrainedModel = factory.from_config(config, trust_remote_code=trust_remote_code)
     return skeleton
 
 

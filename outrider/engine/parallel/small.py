@@ -10,7 +10,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from outrider.engine.loaded_model import Geometry
-from outrider.engine.loading.model_config import FACTORY
+from outrider.engine.loading.model_config import factory_of
 from outrider.engine.quantization.rounding import GROUP
 
 
@@ -49,7 +49,8 @@ def _set_heads(text: Any, geometry: Geometry, ranks: int) -> None:
 def random_network(config: PretrainedConfig, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
     """A model whose weights are the same on every rank, and so wide that tokens differ."""
     generator = torch.Generator().manual_seed(0)
-    network: Any = FACTORY.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
+    factory = factory_of(config)
+    network: Any = factory.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
     for weight in network.parameters():
         if weight.ndim == 1:  # norms and biases, which begin as ones and zeros
             weight.data += torch.empty_like(weight).uniform_(-0.25, 0.25, generator=generator)

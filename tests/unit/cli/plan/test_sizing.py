@@ -20,10 +20,7 @@ def model(**changes: Any) -> ModelSizes:
         "parameters": 8 * GB,
         "looked_up": 0,
         "resting": 0,
-        "layers": 32,
-        "kv_heads": 8,
-        "head_dim": 128,
-        "value_dim": 128,
+        "kv_numbers": 32 * 8 * (128 + 128),
         "context_length": 8192,
         "vocabulary_size": 1000,
     }

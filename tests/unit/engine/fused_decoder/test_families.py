@@ -90,6 +90,40 @@ def test_experts_may_stand_behind_other_norms(tmp_path: Path) -> None:
     assert decoder.beyond_llama() == "norms of heads together"
 
 
+SMALL: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "initializer_range": 0.25,
+}
+
+
+@pytest.mark.parametrize("parts", ["language_model", "text_model"])
+def test_a_model_of_images_and_texts_runs_for_texts(tmp_path: Path, parts: str) -> None:
+    """Also one that transformers has no class for texts alone of."""
+    texts = {**SMALL, "vocab_size": 300, "num_key_value_heads": 2, "max_position_embeddings": 512}
+    views = {**SMALL, "image_size": 32, "patch_size": 16, "head_dim": 16}
+    config: PretrainedConfig
+    if parts == "language_model":
+        config = transformers.Mistral3Config(
+            text_config={**texts, "model_type": "mistral", "head_dim": 16},
+            vision_config={**views, "model_type": "pixtral"},
+            image_token_index=299,
+        )
+    else:
+        text_config = {**texts, "model_type": "llama", "pad_token_id": 1}
+        config = transformers.Idefics3Config(
+            text_config=text_config, vision_config=views, image_token_id=299, pad_token_id=1
+        )
+    torch.manual_seed(0)
+    network = transformers.AutoModelForImageTextToText.from_config(config)
+    assert isinstance(network.model.get_submodule(parts), torch.nn.Module)
+    network.save_pretrained(tmp_path)
+    decoder, _ = loaded(tmp_path)
+    assert decoder.kind == type(network).__name__
+
+
 @pytest.mark.parametrize("activation", ["relu", "gelu_fast", "gelu_pytorch_tanh", "gelu", "silu"])
 def test_an_mlp_without_a_gate_has_any_activation(tmp_path: Path, activation: str) -> None:
     """Those that torch computes in one operation, and others."""
