@@ -10,9 +10,9 @@ a word and to make it float32, and one for each row that it is multiplied with.
                with all panels at once, read a strip from front to back
     block      groups of a strip, which stay in the cache while panels and rows take turns
 
-A code is not moved to the lowest bits of its word: it counts a power of two more there, and rows are prepared
-with numbers that much smaller, which changes none of their digits. The zero of a group is not taken from each
-code but, times the sum of a row's numbers in the group, from the group's sum.
+Rows of bfloat16 are multiplied with pairs of bfloat16 numbers where there are instructions for it, all others
+with float32 ones; see `codes`. The zero of a group is not taken from each code but, times the sum of a row's
+numbers in the group, from the group's sum.
 
 A sum adds up the numbers of a group in order, then the groups, whatever the other rows are and however many:
 a row's bits do not depend on its batch.
@@ -28,6 +28,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from outrider.engine.cpu.kernels.codes import Steps, middle, steps
 from outrider.engine.cpu.kernels.compiling import inlined, kernel
 from outrider.engine.cpu.kernels.epilogue import PANEL, write_gated, write_sums
 from outrider.engine.cpu.kernels.vectors import (
@@ -40,6 +41,7 @@ from outrider.engine.cpu.kernels.vectors import (
     Address,
     Builder,
     Value,
+    add_products,
     added_up,
     emits,
     fetch,
@@ -52,6 +54,8 @@ from outrider.engine.cpu.kernels.vectors import (
     pointer,
     splat,
     spread,
+    step_numbers,
+    store,
     store_aligned,
 )
 from outrider.engine.cpu.processor import LANES
@@ -69,7 +73,7 @@ LINE = 64
 """Bytes of a cache line."""
 AHEAD = 8192
 """Bytes ahead of which weights are fetched; see `row_matmul`."""
-BLOCK, SHORT = 1024, 128
+BLOCK, SHORT = 1024, 64
 """Numbers of a row; short where panels alone take turns, so that lines are asked for nearly in order."""
 MAX_ROWS = 10 * GROUP
 """Rows of one pass over the weights."""
@@ -77,10 +81,11 @@ SUMS_BYTES = STRIP * MAX_ROWS * STRIDE
 _BYTES = {"bfloat16": 2, "float32": 4}
 
 
-@emits(types.void, *[Address] * 9, literals=4)
+@emits(types.void, *[Address] * 9, literals=5)
 def _add_strip(
     builder: Builder,
     bits: int,
+    pairs: int,
     kind: str,
     zeros: int,
     locality: int,
@@ -107,7 +112,7 @@ def _add_strip(
             totals = builder.add(sums, builder.mul(panel, I64(STRIDE * MAX_ROWS)))
             with _rows_known(builder, rows, most) as choices:
                 for count in choices:
-                    code = _Codes(bits, kind, zeros, locality, width, count)
+                    code = _Codes(bits, bool(pairs), kind, zeros, locality, width, count)
                     code.add_groups(builder, x, x_stride, shares, w, panel, groups, words, totals)
         first = builder.add(first, builder.mul(turns, I64(width)))
 
@@ -133,13 +138,17 @@ def _rows_known(builder: Builder, rows: Value, most: int) -> Iterator[Iterator[i
 class _Codes:
     """The loop of `_add_strip` over groups, for a number of panels and rows."""
 
-    def __init__(self, bits: int, kind: str, zeros: int, locality: int, panels: int, rows: int) -> None:
-        self.bits, self.kind, self.zeros, self.locality = bits, kind, zeros, locality
+    def __init__(
+        self, bits: int, pairs: bool, kind: str, zeros: int, locality: int, panels: int, rows: int
+    ) -> None:
+        self.bits, self.pairs, self.kind, self.zeros, self.locality = bits, pairs, kind, zeros, locality
         self.rows = range(rows)
+        self.numbers = "bfloat16" if pairs else "float32"
         self.panels = panels
         self.cells = [(panel, half) for panel in range(panels) for half in range(2)]
-        self.middle = float(1 << (bits - 1))
-        self.per_word = 32 // bits
+        self.middle = middle(bits, pairs=pairs, zeros=bool(zeros))
+        self.word_numbers = _BYTES[self.numbers] * 32 // bits
+        """Bytes of the numbers of a row that belong to a word."""
         self.half = LANES * _BYTES[kind]
         self.heads = 2 * STRIP * self.half
         """Bytes of the scales of a group, or of its zeros."""
@@ -158,9 +167,10 @@ class _Codes:
     ) -> None:
         """All groups of a block."""
         totals = {cell: [cgutils.alloca_once(builder, SUM) for _ in self.rows] for cell in self.cells}
+        made = steps(builder, self.bits, pairs=self.pairs, zeros=bool(self.zeros))
         head = self.heads * (2 if self.zeros else 1)
         w_group = builder.add(I64(head), builder.mul(words, I64(STRIP * STRIDE)))
-        x_group = builder.mul(words, I64(4 * self.per_word))
+        x_group = builder.mul(words, I64(self.word_numbers))
         with cgutils.for_range(builder, groups) as loop:
             group = builder.add(w, builder.mul(loop.index, w_group))
             scales = builder.add(group, builder.mul(first, I64(2 * self.half)))
@@ -170,8 +180,8 @@ class _Codes:
             row = builder.add(x, builder.mul(loop.index, x_group))
             with cgutils.for_range(builder, words) as inner:
                 line = builder.add(codes, builder.mul(inner.index, I64(STRIP * STRIDE)))
-                step = builder.add(row, builder.mul(inner.index, I64(4 * self.per_word)))
-                self._add_word(builder, totals, line, step, x_stride)
+                step = builder.add(row, builder.mul(inner.index, I64(self.word_numbers)))
+                self._add_word(builder, made, totals, line, step, x_stride)
             self._end(builder, totals, scales, sums)
 
     def _begin(
@@ -186,16 +196,26 @@ class _Codes:
         for at in range(0, self.half * len(self.cells) * (2 if self.zeros else 1), LINE):
             fetch(builder, self.locality, builder.add(scales, I64(AHEAD + at)))
         for row in self.rows:
-            taken = _everywhere(builder, builder.add(share, builder.mul(x_stride, I64(row))))
+            share_at = builder.add(share, builder.mul(x_stride, I64(row)))
             for cell in self.cells:
-                zero = ir.Constant(SUM, [self.middle] * LANES)
-                if self.zeros:
-                    zero = self._head(builder, builder.add(scales, I64(self.heads)), cell)
-                builder.store(builder.fmul(zero, taken), totals[cell][row])
+                builder.store(self._first(builder, scales, share_at, cell), totals[cell][row])
+
+    def _first(self, builder: Builder, scales: Value, share: Value, cell: tuple[int, int]) -> Value:
+        """What a zero that is not the middle takes away, times the sum of a row's numbers, negative."""
+        half_range = float(1 << (self.bits - 1))
+        if self.zeros:
+            zero = self._head(builder, builder.add(scales, I64(self.heads)), cell)
+            zero = builder.fsub(zero, ir.Constant(SUM, [self.middle] * LANES))
+        elif self.middle == half_range:
+            return ir.Constant(SUM, None)
+        else:
+            zero = ir.Constant(SUM, [half_range - self.middle] * LANES)
+        return builder.fmul(zero, _everywhere(builder, share))
 
     def _add_word(
         self,
         builder: Builder,
+        steps: Steps,
         totals: dict[tuple[int, int], list[Value]],
         line: Value,
         step: Value,
@@ -208,25 +228,14 @@ class _Codes:
             halves = [STRIDE * panel + VECTOR_BYTES * half for half in range(2)]
             places = [pointer(builder, builder.add(line, I64(half))) for half in halves]
             words = [builder.load(place, typ=WORDS, align=VECTOR_BYTES) for place in places]
-            for place in range(self.per_word):
-                weights = [self._cut(builder, word, place) for word in words]
+            for place, both in enumerate(zip(*(steps(builder, word) for word in words), strict=True)):
                 for row in self.rows:
                     at = builder.add(builder.mul(x_stride, I64(row)), I64(4 * place))
-                    number = _everywhere(builder, builder.add(step, at))
-                    for half in range(2):
+                    number = step_numbers(builder, self.numbers, builder.add(step, at))
+                    for half, weight in enumerate(both):
                         total = totals[panel, half][row]
-                        builder.store(
-                            fused(builder, weights[half], number, builder.load(total, typ=SUM)), total
-                        )
-
-    def _cut(self, builder: Builder, word: Value, place: int) -> Value:
-        """The codes at a place of words, times 2^(bits place); the highest as they are."""
-        if place == self.per_word - 1:
-            alone = builder.lshr(word, ir.Constant(WORDS, [self.bits * place] * LANES))
-        else:
-            mask = ((1 << self.bits) - 1) << self.bits * place
-            alone = builder.and_(word, ir.Constant(WORDS, [mask] * LANES))
-        return builder.sitofp(alone, SUM)
+                        before = builder.load(total, typ=SUM)
+                        builder.store(add_products(builder, self.numbers, before, weight, number), total)
 
     def _end(
         self, builder: Builder, totals: dict[tuple[int, int], list[Value]], scales: Value, sums: Value
@@ -253,36 +262,40 @@ def _everywhere(builder: Builder, address: Value) -> Value:
 
 
 @cache
-def prepare_rows(kind: str) -> Callable[..., None]:
+def prepare_rows(kind: str, pairs: int) -> Callable[..., None]:
     """The kernel that prepares rows of a kind of numbers."""
-    size = _BYTES[kind]
+    size, numbers_of = _BYTES[kind], "bfloat16" if pairs else "float32"
+    made_size = _BYTES[numbers_of]
 
     @kernel("void(intp, intp, intp, intp, intp, intp, intp, intp)", keeps_lock=True)
     def prepare(
         x: int, numbers: int, rows: int, group: int, groups: int, factors: int, y: int, y_stride: int
     ) -> None:
-        """Of X [rows, numbers] make Y: groups of `group` float32 numbers times `factors` [LANES], and then
-        for each group the sum of its numbers, negative. A group is a multiple of LANES.
+        """Of X [rows, numbers] make Y: groups of `group` numbers times `factors` [LANES], and then for each
+        group the sum of its numbers, negative float32. A group is a multiple of LANES.
         """
-        scaled = load_aligned(factors)
+        scaled, whole = load_aligned(factors), first_lanes(LANES)
         for row in range(rows):
             given, made = x + size * numbers * row, y + y_stride * row
-            shares = floats(made + 4 * group * groups)
+            shares = floats(made + made_size * group * groups)
             for index in range(groups):
                 total = splat(0.0)
                 for column in range(group * index, group * (index + 1), LANES):
                     part = load(kind, given + size * column, first_lanes(numbers - column))
                     total = total + part
-                    store_aligned(made + 4 * column, part * scaled)
+                    store(numbers_of, made + made_size * column, part * scaled, whole)
                 shares[index] = -added_up(total)
 
     return prepare
 
 
 @cache
-def quantized_matmul(kind: str, bits: int, scales: str, zeros: int, locality: int) -> Callable[..., None]:
+def quantized_matmul(
+    kind: str, bits: int, pairs: int, scales: str, zeros: int, locality: int
+) -> Callable[..., None]:
     """The kernel for rows of a kind of numbers and weights with scales, and perhaps zeros, of another."""
     size, per_word = _BYTES[kind], 32 // bits
+    prepared = 2 if pairs else 4
     head = STRIP * PANEL * _BYTES[scales] * (1 + zeros)
 
     @kernel("void(intp, intp, intp, intp, intp, intp, intp, intp, intp, intp, intp, boolean, intp)")
@@ -310,9 +323,9 @@ def quantized_matmul(kind: str, bits: int, scales: str, zeros: int, locality: in
         """
         parts = (rows + GROUP - 1) // GROUP
         width = LANES if gated else PANEL
-        group_bytes = 4 * per_word * words
+        group_bytes = prepared * per_word * words
         stride = head + STRIP * STRIDE * words
-        block = max(1, 4 * (BLOCK if parts > 1 else SHORT) // group_bytes)
+        block = max(1, (BLOCK if parts > 1 else SHORT) // (per_word * words))
         for strip in range(strips):
             left = columns - width * STRIP * strip
             panels = min(STRIP, (left + width - 1) // width)
@@ -328,6 +341,7 @@ def quantized_matmul(kind: str, bits: int, scales: str, zeros: int, locality: in
                     total = sums + STRIDE * low
                     _add_strip(
                         bits,
+                        pairs,
                         scales,
                         zeros,
                         locality,

@@ -205,9 +205,9 @@ from outrider.engine.cpu import processor
 processor.LANES = 16
 from outrider.engine.cpu.kernels.quantized_matmul import prepare_rows, quantized_matmul
 for kind in ("bfloat16", "float32"):
-    prepare_rows(kind)
+    prepare_rows(kind, 0)
     for bits in (4, 8):
-        made = quantized_matmul(kind, bits, "bfloat16", 1, 0)
+        made = quantized_matmul(kind, bits, 0, "bfloat16", 1, 0)
         code = "".join(made.inspect_asm().values())
         assert "vcvtdq2ps" in code and "zmm" in code and "vfmadd" in code
 print("compiled")
