@@ -12,6 +12,8 @@ from outrider.engine.cpu.panels import PANEL, aligned, paired
 from outrider.engine.quantization.weight import QuantizedWeight, packed, unpacked
 
 SHORT_GROUP = 64
+"""Sums of longer ones would be chains of additions that wait for each other, and one group more than stays in
+the cache while panels take turns."""
 
 
 def in_short_groups(weight: QuantizedWeight) -> QuantizedWeight:
@@ -28,9 +30,10 @@ def in_short_groups(weight: QuantizedWeight) -> QuantizedWeight:
 
 
 def with_signs(weight: QuantizedWeight) -> QuantizedWeight:
-    """The same numbers, with zeros where there is one that is no sign and a number below the middle."""
-    least = weight.bits == 8 and bool((weight.words.view(torch.uint8)[:, : weight.numbers] == 0).any())
-    if weight.zeros is not None or not least:
+    """The same numbers, with zeros where an 8-bit code is 0: it is 128 below the middle, and no other is 128
+    above it."""
+    farthest = weight.bits == 8 and bool((weight.words.view(torch.uint8)[:, : weight.numbers] == 0).any())
+    if weight.zeros is not None or not farthest:
         return weight
     return replace(weight, zeros=torch.full_like(weight.scales, weight.middle))
 
@@ -65,9 +68,9 @@ def _halves(words: Tensor) -> Tensor:
 
 
 def _signed(words: Tensor, *, zeros: bool) -> Tensor:
-    """[..., PANEL] words of 8-bit codes -> bytes: of four words the first two numbers of each, then the others.
+    """[..., PANEL] words of 8-bit codes -> bytes: of four words two numbers of each, then the others.
 
-    A byte is how far a code is from 127 or 128, without zeros on both sides from 128, and the sign.
+    A byte is the distance of a code from 128, or with zeros from 127 and 128, with a sign below.
     """
     codes = words.view(torch.uint8)
     codes = torch.where(codes < 128, 255 - codes + int(not zeros), codes - 128)

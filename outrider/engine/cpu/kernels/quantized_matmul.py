@@ -1,18 +1,16 @@
 """`Y = X W^T + b` with AVX-512 or AVX2, for few rows X and many weights W of 4 or 8 bits.
 
-What takes time is the memory, and with 4 bits the instructions: so a code costs two of them, to cut it out of
-a word and to make it float32, and one for each row that it is multiplied with.
+For one row the memory takes the time, for many the multiplications. Codes become numbers in registers, with
+few instructions that serve up to GROUP rows; see `codes`, also for words.
 
-    word       32 bits with the codes of 8 or 4 numbers that follow each other in a row of W
     group      numbers of a row of W that share a scale, and perhaps a zero
     panel      PANEL columns of W^T
     strip      STRIP panels; of each word the panels follow each other, so that few rows, which are multiplied
                with all panels at once, read a strip from front to back
     block      groups of a strip, which stay in the cache while panels and rows take turns
 
-Rows of bfloat16 are multiplied with pairs of bfloat16 numbers where there are instructions for it, all others
-with float32 ones; see `codes`. The zero of a group is not taken from each code but, times the sum of a row's
-numbers in the group, from the group's sum.
+The zero of a group is not taken from each code but, times the sum of a row's numbers in the group, from the
+group's sum.
 
 A sum adds up the numbers of a group in order, then the groups, whatever the other rows are and however many:
 a row's bits do not depend on its batch.
@@ -28,7 +26,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from outrider.engine.cpu.kernels.codes import Steps, middle, steps
+from outrider.engine.cpu.kernels.codes import Codes, Steps
 from outrider.engine.cpu.kernels.compiling import inlined, kernel
 from outrider.engine.cpu.kernels.epilogue import PANEL, write_gated, write_sums
 from outrider.engine.cpu.kernels.vectors import (
@@ -73,8 +71,8 @@ LINE = 64
 """Bytes of a cache line."""
 AHEAD = 8192
 """Bytes ahead of which weights are fetched; see `row_matmul`."""
-BLOCK, SHORT = 1024, 64
-"""Numbers of a row; short where panels alone take turns, so that lines are asked for nearly in order."""
+BLOCK = 64
+"""Numbers of a row; few, so that panels that take turns ask for lines nearly in order."""
 MAX_ROWS = 10 * GROUP
 """Rows of one pass over the weights."""
 SUMS_BYTES = STRIP * MAX_ROWS * STRIDE
@@ -103,6 +101,7 @@ def _add_strip(
 
     As many panels at once as their sums fit into registers; the last ones alone.
     """
+    codes = Codes(bits, bool(zeros), bool(pairs))
     first: Value = I64(0)
     for width, most in AT_ONCE.items():
         left = builder.udiv(builder.sub(panels, first), I64(width))
@@ -112,8 +111,8 @@ def _add_strip(
             totals = builder.add(sums, builder.mul(panel, I64(STRIDE * MAX_ROWS)))
             with _rows_known(builder, rows, most) as choices:
                 for count in choices:
-                    code = _Codes(bits, bool(pairs), kind, zeros, locality, width, count)
-                    code.add_groups(builder, x, x_stride, shares, w, panel, groups, words, totals)
+                    loop_of = _Groups(codes, kind, locality, width, count)
+                    loop_of.add_groups(builder, x, x_stride, shares, w, panel, groups, words, totals)
         first = builder.add(first, builder.mul(turns, I64(width)))
 
 
@@ -135,20 +134,13 @@ def _rows_known(builder: Builder, rows: Value, most: int) -> Iterator[Iterator[i
     builder.position_at_end(done)
 
 
-class _Codes:
+class _Groups:
     """The loop of `_add_strip` over groups, for a number of panels and rows."""
 
-    def __init__(
-        self, bits: int, pairs: bool, kind: str, zeros: int, locality: int, panels: int, rows: int
-    ) -> None:
-        self.bits, self.pairs, self.kind, self.zeros, self.locality = bits, pairs, kind, zeros, locality
+    def __init__(self, codes: Codes, kind: str, locality: int, panels: int, rows: int) -> None:
+        self.codes, self.kind, self.locality, self.panels = codes, kind, locality, panels
         self.rows = range(rows)
-        self.numbers = "bfloat16" if pairs else "float32"
-        self.panels = panels
         self.cells = [(panel, half) for panel in range(panels) for half in range(2)]
-        self.middle = middle(bits, pairs=pairs, zeros=bool(zeros))
-        self.word_numbers = _BYTES[self.numbers] * 32 // bits
-        """Bytes of the numbers of a row that belong to a word."""
         self.half = LANES * _BYTES[kind]
         self.heads = 2 * STRIP * self.half
         """Bytes of the scales of a group, or of its zeros."""
@@ -167,10 +159,10 @@ class _Codes:
     ) -> None:
         """All groups of a block."""
         totals = {cell: [cgutils.alloca_once(builder, SUM) for _ in self.rows] for cell in self.cells}
-        made = steps(builder, self.bits, pairs=self.pairs, zeros=bool(self.zeros))
-        head = self.heads * (2 if self.zeros else 1)
+        steps = self.codes.steps(builder)
+        head = self.heads * (2 if self.codes.zeros else 1)
         w_group = builder.add(I64(head), builder.mul(words, I64(STRIP * STRIDE)))
-        x_group = builder.mul(words, I64(self.word_numbers))
+        x_group = builder.mul(words, I64(self.codes.row_bytes))
         with cgutils.for_range(builder, groups) as loop:
             group = builder.add(w, builder.mul(loop.index, w_group))
             scales = builder.add(group, builder.mul(first, I64(2 * self.half)))
@@ -180,8 +172,8 @@ class _Codes:
             row = builder.add(x, builder.mul(loop.index, x_group))
             with cgutils.for_range(builder, words) as inner:
                 line = builder.add(codes, builder.mul(inner.index, I64(STRIP * STRIDE)))
-                step = builder.add(row, builder.mul(inner.index, I64(self.word_numbers)))
-                self._add_word(builder, made, totals, line, step, x_stride)
+                step = builder.add(row, builder.mul(inner.index, I64(self.codes.row_bytes)))
+                self._add_word(builder, steps, totals, line, step, x_stride)
             self._end(builder, totals, scales, sums)
 
     def _begin(
@@ -193,24 +185,23 @@ class _Codes:
         x_stride: Value,
     ) -> None:
         """A group's sums begin with what its zeros take away."""
-        for at in range(0, self.half * len(self.cells) * (2 if self.zeros else 1), LINE):
+        for at in range(0, self.half * len(self.cells) * (2 if self.codes.zeros else 1), LINE):
             fetch(builder, self.locality, builder.add(scales, I64(AHEAD + at)))
         for row in self.rows:
-            share_at = builder.add(share, builder.mul(x_stride, I64(row)))
+            place = builder.add(share, builder.mul(x_stride, I64(row)))
             for cell in self.cells:
-                builder.store(self._first(builder, scales, share_at, cell), totals[cell][row])
+                builder.store(self._taken(builder, scales, place, cell), totals[cell][row])
 
-    def _first(self, builder: Builder, scales: Value, share: Value, cell: tuple[int, int]) -> Value:
-        """What a zero that is not the middle takes away, times the sum of a row's numbers, negative."""
-        half_range = float(1 << (self.bits - 1))
-        if self.zeros:
-            zero = self._head(builder, builder.add(scales, I64(self.heads)), cell)
-            zero = builder.fsub(zero, ir.Constant(SUM, [self.middle] * LANES))
-        elif self.middle == half_range:
+    def _taken(self, builder: Builder, scales: Value, share: Value, cell: tuple[int, int]) -> Value:
+        """The zeros of half a panel, as far as the numbers of codes have them, times a row's share."""
+        middle, zero = ir.Constant(SUM, [self.codes.middle] * LANES), self.codes.zero
+        if not self.codes.zeros and self.codes.middle == zero:
             return ir.Constant(SUM, None)
-        else:
-            zero = ir.Constant(SUM, [half_range - self.middle] * LANES)
-        return builder.fmul(zero, _everywhere(builder, share))
+        zeros = ir.Constant(SUM, [zero] * LANES)
+        if self.codes.zeros:
+            zeros = self._head(builder, builder.add(scales, I64(self.heads)), cell)
+        alone = builder.fsub(zeros, middle)
+        return builder.fmul(alone, spread(builder, builder.load(pointer(builder, share), typ=F32, align=4)))
 
     def _add_word(
         self,
@@ -231,11 +222,13 @@ class _Codes:
             for place, both in enumerate(zip(*(steps(builder, word) for word in words), strict=True)):
                 for row in self.rows:
                     at = builder.add(builder.mul(x_stride, I64(row)), I64(4 * place))
-                    number = step_numbers(builder, self.numbers, builder.add(step, at))
-                    for half, weight in enumerate(both):
-                        total = totals[panel, half][row]
+                    number = step_numbers(builder, self.codes.numbers, builder.add(step, at))
+                    for total, weight in zip(
+                        (totals[panel, 0][row], totals[panel, 1][row]), both, strict=True
+                    ):
                         before = builder.load(total, typ=SUM)
-                        builder.store(add_products(builder, self.numbers, before, weight, number), total)
+                        made = add_products(builder, self.codes.numbers, before, weight, number)
+                        builder.store(made, total)
 
     def _end(
         self, builder: Builder, totals: dict[tuple[int, int], list[Value]], scales: Value, sums: Value
@@ -256,16 +249,11 @@ class _Codes:
         return numbers_at(builder, self.kind, builder.add(first, I64(self.half * (2 * panel + half))))
 
 
-def _everywhere(builder: Builder, address: Value) -> Value:
-    """The float32 number at an address in all lanes."""
-    return spread(builder, builder.load(pointer(builder, address), typ=F32, align=4))
-
-
 @cache
 def prepare_rows(kind: str, pairs: int) -> Callable[..., None]:
-    """The kernel that prepares rows of a kind of numbers."""
-    size, numbers_of = _BYTES[kind], "bfloat16" if pairs else "float32"
-    made_size = _BYTES[numbers_of]
+    """The kernel that prepares rows of a kind of numbers to be multiplied as pairs, or as float32."""
+    size, made_kind = _BYTES[kind], "bfloat16" if pairs else "float32"
+    made_size = _BYTES[made_kind]
 
     @kernel("void(intp, intp, intp, intp, intp, intp, intp, intp)", keeps_lock=True)
     def prepare(
@@ -283,7 +271,7 @@ def prepare_rows(kind: str, pairs: int) -> Callable[..., None]:
                 for column in range(group * index, group * (index + 1), LANES):
                     part = load(kind, given + size * column, first_lanes(numbers - column))
                     total = total + part
-                    store(numbers_of, made + made_size * column, part * scaled, whole)
+                    store(made_kind, made + made_size * column, part * scaled, whole)
                 shares[index] = -added_up(total)
 
     return prepare
@@ -295,7 +283,7 @@ def quantized_matmul(
 ) -> Callable[..., None]:
     """The kernel for rows of a kind of numbers and weights with scales, and perhaps zeros, of another."""
     size, per_word = _BYTES[kind], 32 // bits
-    prepared = 2 if pairs else 4
+    row_bytes = Codes(bits, bool(zeros), bool(pairs)).row_bytes
     head = STRIP * PANEL * _BYTES[scales] * (1 + zeros)
 
     @kernel("void(intp, intp, intp, intp, intp, intp, intp, intp, intp, intp, intp, boolean, intp)")
@@ -323,9 +311,9 @@ def quantized_matmul(
         """
         parts = (rows + GROUP - 1) // GROUP
         width = LANES if gated else PANEL
-        group_bytes = prepared * per_word * words
+        group_bytes = row_bytes * words
         stride = head + STRIP * STRIDE * words
-        block = max(1, (BLOCK if parts > 1 else SHORT) // (per_word * words))
+        block = max(1, BLOCK // (per_word * words))
         for strip in range(strips):
             left = columns - width * STRIP * strip
             panels = min(STRIP, (left + width - 1) // width)
