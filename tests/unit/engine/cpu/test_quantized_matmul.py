@@ -25,6 +25,7 @@ from outrider.engine.quantization.weight import QuantizedWeight, quantized
 if vector_backend(torch.float32) is None:
     pytest.skip("needs AVX2 or AVX-512 and the package numba", allow_module_level=True)
 
+from outrider.engine.cpu import quantized_matmul as quantized_product
 from outrider.engine.cpu.quantized_matmul import QuantizedMatmul
 
 STRIP = 4 * PANEL
@@ -141,6 +142,19 @@ def test_bits_do_not_depend_on_the_batch(kind: Kind, gated: bool, zeros: bool, w
     for count in range(1, len(given) + 1):
         assert torch.equal(product(given[:count]), alone[:count])
     assert torch.equal(product(given.flip(0)), alone.flip(0))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_float32_numbers_serve_where_tables_are_not_looked_up(
+    bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A processor may have products of bfloat16 and no instruction for tables of bytes."""
+    kind = Kind(bits, torch.bfloat16)
+    if kind not in KINDS:
+        pytest.skip("no bfloat16 here")
+    monkeypatch.setattr(quantized_product, "multiplies_pairs", lambda dtype: False)
+    weight, given = kind.codes(70, 300, 128, torch.float32, zeros=True), kind.random(9, 300, seed=1)
+    kind.assert_near(kind.make(weight)(given), weight, given, None)
 
 
 def test_how_weights_are_fetched_changes_no_bit() -> None:
