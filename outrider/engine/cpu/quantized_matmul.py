@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from outrider.engine.cpu.kernels.quantized_matmul import (
     GROUP,
@@ -16,9 +15,10 @@ from outrider.engine.cpu.kernels.quantized_matmul import (
     quantized_matmul,
 )
 from outrider.engine.cpu.matmul import PanelProduct, Panels
-from outrider.engine.cpu.panels import PANEL, aligned, paired
-from outrider.engine.cpu.processor import LANES
+from outrider.engine.cpu.panels import PANEL, aligned
+from outrider.engine.cpu.processor import LANES, features
 from outrider.engine.cpu.row_matmul import locality
+from outrider.engine.cpu.strips import columns, in_short_groups, in_strips, with_signs
 from outrider.engine.cpu.worker_pool import WorkerPool
 from outrider.engine.quantization.weight import WORD_BITS, QuantizedWeight
 
@@ -41,27 +41,33 @@ class QuantizedMatmul(PanelProduct):
         gated: bool = False,
         passing: bool = False,
     ) -> None:
+        pairs = multiplies_pairs(dtype)
+        weight = in_short_groups(with_signs(weight) if pairs else weight)
         self._group = weight.group
         self._groups, self._per_word = weight.scales.shape[1], WORD_BITS // weight.bits
         out, numbers = weight.shape
         width = (PANEL // 2 if gated else PANEL) * STRIP
         held = Panels(
-            _in_strips(weight, gated),
-            None if bias is None else aligned(_columns(bias.float(), gated)).flatten(),
+            in_strips(weight, STRIP, gated=gated, pairs=pairs),
+            None if bias is None else aligned(columns(bias.float(), STRIP, gated=gated)).flatten(),
             *(numbers, out // 2 if gated else out, width, dtype.itemsize),
         )
         super().__init__(held, workers, gated=gated)
-        self._row_bytes = 4 * self._groups * (self._group + 1)
-        self._row_bytes += -self._row_bytes % 64
+        self._whole = pairs and weight.zeros is None and numbers % weight.group == 0
+        if not self._whole:
+            self._row_bytes = self._groups * ((2 if pairs else 4) * self._group + 4)
+            self._row_bytes += -self._row_bytes % 64
         kind, scales = (str(part).removeprefix("torch.") for part in (dtype, weight.scales.dtype))
-        self._prepare = prepare_rows(kind)
+        self._prepare = prepare_rows(kind, int(pairs))
         self._kernel = quantized_matmul(
-            kind, weight.bits, scales, int(weight.zeros is not None), locality(passing)
+            *(kind, weight.bits, int(pairs), scales, int(weight.zeros is not None), locality(passing))
         )
-        self._factors = _factors(weight.bits)
+        self._factors = aligned(torch.ones(LANES)) if pairs else _factors(weight.bits)
         self._sums = workers.room(SUMS_BYTES)
 
     def _prepared(self, rows: Tensor) -> Tensor:
+        if self._whole:
+            return rows
         made = torch.empty(len(rows), self._row_bytes, dtype=torch.uint8)
         self._prepare(
             *(rows.data_ptr(), self._numbers, len(rows), self._group, self._groups),
@@ -89,21 +95,9 @@ class QuantizedMatmul(PanelProduct):
         )
 
 
-def _in_strips(weight: QuantizedWeight, gated: bool) -> Tensor:
-    """[strips, groups, bytes] uint8: [STRIP, PANEL] scales, as many zeros if there are any, and the words."""
-    groups = weight.scales.shape[1]
-    heads = [part for part in (weight.scales, weight.zeros) if part is not None]
-    parts = [_columns(part, gated).permute(0, 3, 1, 2) for part in heads]
-    parts.append(_columns(weight.words.view(len(weight.words), groups, -1), gated).permute(0, 3, 4, 1, 2))
-    return aligned(torch.cat([part.flatten(2).contiguous().view(torch.uint8) for part in parts], 2))
-
-
-def _columns(values: Tensor, gated: bool) -> Tensor:
-    """[out, ...] -> [strips, STRIP, PANEL, ...], zeros behind `out`."""
-    if gated:
-        values = paired(values)
-    behind = (0, 0) * (values.ndim - 1) + (0, -len(values) % (STRIP * PANEL))
-    return pad(values, behind).view(-1, STRIP, PANEL, *values.shape[1:])
+def multiplies_pairs(dtype: torch.dtype) -> bool:
+    """True where codes are multiplied as bfloat16 numbers."""
+    return dtype == torch.bfloat16 and LANES == 16 and "avx512vbmi" in features()
 
 
 def _factors(bits: int) -> Tensor:

@@ -1,18 +1,16 @@
 """`Y = X W^T + b` with AVX-512 or AVX2, for few rows X and many weights W of 4 or 8 bits.
 
-What takes time is the memory, and with 4 bits the instructions: so a code costs two of them, to cut it out of
-a word and to make it float32, and one for each row that it is multiplied with.
+For one row the memory takes the time, for many the multiplications. Codes become numbers in registers, with
+few instructions that serve up to GROUP rows; see `codes`, also for words.
 
-    word       32 bits with the codes of 8 or 4 numbers that follow each other in a row of W
     group      numbers of a row of W that share a scale, and perhaps a zero
     panel      PANEL columns of W^T
     strip      STRIP panels; of each word the panels follow each other, so that few rows, which are multiplied
                with all panels at once, read a strip from front to back
     block      groups of a strip, which stay in the cache while panels and rows take turns
 
-A code is not moved to the lowest bits of its word: it counts a power of two more there, and rows are prepared
-with numbers that much smaller, which changes none of their digits. The zero of a group is not taken from each
-code but, times the sum of a row's numbers in the group, from the group's sum.
+The zero of a group is not taken from each code but, times the sum of a row's numbers in the group, from the
+group's sum.
 
 A sum adds up the numbers of a group in order, then the groups, whatever the other rows are and however many:
 a row's bits do not depend on its batch.
@@ -28,6 +26,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from outrider.engine.cpu.kernels.codes import Codes, Steps
 from outrider.engine.cpu.kernels.compiling import inlined, kernel
 from outrider.engine.cpu.kernels.epilogue import PANEL, write_gated, write_sums
 from outrider.engine.cpu.kernels.vectors import (
@@ -40,6 +39,7 @@ from outrider.engine.cpu.kernels.vectors import (
     Address,
     Builder,
     Value,
+    add_products,
     added_up,
     emits,
     fetch,
@@ -52,6 +52,8 @@ from outrider.engine.cpu.kernels.vectors import (
     pointer,
     splat,
     spread,
+    step_numbers,
+    store,
     store_aligned,
 )
 from outrider.engine.cpu.processor import LANES
@@ -69,18 +71,21 @@ LINE = 64
 """Bytes of a cache line."""
 AHEAD = 8192
 """Bytes ahead of which weights are fetched; see `row_matmul`."""
-BLOCK, SHORT = 1024, 128
-"""Numbers of a row; short where panels alone take turns, so that lines are asked for nearly in order."""
+BLOCK, SHORT = 512, 64
+"""Numbers of a row; few where few rows make the memory count, so that panels that take turns ask for lines
+nearly in order. With short ones 128 rows of 46,336 numbers take 1.3 times as long: each has its own pages."""
+SHORT_ROWS = 4 * GROUP
 MAX_ROWS = 10 * GROUP
 """Rows of one pass over the weights."""
 SUMS_BYTES = STRIP * MAX_ROWS * STRIDE
 _BYTES = {"bfloat16": 2, "float32": 4}
 
 
-@emits(types.void, *[Address] * 9, literals=4)
+@emits(types.void, *[Address] * 9, literals=5)
 def _add_strip(
     builder: Builder,
     bits: int,
+    pairs: int,
     kind: str,
     zeros: int,
     locality: int,
@@ -98,6 +103,7 @@ def _add_strip(
 
     As many panels at once as their sums fit into registers; the last ones alone.
     """
+    codes = Codes(bits, bool(zeros), bool(pairs))
     first: Value = I64(0)
     for width, most in AT_ONCE.items():
         left = builder.udiv(builder.sub(panels, first), I64(width))
@@ -107,8 +113,8 @@ def _add_strip(
             totals = builder.add(sums, builder.mul(panel, I64(STRIDE * MAX_ROWS)))
             with _rows_known(builder, rows, most) as choices:
                 for count in choices:
-                    code = _Codes(bits, kind, zeros, locality, width, count)
-                    code.add_groups(builder, x, x_stride, shares, w, panel, groups, words, totals)
+                    loop_of = _Groups(codes, kind, locality, width, count)
+                    loop_of.add_groups(builder, x, x_stride, shares, w, panel, groups, words, totals)
         first = builder.add(first, builder.mul(turns, I64(width)))
 
 
@@ -130,16 +136,13 @@ def _rows_known(builder: Builder, rows: Value, most: int) -> Iterator[Iterator[i
     builder.position_at_end(done)
 
 
-class _Codes:
+class _Groups:
     """The loop of `_add_strip` over groups, for a number of panels and rows."""
 
-    def __init__(self, bits: int, kind: str, zeros: int, locality: int, panels: int, rows: int) -> None:
-        self.bits, self.kind, self.zeros, self.locality = bits, kind, zeros, locality
+    def __init__(self, codes: Codes, kind: str, locality: int, panels: int, rows: int) -> None:
+        self.codes, self.kind, self.locality, self.panels = codes, kind, locality, panels
         self.rows = range(rows)
-        self.panels = panels
         self.cells = [(panel, half) for panel in range(panels) for half in range(2)]
-        self.middle = float(1 << (bits - 1))
-        self.per_word = 32 // bits
         self.half = LANES * _BYTES[kind]
         self.heads = 2 * STRIP * self.half
         """Bytes of the scales of a group, or of its zeros."""
@@ -158,9 +161,10 @@ class _Codes:
     ) -> None:
         """All groups of a block."""
         totals = {cell: [cgutils.alloca_once(builder, SUM) for _ in self.rows] for cell in self.cells}
-        head = self.heads * (2 if self.zeros else 1)
+        steps = self.codes.steps(builder)
+        head = self.heads * (2 if self.codes.zeros else 1)
         w_group = builder.add(I64(head), builder.mul(words, I64(STRIP * STRIDE)))
-        x_group = builder.mul(words, I64(4 * self.per_word))
+        x_group = builder.mul(words, I64(self.codes.row_bytes))
         with cgutils.for_range(builder, groups) as loop:
             group = builder.add(w, builder.mul(loop.index, w_group))
             scales = builder.add(group, builder.mul(first, I64(2 * self.half)))
@@ -170,8 +174,8 @@ class _Codes:
             row = builder.add(x, builder.mul(loop.index, x_group))
             with cgutils.for_range(builder, words) as inner:
                 line = builder.add(codes, builder.mul(inner.index, I64(STRIP * STRIDE)))
-                step = builder.add(row, builder.mul(inner.index, I64(4 * self.per_word)))
-                self._add_word(builder, totals, line, step, x_stride)
+                step = builder.add(row, builder.mul(inner.index, I64(self.codes.row_bytes)))
+                self._add_word(builder, steps, totals, line, step, x_stride)
             self._end(builder, totals, scales, sums)
 
     def _begin(
@@ -183,19 +187,28 @@ class _Codes:
         x_stride: Value,
     ) -> None:
         """A group's sums begin with what its zeros take away."""
-        for at in range(0, self.half * len(self.cells) * (2 if self.zeros else 1), LINE):
+        for at in range(0, self.half * len(self.cells) * (2 if self.codes.zeros else 1), LINE):
             fetch(builder, self.locality, builder.add(scales, I64(AHEAD + at)))
         for row in self.rows:
-            taken = _everywhere(builder, builder.add(share, builder.mul(x_stride, I64(row))))
+            place = builder.add(share, builder.mul(x_stride, I64(row)))
             for cell in self.cells:
-                zero = ir.Constant(SUM, [self.middle] * LANES)
-                if self.zeros:
-                    zero = self._head(builder, builder.add(scales, I64(self.heads)), cell)
-                builder.store(builder.fmul(zero, taken), totals[cell][row])
+                builder.store(self._taken(builder, scales, place, cell), totals[cell][row])
+
+    def _taken(self, builder: Builder, scales: Value, share: Value, cell: tuple[int, int]) -> Value:
+        """The zeros of half a panel, as far as the numbers of codes have them, times a row's share."""
+        middle, zero = ir.Constant(SUM, [self.codes.middle] * LANES), self.codes.zero
+        if not self.codes.zeros and self.codes.middle == zero:
+            return ir.Constant(SUM, None)
+        zeros = ir.Constant(SUM, [zero] * LANES)
+        if self.codes.zeros:
+            zeros = self._head(builder, builder.add(scales, I64(self.heads)), cell)
+        alone = builder.fsub(zeros, middle)
+        return builder.fmul(alone, spread(builder, builder.load(pointer(builder, share), typ=F32, align=4)))
 
     def _add_word(
         self,
         builder: Builder,
+        steps: Steps,
         totals: dict[tuple[int, int], list[Value]],
         line: Value,
         step: Value,
@@ -208,25 +221,16 @@ class _Codes:
             halves = [STRIDE * panel + VECTOR_BYTES * half for half in range(2)]
             places = [pointer(builder, builder.add(line, I64(half))) for half in halves]
             words = [builder.load(place, typ=WORDS, align=VECTOR_BYTES) for place in places]
-            for place in range(self.per_word):
-                weights = [self._cut(builder, word, place) for word in words]
+            for place, both in enumerate(zip(*(steps(builder, word) for word in words), strict=True)):
                 for row in self.rows:
                     at = builder.add(builder.mul(x_stride, I64(row)), I64(4 * place))
-                    number = _everywhere(builder, builder.add(step, at))
-                    for half in range(2):
-                        total = totals[panel, half][row]
-                        builder.store(
-                            fused(builder, weights[half], number, builder.load(total, typ=SUM)), total
-                        )
-
-    def _cut(self, builder: Builder, word: Value, place: int) -> Value:
-        """The codes at a place of words, times 2^(bits place); the highest as they are."""
-        if place == self.per_word - 1:
-            alone = builder.lshr(word, ir.Constant(WORDS, [self.bits * place] * LANES))
-        else:
-            mask = ((1 << self.bits) - 1) << self.bits * place
-            alone = builder.and_(word, ir.Constant(WORDS, [mask] * LANES))
-        return builder.sitofp(alone, SUM)
+                    number = step_numbers(builder, self.codes.numbers, builder.add(step, at))
+                    for total, weight in zip(
+                        (totals[panel, 0][row], totals[panel, 1][row]), both, strict=True
+                    ):
+                        before = builder.load(total, typ=SUM)
+                        made = add_products(builder, self.codes.numbers, before, weight, number)
+                        builder.store(made, total)
 
     def _end(
         self, builder: Builder, totals: dict[tuple[int, int], list[Value]], scales: Value, sums: Value
@@ -247,42 +251,41 @@ class _Codes:
         return numbers_at(builder, self.kind, builder.add(first, I64(self.half * (2 * panel + half))))
 
 
-def _everywhere(builder: Builder, address: Value) -> Value:
-    """The float32 number at an address in all lanes."""
-    return spread(builder, builder.load(pointer(builder, address), typ=F32, align=4))
-
-
 @cache
-def prepare_rows(kind: str) -> Callable[..., None]:
-    """The kernel that prepares rows of a kind of numbers."""
-    size = _BYTES[kind]
+def prepare_rows(kind: str, pairs: int) -> Callable[..., None]:
+    """The kernel that prepares rows of a kind of numbers to be multiplied as pairs, or as float32."""
+    size, made_kind = _BYTES[kind], "bfloat16" if pairs else "float32"
+    made_size = _BYTES[made_kind]
 
     @kernel("void(intp, intp, intp, intp, intp, intp, intp, intp)", keeps_lock=True)
     def prepare(
         x: int, numbers: int, rows: int, group: int, groups: int, factors: int, y: int, y_stride: int
     ) -> None:
-        """Of X [rows, numbers] make Y: groups of `group` float32 numbers times `factors` [LANES], and then
-        for each group the sum of its numbers, negative. A group is a multiple of LANES.
+        """Of X [rows, numbers] make Y: groups of `group` numbers times `factors` [LANES], and then for each
+        group the sum of its numbers, negative float32. A group is a multiple of LANES.
         """
-        scaled = load_aligned(factors)
+        scaled, whole = load_aligned(factors), first_lanes(LANES)
         for row in range(rows):
             given, made = x + size * numbers * row, y + y_stride * row
-            shares = floats(made + 4 * group * groups)
+            shares = floats(made + made_size * group * groups)
             for index in range(groups):
                 total = splat(0.0)
                 for column in range(group * index, group * (index + 1), LANES):
                     part = load(kind, given + size * column, first_lanes(numbers - column))
                     total = total + part
-                    store_aligned(made + 4 * column, part * scaled)
+                    store(made_kind, made + made_size * column, part * scaled, whole)
                 shares[index] = -added_up(total)
 
     return prepare
 
 
 @cache
-def quantized_matmul(kind: str, bits: int, scales: str, zeros: int, locality: int) -> Callable[..., None]:
+def quantized_matmul(
+    kind: str, bits: int, pairs: int, scales: str, zeros: int, locality: int
+) -> Callable[..., None]:
     """The kernel for rows of a kind of numbers and weights with scales, and perhaps zeros, of another."""
     size, per_word = _BYTES[kind], 32 // bits
+    row_bytes = Codes(bits, bool(zeros), bool(pairs)).row_bytes
     head = STRIP * PANEL * _BYTES[scales] * (1 + zeros)
 
     @kernel("void(intp, intp, intp, intp, intp, intp, intp, intp, intp, intp, intp, boolean, intp)")
@@ -310,9 +313,9 @@ def quantized_matmul(kind: str, bits: int, scales: str, zeros: int, locality: in
         """
         parts = (rows + GROUP - 1) // GROUP
         width = LANES if gated else PANEL
-        group_bytes = 4 * per_word * words
+        group_bytes = row_bytes * words
         stride = head + STRIP * STRIDE * words
-        block = max(1, 4 * (BLOCK if parts > 1 else SHORT) // group_bytes)
+        block = max(1, (SHORT if rows <= SHORT_ROWS else BLOCK) // (per_word * words))
         for strip in range(strips):
             left = columns - width * STRIP * strip
             panels = min(STRIP, (left + width - 1) // width)
@@ -328,6 +331,7 @@ def quantized_matmul(kind: str, bits: int, scales: str, zeros: int, locality: in
                     total = sums + STRIDE * low
                     _add_strip(
                         bits,
+                        pairs,
                         scales,
                         zeros,
                         locality,

@@ -25,6 +25,7 @@ from outrider.engine.quantization.weight import QuantizedWeight, quantized
 if vector_backend(torch.float32) is None:
     pytest.skip("needs AVX2 or AVX-512 and the package numba", allow_module_level=True)
 
+from outrider.engine.cpu import quantized_matmul as quantized_product
 from outrider.engine.cpu.quantized_matmul import QuantizedMatmul
 
 STRIP = 4 * PANEL
@@ -47,6 +48,15 @@ class Kind:
     def weight(self, out: int, width: int) -> QuantizedWeight:
         """Rounded normal numbers."""
         return rounded(self.random(out, width), self.bits)
+
+    def codes(self, out: int, width: int, group: int, scales: torch.dtype, *, zeros: bool) -> QuantizedWeight:
+        """Codes as checkpoints have them: all of their range, groups of any length, zeros anywhere."""
+        generator = torch.Generator().manual_seed(5)
+        groups = out, -(-width // group)
+        codes = torch.randint(1 << self.bits, (out, width), generator=generator, dtype=torch.uint8)
+        places = torch.randint(1 << self.bits, groups, generator=generator) if zeros else None
+        sizes = torch.rand(groups, generator=generator).to(scales)
+        return quantized(codes, sizes, places, self.bits, group)
 
     def make(self, weight: QuantizedWeight, bias: Tensor | None = None, **options: Any) -> QuantizedMatmul:
         """The product."""
@@ -92,33 +102,59 @@ def test_it_is_the_product_with_what_the_codes_stand_for(
 @pytest.mark.parametrize("group", [32, 96, 128, 320])
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize("scales", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("bits", [4, 8])
 def test_groups_scales_and_zeros_of_other_checkpoints(
-    bits: int, group: int, zeros: bool, scales: torch.dtype
+    kind: Kind, group: int, zeros: bool, scales: torch.dtype
 ) -> None:
     """Whatever the length of a group, up to a whole row, and wherever its zero."""
-    kind = Kind(bits, torch.float32)
-    generator = torch.Generator().manual_seed(5)
-    out, width, groups = 40, 300, -(-300 // group)
-    codes = torch.randint(1 << kind.bits, (out, width), generator=generator, dtype=torch.uint8)
-    places = torch.randint(1 << kind.bits, (out, groups), generator=generator)
-    sizes = torch.rand(out, groups, generator=generator).to(scales)
-    weight = quantized(codes, sizes, places if zeros else None, kind.bits, group)
+    weight = kind.codes(40, 300, group, scales, zeros=zeros)
     assert weight.scales.dtype == scales
+    product = kind.make(weight)
     for count in (1, 3, 8):
-        given = kind.random(count, width, seed=2)
-        kind.assert_near(kind.make(weight)(given), weight, given, None)
+        given = kind.random(count, 300, seed=2)
+        kind.assert_near(product(given), weight, given, None)
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("least", [0, 1])
+def test_every_code_is_exactly_its_number(kind: Kind, zeros: bool, least: int) -> None:
+    """A row of one 1 has the numbers of a column, with and without the code farthest below the middle."""
+    count = 1 << kind.bits
+    codes = torch.arange(count).clamp(min=least).repeat(9, 1).roll(5, 1).to(torch.uint8)
+    codes = torch.cat([codes, codes.flip(1), codes[:, :3]], 1)
+    groups = -(-codes.shape[1] // 32)
+    scales = torch.rand(9, groups, generator=torch.Generator().manual_seed(1))
+    places = torch.arange(groups).repeat(9, 1) * 37 % count if zeros else None
+    weight = quantized(codes, scales, places, kind.bits, 32)
+    found = kind.make(weight)(torch.eye(codes.shape[1], dtype=kind.dtype))
+    assert torch.equal(found, weight.values().T.to(kind.dtype))
 
 
 @pytest.mark.parametrize("gated", [False, True])
-def test_bits_do_not_depend_on_the_batch(kind: Kind, gated: bool) -> None:
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("width", [1500, 1536])
+def test_bits_do_not_depend_on_the_batch(kind: Kind, gated: bool, zeros: bool, width: int) -> None:
     """Every number of rows gives each row what it gets alone, wherever it stands."""
-    product = kind.make(kind.weight(2 * STRIP + 38, 1500), gated=gated)
-    given = kind.random(QuantizedMatmul.max_rows + 2, 1500, seed=1)
+    out = 2 * STRIP + 38
+    weight = kind.codes(out, width, 128, torch.float32, zeros=True) if zeros else kind.weight(out, width)
+    product = kind.make(weight, gated=gated)
+    given = kind.random(QuantizedMatmul.max_rows + 2, width, seed=1)
     alone = torch.cat([product(row[None]) for row in given])
     for count in range(1, len(given) + 1):
         assert torch.equal(product(given[:count]), alone[:count])
     assert torch.equal(product(given.flip(0)), alone.flip(0))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_float32_numbers_serve_where_tables_are_not_looked_up(
+    bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A processor may have products of bfloat16 and no instruction for tables of bytes."""
+    kind = Kind(bits, torch.bfloat16)
+    if kind not in KINDS:
+        pytest.skip("no bfloat16 here")
+    monkeypatch.setattr(quantized_product, "multiplies_pairs", lambda dtype: False)
+    weight, given = kind.codes(70, 300, 128, torch.float32, zeros=True), kind.random(9, 300, seed=1)
+    kind.assert_near(kind.make(weight)(given), weight, given, None)
 
 
 def test_how_weights_are_fetched_changes_no_bit() -> None:
@@ -204,12 +240,18 @@ ELSEWHERE = """
 from outrider.engine.cpu import processor
 processor.LANES = 16
 from outrider.engine.cpu.kernels.quantized_matmul import prepare_rows, quantized_matmul
-for kind in ("bfloat16", "float32"):
-    prepare_rows(kind)
-    for bits in (4, 8):
-        made = quantized_matmul(kind, bits, "bfloat16", 1, 0)
-        code = "".join(made.inspect_asm().values())
-        assert "vcvtdq2ps" in code and "zmm" in code and "vfmadd" in code
+wanted = {
+    ("float32", 4): ["vcvtdq2ps", "vfmadd"],
+    ("float32", 8): ["vcvtdq2ps", "vfmadd"],
+    ("bfloat16", 4): ["vpermw", "vdpbf16ps"],
+    ("bfloat16", 8): ["2b", "vpunpcklbw", "vdpbf16ps"],
+}
+for (kind, bits), instructions in wanted.items():
+    pairs = int(kind == "bfloat16")
+    prepare_rows(kind, pairs)
+    made = quantized_matmul(kind, bits, pairs, "bfloat16", 1, 0)
+    code = "".join(made.inspect_asm().values())
+    assert "zmm" in code and all(name in code for name in instructions), (kind, bits)
 print("compiled")
 """
 
@@ -217,7 +259,7 @@ print("compiled")
 @pytest.mark.skipif(not available(), reason="the kernels need the package numba")
 def test_it_compiles_for_processors_with_avx512(tmp_path: Path) -> None:
     """Into instructions of theirs, on any processor; running them takes one."""
-    features = "+avx2,+fma,+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512bf16"
+    features = "+avx2,+fma,+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512bf16,+avx512vbmi"
     environment = {**os.environ, "NUMBA_CPU_NAME": "znver4", "NUMBA_CPU_FEATURES": features}
     environment["XDG_CACHE_HOME"] = str(tmp_path)
     done = subprocess.run(

@@ -1,0 +1,135 @@
+"""How the codes of words become the weights of steps: float32 numbers, or pairs of bfloat16 ones.
+
+    word       32 bits with the codes of 8 or 4 numbers that follow each other in a row of a weight
+    step       what one multiply-add takes of a word and of a row: 4 bytes
+
+float32: a code is cut out and converted. It is not moved to the lowest bits of its word: it counts a power of
+two more there, and rows are prepared with numbers that much smaller, which changes none of their digits.
+
+Pairs: a code less the middle of the codes' range is looked up; bfloat16 holds it exactly. 4 bits: in a table
+of 16. 8 bits: the highest is the sign, and for the others there are tables of 128 lower and 128 higher bytes.
+As 256 numbers with a sign have no 0, codes with zeros count from 127.5.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+from llvmlite import ir
+
+from outrider.engine.cpu.kernels.vectors import I8, I16, I32, PAIRS, SUM, WORDS, Builder, Value, call
+from outrider.engine.cpu.processor import LANES
+
+BYTES, HALVES = ir.VectorType(I8, 64), ir.VectorType(I16, 32)
+"""Of a register of AVX-512."""
+Steps: TypeAlias = Callable[[Builder, Value], Iterator[Value]]
+"""Makes the steps of a vector of words, in the order of a row's numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """A kind of them."""
+
+    bits: int
+    zeros: bool
+    """Groups have zeros."""
+    pairs: bool
+    """Pairs of bfloat16 numbers are multiplied, and words lie as `outrider.engine.cpu.strips` puts them."""
+
+    @property
+    def numbers(self) -> str:
+        """The kind of numbers that are multiplied."""
+        return "bfloat16" if self.pairs else "float32"
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row that one word is multiplied with."""
+        return (2 if self.pairs else 4) * (32 // self.bits)
+
+    @property
+    def middle(self) -> float:
+        """What is less than its code in the number of each."""
+        if not self.pairs:
+            return 0.0
+        return 127.5 if self.bits == 8 and self.zeros else self.zero
+
+    @property
+    def zero(self) -> float:
+        """The zero where groups have none."""
+        return float(1 << (self.bits - 1))
+
+    def steps(self, builder: Builder) -> Steps:
+        """To be called before the loop over words."""
+        if not self.pairs:
+            return partial(_numbers, self.bits)
+        return _four_bits(builder) if self.bits == 4 else _eight_bits(builder, self.zero - self.middle)
+
+
+def _numbers(bits: int, builder: Builder, words: Value) -> Iterator[Value]:
+    """The codes at a place of words, times 2^(bits place); the highest as they are."""
+    last = 32 // bits - 1
+    for place in range(last):
+        mask = ((1 << bits) - 1) << bits * place
+        yield builder.sitofp(builder.and_(words, ir.Constant(WORDS, [mask] * LANES)), SUM)
+    yield builder.sitofp(builder.lshr(words, ir.Constant(WORDS, [bits * last] * LANES)), SUM)
+
+
+def _four_bits(builder: Builder) -> Steps:
+    """Of each half of a word a place; of what stands above, one bit counts, so the table has all twice."""
+    table = _held(builder, HALVES, [_bfloat(code % 16 - 8.0) for code in range(32)])
+
+    def steps(builder: Builder, words: Value) -> Iterator[Value]:
+        halves = builder.bitcast(words, HALVES)
+        for place in range(4):
+            moved = builder.lshr(halves, ir.Constant(HALVES, [4 * place] * 32))
+            found = call(builder, "llvm.x86.avx512.permvar.hi.512", HALVES, table, moved)
+            yield builder.bitcast(found, PAIRS)
+
+    return steps
+
+
+def _eight_bits(builder: Builder, least: float) -> Steps:
+    """Both bytes of 64 numbers, then two times 32 of them; `least` is the number of code 0."""
+    numbers = [_bfloat(code + least) for code in range(128)]
+    tables = [
+        [
+            _held(builder, BYTES, [number >> 8 * byte & 255 for number in half])
+            for half in (numbers[:64], numbers[64:])
+        ]
+        for byte in range(2)
+    ]
+    signs = _held(builder, BYTES, [128] * 64)
+
+    def steps(builder: Builder, words: Value) -> Iterator[Value]:
+        codes = builder.bitcast(words, BYTES)
+        low, high = (
+            call(builder, "llvm.x86.avx512.vpermi2var.qi.512", BYTES, first, codes, second)
+            for first, second in tables
+        )
+        high = builder.or_(high, builder.and_(codes, signs))
+        for half in range(2):
+            yield builder.bitcast(builder.shuffle_vector(low, high, _in_turn(half)), PAIRS)
+
+    return steps
+
+
+def _in_turn(half: int) -> Value:
+    """Of every 16 bytes of two registers the lower or the higher half, one of each in turn."""
+    firsts = range(8 * half, 64, 16)
+    order = [place for first in firsts for byte in range(first, first + 8) for place in (byte, byte + 64)]
+    return ir.Constant(ir.VectorType(I32, 64), order)
+
+
+def _held(builder: Builder, kind: Value, numbers: Sequence[int]) -> Value:
+    """A constant in a register, as the result of an instruction that LLVM does not know: what is constant to
+    LLVM, it loads again in each turn of a loop."""
+    return builder.asm(ir.FunctionType(kind, [kind]), "", "=v,0", [ir.Constant(kind, numbers)], False)
+
+
+def _bfloat(number: float) -> int:
+    """The bits of a number that bfloat16 holds."""
+    return int(struct.unpack("<I", struct.pack("<f", number))[0]) >> 16

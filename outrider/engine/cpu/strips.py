@@ -1,0 +1,77 @@
+"""Codes as `outrider.engine.cpu.kernels.quantized_matmul` reads them: in strips of panels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from outrider.engine.cpu.panels import PANEL, aligned, paired
+from outrider.engine.quantization.weight import QuantizedWeight, packed, unpacked
+
+SHORT_GROUP = 64
+"""Sums of longer ones would be chains of additions that wait for each other, and one group more than stays in
+the cache while panels take turns."""
+
+
+def in_short_groups(weight: QuantizedWeight) -> QuantizedWeight:
+    """The same numbers in groups of 64 or 32, some of which have the same scale and zero."""
+    group = SHORT_GROUP if weight.group % SHORT_GROUP == 0 else SHORT_GROUP // 2
+    count = weight.group // group
+    if count == 1:
+        return weight
+    scales, zeros = (
+        None if part is None else part.repeat_interleave(count, 1) for part in (weight.scales, weight.zeros)
+    )
+    assert scales is not None
+    return replace(weight, scales=scales, zeros=zeros, group=group)
+
+
+def with_signs(weight: QuantizedWeight) -> QuantizedWeight:
+    """The same numbers, with zeros where an 8-bit code is 0: it is 128 below the middle, and no other is 128
+    above it."""
+    farthest = weight.bits == 8 and bool((weight.words.view(torch.uint8)[:, : weight.numbers] == 0).any())
+    if weight.zeros is not None or not farthest:
+        return weight
+    return replace(weight, zeros=torch.full_like(weight.scales, weight.middle))
+
+
+def in_strips(weight: QuantizedWeight, strip: int, *, gated: bool, pairs: bool) -> Tensor:
+    """[strips, groups, bytes] uint8: [strip, PANEL] scales, as many zeros if there are any, and the words."""
+    groups = weight.scales.shape[1]
+    heads = [part for part in (weight.scales, weight.zeros) if part is not None]
+    parts = [columns(part, strip, gated=gated).permute(0, 3, 1, 2) for part in heads]
+    words = weight.words.view(len(weight.words), groups, -1)
+    words = columns(words, strip, gated=gated).permute(0, 3, 4, 1, 2).contiguous()
+    if pairs and weight.bits == 4:
+        words = _halves(words)
+    elif pairs:
+        words = _signed(words, zeros=weight.zeros is not None)
+    parts.append(words)
+    return aligned(torch.cat([part.flatten(2).contiguous().view(torch.uint8) for part in parts], 2))
+
+
+def columns(values: Tensor, strip: int, *, gated: bool) -> Tensor:
+    """[out, ...] -> [strips, strip, PANEL, ...], zeros behind `out`."""
+    if gated:
+        values = paired(values)
+    behind = (0, 0) * (values.ndim - 1) + (0, -len(values) % (strip * PANEL))
+    return pad(values, behind).view(-1, strip, PANEL, *values.shape[1:])
+
+
+def _halves(words: Tensor) -> Tensor:
+    """Words of 4-bit codes; of each two numbers the first in the lower half."""
+    codes = unpacked(words, 4).view(*words.shape, 4, 2)
+    return packed(codes.transpose(-1, -2).flatten(-2), 4).squeeze(-1)
+
+
+def _signed(words: Tensor, *, zeros: bool) -> Tensor:
+    """[..., PANEL] words of 8-bit codes -> bytes: of four words two numbers of each, then the others.
+
+    A byte is the distance of a code from 128, or with zeros from 127 and 128, with a sign below.
+    """
+    codes = words.view(torch.uint8)
+    codes = torch.where(codes < 128, 255 - codes + int(not zeros), codes - 128)
+    return codes.view(*words.shape[:-1], PANEL // 4, 4, 2, 2).transpose(-2, -3).flatten(-4)
