@@ -202,7 +202,7 @@ class FusedDecoder(nn.Module):
         ]
 
     def beyond_llama(self) -> str | None:
-        """What of it some kernels and divisions lack, which know layers like Llama's alone; None: nothing."""
+        """What of it cannot be divided between ranks, who know layers like Llama's alone; None: nothing."""
         settings = [layer.settings for layer in self.stack]
         widths = {2 * len(rope.frequencies) for rope in self.ropes}
         found = {

@@ -49,6 +49,11 @@ class PlanarWeight:
         zeros = None if self.zeros is None else self.zeros[:, start:stop]
         return replace(self, words=self.words[:, start:stop], scales=self.scales[:, start:stop], zeros=zeros)
 
+    def rows(self, order: Tensor) -> PlanarWeight:
+        """The rows of the weight in another order, copied."""
+        zeros = None if self.zeros is None else self.zeros[:, order]
+        return replace(self, words=self.words[:, order], scales=self.scales[:, order], zeros=zeros)
+
     def values(self, dtype: torch.dtype) -> Tensor:
         """[out, in], what the codes stand for, rounded."""
         out = self.words.shape[1]

@@ -122,20 +122,9 @@ def test_layers_may_be_left_out(folder_of: Folders, architecture: str) -> None:
     ],
 )
 def test_what_is_not_like_llama_is_named(folder_of: Folders, architecture: str, part: str | None) -> None:
-    """For kernels of GPUs, and for what divides a model."""
+    """For what divides a model."""
     decoder, _ = loaded(folder_of(architecture))
     assert decoder.beyond_llama() == part
-
-
-def test_kernels_of_gpus_refuse_what_they_do_not_compute(folder_of: Folders) -> None:
-    """In a sentence, so that the model runs its own modules there."""
-    pytest.importorskip("triton", reason="Triton is for Linux alone")
-    from outrider.engine.gpu.operations import GpuOperations
-
-    decoder, _ = loaded(folder_of("gpt_neox"))
-    attention: Any = None
-    with pytest.raises(NotFused, match="it has norms that centre rows, which the kernels of GPUs do not"):
-        GpuOperations(decoder, attention)
 
 
 def plain_model(folder: Path) -> PreTrainedModel:

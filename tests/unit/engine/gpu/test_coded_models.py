@@ -61,10 +61,13 @@ def assert_near(found, wanted, most=2e-3):
 
 @pytest.mark.parametrize("weights", BITS)
 @pytest.mark.parametrize(
-    ("architecture", "fused"), [("llama", True), ("qwen2", True), ("phi3", True), ("gpt2", False)]
+    ("architecture", "fused"),
+    [("llama", True), ("qwen2", True), ("phi3", True), ("gpt_neox", True), ("gpt2", True), ("phi", False)],
 )
 def test_a_model_is_transformers_with_rounded_weights(folder_of, architecture, fused, weights):
-    """Fused, with biases, with parts that are one layer already, and with modules of its own."""
+    """Fused, with biases, with parts that are one layer already, with rows in another order, with transposed
+    weights, and with modules of its own.
+    """
     folder = folder_of(architecture)
     loaded, _ = rounded_model(folder, weights, fused=fused)
     runner = GraphRunner(loaded, PAGES, PAGE, buckets=())
