@@ -110,12 +110,14 @@ def model_of(config: Any, *, bits: int | None = None, ordered: bool = False) -> 
     )
 
 
-def planar(bits: int, out: int, width: int, group: int = 32, *, zeros: bool = False) -> PlanarWeight:
-    """Codes of a weight [out, in]; with zeros the scales are float32, as those of checkpoints are."""
-    kept = torch.float32 if zeros else torch.bfloat16
+def planar(
+    bits: int, out: int, width: int, group: int = 32, *, zeros: bool = False, e4m3: bool = False
+) -> PlanarWeight:
+    """Codes of a weight [out, in]; with zeros or e4m3 the scales are float32, as those of checkpoints are."""
+    kept = torch.float32 if zeros or e4m3 else torch.bfloat16
     of_groups = [torch.empty(-(-width // group), out, dtype=kept, device=DEVICE) for _ in range(2)]
     words = torch.empty(-(-width * bits // 1024) * 32, out, dtype=torch.int32, device=DEVICE)
-    return PlanarWeight(words, of_groups[0], of_groups[1] if zeros else None, bits, group, width)
+    return PlanarWeight(words, of_groups[0], of_groups[1] if zeros else None, bits, group, width, e4m3)
 
 
 def _code(network: torch.nn.Module, bits: int) -> None:

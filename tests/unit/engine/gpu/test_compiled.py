@@ -112,10 +112,10 @@ def step(decoder: LoadedModel, tokens: int) -> None:
     runner.forward([Segment(kv, [1] * tokens, None, range(tokens))])
 
 
-def multiply(bits: int, rows: int, out: int, width: int, *, zeros: bool = False, group: int = 32) -> None:
+def multiply(bits: int, rows: int, out: int, width: int, **kind: bool) -> None:
     """A product of bfloat16 rows with a coded weight."""
     x = torch.empty(rows, width, dtype=torch.bfloat16, device=DEVICE)
-    coded_product(x, planar(bits, out, width, group, zeros=zeros), None)
+    coded_product(x, planar(bits, out, width, **kind), None)
 
 
 def sample() -> None:
@@ -210,15 +210,25 @@ TILES = [(1, 10**9), (1, 1), (64, 10**9), (64, 1)]
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])
-@pytest.mark.parametrize(("bits", "zeros"), [(8, False), (4, True)])
-def test_products_with_codes_compile(capability, bits, zeros, monkeypatch):
+@pytest.mark.parametrize(("bits", "kind"), [(8, {}), (4, {"zeros": True}), (8, {"e4m3": True})])
+def test_products_with_codes_compile(capability, bits, kind, monkeypatch):
     """At the gate and up of Llama 3 8B two programs and more fit a multiprocessor; next to nothing spills."""
     found = []
     for rows, programs in TILES:
         monkeypatch.setattr(coded_products, "PROGRAMS", programs)
-        found += compiled(capability, partial(multiply, bits, rows, 28672, 4096, zeros=zeros))
+        found += compiled(capability, partial(multiply, bits, rows, 28672, 4096, **kind))
     assert len(found) == len(TILES)
     assert all(each.stack <= 32 and 2 * each.shared <= SHARED_MEMORY[capability] for each in found), found
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_the_smallest_numbers_of_e4m3_are_not_flushed(capability):
+    """They are float32 below its normal range until they are multiplied: no instruction takes them for 0."""
+    with compiled_for(capability) as made:
+        multiply(8, 1, 4096, 4096, e4m3=True)
+    code = made[0][1].asm["ptx"]
+    assert ".ftz" not in code
+    assert "0f7B800000" in code, "2 to the power of 120"
 
 
 @pytest.mark.parametrize("bits", [4, 8])
