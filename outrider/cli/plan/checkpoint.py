@@ -14,10 +14,11 @@ from outrider.engine.loading.model_path import WANTED, check_model_path
 from outrider.protocol.errors import ModelError
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-CODED = {"int8": 8.5, "int4": 4.5}
-"""Bits of a number of a rounded linear layer, its share of a scale included."""
-STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-"""Kinds of weights that can be run; others are quantized."""
+FP8 = "fp8"
+CODED = {"int8": 8.5, "int4": 4.5, FP8: 8.25}
+"""Bits of a number of a linear layer with codes, its share of a scale included."""
+STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F8_E4M3": FP8}
+"""Kinds of weights whose sizes are known; others are quantized."""
 MAX_HEADER = 100 << 20
 """Bytes; the format's own limit."""
 
@@ -38,18 +39,18 @@ class ModelSizes:
     context_length: int
     vocabulary_size: int
     linear: int = 0
-    """Parameters of linear layers but the output layer; experts are none."""
+    """Parameters of linear layers that may be codes, but for the output layer; experts are none."""
     head: int = 0
     """Numbers of the output layer."""
     tied: bool = False
     """The output layer is the table of input embeddings, and with codes a second copy of it."""
     weights: str = "full"
-    """int8 or int4 where linear layers are rounded."""
+    """int8 or int4 where linear layers are rounded, fp8 where a checkpoint has such, which GPUs keep."""
 
     @property
     def weight_bytes(self) -> int:
         """All weights in memory."""
-        plain = self.parameters - self._rounded + (self.head if self.tied and self._rounded else 0)
+        plain = self.parameters - self._rounded + (self._coded_head if self.tied and self._rounded else 0)
         return plain * BYTES[self.dtype] + self._coded_bytes
 
     def step_bytes(self, tokens: int) -> int:
@@ -60,14 +61,19 @@ class ModelSizes:
     @property
     def _rounded(self) -> int:
         """Parameters that a step reads as codes."""
-        return self.linear + self.head if self.weights in CODED else 0
+        return self.linear + self._coded_head if self.weights in CODED else 0
+
+    @property
+    def _coded_head(self) -> int:
+        """Numbers of the output layer that are codes; checkpoints of fp8 have none."""
+        return 0 if self.weights == FP8 else self.head
 
     @property
     def _coded_bytes(self) -> int:
         """Of all codes; the output layer has 8 bits at least."""
         if self.weights not in CODED:
             return 0
-        return int(self.linear * CODED[self.weights] + self.head * CODED["int8"]) // 8
+        return int(self.linear * CODED[self.weights] + self._coded_head * CODED["int8"]) // 8
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -95,7 +101,9 @@ def read_checkpoint(folder: str, dtype: str = "auto", weights: str = "full") -> 
     if not path.is_dir():
         raise ModelError(f"model: {folder!r} is a hub id and plan reads a folder; download it first")
     config, tensors = _config(path), list(_tensors(path))
-    tied = _tied(tensors)
+    tied, linear = _tied(tensors), [one for one in tensors if _is_linear(one)]
+    if weights == "full" and any(STORED[one.kind] == FP8 for one in linear):
+        weights, linear = FP8, [one for one in linear if STORED[one.kind] == FP8]
     return ModelSizes(
         name=path.resolve().name,
         dtype=_dtype(config, tensors) if dtype == "auto" else dtype,
@@ -105,7 +113,7 @@ def read_checkpoint(folder: str, dtype: str = "auto", weights: str = "full") -> 
         kv_numbers=_kv_numbers(config),
         context_length=getattr(config, "max_position_embeddings", None) or 0,
         vocabulary_size=config.vocab_size,
-        linear=sum(one.elements for one in tensors if _is_linear(one)),
+        linear=sum(one.elements for one in linear),
         head=sum(one.elements for one in tensors if (_is_embedding if tied else _is_head)(one.name)),
         tied=tied,
         weights=weights,
@@ -145,7 +153,7 @@ def _config(path: Path) -> Any:
 def _tensors(path: Path) -> Iterator[_Tensor]:
     for file in _files(path):
         for name, entry in _header(file).items():
-            if name == "__metadata__":
+            if name == "__metadata__" or name.endswith(("_scale", "_scale_inv")):
                 continue
             if entry["dtype"] not in STORED:
                 raise ModelError(
@@ -185,7 +193,7 @@ def _dtype(config: Any, tensors: list[_Tensor]) -> str:
     if named in BYTES:
         return named
     counts: dict[str, int] = {}
-    for one in tensors:
+    for one in (one for one in tensors if STORED[one.kind] in BYTES):
         counts[one.kind] = counts.get(one.kind, 0) + one.elements
     return STORED[max(counts, key=lambda kind: counts[kind])]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from outrider.cli.plan.checkpoint import FP8
 from outrider.cli.plan.devices import CPU
 from outrider.cli.plan.sizing import Fit
 
@@ -36,7 +37,7 @@ def _settings(service: str, one: Fit, max_sessions: int) -> list[str]:
         "KV_TOKENS": one.kv_tokens,
         "MAX_SESSIONS": max_sessions,
     }
-    if one.checkpoint.weights != "full":
+    if one.checkpoint.weights not in ("full", FP8):
         values["WEIGHTS"] = one.checkpoint.weights
     if service == "verify":
         values["SERVED_NAME"] = one.checkpoint.name

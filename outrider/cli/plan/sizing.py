@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from outrider.cli.plan.checkpoint import ModelSizes
+from outrider.cli.plan.checkpoint import FP8, ModelSizes
 from outrider.cli.plan.devices import CPU, GB, Device
 from outrider.config import VerifyConfig
 from outrider.protocol.errors import ConfigError
@@ -57,6 +57,8 @@ def fit(checkpoint: ModelSizes, device: Device, context: int) -> Fit:
         ConfigError: the context is longer than the model's, not one session fits, or the device takes no
             rounded weights.
     """
+    if checkpoint.weights == FP8 and (device.name == CPU or checkpoint.dtype == "float32"):
+        checkpoint = replace(checkpoint, weights="full")  # whose numbers are kept there
     if checkpoint.weights != "full" and device.name != CPU and checkpoint.dtype == "float32":
         raise ConfigError(
             f"--weights: {checkpoint.weights} takes 16 bits on a GPU, and {checkpoint.name!r} is float32; "

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu
+from torch.nn.functional import gelu, relu, silu
 
 from outrider.engine.cpu.layer import GeluKernel, runs
 
@@ -22,6 +22,8 @@ def gelu_tanh(x: Tensor) -> Tensor:
 
 _IS_TANH: Mapping[Activation, bool] = {gelu: False, gelu_tanh: True}
 """The activations with a kernel."""
+ON_GPUS: Mapping[Activation, str] = {silu: "silu", gelu: "gelu", gelu_tanh: "gelu_tanh", relu: "relu"}
+"""Those with one on GPUs, and what it calls them."""
 
 
 def make_activation(activation: Activation, dtype: torch.dtype, device: torch.device) -> Activation:

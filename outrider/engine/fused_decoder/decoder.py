@@ -7,7 +7,7 @@ Shapes: C hidden width, Q query heads, H kv heads, D head width, F width of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -203,22 +203,3 @@ class FusedDecoder(nn.Module):
             for layer in self.stack
             if isinstance(layer.mlp, GatedMlp) and layer.mlp.gate.activation is silu
         ]
-
-    def beyond_llama(self) -> str | None:
-        """What of it some kernels lack, which know layers like Llama's alone; None: nothing."""
-        settings = [layer.settings for layer in self.stack]
-        widths = {2 * len(rope.frequencies) for rope in self.ropes}
-        found = {
-            "norms that centre rows": any(norm and norm.centred for norm in (self.norm, *_norms(settings))),
-            "an embedding of positions": self.positions is not None,
-            "heads that turn in part": widths != {one.head_dim for one in settings},
-            "an MLP beside attention": any(one.parallel for one in settings),
-            "an MLP without a gate": any(isinstance(layer.mlp, PlainMlp) for layer in self.stack),
-            "norms of heads together": any(one.whole_norms for one in settings),
-            "layers without a first norm": any(one.input_norm is None for one in settings),
-        }
-        return next((part for part, there in found.items() if there), None)
-
-
-def _norms(settings: Sequence[LayerSettings]) -> list[Norm | None]:
-    return [norm for one in settings for norm in (one.input_norm, one.mlp_norm)]

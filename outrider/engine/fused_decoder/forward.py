@@ -4,10 +4,10 @@
     residual add and norm; one product for gate and up, and the gate; down product (or experts)
     residual add and the next layer's norm
 
-Llama, Mistral, Qwen, Phi 3, Gemma, gpt-oss and their like, on every device; GPT-2, GPT-NeoX and theirs on
-CPUs. It computes what the model's own modules compute with a third of the operations: at decoding sizes an
-operation costs more than its arithmetic. The self check at load compares the two. What lies between the
-products is the device's: see `Operations`.
+Llama, Mistral, Qwen, Phi, Gemma, OLMo 2, gpt-oss, GPT-2, GPT-NeoX and their like, on every device. It
+computes what the model's own modules compute with a third of the operations: at decoding sizes an operation
+costs more than its arithmetic. The self check at load compares the two. What lies between the products is the
+device's: see `Operations`.
 
 Shapes: N packed tokens, M of them or the W wanted ones, C hidden width, Q query heads, H kv heads, D head
 width, F width of the MLP, V vocabulary.

@@ -44,7 +44,7 @@ def _joined_linears(layers: Sequence[nn.Linear]) -> nn.Linear:
     return whole
 
 
-def side_by_side(layer: Any, heads: int) -> nn.Linear:
+def side_by_side(layer: Any, heads: int) -> nn.Module:
     """A layer whose rows are [H, 3, D], queries, keys and values of each head, with rows [3, H, D] instead.
 
     The weight is a copy: there is no view of such an order.
@@ -52,11 +52,14 @@ def side_by_side(layer: Any, heads: int) -> nn.Linear:
     Raises:
         NotFused: it has other rows.
     """
-    if not isinstance(layer, nn.Linear) or layer.out_features % (3 * heads):
+    if not isinstance(layer, nn.Linear | CodedLinear) or layer.out_features % (3 * heads):
         raise NotFused("its queries, keys and values are not of as many heads each")
-    order = torch.arange(layer.out_features, device=layer.weight.device)
+    order = torch.arange(layer.out_features, device=next(layer.parameters()).device)
     order = order.view(heads, 3, -1).transpose(0, 1).flatten()
-    made = _linear(layer.weight.detach()[order], None if layer.bias is None else layer.bias.detach()[order])
+    bias = None if layer.bias is None else layer.bias.detach()[order]
+    if isinstance(layer, CodedLinear):
+        return CodedLinear(layer.planes.rows(order), bias, layer.dtype)
+    made = _linear(layer.weight.detach()[order], bias)
     carry_rows(made, layer, order)
     return made
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from torch import nn
-from torch.nn.functional import gelu, silu
+from torch.nn.functional import gelu, relu, silu
 from transformers.activations import (
     FastGELUActivation,
     GELUActivation,
@@ -23,10 +23,13 @@ from outrider.engine.gpu.coded_linear import CodedLinear
 Names: TypeAlias = tuple[str, ...]
 _WEIGHT_PLUS_ONE = ("GemmaRMSNorm", "Gemma2RMSNorm", "Gemma3RMSNorm")
 """Norms whose factor is their weight and 1, in float32."""
+_EXACT_WEIGHT = ("GptOssRMSNorm", "Olmo2RMSNorm", "Olmo3RMSNorm")
+"""Norms that round behind their weight, not before."""
 _FUNCTIONS: tuple[tuple[tuple[type[nn.Module], ...], Activation], ...] = (
     ((nn.SiLU, SiLUActivation), silu),
     ((GELUActivation,), gelu),
     ((NewGELUActivation, FastGELUActivation, GELUTanh), gelu_tanh),
+    ((nn.ReLU,), relu),
 )
 """Activations that torch computes in one operation."""
 
@@ -106,6 +109,8 @@ def described(module: Any) -> Norm:
         return Norm(weight, module.eps, centred=True, bias=bias)
     if type(module).__name__ in _WEIGHT_PLUS_ONE:
         return Norm(weight.float() + 1.0, module.eps)
+    if type(module).__name__ in _EXACT_WEIGHT:
+        weight = weight.float()
     return Norm(weight, module.variance_epsilon)
 
 

@@ -25,7 +25,7 @@ class CodedLinear(nn.Module):
     def __init__(self, weight: PlanarWeight, bias: Tensor | None, dtype: torch.dtype) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        self.dtype, self._bits, self._group = dtype, weight.bits, weight.group
+        self.dtype, self._kind = dtype, (weight.bits, weight.group, weight.numbers, weight.e4m3)
         # Parameters, so that they move with the model and count as its weights.
         self.words, self.scales = _kept(weight.words), _kept(weight.scales)
         self.zeros = None if weight.zeros is None else _kept(weight.zeros)
@@ -36,7 +36,7 @@ class CodedLinear(nn.Module):
     @property
     def planes(self) -> PlanarWeight:
         """The codes."""
-        return PlanarWeight(self.words, self.scales, self.zeros, self._bits, self._group, self.in_features)
+        return PlanarWeight(self.words, self.scales, self.zeros, *self._kind)
 
     @property
     def weight(self) -> Tensor:
@@ -58,7 +58,7 @@ class CodedLinear(nn.Module):
 
     def extra_repr(self) -> str:
         """For printing the model."""
-        return f"in_features={self.in_features}, out_features={self.out_features}, bits={self._bits}"
+        return f"in_features={self.in_features}, out_features={self.out_features}, bits={self._kind[0]}"
 
 
 class SideBySide(nn.Module):

@@ -66,6 +66,7 @@ def coded_product(x: Tensor, weight: PlanarWeight, bias: Tensor | None) -> Tenso
         weight.words.stride(0),
         weight.scales.stride(0),
         BITS=weight.bits,
+        E4M3=weight.e4m3,
         ZEROS=weight.zeros is not None,
         BIAS=bias is not None,
         BLOCK_M=tile.rows,

@@ -1,6 +1,6 @@
-"""What a GPU computes between the products of a fused decoder, by kernels: six launches per layer.
+"""What a GPU computes between the products of a fused decoder, by kernels: six launches per layer of a Llama.
 
-    norm with the residual add (twice), rotation and storing, attention (two launches), gate
+    norm with the residual add (twice), rotation and storing, attention (two launches), activation
 
 Shapes: N packed tokens, M of them, C hidden width, Q query heads, H kv heads, D head width, F width of the
 MLP.
@@ -14,37 +14,38 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
 
-from outrider.engine.fused_decoder import NotFused
-from outrider.engine.fused_decoder.decoder import FusedDecoder, FusedLayer, Gate, Norm, PlainMlp
+from outrider.engine.fused_decoder.activation import ON_GPUS, Activation
+from outrider.engine.fused_decoder.decoder import (
+    FusedDecoder,
+    FusedLayer,
+    Gate,
+    LayerSettings,
+    Norm,
+    PlainMlp,
+)
 from outrider.engine.fused_decoder.forward import AddNorm, Linear, Mix
+from outrider.engine.fused_decoder.norm import only_add
 from outrider.engine.gpu.attention import KernelAttention
-from outrider.engine.gpu.kernels.layers import add_norm_kernel, gate_kernel, rotation_kernel
+from outrider.engine.gpu.kernels.layers import activation_kernel, add_norm_kernel, rotation_kernel
 from outrider.engine.gpu.layout import DeviceStep
-from outrider.engine.gpu.shapes import check_shape
+from outrider.engine.gpu.shapes import check_rows, check_shape
 
-GATE_BLOCK = 1024
+ACTIVATION_BLOCK = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class RotatedStep:
-    """A step, and for each rope the cosines and sines [N, D / 2] of its positions."""
+    """A step, and for each rope the cosines and sines [N, R / 2] of its positions."""
 
     step: DeviceStep
     turns: list[tuple[Tensor, Tensor]]
 
 
 class GpuOperations:
-    """See `outrider.engine.fused_decoder.forward.Operations`.
-
-    Raises:
-        NotFused: the decoder has parts that the kernels do not compute.
-    """
+    """See `outrider.engine.fused_decoder.forward.Operations`."""
 
     def __init__(self, decoder: FusedDecoder, attention: KernelAttention) -> None:
-        if (part := decoder.beyond_llama()) is not None:
-            raise NotFused(f"it has {part}, which the kernels of GPUs do not compute")
         self._attention = attention
         self._ropes = [(rope.frequencies.float(), rope.stretch) for rope in decoder.ropes]
 
@@ -55,32 +56,51 @@ class GpuOperations:
 
     def norm(self, norm: Norm | None) -> AddNorm:
         """One launch, the residual add included."""
-        assert norm is not None, "the decoder was refused"
-        return partial(_add_norm, norm)
+        return only_add if norm is None else partial(_add_norm, norm)
 
     def mix(self, layer: FusedLayer) -> Mix[RotatedStep]:
-        """Rotation and storing, then attention."""
+        """Norms of queries and keys together where there are such; rotation and storing; then attention."""
         return partial(self._mix, layer)
 
     def gate(self, gate: Gate) -> Linear:
         """The product and a launch, where neither torch has to activate nor the product opens the gate."""
         called: Linear = gate.forward
-        if gate.opened or gate.activation is not silu:
+        if gate.opened or gate.activation not in ON_GPUS:
             return called
         gate_up: Any = gate.gate_up
-        return partial(_gate, gate_up.forward, gate_up.out_features // 2)
+        width, kind = gate_up.out_features // 2, ON_GPUS[gate.activation]
+        return lambda x: _activated(gate_up.forward(x), width, kind, gated=True)
 
     def activation(self, mlp: PlainMlp) -> Linear:
-        """Of no decoder that runs here: `beyond_llama` keeps them out."""
-        raise NotImplementedError("MLPs without a gate have no kernel; such models run their own modules")
+        """A launch, or torch."""
+        called: Activation = mlp.activation
+        if called not in ON_GPUS:
+            return called
+        return lambda x: _activated(x, x.shape[1], ON_GPUS[called], gated=False)
 
     def _mix(self, layer: FusedLayer, qkv: Tensor, rotated: RotatedStep) -> Tensor:
         """Attention's output [N, Q * D] for qkv [N, Q + 2 H, D]."""
-        settings, attention = layer.settings, self._attention
-        queries, norm, scores = settings.query_heads, settings.head_norm, settings.scores
+        settings, attention, scores = layer.settings, self._attention, layer.settings.scores
+        _norm_together(settings, qkv)
+        self._rotate(layer, qkv, rotated)
+        attention.note(layer.index, scores.window, {})
+        mixed = attention.mix(
+            rotated.step,
+            layer.index,
+            qkv[:, : settings.query_heads],
+            scaling=scores.scaling,
+            window=scores.window,
+            softcap=scores.softcap,
+            sinks=scores.sinks,
+        )
+        return mixed.flatten(1)
+
+    def _rotate(self, layer: FusedLayer, qkv: Tensor, rotated: RotatedStep) -> None:
+        """Turn queries and keys of qkv [N, Q + 2 H, D], and store keys and values."""
+        settings, attention, norm = layer.settings, self._attention, layer.settings.head_norm
         cos, sin = rotated.turns[settings.rope]
-        half = cos.shape[1]
-        check_shape("qkv", qkv, len(cos), queries + 2 * settings.kv_heads, 2 * half)
+        half, width = cos.shape[1], settings.head_dim
+        check_shape("qkv", qkv, len(cos), settings.query_heads + 2 * settings.kv_heads, width)
         rotation_kernel[qkv.shape[:2]](
             qkv,
             attention.keys[layer.index],
@@ -91,24 +111,15 @@ class GpuOperations:
             rotated.step.buffer,
             rotated.step.layout.at("slots"),
             0.0 if norm is None else norm.eps,
-            QUERY_HEADS=queries,
+            QUERY_HEADS=settings.query_heads,
             KV_HEADS=settings.kv_heads,
+            WIDTH=width,
             HALF=half,
-            BLOCK=_power_of_2(half),
+            BLOCK=_power_of_2(width),
+            BLOCK_HALF=_power_of_2(half),
             NORM=norm is not None,
             num_warps=1,
         )
-        attention.note(layer.index, scores.window, {})
-        mixed = attention.mix(
-            rotated.step,
-            layer.index,
-            qkv[:, :queries],
-            scaling=scores.scaling,
-            window=scores.window,
-            softcap=scores.softcap,
-            sinks=scores.sinks,
-        )
-        return mixed.flatten(1)
 
 
 def _turns(angles: Tensor, stretch: float) -> tuple[Tensor, Tensor]:
@@ -118,32 +129,51 @@ def _turns(angles: Tensor, stretch: float) -> tuple[Tensor, Tensor]:
 
 def _add_norm(norm: Norm, hidden: Tensor, added: Tensor | None) -> Tensor:
     """Normed hidden rows [M, C], which first get `added`."""
-    rows, width = hidden.shape
-    check_shape("hidden", hidden, rows, len(norm.weight))
+    check_shape("hidden", hidden, len(hidden), len(norm.weight))
     if added is not None:
-        check_shape("what is added", added, rows, width)
+        check_shape("what is added", added, *hidden.shape)
     out = torch.empty_like(hidden)
+    _launch_norm(norm, hidden, added, out)
+    return out
+
+
+def _norm_together(settings: LayerSettings, qkv: Tensor) -> None:
+    """Normalise all queries of a token together, and all its keys, in qkv [N, Q + 2 H, D]."""
+    queries, keys = settings.query_heads, settings.kv_heads
+    for norm, start, heads in zip(settings.whole_norms or (), (0, queries), (queries, keys), strict=False):
+        rows = qkv[:, start : start + heads].flatten(1)
+        check_rows("queries or keys", rows, len(qkv), len(norm.weight))
+        _launch_norm(norm, rows, None, rows)
+
+
+def _launch_norm(norm: Norm, hidden: Tensor, added: Tensor | None, out: Tensor) -> None:
+    """Rows [M, C] of `hidden` and `out` are as far apart; those of `added` follow each other."""
+    width = hidden.shape[1]
     add_norm_kernel[(len(hidden),)](
         hidden,
         hidden if added is None else added,
         norm.weight,
+        norm.weight if norm.bias is None else norm.bias,
         out,
+        hidden.stride(0),
         norm.eps,
         WIDTH=width,
         BLOCK=_power_of_2(width),
         ADD=added is not None,
+        CENTRED=norm.centred,
+        BIAS=norm.bias is not None,
         num_warps=8,
     )
+
+
+def _activated(x: Tensor, width: int, kind: str, *, gated: bool) -> Tensor:
+    """What an MLP activates of x [M, F], where it is, or with a gate of [M, 2 F]; `width` is F."""
+    check_shape("what is activated", x, len(x), 2 * width if gated else width)
+    out = x.new_empty((len(x), width)) if gated else x
+    activation_kernel[(len(x), -(-width // ACTIVATION_BLOCK))](
+        x, out, WIDTH=width, BLOCK=ACTIVATION_BLOCK, KIND=kind, GATED=gated
+    )
     return out
-
-
-def _gate(gate_up: Linear, width: int, normed: Tensor) -> Tensor:
-    """SiLU(gate) up [M, F] of what the product gives for normed [M, C]; `width` is F."""
-    both = gate_up(normed)
-    check_shape("gate and up", both, len(normed), 2 * width)
-    opened = both.new_empty((len(both), width))
-    gate_kernel[(len(both), -(-width // GATE_BLOCK))](both, opened, WIDTH=width, BLOCK=GATE_BLOCK)
-    return opened
 
 
 def _power_of_2(size: int) -> int:

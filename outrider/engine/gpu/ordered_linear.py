@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from outrider.engine.fused_decoder.decoder import FusedDecoder, GatedMlp
+from outrider.engine.cpu.linear import is_linear, linear_weight
+from outrider.engine.fused_decoder.decoder import Experts, FusedDecoder, GatedMlp
 from outrider.engine.gpu.kernels.product import product_kernel
 from outrider.engine.gpu.shapes import check_shape
 
@@ -61,14 +64,19 @@ def order_linears(decoder: FusedDecoder) -> None:
     """Replace the linear layers of a fused decoder; those of experts stay."""
     for layer in decoder.stack:
         layer.qkv, layer.output = _ordered(layer.qkv), _ordered(layer.output)
-        if isinstance(layer.mlp, GatedMlp):
-            layer.mlp.gate.gate_up = _ordered(layer.mlp.gate.gate_up)
-            layer.mlp.down = _ordered(layer.mlp.down)
+        mlp = layer.mlp
+        if isinstance(mlp, Experts):
+            continue
+        mlp.down = _ordered(mlp.down)
+        if isinstance(mlp, GatedMlp):
+            mlp.gate.gate_up = _ordered(mlp.gate.gate_up)
+        else:
+            mlp.up = _ordered(mlp.up)
     decoder.head = _ordered(decoder.head)
 
 
 def _ordered(module: nn.Module) -> nn.Module:
-    if type(module) is not nn.Linear:
+    if not is_linear(module):
         return module
-    bias: Tensor | None = module.bias
-    return OrderedLinear(module.weight.detach(), None if bias is None else bias.detach())
+    bias: Any = module.bias
+    return OrderedLinear(linear_weight(module).detach().contiguous(), None if bias is None else bias.detach())

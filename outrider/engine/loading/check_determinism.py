@@ -11,12 +11,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
-from torch.nn.functional import silu
 
 from outrider.engine.cpu.layer import attends
 from outrider.engine.cpu.linear import CpuLinear
 from outrider.engine.fused_decoder import FusedDecoder
-from outrider.engine.fused_decoder.activation import has_kernel
+from outrider.engine.fused_decoder.activation import ON_GPUS, has_kernel
 from outrider.engine.fused_decoder.decoder import Experts, Gate, PlainMlp
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loaded_model import LoadedModel
@@ -81,9 +80,7 @@ def library_part(loaded: LoadedModel) -> str | None:
     for name, module in network.named_modules():
         if isinstance(module, nn.Linear | CpuLinear) and not getattr(module, "ordered", False):
             return f"{name} of {loaded.kind}"
-        if isinstance(module, Gate) and not (module.opened or (loaded.ordered and module.activation is silu)):
-            return f"the activation of {loaded.kind}"
-        if isinstance(module, PlainMlp) and not has_kernel(module.activation, loaded.dtype, loaded.device):
+        if isinstance(module, Gate | PlainMlp) and not _activates(module, loaded):
             return f"the activation of {loaded.kind}"
         if isinstance(module, Experts):
             return f"the experts of {loaded.kind}"
@@ -91,6 +88,15 @@ def library_part(loaded: LoadedModel) -> str | None:
     if not loaded.ordered and not (simple and attends(geometry.head_dim, loaded.dtype, loaded.device)):
         return f"the attention of {loaded.kind}"
     return None
+
+
+def _activates(module: Gate | PlainMlp, loaded: LoadedModel) -> bool:
+    """True where a kernel computes an MLP's activation."""
+    if loaded.ordered:
+        return module.activation in ON_GPUS
+    if isinstance(module, Gate):
+        return module.opened
+    return has_kernel(module.activation, loaded.dtype, loaded.device)
 
 
 def _without_kernels(loaded: LoadedModel) -> str | None:

@@ -174,7 +174,7 @@ class Shard:
     ) -> LoadedModel:
         _read_generation_config(network, self._settings.model)
         stored = FULL if self._layout is None else self._layout.name
-        on_kernels = self.device.type != "cpu" and decoder.beyond_llama() is None
+        on_kernels = self.device.type != "cpu" and not norms_together(self._shares)
         return LoadedModel(
             model=decoder,
             name=Path(self._settings.model).name,

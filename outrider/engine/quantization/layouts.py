@@ -159,20 +159,29 @@ def _grouped(codes: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, gro
     return (codes.float() - middle) * scales.float()[:, groups]
 
 
-def _scaled(weight: Tensor, scales: Tensor | None) -> Tensor:
-    """Numbers of a weight [out, in] with a scale for each block of it; blocks at the end may be cut."""
+def _scaled(weight: Tensor, scales: Tensor | None) -> Read:
+    """A weight [out, in] of floating point with a scale for each block; blocks at the end may be cut.
+
+    Numbers of e4m3 are codes where the kernels know such blocks.
+    """
     if scales is None or not weight.dtype.is_floating_point:
         raise Unreadable(f"its weights are {weight.dtype} without scales")
-    exact, grid = weight.float(), scales.float()
-    if grid.numel() == 1:
-        return exact * grid.flatten()
-    grid = grid.view(len(grid), -1)
-    for axis, size in enumerate(exact.shape):
-        block = next((edge for edge in _blocks(size, grid.shape[axis])), None)
-        if block is None:
-            raise Unreadable(f"it has scales {tuple(scales.shape)} for a weight {tuple(weight.shape)}")
-        grid = grid.index_select(axis, torch.arange(size) // block)
-    return exact * grid
+    if weight.ndim != 2:
+        return weight.float() * scales.float()
+    grid = scales.float()
+    grid = grid.view(1, 1) if grid.numel() == 1 else grid.view(len(grid), -1)
+    edges = [next(iter(_blocks(*pair)), 0) for pair in zip(weight.shape, grid.shape, strict=True)]
+    if not all(edges):
+        raise Unreadable(f"it has scales {tuple(scales.shape)} for a weight {tuple(weight.shape)}")
+    (out, width), (high, wide) = weight.shape, edges
+    grid = grid[torch.arange(out) // high]
+    if grid.shape[1] == 1:
+        wide = -(-width // STEP) * STEP
+    if wide % STEP == 0 and weight.dtype == torch.float8_e4m3fn:
+        codes = weight.view(torch.uint8)
+        if not ((codes & 0x7F) == 0x7F).any():  # what is no number has no place in a product of codes
+            return quantized(codes, grid, None, 8, wide, e4m3=True)
+    return weight.float() * grid[:, torch.arange(width) // wide]
 
 
 def _blocks(size: int, count: int) -> list[int]:

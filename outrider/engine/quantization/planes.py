@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from outrider.engine.quantization.rounding import rounded
-from outrider.engine.quantization.weight import WORD_BITS, QuantizedWeight, unpacked
+from outrider.engine.quantization.weight import WORD_BITS, QuantizedWeight, decoded, unpacked
 
 PLANE = 32
 AT_ONCE = 1 << 24
@@ -38,6 +38,8 @@ class PlanarWeight:
     group: int
     numbers: int
     """In a row."""
+    e4m3: bool = False
+    """See `QuantizedWeight`."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -48,6 +50,11 @@ class PlanarWeight:
         """Some rows of the weight, in the same memory."""
         zeros = None if self.zeros is None else self.zeros[:, start:stop]
         return replace(self, words=self.words[:, start:stop], scales=self.scales[:, start:stop], zeros=zeros)
+
+    def rows(self, order: Tensor) -> PlanarWeight:
+        """The rows of the weight in another order, copied."""
+        zeros = None if self.zeros is None else self.zeros[:, order]
+        return replace(self, words=self.words[:, order], scales=self.scales[:, order], zeros=zeros)
 
     def values(self, dtype: torch.dtype) -> Tensor:
         """[out, in], what the codes stand for, rounded."""
@@ -62,9 +69,9 @@ class PlanarWeight:
         places = torch.arange(0, WORD_BITS, self.bits, dtype=torch.int32, device=self.words.device)
         blocks = self.words.view(-1, 1, PLANE, self.words.shape[1])
         codes = (blocks >> places[:, None, None]) & ((1 << self.bits) - 1)  # [B, P, PLANE, out]
-        zeros = float(1 << (self.bits - 1)) if self.zeros is None else self._of_numbers(self.zeros)
-        codes = codes.flatten(0, 2)
-        return (codes[: self.numbers].float() - zeros) * self._of_numbers(self.scales)
+        zeros = None if self.zeros is None else self._of_numbers(self.zeros)
+        steps = decoded(codes.to(torch.uint8).flatten(0, 2)[: self.numbers], zeros, self.bits, self.e4m3)
+        return steps * self._of_numbers(self.scales)
 
     def _of_numbers(self, of_groups: Tensor) -> Tensor:
         """[G, out] -> [in, out] float32."""
@@ -104,7 +111,7 @@ def joined_planes(parts: Sequence[PlanarWeight]) -> PlanarWeight | None:
     first = parts[0]
     if len(parts) == 1:
         return first
-    if len({(part.bits, part.group, part.numbers) for part in parts}) > 1:
+    if len({(part.bits, part.group, part.numbers, part.e4m3) for part in parts}) > 1:
         return None
     kept = torch.bfloat16 if all(part.scales.dtype == torch.bfloat16 for part in parts) else torch.float32
     zeros = None
@@ -138,9 +145,8 @@ def _ordered(part: QuantizedWeight, place: torch.device) -> PlanarWeight:
         words |= codes[:, :, number].int() << part.bits * number
     turned = [None if each is None else each.to(place).t().contiguous() for each in (part.scales, part.zeros)]
     assert turned[0] is not None
-    return PlanarWeight(
-        words.flatten(1).t().contiguous(), turned[0], turned[1], part.bits, part.group, part.numbers
-    )
+    words = words.flatten(1).t().contiguous()
+    return PlanarWeight(words, turned[0], turned[1], part.bits, part.group, part.numbers, part.e4m3)
 
 
 def row_ranges(rows: int, numbers: int) -> Iterator[tuple[int, int]]:

@@ -1,7 +1,8 @@
 """A weight whose numbers are codes of 4 or 8 bits, and exactly what they stand for.
 
-A row is cut into groups. A number is `(code - zero) * scale` with the scale and the zero of its group; this
-value is the weight, whatever computes with it.
+A row is cut into groups. A number is `(code - zero) * scale` with the scale and the zero of its group, or
+`e4m3(code) * scale`, where 8 bits are a number of that type (Micikevicius et al. 2022, "FP8 Formats for Deep
+Learning"); this value is the weight, whatever computes with it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ class QuantizedWeight:
     group: int
     numbers: int
     """In a row."""
+    e4m3: bool = False
+    """Codes are such numbers; there are no zeros then."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -43,9 +46,10 @@ class QuantizedWeight:
 
     def values(self) -> Tensor:
         """[out, in] float32, what the codes stand for."""
-        codes = unpacked(self.words, self.bits).view(*self.scales.shape, self.group).float()
-        zeros = float(self.middle) if self.zeros is None else self.zeros.float()[..., None]
-        return ((codes - zeros) * self.scales.float()[..., None]).flatten(1)[:, : self.numbers]
+        codes = unpacked(self.words, self.bits).view(*self.scales.shape, self.group)
+        zeros = None if self.zeros is None else self.zeros.float()[..., None]
+        steps = decoded(codes, zeros, self.bits, self.e4m3)
+        return (steps * self.scales.float()[..., None]).flatten(1)[:, : self.numbers]
 
     def rows(self, order: Tensor) -> QuantizedWeight:
         """These rows of it, in this order."""
@@ -53,7 +57,9 @@ class QuantizedWeight:
         return replace(self, words=self.words[order], scales=self.scales[order], zeros=zeros)
 
 
-def quantized(codes: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, group: int) -> QuantizedWeight:
+def quantized(
+    codes: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, group: int, *, e4m3: bool = False
+) -> QuantizedWeight:
     """Of codes [out, in] uint8 and what belongs to their groups, [out, G]; scales may have any dtype.
 
     Scales and zeros become bfloat16 where that changes none of them, else float32.
@@ -66,14 +72,21 @@ def quantized(codes: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, gr
         torch.bfloat16 if all(_fits(part) for part in (scales, zeros) if part is not None) else torch.float32
     )
     return QuantizedWeight(
-        words, scales.to(kept), None if zeros is None else zeros.to(kept), bits, group, width
+        words, scales.to(kept), None if zeros is None else zeros.to(kept), bits, group, width, e4m3
     )
+
+
+def decoded(codes: Tensor, zeros: Tensor | None, bits: int, e4m3: bool) -> Tensor:
+    """Codes of uint8 before they are scaled, float32; `zeros` have as many axes, None: half of the range."""
+    if e4m3:
+        return codes.view(torch.float8_e4m3fn).float()
+    return codes.float() - (float(1 << (bits - 1)) if zeros is None else zeros)
 
 
 def joined(parts: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
     """The rows of all, one after the other; None where their groups differ."""
     first = parts[0]
-    if len({(part.bits, part.group, part.numbers) for part in parts}) > 1:
+    if len({(part.bits, part.group, part.numbers, part.e4m3) for part in parts}) > 1:
         return None
     kept = torch.bfloat16 if all(part.scales.dtype == torch.bfloat16 for part in parts) else torch.float32
     zeros = None
@@ -83,7 +96,7 @@ def joined(parts: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
     return QuantizedWeight(
         torch.cat([part.words for part in parts]),
         torch.cat([part.scales.to(kept) for part in parts]),
-        *(zeros, first.bits, first.group, first.numbers),
+        *(zeros, first.bits, first.group, first.numbers, first.e4m3),
     )
 
 

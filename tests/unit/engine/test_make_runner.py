@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from outrider.engine import make_runner as module
-from outrider.engine.fused_decoder import FusedDecoder, NotFused
+from outrider.engine.fused_decoder import FusedDecoder
 from outrider.engine.gpu import accelerator
 from outrider.engine.loaded_model import Geometry
 from outrider.engine.loading import loader
@@ -96,25 +96,6 @@ def test_a_load_that_finds_kernels_not_to_fit_goes_on_without(pair_of, folder_of
     assert not found.kernels
     assert isinstance(found.model, FusedDecoder)
     assert sum("shared memory" in sentence for sentence in said) == 2, "fused, and as it is"
-
-
-def test_a_decoder_that_kernels_do_not_compute_leaves_its_modules_to_them(pair_of, folder_of, monkeypatch):
-    """What is fused on CPUs alone runs plain on a GPU, with the kernels of attention."""
-
-    def runner(loaded, pages, page_size, *_):
-        if isinstance(loaded.model, FusedDecoder) and (part := loaded.model.beyond_llama()):
-            raise NotFused(f"it has {part}")
-        return ModelRunner(loaded, pages, page_size)
-
-    monkeypatch.setattr(module, "_graph_runner", runner)
-    loaded = replace(pair_of("gpt2").loaded, kernels=True)
-    network = AutoModelForCausalLM.from_pretrained(folder_of("gpt2")).eval().requires_grad_(False)
-    said: list[str] = []
-    plain = run_plain(network, 512)
-    found = loader._arranged(replace(loaded, model=network), network, plain, True, said.append)
-    assert found.kernels
-    assert found.model is network
-    assert said == ["without the fused decoder: it has norms that centre rows"]
 
 
 def test_errors_of_triton_are_known():

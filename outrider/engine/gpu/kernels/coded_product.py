@@ -1,7 +1,8 @@
 """`Y = X W^T + b` for weights W with codes of 8 or 4 bits, by the matrix instructions for 16-bit numbers.
 
-A code less its zero is a whole number of up to 256, which any 16-bit dtype holds, so each product with it is
-exact. The scale is taken of a sum of such, in float32. Numbers of a weight never stand in memory.
+A code less its zero is a whole number of up to 256, or a code is a number of type e4m3; any 16-bit dtype
+holds either, so each product with it is exact. The scale is taken of a sum of such, in float32. Numbers of a
+weight never stand in memory.
 
 A program adds up all of K for one tile of the result, plane after plane (see
 `outrider.engine.quantization.planes`), each of which is a product of its own that is then scaled. So the
@@ -21,11 +22,22 @@ digits is added to it. That spares the conversion, which takes longer than what 
 LARGE_BITS = tl.constexpr(0x4B000000)
 
 
+E4M3_DIGITS = tl.constexpr(-0x78100000)
+"""Of float32, the sign and what e4m3 numbers fill: the lower 4 digits of the exponent, 3 of the fraction."""
+E4M3_FACTOR = tl.constexpr(2.0**120)
+"""Exponents of float32 count from 127, those of e4m3 from 7. What has no leading 1 has none in either."""
+
+
 @triton.jit
-def _weights(words, place: tl.constexpr, offset, BITS: tl.constexpr, dtype: tl.constexpr):
-    """Codes of a place of words [PLANE, n] less their zeros: `offset` [n] float32 is LARGE and the zero."""
-    codes = (words >> (BITS * place)) & ((1 << BITS) - 1)
-    return ((codes | LARGE_BITS).to(tl.float32, bitcast=True) - offset[None, :]).to(dtype)
+def _weights(words, place: tl.constexpr, offset, BITS: tl.constexpr, E4M3: tl.constexpr, dtype: tl.constexpr):
+    """Codes of a place of words [PLANE, n] less their zeros, LARGE less than `offset` [n]; or as numbers."""
+    if E4M3:
+        digits = ((words << (24 - BITS * place)) >> 4) & E4M3_DIGITS  # shifted with its sign
+        numbers = digits.to(tl.float32, bitcast=True) * E4M3_FACTOR
+    else:
+        codes = (words >> (BITS * place)) & ((1 << BITS) - 1)
+        numbers = (codes | LARGE_BITS).to(tl.float32, bitcast=True) - offset[None, :]
+    return numbers.to(dtype)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -44,6 +56,7 @@ def coded_product_kernel(
     words_stride,
     scales_stride,
     BITS: tl.constexpr,
+    E4M3: tl.constexpr,
     ZEROS: tl.constexpr,
     BIAS: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -75,7 +88,8 @@ def coded_product_kernel(
                 mask=(row < rows)[:, None] & (along + first < numbers)[None, :],
                 other=0.0,
             )
-            product = tl.dot(part, _weights(held, place, offset, BITS, dtype), input_precision=PRECISION)
+            weights = _weights(held, place, offset, BITS, E4M3, dtype)
+            product = tl.dot(part, weights, input_precision=PRECISION)
             sums += product * tl.load(scales + at, mask=real, other=0.0).to(tl.float32)[None, :]
     if BIAS:
         sums += tl.load(bias + column, mask=real, other=0.0).to(tl.float32)[None, :]

@@ -1,8 +1,8 @@
 """What a decoder layer does between its products, each as one launch.
 
-    add_norm_kernel   residual add and RMS norm (Zhang and Sennrich 2019)
-    rotation_kernel   head norms, rotary positions (Su et al. 2021), keys and values to their slots
-    gate_kernel       SiLU gate (Shazeer 2020)
+    add_norm_kernel    residual add, and RMS norm (Zhang and Sennrich 2019) or layer norm (Ba et al. 2016)
+    rotation_kernel    head norms, rotary positions (Su et al. 2021), keys and values to their slots
+    activation_kernel  activation of an MLP, with a gate (Shazeer 2020) or without one
 
 They compute what transformers computes, with the same roundings to 16 bits.
 
@@ -16,40 +16,46 @@ import triton.language as tl
 @triton.jit
 def _weighted(row, factor, dtype: tl.constexpr):
     """A float32 row times its weight. Rounded before as Llama's; with a float32 weight behind, as Gemma's."""
-    if factor.dtype == tl.float32:
-        return (row * factor).to(dtype)
-    return row.to(dtype) * factor
-
-
-@triton.jit
-def _normed(row, columns, weight, eps, WIDTH: tl.constexpr, dtype: tl.constexpr):
-    """A row [BLOCK] float32, 0 behind WIDTH, scaled to a root mean square of 1 and by its weight."""
-    scale = tl.rsqrt(tl.sum(row * row, 0) / WIDTH + eps)
-    factor = tl.load(weight + columns, mask=columns < WIDTH, other=0.0)
-    return _weighted(row * scale, factor, dtype)
+    weighted = row * factor if factor.dtype == tl.float32 else row.to(dtype) * factor
+    return weighted.to(dtype)
 
 
 @triton.jit
 def add_norm_kernel(
-    hidden,  # [N, C], written when ADD
+    hidden,  # [N, C] by row stride, written when ADD
     added,  # [N, C]
     weight,  # [C]
-    out,  # [N, C]
+    bias,  # [C], or anything when BIAS is false
+    out,  # [N, C] by the same stride, perhaps `hidden`
+    stride,
     eps,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     ADD: tl.constexpr,
+    CENTRED: tl.constexpr,
+    BIAS: tl.constexpr,
 ):
-    """Add to the hidden rows (grid [N]) and normalise them."""
+    """Add to the hidden rows (grid [N]) and normalise them: RMS norm, or layer norm when CENTRED."""
     columns = tl.arange(0, BLOCK)
     inside = columns < WIDTH
-    places = tl.program_id(0).to(tl.int64) * WIDTH + columns
-    row = tl.load(hidden + places, mask=inside, other=0.0)
+    token = tl.program_id(0).to(tl.int64)
+    places = token * stride + columns
+    held = tl.load(hidden + places, mask=inside, other=0.0)
     if ADD:
-        row += tl.load(added + places, mask=inside, other=0.0)
-        tl.store(hidden + places, row, mask=inside)
-    dtype: tl.constexpr = out.dtype.element_ty
-    tl.store(out + places, _normed(row.to(tl.float32), columns, weight, eps, WIDTH, dtype), mask=inside)
+        held += tl.load(added + token * WIDTH + columns, mask=inside, other=0.0)
+        tl.store(hidden + places, held, mask=inside)
+    row = held.to(tl.float32)
+    factor = tl.load(weight + columns, mask=inside, other=0.0)
+    if CENTRED:
+        row = tl.where(inside, row - tl.sum(row, 0) / WIDTH, 0.0)
+        factor = factor.to(tl.float32)
+    row *= tl.rsqrt(tl.sum(row * row, 0) / WIDTH + eps)
+    if BIAS:
+        row = row * factor + tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
+        normed = row.to(held.dtype)
+    else:
+        normed = _weighted(row, factor, held.dtype)
+    tl.store(out + places, normed, mask=inside)
 
 
 @triton.jit
@@ -77,7 +83,7 @@ def rotation_kernel(
     qkv,  # [N, Q + 2 H, D]; queries are rotated in place
     keys,  # [S, H, D]
     values,  # [S, H, D]
-    cos,  # [N, D / 2] float32
+    cos,  # [N, HALF] float32
     sin,
     weights,  # [Q + H, D] of the head norms, or anything when NORM is false
     buffer,
@@ -85,41 +91,68 @@ def rotation_kernel(
     eps,
     QUERY_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
     HALF: tl.constexpr,
     BLOCK: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
     NORM: tl.constexpr,
 ):
-    """One head of one token (grid [N, Q + 2 H]): queries stay, keys and values go to their slot."""
+    """One head of one token (grid [N, Q + 2 H]): queries stay, keys and values go to their slot.
+
+    The first 2 HALF of WIDTH columns turn, all where there is a norm.
+    """
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
-    columns = tl.arange(0, BLOCK)
-    inside = columns < HALF
-    source = qkv + (token * (QUERY_HEADS + 2 * KV_HEADS) + head) * (2 * HALF)
+    source = qkv + (token * (QUERY_HEADS + 2 * KV_HEADS) + head) * WIDTH
     slot = tl.load(buffer + slots_at + token) * KV_HEADS
+    target = source
+    if head >= QUERY_HEADS + KV_HEADS:
+        target = values + (slot + head - QUERY_HEADS - KV_HEADS) * WIDTH
+    elif head >= QUERY_HEADS:
+        target = keys + (slot + head - QUERY_HEADS) * WIDTH
     if head < QUERY_HEADS + KV_HEADS:
-        angle = token * HALF + columns
-        c = tl.load(cos + angle, mask=inside, other=0.0)
-        s = tl.load(sin + angle, mask=inside, other=0.0)
-        left, right = _rotated(source, c, s, weights + head * (2 * HALF), eps, HALF, BLOCK, NORM)
-        target = source
-        if head >= QUERY_HEADS:
-            target = keys + (slot + head - QUERY_HEADS) * (2 * HALF)
-        tl.store(target + columns, left.to(qkv.dtype.element_ty), mask=inside)
-        tl.store(target + HALF + columns, right.to(qkv.dtype.element_ty), mask=inside)
-    else:
-        target = values + (slot + head - QUERY_HEADS - KV_HEADS) * (2 * HALF)
-        tl.store(target + columns, tl.load(source + columns, mask=inside), mask=inside)
-        tl.store(target + HALF + columns, tl.load(source + HALF + columns, mask=inside), mask=inside)
+        pairs = tl.arange(0, BLOCK_HALF)
+        turning, angle = pairs < HALF, token * HALF + pairs
+        c = tl.load(cos + angle, mask=turning, other=0.0)
+        s = tl.load(sin + angle, mask=turning, other=0.0)
+        left, right = _rotated(source, c, s, weights + head * WIDTH, eps, HALF, BLOCK_HALF, NORM)
+        tl.store(target + pairs, left.to(qkv.dtype.element_ty), mask=turning)
+        tl.store(target + HALF + pairs, right.to(qkv.dtype.element_ty), mask=turning)
+    if head >= QUERY_HEADS:
+        columns = tl.arange(0, BLOCK)
+        copied = (columns < WIDTH) & ((columns >= 2 * HALF) | (head >= QUERY_HEADS + KV_HEADS))
+        tl.store(target + columns, tl.load(source + columns, mask=copied), mask=copied)
 
 
 @triton.jit
-def gate_kernel(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """SiLU of the gate times up: gate_up [N, 2 F] -> out [N, F] (grid [N, blocks])."""
+def _activated(x, KIND: tl.constexpr):
+    """The activation of float32 numbers; tanh by the exponential, which saturates rightly."""
+    if KIND == "silu":
+        result = x / (1 + tl.exp(-x))
+    elif KIND == "gelu":
+        result = 0.5 * x * (1 + tl.erf(0.7071067811865476 * x))
+    elif KIND == "gelu_tanh":
+        result = x / (1 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
+    else:
+        tl.static_assert(KIND == "relu")
+        result = tl.where(x < 0, 0.0, x)
+    return result
+
+
+@triton.jit
+def activation_kernel(
+    x, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, GATED: tl.constexpr
+):
+    """Activated numbers of x [N, F], or of the first half of [N, 2 F] times the second -> out [N, F].
+
+    The grid is [N, blocks]; `out` may be x where there is no gate.
+    """
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < WIDTH
-    gate = tl.load(gate_up + token * (2 * WIDTH) + columns, mask=inside, other=0.0)
-    up = tl.load(gate_up + token * (2 * WIDTH) + WIDTH + columns, mask=inside, other=0.0)
-    exact = gate.to(tl.float32)
-    opened = (exact / (1 + tl.exp(-exact))).to(gate.dtype)
-    tl.store(out + token * WIDTH + columns, opened * up, mask=inside)
+    source = x + token * (2 * WIDTH if GATED else WIDTH)
+    number = tl.load(source + columns, mask=inside, other=0.0)
+    result = _activated(number.to(tl.float32), KIND).to(number.dtype)
+    if GATED:
+        result *= tl.load(source + WIDTH + columns, mask=inside, other=0.0)
+    tl.store(out + token * WIDTH + columns, result, mask=inside)

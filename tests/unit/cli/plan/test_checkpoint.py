@@ -87,6 +87,18 @@ def test_rounded_linear_layers(tmp_path: Path, weights: str, bits: float) -> Non
     assert found.step_bytes(1) == (8 + 8) * 2 + codes
 
 
+def test_linear_layers_of_fp8(tmp_path: Path) -> None:
+    """Have 8 bits and a scale; layers that are stored otherwise, and the output layer, stay as they are."""
+    stored = {
+        "model.layers.0.mlp.up_proj.weight": ("F8_E4M3", [8, 64]),
+        "model.layers.0.mlp.up_proj.weight_scale_inv": ("F32", [1, 1]),
+    }
+    found = read_checkpoint(str(checkpoint(tmp_path, UNTIED | LINEAR | stored)))
+    assert (found.weights, found.dtype) == ("fp8", "bfloat16")
+    assert found.weight_bytes == (80 + 80 + 8 + 8 + 512) * 2 + 512 * 8.25 / 8
+    assert found.step_bytes(1) == found.weight_bytes - 80 * 2
+
+
 def test_a_tied_output_layer_has_codes_of_its_own(tmp_path: Path) -> None:
     """The table of embeddings stays whole beside them, and no step reads it."""
     tied = {name: one for name, one in UNTIED.items() if name != "lm_head.weight"}

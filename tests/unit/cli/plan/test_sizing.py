@@ -8,6 +8,7 @@ import pytest
 
 from outrider.cli.plan.checkpoint import ModelSizes
 from outrider.cli.plan.devices import CPU, GB, GPUS, Device, device_of
+from outrider.cli.plan.overlay import overlay
 from outrider.cli.plan.sizing import HEADROOM, NODES, PAGE, PROCESS_BYTES, fit, replicas_for
 from outrider.protocol.errors import ConfigError
 
@@ -116,6 +117,16 @@ def test_rounded_weights_take_less_of_a_device() -> None:
     with pytest.raises(ConfigError, match="another --dtype or --weights"):
         fit(model(**large), GPUS["h200"], 4000)
     assert fit(model(**large, weights="int8"), GPUS["h200"], 4000).sessions > 0
+
+
+def test_fp8_takes_16_bits_on_a_cpu() -> None:
+    """A GPU keeps its codes, where the model has 16 bits; nobody sets that."""
+    small = model(weights="fp8", linear=7 * GB)
+    assert fit(small, BIG, 4000).checkpoint.weight_bytes < 10 * GB
+    assert fit(small, Device(CPU, 80 * GB, 0.0), 4000).checkpoint.weight_bytes == 16 * GB
+    assert fit(model(weights="fp8", dtype="float32"), BIG, 4000).checkpoint.weight_bytes == 32 * GB
+    one = fit(small, BIG, 4000)
+    assert "WEIGHTS" not in overlay(one, one, 1, 1)
 
 
 def test_rounded_weights_take_16_bits_on_a_gpu() -> None:

@@ -68,7 +68,7 @@ def test_a_llama_like_model_may_turn_parts_of_heads(tmp_path: Path) -> None:
     """As Phi 4 mini does."""
     rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.75}
     decoder, _ = loaded(build_model("phi3", tmp_path, rope_parameters=rope))
-    assert decoder.beyond_llama() == "heads that turn in part"
+    assert {2 * len(rope.frequencies) for rope in decoder.ropes} != {decoder.stack[0].settings.head_dim}
 
 
 def test_experts_may_stand_behind_other_norms(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_experts_may_stand_behind_other_norms(tmp_path: Path) -> None:
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     decoder, _ = loaded(tmp_path)
-    assert decoder.beyond_llama() == "norms of heads together"
+    assert all(layer.settings.whole_norms for layer in decoder.stack)
 
 
 SMALL: dict[str, Any] = {
@@ -144,32 +144,6 @@ def test_layers_may_be_left_out(folder_of: Folders, architecture: str) -> None:
     """A draft without some of its target's layers."""
     decoder, _ = loaded(folder_of(architecture), skipped_layers=[1])
     assert len(decoder.stack) == 2
-
-
-@pytest.mark.parametrize(
-    ("architecture", "part"),
-    [
-        ("gpt2", "norms that centre rows"),
-        ("olmo2", "norms of heads together"),
-        ("llama", None),
-        ("gemma2", None),
-    ],
-)
-def test_what_is_not_like_llama_is_named(folder_of: Folders, architecture: str, part: str | None) -> None:
-    """For kernels of GPUs."""
-    decoder, _ = loaded(folder_of(architecture))
-    assert decoder.beyond_llama() == part
-
-
-def test_kernels_of_gpus_refuse_what_they_do_not_compute(folder_of: Folders) -> None:
-    """In a sentence, so that the model runs its own modules there."""
-    pytest.importorskip("triton", reason="Triton is for Linux alone")
-    from outrider.engine.gpu.operations import GpuOperations
-
-    decoder, _ = loaded(folder_of("gpt_neox"))
-    attention: Any = None
-    with pytest.raises(NotFused, match="it has norms that centre rows, which the kernels of GPUs do not"):
-        GpuOperations(decoder, attention)
 
 
 def plain_model(folder: Path) -> PreTrainedModel:

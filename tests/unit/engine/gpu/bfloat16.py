@@ -1,8 +1,8 @@
 """Arithmetic of a device in Triton's interpreter.
 
-It keeps numbers of bfloat16 as integers and would add those. Here both operands are widened to float32, and
-the result is rounded, as a device does it. Its products are numpy's, which add up the last rows of a tile in
-another order; here, as on a device, every row is added up like the others.
+It keeps numbers of bfloat16 as integers and would add those, and it cuts off what becomes one. Here both
+operands are widened to float32, and results are rounded, as a device does it. Its products are numpy's, which
+add up the last rows of a tile in another order; here, as on a device, every row is added up like the others.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import numpy as np
 
 
 def mend() -> None:
-    """Replace the interpreter's products and elementwise operations of two operands."""
+    """Replace the interpreter's products, elementwise operations of two operands, and rounding."""
     import triton.language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
     original: Callable[..., Any] = InterpreterBuilder.binary_op
+    truncate: Callable[..., Any] = InterpreterBuilder.create_fp_trunc
 
     def binary_op(self: Any, left: Any, right: Any, operation: Callable[..., Any]) -> Any:
         if {left.dtype.scalar, right.dtype.scalar} != {tl.bfloat16}:
@@ -34,7 +35,13 @@ def mend() -> None:
         product = np.matmul(parts[0][:, None], parts[1], dtype=added.data.dtype)
         return TensorHandle(product[:, 0] + added.data, added.dtype.scalar)
 
+    def create_fp_trunc(self: Any, source: Any, kind: Any) -> Any:
+        if (source.dtype.scalar, kind.scalar) != (tl.float32, tl.bfloat16):
+            return truncate(self, source, kind)
+        return TensorHandle(rounded(source.data), tl.bfloat16)
+
     InterpreterBuilder.binary_op = binary_op
+    InterpreterBuilder.create_fp_trunc = create_fp_trunc
     InterpreterBuilder.create_dot = create_dot
 
 

@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    Olmo2Config,
+    PhiConfig,
+    PretrainedConfig,
+    Qwen3Config,
+    Starcoder2Config,
+)
 
 from outrider.engine.fused_decoder import fused_decoder
 from outrider.engine.gpu.coded_linear import CodedLinear
@@ -18,6 +32,40 @@ QWEN3_8B = {"hidden_size": 4096, "intermediate_size": 12288, "num_attention_head
 SHARED = {"num_key_value_heads": 8, "vocab_size": 128256}
 
 
+FAMILIES: dict[str, Callable[[int], PretrainedConfig]] = {
+    "gpt_neox": lambda layers: GPTNeoXConfig(
+        num_hidden_layers=layers, hidden_size=4096, intermediate_size=16384, num_attention_heads=32
+    ),
+    "gpt2": lambda layers: GPT2Config(n_layer=layers, n_embd=1600, n_head=25),
+    "olmo2": lambda layers: Olmo2Config(num_hidden_layers=layers, **LLAMA_8B | {"intermediate_size": 11008}),
+    "phi": lambda layers: PhiConfig(
+        num_hidden_layers=layers,
+        hidden_size=2560,
+        intermediate_size=10240,
+        num_attention_heads=32,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.4},
+    ),
+    "starcoder2": lambda layers: Starcoder2Config(
+        num_hidden_layers=layers,
+        hidden_size=4608,
+        intermediate_size=18432,
+        num_attention_heads=36,
+        num_key_value_heads=4,
+        sliding_window=4096,
+    ),
+    "gemma3": lambda layers: Gemma3TextConfig(
+        num_hidden_layers=layers,
+        hidden_size=2560,
+        intermediate_size=10240,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=256,
+        sliding_window=1024,
+    ),
+}
+"""Pythia 6.9B, GPT-2 XL, OLMo 2 7B, Phi 2, Starcoder2 7B and Gemma 3 4B, with as many layers as one likes."""
+
+
 def model(
     sizes: dict[str, int],
     layers: int = 1,
@@ -30,14 +78,21 @@ def model(
 
     With `bits` its linear layers have codes in groups of 32; `ordered` is as with `deterministic`.
     """
-    kind, settings = (Qwen3ForCausalLM, Qwen3Config) if head_norms else (LlamaForCausalLM, LlamaConfig)
-    config = settings(num_hidden_layers=layers, **sizes, **SHARED)
+    settings = Qwen3Config if head_norms else LlamaConfig
+    return model_of(settings(num_hidden_layers=layers, **sizes, **SHARED), bits=bits, ordered=ordered)
+
+
+def model_of(config: Any, *, bits: int | None = None, ordered: bool = False) -> LoadedModel:
+    """The same of any configuration."""
     with DEVICE:
-        network = kind._from_config(config, dtype=torch.bfloat16).eval().requires_grad_(False)
+        network = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval().requires_grad_(False)
     if bits is not None:
         _code(network, bits)
-    geometry = Geometry(layers, config.num_attention_heads, 8, config.head_dim, config.head_dim)
-    decoder = fused_decoder(network, geometry, dict.fromkeys(range(layers)))
+    heads, layers = config.num_attention_heads, config.num_hidden_layers
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    geometry = Geometry(layers, heads, getattr(config, "num_key_value_heads", None) or heads, width, width)
+    window = getattr(config, "sliding_window", None)
+    decoder = fused_decoder(network, geometry, dict.fromkeys(range(layers), window))
     if ordered:
         order_linears(decoder)
     return LoadedModel(
@@ -55,12 +110,14 @@ def model(
     )
 
 
-def planar(bits: int, out: int, width: int, group: int = 32, *, zeros: bool = False) -> PlanarWeight:
-    """Codes of a weight [out, in]; with zeros the scales are float32, as those of checkpoints are."""
-    kept = torch.float32 if zeros else torch.bfloat16
+def planar(
+    bits: int, out: int, width: int, group: int = 32, *, zeros: bool = False, e4m3: bool = False
+) -> PlanarWeight:
+    """Codes of a weight [out, in]; with zeros or e4m3 the scales are float32, as those of checkpoints are."""
+    kept = torch.float32 if zeros or e4m3 else torch.bfloat16
     of_groups = [torch.empty(-(-width // group), out, dtype=kept, device=DEVICE) for _ in range(2)]
     words = torch.empty(-(-width * bits // 1024) * 32, out, dtype=torch.int32, device=DEVICE)
-    return PlanarWeight(words, of_groups[0], of_groups[1] if zeros else None, bits, group, width)
+    return PlanarWeight(words, of_groups[0], of_groups[1] if zeros else None, bits, group, width, e4m3)
 
 
 def _code(network: torch.nn.Module, bits: int) -> None:

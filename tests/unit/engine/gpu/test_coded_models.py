@@ -14,16 +14,19 @@ from outrider.engine.gpu import coded_linear
 from outrider.engine.gpu.coded_linear import CodedLinear, SideBySide, compute_from_codes
 from outrider.engine.gpu.runner import GraphRunner
 from outrider.engine.kv.pages import SequenceKv
+from outrider.engine.loading import stored
 from outrider.engine.loading.check_forward import check_paged, run_plain
 from outrider.engine.loading.code_weights import code_weights
 from outrider.engine.loading.loader import _described
 from outrider.engine.quantization.rounding import BITS, rounded
 from outrider.engine.runner import ModelRunner, Segment
+from tests.checkpoints import write
 from tests.unit.engine.gpu.fakes import FakeGraphs
 from tests.unit.engine.gpu.test_runner import script
 from tests.unit.engine.loading.test_rounded import TOKENS, expected
+from tests.unit.engine.loading.test_stored import FP8, plain
 
-CPU = torch.device("cpu")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 PAGES, PAGE = 48, 4
 
 
@@ -61,14 +64,32 @@ def assert_near(found, wanted, most=2e-3):
 
 @pytest.mark.parametrize("weights", BITS)
 @pytest.mark.parametrize(
-    ("architecture", "fused"), [("llama", True), ("qwen2", True), ("phi3", True), ("gpt2", False)]
+    ("architecture", "fused"),
+    [("llama", True), ("qwen2", True), ("phi3", True), ("gpt_neox", True), ("gpt2", True), ("phi", False)],
 )
 def test_a_model_is_transformers_with_rounded_weights(folder_of, architecture, fused, weights):
-    """Fused, with biases, with parts that are one layer already, and with modules of its own."""
+    """Fused, with biases, with parts that are one layer already, with rows in another order, with transposed
+    weights, and with modules of its own.
+    """
     folder = folder_of(architecture)
     loaded, _ = rounded_model(folder, weights, fused=fused)
     runner = GraphRunner(loaded, PAGES, PAGE, buckets=())
     assert_near(logits(runner), expected(folder, BITS[weights]))
+
+
+@pytest.mark.parametrize("name", FP8)
+def test_a_model_of_e4m3_is_transformers_with_its_numbers(folder_of, tmp_path, name, monkeypatch):
+    """Scales of rows, of blocks and of a whole weight; no layer holds numbers."""
+    monkeypatch.setattr(stored, "without_codes", lambda dtype, place: None)
+    written = write(folder_of("llama"), tmp_path / "model", *FP8[name])
+    network, _, _ = stored.read_quantized(str(written.folder), "float32", CUDA, False, lambda _: None)
+    assert code_weights(network, CPU, None, lambda _: None) == len(written.numbers)
+    loaded, _ = loaded_of(network.eval().requires_grad_(False))
+    assert all(layer.qkv.planes.e4m3 for layer in loaded.model.stack)
+    found = logits(GraphRunner(loaded, PAGES, PAGE, buckets=()))
+    with torch.inference_mode():
+        theirs = plain(folder_of("llama"), written)(torch.tensor([TOKENS])).logits[0]
+    assert_near(found, theirs)
 
 
 def test_every_step_of_a_script_is_the_plain_runner_s(folder_of):

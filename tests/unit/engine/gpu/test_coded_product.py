@@ -18,15 +18,21 @@ CPU = torch.device("cpu")
 NEAR = {torch.float32: 1e-6, torch.float16: 5e-4, torch.bfloat16: 4e-3}
 """Relative to all of a result; half a step of a dtype is the most that a number of it may be off."""
 RANDOM = torch.Generator().manual_seed(0)
+Kind = int | str
+"""Bits of codes, or e4m3."""
+KINDS: list[Kind] = [4, 8, "e4m3"]
 SHAPES = [(1, 33, 32, 70), (3, 130, 64, 300), (17, 96, 96, 200), (70, 40, 512, 500)]
 """Rows, columns, group, numbers: one tile and several, whole blocks and others, a group for whole rows."""
 
 
-def weight_of(bits: int, out: int, group: int, width: int, *, zeros: bool) -> QuantizedWeight:
+def weight_of(kind: Kind, out: int, group: int, width: int, *, zeros: bool) -> QuantizedWeight:
     """Random codes; scales of bfloat16 without zeros, and of float32 with some."""
-    shape = (out, -(-width // group))
+    shape, bits = (out, -(-width // group)), 8 if kind == "e4m3" else kind
     codes = torch.randint(1 << bits, (out, width), generator=RANDOM, dtype=torch.uint8)
     scales = torch.rand(shape, generator=RANDOM)
+    if kind == "e4m3":
+        codes[(codes & 127) == 127] = 0  # no number
+        return quantized(codes, scales if zeros else scales.bfloat16(), None, bits, group, e4m3=True)
     given = torch.randint(1 << bits, shape, generator=RANDOM).float() if zeros else None
     return quantized(codes, scales if zeros else scales.bfloat16(), given, bits, group)
 
@@ -36,13 +42,13 @@ def rows_of(count: int, width: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(count, width, generator=RANDOM).to(dtype)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize("dtype", NEAR)
 @pytest.mark.parametrize(("count", "out", "group", "width"), SHAPES)
-def test_a_product_is_that_with_the_numbers(bits, zeros, dtype, count, out, group, width):
+def test_a_product_is_that_with_the_numbers(kind, zeros, dtype, count, out, group, width):
     """In float64, rounded once."""
-    weight = weight_of(bits, out, group, width, zeros=zeros)
+    weight = weight_of(kind, out, group, width, zeros=zeros)
     x, bias = rows_of(count, width, dtype), rows_of(1, out, dtype)[0]
     for added in (bias, None):
         exact = x.double() @ weight.values().double().T + (0.0 if added is None else added.double())
@@ -73,10 +79,19 @@ def in_order(monkeypatch):
     monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-def test_a_row_has_the_same_bits_in_every_batch(in_order, bits):
+@pytest.mark.parametrize("dtype", NEAR)
+def test_every_number_of_e4m3_is_exact(dtype):
+    """The smallest too, which have no leading 1, and the largest: all dtypes of models hold them."""
+    codes = torch.tensor([code for code in range(256) if code & 127 != 127], dtype=torch.uint8)
+    weight = quantized(codes[:, None].repeat(1, 32), torch.ones(254, 1), None, 8, 32, e4m3=True)
+    found = coded_product(torch.eye(32, dtype=dtype), in_planes(weight, CPU), None)
+    assert torch.equal(found, codes.view(torch.float8_e4m3fn).to(dtype).expand(32, -1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_has_the_same_bits_in_every_batch(in_order, kind):
     """Alone, with others, and with so many that there are other tiles. In float32, where every bit shows."""
-    weight = in_planes(weight_of(bits, 140, 64, 300, zeros=bits == 4), CPU)
+    weight = in_planes(weight_of(kind, 140, 64, 300, zeros=kind == 4), CPU)
     x = rows_of(70, 300, torch.float32)
     whole = coded_product(x, weight, None)
     assert all(torch.equal(coded_product(x[:count], weight, None), whole[:count]) for count in (1, 5, 17, 33))

@@ -73,7 +73,10 @@ def target_of(loaded: LoadedModel) -> Target:
     return Target(loaded, texts, [token_by_token(eager, each, min(CHUNK, len(each) - 6)) for each in texts])
 
 
-@pytest.mark.parametrize("architecture", ["llama", "mistral", pytest.param("qwen3", marks=pytest.mark.slow)])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3", "gemma2", "olmo2", "phi")]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "gpt_neox", "gpt2", *SLOW])
 def test_any_way_of_computing_gives_the_same_bits(folder_of, architecture):
     """Chunks, trees, batches, graphs and reused prefixes against one token at a time."""
     loaded, graphs = in_order(folder_of(architecture)), FakeGraphs()
@@ -130,13 +133,16 @@ def test_what_has_no_such_kernels_is_refused(folder_of, changes, part):
 
 
 @pytest.mark.parametrize(
-    ("architecture", "part"),
-    [("gpt_oss", "the experts of GptOssForCausalLM"), ("gemma2", "the activation of Gemma2ForCausalLM")],
+    ("architecture", "changes", "part"),
+    [
+        ("gpt_oss", {}, "the experts of GptOssForCausalLM"),
+        ("gpt2", {"activation_function": "quick_gelu"}, "the activation of GPT2LMHeadModel"),
+    ],
 )
-def test_parts_that_torch_computes_are_refused(folder_of, architecture, part):
+def test_parts_that_torch_computes_are_refused(tmp_path, architecture, changes, part):
     """What attention does with sinks and softcap would be in order."""
-    loaded = replace(in_order(folder_of(architecture)), device=GPU)
-    assert check_determinism.library_part(loaded) == part
+    folder = build_model(architecture, tmp_path, num_hidden_layers=2, **changes)
+    assert check_determinism.library_part(replace(in_order(folder), device=GPU)) == part
 
 
 def test_kernels_that_do_not_fit_are_said(folder_of, monkeypatch):

@@ -24,7 +24,7 @@ from outrider.sampling import chooser, on_device
 from outrider.sampling.chooser import SamplingRow, choose, rank
 from outrider.sampling.history import History
 from outrider.sampling.replays import Replays
-from tests.unit.engine.gpu.shapes_of_models import LLAMA_8B, model
+from tests.unit.engine.gpu.shapes_of_models import FAMILIES, LLAMA_8B, model, model_of
 from tests.unit.engine.gpu.stand_in import DEVICE, Work, counted
 
 LAYERS = 2
@@ -33,7 +33,7 @@ PER_LAYER = {
     "rotation_kernel": 1,
     "attend_kernel": 1,
     "combine_kernel": 1,
-    "gate_kernel": 1,
+    "activation_kernel": 1,
 }
 """Beside four products."""
 VOCABULARY = 128256
@@ -99,6 +99,29 @@ def test_a_forward_is_ten_launches_a_layer(decoder):
     assert work.kernels == kernels
     assert work.operations["mm"] == 4 * LAYERS + 1
     assert work.launches == 10 * LAYERS + 14
+    assert (work.sent, work.waits, work.on_host) == (1, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("family", "norms", "additions"),
+    [
+        *[("gpt_neox", 2, 1), ("gpt2", 2, 0), ("olmo2", 4, 2)],
+        *[("phi", 2, 1), ("starcoder2", 2, 0), ("gemma3", 4, 0)],
+    ],
+)
+def test_other_families_take_so_many_launches(family, norms, additions):
+    """Residuals are added by launches of their own where the MLP stands beside attention or no norm follows;
+    OLMo 2 also has norms of queries and keys; GPT-2 embeds positions, Gemma scales its embedding.
+    """
+    runner = GraphRunner(model_of(FAMILIES[family](LAYERS)), 100, 16, buckets=())
+    with counted() as work:
+        prompt(runner)
+    kernels = Counter({name: LAYERS * each for name, each in PER_LAYER.items()})
+    kernels["add_norm_kernel"] = LAYERS * norms + 1
+    assert work.kernels == kernels
+    assert work.operations["mm"] + work.operations["addmm"] == 4 * LAYERS + 1
+    others = {"gpt2": 2, "olmo2": -1, "gemma3": 1}  # the last norm adds what OLMo 2's layers would
+    assert work.launches == (8 + norms + additions) * LAYERS + 14 + others.get(family, 0)
     assert (work.sent, work.waits, work.on_host) == (1, 0, 0)
 
 

@@ -24,7 +24,7 @@ from outrider.protocol.errors import ModelError
 from tests.checkpoints import write
 from tests.models import ARCHITECTURES, build_model
 from tests.unit.engine.loading.test_rounded import TOKENS, expected
-from tests.unit.engine.loading.test_stored import EXACT, WIDENED, plain
+from tests.unit.engine.loading.test_stored import EXACT, FP8, WIDENED, plain
 from tests.unit.engine.loading.test_stored import TOKENS as STORED_TOKENS
 from tests.unit.engine.loading.test_stored import expected as expected_of
 
@@ -150,12 +150,12 @@ def read(folder: Path, place: torch.device | None, say: Callable[[str], None] = 
     return found[0].eval()
 
 
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("name", EXACT | FP8)
 def test_a_checkpoint_keeps_its_codes_alone(
     name: str, folder_of: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The host has zeros without memory in place of numbers, the device the codes."""
-    settings, writer = EXACT[name]
+    settings, writer = (EXACT | FP8)[name]
     written = write(folder_of("llama"), tmp_path / "model", settings, writer)
     monkeypatch.setattr(stored, "without_codes", lambda dtype, place: None)
     network = read(written.folder, CUDA)
@@ -168,7 +168,7 @@ def test_a_checkpoint_keeps_its_codes_alone(
     )
 
 
-@pytest.mark.parametrize("name", ["gptq, groups of 16", "fp8, rows"])
+@pytest.mark.parametrize("name", ["gptq, groups of 16", "fp8, small blocks"])
 def test_what_kernels_do_not_take_becomes_numbers(
     name: str, folder_of: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

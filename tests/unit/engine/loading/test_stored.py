@@ -62,6 +62,13 @@ WIDENED: dict[str, tuple[dict[str, Any], Writer]] = {
         checkpoints.compressed("pack-quantized", **(PACKED | {"actorder": "group"})),
         checkpoints.packed(4, 32, shuffled=True),
     ),
+    "fp8, small blocks": (
+        {"quant_method": "fp8", "weight_block_size": [16, 16]},
+        checkpoints.fp8(16, name="weight_scale_inv"),
+    ),
+}
+"""Formats of which the numbers alone are kept."""
+FP8: dict[str, tuple[dict[str, Any], Writer]] = {
     "fp8 of compressed-tensors": (
         checkpoints.compressed(
             "float-quantized", num_bits=8, type="float", symmetric=True, strategy="channel"
@@ -73,8 +80,9 @@ WIDENED: dict[str, tuple[dict[str, Any], Writer]] = {
         checkpoints.fp8(32, name="weight_scale_inv"),
     ),
     "fp8, rows": ({"quant_method": "fbgemm_fp8"}, checkpoints.fp8()),
+    "fp8, whole": ({"quant_method": "fp8"}, checkpoints.fp8(1 << 20)),
 }
-"""Formats of which the numbers alone are kept."""
+"""Formats whose codes GPUs take, and of which CPUs keep the numbers."""
 
 
 def load(folder: Path, **settings: Any) -> LoadedModel:
@@ -127,10 +135,10 @@ def test_codes_are_taken_as_they_are(name: str, folder_of: Folders, tmp_path: Pa
     assert loaded.arithmetic.startswith(f"{settings['quant_method']} float32 fused")
 
 
-@pytest.mark.parametrize("name", WIDENED)
+@pytest.mark.parametrize("name", WIDENED | FP8)
 def test_what_kernels_do_not_take_becomes_numbers(name: str, folder_of: Folders, tmp_path: Path) -> None:
     """With the same results, and a sentence that says what memory it takes."""
-    settings, writer = WIDENED[name]
+    settings, writer = (WIDENED | FP8)[name]
     written = write(folder_of("llama"), tmp_path / "model", settings, writer)
     said: list[str] = []
     loaded = load(written.folder, progress=said.append)

@@ -31,7 +31,22 @@ def some(
 @pytest.mark.parametrize(("group", "width"), [(32, 1), (32, 70), (64, 600), (96, 256), (608, 600)])
 def test_numbers_are_the_same_in_planes(bits: int, zeros: bool, group: int, width: int) -> None:
     """Whole blocks and others, groups of a plane, of several, and whole rows."""
-    weight = some(bits, group, width=width, zeros=zeros)
+    check_same(some(bits, group, width=width, zeros=zeros))
+
+
+def test_numbers_of_e4m3_are_the_same_in_planes() -> None:
+    """In another order of rows too."""
+    weight = some(8, 64, width=600)
+    weight = replace(weight, words=weight.words & 0x77777777, e4m3=True)
+    check_same(weight)
+    order = torch.tensor([4, 2, 0, 1, 3])
+    turned = in_planes(weight, CPU).rows(order).values(torch.float32)
+    assert torch.equal(turned, weight.rows(order).values())
+    assert torch.equal(turned, weight.values()[order])
+
+
+def check_same(weight: QuantizedWeight) -> None:
+    """What planes stand for, in two dtypes."""
     made = in_planes(weight, CPU)
     assert made.shape == weight.shape
     assert torch.equal(made.values(torch.float32), weight.values())

@@ -50,6 +50,28 @@ def test_a_number_is_its_code_less_the_zero_times_the_scale(bits: int, zeros: bo
         assert found[row, column].item() == expected
 
 
+def test_a_code_may_be_a_number_of_e4m3() -> None:
+    """One bit of sign, four of exponent, three of fraction; the smallest ones have no leading 1."""
+    every = torch.tensor([[code for code in range(256) if code & 0x7F != 0x7F]], dtype=torch.uint8)
+    found = quantized(every, torch.tensor([[0.5]]), None, 8, 256, e4m3=True).values()[0]
+    for code, number in zip(every[0].tolist(), found.tolist(), strict=True):
+        exponent, fraction = code >> 3 & 15, code & 7
+        size = (1 + fraction / 8) * 2.0 ** (exponent - 7) if exponent else fraction / 8 * 2.0**-6
+        assert number == (-size if code & 128 else size) / 2
+    assert found.abs().max() == 448 / 2
+
+
+def test_numbers_of_e4m3_do_not_join_with_other_codes() -> None:
+    """Nor do they stop being such when they join."""
+    one, other = (
+        quantized(codes(8, 2, 32) & 63, torch.ones(2, 1), None, 8, 32, e4m3=kind) for kind in (True, False)
+    )
+    assert joined([one, other]) is None
+    whole = joined([one, one])
+    assert whole is not None
+    assert torch.equal(whole.values(), torch.cat([one.values()] * 2))
+
+
 def test_scales_are_kept_exactly() -> None:
     """In 16 bits where these hold them, else in 32."""
     exact = torch.tensor([[0.5], [0.3]])
