@@ -20,9 +20,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Final
 
 from benchmarks import machine
 from benchmarks.flags import command as own_command
+from benchmarks.flags import new_parser
 from benchmarks.pairs import Pair
 from benchmarks.workload import PROMPTS, SEPARATOR
 from outrider.cli.advise.loads import load_of, simulate_load
@@ -38,7 +40,7 @@ from simulator.topology import ArmKind, Load
 from simulator.traces import Trace
 from simulator.validate import serve
 
-DTYPE = "bfloat16"
+DTYPE: Final = "bfloat16"
 MAX_PROMPT = 128
 TOLERANCE = 0.15
 TURNS = 3
@@ -154,7 +156,7 @@ def _label(pair: Pair, one: MeasuredOption, load: Load) -> str:
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = new_parser(__doc__)
     add = parser.add_argument
     add("--check", action="store_true", help="compare with real services")
     add("--pairs", nargs="+", default=["demo", "wide"], choices=["demo", "wide"])

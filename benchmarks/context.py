@@ -7,12 +7,12 @@ Processor time of one thread, without a model: the least of some tries.
 
 from __future__ import annotations
 
-import argparse
 import time
 
 import torch
 
 from benchmarks import machine
+from benchmarks.flags import new_parser
 from outrider.engine.kv.pages import PagePool, SequenceKv
 from outrider.engine.step import Segment, pack_step
 from scripts.console import run
@@ -25,7 +25,7 @@ QUERIES_PER_KV = 4
 
 def main() -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = new_parser(__doc__)
     parser.add_argument("--lengths", type=int, nargs="+", default=[1_000, 8_000, 32_000])
     lengths = parser.parse_args().lengths
     print(machine.lines(machine.describe()))

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.flags import new_parser
 from benchmarks.workload import add_flags, load_workload
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loading.check_determinism import library_part
@@ -155,7 +156,7 @@ def _runner(flags: argparse.Namespace, prompts: Sequence[Tokens]) -> ModelRunner
 
 
 def _flags() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser = new_parser(__doc__)
     parser.add_argument("--model", type=Path, required=True, help="folder with config.json and weights")
     parser.add_argument("--dtype", default="bfloat16", help="arithmetic of the weights")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 import tempfile
 import time
@@ -23,15 +22,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
 
 from benchmarks import machine, pairs, workload
-from benchmarks.flags import command
+from benchmarks.flags import command, new_parser
 from benchmarks.pairs import Pair, load_pair
 from benchmarks.workload import SEED, Tokens, load_workload
 from outrider.client import Client, Result
 from scripts.child import Child, ChildError
 from scripts.console import progress, run
+from scripts.local_services import metric
 
 OFF = "none"
 HEADING = f"\n{'kind':36}   T  memory MB  draft step ms  acceptance  length  tokens/s   ÷ none"
@@ -111,7 +110,7 @@ class Kind:
         )
 
     def _sum(self, name: str) -> float:
-        return sum(_sample(page, name) for page in self.pages)
+        return sum(metric(page, name) for page in self.pages)
 
 
 def kinds_of(pair: Pair, skip_layers: str, head: str = "") -> dict[str, Drafts]:
@@ -178,7 +177,7 @@ def parse() -> argparse.Namespace:
 
 def service_parser(documentation: str | None, requests: int) -> argparse.ArgumentParser:
     """The flags of a pair, of `Services`, and of what is sent to them: by default so many `requests`."""
-    parser = argparse.ArgumentParser(description=(documentation or "").partition("\n")[0])
+    parser = new_parser(documentation)
     pairs.add_flags(parser)
     workload.add_flags(parser)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7, 1.0])
@@ -216,13 +215,6 @@ class Services:
         command = [sys.executable, "-m", "outrider", "serve", service, *always, *pinned, *flags]
         log = self._folder / f"{service} {name.replace('/', ' ')}.log"
         return self._stack.enter_context(Child(command, log)).receive()
-
-
-def _sample(url: str, name: str) -> float:
-    """A metric of a page, summed over its labels."""
-    with urlopen(url, timeout=10) as response:
-        page = str(response.read().decode())
-    return sum(float(value) for value in re.findall(rf"^{name}(?:{{.*}})? (\S+)$", page, re.M))
 
 
 def _wait_for_drafts(client: Client, count: int) -> None:

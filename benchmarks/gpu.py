@@ -11,7 +11,6 @@ nothing.
 
 from __future__ import annotations
 
-import argparse
 import json
 import signal
 import statistics
@@ -19,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ import transformers
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from benchmarks.flags import new_parser
 from benchmarks.gpu_pair import (
     DRAFT_LAYERS,
     bytes_of_step,
@@ -221,7 +222,7 @@ def compare_attention(
         torch.randn((1, heads, 1 + nodes, geometry.head_dim), dtype=bench.dtype, device=device)
         for heads in (geometry.query_heads, geometry.kv_heads)
     )
-    layer = nn.Module()
+    layer: Any = nn.Module()
     layer.layer_idx = 0
     kv = committed(runner, context)
     segment = tree_segment(kv, nodes)
@@ -254,8 +255,8 @@ def codes(bench: Bench) -> None:
             floor = held / bench.made["bandwidth"] * 1e3
             for rows in (1, 8, 33, 64, 512):
                 x = torch.randn(rows, width, dtype=bench.dtype, device=bench.device)
-                ours = captured_ms(bench, lambda weight, x=x: coded_product(x, weight, None), coded)
-                theirs = captured_ms(bench, lambda weight, x=x: linear(x, weight), plain)
+                ours = captured_ms(bench, partial(coded_product, x, bias=None), coded)
+                theirs = captured_ms(bench, partial(linear, x), plain)
                 what = f"{out} x {width}, {bits} bits, {rows} rows: ÷ floor, ÷ 16 bits"
                 bench.say(what, f"{ours / floor:.2f}, {ours / theirs:.2f}")
 
@@ -361,7 +362,7 @@ def sampling(bench: Bench) -> None:
             rows = greedy_rows(10, count, params)
             bench.say(
                 f"{count} rows, {name}",
-                f"{bench.wall_ms(lambda case=(logits, rows): on_device.choose(*case)):.3f} ms",
+                f"{bench.wall_ms(partial(on_device.choose, logits, rows)):.3f} ms",
             )
 
 
@@ -376,7 +377,7 @@ def end_to_end(bench: Bench) -> None:
     bench.say("ours, no speculation", f"{plain_rate:.1f} tokens/s")
     ours = plain_rate
     for depth in (2, ahead, 2 * ahead):
-        speed, found = rate(bench, lambda depth=depth: decode(target, draft, prompt, count, depth), count)
+        speed, found = rate(bench, partial(decode, target, draft, prompt, count, depth), count)
         ours = max(ours, speed)
         bench.say(f"ours, {depth} guesses ahead", f"{speed:.1f} tokens/s")
         bench.say(f"ours, {depth} guesses ahead: tokens per step", f"{count / found.steps:.2f}")
@@ -396,7 +397,7 @@ def end_to_end(bench: Bench) -> None:
             # Random models are never sure: with the usual threshold each draft would end after one token.
             assistant.generation_config.assistant_confidence_threshold = 0.0
             options["assistant_model"] = assistant
-        speed, _ = rate(bench, lambda options=options: networks[0].generate(inputs, **options), count, runs=2)
+        speed, _ = rate(bench, partial(networks[0].generate, inputs, **options), count, runs=2)
         best = speed
         bench.say(f"Hugging Face {name}", f"{speed:.1f} tokens/s")
     bench.say("ours (best) x Hugging Face assisted", f"{ours / best:.2f}", ">= 3")
@@ -464,9 +465,7 @@ def run_sections(bench: Bench, wanted: list[str]) -> None:
 
 def main() -> None:
     """Run the sections, print the table again at the end."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("--out", type=Path, default=Path("out/gpu.json"))
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--runs", type=int, default=20, help="timed calls per figure")

@@ -62,9 +62,8 @@ def random_model(config: LlamaConfig, device: torch.device, dtype: torch.dtype) 
             network = LlamaForCausalLM(config)
     finally:
         torch.set_default_dtype(before)
-    network.requires_grad_(False)
-    evaluated: LlamaForCausalLM = network.eval()
-    return evaluated
+    network.requires_grad_(False).train(False)
+    return network
 
 
 def first_layers(target: LlamaForCausalLM, layers: int) -> LlamaForCausalLM:
@@ -77,13 +76,14 @@ def first_layers(target: LlamaForCausalLM, layers: int) -> LlamaForCausalLM:
     body.embed_tokens, body.norm, body.rotary_emb = source.embed_tokens, source.norm, source.rotary_emb
     body.layers = nn.ModuleList(_with_config(layer, config) for layer in list(source.layers)[:layers])
     draft.lm_head = target.lm_head
-    evaluated: LlamaForCausalLM = draft.eval()
-    return evaluated
+    draft.train(False)
+    return draft
 
 
-def _with_config(layer: nn.Module, config: Any) -> nn.Module:
+def _with_config(layer: Any, config: Any) -> nn.Module:
     """The same layer, weights shared, whose attention follows another configuration."""
-    made, attention = copy.copy(layer), copy.copy(layer.self_attn)
+    made: nn.Module = copy.copy(layer)
+    attention = copy.copy(layer.self_attn)
     attention.config = config
     made._modules = {**layer._modules, "self_attn": attention}
     return made

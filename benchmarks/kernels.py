@@ -21,6 +21,7 @@ import torch
 from tokenizers import Tokenizer
 
 from benchmarks import machine, step
+from benchmarks.flags import new_parser
 from outrider.config import DraftConfig
 from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.loading.loader import load_model
@@ -64,7 +65,7 @@ def main() -> int:
 
 
 def _flags() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = new_parser(__doc__)
     parser.add_argument("model", type=Path, help="folder of the model")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32])

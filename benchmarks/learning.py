@@ -29,16 +29,12 @@ from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Any, Literal
-from urllib.request import urlopen
 
-import grpc
-from prometheus_client.parser import text_string_to_metric_families
-
-from benchmarks.drift import MODULES, windows
+from benchmarks.flags import new_parser
 from benchmarks.plot import draw_learning
-from outrider.v1 import generation_pb2, generation_pb2_grpc, tokens_pb2
+from outrider.client import Client
 from scripts.child import ROOT, Child
-from scripts.local_services import DRAFT, TARGET, widened_target
+from scripts.local_services import DRAFT, TARGET, metric, widened_target
 
 Phase = Literal["code", "turned", "distil", "canary", "after", "done"]
 Event = dict[str, Any]
@@ -49,6 +45,8 @@ OTHERS = {
     "json": sorted((ROOT / "k8s/components/dashboards").glob("*.json")),
 }
 TASK = "mixed"
+MODULES = "argparse configparser csv difflib gettext optparse pprint shlex smtplib tarfile textwrap"
+PROMPT_CHARACTERS = 200
 
 
 def phase_of(events: Sequence[Event], requests: int) -> Phase:
@@ -123,27 +121,26 @@ class Traffic:
     """Requests, one after the other, and what the orchestrator's page says."""
 
     def __init__(self, ready: dict[str, str], flags: argparse.Namespace) -> None:
-        self._stub = generation_pb2_grpc.GenerationServiceStub(grpc.insecure_channel(ready["endpoint"]))
+        self._client = Client(ready["endpoint"])
         self._metrics = ready["metrics"]
         self._flags = flags
 
     def ask(self, prompt: str, seed: int) -> dict[str, int]:
         """One request: steps with candidates, and those of them that accepted one."""
-        sampling = tokens_pb2.SamplingParams(
-            max_tokens=self._flags.tokens, temperature=self._flags.temperature, seed=seed, ignore_eos=True
+        result = self._client.generate(
+            prompt,
+            max_tokens=self._flags.tokens,
+            temperature=self._flags.temperature,
+            seed=seed,
+            ignore_eos=True,
+            task=TASK,
         )
-        request = generation_pb2.GenerateRequest(text=prompt, sampling=sampling, task=TASK)
-        *_, last = self._stub.Generate(request)
-        histogram = list(last.complete.speculation.accepted_histogram)
+        histogram = result.generations[0].end.accepted_histogram
         return {"steps": sum(histogram), "accepted": sum(histogram[1:])}
 
     def count(self, name: str) -> float:
         """A counter of the orchestrator, over all its labels."""
-        with urlopen(self._metrics, timeout=10) as response:
-            families = list(text_string_to_metric_families(response.read().decode()))
-        full = f"outrider_orchestrator_{name}_total"
-        samples = [sample for family in families for sample in family.samples]
-        return sum(sample.value for sample in samples if sample.name == full)
+        return metric(self._metrics, f"outrider_orchestrator_{name}_total")
 
 
 def run(flags: argparse.Namespace) -> None:
@@ -195,6 +192,14 @@ def prompts(phase: Phase, other: str) -> Iterator[str]:
     return windows(code if phase == "code" else OTHERS[other], Random(phase))
 
 
+def windows(files: Sequence[Path], random: Random) -> Iterator[str]:
+    """Pieces of text from anywhere in some files."""
+    text = "\n".join(file.read_text(encoding="utf-8") for file in files)
+    while True:
+        start = random.randrange(len(text) - PROMPT_CHARACTERS)
+        yield text[start : start + PROMPT_CHARACTERS]
+
+
 def _distil(flags: argparse.Namespace) -> None:
     """Train, for the time that is allowed; a training that was stopped goes on."""
     if (flags.folder / "draft").exists():
@@ -228,9 +233,7 @@ def report(flags: argparse.Namespace) -> None:
 
 def main() -> None:
     """Run what is left, and report."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("--folder", type=Path, default=ROOT / "out/learning", help="for everything")
     parser.add_argument("--other", choices=OTHERS, default="prose", help="what code turns into")
     parser.add_argument("--requests", type=int, default=300, help="of each kind of traffic, at least")

@@ -28,7 +28,7 @@ from benchmarks.arms.own import Client, OwnArm
 from benchmarks.calibration import Bin, Observed, bins
 from benchmarks.compare import measure
 from benchmarks.drafts import noised_copy
-from benchmarks.flags import command, json_file
+from benchmarks.flags import command, json_file, new_parser
 from benchmarks.layout import layout_of
 from benchmarks.pairs import load_pair
 from benchmarks.plot import draw_load
@@ -73,7 +73,7 @@ def main() -> int:
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = new_parser(__doc__)
     pairs.add_flags(parser)
     workload.add_flags(parser)
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])

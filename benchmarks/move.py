@@ -23,7 +23,7 @@ from typing import Any
 import grpc
 
 from benchmarks import machine, pairs
-from benchmarks.flags import command, json_file
+from benchmarks.flags import command, json_file, new_parser
 from benchmarks.pairs import load_pair
 from benchmarks.samples import Spread
 from orchestrator.replicas.kv_relay import relay
@@ -59,7 +59,7 @@ def main() -> int:
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = new_parser(__doc__)
     pairs.add_flags(parser)
     parser.add_argument(
         "--lengths", type=int, nargs="+", default=[128, 256, 512, 1000], help="tokens of contexts"

@@ -10,21 +10,21 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from benchmarks import machine
+from benchmarks import machine, pairs
+from benchmarks.flags import new_parser
+from benchmarks.pairs import load_pair
 from benchmarks.workload import PROMPTS, SEPARATOR
 from outrider.client import Client
+from outrider.client.request import Options
 from outrider.client.results import Generation
-from scripts.child import Child
-from scripts.local_services import DRAFT, TARGET, widened_target
+from scripts.console import run
+from scripts.local_services import services
 
 ARMS = ("no pace", "pace")
 
@@ -43,11 +43,13 @@ def main() -> int:
     """Measure and print."""
     flags = _flags()
     print(machine.lines(machine.describe()) + "\n")
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        endpoint = _serve(stack, folder, flags)
-        client = stack.enter_context(Client(endpoint, timeout=600))
-        threads = stack.enter_context(ThreadPoolExecutor(flags.clients))
+    pair = load_pair(flags)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        services(pair.target, pair.dtype, Path(folder) / "up.log", pair.weights) as up,
+        Client(up["endpoint"], timeout=600) as client,
+        ThreadPoolExecutor(flags.clients) as threads,
+    ):
         turn = _Turn(client, threads, flags, PROMPTS.read_text().split(SEPARATOR))
         turn.run(0.0, -1)  # warm-up
         seconds = statistics.median(turn.run(0.0, 0)[0]) * flags.share
@@ -82,18 +84,11 @@ class _Turn:
 
     def _generate(self, index: int, number: int, pace: float) -> Generation:
         flags = self.flags
-        options: Any = {"temperature": flags.temperature, "seed": 1000 * (index + 1) + number}
-        options |= {"max_tokens": flags.tokens, "ignore_eos": True, "seconds_per_token": pace or None}
+        options = Options(temperature=flags.temperature, seed=1000 * (index + 1) + number)
+        options |= Options(max_tokens=flags.tokens, ignore_eos=True)
+        options |= Options(seconds_per_token=pace) if pace else Options()
         prompt = self.prompts[(index * flags.clients + number) % len(self.prompts)]
         return self.client.generate(prompt, **options).generations[0]
-
-
-def _serve(stack: ExitStack, folder: Path, flags: argparse.Namespace) -> str:
-    target = widened_target() if flags.pair == "wide" else TARGET
-    command = [sys.executable, "-m", "outrider", "up", "--target", str(target), "--draft", str(DRAFT)]
-    command += ["--dtype", flags.dtype, "--port", "0", "--http-port", "-1"]
-    child = stack.enter_context(Child(command, folder / "up.log"))
-    return str(child.receive()["endpoint"])
 
 
 def _print(found: dict[str, Found], pace: float) -> None:
@@ -112,11 +107,8 @@ def _milliseconds(seconds: Sequence[float]) -> float:
 
 
 def _flags() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("--pair", choices=("demo", "wide"), default="wide", help="wide: the 216 M target")
-    parser.add_argument("--dtype", default="auto", help="arithmetic of the weights")
+    parser = new_parser(__doc__)
+    pairs.add_flags(parser)
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--paced", type=int, default=4, help="clients that ask for a pace")
     parser.add_argument(
@@ -129,4 +121,4 @@ def _flags() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

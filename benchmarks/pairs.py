@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from outrider.engine.quantization.rounding import BITS
 from scripts.local_services import DRAFT, TARGET, widened_target
@@ -17,7 +18,7 @@ class Pair:
     name: str
     target: Path
     draft: Path
-    dtype: str
+    dtype: Literal["bfloat16", "float32"]
     weights: str = "full"
     """How the target's are rounded."""
 

@@ -76,8 +76,8 @@ def draw_learning(events: Sequence[Mapping[str, Any]], title: str, path: Path) -
     panel.plot(smoothed(requests), color=OWN_COLOR)
     for count, happened in marks(events).items():
         panel.axvline(count, color=LINE_COLOR, linewidth=0.8)
-        place = {"xycoords": ("data", "axes fraction"), "rotation": 90, "va": "top", "fontsize": 8}
-        panel.annotate(", ".join(happened), (count, 1.0), **place)
+        text, place = ", ".join(happened), ("data", "axes fraction")
+        panel.annotate(text, (count, 1.0), xycoords=place, rotation=90, va="top", fontsize=8)
     panel.set_xlabel("requests", fontsize=9)
     panel.set_ylabel("steps that accepted a candidate", fontsize=9)
     panel.spines[["top", "right"]].set_visible(False)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks import machine, pairs, workload
-from benchmarks.flags import command
+from benchmarks.flags import command, new_parser
 from benchmarks.pairs import load_pair
 from benchmarks.workload import SEED, Tokens, load_workload
 from outrider.client import Client, Result
@@ -70,7 +70,7 @@ def main() -> int:
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = new_parser(__doc__)
     pairs.add_flags(parser)
     workload.add_flags(parser)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7, 1.0])

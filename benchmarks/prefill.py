@@ -21,7 +21,7 @@ import uvloop
 
 from benchmarks import machine, pairs
 from benchmarks.arms.own import Client, message
-from benchmarks.flags import command, json_file
+from benchmarks.flags import command, json_file, new_parser
 from benchmarks.layout import layout_of
 from benchmarks.pairs import load_pair
 from benchmarks.samples import SampledRequest, Spread, percentile
@@ -61,7 +61,7 @@ def main() -> int:
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = new_parser(__doc__)
     pairs.add_flags(parser)
     parser.add_argument("--long", type=int, default=900, help="tokens of the long prompts")
     parser.add_argument("--running", type=int, default=4, help="sessions that run meanwhile")

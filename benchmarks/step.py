@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from prometheus_client import CollectorRegistry
@@ -26,6 +27,7 @@ from tokenizers import Tokenizer
 
 import draft_service.drafters.model as model_drafter
 from benchmarks import machine
+from benchmarks.flags import new_parser
 from benchmarks.floor import Floor, measure_floor
 from draft_service.core import DraftCore
 from draft_service.mailbox import Commit, DraftStream, Message, Open
@@ -78,7 +80,7 @@ def main() -> int:
 
 
 def _flags() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = new_parser(__doc__)
     parser.add_argument("model", type=Path, help="folder of the model")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--weights", choices=("full", *BITS), default="full")
@@ -214,7 +216,6 @@ def _draft_lines(loaded: LoadedModel, temperature: float, text: Sequence[int], r
     runner: Any = ModelRunner(loaded, PAGES, PAGE_SIZE)
     runner.forward = watch.around("forward", runner.forward)
     runner.commit = watch.around("moving", runner.commit)
-    model_drafter.rank = watch.around("ranking", rank)
     config = DraftConfig()
     drafter = model_drafter.ModelDrafter(runner, children=config.children, max_nodes=config.max_nodes)
     core = DraftCore(drafter, config, DraftInstruments(CollectorRegistry()), lambda deliveries: None)
@@ -223,9 +224,10 @@ def _draft_lines(loaded: LoadedModel, temperature: float, text: Sequence[int], r
     opening = OpenDraft(request_id="step", token_ids=prompt, prompt_length=PROMPT, sampling=params)
     stream: DraftStream = Stream(1, _Sink(1, lambda: None))
     messages: list[Message] = [Open(stream, opening)]
-    while core.turn(messages) is not None:
-        messages = []
-    steps = _follow(core, stream, text, watch, rounds)
+    with patch.object(model_drafter, "rank", watch.around("ranking", rank)):
+        while core.turn(messages) is not None:
+            messages = []
+        steps = _follow(core, stream, text, watch, rounds)
     names = ("whole", "forward", "ranking", "moving", "rest")
     return [
         f"{temperature:3}  {name:9}{_pair([step[name] for step in steps]):>30}   {len(steps):5}"

@@ -25,6 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from benchmarks import machine, pairs
+from benchmarks.flags import new_parser
 from outrider.config import VerifyConfig
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loading.replica import largest_step, load_runner
@@ -116,7 +117,7 @@ def parts_of(step: Step, times: Sequence[Sequence[float]]) -> Parts:
 
 
 def _flags() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = new_parser(__doc__)
     pairs.add_flags(parser)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8], help="sequences of a step")
@@ -130,8 +131,8 @@ def _config(flags: argparse.Namespace, pair: pairs.Pair, cores: Sequence[int]) -
     length = flags.context + WARM_UP + flags.steps * flags.rounds
     return VerifyConfig(
         model=str(Path(pair.target)),
-        dtype=pair.dtype,  # type: ignore[arg-type]  # the flag has the same choices
-        weights=pair.weights,  # type: ignore[arg-type]
+        dtype=pair.dtype,
+        weights=pair.weights,
         device="cpu",
         cpus=",".join(map(str, cores)),
         tensor_parallel=flags.ranks,

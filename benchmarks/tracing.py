@@ -11,10 +11,8 @@ first and says what to expect.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,24 +22,22 @@ from random import Random
 from secrets import token_hex
 from sys import executable
 
-import grpc
-import uvloop
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from benchmarks import machine, pairs, workload
-from benchmarks.flags import command, json_file
+from benchmarks.flags import command, json_file, new_parser
 from benchmarks.layout import layout_of
 from benchmarks.pairs import load_pair
 from benchmarks.samples import SampledRequest as Sample
 from benchmarks.samples import Spread, decode_rate, paired_ratio
 from benchmarks.workload import SEED, Tokens, Workload, load_workload
+from outrider.client import Chunk, Client, Complete
 from outrider.telemetry import spans
 from outrider.telemetry.otlp import request_of
-from outrider.v1 import generation_pb2, generation_pb2_grpc, tokens_pb2
 from scripts.child import ROOT, Child
 from scripts.console import progress, run
-from scripts.local_services import LocalServices, fleet
+from scripts.local_services import LocalServices, fleet, metric
 
 DRAFT = "demo"
 EXPORT_SECONDS = 0.5
@@ -54,7 +50,6 @@ SETTINGS = {
     "OTEL_TRACES_SAMPLER_ARG": "0.01",
     "OTEL_BSP_SCHEDULE_DELAY": str(round(EXPORT_SECONDS * 1000)),
 }
-CPU_SECONDS = re.compile(r"^process_cpu_seconds_total (\S+)$", re.M)
 PARTS, REPEATS = 300, 15
 
 
@@ -100,16 +95,16 @@ def main() -> int:
     with (
         collecting(flags.out.with_suffix("")) as collector,
         fleet(layout_of(flags, pair, {DRAFT: pair.draft}, prefix_cache=False)) as services,
-        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        Client(services.endpoint(DRAFT), timeout=600) as client,
     ):
-        turns = measure(Stand(services, collector, runner, flags.temperature), work, flags)
+        turns = measure(Stand(services, collector, client, flags.temperature), work, flags)
     report(turns, parts, f"{pair.name}, {pair.dtype}, T = {flags.temperature:g}", flags)
     return 0
 
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = new_parser(__doc__)
     pairs.add_flags(parser)
     workload.add_flags(parser)
     parser.add_argument("--temperature", type=float, default=0.0)
@@ -167,44 +162,48 @@ def collecting(folder: Path) -> Iterator[Child]:
 class Stand:
     """The services under test, and what is read from them."""
 
-    def __init__(
-        self, services: LocalServices, collector: Child, runner: asyncio.Runner, temperature: float
-    ) -> None:
+    def __init__(self, services: LocalServices, collector: Child, client: Client, temperature: float) -> None:
         self._services = services
         self._collector = collector
-        self._runner = runner
+        self._client = client
         self._temperature = temperature
-        self._stub = runner.run(_connect(services.endpoint(DRAFT)))
 
     def turn(self, arm: str, index: int, prompts: Sequence[Tokens], tokens: int) -> TracedTurn:
         """Serve the prompts one after the other, then wait until their spans have been exported."""
         spans_before, cpu_before = self._spans(), self._cpu()
-        samples = tuple(self._runner.run(self._ask(prompt, tokens, arm)) for prompt in prompts)
+        samples = tuple(self._ask(prompt, tokens, arm) for prompt in prompts)
         time.sleep(2 * EXPORT_SECONDS)
         cpu = {name: seconds - cpu_before[name] for name, seconds in self._cpu().items()}
         return TracedTurn(arm, index, samples, self._spans() - spans_before, cpu)
 
-    async def _ask(self, prompt: Tokens, tokens: int, arm: str) -> Sample:
-        request = generation_pb2.GenerateRequest(
-            token_ids=tokens_pb2.TokenIds(ids=prompt),
-            sampling=tokens_pb2.SamplingParams(
-                max_tokens=tokens, temperature=self._temperature, seed=SEED, ignore_eos=True
-            ),
-        )
-        started, ids, arrivals = time.perf_counter(), list[int](), list[tuple[float, int]]()
-        complete = generation_pb2.Complete()
-        async for response in self._stub.Generate(request, metadata=sampling_context(arm), timeout=600.0):
-            if new := response.chunk.token_ids:
-                arrivals.append((time.perf_counter() - started, len(new)))
-                ids += new
-            complete.MergeFrom(response.complete)
-        return Sample(tuple(ids), tuple(arrivals), complete.speculation.steps - 1)
+    def _ask(self, prompt: Tokens, tokens: int, arm: str) -> Sample:
+        started, ids, arrivals, passes = time.perf_counter(), list[int](), list[tuple[float, int]](), 0
+        for event in self._client.stream(
+            prompt,
+            traceparent=traceparent_of(arm),
+            max_tokens=tokens,
+            temperature=self._temperature,
+            seed=SEED,
+            ignore_eos=True,
+        ):
+            match event:
+                case Chunk(token_ids=new) if new:
+                    arrivals.append((time.perf_counter() - started, len(new)))
+                    ids += new
+                case Complete(speculation=counts):
+                    passes = int(counts["steps"]) - 1
+                case _:
+                    pass
+        return Sample(tuple(ids), tuple(arrivals), passes)
 
     def _spans(self) -> int:
         return int(self._collector.ask({})["spans"])
 
     def _cpu(self) -> dict[str, float]:
-        return {name: _seconds(self._services.metrics(name)) for name in self._services.ready}
+        return {
+            name: metric(ready["metrics"], "process_cpu_seconds_total")
+            for name, ready in self._services.ready.items()
+        }
 
 
 def measure(stand: Stand, work: Workload, flags: argparse.Namespace) -> list[TracedTurn]:
@@ -269,21 +268,10 @@ def _plain(row: Mapping[str, Spread]) -> dict[str, dict[str, float]]:
     return {name: asdict(spread) for name, spread in row.items()}
 
 
-def sampling_context(arm: str) -> tuple[tuple[str, str], ...]:
-    """Metadata of an arm's requests."""
+def traceparent_of(arm: str) -> str:
+    """The trace context of one of an arm's requests."""
     flag = FLAGS[arm]
-    return (("traceparent", f"00-{token_hex(16)}-{token_hex(8)}-{flag}"),) if flag else ()
-
-
-def _seconds(page: str) -> float:
-    found = CPU_SECONDS.search(page)
-    assert found is not None, "the page has no process_cpu_seconds_total"
-    return float(found[1])
-
-
-async def _connect(endpoint: str) -> generation_pb2_grpc.GenerationServiceStub:
-    channel = grpc.aio.insecure_channel(endpoint)
-    return generation_pb2_grpc.GenerationServiceStub(channel)  # type: ignore[no-untyped-call]
+    return f"00-{token_hex(16)}-{token_hex(8)}-{flag}" if flag else ""
 
 
 if __name__ == "__main__":

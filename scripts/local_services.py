@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -28,6 +29,13 @@ def widened_target() -> Path:
         print("Widening the target to 216 M parameters: same outputs, the weight traffic of a larger model.")
         widen(TARGET, WIDE_TARGET, DEMO_INTERMEDIATE_SIZE)
     return WIDE_TARGET
+
+
+def metric(url: str, name: str) -> float:
+    """A metric of a Prometheus page, summed over its labels."""
+    with urlopen(url, timeout=10) as response:
+        page = str(response.read().decode())
+    return sum(float(value) for value in re.findall(rf"^{name}(?:{{.*}})? (\S+)$", page, re.M))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import assert_never
+from typing import Generic, TypeVar, assert_never
 
 from draft_service.mailbox import Admitted, DraftStream
 from draft_service.mailbox import Event as DraftEvent
@@ -52,6 +52,7 @@ from simulator.verify_replica import SimulatedVerifyReplica
 from verify_service.mailbox import Closed, VerifyStream
 from verify_service.mailbox import Event as VerifyEvent
 
+Remote = TypeVar("Remote")
 PATIENT = SessionLimits(recovery_seconds=1e9, stall_seconds=1e9)
 """Simulated replicas do not fail."""
 
@@ -167,40 +168,44 @@ class SimulatedGeneration:
             self._release(kind)
 
 
-class _Links:
-    """Both directions between the orchestrator and one replica."""
+class _ReplicaLink(Generic[Remote]):
+    """One session's stream to a replica: both directions."""
 
-    def __init__(self, generation: SimulatedGeneration, replica: Host) -> None:
+    def __init__(self, generation: SimulatedGeneration, stream: int, replica: Host) -> None:
         timeline, delay = generation.timeline, generation.fleet.delay
-        self.there = Link(timeline, generation.host, replica, delay)
-        self.back = Link(timeline, replica, generation.host, delay)
-
-
-class _VerifyLink:
-    """One session's stream to a verify replica."""
-
-    def __init__(self, generation: SimulatedGeneration, stream: int, replica: SimulatedVerifyReplica) -> None:
         self._generation = generation
         self._stream = stream
-        self._replica = replica
-        self._links = _Links(generation, replica.host)
-        self._remote: VerifyStream | None = None
+        self._there = Link(timeline, generation.host, replica, delay)
+        self._here = Link(timeline, replica, generation.host, delay)
+        self._remote: Remote | None = None
 
-    def open(self, opening: OpenVerify) -> None:
-        self._links.there.send(lambda: self._open(opening))
-
-    def propose(self, block: TokenBlock) -> None:
-        self._links.there.send(lambda: self._replica.propose(self._opened(), block))
-
-    def close(self) -> None:
-        self._links.there.send(lambda: self._replica.close(self._opened()))
-
-    def _opened(self) -> VerifyStream:
+    @property
+    def _opened(self) -> Remote:
         assert self._remote is not None, "messages arrive in order"
         return self._remote
 
-    def _open(self, opening: OpenVerify) -> None:
-        self._remote = self._replica.open(opening, self._receive)
+    def _open(self, opened: Remote) -> None:
+        self._remote = opened
+
+    def _back(self, event: Event) -> None:
+        self._here.send(lambda: self._generation.handle(event))
+
+
+class _VerifyLink(_ReplicaLink[VerifyStream]):
+    """One session's stream to a verify replica."""
+
+    def __init__(self, generation: SimulatedGeneration, stream: int, replica: SimulatedVerifyReplica) -> None:
+        super().__init__(generation, stream, replica.host)
+        self._replica = replica
+
+    def open(self, opening: OpenVerify) -> None:
+        self._there.send(lambda: self._open(self._replica.open(opening, self._receive)))
+
+    def propose(self, block: TokenBlock) -> None:
+        self._there.send(lambda: self._replica.propose(self._opened, block))
+
+    def close(self) -> None:
+        self._there.send(lambda: self._replica.close(self._opened))
 
     def _receive(self, event: VerifyEvent | BaseException) -> None:
         match event:
@@ -215,35 +220,22 @@ class _VerifyLink:
             case _:
                 assert_never(event)
 
-    def _back(self, event: Event) -> None:
-        self._links.back.send(lambda: self._generation.handle(event))
 
-
-class _DraftLink:
+class _DraftLink(_ReplicaLink[DraftStream]):
     """One session's stream to a draft replica."""
 
     def __init__(self, generation: SimulatedGeneration, stream: int, replica: SimulatedDraftReplica) -> None:
-        self._generation = generation
-        self._stream = stream
+        super().__init__(generation, stream, replica.host)
         self._replica = replica
-        self._links = _Links(generation, replica.host)
-        self._remote: DraftStream | None = None
 
     def open(self, opening: OpenDraft) -> None:
-        self._links.there.send(lambda: self._open(opening))
+        self._there.send(lambda: self._open(self._replica.open(opening, self._receive)))
 
     def verdict(self, verdict: Verdict) -> None:
-        self._links.there.send(lambda: self._replica.verdict(self._opened(), verdict))
+        self._there.send(lambda: self._replica.verdict(self._opened, verdict))
 
     def close(self) -> None:
-        self._links.there.send(lambda: self._replica.close(self._opened()))
-
-    def _opened(self) -> DraftStream:
-        assert self._remote is not None, "messages arrive in order"
-        return self._remote
-
-    def _open(self, opening: OpenDraft) -> None:
-        self._remote = self._replica.open(opening, self._receive)
+        self._there.send(lambda: self._replica.close(self._opened))
 
     def _receive(self, event: DraftEvent | BaseException) -> None:
         match event:
@@ -258,6 +250,3 @@ class _DraftLink:
                 raise event
             case _:
                 assert_never(event)
-
-    def _back(self, event: Event) -> None:
-        self._links.back.send(lambda: self._generation.handle(event))

@@ -84,3 +84,12 @@ def demo(cluster, tmp_path_factory):
     from tests.integration.stack import DemoStack
 
     return DemoStack(cluster, tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory):
+    """`outrider up` on the demo pair, ready, with the OpenAI API."""
+    from tests.integration.cluster import demo_up
+
+    with demo_up(tmp_path_factory.mktemp("up")) as process:
+        yield process

@@ -78,7 +78,8 @@ class Models:
 
 def load_reference(folder: str | Path, stored: torch.dtype, computed: torch.dtype, weights: str) -> Any:
     """A model by `transformers`: weights of one dtype, perhaps rounded, and arithmetic of another."""
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=stored).to(computed)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=stored)
+    model.to(computed)
     if weights != "full":
         round_linears(model, BITS[weights])
     return model.eval()

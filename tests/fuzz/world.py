@@ -24,7 +24,7 @@ from draft_service.engine import DraftEngine
 from draft_service.servicer import DraftServicer
 from outrider.config import DraftConfig, VerifyConfig
 from outrider.internal.v1 import draft_pb2_grpc
-from outrider.protocol.messages import ModelInfo, OpenDraft
+from outrider.protocol.messages import OpenDraft
 from outrider.rpc.channels import open_channel
 from outrider.rpc.serving import GrpcServer
 from outrider.telemetry import spans
@@ -34,7 +34,7 @@ from tests.unit.draft_service.fakes import TableDrafter
 from tests.unit.orchestrator.rig import PROMPT, Rig
 from tests.unit.orchestrator.test_service import text_verify
 from tests.unit.orchestrator.text.test_tokenizer import TEMPLATE
-from tests.unit.verify_service.fakes import LIMITS, STEP_SECONDS, FakeRunner
+from tests.unit.verify_service.fakes import LIMITS, REPLICA, STEP_SECONDS, FakeRunner
 from verify_service.core import CoreSettings, VerifyCore
 from verify_service.engine import VerifyEngine
 from verify_service.main import SERVICE as VERIFY
@@ -49,15 +49,7 @@ PATIENCE = 30.0
 """Longest that any call takes; one that hangs fails the test."""
 LINGER = 0.03
 """A stream is held open for so long after its last message: some steps have to run."""
-VERIFY_INFO = ModelInfo(
-    model="fake",
-    vocabulary_hash="hash",
-    vocabulary_size=LIMITS.vocabulary_size,
-    context_length=LIMITS.context_length,
-    replica="here",
-    incarnation="life",
-    max_sessions=8,
-)
+VERIFY_INFO = replace(REPLICA, max_sessions=8)
 Engine = TypeVar("Engine", VerifyEngine, DraftEngine)
 DRAFT_INFO = replace(VERIFY_INFO, vocabulary_size=200, context_length=1000, kind="model")
 

@@ -7,7 +7,8 @@ import os
 import queue
 import signal
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.integration.forks import Fork
@@ -151,3 +152,15 @@ def flags(settings: Mapping[str, object]) -> list[str]:
         for one in value if isinstance(value, tuple) else (value,):
             found += [f"--{flag}", str(one)]
     return found
+
+
+@contextmanager
+def demo_up(folder: Path, target: Path = DEMO_TARGET, **environment: str) -> Iterator[Process]:
+    """`outrider up` with the demo draft and the OpenAI API, ready; an interrupt ends it with status 0."""
+    cluster = Cluster(folder, environment)
+    pair = ("--target", str(target), "--draft", str(DEMO_DRAFT), "--dtype", "float32")
+    process = cluster.launch("up", *pair, "--port", "0", "--http-port", "0").wait_ready()
+    yield process
+    process.signal(signal.SIGINT)
+    assert process.wait(60) == 0
+    cluster.stop()

@@ -5,29 +5,16 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.cluster import DEMO_DRAFT, DEMO_TARGET, ROOT, Cluster, Process
+from tests.integration.cluster import ROOT, Process
 from tests.integration.test_cli import COMMAND, ENVIRONMENT, outrider
 
 LOAD = ("--requests", "6", "--concurrency", "2", "--max-tokens", "16", "--ignore-eos")
 TEXTS = ["def main():\n", "import os\n", "class Queue:\n"]
-
-
-@pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    """`outrider up` on the demo pair, ready."""
-    cluster = Cluster(tmp_path_factory.mktemp("bench"))
-    pair = ("--target", str(DEMO_TARGET), "--draft", str(DEMO_DRAFT), "--dtype", "float32")
-    process = cluster.launch("up", *pair, "--port", "0", "--http-port", "0").wait_ready()
-    yield process
-    process.signal(signal.SIGINT)
-    process.wait(60)
-    cluster.stop()
 
 
 def bench(folder: Path, *flags: str) -> dict[str, Any]:

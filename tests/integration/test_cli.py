@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from tests.integration.client import Client, eventually
-from tests.integration.cluster import DEMO_DRAFT, DEMO_TARGET, ROOT, Cluster
+from tests.integration.cluster import DEMO_DRAFT, DEMO_TARGET, ROOT
 from tests.integration.reference import assert_same
 from tests.integration.test_distribution import tiny_llama
 
@@ -26,18 +26,6 @@ def outrider(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command to its end."""
     command = [*COMMAND, *arguments]
     return subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
-
-
-@pytest.fixture(scope="module")
-def up(tmp_path_factory):
-    """`outrider up` on the demo pair, ready."""
-    cluster = Cluster(tmp_path_factory.mktemp("up"))
-    pair = ("--target", str(DEMO_TARGET), "--draft", str(DEMO_DRAFT), "--dtype", "float32")
-    process = cluster.launch("up", *pair, "--port", "0").wait_ready()
-    yield process
-    process.signal(signal.SIGINT)
-    process.wait(30)
-    cluster.stop()
 
 
 def children(pid: int) -> dict[str, int]:

@@ -17,24 +17,12 @@ import pytest
 
 from outrider.client import Client
 from tests.integration.client import eventually
-from tests.integration.cluster import DEMO_DRAFT, DEMO_TARGET, Cluster, Process
+from tests.integration.cluster import Process
 from tests.integration.test_cli import children
 
 PROMPT = "def main():\n"
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 LONG = {"max_tokens": 1500, "extra_body": {"ignore_eos": True}}
-
-
-@pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    """`outrider up` on the demo pair, ready."""
-    cluster = Cluster(tmp_path_factory.mktemp("openai"))
-    pair = ("--target", str(DEMO_TARGET), "--draft", str(DEMO_DRAFT), "--dtype", "float32")
-    process = cluster.launch("up", *pair, "--port", "0", "--http-port", "0").wait_ready()
-    yield process
-    process.signal(signal.SIGINT)
-    assert process.wait(60) == 0
-    cluster.stop()
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +13,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from outrider.client import Chunk, Client
 from scripts.browser import browser, chromium
-from tests.integration.cluster import DEMO_DRAFT, DEMO_TARGET, Cluster, Process
+from tests.integration.cluster import Process
 from tests.unit.client.fake_orchestrator import FakeOrchestrator, serving
 from tests.unit.orchestrator.gateway.test_process import gateway
 
@@ -30,18 +29,6 @@ SEEN = """token => {
 needs_chromium = pytest.mark.skipif(
     chromium() is None, reason="NO BROWSER: the page was not opened; install the Debian package chromium"
 )
-
-
-@pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    """`outrider up` on the demo pair, ready."""
-    cluster = Cluster(tmp_path_factory.mktemp("page"))
-    pair = ("--target", str(DEMO_TARGET), "--draft", str(DEMO_DRAFT), "--dtype", "float32")
-    process = cluster.launch("up", *pair, "--port", "0", "--http-port", "0").wait_ready()
-    yield process
-    process.signal(signal.SIGINT)
-    assert process.wait(60) == 0
-    cluster.stop()
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -14,23 +13,11 @@ import pytest
 from pydantic import BaseModel, Field
 
 from outrider.client import Client
-from tests.integration.cluster import DEMO_DRAFT, DEMO_TARGET, ROOT, Cluster, Process
+from tests.integration.cluster import ROOT, Cluster, Process
 
 PAGE = (ROOT / "docs/structured.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.S)
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
-
-
-@pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    """`outrider up` on the demo pair, ready."""
-    cluster = Cluster(tmp_path_factory.mktemp("structured"))
-    pair = ("--target", str(DEMO_TARGET), "--draft", str(DEMO_DRAFT), "--dtype", "float32")
-    process = cluster.launch("up", *pair, "--port", "0", "--http-port", "0").wait_ready()
-    yield process
-    process.signal(signal.SIGINT)
-    assert process.wait(60) == 0
-    cluster.stop()
 
 
 @pytest.fixture

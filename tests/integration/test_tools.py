@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from outrider.client import Client
-from tests.integration.cluster import DEMO_DRAFT, DEMO_TARGET, Cluster, Process
+from tests.integration.cluster import DEMO_TARGET, Cluster, Process, demo_up
 from tests.integration.scripted_orchestrator import ScriptedOrchestrator, serve
 
 TEMPLATE = """{% if tools %}# tools: {{ tools | tojson }}
@@ -63,13 +62,9 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory, target: Path) -> Iterator[Process]:
     """`outrider up` on it and the demo draft."""
-    cluster = Cluster(tmp_path_factory.mktemp("up"), {"OUTRIDER_GATEWAY_TOOL_CALL_PARSER": "hermes"})
-    pair = ("--target", str(target), "--draft", str(DEMO_DRAFT), "--dtype", "float32")
-    process = cluster.launch("up", *pair, "--port", "0", "--http-port", "0").wait_ready()
-    yield process
-    process.signal(signal.SIGINT)
-    assert process.wait(60) == 0
-    cluster.stop()
+    folder = tmp_path_factory.mktemp("up")
+    with demo_up(folder, target, OUTRIDER_GATEWAY_TOOL_CALL_PARSER="hermes") as process:
+        yield process
 
 
 def test_a_round_trip_of_the_async_client(scripted: tuple[ScriptedOrchestrator, str]) -> None:

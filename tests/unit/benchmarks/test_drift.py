@@ -17,9 +17,3 @@ def test_delays_count_from_the_fall() -> None:
 def test_false_alarms_are_per_ten_thousand_steps() -> None:
     """A steady stream raises none."""
     assert drift.false_alarms(0.7, runs=1, random=Random(1)) == 0.0
-
-
-def test_live_counts_can_be_told_apart() -> None:
-    """What prose did is the difference to what code had done."""
-    before, after = drift.Counts(100, 200, 150, 0), drift.Counts(160, 300, 200, 1)
-    assert str(after - before) == "60 steps with drafts, 0.500 accepted, 1 alarms"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.samples import SampledRequest
-from benchmarks.tracing import ALWAYS, OFF, SAMPLER, TracedTurn, figures, measure_parts, sampling_context
+from benchmarks.tracing import ALWAYS, OFF, SAMPLER, TracedTurn, figures, measure_parts, traceparent_of
 from outrider.telemetry.spans import is_sampled
 
 SAMPLE = SampledRequest((1,) * 11, ((0.1, 1), (0.3, 10)), passes=4)
@@ -31,11 +31,9 @@ def test_figures_are_per_round_and_against_the_same_turn() -> None:
 
 def test_a_request_says_whether_it_is_traced() -> None:
     """By its traceparent, or by none."""
-    [(key, value)] = sampling_context(ALWAYS)
-    assert (key, is_sampled(value)) == ("traceparent", True)
-    [(_, value)] = sampling_context(OFF)
-    assert not is_sampled(value)
-    assert sampling_context(SAMPLER) == ()
+    assert is_sampled(traceparent_of(ALWAYS))
+    assert not is_sampled(traceparent_of(OFF))
+    assert traceparent_of(SAMPLER) == ""
 
 
 def test_the_parts_cost_something() -> None:

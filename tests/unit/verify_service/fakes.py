@@ -13,7 +13,14 @@ from prometheus_client import CollectorRegistry
 
 from outrider.engine.kv.pages import PagePool, SequenceKv
 from outrider.engine.runner import Segment
-from outrider.protocol.messages import FinishReason, OpenVerify, SamplingParams, TokenBlock, Verdict
+from outrider.protocol.messages import (
+    FinishReason,
+    ModelInfo,
+    OpenVerify,
+    SamplingParams,
+    TokenBlock,
+    Verdict,
+)
 from outrider.rpc.queues import Outbox, Stream, deliver
 from outrider.telemetry.instruments import VerifyInstruments
 from verify_service.core import CoreSettings, VerifyCore
@@ -38,6 +45,16 @@ LIMITS = VerifyLimits(
     eos_token_ids=frozenset(),
     max_patience=0.05,
 )
+REPLICA = ModelInfo(
+    model="fake",
+    vocabulary_hash="hash",
+    vocabulary_size=LIMITS.vocabulary_size,
+    context_length=LIMITS.context_length,
+    replica="here",
+    incarnation="life",
+    max_sessions=3,
+)
+"""What the fake replica says of itself."""
 
 
 class Clock:

@@ -19,11 +19,12 @@ from outrider.engine.loading.tokenizer_files import TokenizerFiles
 from outrider.internal.v1 import verify_pb2, verify_pb2_grpc
 from outrider.protocol import wire
 from outrider.protocol.allowance import BLOCKS, LATE
-from outrider.protocol.messages import ModelInfo, OpenVerify, SamplingParams, TokenBlock
+from outrider.protocol.messages import OpenVerify, SamplingParams, TokenBlock
 from outrider.rpc.serving import GrpcServer
 from outrider.telemetry.instruments import VerifyInstruments
 from tests.unit.verify_service.fakes import (
     LIMITS,
+    REPLICA,
     STEP_SECONDS,
     FakeRunner,
     chain_block,
@@ -36,15 +37,6 @@ from verify_service.main import SERVICE
 from verify_service.servicer import VerifyServicer
 from verify_service.speculation.cost_model import CostModel
 
-INFO = ModelInfo(
-    model="fake",
-    vocabulary_hash="hash",
-    vocabulary_size=LIMITS.vocabulary_size,
-    context_length=LIMITS.context_length,
-    replica="here",
-    incarnation="life",
-    max_sessions=3,
-)
 Request = verify_pb2.VerifyRequest
 
 
@@ -80,7 +72,7 @@ async def serving(runner: FakeRunner | None = None, max_pending: int = 8) -> Asy
     )
     server = GrpcServer(VerifyConfig(), [SERVICE])
     tokenizer = TokenizerFiles(b"{}", "template", {"bos_token": "<s>"}, True)
-    VerifyServicer(engine, INFO, tokenizer).register(server.server)
+    VerifyServicer(engine, REPLICA, tokenizer).register(server.server)
     port = await server.start()
     server.set_serving(True)
     engine.start()
