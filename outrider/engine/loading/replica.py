@@ -43,6 +43,7 @@ def load_runner(
         deterministic=deterministic,
         skipped_layers=parse_layers("skip_layers", draft.skip_layers) if draft else (),
         weights=config.weights,
+        kv_dtype=config.kv_dtype,
         progress=say,
     )
     runner = make_runner(loaded, -(-config.kv_tokens // page_size), page_size, largest=largest, say=say)

@@ -16,7 +16,7 @@ from outrider.engine.parallel.ranks import Ranks
 from outrider.engine.parallel.weights import Weight
 from outrider.protocol.errors import ModelError
 
-SETTINGS = {"context_length", "deterministic", "dtype", "kv_tokens", "page_size"}
+SETTINGS = {"context_length", "deterministic", "dtype", "kv_dtype", "kv_tokens", "page_size"}
 """That shape what all ranks compute."""
 
 

@@ -20,6 +20,7 @@ from outrider.engine.fused_decoder import FusedDecoder, NotFused, fused_decoder
 from outrider.engine.fused_decoder.decoder import Experts
 from outrider.engine.loaded_model import Geometry, LoadedModel
 from outrider.engine.loading.check_forward import Plain, run_plain
+from outrider.engine.loading.fp8_kv import FP8, check_kv_dtype, no_fp8
 from outrider.engine.loading.loader import packed
 from outrider.engine.loading.model_config import (
     FACTORY,
@@ -55,7 +56,9 @@ class Shard:
         torch.set_num_threads(config.threads)
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         self.device = device_of(order)
+        check_kv_dtype(config.kv_dtype, self.device)
         self._settings, self._say = config, say
+        self._fp8_kv = config.kv_dtype == FP8
         self._config = read_config(config.model, config.trust_remote_code)
         skeleton = skeleton_of(config.model, self._config, config.trust_remote_code)
         self._kind = type(skeleton)
@@ -70,7 +73,7 @@ class Shard:
         config = small(self._config, self._sizes, ranks.size)
         whole = _random_network(config, self._dtype(), self._settings.trust_remote_code)
         move_weights(whole, self.device, self._say)
-        plain = run_plain(whole, self._limit)
+        plain = run_plain(whole, self._limit, fp8_kv=self._fp8_kv)
         weights: dict[str, Weight] = {name: InMemory(one.cpu()) for name, one in whole.state_dict().items()}
         return self._loaded(ranks, config, weights, plain.geometry, "small"), plain
 
@@ -143,6 +146,9 @@ class Shard:
     ) -> LoadedModel:
         _read_generation_config(network, self._settings.model)
         on_cpu = self.device.type == "cpu"
+        lacking = None if on_cpu else without_kernels(part, network.dtype, self.device)
+        if self._fp8_kv and lacking is not None:
+            raise no_fp8(lacking)
         return LoadedModel(
             model=decoder,
             name=Path(self._settings.model).name,
@@ -154,7 +160,8 @@ class Shard:
             device=self.device,
             geometry=part,
             hidden_size=network.config.get_text_config().hidden_size,
-            kernels=not on_cpu and without_kernels(part, network.dtype, self.device) is None,
+            kernels=not on_cpu and lacking is None,
+            fp8_kv=self._fp8_kv,
             ranks=ranks,
         )
 

@@ -12,6 +12,8 @@ Shapes: N tokens, C hidden width, Q query heads, H kv heads, D head width, F wid
 import triton
 import triton.language as tl
 
+from outrider.engine.gpu.kernels.eight_bits import as_stored
+
 
 @triton.jit
 def _weighted(row, factor, dtype: tl.constexpr):
@@ -101,15 +103,21 @@ def rotation_kernel(
         c = tl.load(cos + angle, mask=inside, other=0.0)
         s = tl.load(sin + angle, mask=inside, other=0.0)
         left, right = _rotated(source, c, s, weights + head * (2 * HALF), eps, HALF, BLOCK, NORM)
-        target = source
-        if head >= QUERY_HEADS:
+        left = left.to(qkv.dtype.element_ty)
+        right = right.to(qkv.dtype.element_ty)
+        if head < QUERY_HEADS:
+            tl.store(source + columns, left, mask=inside)
+            tl.store(source + HALF + columns, right, mask=inside)
+        else:
             target = keys + (slot + head - QUERY_HEADS) * (2 * HALF)
-        tl.store(target + columns, left.to(qkv.dtype.element_ty), mask=inside)
-        tl.store(target + HALF + columns, right.to(qkv.dtype.element_ty), mask=inside)
+            tl.store(target + columns, as_stored(left, keys), mask=inside)
+            tl.store(target + HALF + columns, as_stored(right, keys), mask=inside)
     else:
         target = values + (slot + head - QUERY_HEADS - KV_HEADS) * (2 * HALF)
-        tl.store(target + columns, tl.load(source + columns, mask=inside), mask=inside)
-        tl.store(target + HALF + columns, tl.load(source + HALF + columns, mask=inside), mask=inside)
+        left = tl.load(source + columns, mask=inside)
+        right = tl.load(source + HALF + columns, mask=inside)
+        tl.store(target + columns, as_stored(left, values), mask=inside)
+        tl.store(target + HALF + columns, as_stored(right, values), mask=inside)
 
 
 @triton.jit
