@@ -28,27 +28,29 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from benchmarks.flags import new_parser
+from benchmarks.gpu_flashinfer import flashinfer
 from benchmarks.gpu_pair import (
     DRAFT_LAYERS,
     bytes_of_step,
+    committed,
     decode,
     first_layers,
     greedy_rows,
     llama,
     loaded_from,
     make_agree,
+    open_step,
     random_model,
+    tree_segment,
 )
 from outrider.engine.attention import PagedAttention
 from outrider.engine.gpu.coded_product import coded_product
 from outrider.engine.gpu.graphs import MAX_GRAPH_TOKENS, CudaGraphs, Replay, buckets_up_to
-from outrider.engine.gpu.layout import BufferLayout
-from outrider.engine.gpu.plan import fill, plan_tiles
 from outrider.engine.gpu.runner import GraphRunner
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.quantization.planes import rounded_in_planes
-from outrider.engine.runner import ModelRunner, Segment
+from outrider.engine.runner import ModelRunner
 from outrider.engine.step import pack_step
 from outrider.protocol.messages import SamplingParams
 from outrider.sampling import on_device
@@ -227,10 +229,7 @@ def compare_attention(
     kv = committed(runner, context)
     segment = tree_segment(kv, nodes)
     runner.append([segment])
-    plan = plan_tiles([segment], 1 + nodes, runner.settings)
-    layout = BufferLayout(plan.capacity)
-    words = torch.from_numpy(fill(plan, layout, [segment], [], runner.settings)).to(device)
-    runner.attention.current = runner.attention.open_step(words, layout, 1)
+    runner.attention.current = open_step(runner, [segment])
     step = pack_step([segment], queries_per_kv=geometry.queries_per_kv, dtype=bench.dtype, device=device)
     with torch.inference_mode(), reference.during(step):
         ours, theirs = (
@@ -265,21 +264,6 @@ def captured_ms(bench: Bench, run: Callable[[Any], Tensor], weights: list[Any]) 
     """Milliseconds of calls with one weight after the other, in a graph."""
     graphs: Any = Uncaptured() if bench.device.type == "cpu" else CudaGraphs(bench.device)
     return bench.device_ms(graphs.capture(lambda: [run(weight) for weight in weights][-1]))
-
-
-def committed(runner: ModelRunner, context: int) -> SequenceKv:
-    """A sequence that claims so many committed tokens, without computing them."""
-    kv = SequenceKv.open(runner.pool, [], reuse=False)
-    kv.reserve(context)
-    kv.append([1] * context, None)
-    kv.commit(range(context), [1] * context)
-    return kv
-
-
-def tree_segment(kv: SequenceKv, nodes: int) -> Segment:
-    """The last committed token and a tree of so many nodes below it, two children each."""
-    parents = [-1, *((index - 1) // 2 for index in range(1, 1 + nodes))]
-    return Segment(kv, [2] * (1 + nodes), parents, range(1 + nodes))
 
 
 def one_step(bench: Bench, runner: ModelRunner, context: int, nodes: int) -> tuple[float, float]:
@@ -424,6 +408,7 @@ SECTIONS: tuple[tuple[Callable[[Bench], None], int], ...] = (
     (draft_steps, 30),
     (end_to_end, 100),
     (attention, 50),
+    (flashinfer, 60),
     (codes, 40),
     (graphs, 40),
     (sampling, 40),

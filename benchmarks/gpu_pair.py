@@ -18,6 +18,9 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.engine.fused_decoder import fused_decoder
+from outrider.engine.gpu.layout import BufferLayout, DeviceStep
+from outrider.engine.gpu.plan import fill, plan_tiles
+from outrider.engine.gpu.runner import GraphRunner
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.loading.check_forward import Plain, check_paged, run_plain
@@ -153,6 +156,29 @@ def bytes_of_step(loaded: LoadedModel, context: int) -> int:
     ]
     weights = sum(part.weight.nbytes for part in (*norms, *linears))
     return int(weights + context * loaded.kv_bytes_per_token)
+
+
+def committed(runner: ModelRunner, context: int) -> SequenceKv:
+    """A sequence that claims so many committed tokens, without computing them."""
+    kv = SequenceKv.open(runner.pool, [], reuse=False)
+    kv.reserve(context)
+    kv.append([1] * context, None)
+    kv.commit(range(context), [1] * context)
+    return kv
+
+
+def tree_segment(kv: SequenceKv, nodes: int) -> Segment:
+    """The last committed token and a tree of so many nodes below it, two children each."""
+    parents = [-1, *((index - 1) // 2 for index in range(1, 1 + nodes))]
+    return Segment(kv, [2] * (1 + nodes), parents, range(1 + nodes))
+
+
+def open_step(runner: GraphRunner, segments: Sequence[Segment]) -> DeviceStep:
+    """A planned step of segments that are appended, on the device."""
+    plan = plan_tiles(segments, sum(len(each.tokens) for each in segments), runner.settings)
+    layout = BufferLayout(plan.capacity)
+    words = torch.from_numpy(fill(plan, layout, segments, [], runner.settings))
+    return runner.attention.open_step(words.to(runner.loaded.device), layout, 1)
 
 
 def greedy_rows(position: int, count: int, params: SamplingParams | None = None) -> list[SamplingRow]:

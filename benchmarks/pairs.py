@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from outrider.config import Weights
 from outrider.engine.quantization.rounding import BITS
 from scripts.local_services import DRAFT, TARGET, widened_target
 
@@ -19,7 +20,7 @@ class Pair:
     target: Path
     draft: Path
     dtype: Literal["bfloat16", "float32"]
-    weights: str = "full"
+    weights: Weights = "full"
     """How the target's are rounded."""
 
 

@@ -59,8 +59,8 @@ def _check(config: DraftConfig) -> None:
         raise ConfigError(
             "target: not set; name the folder or hub id of the target that the EAGLE head was trained for"
         )
-    if config.weights != "full" or config.skip_layers:
-        raise ConfigError("weights, skip_layers: an EAGLE head is used as it is; leave them out")
+    if config.weights != "full" or config.skip_layers or config.kv_dtype != "auto":
+        raise ConfigError("weights, skip_layers, kv_dtype: an EAGLE head is used as it is; leave them out")
 
 
 def _describe(config: DraftConfig, head: EagleHead, replica: str) -> ModelInfo:

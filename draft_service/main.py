@@ -121,7 +121,7 @@ def _version(config: DraftConfig) -> str:
         return ""
     from outrider.engine.loading.weights_version import weights_version
 
-    return weights_version(config.model, config.skip_layers, config.weights)
+    return weights_version(config.model, config.skip_layers, config.weights, config.kv_dtype)
 
 
 def load_grammars(config: DraftConfig, info: ModelInfo) -> GrammarCompiler | None:

@@ -17,6 +17,7 @@ from outrider.protocol.messages import MAX_STEP_NODES
 Port = Annotated[int, Field(ge=0, le=65535)]
 Positive = Annotated[int, Field(gt=0)]
 Weights = Literal["full", "int8", "int4"]
+KvDtype = Literal["auto", "fp8"]
 TraceDetail = Literal["none", "slow", "all"]
 
 
@@ -86,6 +87,11 @@ class EngineConfig(ServiceConfig):
         "full",
         description="int8 or int4 rounds the weights of linear layers at load, on the CPU and on GPUs with "
         "Triton; full: as they are stored.",
+    )
+    kv_dtype: KvDtype = Field(
+        "auto",
+        description="fp8 keeps keys and values in 8 bits (e4m3), of 16-bit models on GPUs with Triton; auto: "
+        "in the model's dtype.",
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
     threads: Positive = Field(1, description="Torch threads on the CPU.")

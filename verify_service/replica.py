@@ -160,7 +160,7 @@ def layout_of(runner: ModelRunner, memory: PageMemory) -> KvLayout:
     """What this replica's keys and values are made of and how they lie in a page."""
     loaded = runner.loaded
     return KvLayout(
-        loaded.fingerprint, loaded.arithmetic, loaded.dtype_name, runner.pool.page_size, memory.shape
+        loaded.fingerprint, loaded.arithmetic, loaded.kv_dtype_name, runner.pool.page_size, memory.shape
     )
 
 

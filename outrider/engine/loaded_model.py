@@ -61,6 +61,8 @@ class LoadedModel:
     """True where the kernels of a GPU compute what lies between the products."""
     ordered: bool = False
     """True where these kernels, and those of its products, give a token the same bits in every batch."""
+    fp8_kv: bool = False
+    """True where keys and values are kept in 8 bits (e4m3), on the kernels of a GPU."""
     choice: BackendChoice | None = None
     """What computes the products, on the CPU."""
     workers: WorkerPool | None = None
@@ -91,7 +93,8 @@ class LoadedModel:
         else:
             kernels = self.choice.backend
         shared = f" in {self.ranks} ranks" if self.ranks > 1 else ""
-        return f"{self.weights} {self.dtype_name} {forward} {kernels}{shared}".lstrip()
+        kept = " fp8 kv" if self.fp8_kv else ""
+        return f"{self.weights} {self.dtype_name} {forward} {kernels}{kept}{shared}".lstrip()
 
     @property
     def num_layers(self) -> int:
@@ -114,6 +117,11 @@ class LoadedModel:
         return str(self.dtype).removeprefix("torch.")
 
     @property
+    def kv_dtype_name(self) -> str:
+        """The same of keys and values, fp8 included."""
+        return "fp8" if self.fp8_kv else self.dtype_name
+
+    @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of KV memory that one token takes."""
-        return self.geometry.numbers_per_token * self.dtype.itemsize
+        return self.geometry.numbers_per_token * (1 if self.fp8_kv else self.dtype.itemsize)

@@ -9,6 +9,7 @@ import torch
 from outrider.engine.gpu.accelerator import kernel_errors, missing
 from outrider.engine.gpu.coded_linear import compute_from_codes
 from outrider.engine.loaded_model import Geometry, LoadedModel
+from outrider.engine.loading.fp8_kv import no_fp8
 from outrider.engine.runner import ModelRunner
 from outrider.engine.step import StepSize
 from outrider.protocol.errors import ModelError
@@ -31,7 +32,7 @@ def make_runner(
 
     Raises:
         ModelError: the device has no memory for so many slots, or does not fit the kernels that
-            `deterministic` rests on.
+            `deterministic` or `kv_dtype` rests on.
     """
     if loaded.kernels and largest is None:
         return _graph_runner(loaded, num_pages, page_size, None)
@@ -42,6 +43,8 @@ def make_runner(
             reason = str(error)
         if loaded.ordered:
             raise ModelError(f"deterministic: {reason}; set deterministic off")
+        if loaded.fp8_kv:
+            raise no_fp8(reason)
         # Its memory is free by now: the error held it.
         say(f"without kernels: {reason}; plain torch computes this model")
     compute_from_codes(loaded.model, False)

@@ -75,6 +75,7 @@ class Case:
         found, _ = self.kernel.attend(Layer(), query, key, value, None, **options)
         step = pack_step(segments, queries_per_kv=shape.queries_per_kv, dtype=self.dtype, device=self.device)
         order = _order(segments, step)
+        self.query, self.order = query[0].transpose(0, 1), order
         with self.reference.during(step):
             parts = (part[:, :, order] for part in (query, key, value))
             expected, _ = self.reference.attend(Layer(), *parts, None, **options)

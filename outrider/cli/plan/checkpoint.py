@@ -46,6 +46,8 @@ class ModelSizes:
     """The output layer is the table of input embeddings, and with codes a second copy of it."""
     weights: str = "full"
     """int8 or int4 where linear layers are rounded, fp8 where a checkpoint has such, which GPUs keep."""
+    kv_dtype: str = "auto"
+    """fp8 where keys and values are."""
 
     @property
     def weight_bytes(self) -> int:
@@ -78,7 +80,7 @@ class ModelSizes:
     @property
     def kv_bytes_per_token(self) -> int:
         """Keys and values of one token in all layers."""
-        return self.kv_numbers * BYTES[self.dtype]
+        return self.kv_numbers * (1 if self.kv_dtype == "fp8" else BYTES[self.dtype])
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +91,11 @@ class _Tensor:
     axes: int
 
 
-def read_checkpoint(folder: str, dtype: str = "auto", weights: str = "full") -> ModelSizes:
+def read_checkpoint(
+    folder: str, dtype: str = "auto", weights: str = "full", kv_dtype: str = "auto"
+) -> ModelSizes:
     """The sizes of the model in a folder; `dtype` auto is the checkpoint's own. `weights` int8 or int4 are
-    those of its linear layers once they are rounded.
+    those of its linear layers once they are rounded; with `kv_dtype` fp8 keys and values take a byte each.
 
     Raises:
         ModelError: it is no folder of a model, or one whose weights cannot be run.
@@ -117,6 +121,7 @@ def read_checkpoint(folder: str, dtype: str = "auto", weights: str = "full") -> 
         head=sum(one.elements for one in tensors if (_is_embedding if tied else _is_head)(one.name)),
         tied=tied,
         weights=weights,
+        kv_dtype=kv_dtype,
     )
 
 

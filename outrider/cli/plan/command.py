@@ -22,10 +22,10 @@ def plan(arguments: argparse.Namespace) -> int:
     """
     device = device_of(arguments.gpu, arguments.memory, arguments.bandwidth)
     models = [
-        read_checkpoint(folder, arguments.dtype, weights)
-        for folder, weights in (
-            (arguments.target, arguments.weights),
-            (arguments.draft, arguments.draft_weights),
+        read_checkpoint(folder, arguments.dtype, weights, kv_dtype)
+        for folder, weights, kv_dtype in (
+            (arguments.target, arguments.weights, arguments.kv_dtype),
+            (arguments.draft, arguments.draft_weights, arguments.draft_kv_dtype),
         )
     ]
     check_pair(arguments.target, arguments.draft, *models)
@@ -69,8 +69,9 @@ def _replica(title: str, one: Fit) -> list[str]:
     rounded = "" if model.weights == "full" else f", linear layers {model.weights}"
     weights = f"{model.parameters / 1e6:,.1f} M weights in {model.dtype}{rounded}"
     weights += f", {model.weight_bytes / GB:,.2f} GB"
+    kept = "" if model.kv_dtype == "auto" else f" in {model.kv_dtype}"
     memory = (
-        f"{one.kv_tokens:,} tokens of keys and values ({model.kv_bytes_per_token:,} bytes each) on "
+        f"{one.kv_tokens:,} tokens of keys and values{kept} ({model.kv_bytes_per_token:,} bytes each) on "
         f"{one.pages:,} pages of {PAGE}"
     )
     room = f"{one.sessions:,} sessions of {one.context:,} tokens and {NODES} candidates fit at once"

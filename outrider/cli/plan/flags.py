@@ -27,6 +27,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             default="full",
             help=f"of the {whose}: linear layers rounded at load, or as they are stored (full)",
         )
+    for flag, whose in (("--kv-dtype", "target"), ("--draft-kv-dtype", "draft")):
+        parser.add_argument(
+            flag,
+            choices=("auto", "fp8"),
+            default="auto",
+            help=f"of the {whose}: keys and values in 8 bits, or in its dtype (auto)",
+        )
     parser.add_argument(
         "--context",
         type=values.count,

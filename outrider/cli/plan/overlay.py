@@ -39,6 +39,8 @@ def _settings(service: str, one: Fit, max_sessions: int) -> list[str]:
     }
     if one.checkpoint.weights not in ("full", FP8):
         values["WEIGHTS"] = one.checkpoint.weights
+    if one.checkpoint.kv_dtype != "auto":
+        values["KV_DTYPE"] = one.checkpoint.kv_dtype
     if service == "verify":
         values["SERVED_NAME"] = one.checkpoint.name
     literals = [f"      - OUTRIDER_{service.upper()}_{name}={value}" for name, value in values.items()]

@@ -55,7 +55,7 @@ def fit(checkpoint: ModelSizes, device: Device, context: int) -> Fit:
 
     Raises:
         ConfigError: the context is longer than the model's, not one session fits, or the device takes no
-            rounded weights.
+            rounded weights, or keys and values.
     """
     if checkpoint.weights == FP8 and (device.name == CPU or checkpoint.dtype == "float32"):
         checkpoint = replace(checkpoint, weights="full")  # whose numbers are kept there
@@ -63,6 +63,11 @@ def fit(checkpoint: ModelSizes, device: Device, context: int) -> Fit:
         raise ConfigError(
             f"--weights: {checkpoint.weights} takes 16 bits on a GPU, and {checkpoint.name!r} is float32; "
             "set --dtype bfloat16"
+        )
+    if checkpoint.kv_dtype != "auto" and (device.name == CPU or checkpoint.dtype == "float32"):
+        raise ConfigError(
+            f"--kv-dtype: {checkpoint.kv_dtype} takes a GPU and 16 bits, and {checkpoint.name!r} is "
+            f"{checkpoint.dtype} on {device.name}; leave it out"
         )
     context = _context(checkpoint, context)
     free = int(device.memory * (1 - HEADROOM)) - checkpoint.weight_bytes

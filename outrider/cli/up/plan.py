@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import Field
 
 from outrider.cli.settings import Resolved, flag_of
-from outrider.config import Port, Positive, Settings, Weights
+from outrider.config import KvDtype, Port, Positive, Settings, Weights
 from outrider.protocol.errors import ConfigError
 
 LOOKUP = "lookup"
@@ -32,6 +32,10 @@ class UpConfig(Settings):
     )
     weights: Weights = Field("full", description="int8 or int4 rounds the target's; see `serve verify`.")
     draft_weights: Weights = Field("full", description="The same for draft models.")
+    kv_dtype: KvDtype = Field(
+        "auto", description="fp8 keeps the target's keys and values in 8 bits; see `serve verify`."
+    )
+    draft_kv_dtype: KvDtype = Field("auto", description="The same for draft models.")
     draft_skip_layers: str = Field(
         "", description="Layers that the target does without where it is its own draft, such as 4-9."
     )
@@ -190,18 +194,19 @@ def _replica(
 
 def _model(config: UpConfig, service: str, number: int) -> list[str]:
     if service == "verify":
-        return ["--model", config.target, *_weights(config.weights)]
+        return ["--model", config.target, *_rounded(config.weights, config.kv_dtype)]
     draft = config.draft[number // config.drafts]
     if draft == LOOKUP:
         return ["--kind", "lookup", "--tokenizer", config.target]
     flags = ["--kind", "model", "--model", draft, "--target", config.target]
-    flags += _weights(config.draft_weights)
+    flags += _rounded(config.draft_weights, config.draft_kv_dtype)
     skips = config.draft_skip_layers and draft == config.target
     return flags + (["--skip-layers", config.draft_skip_layers] if skips else [])
 
 
-def _weights(weights: Weights) -> list[str]:
-    return ["--weights", weights] if weights != "full" else []
+def _rounded(weights: Weights, kv_dtype: KvDtype) -> list[str]:
+    flags = ["--weights", weights] if weights != "full" else []
+    return flags + (["--kv-dtype", kv_dtype] if kv_dtype != "auto" else [])
 
 
 def _common(resolved: Resolved[UpConfig]) -> list[str]:

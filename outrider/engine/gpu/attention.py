@@ -38,9 +38,12 @@ class KernelAttention(PagedAttention):
         device: torch.device,
         *,
         ordered: bool = False,
+        fp8: bool = False,
     ) -> None:
-        """`ordered`: a token's bits do not depend on its batch; steps are planned by `plan_in_order` then."""
-        super().__init__(geometry, num_slots + 1, dtype, device)
+        """`ordered`: a token's bits do not depend on its batch; steps are planned by `plan_in_order` then.
+        `fp8`: keys and values are bytes, see `kernels.eight_bits`; a token sees its own step's so, too.
+        """
+        super().__init__(geometry, num_slots + 1, torch.uint8 if fp8 else dtype, device)
         self.trash = num_slots
         """The slot that nothing reads."""
         self.current: DeviceStep | None = None

@@ -111,6 +111,7 @@ class GraphRunner(ModelRunner):
         return KernelAttention(
             *(loaded.geometry, num_slots, self._page_size, loaded.dtype, loaded.device),
             ordered=loaded.ordered,
+            fp8=loaded.fp8_kv,
         )
 
     def make_fused(self, decoder: FusedDecoder) -> Callable[[Any], Tensor]:

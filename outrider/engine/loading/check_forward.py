@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loaded_model import Geometry, LoadedModel
 from outrider.engine.loading.attention_shapes import attention_calls, geometry_of
+from outrider.engine.loading.fp8_kv import RoundedCache
 from outrider.engine.loading.model_config import no_interface
 from outrider.engine.make_runner import make_runner
 from outrider.engine.runner import ModelRunner, Segment
@@ -31,6 +32,9 @@ SHARED = 13
 """The first three sequences begin with the same tokens: they are the paths of the tree."""
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
 """Largest accepted distance of logits, relative to how they spread."""
+FP8_NOISE = 2.0
+"""How much more is accepted where keys and values have 8 bits: a 16-bit rounding that differs now and then
+takes the next of their numbers. 1.0 to 3.7 times the distance on tiny models."""
 
 Result: TypeAlias = tuple[str, list[tuple[int, int]], torch.Tensor]
 """Which step, the sequence and position of each of its rows, and their logits [rows, V]."""
@@ -51,8 +55,10 @@ class Plain:
     """The sliding window of each layer."""
 
 
-def run_plain(network: PreTrainedModel, context_length: int) -> Plain:
+def run_plain(network: PreTrainedModel, context_length: int, *, fp8_kv: bool = False) -> Plain:
     """Run the check's sequences through the model as it is, and read off the shapes of its attention.
+
+    With `fp8_kv` it attends to keys and values that are rounded to 8 bits.
 
     Raises:
         ModelError: it does not run, or calls no attention that can be replaced.
@@ -62,8 +68,9 @@ def run_plain(network: PreTrainedModel, context_length: int) -> Plain:
         raise ModelError(f"context_length: {context_length} is too small; set at least {LENGTH}")
     tokens = _check_tokens(network.config.get_text_config().vocab_size)
     try:
+        cache: dict[str, Any] = {"past_key_values": RoundedCache(config=network.config)} if fp8_kv else {}
         with torch.inference_mode():
-            output = network(torch.tensor(tokens, device=network.device), use_cache=True)
+            output = network(torch.tensor(tokens, device=network.device), use_cache=True, **cache)
             calls = attention_calls(network)
         if not calls:
             raise no_interface(network)
@@ -83,6 +90,11 @@ def _windows(geometry: Geometry, cached: Sequence[Any]) -> dict[int, int | None]
     return {i: owner.sliding_window if owner.is_sliding else None for i, owner in enumerate(owners)}
 
 
+def moved_by_fp8(network: PreTrainedModel, plain: Plain, context_length: int) -> float:
+    """How far rounded keys and values move the check's logits, relative to how they spread."""
+    return _distance(plain.logits, run_plain(network, context_length).logits, exact=False)
+
+
 def check_paged(
     loaded: LoadedModel,
     plain: Plain,
@@ -97,6 +109,8 @@ def check_paged(
         ModelError: the results differ, or the model does not run this way.
     """
     kind, exact = loaded.kind, loaded.dtype == torch.float32
+    if not exact and loaded.fp8_kv:
+        strictness /= FP8_NOISE
     tolerance = TOLERANCE[loaded.dtype] / (1.0 if exact else strictness)
     try:
         runner = make_runner(loaded, CHECK_PAGES, CHECK_PAGE_SIZE)

@@ -25,9 +25,10 @@ from outrider.engine.gpu.accelerator import kernel_errors
 from outrider.engine.gpu.coded_linear import without_codes
 from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.loading.check_determinism import check_determinism
-from outrider.engine.loading.check_forward import TOLERANCE, Plain, check_paged, run_plain
+from outrider.engine.loading.check_forward import TOLERANCE, Plain, check_paged, moved_by_fp8, run_plain
 from outrider.engine.loading.code_weights import code_weights
 from outrider.engine.loading.fingerprint import fingerprint
+from outrider.engine.loading.fp8_kv import FP8, check_kv_dtype, no_fp8
 from outrider.engine.loading.layers import leave_out
 from outrider.engine.loading.model_config import (
     LOAD_ERRORS,
@@ -66,6 +67,7 @@ def load_model(
     cpu_backend: str = AUTO,
     skipped_layers: Collection[int] = (),
     weights: str = FULL,
+    kv_dtype: str = "auto",
     progress: Callable[[str], None] | None = None,
 ) -> LoadedModel:
     """Load a model from a folder or hub id.
@@ -75,6 +77,7 @@ def load_model(
     results depend on the batch. On the CPU a thread on each of `helper_cores` takes part in long steps, and
     `cpu_backend` is auto or one of `outrider.engine.cpu.backend`. The model is taken without
     `skipped_layers`; `weights` int8 or int4 rounds those of its linear layers that are not quantized.
+    `kv_dtype` fp8 keeps keys and values in 8 bits, on the kernels of GPUs.
 
     Raises:
         ModelError: it cannot be loaded, is of a kind that cannot run here, or fails the self check.
@@ -83,7 +86,8 @@ def load_model(
     check_model_path(model)
     torch.set_num_threads(threads)
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    place = find_device(device)
+    place, fp8 = find_device(device), kv_dtype == FP8
+    check_kv_dtype(kv_dtype, place)
     config = read_config(model, trust_remote_code)
     skeleton_of(model, config, trust_remote_code)
     limit = find_context_length(config, context_length, say)
@@ -93,9 +97,13 @@ def load_model(
         leave_out(network, skipped_layers)
     place_weights(model, network, place, weights, say)
     say("checking the model against this engine")
-    plain = run_plain(network, limit)
+    plain = run_plain(network, limit, fp8_kv=fp8)
+    if fp8:
+        moved = moved_by_fp8(network, plain, limit)
+        say(f"fp8 keys and values move logits of random tokens by {moved:.1%} of how they spread")
     loaded = _described(network, Path(model).name, plain, limit, place)
-    loaded = replace(loaded, weights=" ".join(part for part in (stored, weights) if part != FULL))
+    held = " ".join(part for part in (stored, weights) if part != FULL)
+    loaded = replace(loaded, weights=held, fp8_kv=fp8)
     loaded = _arranged(_with_kernels(loaded, say), network, plain, fused, say)
     del network  # a fused decoder's weights are its own, and freed as they are packed
     # The library's results depend on the batch, so it is no alternative then.
@@ -144,6 +152,8 @@ def _with_kernels(loaded: LoadedModel, say: Callable[[str], None]) -> LoadedMode
     if loaded.device.type == "cpu":
         return loaded
     reason = without_kernels(loaded.geometry, loaded.dtype, loaded.device)
+    if reason is not None and loaded.fp8_kv:
+        raise no_fp8(reason)
     if reason is not None:
         say(f"without kernels: {reason}; plain torch computes this model")
     return replace(loaded, kernels=reason is None)
@@ -159,6 +169,8 @@ def _arranged(
     try:
         check_paged(made, plain)
     except _misfits() as reason:
+        if loaded.fp8_kv:
+            raise no_fp8(reason) from reason
         say(f"without kernels: {reason}; plain torch computes this model")
         return _arranged(replace(loaded, kernels=False), network, plain, fused, say)
     return made

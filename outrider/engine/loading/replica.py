@@ -45,6 +45,7 @@ def load_runner(
         deterministic=deterministic,
         skipped_layers=parse_layers("skip_layers", draft.skip_layers) if draft else (),
         weights=config.weights,
+        kv_dtype=config.kv_dtype,
         progress=say,
     )
     runner = make_runner(loaded, _pages(config, loaded, page_size, say), page_size, largest=largest, say=say)

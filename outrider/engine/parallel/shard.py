@@ -23,6 +23,7 @@ from outrider.engine.fused_decoder.shares import Share, norms_together, shares_o
 from outrider.engine.gpu.coded_linear import without_codes
 from outrider.engine.loaded_model import Geometry, LoadedModel
 from outrider.engine.loading.check_forward import Plain, run_plain
+from outrider.engine.loading.fp8_kv import FP8, check_kv_dtype, no_fp8
 from outrider.engine.loading.loader import packed, place_weights
 from outrider.engine.loading.model_config import (
     eos_token_ids,
@@ -63,7 +64,9 @@ class Shard:
         torch.set_num_threads(config.threads)
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         self.device = device_of(order)
+        check_kv_dtype(config.kv_dtype, self.device)
         self._settings, self._say = config, say
+        self._fp8_kv = config.kv_dtype == FP8
         self._config = read_config(config.model, config.trust_remote_code)
         skeleton = skeleton_of(config.model, self._config, config.trust_remote_code)
         self._kind = type(skeleton)
@@ -81,7 +84,7 @@ class Shard:
         _, shares = self._divided(whole)
         weights: dict[str, Weight] = {name: InMemory(one) for name, one in whole.state_dict().items()}
         self._place(whole)
-        plain = run_plain(whole, self._limit)
+        plain = run_plain(whole, self._limit, fp8_kv=self._fp8_kv)
         cuts = self._cuts(shares, ranks.rank, self._rounded)
         made = partial(network_of, self._kind, config, parts_of(weights, cuts), cuts, self._dtype())
         return self._loaded(ranks, "small", made, plain.geometry), plain
@@ -174,7 +177,9 @@ class Shard:
     ) -> LoadedModel:
         _read_generation_config(network, self._settings.model)
         stored = FULL if self._layout is None else self._layout.name
-        on_kernels = self.device.type != "cpu" and not norms_together(self._shares)
+        lacking = self._lacking(part, network.dtype)
+        if self._fp8_kv and lacking is not None:
+            raise no_fp8(lacking)
         return LoadedModel(
             model=decoder,
             name=Path(self._settings.model).name,
@@ -187,9 +192,18 @@ class Shard:
             geometry=part,
             weights=" ".join(one for one in (stored, self._settings.weights) if one != FULL),
             hidden_size=network.config.get_text_config().hidden_size,
-            kernels=on_kernels and without_kernels(part, network.dtype, self.device) is None,
+            kernels=self.device.type != "cpu" and lacking is None,
+            fp8_kv=self._fp8_kv,
             ranks=ranks,
         )
+
+    def _lacking(self, part: Geometry, dtype: torch.dtype) -> str | None:
+        """Why the kernels of GPUs do not run; None: they do, or this is a CPU."""
+        if self.device.type == "cpu":
+            return None
+        if norms_together(self._shares):
+            return "queries and keys have norms over the heads of all ranks"
+        return without_kernels(part, dtype, self.device)
 
     def _packed(self, loaded: LoadedModel, ranks: Ranks, model: str) -> LoadedModel:
         """With the kernels that rank 0 chooses: all ranks use the same."""

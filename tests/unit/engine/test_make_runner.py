@@ -17,6 +17,7 @@ from outrider.engine.loading.check_forward import run_plain
 from outrider.engine.make_runner import make_runner, without_kernels
 from outrider.engine.runner import ModelRunner
 from outrider.engine.step import StepSize
+from outrider.protocol.errors import ModelError
 
 CUDA = torch.device("cuda:0")
 
@@ -85,6 +86,31 @@ def test_kernels_that_do_not_fit_leave_the_model_to_torch(pair_of, crowded):
     assert type(make_runner(loaded, 8, 4, largest=StepSize(8, 8), say=said.append)) is ModelRunner
     assert "shared memory, Required: 140800" in said[0]
     assert said[0].endswith("plain torch computes this model")
+
+
+def test_keys_and_values_of_8_bits_are_refused_without_kernels(pair_of, folder_of, crowded):
+    """Nothing else keeps them: while the runner is made, at load, on the CPU before a weight is read."""
+    loaded = replace(pair_of("llama").loaded, kernels=True, fp8_kv=True)
+    with pytest.raises(
+        ModelError, match=r"^kv_dtype: fp8 .* \(out of resource: shared memory.*; leave it out$"
+    ):
+        make_runner(loaded, 8, 4, largest=StepSize(8, 8))
+    network = AutoModelForCausalLM.from_pretrained(folder_of("llama")).eval().requires_grad_(False)
+    with pytest.raises(
+        ModelError, match=r"^kv_dtype: fp8 .* \(out of resource: shared memory.*; leave it out$"
+    ):
+        loader._arranged(loaded, network, run_plain(network, 512), True, lambda _: None)
+    with pytest.raises(ModelError, match=r"^kv_dtype: fp8 .* \(this is the CPU\); leave it out$"):
+        loader.load_model(str(folder_of("llama")), dtype="auto", device="cpu", threads=1, kv_dtype="fp8")
+
+
+def test_what_has_no_kernels_has_no_keys_and_values_of_8_bits(pair_of, device):
+    """A float32 model on a GPU; the sentence says why."""
+    loaded = replace(pair_of("llama").loaded, device=CUDA, fp8_kv=True)
+    with pytest.raises(
+        ModelError, match=r"^kv_dtype: fp8 .* \(they compute 16-bit models, not torch.float32"
+    ):
+        loader._with_kernels(loaded, lambda _: None)
 
 
 def test_a_load_that_finds_kernels_not_to_fit_goes_on_without(pair_of, folder_of, crowded):

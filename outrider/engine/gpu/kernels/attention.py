@@ -14,6 +14,8 @@ V, and the powers of two that D and V fit in.
 import triton
 import triton.language as tl
 
+from outrider.engine.gpu.kernels.eight_bits import as_read, as_stored
+
 LOG2_E = tl.constexpr(1.4426950408889634)
 TILE_FIELDS = tl.constexpr(8)
 """First token, tokens, committed length, place of the pages, place of the depths (0: a chain), lowest
@@ -118,21 +120,21 @@ def _visible(buffer, rows, sequence, entries, inside, WINDOW: tl.constexpr):
 
 
 @triton.jit
-def _load_entries(places, inside, keys, values, SHAPE: tl.constexpr):
+def _load_entries(places, inside, keys, values, dtype: tl.constexpr, SHAPE: tl.constexpr):
     """Keys [D, n] and values [n, V] of one kv head at these places [n]; zeros where not inside."""
     columns = tl.arange(0, SHAPE[4])
     value_columns = tl.arange(0, SHAPE[5])
     k = tl.load(
         keys + places[None, :] * SHAPE[2] + columns[:, None],
         mask=(columns < SHAPE[2])[:, None] & inside[None, :],
-        other=0.0,
+        other=0,
     )
     v = tl.load(
         values + places[:, None] * SHAPE[3] + value_columns[None, :],
         mask=(value_columns < SHAPE[3])[None, :] & inside[:, None],
-        other=0.0,
+        other=0,
     )
-    return k, v
+    return as_read(k, dtype), as_read(v, dtype)
 
 
 @triton.jit
@@ -162,7 +164,7 @@ def _block(
     inside = entries < end
     page = tl.load(buffer + sequence[1] + entries // PAGE, mask=inside, other=0)
     places = (page * PAGE + entries % PAGE) * SHAPE[0] + head
-    k, v = _load_entries(places, inside, keys, values, SHAPE)
+    k, v = _load_entries(places, inside, keys, values, q.dtype, SHAPE)
     scores = _capped(tl.dot(q, k, input_precision=PRECISION) * scale, softcap, SOFTCAP)
     if SCRATCH:
         seen = _visible(buffer, rows, sequence, entries, inside, WINDOW)
@@ -322,5 +324,5 @@ def store_kernel(
     v_columns = columns < SHAPE[3]
     k = tl.load(key + token * key_token_stride + head * key_head_stride + columns, mask=k_columns)
     v = tl.load(value + token * value_token_stride + head * value_head_stride + columns, mask=v_columns)
-    tl.store(keys + place * SHAPE[2] + columns, k, mask=k_columns)
-    tl.store(values + place * SHAPE[3] + columns, v, mask=v_columns)
+    tl.store(keys + place * SHAPE[2] + columns, as_stored(k, keys), mask=k_columns)
+    tl.store(values + place * SHAPE[3] + columns, as_stored(v, values), mask=v_columns)

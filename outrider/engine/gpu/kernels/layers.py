@@ -12,6 +12,8 @@ Shapes: N tokens, C hidden width, Q query heads, H kv heads, D head width, F wid
 import triton
 import triton.language as tl
 
+from outrider.engine.gpu.kernels.eight_bits import as_stored
+
 
 @triton.jit
 def _weighted(row, factor, dtype: tl.constexpr):
@@ -116,12 +118,18 @@ def rotation_kernel(
         c = tl.load(cos + angle, mask=turning, other=0.0)
         s = tl.load(sin + angle, mask=turning, other=0.0)
         left, right = _rotated(source, c, s, weights + head * WIDTH, eps, HALF, BLOCK_HALF, NORM)
-        tl.store(target + pairs, left.to(qkv.dtype.element_ty), mask=turning)
-        tl.store(target + HALF + pairs, right.to(qkv.dtype.element_ty), mask=turning)
+        left = left.to(qkv.dtype.element_ty)
+        right = right.to(qkv.dtype.element_ty)
+        if head < QUERY_HEADS:
+            tl.store(source + pairs, left, mask=turning)
+            tl.store(source + HALF + pairs, right, mask=turning)
+        else:
+            tl.store(target + pairs, as_stored(left, keys), mask=turning)
+            tl.store(target + HALF + pairs, as_stored(right, keys), mask=turning)
     if head >= QUERY_HEADS:
         columns = tl.arange(0, BLOCK)
         copied = (columns < WIDTH) & ((columns >= 2 * HALF) | (head >= QUERY_HEADS + KV_HEADS))
-        tl.store(target + columns, tl.load(source + columns, mask=copied), mask=copied)
+        tl.store(target + columns, as_stored(tl.load(source + columns, mask=copied), keys), mask=copied)
 
 
 @triton.jit

@@ -71,7 +71,7 @@ def _text_block(
     page = tl.load(buffer + pages_at + entries // PAGE, mask=inside, other=0)
     node = tl.load(buffer + path_at + entries - length, mask=branching, other=0)
     places = tl.where(branching, node, page * PAGE + entries % PAGE) * SHAPE[0] + head
-    k, v = _load_entries(places, inside, keys, values, SHAPE)
+    k, v = _load_entries(places, inside, keys, values, q.dtype, SHAPE)
     scores = _capped(tl.dot(q, k, input_precision=PRECISION) * scale, softcap, SOFTCAP)
     seen = chosen[:, None] & inside[None, :] & (entries[None, :] <= positions[:, None])
     if WINDOW > 0:

@@ -108,6 +108,16 @@ def test_a_tied_output_layer_has_codes_of_its_own(tmp_path: Path) -> None:
     assert found.step_bytes(1) == (8 + 8) * 2 + codes
 
 
+def test_keys_and_values_of_8_bits(tmp_path: Path) -> None:
+    """Take half of what 16 bits take; the weights are what they were."""
+    folder = str(checkpoint(tmp_path, UNTIED))
+    whole, small = read_checkpoint(folder), read_checkpoint(folder, kv_dtype="fp8")
+    assert (2 * small.kv_bytes_per_token, small.weight_bytes) == (
+        whole.kv_bytes_per_token,
+        whole.weight_bytes,
+    )
+
+
 def test_one_token_goes_through_some_experts(tmp_path: Path) -> None:
     """Several tokens may want all of them."""
     experts = {f"model.layers.0.mlp.experts.{i}.up.weight": ("BF16", [8, 8]) for i in range(4)}

@@ -135,3 +135,14 @@ def test_rounded_weights_take_16_bits_on_a_gpu() -> None:
     with pytest.raises(ConfigError, match=r"--weights: int8 takes 16 bits .* --dtype bfloat16"):
         fit(wide, BIG, 4000)
     assert fit(wide, Device(CPU, 80 * GB, 0.0), 4000).sessions > 0
+
+
+def test_keys_and_values_of_8_bits_double_the_sessions() -> None:
+    """On a GPU in 16 bits; elsewhere the flag is refused."""
+    small = model(kv_dtype="fp8")
+    assert fit(small, BIG, 4000).kv_tokens // PAGE in {
+        2 * fit(model(), BIG, 4000).pages + by for by in (0, 1)
+    }
+    for one, device in ((small, Device(CPU, 80 * GB, 0.0)), (model(kv_dtype="fp8", dtype="float32"), BIG)):
+        with pytest.raises(ConfigError, match=r"^--kv-dtype: fp8 takes a GPU and 16 bits, .* leave it out$"):
+            fit(one, device, 4000)

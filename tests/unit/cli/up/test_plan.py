@@ -70,6 +70,14 @@ def test_the_target_may_be_rounded_alone() -> None:
     assert (plan["verify-0"].weights, plan["draft-0"].weights) == ("int4", "full")
 
 
+def test_keys_and_values_of_the_target_may_have_8_bits_alone() -> None:
+    """Or the draft's; who does not ask gets no flag."""
+    plan = _plan("--target", "big", "--draft", "small", "--kv-dtype", "fp8")
+    assert (plan["verify-0"].kv_dtype, plan["draft-0"].kv_dtype) == ("fp8", "auto")
+    plan = _plan("--target", "big", "--draft", "small", "--draft-kv-dtype", "fp8")
+    assert (plan["verify-0"].kv_dtype, plan["draft-0"].kv_dtype) == ("auto", "fp8")
+
+
 def test_drafts_of_several_kinds() -> None:
     """Each kind gets its replicas; only the target itself does without layers."""
     kinds = ("--draft", "small", "--draft", "big,lookup")

@@ -14,6 +14,7 @@ from outrider.engine.gpu.ordered_plan import plan_in_order
 from outrider.engine.gpu.plan import PlanSettings, fill, graph_capacity, plan_tiles
 from outrider.engine.kv.pages import PagePool, SequenceKv
 from outrider.engine.loaded_model import Geometry
+from outrider.engine.loading.fp8_kv import rounded
 from outrider.engine.step import Segment, pack_step
 
 CPU = torch.device("cpu")
@@ -38,18 +39,20 @@ class Case:
         page: int = PAGE,
         *,
         ordered: bool = False,
+        fp8: bool = False,
     ) -> None:
+        """With `fp8` the kernels' memory has 8 bits, and the reference is given numbers of 8 bits."""
+        self.held = rounded if fp8 else lambda numbers: numbers
         self.geometry, self.dtype, self.page, self.ordered = geometry, dtype, page, ordered
         self.slots = SLOTS // page * page
         self.pool = PagePool(SLOTS // page, page)
         self.pool.allocate(3)  # pages of a sequence are not simply its numbers
         self.generator = torch.Generator().manual_seed(seed)
         self.reference = PagedAttention(geometry, self.slots, dtype, CPU)
-        self.kernel = KernelAttention(geometry, self.slots, page, dtype, CPU, ordered=ordered)
-        self.reference.keys.copy_(self.random(self.reference.keys.shape))
-        self.reference.values.copy_(self.random(self.reference.values.shape))
-        self.kernel.keys[:, : self.slots] = self.reference.keys
-        self.kernel.values[:, : self.slots] = self.reference.values
+        self.kernel = KernelAttention(geometry, self.slots, page, dtype, CPU, ordered=ordered, fp8=fp8)
+        for ours, theirs in zip(self.kernel.stores(), self.reference.stores(), strict=True):
+            theirs.copy_(self.held(self.random(theirs.shape)))
+            ours[:, : self.slots] = theirs.to(torch.float8_e4m3fn).view(torch.uint8) if fp8 else theirs
 
     def random(self, shape) -> torch.Tensor:
         """Standard normal numbers."""
@@ -84,9 +87,13 @@ class Case:
         padded = [torch.nn.functional.pad(part, (0, 0, 0, padding)) for part in (query, key, value)]
         found, _ = self.kernel.attend(Layer(), *padded, None, **options)
         expected, packed = self.expected(segments, query, key, value, options)
-        stored = (self.kernel.keys[:, : self.slots], self.kernel.values[:, : self.slots])
-        assert torch.equal(stored[0], self.reference.keys), "stored keys differ"
-        assert torch.equal(stored[1], self.reference.values), "stored values differ"
+        for name, ours, theirs in zip(
+            ("keys", "values"), self.kernel.stores(), self.reference.stores(), strict=True
+        ):
+            stored = ours[:, : self.slots]
+            if stored.dtype == torch.uint8:
+                stored = stored.view(torch.float8_e4m3fn).to(self.dtype)
+            assert torch.equal(stored, theirs), f"stored {name} differ"
         return found[0, packed].float(), expected.float(), found[0, total:]
 
     def expected(self, segments, query, key, value, options):
@@ -94,7 +101,7 @@ class Case:
         step = pack_step(segments, queries_per_kv=self.geometry.queries_per_kv, dtype=self.dtype, device=CPU)
         order = self.packed_order(segments, step)
         with self.reference.during(step):
-            parts = (part[:, :, order] for part in (query, key, value))
+            parts = (part[:, :, order] for part in (query, self.held(key), self.held(value)))
             mixed, _ = self.reference.attend(Layer(), *parts, None, **options)
         return mixed[0], order
 

@@ -86,10 +86,10 @@ def quick() -> list[int]:
     return [seed for seed, count in rows.items() if count <= MAX_QUICK_ROWS][:12]
 
 
-def run(seed: int) -> float:
+def run(seed: int, *, fp8: bool = False) -> float:
     """The distance of a random step's results from the reference's."""
     step = drawn(seed)
-    case = Case(step.geometry, seed, step.dtype, step.page)
+    case = Case(step.geometry, seed, step.dtype, step.page, fp8=fp8)
 
     def segment(committed: int, tokens: int, earlier: list[int] | None) -> Segment:
         if earlier is None:
@@ -108,8 +108,15 @@ def test_a_random_step_is_that_of_the_reference(seed):
     assert run(seed) < TOLERANCE[drawn(seed).dtype], drawn(seed)
 
 
+@pytest.mark.parametrize("seed", quick()[:6])
+def test_a_random_step_over_8_bits_is_that_of_the_reference(seed):
+    """Which is given the numbers that 8 bits hold, those of the step's own tokens included."""
+    assert run(seed, fp8=True) < TOLERANCE[drawn(seed).dtype], drawn(seed)
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("seed", range(CASES))
-def test_more_random_steps_are_those_of_the_reference(seed):
+def test_more_random_steps_are_those_of_the_reference(seed, fp8):
     """The same for all of them."""
-    assert run(seed) < TOLERANCE[drawn(seed).dtype], drawn(seed)
+    assert run(seed, fp8=fp8) < TOLERANCE[drawn(seed).dtype], drawn(seed)

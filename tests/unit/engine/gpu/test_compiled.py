@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -82,9 +83,11 @@ def _resources(name: str, result: Any) -> Resources:
     return Resources(name, registers, stack, result.metadata.shared)
 
 
-def attend(geometry: Geometry, tokens: int, *, ordered: bool = False, **options: Any) -> None:
+def attend(
+    geometry: Geometry, tokens: int, *, ordered: bool = False, fp8: bool = False, **options: Any
+) -> None:
     """One call of attention over pages of 16."""
-    attention = KernelAttention(geometry, 1024, 16, torch.bfloat16, DEVICE, ordered=ordered)
+    attention = KernelAttention(geometry, 1024, 16, torch.bfloat16, DEVICE, ordered=ordered, fp8=fp8)
     settings = PlanSettings(geometry.queries_per_kv, 16, attention.trash, 33)
     layout = BufferLayout(graph_capacity(tokens, settings))
     buffer = torch.empty(layout.tail_at + 64, dtype=torch.int64, device=DEVICE)
@@ -100,9 +103,9 @@ def attend(geometry: Geometry, tokens: int, *, ordered: bool = False, **options:
     attention.attend(layer, *parts, None, **options)
 
 
-def forward(sizes: dict[str, int], tokens: int, *, head_norms: bool = False, ordered: bool = False) -> None:
+def forward(sizes: dict[str, int], tokens: int, *, fp8: bool = False, **options: bool) -> None:
     """A step of a fused decoder like Llama's."""
-    step(model(sizes, head_norms=head_norms, ordered=ordered), tokens)
+    step(replace(model(sizes, **options), fp8_kv=fp8), tokens)
 
 
 def step(decoder: LoadedModel, tokens: int) -> None:
@@ -203,6 +206,17 @@ def test_layers_of_other_families_compile(family, capability):
     ours = [each for each in found if family != "gemma3" or each.kernel != "attend_kernel"]
     assert {"add_norm_kernel", "rotation_kernel", "activation_kernel"} <= {each.kernel for each in ours}
     assert all(fits(each, capability) for each in ours), ours
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_keys_and_values_of_8_bits_compile_for_every_supported_gpu(capability):
+    """Stored in two places, read by both kinds of attention; capability 8.0 has no e4m3 of its own."""
+    found = compiled(capability, lambda: forward(LLAMA_8B, 33, fp8=True))
+    found += compiled(capability, lambda: forward(LLAMA_8B, 33, fp8=True, ordered=True))
+    found += compiled(capability, lambda: attend(Geometry(1, 32, 8, 128, 128), 33, fp8=True))
+    named = {each.kernel for each in found}
+    assert {"rotation_kernel", "store_kernel", "attend_kernel", "attend_in_order_kernel"} <= named
+    assert all(fits(each, capability) for each in found), found
 
 
 TILES = [(1, 10**9), (1, 1), (64, 10**9), (64, 1)]
