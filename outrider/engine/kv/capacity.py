@@ -17,13 +17,14 @@ def kv_capacity(wanted: int, token_bytes: int, free: int) -> int:
     `wanted` 0 stands for `DEFAULT_TOKENS`, or as many as `FREE_SHARE` of the free memory holds.
 
     Raises:
-        ModelError: the wanted tokens do not fit.
+        ModelError: the wanted tokens do not fit, or none does.
     """
-    if wanted:
-        if 0 < free < wanted * token_bytes:
-            raise ModelError(
-                f"kv_tokens: {wanted} tokens take {wanted * token_bytes / GB:.1f} GB, and {free / GB:.1f} GB "
-                f"are free; set at most {free // token_bytes}"
-            )
-        return wanted
-    return min(DEFAULT_TOKENS, int(free * FREE_SHARE) // token_bytes) if free else DEFAULT_TOKENS
+    if not free:
+        return wanted or DEFAULT_TOKENS
+    fitting = min(DEFAULT_TOKENS, int(free * FREE_SHARE) // token_bytes)
+    if free < wanted * token_bytes or not (wanted or fitting):
+        raise ModelError(
+            f"kv_tokens: {wanted or 1} tokens take {(wanted or 1) * token_bytes / GB:.3g} GB, and "
+            f"{free / GB:.3g} GB are free; set at most {free // token_bytes}, or free memory"
+        )
+    return wanted or fitting

@@ -18,8 +18,10 @@ def test_what_is_asked_for_is_made() -> None:
 
 def test_more_than_is_free_is_refused() -> None:
     """The sentence names the setting and the most that fits."""
-    with pytest.raises(ModelError, match=r"kv_tokens: 101 tokens take .* set at most 100$"):
+    with pytest.raises(ModelError, match=r"kv_tokens: 101 tokens take .* set at most 100, or free memory"):
         kv_capacity(101, TOKEN_BYTES, 100 * TOKEN_BYTES)
+    with pytest.raises(ModelError, match="kv_tokens: 1 tokens take"):
+        kv_capacity(0, TOKEN_BYTES, TOKEN_BYTES)
 
 
 def test_a_large_model_gets_less_than_a_small_one_unasked() -> None:
