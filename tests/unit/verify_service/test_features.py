@@ -16,8 +16,7 @@ from outrider.engine.runner import ModelRunner
 from outrider.protocol.errors import InvalidRequest
 from outrider.protocol.messages import PromptFeatures, SamplingParams, Verdict, VerifyPolicy
 from tests.models import build_model
-from tests.unit.verify_service.fakes import LIMITS, Bench, Clock, chain_block, events, opening, text
-from tests.unit.verify_service.test_servicer import INFO
+from tests.unit.verify_service.fakes import LIMITS, REPLICA, Bench, Clock, chain_block, events, opening, text
 from verify_service import features
 from verify_service.admission import check_open
 
@@ -178,5 +177,5 @@ def test_messages_are_bounded(loaded, monkeypatch):
 def test_layers_must_be_those_of_the_target(layers):
     """Ascending, different, few enough, and there."""
     with pytest.raises(InvalidRequest) as caught:
-        check_open(opening(feature_layers=layers), replace(INFO, num_layers=3 if len(layers) < 9 else 20))
+        check_open(opening(feature_layers=layers), replace(REPLICA, num_layers=3 if len(layers) < 9 else 20))
     assert caught.value.field == "feature_layers"

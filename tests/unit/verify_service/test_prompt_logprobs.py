@@ -22,8 +22,7 @@ from outrider.protocol.messages import (
     VerifyPolicy,
 )
 from tests.models import build_model
-from tests.unit.verify_service.fakes import LIMITS, Bench, Clock, events, opening, text
-from tests.unit.verify_service.test_servicer import INFO
+from tests.unit.verify_service.fakes import LIMITS, REPLICA, Bench, Clock, events, opening, text
 from verify_service.admission import check_open
 from verify_service.scheduler import MAX_PROMPT_ROWS
 
@@ -168,5 +167,5 @@ def test_a_handle_says_nothing_of_its_tokens() -> None:
     """So that it does not go with log probabilities of the prompt."""
     handle = KvHandle("here", "life", "1", 4, b"", 0)
     with pytest.raises(InvalidRequest) as caught:
-        check_open(opening((1, 2), prompt_length=6, sampling=SAMPLING, kv_handle=handle), INFO)
+        check_open(opening((1, 2), prompt_length=6, sampling=SAMPLING, kv_handle=handle), REPLICA)
     assert caught.value.field == "kv_handle"

@@ -107,11 +107,9 @@ def rotation_kernel(
     head = tl.program_id(1)
     source = qkv + (token * (QUERY_HEADS + 2 * KV_HEADS) + head) * WIDTH
     slot = tl.load(buffer + slots_at + token) * KV_HEADS
-    target = source
+    target = keys + (slot + head - QUERY_HEADS) * WIDTH
     if head >= QUERY_HEADS + KV_HEADS:
         target = values + (slot + head - QUERY_HEADS - KV_HEADS) * WIDTH
-    elif head >= QUERY_HEADS:
-        target = keys + (slot + head - QUERY_HEADS) * WIDTH
     if head < QUERY_HEADS + KV_HEADS:
         pairs = tl.arange(0, BLOCK_HALF)
         turning, angle = pairs < HALF, token * HALF + pairs

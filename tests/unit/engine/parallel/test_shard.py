@@ -21,10 +21,10 @@ from outrider.protocol.errors import ModelError
 from tests.checkpoints import write
 from tests.models import ARCHITECTURES, build_model
 from tests.unit.engine.conftest import Pair
-from tests.unit.engine.loading.test_stored import EXACT, WIDENED, plain
+from tests.unit.engine.loading.test_stored import EXACT, FP8, WIDENED, plain
 from tests.unit.engine.parallel.conftest import Threads
 
-REFUSED = ("mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss")
+REFUSED = ("mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss", "gemma4")
 DIVIDED = [name for name in ARCHITECTURES if name not in REFUSED]
 VOCABULARY = 300
 needs_kernels = pytest.mark.skipif(vector_backend(torch.float32) is None, reason="needs AVX2 or AVX-512")
@@ -129,13 +129,13 @@ def test_codes_in_four_ranks(tmp_path: Path, threads_of: Any) -> None:
 
 
 @needs_kernels
-@pytest.mark.parametrize("name", [*EXACT, *WIDENED])
+@pytest.mark.parametrize("name", [*EXACT, *WIDENED, *FP8])
 def test_ranks_of_a_quantized_checkpoint(
     name: str, folder_of: Callable[[str], Path], tmp_path: Path, threads_of: Any
 ) -> None:
     """They compute what transformers does with the numbers that the codes stand for, an output layer's too;
     layers run from codes where they do in one process."""
-    settings, writer = (EXACT | WIDENED)[name]
+    settings, writer = (EXACT | WIDENED | FP8)[name]
     written = write(folder_of("llama"), tmp_path / "model", settings, writer, head=True)
     runner: ModelRunner = threads_of(written.folder, 2).runner
     everything(runner, Pair(runner.loaded, plain(folder_of("llama"), written)))
@@ -150,7 +150,7 @@ def test_quantized_layers_that_are_one_in_the_checkpoint(
     name: str, folder_of: Callable[[str], Path], tmp_path: Path, threads_of: Any
 ) -> None:
     """Parts of several heads and of gate and up are put together again."""
-    written = write(folder_of("phi3"), tmp_path / "model", *(EXACT | WIDENED)[name])
+    written = write(folder_of("phi3"), tmp_path / "model", *(EXACT | WIDENED | FP8)[name])
     runner: ModelRunner = threads_of(written.folder, 2).runner
     everything(runner, Pair(runner.loaded, plain(folder_of("phi3"), written)))
 
@@ -210,7 +210,7 @@ def test_groups_that_would_be_cut(
     name: str, architecture: str, ranks: int, layer: str, folder_of: Any, tmp_path: Path, threads_of: Any
 ) -> None:
     """Heads are not divided, and may be fewer numbers than have one scale."""
-    written = write(folder_of(architecture), tmp_path / "model", *(EXACT | WIDENED)[name])
+    written = write(folder_of(architecture), tmp_path / "model", *(EXACT | WIDENED | FP8)[name])
     said = rf"{ranks} ranks would cut groups of 32 numbers of model.layers.0.{layer}; set another number"
     with pytest.raises(ModelError, match=said):
         threads_of(written.folder, ranks)
