@@ -80,7 +80,7 @@ class ModelSizes:
     @property
     def kv_bytes_per_token(self) -> int:
         """Keys and values of one token in all layers."""
-        return self.kv_numbers * (1 if self.kv_dtype == "fp8" else BYTES[self.dtype])
+        return self.kv_numbers * (1 if self.kv_dtype == FP8 else BYTES[self.dtype])
 
 
 @dataclass(frozen=True, slots=True)

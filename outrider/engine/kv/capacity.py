@@ -8,7 +8,6 @@ DEFAULT_TOKENS = 65536
 """Tokens for which there is room unless the settings say otherwise: 64 sessions of a thousand."""
 FREE_SHARE = 0.5
 """Share of the free memory that is taken unasked: a draft may start on the same device."""
-GB = 10**9
 
 
 def kv_capacity(wanted: int, token_bytes: int, free: int) -> int:
@@ -24,7 +23,7 @@ def kv_capacity(wanted: int, token_bytes: int, free: int) -> int:
     fitting = min(DEFAULT_TOKENS, int(free * FREE_SHARE) // token_bytes)
     if free < wanted * token_bytes or not (wanted or fitting):
         raise ModelError(
-            f"kv_tokens: {wanted or 1} tokens take {(wanted or 1) * token_bytes / GB:.3g} GB, and "
-            f"{free / GB:.3g} GB are free; set at most {free // token_bytes}, or free memory"
+            f"kv_tokens: {wanted or 1} tokens take {(wanted or 1) * token_bytes / 1e9:.3g} GB, and "
+            f"{free / 1e9:.3g} GB are free; set at most {free // token_bytes}, or free memory"
         )
     return wanted or fitting

@@ -48,14 +48,22 @@ def load_runner(
         kv_dtype=config.kv_dtype,
         progress=say,
     )
-    runner = make_runner(loaded, _pages(config, loaded, page_size, say), page_size, largest=largest, say=say)
+    runner = make_runner(
+        loaded, kv_pages(config, loaded, page_size, say), page_size, largest=largest, say=say
+    )
     runner.pool.sharing = config.prefix_cache
     return runner
 
 
-def _pages(config: EngineConfig, loaded: LoadedModel, page_size: int, say: Callable[[str], None]) -> int:
-    """Pages for what the settings ask for, or for what fits."""
-    free, _ = device_memory(str(loaded.device))
+def kv_pages(config: EngineConfig, loaded: LoadedModel, page_size: int, say: Callable[[str], None]) -> int:
+    """Pages for what the settings ask for, or for what fits.
+
+    All ranks of a model need the same number, so what one of them has free does not count there.
+
+    Raises:
+        ModelError: the memory does not hold what is asked for.
+    """
+    free = 0 if loaded.ranks > 1 else device_memory(str(loaded.device))[0]
     tokens = kv_capacity(config.kv_tokens, loaded.kv_bytes_per_token, free)
     if tokens < (config.kv_tokens or DEFAULT_TOKENS):
         say(f"the KV memory holds {tokens} tokens: {free / 1e9:.1f} GB are free; kv_tokens sets a number")

@@ -9,9 +9,8 @@ import sys
 import threading
 
 from outrider.config import VerifyConfig
-from outrider.engine.kv.capacity import DEFAULT_TOKENS
 from outrider.engine.loading.check_forward import CHECK_PAGE_SIZE, CHECK_PAGES
-from outrider.engine.loading.replica import largest_step
+from outrider.engine.loading.replica import kv_pages, largest_step
 from outrider.engine.make_runner import make_runner
 from outrider.engine.parallel.meeting import open_store
 from outrider.engine.parallel.mirror import follow
@@ -69,7 +68,7 @@ def carry_out(order: Order) -> None:
     loaded = shard.whole(ranks)
     runner = make_runner(
         loaded,
-        -(-(config.kv_tokens or DEFAULT_TOKENS) // config.page_size),
+        kv_pages(config, loaded, config.page_size, logger.info),
         config.page_size,
         largest=largest_step(config),
         say=logger.info,

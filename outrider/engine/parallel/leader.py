@@ -10,10 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from outrider.config import VerifyConfig
-from outrider.engine.kv.capacity import DEFAULT_TOKENS
 from outrider.engine.loading.check_determinism import check_determinism, refuse_library
 from outrider.engine.loading.check_forward import check_paged
-from outrider.engine.loading.replica import largest_step
+from outrider.engine.loading.replica import kv_pages, largest_step
 from outrider.engine.make_runner import make_runner
 from outrider.engine.parallel.follower import READY, TIMES
 from outrider.engine.parallel.meeting import open_store
@@ -129,7 +128,7 @@ def _load(config: VerifyConfig, shard: Shard, group: Group, say: Callable[[str],
         refuse_library(loaded)
     runner = make_runner(
         loaded,
-        -(-(config.kv_tokens or DEFAULT_TOKENS) // config.page_size),
+        kv_pages(config, loaded, config.page_size, say),
         config.page_size,
         largest=largest_step(config),
         say=say,
