@@ -17,6 +17,7 @@ import importlib.util
 import logging
 import os
 import pickle
+import threading
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -40,6 +41,7 @@ _OPTIONS = {"fastmath": False, "error_model": "numpy", "no_cfunc_wrapper": True}
 wrapper for C, because Python alone calls kernels."""
 
 log = logging.getLogger(__name__)
+_numba_settings = threading.Lock()
 
 
 @cache
@@ -104,14 +106,28 @@ def _njit(function: _Function, signature: str, folder: Path | None, options: Map
     if folder is None:
         uncached: _Function = numba.njit(signature, **options)(function)
         return uncached
+    cached = _cached_in(folder, function, options)
+    cached.compile(signature)
+    cached.disable_compile()
+    compiled: _Function = cached
+    return compiled
+
+
+def _cached_in(folder: Path, function: _Function, options: Mapping[str, Any]) -> Any:
+    """A function that numba will keep in this folder once it is compiled.
+
+    numba reads the folder from settings of the process, so one thread at a time changes them. Compiling is no
+    part of that: it may import modules, whose locks another thread can hold that waits for this one.
+    """
+    numba = _numba()
     config = numba.config
-    before = config.CACHE_DIR, config.CACHE_LOCATOR_CLASSES
-    config.CACHE_DIR, config.CACHE_LOCATOR_CLASSES = str(folder), "UserProvidedCacheLocator"
-    try:
-        cached: _Function = numba.njit(signature, cache=True, **options)(function)
-    finally:
-        config.CACHE_DIR, config.CACHE_LOCATOR_CLASSES = before
-    return cached
+    with _numba_settings:
+        before = config.CACHE_DIR, config.CACHE_LOCATOR_CLASSES
+        config.CACHE_DIR, config.CACHE_LOCATOR_CLASSES = str(folder), "UserProvidedCacheLocator"
+        try:
+            return numba.njit(cache=True, **options)(function)
+        finally:
+            config.CACHE_DIR, config.CACHE_LOCATOR_CLASSES = before
 
 
 def _numba() -> Any:

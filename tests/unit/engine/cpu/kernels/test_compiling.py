@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -103,3 +105,29 @@ def test_other_sources_have_another_cache(tmp_path: Path) -> None:
     environment = {"XDG_CACHE_HOME": str(tmp_path)}
     folders = {compiling.cache_folder(environment, digest) for digest in ("old", "new")}
     assert len(folders) == 2
+
+
+def test_threads_that_compile_at_once_keep_their_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that ends meanwhile takes no setting away; else a cache would go where the process stands."""
+    config = SimpleNamespace(CACHE_DIR="", CACHE_LOCATOR_CLASSES="")
+    second_inside, first_done, seen = threading.Event(), threading.Event(), {}
+
+    def njit(**options: Any) -> Any:
+        def decorate(function: str) -> str:
+            if function == "first":
+                second.start()
+                second_inside.wait(0.1)
+            else:
+                second_inside.set()
+                first_done.wait(10)
+            seen[function] = config.CACHE_DIR
+            return function
+
+        return decorate
+
+    monkeypatch.setattr(compiling, "_numba", lambda: SimpleNamespace(config=config, njit=njit))
+    second = threading.Thread(target=compiling._cached_in, args=(Path("/kept"), "second", {}))
+    compiling._cached_in(Path("/kept"), "first", {})
+    first_done.set()
+    second.join()
+    assert (seen, config.CACHE_DIR) == ({"first": "/kept", "second": "/kept"}, "")
