@@ -26,6 +26,8 @@ MIN_SHARE = 2**21
 """Bytes of weights that are worth handing to another thread: to wake one takes as long as to read half."""
 SHARES = 24
 """Parts into which the work is cut for each thread."""
+WAYS, WAY_BYTES = 8, 4096
+"""Of the nearest cache, at least: of lines that are a multiple of so many bytes apart, it keeps one a way."""
 Part: TypeAlias = tuple[int, int, int, int]
 """Panels [first, end) for rows [start, stop)."""
 
@@ -65,7 +67,6 @@ class PanelProduct(ABC):
         self._panels, self._panel_columns = len(held.weight), held.panel_columns
         self._panel_bytes = held.weight.nbytes // self._panels
         self._bias_bytes = 0 if held.bias is None else held.bias.nbytes // self._panels
-        self._row_bytes = self._size * self._numbers
         self._weight_at = held.weight.data_ptr()
         self._bias_at = 0 if held.bias is None else held.bias.data_ptr()
 
@@ -96,16 +97,17 @@ class PanelProduct(ABC):
         result = rows.new_empty(count, self._columns)
         size = min(self._workers.size(count), max(1, self._weight.nbytes // MIN_SHARE))
         read = self._prepared(rows)
-        x, y = read.data_ptr(), result.data_ptr()
+        x, x_stride, y = read.data_ptr(), read.stride(0) * read.itemsize, result.data_ptr()
         if size == 1:
             for start, stop in _cut(count, -(-count // self.max_rows)):
-                self._part(0, (0, self._panels, start, stop), x, y)
+                self._part(0, (0, self._panels, start, stop), x, x_stride, y)
         else:
-            self._workers.share(size, self._parts(size * SHARES, count), partial(self._part, x=x, y=y))
+            part = partial(self._part, x=x, x_stride=x_stride, y=y)
+            self._workers.share(size, self._parts(size * SHARES, count), part)
         return result
 
     def _prepared(self, rows: Tensor) -> Tensor:
-        """What the kernel reads in place of the rows: as many, `_row_bytes` apart."""
+        """What the kernel reads in place of the rows: as many, `stride(0)` apart."""
         return rows
 
     def _parts(self, wanted: int, rows: int) -> list[Part]:
@@ -114,15 +116,15 @@ class PanelProduct(ABC):
         panels, passes = _cut(self._panels, min(wanted, self._panels)), _cut(rows, -(-rows // most))
         return [(*share, *some) for some in passes for share in panels]
 
-    def _part(self, member: int, part: Part, x: int, y: int) -> None:
+    def _part(self, member: int, part: Part, x: int, x_stride: int, y: int) -> None:
         """Compute a part for the rows at address x into the result at y."""
         first, end, start, stop = part
-        row_bytes, column = self._row_bytes, first * self._panel_columns
+        column = first * self._panel_columns
         y_stride = self._size * self._columns
         self._multiply(
             member,
-            x + start * row_bytes,
-            row_bytes,
+            x + start * x_stride,
+            x_stride,
             self._weight_at + first * self._panel_bytes,
             end - first,
             self._bias_at and self._bias_at + first * self._bias_bytes,
@@ -180,6 +182,16 @@ class Matmul(PanelProduct):
         )
         self._steps = held.weight.shape[1]
         super().__init__(held, workers, gated=gated)
+
+
+def spread(rows: Tensor) -> Tensor:
+    """Rows of which a kernel reads one line each in turn: copied further apart where such lines would drive
+    each other out of the nearest cache."""
+    count, width = rows.shape
+    if count <= WAYS or width * rows.itemsize % WAY_BYTES:
+        return rows
+    copy = rows.new_empty(count, width + 64 // rows.itemsize)[:, :width]
+    return copy.copy_(rows)
 
 
 def _cut(whole: int, count: int) -> list[tuple[int, int]]:

@@ -14,7 +14,7 @@ from outrider.engine.cpu.kernels.quantized_matmul import (
     prepare_rows,
     quantized_matmul,
 )
-from outrider.engine.cpu.matmul import PanelProduct, Panels
+from outrider.engine.cpu.matmul import PanelProduct, Panels, spread
 from outrider.engine.cpu.panels import PANEL, aligned
 from outrider.engine.cpu.processor import LANES, features
 from outrider.engine.cpu.row_matmul import locality
@@ -54,9 +54,8 @@ class QuantizedMatmul(PanelProduct):
         )
         super().__init__(held, workers, gated=gated)
         self._whole = pairs and weight.zeros is None and numbers % weight.group == 0
-        if not self._whole:
-            self._row_bytes = self._groups * ((2 if pairs else 4) * self._group + 4)
-            self._row_bytes += -self._row_bytes % 64
+        self._row_bytes = self._groups * ((2 if pairs else 4) * self._group + 4)
+        self._row_bytes += -self._row_bytes % 64
         kind, scales = (str(part).removeprefix("torch.") for part in (dtype, weight.scales.dtype))
         self._prepare = prepare_rows(kind, int(pairs))
         self._kernel = quantized_matmul(
@@ -67,7 +66,7 @@ class QuantizedMatmul(PanelProduct):
 
     def _prepared(self, rows: Tensor) -> Tensor:
         if self._whole:
-            return rows
+            return spread(rows)
         made = torch.empty(len(rows), self._row_bytes, dtype=torch.uint8)
         self._prepare(
             *(rows.data_ptr(), self._numbers, len(rows), self._group, self._groups),

@@ -6,7 +6,7 @@ from llvmlite import binding
 from torch import Tensor
 
 from outrider.engine.cpu.kernels.row_matmul import GROUP, MAX_ROWS, row_matmul
-from outrider.engine.cpu.matmul import Matmul
+from outrider.engine.cpu.matmul import Matmul, spread
 from outrider.engine.cpu.panels import PANEL
 from outrider.engine.cpu.worker_pool import WorkerPool
 
@@ -24,6 +24,9 @@ class RowMatmul(Matmul):
         kind = str(weight.dtype).removeprefix("torch.")
         self._kernel = row_matmul(kind, locality(self._passing))
         self._sums = workers.room(4 * MAX_ROWS * PANEL)
+
+    def _prepared(self, rows: Tensor) -> Tensor:
+        return spread(rows)
 
     def _multiply(
         self,

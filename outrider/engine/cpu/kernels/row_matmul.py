@@ -2,16 +2,16 @@
 
 A step of the target reads every weight once and has little to compute with each; what takes time is the
 memory. While a panel of weights is multiplied with up to GROUP rows, the memory ahead is already being
-fetched, so that GROUP rows cost little more than one.
+fetched, so that GROUP rows cost little more than one. More rows are several groups; each fetches its share.
 
     panel      PANEL columns of W^T, one after the other in memory, read once from front to back
     step       what one multiply-add takes: of a row 4 bytes, which are two bfloat16 numbers or one float32,
                and of every column of the panel as much
     group      up to GROUP rows, whose sums stay in registers
-    block      BLOCK steps of a panel, which stay in the cache while the groups take turns
+    block      BLOCK steps of a panel, which stay in the nearest cache while several groups take turns
 
-A sum adds up the steps of a block in order, then the blocks, whatever the other rows are and however many:
-a row's bits do not depend on its batch.
+A sum adds up the steps in order, whatever the other rows are and however many: a row's bits do not depend on
+its batch.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ sums, four for weights whose pairs are taken apart, two for a row's."""
 AHEAD = 8192
 """Bytes ahead of which weights are fetched. With AVX-512 BF16 on a Zen 5, for 14 rows and 432 MB of weights:
 17.6, 15.0, 13.1 and 14.8 ms with 512, 2048, 8192 and 32768; on a Xeon with AMX 4096 to 16384 are equal."""
-BLOCK = 1024
-"""Steps; 128 KB of weights, or 64. Short sums added up are nearer to the truth than one long one."""
+BLOCK = AHEAD // STRIDE
+"""Steps. While the groups take turns with one block, they fetch the next."""
 MAX_ROWS = 10 * GROUP
 """Rows of one pass over the weights; those of a block of steps stay in the cache."""
 
 
-@emits(types.void, Address, Address, Address, Address, Address, Address, types.boolean, literals=2)
+@emits(types.void, *[Address] * 8, types.boolean, literals=2)
 def _add_block(
     builder: Builder,
     kind: str,
@@ -70,11 +70,14 @@ def _add_block(
     x_stride: Value,
     w: Value,
     steps: Value,
+    ahead: Value,
+    stride: Value,
     sums: Value,
     first: Value,
 ) -> None:
     """Add `steps` steps of a panel to the sums [rows, PANEL] of up to GROUP rows; set them if `first`.
 
+    At each step the two lines at `ahead` are fetched, which then moves on by `stride` bytes.
     There is a loop for each number of rows, so that its sums are registers.
     """
     done = builder.append_basic_block("done")
@@ -83,7 +86,7 @@ def _add_block(
         block = builder.append_basic_block(f"rows_{count}")
         choice.add_case(I64(count), block)
         builder.position_at_end(block)
-        _add_rows(builder, kind, locality, count, x, x_stride, w, steps, sums, first)
+        _add_rows(builder, kind, locality, count, x, x_stride, w, steps, ahead, stride, sums, first)
         builder.branch(done)
     builder.position_at_end(done)
 
@@ -97,6 +100,8 @@ def _add_rows(
     x_stride: Value,
     w: Value,
     steps: Value,
+    ahead: Value,
+    stride: Value,
     sums: Value,
     first: Value,
 ) -> None:
@@ -106,14 +111,16 @@ def _add_rows(
         pointer(builder, builder.add(sums, I64(STRIDE * row + 4 * LANES * half))) for row, half in cells
     ]
     totals = [cgutils.alloca_once(builder, SUM) for _ in cells]
-    for total in totals:
-        builder.store(ir.Constant(SUM, None), total)
+    for place, total in zip(places, totals, strict=True):
+        before = builder.load(place, typ=SUM, align=VECTOR_BYTES)
+        builder.store(builder.select(first, ir.Constant(SUM, None), before), total)
     with cgutils.for_range(builder, steps) as loop:
         panel = builder.add(w, builder.mul(loop.index, I64(STRIDE)))
         halves = [builder.add(panel, I64(4 * LANES * half)) for half in range(2)]
         weights = [step_weights(builder, kind, half) for half in halves]
+        lines = builder.add(ahead, builder.mul(loop.index, stride))
         for line in range(0, STRIDE, LINE):
-            fetch(builder, locality, builder.add(panel, I64(AHEAD + line)))
+            fetch(builder, locality, builder.add(lines, I64(line)))
         step = builder.add(x, builder.mul(loop.index, I64(STEP_BYTES)))
         for row in range(rows):
             numbers = step_numbers(builder, kind, builder.add(step, builder.mul(x_stride, I64(row))))
@@ -122,10 +129,7 @@ def _add_rows(
                 sum_before = builder.load(total, typ=SUM)
                 builder.store(add_products(builder, kind, sum_before, weights[half], numbers), total)
     for place, total in zip(places, totals, strict=True):
-        before = builder.select(
-            first, ir.Constant(SUM, [-0.0] * LANES), builder.load(place, typ=SUM, align=VECTOR_BYTES)
-        )
-        builder.store(builder.fadd(before, builder.load(total, typ=SUM)), place, align=VECTOR_BYTES)
+        builder.store(builder.load(total, typ=SUM), place, align=VECTOR_BYTES)
 
 
 @cache
@@ -156,16 +160,19 @@ def row_matmul(kind: str, locality: int) -> Callable[..., None]:
         """
         groups = (rows + GROUP - 1) // GROUP
         width = LANES if gated else PANEL
+        block = steps if groups == 1 else BLOCK
+        share = STRIDE // groups
         for panel in range(panels):
-            for step in range(0, steps, BLOCK):
-                block = w + (panel * steps + step) * STRIDE
-                count = min(BLOCK, steps - step)
+            for step in range(0, steps, block):
+                place = w + (panel * steps + step) * STRIDE
+                count = min(block, steps - step)
                 for group in range(groups):
                     low = group * rows // groups
                     size_here = (group + 1) * rows // groups - low
-                    at = x + low * x_stride + STEP_BYTES * step
+                    at, here = x + low * x_stride + STEP_BYTES * step, sums + STRIDE * low
+                    ahead = place + AHEAD + group * share * count
                     _add_block(
-                        kind, locality, size_here, at, x_stride, block, count, sums + STRIDE * low, step == 0
+                        kind, locality, size_here, at, x_stride, place, count, ahead, share, here, step == 0
                     )
             b = bias + STRIDE * panel if bias else 0
             for row in range(rows):

@@ -71,14 +71,25 @@ def test_matmul_is_the_matrix_product(kind: Kind, shape: tuple[int, int], biased
 
 
 @pytest.mark.parametrize("gated", [False, True])
-def test_bits_do_not_depend_on_the_batch(kind: Kind, gated: bool) -> None:
-    """Every number of rows gives each row what it gets alone, wherever it stands."""
-    packed = kind.make(kind.random(70, 5000), None, WorkerPool(), gated=gated)
-    given = kind.random(kind.make.max_rows + 2, 5000, seed=1)
+@pytest.mark.parametrize("numbers", [5000, 2048])
+def test_bits_do_not_depend_on_the_batch(kind: Kind, gated: bool, numbers: int) -> None:
+    """Every number of rows gives each row what it gets alone, wherever it stands; also where they are copied
+    further apart."""
+    packed = kind.make(kind.random(70, numbers), None, WorkerPool(), gated=gated)
+    given = kind.random(kind.make.max_rows + 2, numbers, seed=1)
     alone = torch.cat([packed(row[None]) for row in given])
     for count in range(1, len(given) + 1, 1 if len(given) < 150 else 3):
         assert torch.equal(packed(given[:count]), alone[:count])
     assert torch.equal(packed(given.flip(0)), alone.flip(0))
+
+
+def test_many_rows_stand_apart_in_a_cache() -> None:
+    """More rows than a cache has ways never begin a multiple of its ways' bytes apart."""
+    rows = torch.randn(matmul.WAYS + 1, 2 * matmul.WAY_BYTES // 4)
+    apart = matmul.spread(rows)
+    assert torch.equal(apart, rows)
+    assert apart.stride(0) * 4 % matmul.WAY_BYTES == 64
+    assert matmul.spread(rows[1:]).stride(0) == rows.shape[1]
 
 
 def test_how_weights_are_fetched_changes_no_bit(kind: Kind) -> None:
@@ -94,7 +105,7 @@ def test_nothing_is_written_beside_the_result(kind: Kind, monkeypatch: pytest.Mo
     packed = kind.make(kind.random(columns, 8), None, WorkerPool())
     room = torch.full((4 * columns,), 7.0, dtype=kind.dtype)
     given = kind.random(3, 8, seed=1)
-    packed._part(0, (0, 2, 0, 3), given.data_ptr(), room.data_ptr())
+    packed._part(0, (0, 2, 0, 3), given.data_ptr(), 8 * given.itemsize, room.data_ptr())
     assert torch.equal(room[3 * columns :], torch.full((columns,), 7.0, dtype=kind.dtype))
     assert torch.equal(room[: 3 * columns].view(3, columns), packed(given))
 

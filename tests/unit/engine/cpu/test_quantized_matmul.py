@@ -172,7 +172,8 @@ def test_nothing_is_written_beside_the_result(kind: Kind) -> None:
     room = torch.full((4 * columns,), 7.0, dtype=kind.dtype)
     given = kind.random(3, 40, seed=1)
     prepared = product._prepared(given)
-    product._part(0, (0, 2, 0, 3), prepared.data_ptr(), room.data_ptr())
+    stride = prepared.stride(0) * prepared.itemsize
+    product._part(0, (0, 2, 0, 3), prepared.data_ptr(), stride, room.data_ptr())
     assert torch.equal(room[3 * columns :], torch.full((columns,), 7.0, dtype=kind.dtype))
     assert torch.equal(room[: 3 * columns].view(3, columns), product(given))
 
