@@ -21,6 +21,7 @@ PROMPT = "class Stack:\n    def __init__(self):\n"
 TOKENS = 48
 LONG = "1500"
 MILLISECONDS = 60_000
+expect.set_options(timeout=MILLISECONDS)
 NARROW = 400
 SEEN = """token => {
   const [one, whole] = [token, token.closest(".text")].map((element) => element.getBoundingClientRect());
@@ -129,7 +130,7 @@ def _run(page: Page, **fields: str) -> None:
 
 
 def _finished(page: Page) -> None:
-    expect(page.get_by_role("status")).to_contain_text("Finished", timeout=MILLISECONDS)
+    expect(page.get_by_role("status")).to_contain_text("Finished")
 
 
 @needs_chromium
@@ -184,7 +185,7 @@ def test_steps_are_looked_at_with_the_keyboard(page: Page) -> None:
 def test_a_run_can_be_stopped(page: Page) -> None:
     """What has come stays, nothing is said to be wrong, and the next run can begin."""
     _run(page, Max_tokens=LONG)
-    expect(page.locator(".text .token").nth(5)).to_be_visible(timeout=MILLISECONDS)
+    expect(page.locator(".text .token").nth(5)).to_be_visible()
     page.get_by_role("button", name="Stop").click()
     expect(page.get_by_role("status")).to_have_text("Stopped.")
     expect(page.locator("#error")).to_have_text("")
@@ -197,7 +198,7 @@ def test_a_run_can_be_stopped(page: Page) -> None:
 def test_errors_are_sentences(page: Page) -> None:
     """As the service says them."""
     _run(page, Max_tokens="90000")
-    expect(page.get_by_role("alert")).to_contain_text("exceed the context", timeout=MILLISECONDS)
+    expect(page.get_by_role("alert")).to_contain_text("exceed the context")
     expect(page.get_by_role("button", name="Run")).to_be_enabled()
 
 
@@ -284,7 +285,7 @@ def test_a_bearer_token_is_sent_and_not_kept(context: BrowserContext, tmp_path: 
         page = context.new_page()
         page.goto(served.url)
         _run(page)
-        expect(page.get_by_role("alert")).to_contain_text("Bearer", timeout=MILLISECONDS)
+        expect(page.get_by_role("alert")).to_contain_text("Bearer")
         page.get_by_text("Bearer token").click()
         page.get_by_label("Sent with each request").fill("s3cret")
         page.get_by_role("button", name="Run").click()

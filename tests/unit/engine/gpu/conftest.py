@@ -1,5 +1,5 @@
-"""Most tests of this folder need Triton's interpreter; `test_through_interpreter` runs them in a process that
-has it from the start.
+"""Most tests of this folder need Triton's interpreter; `tests/integration/test_interpreted_kernels.py` runs
+them in a process that has it from the start.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DRIVEN = ("test_work.py", "test_compiled.py")
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 
 
-collect_ignore = ["test_through_interpreter.py", *DRIVEN] if INTERPRETING else list(INTERPRETED)
+collect_ignore = list(DRIVEN if INTERPRETING else INTERPRETED)
 if INTERPRETING:
     mend()
 if sys.platform != "linux":  # there is no Triton for it

@@ -1,6 +1,7 @@
-"""Runs the tests that launch kernels where kernels are interpreted.
+"""Runs the tests of `tests/unit/engine/gpu` that launch kernels where kernels are interpreted.
 
 Triton decides when it is imported, and torch imports it: only a new process can be sure to be early enough.
+They take minutes, so they stand here, among the tests that are started first.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import pytest
 
 from tests.unit.engine.gpu.conftest import INTERPRETED
 
-FOLDER = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "tests/unit/engine/gpu"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux alone")
 
 
@@ -25,7 +27,7 @@ def run_interpreted(marked: str) -> None:
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marked]
         + [str(FOLDER / name) for name in INTERPRETED],
         env=os.environ | {"TRITON_INTERPRET": "1"},
-        cwd=FOLDER.parents[3],
+        cwd=ROOT,
         capture_output=True,
         text=True,
     )
