@@ -48,9 +48,9 @@ STRIDE = STEP_BYTES * PANEL
 """Bytes of a step of a panel, and of a row's sums."""
 LINE = 64
 """Bytes of a cache line."""
-GROUP = 14 if WIDE else 5
-"""Their sums take 28 of 32 registers, the weights two, a row's step in all lanes one. AVX2 has 16: ten for
-sums, four for weights whose pairs are taken apart, two for a row's."""
+GROUP = 14 if WIDE else 4
+"""Their sums take 28 of 32 registers, the weights two, a row's step in all lanes one. AVX2 has 16: eight for
+sums, four for weights whose pairs are taken apart, the rest for a row's; with a fifth row some are memory."""
 AHEAD = 8192
 """Bytes ahead of which weights are fetched. With AVX-512 BF16 on a Zen 5, for 14 rows and 432 MB of weights:
 17.6, 15.0, 13.1 and 14.8 ms with 512, 2048, 8192 and 32768; on a Xeon with AMX 4096 to 16384 are equal."""
