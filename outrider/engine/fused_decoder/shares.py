@@ -20,8 +20,9 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from outrider.engine.cpu.linear import linear_weight
+from outrider.engine.fused_decoder.mixture import ForeignBlock, Mixture
 from outrider.engine.fused_decoder.modules import NotFused
-from outrider.engine.fused_decoder.recognise import EMBEDDING, HEAD, ExpertsBlock, Modules, Parts
+from outrider.engine.fused_decoder.recognise import EMBEDDING, HEAD, Modules, Parts
 from outrider.engine.loaded_model import Geometry
 
 OUT, IN = 0, 1
@@ -92,7 +93,7 @@ def _geometry(network: PreTrainedModel, layers: list[Parts]) -> Geometry:
 
 def _layer(parts: Parts, geometry: Geometry) -> Iterator[tuple[nn.Module, Share]]:
     """The modules of a layer that can be shared."""
-    if isinstance(parts.mlp, ExpertsBlock):
+    if isinstance(parts.mlp, Mixture | ForeignBlock):
         raise NotFused("its experts are not divided")
     if parts.sinks is not None:
         raise NotFused("its sinks are not divided")

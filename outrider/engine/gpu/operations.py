@@ -17,6 +17,7 @@ from torch import Tensor
 
 from outrider.engine.fused_decoder.activation import ON_GPUS, Activation
 from outrider.engine.fused_decoder.decoder import (
+    Experts,
     FusedDecoder,
     FusedLayer,
     Gate,
@@ -24,7 +25,7 @@ from outrider.engine.fused_decoder.decoder import (
     Norm,
     PlainMlp,
 )
-from outrider.engine.fused_decoder.forward import AddNorm, Linear, Mix
+from outrider.engine.fused_decoder.forward import AddNorm, ExpertSum, Linear, Mix
 from outrider.engine.fused_decoder.norm import only_add
 from outrider.engine.gpu.attention import KernelAttention
 from outrider.engine.gpu.kernels.layers import activation_kernel, add_norm_kernel, rotation_kernel
@@ -77,6 +78,11 @@ class GpuOperations:
         if called not in ON_GPUS:
             return called
         return lambda x: _activated(x, x.shape[1], ON_GPUS[called], gated=False)
+
+    def experts(self, experts: Experts) -> ExpertSum:
+        """As transformers computes them."""
+        called: ExpertSum = experts.own.forward
+        return called
 
     def _mix(self, layer: FusedLayer, qkv: Tensor, rotated: RotatedStep) -> Tensor:
         """Attention's output [N, Q * D] for qkv [N, Q + 2 H, D]."""

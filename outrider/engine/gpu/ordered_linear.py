@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.engine.cpu.linear import is_linear, linear_weight
-from outrider.engine.fused_decoder.decoder import Experts, FusedDecoder, GatedMlp
+from outrider.engine.fused_decoder.decoder import Experts, ForeignMlp, FusedDecoder, GatedMlp
 from outrider.engine.gpu.kernels.product import product_kernel
 from outrider.engine.gpu.shapes import check_shape
 
@@ -65,7 +65,7 @@ def order_linears(decoder: FusedDecoder) -> None:
     for layer in decoder.stack:
         layer.qkv, layer.output = _ordered(layer.qkv), _ordered(layer.output)
         mlp = layer.mlp
-        if isinstance(mlp, Experts):
+        if isinstance(mlp, Experts | ForeignMlp):
             continue
         mlp.down = _ordered(mlp.down)
         if isinstance(mlp, GatedMlp):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.engine.fused_decoder import FusedDecoder
-from outrider.engine.fused_decoder.decoder import Experts, LayerSettings
+from outrider.engine.fused_decoder.decoder import Experts, ForeignMlp, LayerSettings
 from outrider.engine.parallel.ranks import Ranks
 
 
@@ -61,7 +61,7 @@ def connect(decoder: FusedDecoder, ranks: Ranks, vocabulary: int, *, together: b
         if together:
             layer.settings = _norms_together(layer.settings, ranks)
         layer.output = SharedLinear(layer.output, ranks)
-        if not isinstance(layer.mlp, Experts):  # of which no rank has a part
+        if not isinstance(layer.mlp, Experts | ForeignMlp):  # of which no rank has a part
             layer.mlp.down = SharedLinear(layer.mlp.down, ranks)
     embed: Any = decoder.embed
     decoder.embed = SharedEmbedding(embed, ranks)
