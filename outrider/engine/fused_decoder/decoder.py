@@ -144,10 +144,11 @@ class Router(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[M, C] -> the chosen experts [M, K] int64, and their shares [M, K] float32."""
         scores = self.scores(x).float()
-        best, chosen = scores.topk(self.count)
         if self.normalised:
+            best, chosen = scores.topk(self.count)
             return chosen, best.softmax(-1)
-        return chosen, (best - scores.logsumexp(-1, keepdim=True)).exp_()
+        shares, chosen = scores.softmax(-1).topk(self.count)
+        return chosen, shares
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,6 +159,19 @@ class ExpertLinears:
     """[E, out, in], whatever the order of its strides."""
     bias: Tensor | None
     """[E, out]."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoundedGate:
+    """The gate of gpt-oss, gate sigmoid(alpha gate) (up + 1), where gate and up are bounded and alternate."""
+
+    alpha: float
+    limit: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[S, 2 F] -> [S, F]."""
+        gate, up = x[..., ::2].clamp(max=self.limit), x[..., 1::2].clamp(-self.limit, self.limit)
+        return gate * (self.alpha * gate).sigmoid_() * (up + 1)
 
 
 class Experts(nn.Module):

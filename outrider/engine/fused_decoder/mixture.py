@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from outrider.engine.fused_decoder import modules
-from outrider.engine.fused_decoder.decoder import ExpertLinears, Experts, ForeignMlp, Router
+from outrider.engine.fused_decoder.decoder import BoundedGate, ExpertLinears, Experts, ForeignMlp, Router
 from outrider.engine.fused_decoder.joining import linear_of
 
 _ROUTERS = ("GptOssTopKRouter", "MixtralTopKRouter", "OlmoeTopKRouter", "Qwen3MoeTopKRouter")
@@ -48,7 +48,7 @@ class Mixture:
             gate_up=self._linears("gate_up_proj"),
             down=self._linears("down_proj"),
             activation=modules.activation(own, "act_fn") if usual else None,
-            gate=own._apply_gate,
+            gate=own._apply_gate if usual else BoundedGate(own.alpha, own.limit),
         )
 
     def _linears(self, name: str) -> ExpertLinears:
