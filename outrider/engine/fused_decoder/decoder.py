@@ -199,6 +199,8 @@ class Experts(nn.Module):
         self.router, self.own = router, own
         self.gate_up, self.down = gate_up, down
         self.activation, self.gate = activation, gate
+        self.together: Callable[[Tensor], Tensor] | None = None
+        """Where other processes have the other columns: of the sum over those here, [M, C], that over all."""
 
 
 class ForeignMlp(nn.Module):

@@ -176,7 +176,9 @@ def _mlp(layer: FusedLayer, operations: Operations[StepT, Shared]) -> Linear:
         foreign: Linear = mlp.forward
         return foreign
     if isinstance(mlp, Experts):
-        choose, sums = mlp.router.forward, operations.experts(mlp)
+        choose, sums, together = mlp.router.forward, operations.experts(mlp), mlp.together
+        if together is not None:
+            return lambda x: together(sums(x, *choose(x)))
         return lambda x: sums(x, *choose(x))
     down = mlp.down.forward
     if isinstance(mlp, GatedMlp):

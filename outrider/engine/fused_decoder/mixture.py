@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from outrider.engine.fused_decoder import modules
 from outrider.engine.fused_decoder.decoder import BoundedGate, ExpertLinears, Experts, ForeignMlp, Router
@@ -12,8 +12,10 @@ from outrider.engine.fused_decoder.joining import linear_of
 
 _ROUTERS = ("GptOssTopKRouter", "MixtralTopKRouter", "OlmoeTopKRouter", "Qwen3MoeTopKRouter")
 """Routers that choose as `Router` does."""
-_WEIGHTS = ("gate_up_proj", "down_proj")
-"""Of all experts, stacked, in transformers' module."""
+GATE_UP, DOWN = "gate_up_proj", "down_proj"
+"""The weights of all experts, stacked, in transformers' module."""
+APART = {GATE_UP: ("w1", "w3", "gate_proj", "up_proj"), DOWN: ("w2", "down_proj")}
+"""The linear layers of one expert, in checkpoints that have them apart."""
 
 
 def is_mixture(block: nn.Module) -> bool:
@@ -22,9 +24,9 @@ def is_mixture(block: nn.Module) -> bool:
     experts = parts.pop("experts", None)
     if experts is None or [type(part).__name__ in _ROUTERS for part in parts.values()] != [True]:
         return False
-    known = {*_WEIGHTS, *(f"{name}_bias" for name in _WEIGHTS)}
+    known = {GATE_UP, DOWN, f"{GATE_UP}_bias", f"{DOWN}_bias"}
     found = {name for name, _ in experts.named_parameters()}
-    return known >= found >= {*_WEIGHTS}
+    return known >= found >= {GATE_UP, DOWN}
 
 
 class Mixture:
@@ -39,23 +41,38 @@ class Mixture:
         """Every module with weights."""
         return [self.router, self.experts]
 
+    @property
+    def alternating(self) -> bool:
+        """Gate and up follow each other number by number, as in gpt-oss; else half by half."""
+        return not hasattr(self.experts, "act_fn")
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """C and F."""
+        hidden, columns = self._linears(DOWN).weight.shape[1:]
+        return hidden, columns
+
+    def weights(self, name: str) -> list[nn.Parameter]:
+        """The weights by a name, and the biases if there are any."""
+        found = (getattr(self.experts, each, None) for each in (name, f"{name}_bias"))
+        return [weight for weight in found if weight is not None]
+
     def fused(self) -> Experts:
         """With the weights that transformers' module has."""
-        own, usual = self.experts, hasattr(self.experts, "act_fn")
+        own = self.experts
         return Experts(
             _router(self.router),
             own,
-            gate_up=self._linears("gate_up_proj"),
-            down=self._linears("down_proj"),
-            activation=modules.activation(own, "act_fn") if usual else None,
-            gate=own._apply_gate if usual else BoundedGate(own.alpha, own.limit),
+            gate_up=self._linears(GATE_UP),
+            down=self._linears(DOWN),
+            activation=None if self.alternating else modules.activation(own, "act_fn"),
+            gate=BoundedGate(own.alpha, own.limit) if self.alternating else own._apply_gate,
         )
 
     def _linears(self, name: str) -> ExpertLinears:
-        weight: Tensor = getattr(self.experts, name).detach()
-        bias: Tensor | None = getattr(self.experts, f"{name}_bias", None)
+        weight, *biases = (each.detach() for each in self.weights(name))
         turned = weight.transpose(1, 2) if self.experts.is_transposed else weight
-        return ExpertLinears(turned, None if bias is None else bias.detach())
+        return ExpertLinears(turned, biases[0] if biases else None)
 
 
 class ForeignBlock:
