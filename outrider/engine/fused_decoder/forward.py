@@ -32,6 +32,7 @@ from outrider.engine.fused_decoder.decoder import (
     LayerSettings,
     Norm,
     PlainMlp,
+    Router,
 )
 
 
@@ -60,9 +61,10 @@ Mix: TypeAlias = Callable[[Tensor, Shared], Tensor]
 """Store keys and values of qkv [N, Q + 2 H, D], which it may overwrite, and return what each token sees,
 [N, Q * D]."""
 
+Choose: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Of rows [M, C] the experts [M, K] int64 that each one goes through, and their shares [M, K] float32."""
 ExpertSum: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Of rows [M, C], the experts [M, K] int64 that each one goes through and their shares [M, K] float32, the
-sum of what these give times their shares, [M, C]."""
+"""Of rows [M, C] and what `Choose` gives of them, the sum of experts' results times their shares [M, C]."""
 
 
 class Operations(Protocol[StepT, Shared]):
@@ -82,6 +84,9 @@ class Operations(Protocol[StepT, Shared]):
 
     def activation(self, mlp: PlainMlp) -> Linear:
         """What lies between the products of an MLP without a gate; may overwrite its argument."""
+
+    def router(self, router: Router) -> Choose:
+        """What `Router.forward` computes."""
 
     def experts(self, experts: Experts) -> ExpertSum:
         """See `ExpertSum`."""
@@ -176,7 +181,7 @@ def _mlp(layer: FusedLayer, operations: Operations[StepT, Shared]) -> Linear:
         foreign: Linear = mlp.forward
         return foreign
     if isinstance(mlp, Experts):
-        choose, sums, together = mlp.router.forward, operations.experts(mlp), mlp.together
+        choose, sums, together = operations.router(mlp.router), operations.experts(mlp), mlp.together
         if together is not None:
             return lambda x: together(sums(x, *choose(x)))
         return lambda x: sums(x, *choose(x))

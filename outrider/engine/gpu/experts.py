@@ -14,10 +14,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from outrider.engine.fused_decoder.decoder import BoundedGate, ExpertLinears, Experts
+from outrider.engine.fused_decoder.decoder import BoundedGate, ExpertLinears, Experts, Router
 from outrider.engine.gpu.kernels.experts import (
     arrange_kernel,
     bounded_gate_kernel,
+    choose_kernel,
     expert_product_kernel,
     expert_sum_kernel,
 )
@@ -65,6 +66,27 @@ def expert_sum(
     return out
 
 
+def choose(router: Router, x: Tensor) -> tuple[Tensor, Tensor]:
+    """What a router gives of x [M, C]."""
+    scores: Tensor = router.scores.forward(x)
+    (rows, experts), count = scores.shape, router.count
+    check_shape("scores", scores, rows, experts)
+    chosen = scores.new_empty((rows, count), dtype=torch.int64)
+    shares = scores.new_empty((rows, count), dtype=torch.float32)
+    choose_kernel[(rows,)](
+        scores,
+        chosen,
+        shares,
+        EXPERTS=experts,
+        BLOCK_E=_power_of_2(experts),
+        CHOSEN=count,
+        BLOCK_K=_power_of_2(count),
+        NORMALISED=router.normalised,
+        num_warps=1,
+    )
+    return chosen, shares
+
+
 def bounded(gate: BoundedGate, x: Tensor) -> Tensor:
     """What the gate gives [S, F] of x [S, 2 F]."""
     rows, width = len(x), x.shape[1] // 2
@@ -106,7 +128,7 @@ def expert_product(x: Tensor, linears: ExpertLinears, pairs: Pairs, sharing: int
         IN=numbers,
         OUT=columns,
         EXPERTS=experts,
-        BLOCK_E=1 << (experts - 1).bit_length(),
+        BLOCK_E=_power_of_2(experts),
         BIAS=linears.bias is not None,
         BLOCK_M=BLOCK_ROWS,
         BLOCK_N=BLOCK_COLUMNS,
@@ -116,3 +138,7 @@ def expert_product(x: Tensor, linears: ExpertLinears, pairs: Pairs, sharing: int
         num_stages=4,
     )
     return out
+
+
+def _power_of_2(size: int) -> int:
+    return 1 << (size - 1).bit_length()

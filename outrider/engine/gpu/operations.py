@@ -25,11 +25,12 @@ from outrider.engine.fused_decoder.decoder import (
     LayerSettings,
     Norm,
     PlainMlp,
+    Router,
 )
-from outrider.engine.fused_decoder.forward import AddNorm, ExpertSum, Linear, Mix
+from outrider.engine.fused_decoder.forward import AddNorm, Choose, ExpertSum, Linear, Mix
 from outrider.engine.fused_decoder.norm import only_add
 from outrider.engine.gpu.attention import KernelAttention
-from outrider.engine.gpu.experts import bounded, expert_sum
+from outrider.engine.gpu.experts import bounded, choose, expert_sum
 from outrider.engine.gpu.kernels.layers import activation_kernel, add_norm_kernel, rotation_kernel
 from outrider.engine.gpu.layout import DeviceStep
 from outrider.engine.gpu.shapes import check_rows, check_shape
@@ -80,6 +81,10 @@ class GpuOperations:
         if called not in ON_GPUS:
             return called
         return lambda x: _activated(x, x.shape[1], ON_GPUS[called], gated=False)
+
+    def router(self, router: Router) -> Choose:
+        """The product of its scores, and a launch."""
+        return partial(choose, router)
 
     def experts(self, experts: Experts) -> ExpertSum:
         """Five launches, where torch has not to activate."""

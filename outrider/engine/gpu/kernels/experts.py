@@ -1,5 +1,6 @@
 """Products of the experts that tokens have chosen, with sums that do not depend on the other tokens.
 
+    choose_kernel            which experts a token goes through
     arrange_kernel           which pairs of a token and an expert each expert has
     expert_product_kernel    a linear layer of the pairs' experts
     bounded_gate_kernel      the gate of gpt-oss
@@ -14,6 +15,38 @@ Shapes: M tokens, K experts of each, S = M K pairs, pair i being of token i / K,
 
 import triton
 import triton.language as tl
+
+
+@triton.jit
+def choose_kernel(
+    scores,  # [M, E]
+    chosen,  # [M, K] int64
+    shares,  # [M, K] float32
+    EXPERTS: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    NORMALISED: tl.constexpr,
+):
+    """The CHOSEN highest scores of a token (grid [M]), first to last, and the softmax of them or of all."""
+    token = tl.program_id(0).to(tl.int64)
+    expert, place = tl.arange(0, BLOCK_E), tl.arange(0, BLOCK_K)
+    real = expert < EXPERTS
+    left = tl.load(scores + token * EXPERTS + expert, mask=real, other=float("-inf")).to(tl.float32)
+    highest = tl.max(left, 0)
+    total = tl.sum(tl.exp(left - highest), 0)
+    best = tl.zeros([BLOCK_K], tl.int32)
+    weights = tl.zeros([BLOCK_K], tl.float32)
+    for rank in tl.static_range(CHOSEN):
+        found = tl.argmax(left, 0)
+        best = tl.where(place == rank, found, best)
+        weights = tl.where(place == rank, tl.exp(tl.max(left, 0) - highest), weights)
+        left = tl.where(expert == found, float("-inf"), left)
+    if NORMALISED:
+        total = tl.sum(weights, 0)
+    target = token * CHOSEN + place
+    tl.store(chosen + target, best.to(tl.int64), mask=place < CHOSEN)
+    tl.store(shares + target, weights / total, mask=place < CHOSEN)
 
 
 @triton.jit(do_not_specialize=["pairs"])

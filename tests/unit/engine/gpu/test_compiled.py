@@ -209,7 +209,7 @@ def test_layers_of_other_families_compile(family, capability):
     assert all(fits(each, capability) for each in ours), ours
 
 
-EXPERTS = {"arrange_kernel", "expert_product_kernel", "expert_sum_kernel"}
+EXPERTS = {"choose_kernel", "arrange_kernel", "expert_product_kernel", "expert_sum_kernel"}
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])

@@ -8,7 +8,7 @@ from torch.nn.functional import silu
 
 from outrider.engine.fused_decoder.decoder import BoundedGate, ExpertLinears, Experts, Router
 from outrider.engine.gpu import experts as launches
-from outrider.engine.gpu.experts import arranged, bounded, expert_product, expert_sum
+from outrider.engine.gpu.experts import arranged, bounded, choose, expert_product, expert_sum
 
 EXPERTS, CHOSEN, WIDTH, INNER = 6, 2, 40, 33
 
@@ -57,6 +57,19 @@ def product(layers: ExpertLinears, expert: int, x: torch.Tensor) -> torch.Tensor
     """One row of one expert."""
     bias = None if layers.bias is None else layers.bias[expert].double()
     return torch.nn.functional.linear(x.double(), layers.weight[expert].double(), bias).to(x.dtype)
+
+
+@pytest.mark.parametrize("normalised", [False, True])
+@pytest.mark.parametrize(("experts", "count"), [(8, 2), (60, 4), (128, 8)])
+def test_a_choice_is_that_of_torch(experts, count, normalised):
+    """The best first, with shares of the chosen or of all; among equals the first."""
+    router = Router(torch.nn.Linear(WIDTH, experts), count, normalised=normalised)
+    x = torch.randn((5, WIDTH))
+    for ours, theirs in zip(choose(router, x), router(x), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    torch.nn.init.zeros_(router.scores.weight)
+    torch.nn.init.zeros_(router.scores.bias)
+    assert choose(router, x)[0].tolist() == [list(range(count))] * 5
 
 
 @pytest.mark.parametrize("rows", [1, 3, 70])
