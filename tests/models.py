@@ -83,6 +83,9 @@ ARCHITECTURES: dict[str, Callable[..., PretrainedConfig]] = {
         decoder_sparse_step=2,
         **common,
     ),
+    "olmoe": lambda **common: transformers.OlmoeConfig(
+        **_SIZES, num_experts=4, num_experts_per_tok=2, **common
+    ),
     "deepseek_v3": lambda **common: transformers.DeepseekV3Config(
         **_SIZES | {"num_key_value_heads": 4},
         q_lora_rank=16,

@@ -76,6 +76,23 @@ def test_a_rounded_model_runs_from_codes(device, tmp_path, weights):
     assert torch.equal(graphs[1], eager[1])
 
 
+@pytest.mark.parametrize("architecture", ["mixtral", "qwen3_moe", "gpt_oss"])
+def test_a_model_with_experts_runs_in_graphs(device, tmp_path, architecture):
+    """Its forward waits for nothing, so it is captured, and graphs give the bits of the eager forward."""
+    from outrider.engine.gpu.runner import GraphRunner
+    from outrider.engine.loading.loader import load_model
+    from tests.models import build_model
+
+    folder = str(build_model(architecture, tmp_path))
+    loaded = load_model(folder, dtype="bfloat16", device=str(device), threads=1)
+    said: list[str] = []
+    graphs = decode(GraphRunner(loaded, PAGES, PAGE, say=said.append), 20)
+    assert "graphs captured" in said[-1]
+    eager = decode(GraphRunner(loaded, PAGES, PAGE, graphs=Uncaptured()), 20)
+    assert graphs[0] == eager[0]
+    assert torch.equal(graphs[1], eager[1])
+
+
 def test_a_bf16_model_gets_the_graph_runner(loaded):
     """What the services ask for."""
     from outrider.engine.gpu.runner import GraphRunner

@@ -17,7 +17,7 @@ from tests.models import ARCHITECTURES, build_model
 TOKENS = 24
 VOCABULARY = 300
 QUICK, ALL = 4, 30
-IN_RANKS = [("gpt2", 2), ("gpt_neox", 2), ("olmo2", 2)]
+IN_RANKS = [(name, 2) for name in ("gpt2", "gpt_neox", "olmo2", "mixtral", "olmoe", "gpt_oss")]
 """Architectures that run in several processes too."""
 
 

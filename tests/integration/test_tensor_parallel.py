@@ -97,9 +97,10 @@ def forward_many(parallel: ParallelRunner) -> torch.Tensor:
     return parallel.runner.forward([Segment(kv, LONG, None, range(len(LONG))) for kv in sequences])
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_processes_compute_what_one_does(folder: Path, ranks: int) -> None:
+@pytest.mark.parametrize(("architecture", "ranks"), [("llama", 2), ("llama", 4), ("qwen3_moe", 4)])
+def test_processes_compute_what_one_does(tmp_path: Path, architecture: str, ranks: int) -> None:
     """Logits are those of transformers but for rounding, twice the same bits, and closing ends all."""
+    folder = build_model(architecture, tmp_path)
     parallel = load(folder, ranks)
     started = followers(os.getpid())
     assert len(started) == ranks - 1

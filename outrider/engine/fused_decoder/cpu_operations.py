@@ -7,8 +7,16 @@ from torch import Tensor
 from outrider.engine.cpu.layer import Angles
 from outrider.engine.fused_decoder.activation import make_activation
 from outrider.engine.fused_decoder.attention import FusedAttention
-from outrider.engine.fused_decoder.decoder import FusedDecoder, FusedLayer, Gate, Norm, PlainMlp
-from outrider.engine.fused_decoder.forward import AddNorm, Inputs, Linear, Mix
+from outrider.engine.fused_decoder.decoder import (
+    Experts,
+    FusedDecoder,
+    FusedLayer,
+    Gate,
+    Norm,
+    PlainMlp,
+    Router,
+)
+from outrider.engine.fused_decoder.forward import AddNorm, Choose, ExpertSum, Inputs, Linear, Mix
 from outrider.engine.fused_decoder.norm import make_norm, only_add
 from outrider.engine.fused_decoder.rotation import Rotations, after_norms, make_rotation
 
@@ -50,3 +58,13 @@ class CpuOperations:
     def activation(self, mlp: PlainMlp) -> Linear:
         """A kernel or torch."""
         return make_activation(mlp.activation, self._attention.dtype, self._attention.device)
+
+    def router(self, router: Router) -> Choose:
+        """By torch."""
+        called: Choose = router.forward
+        return called
+
+    def experts(self, experts: Experts) -> ExpertSum:
+        """As transformers computes them."""
+        called: ExpertSum = experts.own.forward
+        return called

@@ -2,7 +2,8 @@
 
 `outrider.engine.fused_decoder.recognise` makes it from a transformers model, `forward` computes with it.
 
-Shapes: C hidden width, Q query heads, H kv heads, D head width, F width of the MLP, V vocabulary.
+Shapes: C hidden width, Q query heads, H kv heads, D head width, F width of the MLP, V vocabulary,
+E experts, of which a token goes through K.
 """
 
 from __future__ import annotations
@@ -132,8 +133,78 @@ class PlainMlp(nn.Module):
         self.activation = activation
 
 
+class Router(nn.Module):
+    """Chooses the experts of a token: those of the highest scores, by the softmax of these."""
+
+    def __init__(self, scores: nn.Module, count: int, *, normalised: bool) -> None:
+        """`scores` gives those of E experts; shares of `count` chosen ones add up to 1 if `normalised`."""
+        super().__init__()
+        self.scores, self.count, self.normalised = scores, count, normalised
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """[M, C] -> the chosen experts [M, K] int64, and their shares [M, K] float32."""
+        scores = self.scores(x).float()
+        if self.normalised:
+            best, chosen = scores.topk(self.count)
+            return chosen, best.softmax(-1)
+        shares, chosen = scores.softmax(-1).topk(self.count)
+        return chosen, shares
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertLinears:
+    """A linear layer of each of E experts."""
+
+    weight: Tensor
+    """[E, out, in], whatever the order of its strides."""
+    bias: Tensor | None
+    """[E, out]."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoundedGate:
+    """The gate of gpt-oss, gate sigmoid(alpha gate) (up + 1), where gate and up are bounded and alternate."""
+
+    alpha: float
+    limit: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[S, 2 F] -> [S, F]."""
+        gate, up = x[..., ::2].clamp(max=self.limit), x[..., 1::2].clamp(-self.limit, self.limit)
+        return gate * (self.alpha * gate).sigmoid_() * (up + 1)
+
+
 class Experts(nn.Module):
-    """A mixture of experts, its router included, as transformers computes it."""
+    """A mixture of experts: gated MLPs of which each token goes through K.
+
+    (Shazeer et al. 2017, "Outrageously Large Neural Networks: The Sparsely-Gated Mixture-of-Experts Layer".)
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        own: nn.Module,
+        *,
+        gate_up: ExpertLinears,
+        down: ExpertLinears,
+        activation: Callable[[Tensor], Tensor] | None,
+        gate: Callable[[Tensor], Tensor],
+    ) -> None:
+        """`own` is transformers' module with these weights: of x [M, C], experts and shares it gives [M, C].
+
+        `gate` makes [S, F] of what `gate_up` gives, [S, 2 F]: `activation` of the first half times the
+        second, or something else where that is None.
+        """
+        super().__init__()
+        self.router, self.own = router, own
+        self.gate_up, self.down = gate_up, down
+        self.activation, self.gate = activation, gate
+        self.together: Callable[[Tensor], Tensor] | None = None
+        """Where other processes have the other columns: of the sum over those here, [M, C], that over all."""
+
+
+class ForeignMlp(nn.Module):
+    """What stands in place of an MLP, as transformers computes it: experts of other kinds."""
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
@@ -156,7 +227,7 @@ class FusedLayer(nn.Module):
         *,
         qkv: nn.Module,
         output: nn.Module,
-        mlp: GatedMlp | PlainMlp | Experts,
+        mlp: GatedMlp | PlainMlp | Experts | ForeignMlp,
     ) -> None:
         """`qkv` is [(Q + 2 H) * D, C]."""
         super().__init__()

@@ -10,7 +10,7 @@ costs more than its arithmetic. The self check at load compares the two. What li
 device's: see `Operations`.
 
 Shapes: N packed tokens, M of them or the W wanted ones, C hidden width, Q query heads, H kv heads, D head
-width, F width of the MLP, V vocabulary.
+width, F width of the MLP, V vocabulary, K experts of a token.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch import Tensor
 from outrider.engine.features import FeatureTap
 from outrider.engine.fused_decoder.decoder import (
     Experts,
+    ForeignMlp,
     FusedDecoder,
     FusedLayer,
     Gate,
@@ -31,6 +32,7 @@ from outrider.engine.fused_decoder.decoder import (
     LayerSettings,
     Norm,
     PlainMlp,
+    Router,
 )
 
 
@@ -59,6 +61,11 @@ Mix: TypeAlias = Callable[[Tensor, Shared], Tensor]
 """Store keys and values of qkv [N, Q + 2 H, D], which it may overwrite, and return what each token sees,
 [N, Q * D]."""
 
+Choose: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Of rows [M, C] the experts [M, K] int64 that each one goes through, and their shares [M, K] float32."""
+ExpertSum: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Of rows [M, C] and what `Choose` gives of them, the sum of experts' results times their shares [M, C]."""
+
 
 class Operations(Protocol[StepT, Shared]):
     """What a device computes between the products, as functions that are made once for each layer."""
@@ -77,6 +84,12 @@ class Operations(Protocol[StepT, Shared]):
 
     def activation(self, mlp: PlainMlp) -> Linear:
         """What lies between the products of an MLP without a gate; may overwrite its argument."""
+
+    def router(self, router: Router) -> Choose:
+        """What `Router.forward` computes."""
+
+    def experts(self, experts: Experts) -> ExpertSum:
+        """See `ExpertSum`."""
 
 
 class _Layer(NamedTuple, Generic[Shared]):
@@ -164,9 +177,14 @@ def _mlp_norm(settings: LayerSettings, operations: Operations[StepT, Shared]) ->
 
 def _mlp(layer: FusedLayer, operations: Operations[StepT, Shared]) -> Linear:
     mlp = layer.mlp
+    if isinstance(mlp, ForeignMlp):
+        foreign: Linear = mlp.forward
+        return foreign
     if isinstance(mlp, Experts):
-        experts: Linear = mlp.forward
-        return experts
+        choose, sums, together = operations.router(mlp.router), operations.experts(mlp), mlp.together
+        if together is not None:
+            return lambda x: together(sums(x, *choose(x)))
+        return lambda x: sums(x, *choose(x))
     down = mlp.down.forward
     if isinstance(mlp, GatedMlp):
         gate = operations.gate(mlp.gate)

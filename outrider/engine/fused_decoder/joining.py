@@ -35,7 +35,7 @@ def joined(parts: Sequence[nn.Module]) -> nn.Module:
 def _joined_linears(layers: Sequence[nn.Linear]) -> nn.Linear:
     weight = torch.cat([part.weight.detach() for part in layers])
     biased = any(part.bias is not None for part in layers)
-    whole = _linear(weight, torch.cat([_bias(part) for part in layers]) if biased else None)
+    whole = linear_of(weight, torch.cat([_bias(part) for part in layers]) if biased else None)
     start = 0
     for part in layers:
         part.weight = nn.Parameter(weight[start : start + part.out_features], requires_grad=False)
@@ -59,12 +59,13 @@ def side_by_side(layer: Any, heads: int) -> nn.Module:
     bias = None if layer.bias is None else layer.bias.detach()[order]
     if isinstance(layer, CodedLinear):
         return CodedLinear(layer.planes.rows(order), bias, layer.dtype)
-    made = _linear(layer.weight.detach()[order], bias)
+    made = linear_of(layer.weight.detach()[order], bias)
     carry_rows(made, layer, order)
     return made
 
 
-def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """A linear layer with these weights, as they are."""
     made = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     made.weight = nn.Parameter(weight, requires_grad=False)
     if bias is not None:

@@ -19,7 +19,6 @@ from transformers import PreTrainedModel
 
 from outrider.engine.fused_decoder import modules
 from outrider.engine.fused_decoder.decoder import (
-    Experts,
     FusedDecoder,
     FusedLayer,
     Gate,
@@ -31,6 +30,7 @@ from outrider.engine.fused_decoder.decoder import (
     Scores,
 )
 from outrider.engine.fused_decoder.joining import joined, side_by_side
+from outrider.engine.fused_decoder.mixture import ForeignBlock, Mixture, is_mixture
 from outrider.engine.fused_decoder.modules import NotFused
 from outrider.engine.loaded_model import Geometry
 
@@ -183,24 +183,9 @@ class _PlainMlp:
         return PlainMlp(self.up[0], self.activation, self.down)
 
 
-class ExpertsBlock:
-    """A mixture of experts, which stays what it is."""
-
-    def __init__(self, block: nn.Module) -> None:
-        self._block = block
-
-    def all(self) -> list[nn.Module]:
-        """See `_GatedMlp.all`."""
-        return [self._block]
-
-    def fused(self) -> Experts:
-        """As it is."""
-        return Experts(self._block)
-
-
-def _mlp(mlp: nn.Module) -> _GatedMlp | _PlainMlp | ExpertsBlock:
+def _mlp(mlp: nn.Module) -> _GatedMlp | _PlainMlp | Mixture | ForeignBlock:
     if hasattr(mlp, "experts"):
-        return ExpertsBlock(mlp)
+        return Mixture(mlp) if is_mixture(mlp) else ForeignBlock(mlp)
     return _PlainMlp(mlp) if any(hasattr(mlp, name) for name in _UP) else _GatedMlp(mlp)
 
 

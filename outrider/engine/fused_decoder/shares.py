@@ -3,16 +3,19 @@
     queries, keys, values, gate, up    what comes out: some heads, some columns of the MLP
     attention's output, down           what goes in: what belongs to these; the products are added
     embedding, output layer            some of the vocabulary
-    everything else                    whole
+    everything else                    whole, such as the router of experts
 
-(Shoeybi et al. 2019, "Megatron-LM".) Shapes: C hidden width, Q query heads, H kv heads, D head width, F width
-of the MLP, V vocabulary.
+Of experts each process has some columns of all, not some of them whole: so all have as much to do, whatever
+tokens choose. (Shoeybi et al. 2019, "Megatron-LM".)
+
+Shapes: C hidden width, Q query heads, H kv heads, D head width, F width of the MLP, E experts, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from torch import nn
@@ -20,8 +23,9 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from outrider.engine.cpu.linear import linear_weight
+from outrider.engine.fused_decoder.mixture import APART, DOWN, GATE_UP, ForeignBlock, Mixture
 from outrider.engine.fused_decoder.modules import NotFused
-from outrider.engine.fused_decoder.recognise import EMBEDDING, HEAD, ExpertsBlock, Modules, Parts
+from outrider.engine.fused_decoder.recognise import EMBEDDING, HEAD, Modules, Parts
 from outrider.engine.loaded_model import Geometry
 
 OUT, IN = 0, 1
@@ -42,10 +46,14 @@ class Share:
     """The weight is stored as [in, out]."""
     words: bool = False
     """The run is the vocabulary."""
+    stacked: bool = False
+    """Weights are [E, out, in] and biases [E, out], of all experts."""
+    together: int = 1
+    """Numbers of a column of the MLP that follow each other: 2 where gate and up alternate."""
 
 
 def shares_of(network: PreTrainedModel) -> tuple[Geometry, dict[str, Share]]:
-    """The heads of a model, perhaps without weights, and the modules that can be shared.
+    """The heads of a model, perhaps without weights, and the modules that can be shared, and weights.
 
     Those of a layer go by the last two parts of their names, others by the last one.
 
@@ -54,13 +62,16 @@ def shares_of(network: PreTrainedModel) -> tuple[Geometry, dict[str, Share]]:
     """
     found = Modules(network)
     geometry = _geometry(network, found.layers)
-    names = {id(module): name.split(".") for name, module in network.named_modules()}
+    named = chain(network.named_modules(), network.named_parameters())
+    names = {id(part): name.split(".") for name, part in named}
     shares: dict[str, Share] = {}
     for module, known in ((found.embed, EMBEDDING), (found.head, HEAD)):  # checkpoints may have any
         shares |= dict.fromkeys(known, _share(module, OUT, (_shape(module)[0],), words=True))
     for parts in found.layers:
-        for module, share in _layer(parts, geometry):
-            name = ".".join(names[id(module)][-2:])
+        if isinstance(parts.mlp, Mixture):
+            shares |= _separate(parts.mlp)
+        for part, share in _layer(parts, geometry):
+            name = ".".join(names[id(part)][-2:])
             if shares.setdefault(name, share) != share:
                 raise NotFused(f"its layers have a {name} of several shapes")
     return geometry, shares
@@ -74,7 +85,7 @@ def share_of(shares: Mapping[str, Share], name: str) -> Share | None:
 
 def norms_together(shares: Mapping[str, Share]) -> bool:
     """True where queries and keys have norms over all heads, of which each process has some."""
-    return any(len(share.shape) == 1 for share in shares.values())
+    return any(name.endswith("_norm") for name in shares)
 
 
 def _geometry(network: PreTrainedModel, layers: list[Parts]) -> Geometry:
@@ -90,12 +101,22 @@ def _geometry(network: PreTrainedModel, layers: list[Parts]) -> Geometry:
     return Geometry(len(layers), heads, kv_heads, width, width)
 
 
-def _layer(parts: Parts, geometry: Geometry) -> Iterator[tuple[nn.Module, Share]]:
-    """The modules of a layer that can be shared."""
-    if isinstance(parts.mlp, ExpertsBlock):
-        raise NotFused("its experts are not divided")
-    if parts.sinks is not None:
-        raise NotFused("its sinks are not divided")
+def _layer(parts: Parts, geometry: Geometry) -> Iterator[tuple[nn.Module | nn.Parameter, Share]]:
+    """The modules of a layer that can be shared, and weights that are in none."""
+    yield from _attention(parts, geometry)
+    match parts.mlp:
+        case ForeignBlock():
+            raise NotFused("its experts are not divided")
+        case Mixture():
+            yield from _experts(parts.mlp)
+        case mlp:
+            columns = _shape(mlp.down)[1]
+            for module in mlp.up:  # gate and up may be one
+                yield module, _share(module, OUT, (columns,) * (_shape(module)[0] // columns))
+            yield mlp.down, _share(mlp.down, IN, (columns,))
+
+
+def _attention(parts: Parts, geometry: Geometry) -> Iterator[tuple[nn.Module | nn.Parameter, Share]]:
     width = geometry.head_dim
     queries, keys = geometry.query_heads * width, geometry.kv_heads * width
     heads: list[tuple[int, ...]] = [(queries,), (keys,), (keys,)]
@@ -109,10 +130,29 @@ def _layer(parts: Parts, geometry: Geometry) -> Iterator[tuple[nn.Module, Share]
         for module, run in zip(parts.qkv, runs, strict=True):
             yield module, _share(module, OUT, run, width)
     yield parts.output, _share(parts.output, IN, (queries,), width)
-    columns = _shape(parts.mlp.down)[1]
-    for module in parts.mlp.up:  # gate and up may be one
-        yield module, _share(module, OUT, (columns,) * (_shape(module)[0] // columns))
-    yield parts.mlp.down, _share(parts.mlp.down, IN, (columns,))
+    if parts.sinks is not None:
+        sinks = geometry.query_heads
+        yield parts.sinks, Share(OUT, (sinks,), piece=1, shape=(sinks,), turned=False)
+
+
+def _experts(mixture: Mixture) -> Iterator[tuple[nn.Parameter, Share]]:
+    """The stacked weights and biases of all experts."""
+    hidden, columns = mixture.widths
+    runs, together = ((2 * columns,), 2) if mixture.alternating else ((columns, columns), 1)
+    common: dict[str, Any] = {"turned": mixture.experts.is_transposed, "stacked": True}
+    up = Share(OUT, runs, 0, (2 * columns, hidden), together=together, **common)
+    down = Share(IN, (columns,), 0, (hidden, columns), **common)
+    for name, share in ((GATE_UP, up), (DOWN, down)):
+        for weight in mixture.weights(name):
+            yield weight, share
+
+
+def _separate(mixture: Mixture) -> dict[str, Share]:
+    """The linear layers of one expert, which a checkpoint may have apart."""
+    hidden, columns = mixture.widths
+    into = Share(OUT, (columns,), 0, (columns, hidden), turned=False)
+    out_of = Share(IN, (columns,), 0, (hidden, columns), turned=False)
+    return dict.fromkeys(APART[GATE_UP], into) | dict.fromkeys(APART[DOWN], out_of)
 
 
 def _share(

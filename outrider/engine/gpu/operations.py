@@ -17,16 +17,20 @@ from torch import Tensor
 
 from outrider.engine.fused_decoder.activation import ON_GPUS, Activation
 from outrider.engine.fused_decoder.decoder import (
+    BoundedGate,
+    Experts,
     FusedDecoder,
     FusedLayer,
     Gate,
     LayerSettings,
     Norm,
     PlainMlp,
+    Router,
 )
-from outrider.engine.fused_decoder.forward import AddNorm, Linear, Mix
+from outrider.engine.fused_decoder.forward import AddNorm, Choose, ExpertSum, Linear, Mix
 from outrider.engine.fused_decoder.norm import only_add
 from outrider.engine.gpu.attention import KernelAttention
+from outrider.engine.gpu.experts import bounded, choose, expert_sum
 from outrider.engine.gpu.kernels.layers import activation_kernel, add_norm_kernel, rotation_kernel
 from outrider.engine.gpu.layout import DeviceStep
 from outrider.engine.gpu.shapes import check_rows, check_shape
@@ -77,6 +81,20 @@ class GpuOperations:
         if called not in ON_GPUS:
             return called
         return lambda x: _activated(x, x.shape[1], ON_GPUS[called], gated=False)
+
+    def router(self, router: Router) -> Choose:
+        """The product of its scores, and a launch."""
+        return partial(choose, router)
+
+    def experts(self, experts: Experts) -> ExpertSum:
+        """Five launches, where torch has not to activate."""
+        gate, activation = experts.gate, experts.activation
+        if isinstance(gate, BoundedGate):
+            gate = partial(bounded, gate)
+        elif activation is not None and activation in ON_GPUS:
+            width = experts.down.weight.shape[2]
+            gate = partial(_activated, width=width, kind=ON_GPUS[activation], gated=True)
+        return partial(expert_sum, experts, gate)
 
     def _mix(self, layer: FusedLayer, qkv: Tensor, rotated: RotatedStep) -> Tensor:
         """Attention's output [N, Q * D] for qkv [N, Q + 2 H, D]."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor, nn
 
 from outrider.engine.cpu.linear import is_linear, linear_weight
-from outrider.engine.fused_decoder.decoder import Experts, FusedDecoder, GatedMlp
+from outrider.engine.fused_decoder.decoder import Experts, ForeignMlp, FusedDecoder, GatedMlp, PlainMlp
 from outrider.engine.gpu.kernels.product import product_kernel
 from outrider.engine.gpu.shapes import check_shape
 
@@ -61,17 +61,21 @@ class OrderedLinear(nn.Module):
 
 
 def order_linears(decoder: FusedDecoder) -> None:
-    """Replace the linear layers of a fused decoder; those of experts stay."""
+    """Replace the linear layers of a fused decoder; products of experts are in one order in any case."""
     for layer in decoder.stack:
         layer.qkv, layer.output = _ordered(layer.qkv), _ordered(layer.output)
         mlp = layer.mlp
-        if isinstance(mlp, Experts):
-            continue
-        mlp.down = _ordered(mlp.down)
-        if isinstance(mlp, GatedMlp):
-            mlp.gate.gate_up = _ordered(mlp.gate.gate_up)
-        else:
-            mlp.up = _ordered(mlp.up)
+        match mlp:
+            case Experts():
+                mlp.router.scores = _ordered(mlp.router.scores)
+            case GatedMlp():
+                mlp.gate.gate_up, mlp.down = _ordered(mlp.gate.gate_up), _ordered(mlp.down)
+            case PlainMlp():
+                mlp.up, mlp.down = _ordered(mlp.up), _ordered(mlp.down)
+            case ForeignMlp():
+                pass
+            case _:
+                assert_never(mlp)
     decoder.head = _ordered(decoder.head)
 
 

@@ -16,7 +16,7 @@ from outrider.engine.cpu.layer import attends
 from outrider.engine.cpu.linear import CpuLinear
 from outrider.engine.fused_decoder import FusedDecoder
 from outrider.engine.fused_decoder.activation import ON_GPUS, has_kernel
-from outrider.engine.fused_decoder.decoder import Experts, Gate, PlainMlp
+from outrider.engine.fused_decoder.decoder import BoundedGate, Experts, ForeignMlp, Gate, PlainMlp
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.make_runner import make_runner
@@ -82,7 +82,7 @@ def library_part(loaded: LoadedModel) -> str | None:
             return f"{name} of {loaded.kind}"
         if isinstance(module, Gate | PlainMlp) and not _activates(module, loaded):
             return f"the activation of {loaded.kind}"
-        if isinstance(module, Experts):
+        if isinstance(module, Experts | ForeignMlp) and not _mixes(module, loaded):
             return f"the experts of {loaded.kind}"
     simple = all(layer.settings.scores.simple for layer in network.stack)
     if not loaded.ordered and not (simple and attends(geometry.head_dim, loaded.dtype, loaded.device)):
@@ -97,6 +97,13 @@ def _activates(module: Gate | PlainMlp, loaded: LoadedModel) -> bool:
     if isinstance(module, Gate):
         return module.opened
     return has_kernel(module.activation, loaded.dtype, loaded.device)
+
+
+def _mixes(module: Experts | ForeignMlp, loaded: LoadedModel) -> bool:
+    """True where kernels compute all of the experts behind the router."""
+    if isinstance(module, ForeignMlp) or not loaded.ordered:
+        return False
+    return module.activation in ON_GPUS or isinstance(module.gate, BoundedGate)
 
 
 def _without_kernels(loaded: LoadedModel) -> str | None:

@@ -10,15 +10,13 @@ import torch
 
 from outrider.engine.fused_decoder.shares import IN, OUT, Share, share_of
 from outrider.engine.loading.open_weights import Weight, by_module
-from outrider.engine.parallel.cuts import Along, Cuts
+from outrider.engine.parallel.cuts import WHOLE, Along, Cuts
 from outrider.engine.parallel.weights import part_of
 from outrider.engine.quantization.layouts import BLOCKS, ORDER, SHAPE, Layout, Parts
 from outrider.protocol.errors import ModelError
 
 _OF_GROUPS = ("scale", "zero")
 """In the names of tensors that belong to groups."""
-_WHOLE = -1
-"""In place of a side: nothing is cut."""
 _Layer: TypeAlias = Mapping[str, Weight]
 
 
@@ -91,7 +89,7 @@ def _axes(layer: _Layer, layout: Layout, share: Share) -> dict[str, Along]:
     if torch.equal(layer[order][...].long(), groups):
         return {name: along for name, along in axes.items() if name != order}
     return {
-        name: [(_WHOLE, numbers) for _, numbers in along] if any(of in name for of in _OF_GROUPS) else along
+        name: [(WHOLE, numbers) for _, numbers in along] if any(of in name for of in _OF_GROUPS) else along
         for name, along in axes.items()
     }
 

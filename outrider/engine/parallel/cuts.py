@@ -14,6 +14,8 @@ from outrider.engine.fused_decoder.shares import IN, OUT, Share, share_of
 from outrider.engine.loaded_model import Geometry
 from outrider.protocol.errors import ModelError
 
+WHOLE = -1
+"""In place of a side: nothing is cut."""
 Span: TypeAlias = tuple[int, int]
 """Rows or columns [first, end)."""
 Along: TypeAlias = Sequence[tuple[int, int]]
@@ -47,10 +49,10 @@ class Cuts:
             ModelError: the cut would fall between numbers that share an entry.
         """
         module, _, kind = name.rpartition(".")
-        share = share_of(self.shares, module)
+        share = share_of(self.shares, name) or share_of(self.shares, module)
         if share is None:
             return None
-        if kind == "bias" and share.side == IN:  # added once
+        if kind.endswith("bias") and share.side == IN:  # added once
             return None if self.rank == 0 else Cut(0, (), shape[0])
         axes = _plain(share, shape) if along is None else along
         axis = next((i for i, (side, _) in enumerate(axes) if side == share.side), None)
@@ -99,7 +101,7 @@ class Cuts:
             return ((min(first, last), min(first + words, last)),), words
         spans, start = [], 0
         for run in share.runs:
-            piece = share.piece or self.step
+            piece = share.piece or self.step * share.together
             first, end = self._pieces(-(-run // piece))
             spans.append((start + first * piece, start + min(end * piece, run)))
             start += run
@@ -116,8 +118,10 @@ class Cuts:
 
 def _plain(share: Share, shape: Sequence[int]) -> Along:
     """Of tensors that are not quantized."""
+    shape = shape[share.stacked :]
     sides = (IN, OUT) if share.turned and len(shape) > 1 else (OUT, IN)
-    return [(side, 1) for side, _ in zip(sides, shape, strict=False)]
+    axes = [(side, 1) for side, _ in zip(sides, shape, strict=False)]
+    return [(WHOLE, 1), *axes] if share.stacked else axes
 
 
 def heads_of(geometry: Geometry, ranks: int) -> tuple[int, int]:

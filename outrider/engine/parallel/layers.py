@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor, nn
 
 from outrider.engine.fused_decoder import FusedDecoder
-from outrider.engine.fused_decoder.decoder import Experts, LayerSettings
+from outrider.engine.fused_decoder.decoder import Experts, ForeignMlp, GatedMlp, LayerSettings, PlainMlp
 from outrider.engine.parallel.ranks import Ranks
 
 
@@ -61,8 +61,15 @@ def connect(decoder: FusedDecoder, ranks: Ranks, vocabulary: int, *, together: b
         if together:
             layer.settings = _norms_together(layer.settings, ranks)
         layer.output = SharedLinear(layer.output, ranks)
-        if not isinstance(layer.mlp, Experts):  # of which no rank has a part
-            layer.mlp.down = SharedLinear(layer.mlp.down, ranks)
+        match layer.mlp:
+            case Experts():
+                layer.mlp.together = ranks.sum
+            case GatedMlp() | PlainMlp():
+                layer.mlp.down = SharedLinear(layer.mlp.down, ranks)
+            case ForeignMlp():  # of which no rank has a part
+                pass
+            case _:
+                assert_never(layer.mlp)
     embed: Any = decoder.embed
     decoder.embed = SharedEmbedding(embed, ranks)
     decoder.head = SharedHead(decoder.head, ranks, vocabulary)

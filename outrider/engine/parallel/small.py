@@ -33,6 +33,8 @@ def small_config(config: PretrainedConfig, geometry: Geometry, ranks: int) -> Pr
     if geometry.queries_per_kv == 1:
         _set_heads(text, geometry, ranks)
     text.intermediate_size = GROUP * ranks
+    if hasattr(text, "moe_intermediate_size"):
+        text.moe_intermediate_size = text.intermediate_size
     text.vocab_size = 64 * ranks - 1
     text.pad_token_id = None  # may be beyond this vocabulary
     return made
@@ -50,9 +52,11 @@ def random_network(config: PretrainedConfig, dtype: torch.dtype, trust_remote_co
     """A model whose weights are the same on every rank, and so wide that tokens differ."""
     generator = torch.Generator().manual_seed(0)
     factory = factory_of(config)
-    network: Any = factory.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # some begin as random numbers: sinks
+        network: Any = factory.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
     for weight in network.parameters():
-        if weight.ndim == 1:  # norms and biases, which begin as ones and zeros
+        if weight.ndim == 1:  # norms and biases, most of which begin as ones and zeros
             weight.data += torch.empty_like(weight).uniform_(-0.25, 0.25, generator=generator)
         else:
             weight.data.normal_(std=weight.shape[-1] ** -0.5, generator=generator)

@@ -71,22 +71,9 @@ def test_a_llama_like_model_may_turn_parts_of_heads(tmp_path: Path) -> None:
     assert {2 * len(rope.frequencies) for rope in decoder.ropes} != {decoder.stack[0].settings.head_dim}
 
 
-def test_experts_may_stand_behind_other_norms(tmp_path: Path) -> None:
+def test_experts_may_stand_behind_other_norms(folder_of: Folders) -> None:
     """OLMoE norms queries and keys before they are divided into heads."""
-    config = transformers.OlmoeConfig(
-        vocab_size=300,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_experts=4,
-        num_experts_per_tok=2,
-        initializer_range=0.25,
-    )
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    decoder, _ = loaded(tmp_path)
+    decoder, _ = loaded(folder_of("olmoe"))
     assert all(layer.settings.whole_norms for layer in decoder.stack)
 
 

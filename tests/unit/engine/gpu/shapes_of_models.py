@@ -11,11 +11,14 @@ from transformers import (
     Gemma3TextConfig,
     GPT2Config,
     GPTNeoXConfig,
+    GptOssConfig,
     LlamaConfig,
+    MixtralConfig,
     Olmo2Config,
     PhiConfig,
     PretrainedConfig,
     Qwen3Config,
+    Qwen3MoeConfig,
     Starcoder2Config,
 )
 
@@ -64,6 +67,30 @@ FAMILIES: dict[str, Callable[[int], PretrainedConfig]] = {
     ),
 }
 """Pythia 6.9B, GPT-2 XL, OLMo 2 7B, Phi 2, Starcoder2 7B and Gemma 3 4B, with as many layers as one likes."""
+
+MIXTURES: dict[str, Callable[[int], PretrainedConfig]] = {
+    "mixtral": lambda layers: MixtralConfig(
+        num_hidden_layers=layers, num_local_experts=8, **LLAMA_8B, num_key_value_heads=8
+    ),
+    "qwen3_moe": lambda layers: Qwen3MoeConfig(
+        num_hidden_layers=layers,
+        hidden_size=2048,
+        moe_intermediate_size=768,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        head_dim=128,
+        num_experts=128,
+        num_experts_per_tok=8,
+        norm_topk_prob=True,
+    ),
+    "gpt_oss": lambda layers: GptOssConfig(
+        num_hidden_layers=layers,
+        num_local_experts=32,
+        layer_types=["full_attention"] * layers,
+        sliding_window=None,
+    ),
+}
+"""Mixtral 8x7B, Qwen 3 30B A3B and gpt-oss 20B."""
 
 
 def model(

@@ -35,6 +35,7 @@ from tests.unit.engine.gpu.shapes_of_models import (
     FAMILIES,
     LLAMA_1B,
     LLAMA_8B,
+    MIXTURES,
     QWEN3_8B,
     model,
     model_of,
@@ -206,6 +207,21 @@ def test_layers_of_other_families_compile(family, capability):
     ours = [each for each in found if family != "gemma3" or each.kernel != "attend_kernel"]
     assert {"add_norm_kernel", "rotation_kernel", "activation_kernel"} <= {each.kernel for each in ours}
     assert all(fits(each, capability) for each in ours), ours
+
+
+EXPERTS = {"choose_kernel", "arrange_kernel", "expert_product_kernel", "expert_sum_kernel"}
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize("family", MIXTURES)
+def test_experts_compile(family, capability):
+    """Weights as they are and turned, 8 to 128 experts; two programs of a product fit a multiprocessor."""
+    found = compiled(capability, lambda: step(model_of(MIXTURES[family](1)), 33))
+    ours = [each for each in found if each.kernel in EXPERTS | {"bounded_gate_kernel"}]
+    assert {each.kernel for each in ours} == EXPERTS | (
+        {"bounded_gate_kernel"} if family == "gpt_oss" else set()
+    )
+    assert all(each.stack == 0 and 2 * each.shared <= SHARED_MEMORY[capability] for each in ours), ours
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])

@@ -73,10 +73,11 @@ def target_of(loaded: LoadedModel) -> Target:
     return Target(loaded, texts, [token_by_token(eager, each, min(CHUNK, len(each) - 6)) for each in texts])
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3", "gemma2", "olmo2", "phi")]
+OTHERS = ("qwen3", "qwen3_moe", "gpt_oss", "gemma2", "olmo2", "phi")
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in OTHERS]
 
 
-@pytest.mark.parametrize("architecture", ["llama", "mistral", "gpt_neox", "gpt2", *SLOW])
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "mixtral", "gpt_neox", "gpt2", *SLOW])
 def test_any_way_of_computing_gives_the_same_bits(folder_of, architecture):
     """Chunks, trees, batches, graphs and reused prefixes against one token at a time."""
     loaded, graphs = in_order(folder_of(architecture)), FakeGraphs()
@@ -135,7 +136,7 @@ def test_what_has_no_such_kernels_is_refused(folder_of, changes, part):
 @pytest.mark.parametrize(
     ("architecture", "changes", "part"),
     [
-        ("gpt_oss", {}, "the experts of GptOssForCausalLM"),
+        ("mixtral", {"hidden_act": "quick_gelu"}, "the experts of MixtralForCausalLM"),
         ("gpt2", {"activation_function": "quick_gelu"}, "the activation of GPT2LMHeadModel"),
     ],
 )

@@ -24,7 +24,7 @@ from outrider.sampling import chooser, on_device
 from outrider.sampling.chooser import SamplingRow, choose, rank
 from outrider.sampling.history import History
 from outrider.sampling.replays import Replays
-from tests.unit.engine.gpu.shapes_of_models import FAMILIES, LLAMA_8B, model, model_of
+from tests.unit.engine.gpu.shapes_of_models import FAMILIES, LLAMA_8B, MIXTURES, model, model_of
 from tests.unit.engine.gpu.stand_in import DEVICE, Work, counted
 
 LAYERS = 2
@@ -125,6 +125,28 @@ def test_other_families_take_so_many_launches(family, norms, additions):
     assert (work.sent, work.waits, work.on_host) == (1, 0, 0)
 
 
+EXPERTS = {"choose_kernel": 1, "arrange_kernel": 1, "expert_product_kernel": 2, "expert_sum_kernel": 1}
+"""Launches of a layer in place of two products."""
+
+
+@pytest.mark.parametrize("tokens", [1, 40])
+@pytest.mark.parametrize("family", MIXTURES)
+def test_experts_are_fourteen_launches_a_layer(family, tokens):
+    """Seven in place of an MLP's three, of which the router has two: the host waits for no choice.
+
+    gpt-oss stretches its rotations, once for all layers.
+    """
+    runner = GraphRunner(model_of(MIXTURES[family](LAYERS)), 100, 16, buckets=())
+    with counted() as work:
+        prompt(runner, tokens)
+    gate = {"bounded_gate_kernel": 1, "activation_kernel": 0} if family == "gpt_oss" else {}
+    kernels = Counter({name: LAYERS * each for name, each in (PER_LAYER | EXPERTS | gate).items()})
+    kernels["add_norm_kernel"] += 1
+    assert work.kernels == kernels
+    assert work.launches == 14 * LAYERS + 14 + 2 * (family == "gpt_oss")
+    assert (work.sent, work.waits, work.on_host) == (1, 0, 0)
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_products_with_codes_are_one_launch_each(bits):
     """The forward has as many launches as with the products of torch, and nothing else is done."""
@@ -152,11 +174,19 @@ def test_deterministic_takes_as_many_launches():
     assert work.launches == 10 * LAYERS + 14
 
 
-def test_a_step_with_a_graph_is_one_copy_and_one_replay(decoder):
+@pytest.mark.parametrize(
+    ("family", "launches"),
+    [
+        *[(None, 10 * LAYERS + 14), ("mixtral", 14 * LAYERS + 14), ("qwen3_moe", 14 * LAYERS + 14)],
+        ("gpt_oss", 14 * LAYERS + 16),
+    ],
+)
+def test_a_step_with_a_graph_is_one_copy_and_one_replay(decoder, family, launches):
     """A tree of 33 tokens after a commit that moves entries: no launch beside the copy of the logits.
 
-    The graph leaves them in the room of all graphs.
+    The graph leaves them in the room of all graphs. So is a step of a model with experts.
     """
+    decoder = decoder if family is None else model_of(MIXTURES[family](LAYERS))
     graphs = CountedGraphs()
     with counted():
         runner = GraphRunner(decoder, 100, 16, buckets=(1, 40), graphs=graphs)
@@ -167,7 +197,7 @@ def test_a_step_with_a_graph_is_one_copy_and_one_replay(decoder):
     with counted() as work:
         runner.forward([Segment(kv, [9] * 32, [(index - 1) // 2 for index in range(32)], range(32))])
     assert graphs.replayed == before + 1
-    assert {captured.launches for captured in graphs.captured} == {10 * LAYERS + 14}
+    assert {captured.launches for captured in graphs.captured} == {launches}
     assert work == Work(operations=Counter({"_to_copy": 1}), sent=1)
 
 

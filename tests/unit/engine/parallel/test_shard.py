@@ -24,7 +24,7 @@ from tests.unit.engine.conftest import Pair
 from tests.unit.engine.loading.test_stored import EXACT, FP8, WIDENED, plain
 from tests.unit.engine.parallel.conftest import Threads
 
-REFUSED = ("mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss", "gemma4")
+REFUSED = ("deepseek_v3", "gemma4")
 DIVIDED = [name for name in ARCHITECTURES if name not in REFUSED]
 VOCABULARY = 300
 needs_kernels = pytest.mark.skipif(vector_backend(torch.float32) is None, reason="needs AVX2 or AVX-512")
@@ -86,7 +86,9 @@ def test_two_ranks_compute_what_one_does(
     assert loaded.arithmetic == f"{whole.arithmetic} in 2 ranks"
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gpt_neox", "olmo2", "starcoder2"])
+@pytest.mark.parametrize(
+    "architecture", ["llama", "gpt_neox", "olmo2", "starcoder2", "mixtral", "olmoe", "gpt_oss"]
+)
 def test_ranks_may_share_a_kv_head(
     architecture: str, pair_of: Callable[..., Pair], folder_of: Callable[[str], Path], threads_of: Any
 ) -> None:
@@ -116,6 +118,19 @@ def test_rounded_parts_are_those_of_the_rounded_whole(
     kinds = [module for module in runner.loaded.model.modules() if isinstance(module, KernelLinear)]
     assert [module.dtype for module in kinds] == [torch.int8] * (3 * 4 + 1)
     assert runner.loaded.arithmetic.startswith(f"{weights} float32 fused")
+
+
+@needs_kernels
+@pytest.mark.parametrize("architecture", ["mixtral", "gpt_oss"])
+def test_experts_beside_rounded_parts(
+    architecture: str, folder_of: Callable[[str], Path], threads_of: Any
+) -> None:
+    """Experts have no codes; their columns are divided in groups: of three a rank has one or two."""
+    folder = folder_of(architecture)
+    runner: ModelRunner = threads_of(folder, 2, weights="int8").runner
+    whole = plain_of(folder)
+    round_linears(whole, 8)
+    everything(runner, Pair(runner.loaded, whole))
 
 
 @needs_kernels
@@ -193,11 +208,21 @@ def test_a_token_s_bits_do_not_depend_on_its_batch(
     assert torch.equal(chunk, beside)
 
 
+def test_experts_in_16_bits(pair_of: Callable[..., Pair], folder_of: Any, threads_of: Any) -> None:
+    """Parts of sums are rounded, so a router may choose otherwise; most tokens are the plain model's."""
+    runner: ModelRunner = threads_of(folder_of("mixtral"), 2, dtype="bfloat16").runner
+    tokens = tokens_of(3, 40)
+    kv = SequenceKv.open(runner.pool, [])
+    logits = runner.forward([Segment(kv, tokens, None, range(40))])
+    expected = pair_of("mixtral", "bfloat16").expected(tokens)
+    assert (logits.argmax(-1) == expected.argmax(-1)).float().mean() > 0.8
+
+
 @pytest.mark.parametrize("architecture", REFUSED)
 def test_other_architectures_are_refused(
     architecture: str, folder_of: Callable[[str], Path], threads_of: Any
 ) -> None:
-    """Only fused decoders are divided, without experts; the sentence names what is not of these."""
+    """Only fused decoders are divided; the sentence names what is not of these."""
     with pytest.raises(ModelError, match=r"cannot be divided between ranks \(.*set tensor_parallel to 1"):
         threads_of(folder_of(architecture), 1)
 

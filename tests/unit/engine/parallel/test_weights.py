@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 from outrider.engine.fused_decoder.shares import Share, shares_of
@@ -40,7 +41,8 @@ def load(folder: Path, rank: int, ranks: int) -> tuple[Any, dict[str, Counted]]:
     with OpenWeights(str(folder)) as checkpoint:
         counted = {name: Counted(weight) for name, weight in checkpoint.weights.items()}
         cuts = Cuts(shares(folder), rank, ranks)
-        made = network_of(LlamaForCausalLM, config, parts_of(counted, cuts), cuts, torch.float32)
+        kind = getattr(transformers, config.architectures[0])
+        made = network_of(kind, config, parts_of(counted, cuts), cuts, torch.float32)
     return made, counted
 
 
@@ -59,6 +61,32 @@ def test_each_rank_reads_its_part_alone(ranks: int, folder_of: Callable[[str], P
         parts = 1 if "norm" in name else min(ranks, 2) if "k_proj" in name or "v_proj" in name else ranks
         assert weight.read == whole // parts, name
         assert made.get_parameter(name).numel() == weight.read, name
+
+
+@pytest.mark.parametrize("architecture", ["mixtral", "qwen3_moe", "olmoe", "gpt_oss"])
+def test_each_rank_reads_its_part_of_every_expert(
+    architecture: str, folder_of: Callable[[str], Path]
+) -> None:
+    """Whether a checkpoint has them apart or stacked, the parts are those of the stacked weights."""
+    folder = folder_of(architecture)
+    whole = AutoModelForCausalLM.from_pretrained(folder)
+    (first, counted), (second, _) = (load(folder, rank, 2) for rank in range(2))
+    for name, weight in counted.items():
+        if ".experts." in name:
+            share = 1 if name.endswith("down_proj_bias") else 2
+            assert weight.read == torch.Size(weight.get_shape()).numel() // share, name
+    experts = [name for name, _ in whole.named_parameters() if ".experts." in name]
+    assert len(experts) >= 2
+    for name in experts:
+        given, *parts = (one.get_parameter(name) for one in (whole, first, second))
+        assert given.numel() == sum(part.numel() for part in parts) or name.endswith("down_proj_bias")
+        assert all(contains(given, part) for part in parts), name
+
+
+def contains(whole: torch.Tensor, part: torch.Tensor) -> bool:
+    """Every number of the part stands in the same expert of the whole; or the part is zeros."""
+    same = [bool(torch.isin(ours, all_of).all()) for ours, all_of in zip(part, whole, strict=True)]
+    return all(same) or not bool(part.any())
 
 
 def test_the_parts_of_all_ranks_are_the_whole(folder_of: Callable[[str], Path]) -> None:

@@ -1,0 +1,95 @@
+"""Finds the parts of a mixture of experts in transformers' module of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from outrider.engine.fused_decoder import modules
+from outrider.engine.fused_decoder.decoder import BoundedGate, ExpertLinears, Experts, ForeignMlp, Router
+from outrider.engine.fused_decoder.joining import linear_of
+
+_ROUTERS = ("GptOssTopKRouter", "MixtralTopKRouter", "OlmoeTopKRouter", "Qwen3MoeTopKRouter")
+"""Routers that choose as `Router` does."""
+GATE_UP, DOWN = "gate_up_proj", "down_proj"
+"""The weights of all experts, stacked, in transformers' module."""
+APART = {GATE_UP: ("w1", "w3", "gate_proj", "up_proj"), DOWN: ("w2", "down_proj")}
+"""The linear layers of one expert, in checkpoints that have them apart."""
+
+
+def is_mixture(block: nn.Module) -> bool:
+    """True where a block is a router and experts of the kind that is known, and nothing else."""
+    parts = dict(block.named_children())
+    experts = parts.pop("experts", None)
+    if experts is None or [type(part).__name__ in _ROUTERS for part in parts.values()] != [True]:
+        return False
+    known = {GATE_UP, DOWN, f"{GATE_UP}_bias", f"{DOWN}_bias"}
+    found = {name for name, _ in experts.named_parameters()}
+    return known >= found >= {GATE_UP, DOWN}
+
+
+class Mixture:
+    """The modules of a mixture of experts."""
+
+    def __init__(self, block: nn.Module) -> None:
+        """`is_mixture` holds."""
+        self.experts: Any = block.get_submodule("experts")
+        (self.router,) = (part for part in block.children() if part is not self.experts)
+
+    def all(self) -> list[nn.Module]:
+        """Every module with weights."""
+        return [self.router, self.experts]
+
+    @property
+    def alternating(self) -> bool:
+        """Gate and up follow each other number by number, as in gpt-oss; else half by half."""
+        return not hasattr(self.experts, "act_fn")
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """C and F."""
+        hidden, columns = self._linears(DOWN).weight.shape[1:]
+        return hidden, columns
+
+    def weights(self, name: str) -> list[nn.Parameter]:
+        """The weights by a name, and the biases if there are any."""
+        found = (getattr(self.experts, each, None) for each in (name, f"{name}_bias"))
+        return [weight for weight in found if weight is not None]
+
+    def fused(self) -> Experts:
+        """With the weights that transformers' module has."""
+        own = self.experts
+        return Experts(
+            _router(self.router),
+            own,
+            gate_up=self._linears(GATE_UP),
+            down=self._linears(DOWN),
+            activation=None if self.alternating else modules.activation(own, "act_fn"),
+            gate=BoundedGate(own.alpha, own.limit) if self.alternating else own._apply_gate,
+        )
+
+    def _linears(self, name: str) -> ExpertLinears:
+        weight, *biases = (each.detach() for each in self.weights(name))
+        turned = weight.transpose(1, 2) if self.experts.is_transposed else weight
+        return ExpertLinears(turned, biases[0] if biases else None)
+
+
+class ForeignBlock:
+    """A mixture of experts of another kind, which stays what it is."""
+
+    def __init__(self, block: nn.Module) -> None:
+        self._block = block
+
+    def all(self) -> list[nn.Module]:
+        """See `Mixture.all`."""
+        return [self._block]
+
+    def fused(self) -> ForeignMlp:
+        """As it is."""
+        return ForeignMlp(self._block)
+
+
+def _router(found: Any) -> Router:
+    scores = linear_of(found.weight, getattr(found, "bias", None))
+    return Router(scores, found.top_k, normalised=getattr(found, "norm_topk_prob", True))
