@@ -13,6 +13,7 @@ from outrider.client.request import Request
 from outrider.client.results import Chunk, Complete, Event, Started
 from outrider.client.retries import Attempts
 from outrider.protocol.errors import DeadlineExceeded, OutriderError, Unavailable
+from outrider.protocol.messages import MAX_CONTINUATIONS
 
 SEEDS = 2**64
 
@@ -49,7 +50,7 @@ class Survivor:
         self._request = request
         self._attempts = attempts
         self._tell = tell
-        self._parts = [_Part() for _ in range(max(request.count, 1))]
+        self._parts = [_Part() for _ in range(min(max(request.count, 1), MAX_CONTINUATIONS))]
         self._alone: int | None = None
         """The continuation that the present request is for; None: it is for all."""
         self._ends = 0

@@ -232,6 +232,7 @@ WRONG_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": [[1], [-1]]}, "prompt[1][0]"),
     ({"prompt": ["x"] * 129}, "prompt"),
     ({"n": 0}, "n"),
+    ({"n": 10**9}, "n"),
     ({"n": True}, "n"),
     ({"n": 1.5}, "n"),
     ({"max_tokens": "5"}, "max_tokens"),
