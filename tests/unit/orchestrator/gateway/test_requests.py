@@ -146,6 +146,10 @@ def test_prompts_of_every_kind(prompt: Any, expected: Any) -> None:
             Message("assistant", "a"),
         ),
         (
+            {"role": "assistant", "content": "a", "provider_specific_fields": {"refusal": None}},
+            Message("assistant", "a"),
+        ),
+        (
             {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
             Message("user", ("a", "b")),
         ),
