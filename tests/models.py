@@ -41,6 +41,18 @@ ARCHITECTURES: dict[str, Callable[..., PretrainedConfig]] = {
     "qwen2": lambda **common: transformers.Qwen2Config(**_SIZES, **common),
     "qwen3": lambda **common: transformers.Qwen3Config(**_SIZES, head_dim=16, **common),
     "mistral": lambda **common: transformers.MistralConfig(**_SIZES, sliding_window=WINDOW, **common),
+    # Its queries grow with their position, from one on that is behind the self check's.
+    "ministral3": lambda **common: transformers.Ministral3Config(
+        **_SIZES,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 16.0,
+            "original_max_position_embeddings": 32,
+            "llama_4_scaling_beta": 0.5,
+        },
+        **common,
+    ),
     "gemma": lambda **common: transformers.GemmaConfig(**_SIZES, head_dim=16, **common),
     "gemma2": lambda **common: transformers.Gemma2Config(
         **_SIZES,

@@ -14,7 +14,9 @@ from outrider.client import Message, Tool, ToolCall
 ROLES = ("system", "developer", "user", "assistant", "tool")
 INSTEAD = {"developer": "system"}
 """Newer names of roles, for templates that know the old ones."""
-MESSAGE = {"role", "content", "name", "refusal", "annotations", "tool_calls", "tool_call_id"}
+OWN = "provider_specific_fields"
+"""LiteLLM's notes on an answer, which it sends back with the next turn; they are no part of the message."""
+MESSAGE = {"role", "content", "name", "refusal", "annotations", "tool_calls", "tool_call_id", OWN}
 FUNCTION = {"name", "description", "parameters", "strict"}
 NO_CALLS = "none"
 

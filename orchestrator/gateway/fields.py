@@ -57,7 +57,7 @@ COMMON: Mapping[str, Field] = {
     "model": Option(reading.text, "model"),
     "stream": Own(reading.flag),
     "stream_options": Own(_anything),
-    "n": Option(reading.count, "n"),
+    "n": Option(reading.continuations, "n"),
     "seed": Option(reading.seed, "seed"),
     "stop": Option(reading.stop, "stop"),
     "temperature": Option(reading.number, "temperature"),

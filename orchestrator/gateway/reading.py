@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from orchestrator.gateway.errors import wrong
+from outrider.protocol.messages import MAX_CONTINUATIONS
 
 Reader = Callable[[str, Any], Any]
 """From a field's path and its value, which is not null, to what is asked of the orchestrator."""
@@ -40,7 +41,7 @@ def number(path: str, value: Any) -> float:
 def whole(path: str, value: Any) -> int:
     """A whole number, of a size that the wire takes."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise wrong(path, f"must be a whole number, not {_kind(value)}")
+        raise wrong(path, f"must be a whole number, not {value if type(value) is float else _kind(value)}")
     if abs(value) > MAX_UINT32:
         raise wrong(path, f"must be at most {MAX_UINT32}")
     return value
@@ -59,6 +60,14 @@ def seed(path: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not -SEEDS // 2 <= value < SEEDS:
         raise wrong(path, "must be a whole number between -2**63 and 2**64 - 1")
     return value % SEEDS
+
+
+def continuations(path: str, value: Any) -> int:
+    """How many are asked for. Refused here already, because answers are laid out for each."""
+    found = whole(path, value)
+    if not 1 <= found <= MAX_CONTINUATIONS:
+        raise wrong(path, f"must be between 1 and {MAX_CONTINUATIONS}, not {found}")
+    return found
 
 
 def top_k(path: str, value: Any) -> int:

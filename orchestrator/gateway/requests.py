@@ -136,10 +136,8 @@ def _not_streamed(name: str, wanted: bool, asked: HttpRequest) -> bool:
 
 
 def _options(fields: Sorted) -> dict[str, Any]:
-    """The client's options; no `n` of 0, which its wire would take for 1."""
+    """The client's options."""
     options = dict(fields.options)
-    if options.get("n") == 0:
-        raise wrong("n", "must be 1 or more")
     limit = _max_tokens(fields.own)
     if limit is not None:
         options["max_tokens"] = limit

@@ -10,6 +10,8 @@ from typing import Any
 
 import uvicorn
 
+from orchestrator.gateway.connections import Connection
+
 
 class Server(uvicorn.Server):
     """uvicorn's, which leaves the signals to us and says when it listens."""
@@ -33,6 +35,7 @@ def server_config(app: Any, max_connections: int, grace_seconds: float, **more: 
     """What every listener of the gateway has in common; `more` are settings of uvicorn."""
     return uvicorn.Config(
         app,
+        http=Connection,
         log_config=None,
         log_level="warning",
         access_log=False,

@@ -71,6 +71,12 @@ class Detokenizer:
         """Tokens held back."""
         return sum(self._counts[self._given :])
 
+    @property
+    def broken(self) -> str:
+        """The text of the tokens held back, if nothing that follows completes it; empty where they are byte
+        tokens, which are never given out without what follows."""
+        return "" if self._run else self._decode(self._tokens)[len(self._given_text) :]
+
     def push(self, tokens: Sequence[int]) -> Piece:
         """Add tokens; the piece has those whose text is now certain."""
         without_text = sum([self._take(token) for token in tokens])
@@ -188,10 +194,13 @@ class TextStream:
         """Tokens whose text is not searched for stop strings."""
         self._already_given = 0
         """Tokens kept back that the caller has already, because it resumed in the middle of a character."""
+        self._broken = ""
+        """Their text, which the caller has too where the character never becomes whole."""
         if self._detokenizer is not None and resumed:
             for at in range(0, len(resumed), RESUMED_AT_ONCE):
                 self._detokenizer.push(resumed[at : at + RESUMED_AT_ONCE])
             self._already_given = self._detokenizer.held
+            self._broken = self._detokenizer.broken if self._already_given else ""
 
     def push(self, tokens: Sequence[int]) -> list[Piece]:
         """Add tokens; returns the pieces that can be given out. A piece with `stop` is the last one."""
@@ -230,4 +239,5 @@ class TextStream:
         self._already_given -= known
         if piece.tokens == 0 and not piece.stop:
             return []
-        return [Piece(piece.tokens - known, piece.text, piece.stop)]
+        text = piece.text.removeprefix(self._broken) if known else piece.text
+        return [Piece(piece.tokens - known, text, piece.stop)]

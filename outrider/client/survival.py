@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from outrider.client.request import Request
 from outrider.client.results import Chunk, Complete, Event, Started
 from outrider.client.retries import Attempts
-from outrider.protocol.errors import DeadlineExceeded, OutriderError, Unavailable
+from outrider.protocol.errors import DeadlineExceeded, InvalidRequest, OutriderError, Unavailable
+from outrider.protocol.messages import MAX_CONTINUATIONS
 
 SEEDS = 2**64
 
@@ -49,7 +50,7 @@ class Survivor:
         self._request = request
         self._attempts = attempts
         self._tell = tell
-        self._parts = [_Part() for _ in range(max(request.count, 1))]
+        self._parts = [_Part() for _ in range(min(max(request.count, 1), MAX_CONTINUATIONS))]
         self._alone: int | None = None
         """The continuation that the present request is for; None: it is for all."""
         self._ends = 0
@@ -97,7 +98,7 @@ class Survivor:
         """Seconds to wait before the next request, when `left` are left until the deadline.
 
         Raises:
-            OutriderError: `error` itself, or once the request had begun an `Unavailable` that says so.
+            OutriderError: `error` itself, or an `Unavailable` that says that the stream broke.
         """
         if all(part.ended for part in self._parts):
             return 0.0
@@ -105,9 +106,16 @@ class Survivor:
         lost = any(part.tokens and part.started is None for part in self._parts)
         pause = None if lost else self._attempts.pause(error, begun, tokens + self._ends)
         if pause is None or pause >= left:
-            raise _final(error, begun, tokens)
+            raise self._final(error, begun, tokens)
         self._tell(Broken(error, tokens, pause, begun))
         return pause
+
+    def _final(self, error: OutriderError, begun: bool, tokens: int) -> OutriderError:
+        """What the caller hears. A request that turns out to be wrong in its middle did not break."""
+        wrong = isinstance(error, InvalidRequest) and not self._attempts.count
+        if not begun or wrong or isinstance(error, DeadlineExceeded):
+            return error
+        return Unavailable(f"the stream broke after {tokens_said(tokens)} and cannot be resumed: {error}")
 
     def _rest(self, part: _Part, begun: Started) -> Request:
         """The request for what follows, of the same model and with the same noise."""
@@ -127,9 +135,3 @@ class Survivor:
 def tokens_said(count: int) -> str:
     """Such as `1 token`."""
     return f"{count} token{'' if count == 1 else 's'}"
-
-
-def _final(error: OutriderError, begun: bool, tokens: int) -> OutriderError:
-    if not begun or isinstance(error, DeadlineExceeded):
-        return error
-    return Unavailable(f"the stream broke after {tokens_said(tokens)} and cannot be resumed: {error}")

@@ -48,11 +48,11 @@ class PagedAttention:
             self.allocate(geometry, num_slots, dtype, device)
         except RuntimeError as error:
             raise ModelError(f"kv_tokens: no memory for {num_slots} tokens ({error}); lower it") from error
-        self.windows: dict[int, int | None] = {}
-        """The sliding window of each layer that has called."""
         self.unknown: set[str] = set()
         """Arguments that a layer passed and that we know nothing of."""
         self.name = f"outrider_{next(_names)}"
+        self._noted: set[int] = set()
+        """Layers that have called."""
         self._step: PackedStep | None = None
         _register(self)
 
@@ -104,7 +104,7 @@ class PagedAttention:
         step = self._step
         assert step is not None, "attention outside of a step"
         layer: int = module.layer_idx  # type: ignore[assignment]
-        self.note(layer, sliding_window, others)
+        self.note(layer, others)
         keys, values = self.keys[layer], self.values[layer]
         stored = step.slots.shape[0]
         keys.index_copy_(0, step.slots, key[0, :, :stored].transpose(0, 1))
@@ -122,10 +122,10 @@ class PagedAttention:
         packed = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
         return packed.to(query.dtype).contiguous().unsqueeze(0), None  # some models take a view of it
 
-    def note(self, layer: int, window: int | None, others: Mapping[str, Any]) -> None:
+    def note(self, layer: int, others: Mapping[str, Any]) -> None:
         """Remember what a layer asks for when it calls first; the self check looks at it."""
-        if layer not in self.windows:
-            self.windows[layer] = window
+        if layer not in self._noted:
+            self._noted.add(layer)
             self.unknown.update({name for name, given in others.items() if given is not None} - _NEUTRAL)
 
 

@@ -66,6 +66,5 @@ class MixedAttention(PagedAttention):
         layer: int = module.layer_idx  # type: ignore[assignment]
         part, place = self._places[layer]
         result = part.attend(place, *states, **options)  # type: ignore[arg-type]
-        self.windows[layer] = options.get("sliding_window")
         self.unknown.update(part.unknown)
         return result

@@ -7,6 +7,7 @@ from typing import Any, assert_never
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
+from outrider.grammar.matcher import on_one_line
 from outrider.grammar.places import find_in_grammar, find_in_regex, find_in_schema
 from outrider.protocol.constraint import Constraint, ConstraintKind
 from outrider.protocol.errors import InvalidRequest
@@ -58,12 +59,12 @@ def _json(constraint: Constraint, vocabulary: LLTokenizer) -> LLMatcher:
     try:
         matcher = attempt(schema)
     except ValueError as error:
-        raise InvalidRequest(constraint.field, _line(str(error))) from None
+        raise InvalidRequest(constraint.field, on_one_line(str(error))) from None
     if not matcher.is_error():
         return matcher
     problem = matcher.get_error()
     place = find_in_schema(schema, problem, lambda part: attempt(part).get_error())
-    raise InvalidRequest(constraint.field, f"at {place}: {_line(problem)}")
+    raise InvalidRequest(constraint.field, f"at {place}: {on_one_line(problem)}")
 
 
 def _schema(constraint: Constraint) -> dict[str, Any]:
@@ -93,7 +94,7 @@ def _grammar(constraint: Constraint, vocabulary: LLTokenizer) -> LLMatcher:
     try:
         source = grammar_from("gbnf" if "::=" in text else "lark", text)
     except ValueError as error:
-        raise InvalidRequest(constraint.field, _line(str(error))) from None
+        raise InvalidRequest(constraint.field, on_one_line(str(error))) from None
     matcher = _matcher(source, vocabulary)
     return _checked(constraint, matcher, find_in_grammar(matcher.get_error()))
 
@@ -104,10 +105,5 @@ def _matcher(source: str, vocabulary: LLTokenizer) -> LLMatcher:
 
 def _checked(constraint: Constraint, matcher: LLMatcher, problem: str = "") -> LLMatcher:
     if matcher.is_error():
-        raise InvalidRequest(constraint.field, problem or _line(matcher.get_error()))
+        raise InvalidRequest(constraint.field, problem or on_one_line(matcher.get_error()))
     return matcher
-
-
-def _line(text: str) -> str:
-    """A message of the library on one line, without the state that it may append."""
-    return " ".join(text.split("<non-verbose/>")[0].split())

@@ -42,7 +42,7 @@ class Matcher:
         self._masks.clear()
         self._scout = None
         if not self.problem and not self._root.consume_token(token):
-            self.problem = self._root.get_error() or "the token does not follow"
+            self.problem = on_one_line(self._root.get_error()) or "the token does not follow"
         return self.complete
 
     def settle(self) -> str:
@@ -126,6 +126,11 @@ class _Scout:
     def doubtful(self, mask: Mask) -> bool:
         """True when a mask may be one that was remembered."""
         return self._went_back and mask in self.given
+
+
+def on_one_line(text: str) -> str:
+    """A message of the library without line breaks, and without the state that it may append."""
+    return " ".join(text.split("<non-verbose/>")[0].split())
 
 
 def allowed(mask: Mask, token: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from llguidance import LLTokenizer, TokenizerWrapper
@@ -22,7 +23,20 @@ def vocabulary_of(tokenizer_json: bytes, eos_token_ids: Sequence[int]) -> LLToke
     """
     if not eos_token_ids:
         raise ValueError("the model has no end-of-sequence token")
-    return LLTokenizer(tokenizer_json.decode(), eos_token=list(eos_token_ids))
+    return LLTokenizer(_without_first_space(tokenizer_json.decode()), eos_token=list(eos_token_ids))
+
+
+def _without_first_space(tokenizer_json: str) -> str:
+    """The tokenizer without the space that some put before every text (`add_prefix_space`).
+
+    The library tokenizes what a grammar forces, and would allow a space that the grammar does not have.
+    """
+    tokenizer = json.loads(tokenizer_json)
+    splitter = tokenizer.get("pre_tokenizer") or {}
+    for part in (splitter, *splitter.get("pretokenizers", ())):
+        if "add_prefix_space" in part:
+            part["add_prefix_space"] = False
+    return json.dumps(tokenizer)
 
 
 def load_vocabulary(tokenizer_json: bytes | None, eos_token_ids: Sequence[int]) -> LLTokenizer | None:

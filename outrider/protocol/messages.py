@@ -18,6 +18,8 @@ from outrider.protocol.errors import InvalidRequest
 
 MAX_ENTRIES = {"logit_bias": 1024, "stop": 16, "stop_token_ids": 256}
 """Most entries of the sampling parameters that are lists."""
+MAX_CONTINUATIONS = 16
+"""Of one request."""
 MAX_STEP_NODES = 256
 """Most nodes of a step; so many at most are reported to a caller who asked for them."""
 
@@ -115,7 +117,7 @@ class SamplingParams:
             _within("sampling.logprobs", self.logprobs, 0, 20)
         if self.prompt_logprobs is not None:
             _within("sampling.prompt_logprobs", self.prompt_logprobs, 0, 20)
-        _within("sampling.n", self.n, 1, 16)
+        _within("sampling.n", self.n, 1, MAX_CONTINUATIONS)
 
     @property
     def greedy(self) -> bool:
@@ -139,7 +141,8 @@ def check_entries(name: str, entries: int) -> None:
 
 def _within(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:  # also refuses NaN
-        raise InvalidRequest(name, f"must be between {low:g} and {high:g}, not {value:g}")
+        said = [f"{one:.16g}" for one in (low, high, value)]
+        raise InvalidRequest(name, f"must be between {said[0]} and {said[1]}, not {said[2]}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,6 +197,9 @@ def test_litellm(
     plain = litellm.completion(api_base=up.ready["http"] + "/v1", **options, **settings)
     with Client(up.endpoint) as client:
         assert plain.choices[0].message.content == client.chat([QUESTION], max_tokens=12).text
+    options["messages"] = [QUESTION, plain.choices[0].message, {"role": "user", "content": "and now?"}]
+    turn = litellm.completion(api_base=up.ready["http"] + "/v1", **options, **settings)
+    assert turn.usage.prompt_tokens > plain.usage.total_tokens
 
 
 def test_prompts_are_those_of_the_models_own_library(up: Process, target: Path) -> None:

@@ -58,7 +58,6 @@ class FusedAttention(PagedAttention):
 
     def mix(self, layer: int, qkv: Tensor, scores: Scores) -> Tensor:
         """What the queries of qkv [N, Q + 2 H, D], stored before, see: [N, Q * D]."""
-        self.windows[layer] = scores.window
         queries = qkv[:, : qkv.shape[1] - self._entries.shape[2]]
         return self._mixed(layer, queries, scores).view(len(qkv), -1)
 
@@ -78,7 +77,7 @@ class FusedAttention(PagedAttention):
     ) -> tuple[Tensor, None]:
         """See `PagedAttention.attend`."""
         layer: int = module.layer_idx  # type: ignore[assignment]
-        self.note(layer, sliding_window, others)
+        self.note(layer, others)
         entries, slots = self.room(layer)
         for place, given in zip(entries.chunk(2, 1), (key, value), strict=True):
             place.index_copy_(0, slots, given[0, :, : len(slots)].transpose(0, 1))

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.modeling_rope_utils import RopeParameters
 
 from outrider.engine.fused_decoder import modules
 from outrider.engine.fused_decoder.decoder import (
@@ -33,6 +34,7 @@ from outrider.engine.fused_decoder.joining import joined, side_by_side
 from outrider.engine.fused_decoder.mixture import ForeignBlock, Mixture, is_mixture
 from outrider.engine.fused_decoder.modules import NotFused
 from outrider.engine.loaded_model import Geometry
+from outrider.engine.loading.model_config import rope_settings
 
 _BODY = ("model", "gpt_neox", "transformer")
 _TEXT = ("language_model", "text_model")
@@ -50,6 +52,9 @@ _UP = ("dense_h_to_4h", "c_fc", "fc1")
 _DOWN = ("down_proj", "dense_4h_to_h", "c_proj", "fc2")
 _ACTIVATION = ("act_fn", "activation_fn", "act")
 """The names that parts go by: one module, or those that are fused to one."""
+_ROTATION = {*RopeParameters.__annotations__, "type", "mrope_interleaved"}
+"""Settings of a rope that say how it turns. Others may do what the check is too short to show, as in
+Ministral 3, whose queries grow with their position."""
 _PRE_NORM: dict[str, modules.Names] = {
     "input_norm": ("input_layernorm", "ln_1"),
     "mlp_norm": ("post_attention_layernorm", "ln_2"),
@@ -191,6 +196,8 @@ def _mlp(mlp: nn.Module) -> _GatedMlp | _PlainMlp | Mixture | ForeignBlock:
 
 def _ropes(body: nn.Module, text: Any, layers: int) -> tuple[list[Rope], list[int]]:
     """The ropes of a model, one for all layers or for each type of layer, and which one each layer has."""
+    if others := {name for rope in rope_settings(text) for name in rope} - _ROTATION:
+        raise NotFused(f"its rope has settings of its own ({', '.join(sorted(others))})")
     rotary: Any = modules.child(body, "rotary_emb")
     if hasattr(rotary, "inv_freq"):
         return [Rope(rotary.inv_freq, float(getattr(rotary, "attention_scaling", 1.0)))], [0] * layers

@@ -91,7 +91,7 @@ class KernelAttention(PagedAttention):
         step = self.current
         assert step is not None, "attention outside of a step"
         layer: int = module.layer_idx  # type: ignore[assignment]
-        self.note(layer, sliding_window, others)
+        self.note(layer, others)
         self.store(step, layer, key[0].transpose(0, 1), value[0].transpose(0, 1))
         mixed = self.mix(
             step,

@@ -101,7 +101,6 @@ class GpuOperations:
         settings, attention, scores = layer.settings, self._attention, layer.settings.scores
         _norm_together(settings, qkv)
         self._rotate(layer, qkv, rotated)
-        attention.note(layer.index, scores.window, {})
         mixed = attention.mix(
             rotated.step,
             layer.index,

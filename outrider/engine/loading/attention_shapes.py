@@ -1,4 +1,4 @@
-"""What a model's layers hand to attention: the shapes of queries, keys and values, and which are the same.
+"""What a model's layers hand to attention: queries, keys and values, which of them are the same, and windows.
 
 A model's own cache does not say: with latent attention (DeepSeek) it keeps a smaller form, which becomes keys
 and values before attention sees them.
@@ -40,6 +40,8 @@ class LayerCall:
     """[H, D]"""
     value: Tensor
     """[H, V]"""
+    window: int | None
+    """The sliding window that it asks for."""
 
     @property
     def memory(self) -> tuple[int, int]:
@@ -85,10 +87,11 @@ def geometry_of(calls: Mapping[int, LayerCall]) -> Geometry:
     return Geometry(len(shapes), *shapes[0], parts, tuple(where[source] for source in sources))
 
 
-def _record(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Any:
+def _record(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **options: Any) -> Any:
     """An attention function of transformers: notes what it gets, and mixes nothing."""
     shapes = HeadShapes(query.shape[1], key.shape[1], key.shape[3], value.shape[3])
-    _recorded.get()[module.layer_idx] = LayerCall(shapes, key[0, :, 0], value[0, :, 0])
+    window = options.get("sliding_window")
+    _recorded.get()[module.layer_idx] = LayerCall(shapes, key[0, :, 0], value[0, :, 0], window)
     return query.new_zeros((query.shape[0], query.shape[2], query.shape[1], value.shape[3])), None
 
 

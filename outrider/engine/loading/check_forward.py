@@ -61,7 +61,8 @@ def run_plain(network: PreTrainedModel, context_length: int, *, fp8_kv: bool = F
     With `fp8_kv` it attends to keys and values that are rounded to 8 bits.
 
     Raises:
-        ModelError: it does not run, or calls no attention that can be replaced.
+        ModelError: it does not run, or calls no attention that can be replaced, or one with another window
+            than its cache has.
     """
     kind = type(network).__name__
     if context_length < LENGTH:
@@ -76,6 +77,7 @@ def run_plain(network: PreTrainedModel, context_length: int, *, fp8_kv: bool = F
             raise no_interface(network)
         geometry = geometry_of(calls)
         windows = _windows(geometry, output.past_key_values.layers)
+        _check_windows(kind, {i: call.window for i, call in calls.items()}, windows, context_length)
     except _RUN_ERRORS as error:
         raise ModelError(
             f"model: {kind} does not run as a plain decoder ({error}); use another model"
@@ -130,7 +132,6 @@ def check_paged(
                 f"model: {kind} gives other logits over paged memory ({what}: {distance:.2g} off{because}); "
                 "use another architecture"
             )
-    _check_windows(kind, runner.attention.windows, plain.windows, loaded.context_length)
 
 
 def _check_tokens(vocabulary_size: int) -> list[list[int]]:
@@ -185,7 +186,7 @@ def _distance(logits: torch.Tensor, expected: torch.Tensor, exact: bool) -> floa
 def _check_windows(
     kind: str, seen: dict[int, int | None], expected: dict[int, int | None], context_length: int
 ) -> None:
-    """The check's sequences are shorter than most windows, so compare the windows themselves."""
+    """The check's sequences are shorter than most windows, so compare attention's own with the cache's."""
     for layer, window in expected.items():
         given = seen.get(layer)
         if given != window and min(given or context_length, window or context_length) < context_length:

@@ -117,7 +117,7 @@ def find_context_length(config: PretrainedConfig, asked: int, say: Callable[[str
         if not asked:
             raise ModelError("context_length: config.json of the model names none; set one")
         return asked
-    for rope in _rope_settings(text):
+    for rope in rope_settings(text):
         original = rope.get("original_max_position_embeddings")
         if rope.get("rope_type") == "longrope" and original is not None and original < limit:
             say(f"context cut from {limit} to {original} tokens: this rope changes all positions beyond it")
@@ -131,7 +131,7 @@ def find_context_length(config: PretrainedConfig, asked: int, say: Callable[[str
     return int(asked or limit)
 
 
-def _rope_settings(config: PretrainedConfig) -> list[dict[str, Any]]:
+def rope_settings(config: PretrainedConfig) -> list[dict[str, Any]]:
     """Rotary settings: one set, or one per kind of layer."""
     rope = getattr(config, "rope_parameters", None) or {}
     return [rope] if "rope_type" in rope else [value for value in rope.values() if isinstance(value, dict)]

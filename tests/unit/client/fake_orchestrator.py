@@ -33,8 +33,8 @@ class FakeOrchestrator(generation_pb2_grpc.GenerationServiceServicer):
         self.error: OutriderError | None = None
         self.begins = True
         """Sends `Started`; orchestrators of before do not."""
-        self.breaks: list[tuple[int, grpc.StatusCode]] = []
-        """The next streams end with these statuses instead of bringing more than so many tokens."""
+        self.breaks: list[tuple[int, grpc.StatusCode | OutriderError]] = []
+        """The next streams end with these statuses or errors instead of bringing more than so many tokens."""
 
     def Generate(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:  # noqa: N802
         """See the proto."""
@@ -52,6 +52,8 @@ class FakeOrchestrator(generation_pb2_grpc.GenerationServiceServicer):
                     chunk.origins.append(tokens_pb2.TOKEN_ORIGIN_DRAFT)
                     chunk.step.CopyFrom(_step(token))
                 yield generation_pb2.GenerateResponse(chunk=chunk)
+        if isinstance(status, OutriderError):
+            _fail(context, status)
         if status is not None:
             context.abort(status, "gone")
         for index in indices:
@@ -96,8 +98,12 @@ class FakeOrchestrator(generation_pb2_grpc.GenerationServiceServicer):
         self.metadata.append(dict(context.invocation_metadata()))
         self.answers.wait()
         if self.error is not None:
-            context.set_trailing_metadata(((DETAILS_KEY, details_of(self.error)),))
-            context.abort(code_of(self.error), str(self.error))
+            _fail(context, self.error)
+
+
+def _fail(context: grpc.ServicerContext, error: OutriderError) -> None:
+    context.set_trailing_metadata(((DETAILS_KEY, details_of(error)),))
+    context.abort(code_of(error), str(error))
 
 
 def _prompt_logprobs(request: Any) -> list[tokens_pb2.TokenLogprob]:

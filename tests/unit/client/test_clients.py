@@ -229,6 +229,15 @@ def test_errors_keep_their_kind_and_field(kind: Kind, fake: FakeOrchestrator) ->
     assert len(fake.requests) == 2
 
 
+def test_a_request_that_turns_out_to_be_wrong_keeps_its_error(kind: Kind, fake: FakeOrchestrator) -> None:
+    """A grammar may become too costly in the middle of a text: it is not the stream that broke."""
+    fake.breaks = [(1, InvalidRequest("sampling.regex", "is too costly; simplify it"))]
+    with pytest.raises(InvalidRequest, match="is too costly") as failure:
+        kind(fake.endpoint).generate("count")
+    assert failure.value.field == "sampling.regex"
+    assert len(fake.requests) == 1
+
+
 def test_metadata_is_sent(kind: Kind, fake: FakeOrchestrator) -> None:
     """Token, request id and trace; a call's own token counts before the client's."""
     client = kind(fake.endpoint, token="ours")

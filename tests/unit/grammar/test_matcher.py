@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
+from tokenizers import Tokenizer, pre_tokenizers
 
 from outrider.grammar.compiling import LIMITS
 from outrider.grammar.matcher import Matcher, allowed, only_token, replay
+from outrider.grammar.vocabulary import vocabulary_of
 from outrider.protocol.constraint import Constraint
-from tests.grammars import EOS, choice, grammar, ids, json_schema, matcher, regex, tokens_of, vocabulary
+from tests.grammars import (
+    EOS,
+    TOKENIZER,
+    choice,
+    grammar,
+    ids,
+    json_schema,
+    matcher,
+    regex,
+    tokens_of,
+    vocabulary,
+)
 
 RECURSIVE = json_schema(
     {
@@ -57,6 +71,23 @@ def test_the_mask_of_every_node_is_that_of_a_new_matcher(constraint: Constraint)
             found.advance(committed[-1])
             assert not found.settle()
     assert compared > 40
+
+
+def test_a_tokenizer_may_put_a_space_before_every_text() -> None:
+    """What a grammar forces is allowed without it, at the beginning and later."""
+    splitter = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    for pre_tokenizer in (splitter, pre_tokenizers.Sequence([pre_tokenizers.Digits(), splitter])):
+        tokenizer = Tokenizer.from_file(str(TOKENIZER))
+        tokenizer.pre_tokenizer = pre_tokenizer
+        words = vocabulary_of(tokenizer.to_str().encode(), [EOS])
+        found, text = matcher(regex("forced[0-9] again"), words=words), b""
+        while not found.complete:
+            mask = found.mask(())
+            assert mask is not None
+            text += words.decode_bytes([tokens_of(mask)[0]])
+            found.advance(tokens_of(mask)[0])
+            assert not found.problem
+        assert re.fullmatch(rb"forced[0-9] again", text)
 
 
 def test_a_mask_has_just_what_can_still_become_a_text() -> None:

@@ -18,7 +18,7 @@ from outrider.engine.loading.loader import load_model
 from tests.models import ARCHITECTURES, BOS_ID, EOS_ID, build_tokenizer
 
 Folders = Callable[[str], Path]
-PLAIN = {"deepseek_v3", "gemma4"}
+PLAIN = {"deepseek_v3", "gemma4", "ministral3"}
 
 
 def plain_model(folder: Path) -> tuple[PreTrainedModel, Plain]:

@@ -208,6 +208,13 @@ class TestSelfCheck:
         with pytest.raises(ModelError, match="attends over a window of 100, its cache keeps None"):
             load(folder_of("llama"), fused=False)
 
+    def test_a_window_of_the_cache_alone_is_refused(self, tmp_path: Path) -> None:
+        """Llama attends to everything, whatever its config.json says of a window; its cache would forget."""
+        folder = build_model("llama", tmp_path, sliding_window=100)
+        with pytest.raises(ModelError, match="attends over a window of None, its cache keeps 100"):
+            load(folder)
+        assert load(folder, context_length=100).context_length == 100
+
     def test_an_exception_is_refused(self, monkeypatch: pytest.MonkeyPatch, folder_of: Folders) -> None:
         """A model that cannot run over pages says so with the reason."""
 

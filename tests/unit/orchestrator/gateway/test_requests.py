@@ -146,6 +146,10 @@ def test_prompts_of_every_kind(prompt: Any, expected: Any) -> None:
             Message("assistant", "a"),
         ),
         (
+            {"role": "assistant", "content": "a", "provider_specific_fields": {"refusal": None}},
+            Message("assistant", "a"),
+        ),
+        (
             {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
             Message("user", ("a", "b")),
         ),
@@ -232,6 +236,7 @@ WRONG_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": [[1], [-1]]}, "prompt[1][0]"),
     ({"prompt": ["x"] * 129}, "prompt"),
     ({"n": 0}, "n"),
+    ({"n": 10**9}, "n"),
     ({"n": True}, "n"),
     ({"n": 1.5}, "n"),
     ({"max_tokens": "5"}, "max_tokens"),

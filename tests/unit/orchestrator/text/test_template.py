@@ -83,6 +83,18 @@ def test_tools_calls_and_results() -> None:
     assert text.endswith("<assistant>")
 
 
+def test_the_answers_of_training_may_be_marked() -> None:
+    """What stands between the tags (SmolLM 3) is text like any other; what is set there ends with them."""
+    template = (
+        "{% set end = '.' %}{% for message in messages %}"
+        "{% generation %}{% set end = '!' %}{{ message.content }}{{ end }}{% endgeneration %}{{ end }}"
+        "{% endfor %}"
+    )
+    chat = Conversation(messages=(ChatMessage("user", "a"), ChatMessage("assistant", "b")))
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    assert rendered(template, chat) == expected(template, messages) == "a!.b!."
+
+
 def test_more_variables() -> None:
     """What a caller gives beside the conversation; ours cannot be set twice."""
     chat = Conversation(messages=TALK[:1], template_kwargs='{"thinking": false}')

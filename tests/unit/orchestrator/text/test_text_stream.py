@@ -276,3 +276,15 @@ def test_resumed_tokens_are_not_given_out_again() -> None:
     thumb = list(BYTE_LEVEL.encode("a👍"))
     cut = stream(BYTE_LEVEL, resumed=thumb[:-1])
     assert cut.push(thumb[-1:]) == [Piece(1, "👍")]
+
+
+@pytest.mark.parametrize("broken", ["👍", "ü"])
+def test_a_character_that_never_becomes_whole_comes_once(broken: str) -> None:
+    """Its U+FFFD is given out when the next token shows that; a stream cut there goes on behind it."""
+    tokens = [*BYTE_LEVEL.encode(broken)[:-1], *BYTE_LEVEL.encode("👍👍")[:-1]]
+    whole = pieces_of(stream(BYTE_LEVEL), tokens, [])
+    assert "".join(piece.text for piece in whole) == BYTE_LEVEL.decode(tokens)
+    for cut in range(1, len(whole) + 1):
+        given = tokens[: sum(piece.tokens for piece in whole[:cut])]
+        rest = pieces_of(stream(BYTE_LEVEL, resumed=given), tokens[len(given) :], [])
+        assert "".join(piece.text for piece in [*whole[:cut], *rest]) == BYTE_LEVEL.decode(tokens)
