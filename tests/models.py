@@ -123,6 +123,32 @@ ARCHITECTURES: dict[str, Callable[..., PretrainedConfig]] = {
         **common,
     ),
     "stablelm": lambda **common: transformers.StableLmConfig(**_SIZES, **common),
+    "granite": lambda **common: transformers.GraniteConfig(
+        **_SIZES,
+        embedding_multiplier=6.0,
+        residual_multiplier=0.22,
+        attention_multiplier=0.125,
+        logits_scaling=3.0,
+        **common,
+    ),
+    "smollm3": lambda **common: transformers.SmolLM3Config(**_SIZES, no_rope_layers=[1, 0, 1], **common),
+    "glm4": lambda **common: transformers.Glm4Config(**_SIZES, head_dim=16, **common),
+    "cohere2": lambda **common: transformers.Cohere2Config(
+        **_SIZES, sliding_window=WINDOW, layer_types=_ALTERNATING, logit_scale=0.25, **common
+    ),
+    "exaone4": lambda **common: transformers.Exaone4Config(
+        **_SIZES, sliding_window=WINDOW, sliding_window_pattern=2, layer_types=_ALTERNATING, **common
+    ),
+    "nemotron": lambda **common: transformers.NemotronConfig(**_SIZES, head_dim=16, **common),
+    "opt": lambda **common: transformers.OPTConfig(
+        **{name: size for name, size in _SIZES.items() if name != "num_key_value_heads"},
+        ffn_dim=96,
+        word_embed_proj_dim=64,
+        init_std=0.25,
+        **common,
+    ),
+    "ernie4_5": lambda **common: transformers.Ernie4_5Config(**_SIZES, head_dim=16, **common),
+    "apertus": lambda **common: transformers.ApertusConfig(**_SIZES, **common),
 }
 """Configurations by short name; tokens and vocabulary are added by `build_model`."""
 
@@ -134,6 +160,9 @@ UNSUPPORTED: dict[str, Callable[..., PretrainedConfig]] = {
         hidden_size=32, state_size=4, num_hidden_layers=2, **common
     ),
     "bloom": lambda **common: transformers.BloomConfig(hidden_size=32, n_layer=2, n_head=4, **common),
+    "bart": lambda **common: transformers.BartConfig(
+        d_model=32, decoder_layers=2, decoder_attention_heads=4, is_encoder_decoder=False, **common
+    ),
 }
 """Configurations of models that cannot run here."""
 

@@ -20,9 +20,20 @@ def gelu_tanh(x: Tensor) -> Tensor:
     return gelu(x, approximate="tanh")
 
 
+def relu_squared(x: Tensor) -> Tensor:
+    """The square of what is positive (So et al. 2021, "Primer")."""
+    return relu(x).square_()
+
+
 _IS_TANH: Mapping[Activation, bool] = {gelu: False, gelu_tanh: True}
 """The activations with a kernel."""
-ON_GPUS: Mapping[Activation, str] = {silu: "silu", gelu: "gelu", gelu_tanh: "gelu_tanh", relu: "relu"}
+ON_GPUS: Mapping[Activation, str] = {
+    silu: "silu",
+    gelu: "gelu",
+    gelu_tanh: "gelu_tanh",
+    relu: "relu",
+    relu_squared: "relu_squared",
+}
 """Those with one on GPUs, and what it calls them."""
 
 

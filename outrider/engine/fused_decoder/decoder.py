@@ -87,6 +87,8 @@ class LayerSettings:
     scores: Scores
     parallel: bool = False
     """The MLP reads what attention reads: the rows before attention's result is added to them."""
+    added_factor: float = 1.0
+    """Of what attention and MLP give, before it is added (Granite)."""
 
 
 class Gate(nn.Module):
@@ -170,7 +172,7 @@ class FusedDecoder(nn.Module):
     """Embedding, layers, last norm and output layer; `kind` is the model's class in transformers.
 
     `positions`, if there is one, is the embedding of positions, added to that of tokens (GPT-2); `softcap`
-    bounds the logits, with tanh (Gemma 2).
+    bounds the logits, with tanh (Gemma 2). Rows of the embedding and logits may have a factor (Granite).
     """
 
     def __init__(
@@ -184,9 +186,12 @@ class FusedDecoder(nn.Module):
         ropes: list[Rope],
         softcap: float | None,
         positions: nn.Embedding | None = None,
+        embedding_factor: float = 1.0,
+        logit_factor: float = 1.0,
     ) -> None:
         super().__init__()
         self.kind = kind
+        self.embedding_factor, self.logit_factor = embedding_factor, logit_factor
         self.norm = norm
         self.embed: nn.Module = embed
         self.positions = positions
