@@ -1,7 +1,8 @@
 """Tiny random models of every supported architecture, with a tiny tokenizer, saved to a folder.
 
 The weights are drawn wide enough that the logits of different tokens are far apart: greedy choices do not
-hang on rounding. Sliding windows are shorter than the sequences of the tests.
+hang on rounding. Sliding windows, and ranges behind which something changes, are shorter than the sequences
+of the tests.
 """
 
 from __future__ import annotations
@@ -148,6 +149,18 @@ ARCHITECTURES: dict[str, Callable[..., PretrainedConfig]] = {
         **common,
     ),
     "ernie4_5": lambda **common: transformers.Ernie4_5Config(**_SIZES, head_dim=16, **common),
+    "ministral3": lambda **common: transformers.Ministral3Config(
+        **_SIZES,
+        head_dim=16,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": WINDOW,
+            "llama_4_scaling_beta": 0.1,
+        },
+        **common,
+    ),
     "apertus": lambda **common: transformers.ApertusConfig(**_SIZES, **common),
 }
 """Configurations by short name; tokens and vocabulary are added by `build_model`."""

@@ -31,6 +31,18 @@ class Norm:
     """[C], added last; of centred rows alone."""
 
 
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """The factor of turned queries: 1 + rate ln(1 + floor(position / period)) (Ministral 3)."""
+
+    rate: float
+    period: int
+
+    def factors(self, positions: Tensor) -> Tensor:
+        """Of queries at positions [N]: [N, 1, 1] float32."""
+        return (1 + self.rate * (positions // self.period).float().log1p())[:, None, None]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Rope:
     """The rotary positions of some layers."""
@@ -39,6 +51,7 @@ class Rope:
     """[R / 2] radians that a pair turns per position: of the first R columns of a head, of none if R is 0."""
     stretch: float
     """Factor of queries and keys that some kinds have."""
+    growth: Growth | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -26,6 +26,7 @@ from outrider.engine.fused_decoder.decoder import (
     FusedLayer,
     Gate,
     GatedMlp,
+    Growth,
     LayerSettings,
     Norm,
     PlainMlp,
@@ -51,6 +52,8 @@ _QKV = (("qkv_proj",), (_BY_HEAD,), ("c_attn",), ("q_proj", "k_proj", "v_proj"))
 _OUTPUT = ("o_proj", "dense", "c_proj", "out_proj")
 _GATE_UP = (("gate_up_proj",), ("gate_proj", "up_proj"))
 _UP = ("dense_h_to_4h", "c_fc", "fc1", "up_proj")
+_UP_IN_LAYER = "fc1"
+"""OPT's layers have no module for the MLP."""
 _DOWN = ("down_proj", "dense_4h_to_h", "c_proj", "fc2")
 _ACTIVATION = ("act_fn", "activation_fn", "act")
 """The names that parts go by: one module, or those that are fused to one."""
@@ -96,7 +99,7 @@ def fused_decoder(
     _check_widths(geometry)
     _refuse_leftovers(network, found.all())
     seen: Sequence[Observed | None] = observed or [None] * len(found.layers)
-    turns, ropes = _turns(found, seen, geometry.head_dim)
+    turns, ropes = _turns(found, text, seen, geometry.head_dim)
     return FusedDecoder(
         type(network).__name__,
         embed=found.embed,
@@ -145,7 +148,7 @@ class Parts:
         heads = ("q_norm", "k_norm") if hasattr(self.attention, "q_norm") else ()
         self.head_norms = [modules.norm(self.attention, name) for name in heads]
         self.output = modules.linear(self.attention, *_OUTPUT)
-        self.mlp = _mlp(getattr(layer, "mlp", layer))
+        self.mlp = _mlp(layer if hasattr(layer, _UP_IN_LAYER) else modules.child(layer, "mlp"))
         self.norms = _norms(layer)
         # Without a norm of its own an MLP reads what attention reads.
         shared = [*self.norms] == ["input_norm"]
@@ -236,27 +239,35 @@ def _mlp(mlp: nn.Module) -> _GatedMlp | _PlainMlp | ExpertsBlock:
     return _GatedMlp(mlp) if gated else _PlainMlp(mlp)
 
 
-def _turns(found: Modules, observed: Sequence[Observed | None], width: int) -> tuple[list[Turn], list[Rope]]:
+def _turns(
+    found: Modules, text: Any, observed: Sequence[Observed | None], width: int
+) -> tuple[list[Turn], list[Rope]]:
     """How each layer turns, and the ropes that some layer has."""
     if found.places is not None:
         turns = [Turn(still(found.embed.weight.device), None)] * len(observed)
     else:
         whole = any(parts.head_norms for parts in found.layers)  # kernels norm what turns
-        turns = turns_of(observed, _ropes(found.body), width, whole=whole)
+        turns = turns_of(observed, _ropes(found.body, text), width, whole=whole)
     return turns, list(dict.fromkeys(turn.rope for turn in turns))
 
 
-def _ropes(body: nn.Module) -> list[Rope]:
+def _ropes(body: nn.Module, text: Any) -> list[Rope]:
     """The ropes of a model: one for all layers, or for each type of layer."""
     rotary: Any = modules.child(body, "rotary_emb")
+    growth = _growth(getattr(text, "rope_parameters", None) or {})
     ropes = [
-        Rope(frequencies, float(getattr(rotary, name.replace("inv_freq", "attention_scaling"), 1.0)))
+        Rope(frequencies, float(getattr(rotary, name.replace("inv_freq", "attention_scaling"), 1.0)), growth)
         for name, frequencies in rotary.named_buffers(recurse=False)
         if name.endswith("inv_freq") and not name.endswith("original_inv_freq")
     ]
     if not ropes:
         raise NotFused("its rotary embedding has no frequencies of a known name")
     return ropes
+
+
+def _growth(settings: Mapping[str, Any]) -> Growth | None:
+    rate, period = settings.get("llama_4_scaling_beta"), settings.get("original_max_position_embeddings")
+    return Growth(rate, period) if rate and period else None
 
 
 def _logit_factor(network: PreTrainedModel) -> float:

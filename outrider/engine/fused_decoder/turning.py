@@ -13,7 +13,7 @@ Shapes: Q query heads, H kv heads, D head width, R columns of a head that turn.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -31,6 +31,8 @@ class Observed:
     """What a layer hands to attention for the same input at position 0 and at another one."""
 
     position: int
+    queries: int
+    """Q"""
     first: Tensor
     """Queries and keys [Q + H, D] at position 0."""
     there: Tensor
@@ -90,6 +92,8 @@ def _distance(seen: Observed, rope: Rope, pairs: Tensor) -> float:
     order = _order(pairs, seen.first.shape[1], 0).to(seen.first.device)
     angles = rope.frequencies.float() * seen.position
     expected = rotate(seen.first[None, :, order], torch.polar(torch.ones_like(angles), angles)[None, None])
+    if rope.growth is not None:
+        expected[:, : seen.queries] *= rope.growth.factors(torch.tensor([seen.position]))
     there = seen.there[:, order].float()
     return float((expected[0] - there).norm() / there.norm())
 
@@ -98,7 +102,9 @@ def _turn(rope: Rope, pairs: Tensor, width: int, whole: bool) -> Turn:
     added = width // 2 - pairs.shape[1] if whole else 0
     frequencies = torch.cat([rope.frequencies, rope.frequencies.new_zeros(added)])
     order = _order(pairs, width, added)
-    return Turn(Rope(frequencies, rope.stretch), None if torch.equal(order, order.sort()[0]) else order)
+    return Turn(
+        replace(rope, frequencies=frequencies), None if torch.equal(order, order.sort()[0]) else order
+    )
 
 
 def _order(pairs: Tensor, width: int, added: int) -> Tensor:

@@ -79,7 +79,8 @@ def observed(network: PreTrainedModel, position: int) -> list[Observed]:
     """
     calls, others = attention_calls(network), attention_calls(network, position)
     return [
-        Observed(position, call.turned, others[layer].turned, call.window) for layer, call in calls.items()
+        Observed(position, call.shapes.query_heads, call.turned, others[layer].turned, call.window)
+        for layer, call in calls.items()
     ]
 
 

@@ -5,5 +5,5 @@ from __future__ import annotations
 ON_KERNELS = (
     *("llama", "qwen3", "mistral", "gemma2", "gemma3", "gpt_oss"),
     *("gpt_neox", "gpt2", "olmo2", "phi", "starcoder2"),
-    *("granite", "glm4", "exaone4", "nemotron"),
+    *("granite", "glm4", "exaone4", "nemotron", "ministral3"),
 )
