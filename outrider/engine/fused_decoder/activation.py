@@ -45,8 +45,13 @@ def make_activation(activation: Activation, dtype: torch.dtype, device: torch.de
 
 
 def has_kernel(activation: Activation, dtype: torch.dtype, device: torch.device) -> bool:
-    """True where a number becomes the same wherever it stands."""
+    """True where a kernel of ours computes it."""
     return activation in _IS_TANH and runs(dtype, device)
+
+
+def is_steady(activation: Activation, dtype: torch.dtype, device: torch.device) -> bool:
+    """True where a number becomes the same wherever it stands: by a kernel of ours, or rounded once."""
+    return activation in (relu, relu_squared) or has_kernel(activation, dtype, device)
 
 
 def _run(kernel: GeluKernel, dtype: torch.dtype, plain: Activation, x: Tensor) -> Tensor:
