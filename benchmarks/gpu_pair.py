@@ -124,7 +124,7 @@ def loaded_from(network: LlamaForCausalLM, name: str) -> tuple[LoadedModel, Plai
     limit = network.config.max_position_embeddings
     plain = run_plain(network, limit)
     loaded = LoadedModel(
-        model=fused_decoder(network, plain.geometry, plain.windows),
+        model=fused_decoder(network, plain.geometry, plain.windows, plain.observed),
         name=name,
         vocabulary_size=network.config.vocab_size,
         context_length=limit,

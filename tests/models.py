@@ -1,7 +1,8 @@
 """Tiny random models of every supported architecture, with a tiny tokenizer, saved to a folder.
 
 The weights are drawn wide enough that the logits of different tokens are far apart: greedy choices do not
-hang on rounding. Sliding windows are shorter than the sequences of the tests.
+hang on rounding. Sliding windows, and ranges behind which something changes, are shorter than the sequences
+of the tests.
 """
 
 from __future__ import annotations
@@ -41,18 +42,6 @@ ARCHITECTURES: dict[str, Callable[..., PretrainedConfig]] = {
     "qwen2": lambda **common: transformers.Qwen2Config(**_SIZES, **common),
     "qwen3": lambda **common: transformers.Qwen3Config(**_SIZES, head_dim=16, **common),
     "mistral": lambda **common: transformers.MistralConfig(**_SIZES, sliding_window=WINDOW, **common),
-    # Its queries grow with their position, from one on that is behind the self check's.
-    "ministral3": lambda **common: transformers.Ministral3Config(
-        **_SIZES,
-        rope_parameters={
-            "rope_type": "yarn",
-            "rope_theta": 10000.0,
-            "factor": 16.0,
-            "original_max_position_embeddings": 32,
-            "llama_4_scaling_beta": 0.5,
-        },
-        **common,
-    ),
     "gemma": lambda **common: transformers.GemmaConfig(**_SIZES, head_dim=16, **common),
     "gemma2": lambda **common: transformers.Gemma2Config(
         **_SIZES,
@@ -138,6 +127,45 @@ ARCHITECTURES: dict[str, Callable[..., PretrainedConfig]] = {
         **common,
     ),
     "stablelm": lambda **common: transformers.StableLmConfig(**_SIZES, **common),
+    "granite": lambda **common: transformers.GraniteConfig(
+        **_SIZES,
+        embedding_multiplier=6.0,
+        residual_multiplier=0.22,
+        attention_multiplier=0.125,
+        logits_scaling=3.0,
+        **common,
+    ),
+    "smollm3": lambda **common: transformers.SmolLM3Config(**_SIZES, no_rope_layers=[1, 0, 1], **common),
+    "glm4": lambda **common: transformers.Glm4Config(**_SIZES, head_dim=16, **common),
+    "cohere2": lambda **common: transformers.Cohere2Config(
+        **_SIZES, sliding_window=WINDOW, layer_types=_ALTERNATING, logit_scale=0.25, **common
+    ),
+    "exaone4": lambda **common: transformers.Exaone4Config(
+        **_SIZES, sliding_window=WINDOW, sliding_window_pattern=2, layer_types=_ALTERNATING, **common
+    ),
+    "nemotron": lambda **common: transformers.NemotronConfig(**_SIZES, head_dim=16, **common),
+    "opt": lambda **common: transformers.OPTConfig(
+        **{name: size for name, size in _SIZES.items() if name != "num_key_value_heads"},
+        ffn_dim=96,
+        word_embed_proj_dim=64,
+        init_std=0.25,
+        **common,
+    ),
+    "ernie4_5": lambda **common: transformers.Ernie4_5Config(**_SIZES, head_dim=16, **common),
+    # Its queries grow with their position, from one on that is behind the self check's.
+    "ministral3": lambda **common: transformers.Ministral3Config(
+        **_SIZES,
+        head_dim=16,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": WINDOW,
+            "llama_4_scaling_beta": 0.1,
+        },
+        **common,
+    ),
+    "apertus": lambda **common: transformers.ApertusConfig(**_SIZES, **common),
 }
 """Configurations by short name; tokens and vocabulary are added by `build_model`."""
 
@@ -149,6 +177,9 @@ UNSUPPORTED: dict[str, Callable[..., PretrainedConfig]] = {
         hidden_size=32, state_size=4, num_hidden_layers=2, **common
     ),
     "bloom": lambda **common: transformers.BloomConfig(hidden_size=32, n_layer=2, n_head=4, **common),
+    "bart": lambda **common: transformers.BartConfig(
+        d_model=32, decoder_layers=2, decoder_attention_heads=4, is_encoder_decoder=False, **common
+    ),
 }
 """Configurations of models that cannot run here."""
 

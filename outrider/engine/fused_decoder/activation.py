@@ -20,9 +20,20 @@ def gelu_tanh(x: Tensor) -> Tensor:
     return gelu(x, approximate="tanh")
 
 
+def relu_squared(x: Tensor) -> Tensor:
+    """The square of what is positive (So et al. 2021, "Primer")."""
+    return relu(x).square_()
+
+
 _IS_TANH: Mapping[Activation, bool] = {gelu: False, gelu_tanh: True}
 """The activations with a kernel."""
-ON_GPUS: Mapping[Activation, str] = {silu: "silu", gelu: "gelu", gelu_tanh: "gelu_tanh", relu: "relu"}
+ON_GPUS: Mapping[Activation, str] = {
+    silu: "silu",
+    gelu: "gelu",
+    gelu_tanh: "gelu_tanh",
+    relu: "relu",
+    relu_squared: "relu_squared",
+}
 """Those with one on GPUs, and what it calls them."""
 
 
@@ -34,8 +45,13 @@ def make_activation(activation: Activation, dtype: torch.dtype, device: torch.de
 
 
 def has_kernel(activation: Activation, dtype: torch.dtype, device: torch.device) -> bool:
-    """True where a number becomes the same wherever it stands."""
+    """True where a kernel of ours computes it."""
     return activation in _IS_TANH and runs(dtype, device)
+
+
+def is_steady(activation: Activation, dtype: torch.dtype, device: torch.device) -> bool:
+    """True where a number becomes the same wherever it stands: by a kernel of ours, or rounded once."""
+    return activation in (relu, relu_squared) or has_kernel(activation, dtype, device)
 
 
 def _run(kernel: GeluKernel, dtype: torch.dtype, plain: Activation, x: Tensor) -> Tensor:

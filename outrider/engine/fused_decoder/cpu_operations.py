@@ -26,11 +26,11 @@ class CpuOperations:
 
     def __init__(self, decoder: FusedDecoder, attention: FusedAttention) -> None:
         self._attention = attention
-        self._angles = [Angles(rope.frequencies, rope.stretch) for rope in decoder.ropes]
+        self._angles = [(Angles(rope.frequencies, rope.stretch), rope.growth) for rope in decoder.ropes]
 
     def begin(self, step: Inputs) -> list[Rotations]:
         """The rotations of the step's positions, for each rope."""
-        return [Rotations(step.positions[0], angles) for angles in self._angles]
+        return [Rotations(step.positions[0], angles, growth) for angles, growth in self._angles]
 
     def norm(self, norm: Norm | None) -> AddNorm:
         """A kernel or torch."""
@@ -46,6 +46,8 @@ class CpuOperations:
 
         def mix(qkv: Tensor, rotations: list[Rotations]) -> Tensor:
             rotate(qkv, rotations[rope], attention.room(index))
+            if (factors := rotations[rope].factors) is not None:
+                qkv[:, : settings.query_heads].mul_(factors)
             return attention.mix(index, qkv, scores)
 
         return mix

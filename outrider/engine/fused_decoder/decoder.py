@@ -32,6 +32,18 @@ class Norm:
     """[C], added last; of centred rows alone."""
 
 
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """The factor of turned queries: 1 + rate ln(1 + floor(position / period)) (Ministral 3)."""
+
+    rate: float
+    period: int
+
+    def factors(self, positions: Tensor) -> Tensor:
+        """Of queries at positions [N]: [N, 1, 1] float32."""
+        return (1 + self.rate * (positions // self.period).float().log1p())[:, None, None]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Rope:
     """The rotary positions of some layers."""
@@ -40,6 +52,7 @@ class Rope:
     """[R / 2] radians that a pair turns per position: of the first R columns of a head, of none if R is 0."""
     stretch: float
     """Factor of queries and keys that some kinds have."""
+    growth: Growth | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,6 +101,8 @@ class LayerSettings:
     scores: Scores
     parallel: bool = False
     """The MLP reads what attention reads: the rows before attention's result is added to them."""
+    added_factor: float = 1.0
+    """Of what attention and MLP give, before it is added (Granite)."""
 
 
 class Gate(nn.Module):
@@ -241,7 +256,7 @@ class FusedDecoder(nn.Module):
     """Embedding, layers, last norm and output layer; `kind` is the model's class in transformers.
 
     `positions`, if there is one, is the embedding of positions, added to that of tokens (GPT-2); `softcap`
-    bounds the logits, with tanh (Gemma 2).
+    bounds the logits, with tanh (Gemma 2). Rows of the embedding and logits may have a factor (Granite).
     """
 
     def __init__(
@@ -255,9 +270,12 @@ class FusedDecoder(nn.Module):
         ropes: list[Rope],
         softcap: float | None,
         positions: nn.Embedding | None = None,
+        embedding_factor: float = 1.0,
+        logit_factor: float = 1.0,
     ) -> None:
         super().__init__()
         self.kind = kind
+        self.embedding_factor, self.logit_factor = embedding_factor, logit_factor
         self.norm = norm
         self.embed: nn.Module = embed
         self.positions = positions

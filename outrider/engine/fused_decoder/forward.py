@@ -116,7 +116,7 @@ class FusedForward(Generic[StepT, Shared]):
         first, stack = decoder.stack[0].settings, decoder.stack
         norms = [*(layer.settings.input_norm for layer in stack[1:]), decoder.norm]
         self._begin, self._tap = operations.begin, tap or FeatureTap()
-        self._embed, self._head = _embedding(decoder), _capped(decoder.head.forward, decoder.softcap)
+        self._embed, self._head = _embedding(decoder), _logits(decoder)
         self._heads = first.query_heads + 2 * first.kv_heads
         self._first_norm = operations.norm(first.input_norm)
         self._layers = [_functions(layer, norm, operations) for layer, norm in zip(stack, norms, strict=True)]
@@ -145,16 +145,16 @@ def _functions(
     return _Layer(
         layer.qkv.forward,
         operations.mix(layer),
-        _normed(layer.output.forward, settings.output_norm, operations),
+        _times(_normed(layer.output.forward, settings.output_norm, operations), settings.added_factor),
         _mlp_norm(settings, operations),
-        _normed(_mlp(layer, operations), settings.down_norm, operations),
+        _times(_normed(_mlp(layer, operations), settings.down_norm, operations), settings.added_factor),
         operations.norm(next_norm),
     )
 
 
 def _embedding(decoder: FusedDecoder) -> Callable[[Inputs], Tensor]:
     """Rows [N, C] of a step's tokens, and of their positions where the model embeds them."""
-    embed = decoder.embed.forward
+    embed = _times(decoder.embed.forward, decoder.embedding_factor)
     if decoder.positions is None:
         return lambda step: embed(step.tokens[0])
     place = decoder.positions.forward
@@ -201,7 +201,13 @@ def _normed(product: Linear, norm: Norm | None, operations: Operations[StepT, Sh
     return lambda x: behind(product(x), None)
 
 
-def _capped(head: Linear, softcap: float | None) -> Linear:
+def _times(function: Linear, factor: float) -> Linear:
+    """What a function gives, times a factor where the model has one."""
+    return function if factor == 1.0 else lambda x: function(x) * factor
+
+
+def _logits(decoder: FusedDecoder) -> Linear:
+    head, softcap = _times(decoder.head.forward, decoder.logit_factor), decoder.softcap
     if softcap is None:
         return head
     return lambda x: torch.tanh(head(x) / softcap) * softcap

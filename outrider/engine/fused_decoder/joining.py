@@ -47,15 +47,25 @@ def _joined_linears(layers: Sequence[nn.Linear]) -> nn.Linear:
 def side_by_side(layer: Any, heads: int) -> nn.Module:
     """A layer whose rows are [H, 3, D], queries, keys and values of each head, with rows [3, H, D] instead.
 
-    The weight is a copy: there is no view of such an order.
-
     Raises:
         NotFused: it has other rows.
     """
     if not isinstance(layer, nn.Linear | CodedLinear) or layer.out_features % (3 * heads):
         raise NotFused("its queries, keys and values are not of as many heads each")
-    order = torch.arange(layer.out_features, device=next(layer.parameters()).device)
-    order = order.view(heads, 3, -1).transpose(0, 1).flatten()
+    return with_rows(layer, torch.arange(layer.out_features).view(heads, 3, -1).transpose(0, 1).flatten())
+
+
+def with_rows(layer: Any, order: Tensor) -> nn.Module:
+    """A layer with another's rows in this order [out].
+
+    The weight is a copy: there is no view of such an order.
+
+    Raises:
+        NotFused: it is not of the common kind.
+    """
+    if not isinstance(layer, nn.Linear | CodedLinear):
+        raise NotFused(f"rows of {type(layer).__name__} have no other order")
+    order = order.to(next(layer.parameters()).device)
     bias = None if layer.bias is None else layer.bias.detach()[order]
     if isinstance(layer, CodedLinear):
         return CodedLinear(layer.planes.rows(order), bias, layer.dtype)

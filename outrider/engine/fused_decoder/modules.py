@@ -12,26 +12,25 @@ from transformers.activations import (
     GELUActivation,
     GELUTanh,
     NewGELUActivation,
+    ReLUSquaredActivation,
     SiLUActivation,
 )
 from transformers.pytorch_utils import Conv1D
 
-from outrider.engine.fused_decoder.activation import Activation, gelu_tanh
-from outrider.engine.fused_decoder.decoder import Norm
+from outrider.engine.fused_decoder.activation import Activation, gelu_tanh, relu_squared
 from outrider.engine.gpu.coded_linear import CodedLinear
 
 Names: TypeAlias = tuple[str, ...]
-_WEIGHT_PLUS_ONE = ("GemmaRMSNorm", "Gemma2RMSNorm", "Gemma3RMSNorm")
-"""Norms whose factor is their weight and 1, in float32."""
-_EXACT_WEIGHT = ("GptOssRMSNorm", "Olmo2RMSNorm", "Olmo3RMSNorm")
-"""Norms that round behind their weight, not before."""
 _FUNCTIONS: tuple[tuple[tuple[type[nn.Module], ...], Activation], ...] = (
     ((nn.SiLU, SiLUActivation), silu),
     ((GELUActivation,), gelu),
     ((NewGELUActivation, FastGELUActivation, GELUTanh), gelu_tanh),
     ((nn.ReLU,), relu),
+    ((ReLUSquaredActivation,), relu_squared),
 )
-"""Activations that torch computes in one operation."""
+"""Activations that torch computes in few operations."""
+_NORMS = ("Norm", "Norm1P")
+"""How the names of their classes end."""
 
 
 class NotFused(Exception):
@@ -73,45 +72,38 @@ def linears(parent: nn.Module, alternatives: Sequence[Names]) -> list[nn.Module]
 
 
 def embedding(parent: nn.Module, *names: str) -> nn.Embedding:
-    """An embedding, whose own forward is used: Gemma's scales what it gives.
+    """An embedding, whose own forward is used, as Gemma's scales what it gives, or one of positions.
 
     Raises:
         NotFused: there is none.
     """
     found = child(parent, *names)
-    if not isinstance(found, nn.Embedding) or (
-        type(found) is not nn.Embedding and not hasattr(found, "embed_scale")
-    ):
+    known = type(found) is nn.Embedding or hasattr(found, "embed_scale") or hasattr(found, "offset")
+    if not isinstance(found, nn.Embedding) or not known:
         raise NotFused(f"{_name_of(parent, found)} is a {type(found).__name__}")
     return found
 
 
+def from_position_0(embedding: nn.Embedding) -> nn.Embedding:
+    """An embedding of positions without the rows before the first one's (OPT)."""
+    offset = getattr(embedding, "offset", 0)
+    if not offset:
+        return embedding
+    rows = embedding.weight.detach()[offset:]
+    return nn.Embedding(len(rows), rows.shape[1], _weight=rows, _freeze=True)
+
+
 def norm(parent: nn.Module, *names: str) -> nn.Module:
-    """A norm that `described` knows.
+    """A norm with a weight for each column.
 
     Raises:
         NotFused: there is none.
     """
     found = child(parent, *names)
-    kind = type(found).__name__
-    layer_norm = type(found) is nn.LayerNorm and found.weight is not None and found.weight.ndim == 1
-    rms_norm = kind in _WEIGHT_PLUS_ONE or (kind.endswith("RMSNorm") and hasattr(found, "variance_epsilon"))
-    if not (layer_norm or rms_norm):
-        raise NotFused(f"{_name_of(parent, found)} is a {kind}")
+    weight = getattr(found, "weight", None)
+    if not type(found).__name__.endswith(_NORMS) or weight is None or weight.ndim != 1:
+        raise NotFused(f"{_name_of(parent, found)} is a {type(found).__name__}")
     return found
-
-
-def described(module: Any) -> Norm:
-    """What a norm computes."""
-    weight = module.weight.detach()
-    if isinstance(module, nn.LayerNorm):
-        bias = None if module.bias is None else module.bias.detach()
-        return Norm(weight, module.eps, centred=True, bias=bias)
-    if type(module).__name__ in _WEIGHT_PLUS_ONE:
-        return Norm(weight.float() + 1.0, module.eps)
-    if type(module).__name__ in _EXACT_WEIGHT:
-        weight = weight.float()
-    return Norm(weight, module.variance_epsilon)
 
 
 def activation(mlp: nn.Module, *names: str) -> Activation:

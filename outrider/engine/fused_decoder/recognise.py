@@ -1,22 +1,23 @@
 """Makes a fused decoder from a transformers model whose layers are of the kind it knows.
 
 A model is recognised by the names of its modules, and by what is left over: every weight must have found its
-place. What cannot be seen there (a factor in the code, a layer without rotation) is left to the self check.
+place. What modules do not show is found out by running them (`known_norms`, `turning`); what cannot be found
+out so, such as other factors in the code, is left to the self check.
 
 The fused weights take the place of the modules' own, which become views of them: nothing is held twice. Only
-GPT-NeoX's queries, keys and values are, until the model is let go.
+queries, keys and values whose rows get another order are, until the model is let go.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.modeling_rope_utils import RopeParameters
 
 from outrider.engine.fused_decoder import modules
 from outrider.engine.fused_decoder.decoder import (
@@ -24,78 +25,95 @@ from outrider.engine.fused_decoder.decoder import (
     FusedLayer,
     Gate,
     GatedMlp,
+    Growth,
     LayerSettings,
     Norm,
     PlainMlp,
     Rope,
     Scores,
 )
-from outrider.engine.fused_decoder.joining import joined, side_by_side
+from outrider.engine.fused_decoder.joining import joined, side_by_side, with_rows
+from outrider.engine.fused_decoder.known_norms import described
 from outrider.engine.fused_decoder.mixture import ForeignBlock, Mixture, is_mixture
 from outrider.engine.fused_decoder.modules import NotFused
+from outrider.engine.fused_decoder.turning import Observed, Turn, still, turns_of
 from outrider.engine.loaded_model import Geometry
-from outrider.engine.loading.model_config import rope_settings
 
 _BODY = ("model", "gpt_neox", "transformer")
-_TEXT = ("language_model", "text_model")
+_TEXT = ("language_model", "text_model", "decoder")
 _LAYERS = ("layers", "h")
 EMBEDDING = ("embed_tokens", "embed_in", "wte")
-_POSITIONS = "wpe"
+_POSITIONS = ("wpe", "embed_positions")
 _LAST_NORM = ("norm", "final_layer_norm", "final_layernorm", "ln_f")
 HEAD = ("lm_head", "embed_out")
 _ATTENTION = ("self_attn", "attention", "attn")
 _BY_HEAD = "query_key_value"
 _QKV = (("qkv_proj",), (_BY_HEAD,), ("c_attn",), ("q_proj", "k_proj", "v_proj"))
-_OUTPUT = ("o_proj", "dense", "c_proj")
+_OUTPUT = ("o_proj", "dense", "c_proj", "out_proj")
 _GATE_UP = (("gate_up_proj",), ("gate_proj", "up_proj"))
-_UP = ("dense_h_to_4h", "c_fc", "fc1")
+_UP = ("dense_h_to_4h", "c_fc", "fc1", "up_proj")
+_UP_IN_LAYER = "fc1"
+"""OPT's layers have no module for the MLP."""
 _DOWN = ("down_proj", "dense_4h_to_h", "c_proj", "fc2")
 _ACTIVATION = ("act_fn", "activation_fn", "act")
 """The names that parts go by: one module, or those that are fused to one."""
-_ROTATION = {*RopeParameters.__annotations__, "type", "mrope_interleaved"}
-"""Settings of a rope that say how it turns. Others may do what the check is too short to show, as in
-Ministral 3, whose queries grow with their position."""
-_PRE_NORM: dict[str, modules.Names] = {
-    "input_norm": ("input_layernorm", "ln_1"),
-    "mlp_norm": ("post_attention_layernorm", "ln_2"),
-}
-_POST_NORM: dict[str, modules.Names] = {
-    "output_norm": ("post_attention_layernorm",),
-    "down_norm": ("post_feedforward_layernorm",),
-}
-_BOTH: dict[str, modules.Names] = {
-    "input_norm": ("input_layernorm",),
-    "mlp_norm": ("pre_feedforward_layernorm",),
-    **_POST_NORM,
-}
-"""The modules that are a layer's norms: most layers have the first, OLMo 2's the second, Gemma's all."""
+_NORMS: tuple[dict[str, modules.Names], ...] = (
+    {
+        "input_norm": ("input_layernorm",),
+        "output_norm": ("post_self_attn_layernorm",),
+        "mlp_norm": ("post_attention_layernorm",),
+        "down_norm": ("post_mlp_layernorm",),
+    },
+    {
+        "input_norm": ("input_layernorm",),
+        "output_norm": ("post_attention_layernorm",),
+        "mlp_norm": ("pre_feedforward_layernorm",),
+        "down_norm": ("post_feedforward_layernorm",),
+    },
+    {"output_norm": ("post_attention_layernorm",), "down_norm": ("post_feedforward_layernorm",)},
+    {
+        "input_norm": ("input_layernorm", "ln_1", "attention_layernorm", "self_attn_layer_norm"),
+        "mlp_norm": ("post_attention_layernorm", "ln_2", "feedforward_layernorm", "final_layer_norm"),
+    },
+    {"input_norm": ("input_layernorm",)},
+)
+"""The modules that are a layer's norms, by their place: GLM 4's, Gemma's, OLMo 2's, those of most, Phi's. The
+first of these of which a layer has all are its own."""
 
 
 def fused_decoder(
-    network: PreTrainedModel, geometry: Geometry, windows: Mapping[int, int | None]
+    network: PreTrainedModel,
+    geometry: Geometry,
+    windows: Mapping[int, int | None],
+    observed: Sequence[Observed] = (),
 ) -> FusedDecoder:
     """The fused decoder of a model; `windows` are the sliding windows of its layers.
 
-    The model keeps computing what it computes, with the same weights.
+    Layers that were not `observed` are taken to turn as those of most models do. The model keeps computing
+    what it computes, with the same weights.
 
     Raises:
         NotFused: it is not the kind of model for it.
     """
     found, text = Modules(network), network.config.get_text_config()
-    places, count = found.places, len(found.layers)
-    device = found.embed.weight.device
-    ropes, rope_of = _no_rope(count, device) if places else _ropes(found.body, text, count)
-    _check_widths(ropes, found.layers, geometry)
+    _check_widths(geometry)
     _refuse_leftovers(network, found.all())
+    seen: Sequence[Observed | None] = observed or [None] * len(found.layers)
+    turns, ropes = _turns(found, text, seen, geometry.head_dim)
     return FusedDecoder(
         type(network).__name__,
         embed=found.embed,
-        layers=[_layer(i, part, geometry, windows[i], rope_of[i]) for i, part in enumerate(found.layers)],
-        norm=modules.described(found.norm),
+        layers=[
+            _layer(i, parts, geometry, windows[i], turns[i], ropes.index(turns[i].rope))
+            for i, parts in enumerate(found.layers)
+        ],
+        norm=described(found.norm),
         head=found.head,
         ropes=ropes,
         softcap=getattr(text, "final_logit_softcapping", None),
-        positions=places,
+        positions=None if found.places is None else modules.from_position_0(found.places),
+        embedding_factor=float(getattr(found.body, "embedding_multiplier", 1.0)),
+        logit_factor=_logit_factor(network),
     )
 
 
@@ -109,7 +127,8 @@ class Modules:
     def __init__(self, network: PreTrainedModel) -> None:
         self.body, self._unused = _text_body(modules.child(network, *_BODY))
         self.head, self.embed = modules.linear(network, *HEAD), modules.embedding(self.body, *EMBEDDING)
-        self.places = modules.embedding(self.body, _POSITIONS) if hasattr(self.body, _POSITIONS) else None
+        embedded = any(hasattr(self.body, name) for name in _POSITIONS)
+        self.places = modules.embedding(self.body, *_POSITIONS) if embedded else None
         self.norm = modules.norm(self.body, *_LAST_NORM)
         self.layers = [Parts(layer) for layer in modules.child(self.body, *_LAYERS).children()]
 
@@ -123,18 +142,19 @@ class Parts:
     """The modules of one decoder layer by their place in a fused one."""
 
     def __init__(self, layer: nn.Module) -> None:
-        self.attention, mlp = modules.child(layer, *_ATTENTION), modules.child(layer, "mlp")
+        self.attention = modules.child(layer, *_ATTENTION)
         self.qkv = modules.linears(self.attention, _QKV)
         self.by_head = hasattr(self.attention, _BY_HEAD)
         heads = ("q_norm", "k_norm") if hasattr(self.attention, "q_norm") else ()
         self.head_norms = [modules.norm(self.attention, name) for name in heads]
         self.output = modules.linear(self.attention, *_OUTPUT)
-        self.mlp = _mlp(mlp)
-        self.norms = {place: modules.norm(layer, *names) for place, names in _norm_names(layer).items()}
+        self.mlp = _mlp(layer if hasattr(layer, _UP_IN_LAYER) else modules.child(layer, "mlp"))
+        self.norms = _norms(layer)
         # Without a norm of its own an MLP reads what attention reads.
         shared = [*self.norms] == ["input_norm"]
         self.parallel = bool(getattr(layer, "use_parallel_residual", shared))
         self.mlp_norm = "input_norm" if shared else "mlp_norm"
+        self.added_factor = float(getattr(layer, "residual_multiplier", 1.0))
         self.sinks: Any = getattr(self.attention, "sinks", None)
 
     def all(self) -> Iterator[nn.Module | nn.Parameter]:
@@ -143,17 +163,25 @@ class Parts:
         if self.sinks is not None:
             yield self.sinks
 
-    def fused_qkv(self, heads: int) -> nn.Module:
-        """One product for queries, keys and values, in this order."""
-        return side_by_side(self.qkv[0], heads) if self.by_head else joined(self.qkv)
+    def fused_qkv(self, geometry: Geometry, order: Tensor | None) -> nn.Module:
+        """One product for queries, keys and values; columns [D] of queries and keys are in this order."""
+        fused = side_by_side(self.qkv[0], geometry.query_heads) if self.by_head else joined(self.qkv)
+        if order is None:
+            return fused
+        heads = geometry.query_heads + 2 * geometry.kv_heads
+        rows = torch.arange(heads * geometry.head_dim).view(heads, -1)
+        turned = rows[: -geometry.kv_heads]
+        return with_rows(fused, torch.cat([turned[:, order], rows[-geometry.kv_heads :]]).flatten())
 
 
-def _norm_names(layer: nn.Module) -> dict[str, modules.Names]:
-    """The names of a layer's norms by their place."""
-    if hasattr(layer, *_POST_NORM["down_norm"]):
-        return _BOTH if hasattr(layer, *_BOTH["mlp_norm"]) else _POST_NORM
-    alone = all(getattr(layer, name, None) is None for name in _PRE_NORM["mlp_norm"])
-    return {place: names for place, names in _PRE_NORM.items() if not (alone and place == "mlp_norm")}
+def _norms(layer: nn.Module) -> dict[str, nn.Module]:
+    """A layer's norms by their place."""
+
+    def there(names: modules.Names) -> bool:
+        return any(getattr(layer, name, None) is not None for name in names)
+
+    found = next((one for one in _NORMS if all(map(there, one.values()))), _NORMS[-1])
+    return {place: modules.norm(layer, *names) for place, names in found.items()}
 
 
 class _GatedMlp:
@@ -180,8 +208,9 @@ class _PlainMlp:
         self.activation = modules.activation(mlp, *_ACTIVATION)
 
     def all(self) -> list[nn.Module]:
-        """See `_GatedMlp.all`."""
-        return [*self.up, self.down]
+        """See `_GatedMlp.all`; some activations have weights."""
+        own = [self.activation] if isinstance(self.activation, nn.Module) else []
+        return [*self.up, self.down, *own]
 
     def fused(self) -> PlainMlp:
         """As it is."""
@@ -191,49 +220,59 @@ class _PlainMlp:
 def _mlp(mlp: nn.Module) -> _GatedMlp | _PlainMlp | Mixture | ForeignBlock:
     if hasattr(mlp, "experts"):
         return Mixture(mlp) if is_mixture(mlp) else ForeignBlock(mlp)
-    return _PlainMlp(mlp) if any(hasattr(mlp, name) for name in _UP) else _GatedMlp(mlp)
+    gated = any(hasattr(mlp, names[0]) for names in _GATE_UP)
+    return _GatedMlp(mlp) if gated else _PlainMlp(mlp)
 
 
-def _ropes(body: nn.Module, text: Any, layers: int) -> tuple[list[Rope], list[int]]:
-    """The ropes of a model, one for all layers or for each type of layer, and which one each layer has."""
-    if others := {name for rope in rope_settings(text) for name in rope} - _ROTATION:
-        raise NotFused(f"its rope has settings of its own ({', '.join(sorted(others))})")
+def _turns(
+    found: Modules, text: Any, observed: Sequence[Observed | None], width: int
+) -> tuple[list[Turn], list[Rope]]:
+    """How each layer turns, and the ropes that some layer has."""
+    if found.places is not None:
+        turns = [Turn(still(found.embed.weight.device), None)] * len(observed)
+    else:
+        whole = any(parts.head_norms for parts in found.layers)  # kernels norm what turns
+        turns = turns_of(observed, _ropes(found.body, text), width, whole=whole)
+    return turns, list(dict.fromkeys(turn.rope for turn in turns))
+
+
+def _ropes(body: nn.Module, text: Any) -> list[Rope]:
+    """The ropes of a model: one for all layers, or for each type of layer."""
     rotary: Any = modules.child(body, "rotary_emb")
-    if hasattr(rotary, "inv_freq"):
-        return [Rope(rotary.inv_freq, float(getattr(rotary, "attention_scaling", 1.0)))], [0] * layers
-    types: list[str] = list(getattr(text, "layer_types", None) or ())
-    found = sorted({one for one in types if hasattr(rotary, f"{one}_inv_freq")})
-    if set(types) != set(found) or len(types) != layers:
-        raise NotFused("its rotary embedding has no frequencies of a known name")
+    growth = _growth(getattr(text, "rope_parameters", None) or {})
     ropes = [
-        Rope(getattr(rotary, f"{one}_inv_freq"), float(getattr(rotary, f"{one}_attention_scaling", 1.0)))
-        for one in found
+        Rope(frequencies, float(getattr(rotary, name.replace("inv_freq", "attention_scaling"), 1.0)), growth)
+        for name, frequencies in rotary.named_buffers(recurse=False)
+        if name.endswith("inv_freq") and not name.endswith("original_inv_freq")
     ]
-    return ropes, [found.index(one) for one in types]
+    if not ropes:
+        raise NotFused("its rotary embedding has no frequencies of a known name")
+    return ropes
 
 
-def _no_rope(layers: int, device: torch.device) -> tuple[list[Rope], list[int]]:
-    return [Rope(torch.empty(0, device=device), 1.0)], [0] * layers
+def _growth(settings: Mapping[str, Any]) -> Growth | None:
+    rate, period = settings.get("llama_4_scaling_beta"), settings.get("original_max_position_embeddings")
+    return Growth(rate, period) if rate and period else None
 
 
-def _check_widths(ropes: Sequence[Rope], parts: Sequence[Parts], geometry: Geometry) -> None:
+def _logit_factor(network: PreTrainedModel) -> float:
+    """Of Cohere's logits; Granite's are divided."""
+    divisor = getattr(network.config.get_text_config(), "logits_scaling", 1.0)
+    return float(getattr(network, "logit_scale", 1.0)) / float(divisor)
+
+
+def _check_widths(geometry: Geometry) -> None:
     if geometry.parts:
         raise NotFused("its layers differ in their heads, or share keys and values")
     if geometry.value_dim != geometry.head_dim:
         raise NotFused("its values are not as wide as its keys")
-    turned = {2 * len(rope.frequencies) for rope in ropes}
-    if max(turned) > geometry.head_dim:
-        raise NotFused("its rotary embedding turns more than a head")
-    if turned != {geometry.head_dim} and any(part.head_norms for part in parts):
-        raise NotFused("its rotary embedding turns parts of heads that have norms")
 
 
-def _layer(index: int, parts: Parts, geometry: Geometry, window: int | None, rope: int) -> FusedLayer:
-    declared = getattr(parts.attention, "sliding_window", window)
-    if declared != window:
-        raise NotFused(f"layer {index} has a window of {declared}, its cache one of {window}")
-    norms = {place: modules.described(norm) for place, norm in parts.norms.items()}
-    head_norm, whole_norms = _query_norms(parts.head_norms, geometry)
+def _layer(
+    index: int, parts: Parts, geometry: Geometry, window: int | None, turn: Turn, rope: int
+) -> FusedLayer:
+    norms = {place: described(norm) for place, norm in parts.norms.items()}
+    head_norm, whole_norms = _query_norms(parts.head_norms, geometry, turn.order)
     settings = LayerSettings(
         input_norm=norms.get("input_norm"),
         mlp_norm=norms.get(parts.mlp_norm),
@@ -248,8 +287,9 @@ def _layer(index: int, parts: Parts, geometry: Geometry, window: int | None, rop
         rope=rope,
         scores=_scores(parts, geometry, window),
         parallel=parts.parallel,
+        added_factor=parts.added_factor,
     )
-    qkv = parts.fused_qkv(geometry.query_heads)
+    qkv = parts.fused_qkv(geometry, turn.order)
     return FusedLayer(index, settings, qkv=qkv, output=parts.output, mlp=parts.mlp.fused())
 
 
@@ -282,12 +322,15 @@ def _refuse_leftovers(network: nn.Module, known: Sequence[nn.Module | nn.Paramet
 
 
 def _query_norms(
-    found: Sequence[nn.Module], geometry: Geometry
+    found: Sequence[nn.Module], geometry: Geometry, order: Tensor | None
 ) -> tuple[Norm | None, tuple[Norm, Norm] | None]:
-    """The norms of queries and keys: as one, with weights for each head, or each over all of its heads."""
+    """The norms of queries and keys: as one, with weights for each head, or each over all of its heads.
+
+    Columns of heads are in this order [D].
+    """
     if not found:
         return None, None
-    queries, keys = (modules.described(norm) for norm in found)
+    queries, keys = (_in_order(described(norm), geometry.head_dim, order) for norm in found)
     heads, width = (geometry.query_heads, geometry.kv_heads), geometry.head_dim
     widths = (len(queries.weight), len(keys.weight))
     if widths == (width, width) and not (queries.centred or keys.centred):
@@ -296,3 +339,9 @@ def _query_norms(
     if widths == tuple(count * width for count in heads):
         return None, (queries, keys)
     raise NotFused("its norms of queries and keys are neither over a head nor over all")
+
+
+def _in_order(norm: Norm, width: int, order: Tensor | None) -> Norm:
+    if order is None or len(norm.weight) % width:
+        return norm
+    return replace(norm, weight=norm.weight.view(-1, width)[:, order].flatten())

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from outrider.engine.cpu.layer import Angles, RotationKernel, runs
-from outrider.engine.fused_decoder.decoder import LayerSettings, Norm
+from outrider.engine.fused_decoder.decoder import Growth, LayerSettings, Norm
 from outrider.engine.fused_decoder.norm import RmsNorm, make_norm
 
 Room: TypeAlias = tuple[Tensor, Tensor]
@@ -26,8 +26,8 @@ Room: TypeAlias = tuple[Tensor, Tensor]
 class Rotations:
     """The rotations of a step's positions [N], as what runs takes them."""
 
-    def __init__(self, positions: Tensor, angles: Angles) -> None:
-        self.positions, self._angles = positions, angles
+    def __init__(self, positions: Tensor, angles: Angles, growth: Growth | None = None) -> None:
+        self.positions, self._angles, self._growth = positions, angles, growth
 
     @cached_property
     def table(self) -> Tensor:
@@ -39,6 +39,13 @@ class Rotations:
         """Complex rotations [N, 1, R / 2]."""
         angles = self.positions.float()[:, None] * self._angles.frequencies
         return torch.polar(torch.full_like(angles, self._angles.stretch), angles)[:, None]
+
+    @cached_property
+    def factors(self) -> Tensor | None:
+        """What queries are multiplied with, see `Growth.factors`; None where all are 1."""
+        if self._growth is None or int(self.positions.max()) < self._growth.period:
+            return None
+        return self._growth.factors(self.positions)
 
 
 Rotation: TypeAlias = Callable[[Tensor, Rotations, Room], None]

@@ -44,6 +44,8 @@ class RotatedStep:
 
     step: DeviceStep
     turns: list[tuple[Tensor, Tensor]]
+    factors: list[Tensor | None]
+    """What queries at these positions are multiplied with, for each rope: [N, 1, 1]."""
 
 
 class GpuOperations:
@@ -52,11 +54,16 @@ class GpuOperations:
     def __init__(self, decoder: FusedDecoder, attention: KernelAttention) -> None:
         self._attention = attention
         self._ropes = [(rope.frequencies.float(), rope.stretch) for rope in decoder.ropes]
+        self._growths = [rope.growth for rope in decoder.ropes]
 
     def begin(self, step: DeviceStep) -> RotatedStep:
         """The rotations of the step's positions."""
-        positions = step.positions[0].float()[:, None]
-        return RotatedStep(step, [_turns(positions * rope, stretch) for rope, stretch in self._ropes])
+        positions = step.positions[0]
+        angles = positions.float()[:, None]
+        turns = [_turns(angles * rope, stretch) for rope, stretch in self._ropes]
+        return RotatedStep(
+            step, turns, [None if one is None else one.factors(positions) for one in self._growths]
+        )
 
     def norm(self, norm: Norm | None) -> AddNorm:
         """One launch, the residual add included."""
@@ -101,6 +108,8 @@ class GpuOperations:
         settings, attention, scores = layer.settings, self._attention, layer.settings.scores
         _norm_together(settings, qkv)
         self._rotate(layer, qkv, rotated)
+        if (factors := rotated.factors[settings.rope]) is not None:
+            qkv[:, : settings.query_heads].mul_(factors)
         mixed = attention.mix(
             rotated.step,
             layer.index,

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 
+from outrider.engine.fused_decoder.turning import Observed
 from outrider.engine.loaded_model import Geometry
 
 NAME = "record_shapes"
@@ -36,6 +37,8 @@ class LayerCall:
     """What a layer handed to attention for one token."""
 
     shapes: HeadShapes
+    turned: Tensor
+    """Queries and keys [Q + H, D]."""
     key: Tensor
     """[H, D]"""
     value: Tensor
@@ -56,15 +59,29 @@ def attention_calls(network: PreTrainedModel, position: int = 0) -> dict[int, La
         Exception: the model does not run with another attention, whatever it raises then.
     """
     found: dict[int, LayerCall] = {}
-    token, before = _recorded.set(found), network.config._attn_implementation
+    recorded, before = _recorded.set(found), network.config._attn_implementation
     network.set_attn_implementation(NAME)
     try:
         at = torch.full((1, 1), position, dtype=torch.int64, device=network.device)
-        network(torch.zeros_like(at), position_ids=at, use_cache=False)
+        # One of many: the first and last tokens may be padding, whose rows are zeros.
+        token = torch.full_like(at, network.config.get_text_config().vocab_size // 2)
+        network(token, position_ids=at, use_cache=False)
     finally:
         network.set_attn_implementation(before)
-        _recorded.reset(token)
+        _recorded.reset(recorded)
     return dict(sorted(found.items()))
+
+
+def observed(network: PreTrainedModel, position: int) -> list[Observed]:
+    """What each layer hands over at position 0 and at this one; see `attention_calls`.
+
+    A layer's input is the same at both, unless the model embeds positions: attention gives zeros.
+    """
+    calls, others = attention_calls(network), attention_calls(network, position)
+    return [
+        Observed(position, call.shapes.query_heads, call.turned, others[layer].turned)
+        for layer, call in calls.items()
+    ]
 
 
 def geometry_of(calls: Mapping[int, LayerCall]) -> Geometry:
@@ -90,8 +107,9 @@ def geometry_of(calls: Mapping[int, LayerCall]) -> Geometry:
 def _record(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **options: Any) -> Any:
     """An attention function of transformers: notes what it gets, and mixes nothing."""
     shapes = HeadShapes(query.shape[1], key.shape[1], key.shape[3], value.shape[3])
+    turned = torch.cat([query[0, :, 0], key[0, :, 0]])
     window = options.get("sliding_window")
-    _recorded.get()[module.layer_idx] = LayerCall(shapes, key[0, :, 0], value[0, :, 0], window)
+    _recorded.get()[module.layer_idx] = LayerCall(shapes, turned, key[0, :, 0], value[0, :, 0], window)
     return query.new_zeros((query.shape[0], query.shape[2], query.shape[1], value.shape[3])), None
 
 

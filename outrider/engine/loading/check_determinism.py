@@ -15,7 +15,7 @@ from torch import nn
 from outrider.engine.cpu.layer import attends
 from outrider.engine.cpu.linear import CpuLinear
 from outrider.engine.fused_decoder import FusedDecoder
-from outrider.engine.fused_decoder.activation import ON_GPUS, has_kernel
+from outrider.engine.fused_decoder.activation import ON_GPUS, is_steady
 from outrider.engine.fused_decoder.decoder import BoundedGate, Experts, ForeignMlp, Gate, PlainMlp
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loaded_model import LoadedModel
@@ -91,12 +91,12 @@ def library_part(loaded: LoadedModel) -> str | None:
 
 
 def _activates(module: Gate | PlainMlp, loaded: LoadedModel) -> bool:
-    """True where a kernel computes an MLP's activation."""
+    """True where an MLP's activation makes the same of a number in every batch."""
     if loaded.ordered:
         return module.activation in ON_GPUS
     if isinstance(module, Gate):
         return module.opened
-    return has_kernel(module.activation, loaded.dtype, loaded.device)
+    return is_steady(module.activation, loaded.dtype, loaded.device)
 
 
 def _mixes(module: Experts | ForeignMlp, loaded: LoadedModel) -> bool:

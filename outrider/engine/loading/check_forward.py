@@ -16,9 +16,10 @@ from typing import Any, TypeAlias
 import torch
 from transformers import PreTrainedModel
 
+from outrider.engine.fused_decoder.turning import Observed
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loaded_model import Geometry, LoadedModel
-from outrider.engine.loading.attention_shapes import attention_calls, geometry_of
+from outrider.engine.loading.attention_shapes import attention_calls, geometry_of, observed
 from outrider.engine.loading.fp8_kv import RoundedCache
 from outrider.engine.loading.model_config import no_interface
 from outrider.engine.make_runner import make_runner
@@ -53,6 +54,9 @@ class Plain:
     geometry: Geometry
     windows: dict[int, int | None]
     """The sliding window of each layer."""
+    observed: list[Observed]
+    """What each layer hands to attention at the first and the last position; none where layers differ in
+    their heads."""
 
 
 def run_plain(network: PreTrainedModel, context_length: int, *, fp8_kv: bool = False) -> Plain:
@@ -78,11 +82,15 @@ def run_plain(network: PreTrainedModel, context_length: int, *, fp8_kv: bool = F
         geometry = geometry_of(calls)
         windows = _windows(geometry, output.past_key_values.layers)
         _check_windows(kind, {i: call.window for i, call in calls.items()}, windows, context_length)
+        with torch.inference_mode():
+            seen = [] if geometry.parts else observed(network, context_length - 1)
     except _RUN_ERRORS as error:
         raise ModelError(
             f"model: {kind} does not run as a plain decoder ({error}); use another model"
         ) from error
-    return Plain(tokens=tokens, logits=output.logits.float(), geometry=geometry, windows=windows)
+    return Plain(
+        tokens=tokens, logits=output.logits.float(), geometry=geometry, windows=windows, observed=seen
+    )
 
 
 def _windows(geometry: Geometry, cached: Sequence[Any]) -> dict[int, int | None]:

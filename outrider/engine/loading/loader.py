@@ -215,7 +215,7 @@ def _made_fused(
 ) -> LoadedModel:
     """The model as a fused decoder if that computes the same, else as it is."""
     try:
-        made = replace(loaded, model=fused_decoder(network, plain.geometry, plain.windows))
+        made = replace(loaded, model=fused_decoder(network, plain.geometry, plain.windows, plain.observed))
         check_paged(made, plain, FUSED_STRICTNESS)
     except _misfits() as reason:
         say(f"without the fused decoder: {reason}")

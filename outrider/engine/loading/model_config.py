@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -94,6 +95,11 @@ def skeleton_of(model: str, config: PretrainedConfig, trust_remote_code: bool) -
         )
     if not skeleton._can_set_attn_implementation():
         raise no_interface(skeleton)
+    if "position_ids" not in inspect.signature(skeleton.forward).parameters:
+        raise ModelError(
+            f"model: {kind} takes no positions of tokens, without which it cannot compute several candidates "
+            "at once; use another architecture"
+        )
     return skeleton
 
 

@@ -6,7 +6,7 @@ weights: the same class, the same heads, cut in the same way, computed by the sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import lcm
@@ -20,6 +20,7 @@ from transformers.utils import logging as transformers_logging
 from outrider.engine.cpu.worker_pool import WorkerPool
 from outrider.engine.fused_decoder import FusedDecoder, NotFused, fused_decoder
 from outrider.engine.fused_decoder.shares import Share, norms_together, shares_of
+from outrider.engine.fused_decoder.turning import Observed
 from outrider.engine.gpu.coded_linear import without_codes
 from outrider.engine.loaded_model import Geometry, LoadedModel
 from outrider.engine.loading.check_forward import Plain, run_plain
@@ -43,7 +44,7 @@ from outrider.engine.parallel.meeting import device_of
 from outrider.engine.parallel.order import Order
 from outrider.engine.parallel.ranks import Ranks
 from outrider.engine.parallel.sameness import check_same, digest_of
-from outrider.engine.parallel.small import random_network, small_config
+from outrider.engine.parallel.small import first_alike, random_network, small_config
 from outrider.engine.parallel.weights import network_of, parts_of, skeleton_part
 from outrider.engine.quantization.checkpoint import layout_of, read_checkpoint
 from outrider.engine.quantization.modules import shapes_of_linears
@@ -76,6 +77,8 @@ class Shard:
         without_quantization(self._config)
         self._rounded = 1 if config.weights == FULL else GROUP
         self._step = self._checked(order.rank)
+        self._observed: list[Observed] = []
+        """What each layer of the small model hands to attention."""
 
     def small(self, ranks: Ranks) -> tuple[LoadedModel, Plain]:
         """A rank's part of a small random model of this kind, and what the whole of it computes."""
@@ -85,12 +88,13 @@ class Shard:
         weights: dict[str, Weight] = {name: InMemory(one) for name, one in whole.state_dict().items()}
         self._place(whole)
         plain = run_plain(whole, self._limit, fp8_kv=self._fp8_kv)
+        self._observed = plain.observed
         cuts = self._cuts(shares, ranks.rank, self._rounded)
         made = partial(network_of, self._kind, config, parts_of(weights, cuts), cuts, self._dtype())
-        return self._loaded(ranks, "small", made, plain.geometry), plain
+        return self._loaded(ranks, "small", made, plain.geometry, plain.observed), plain
 
     def whole(self, ranks: Ranks) -> LoadedModel:
-        """A rank's part of the model itself.
+        """A rank's part of the model itself, after `small`: layers of a kind turn alike.
 
         Raises:
             ModelError: weights are missing, or cannot be read or divided, or another rank has others.
@@ -100,7 +104,10 @@ class Shard:
             check_same(ranks, digest_of(self._settings, self._config, opened.weights))
             cuts = self._cuts(self._shares, ranks.rank, self._step)
             made = partial(self._network, opened.weights, cuts)
-            return self._loaded(ranks, "whole", made, self._geometry)
+            alike = first_alike(self._config)
+            small = sorted(set(alike))
+            observed = [self._observed[small.index(layer)] for layer in alike]
+            return self._loaded(ranks, "whole", made, self._geometry, observed)
 
     def _divided(self, network: PreTrainedModel) -> tuple[Geometry, dict[str, Share]]:
         """What is divided of a model that runs as a fused decoder; others are refused."""
@@ -155,7 +162,12 @@ class Shard:
         return network
 
     def _loaded(
-        self, ranks: Ranks, name: str, made: Callable[[], PreTrainedModel], whole: Geometry
+        self,
+        ranks: Ranks,
+        name: str,
+        made: Callable[[], PreTrainedModel],
+        whole: Geometry,
+        observed: Sequence[Observed],
     ) -> LoadedModel:
         """A rank's part of the small or the whole model; `made` makes its network."""
         network = made()
@@ -164,7 +176,7 @@ class Shard:
         part = replace(whole, query_heads=queries, kv_heads=keys)
         vocabulary = config.get_text_config().vocab_size
         try:
-            decoder = fused_decoder(network, part, _windows(config))
+            decoder = fused_decoder(network, part, _windows(config), observed)
         except NotFused as reason:
             raise ModelError(f"tensor_parallel: {reason}; set tensor_parallel to 1") from reason
         connect(decoder, ranks, vocabulary, together=norms_together(self._shares))

@@ -21,13 +21,11 @@ def small_config(config: PretrainedConfig, geometry: Geometry, ranks: int) -> Pr
     heads it has all heads; else as few as ranks can have of them, for some kinds are as wide as their heads.
     """
     made = copy.deepcopy(config)
-    text = made.get_text_config()
-    kinds = getattr(text, "layer_types", None)
-    layers = list(dict.fromkeys(kinds)) if kinds else None
-    if layers is not None:
-        layers = layers * 2 if len(layers) == 1 else layers
-        text.layer_types = layers
-    text.num_hidden_layers = 2 if layers is None else len(layers)
+    text, layers = made.get_text_config(), sorted(set(first_alike(config)))
+    layers = layers if len(layers) > 1 else layers * 2
+    for name, entries in _of_layers(text).items():
+        setattr(text, name, [entries[layer] for layer in layers])
+    text.num_hidden_layers = len(layers)
     text.head_dim = geometry.head_dim
     text.hidden_size = 64
     if geometry.queries_per_kv == 1:
@@ -38,6 +36,22 @@ def small_config(config: PretrainedConfig, geometry: Geometry, ranks: int) -> Pr
     text.vocab_size = 64 * ranks - 1
     text.pad_token_id = None  # may be beyond this vocabulary
     return made
+
+
+def first_alike(config: PretrainedConfig) -> list[int]:
+    """For each layer the first one of its kind: the configuration says the same of both."""
+    text = config.get_text_config()
+    kinds = list(zip(*_of_layers(text).values(), strict=True)) or [()] * text.num_hidden_layers
+    return [kinds.index(kind) for kind in kinds]
+
+
+def _of_layers(text: PretrainedConfig) -> dict[str, list[Any]]:
+    """The settings that have an entry for each layer."""
+    return {
+        name: value
+        for name, value in vars(text).items()
+        if isinstance(value, list) and len(value) == text.num_hidden_layers
+    }
 
 
 def _set_heads(text: Any, geometry: Geometry, ranks: int) -> None:

@@ -140,8 +140,10 @@ def _activated(x, KIND: tl.constexpr):
     elif KIND == "gelu_tanh":
         result = x / (1 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
     else:
-        tl.static_assert(KIND == "relu")
+        tl.static_assert(KIND == "relu" or KIND == "relu_squared")
         result = tl.where(x < 0, 0.0, x)
+        if KIND == "relu_squared":
+            result *= result
     return result
 
 

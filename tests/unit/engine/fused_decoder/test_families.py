@@ -143,7 +143,7 @@ def test_a_model_keeps_its_own_order_of_heads(folder_of: Folders) -> None:
     """GPT-NeoX's modules compute what they computed before."""
     network = plain_model(folder_of("gpt_neox"))
     plain = run_plain(network, 512)
-    fused_decoder(network, plain.geometry, plain.windows)
+    fused_decoder(network, plain.geometry, plain.windows, plain.observed)
     assert torch.equal(run_plain(network, 512).logits, plain.logits)
 
 

@@ -6,4 +6,5 @@ ON_KERNELS = (
     *("llama", "qwen3", "mistral", "gemma2", "gemma3", "gpt_oss"),
     *("gpt_neox", "gpt2", "olmo2", "phi", "starcoder2"),
     *("mixtral", "qwen3_moe", "olmoe"),
+    *("granite", "glm4", "exaone4", "nemotron", "ministral3"),
 )

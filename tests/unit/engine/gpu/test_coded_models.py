@@ -40,7 +40,7 @@ def loaded_of(network, *, fused=True):
     plain = run_plain(network, 512)
     loaded = _described(network, "tiny", plain, 512, CPU)
     if fused:
-        loaded = replace(loaded, model=fused_decoder(network, plain.geometry, plain.windows))
+        loaded = replace(loaded, model=fused_decoder(network, plain.geometry, plain.windows, plain.observed))
     return loaded, plain
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, relu, silu
 
-from outrider.engine.fused_decoder.activation import ON_GPUS, gelu_tanh
+from outrider.engine.fused_decoder.activation import ON_GPUS, gelu_tanh, relu_squared
 from outrider.engine.fused_decoder.decoder import Gate, Norm, PlainMlp
 from outrider.engine.gpu.operations import GpuOperations, _add_norm
 
@@ -37,7 +37,7 @@ def test_a_norm_that_centres_rows_is_layer_norm(dtype, width, bias, add):
 
 
 @pytest.mark.parametrize("dtype", NEAR)
-@pytest.mark.parametrize("activation", [silu, gelu, gelu_tanh, relu])
+@pytest.mark.parametrize("activation", [silu, gelu, gelu_tanh, relu, relu_squared])
 def test_activations_are_torch_s(dtype, activation):
     """Far from zero too, where tanh and exp leave the range of numbers; with a gate and without."""
     assert activation in ON_GPUS

@@ -1,0 +1,88 @@
+"""What a norm of a transformers model computes, found out by running one of its class with random weights.
+
+Classes differ in whether they centre rows, add 1 to their weight, and round before their weight or behind it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from itertools import product
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from outrider.engine.fused_decoder.decoder import Norm
+from outrider.engine.fused_decoder.modules import NotFused
+
+TOLERANCE = 0.02
+"""Largest accepted distance, relative to the numbers; roundings to 16 bits make less than 0.01."""
+
+_Factor: TypeAlias = Callable[[Tensor], Tensor]
+_FACTORS: tuple[_Factor, ...] = (
+    lambda weight: weight,
+    lambda weight: weight.float(),  # rounds behind the weight (OLMo 2)
+    lambda weight: weight + 1,
+    lambda weight: weight.float() + 1,  # Gemma
+)
+"""What normalised rows may be multiplied with, the likeliest first."""
+
+
+def described(module: nn.Module) -> Norm:
+    """What a norm computes.
+
+    Raises:
+        NotFused: none of the norms that are known.
+    """
+    probe, rows = _with_random_weights(module), _rows(module)
+    try:
+        with torch.no_grad():
+            given = probe(rows)
+    except Exception as error:
+        raise NotFused(f"{type(module).__name__} does not run by itself ({error})") from error
+    ways = list(product((False, True), _FACTORS))
+    distances = [_distance(_computed(_norm(probe, *way), rows), given) for way in ways]
+    best = min(range(len(ways)), key=distances.__getitem__)
+    if not distances[best] <= TOLERANCE:
+        raise NotFused(f"{type(module).__name__} computes something else than the norms that are known")
+    return _norm(module, *ways[best])
+
+
+def _norm(module: Any, centred: bool, factor: _Factor) -> Norm:
+    bias = getattr(module, "bias", None)
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None)) or 0.0
+    return Norm(factor(module.weight.detach()), eps, centred, None if bias is None else bias.detach())
+
+
+def _with_random_weights(module: nn.Module) -> nn.Module:
+    """One of the same class and dtype on the CPU: weights as they are loaded may be all ones."""
+    probe, generator = copy.deepcopy(module).to_empty(device="cpu"), torch.Generator().manual_seed(0)
+    for weight in probe.parameters():
+        weight.data.normal_(generator=generator)
+    return probe
+
+
+def _rows(module: Any) -> Tensor:
+    """[2, C] of a mean that is not 0, as they come and so small that what is added below the root matters."""
+    width, dtype = len(module.weight), module.weight.dtype
+    rows = torch.randn(2, width, generator=torch.Generator().manual_seed(1)) + 0.5
+    return (rows * torch.tensor([[1.0], [1e-3]])).to(dtype)
+
+
+def _computed(norm: Norm, rows: Tensor) -> Tensor:
+    """As the kernels compute it."""
+    exact = rows.float()
+    if norm.centred:
+        exact = exact - exact.mean(-1, keepdim=True)
+    exact = exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + norm.eps)
+    if not norm.centred and norm.weight.dtype != torch.float32:
+        return exact.to(rows.dtype) * norm.weight
+    shift = 0.0 if norm.bias is None else norm.bias.float()
+    return (exact * norm.weight.float() + shift).to(rows.dtype)
+
+
+def _distance(computed: Tensor, given: Tensor) -> float:
+    """Of the worse row."""
+    exact = given.float()
+    return float(((computed.float() - exact).norm(dim=-1) / exact.norm(dim=-1)).max())
