@@ -45,7 +45,7 @@ def load_vocabulary(tokenizer_json: bytes | None, eos_token_ids: Sequence[int]) 
         return None
     try:
         return vocabulary_of(tokenizer_json, eos_token_ids)
-    except ValueError as error:
+    except (ValueError, AttributeError) as error:  # the second where it is JSON of another kind
         logger.warning("constraints are refused: the tokenizer cannot be used for them", error=str(error))
         return None
 

@@ -49,7 +49,7 @@ def load_tokenizer(model: str) -> TokenizerFiles | None:
     }
     return TokenizerFiles(
         tokenizer_json=tokenizer_json,
-        chat_template=template.decode() if template is not None else _default_template(settings),
+        chat_template=_text(model, template) if template is not None else _default_template(settings),
         special_tokens=special_tokens,
         add_bos_token=bool(settings.get("add_bos_token", False)),
     )
@@ -60,10 +60,18 @@ def vocabulary_hash(tokenizer_json: bytes | None, vocabulary_size: int) -> str:
 
     The size of the output layer does not count when there is a tokenizer, because models of one family
     pad it differently. Without a tokenizer there is only the size.
+
+    Raises:
+        ModelError: the tokenizer cannot be read.
     """
     if tokenizer_json is None:
         return f"size:{vocabulary_size}"
-    vocabulary = Tokenizer.from_str(tokenizer_json.decode()).get_vocab(with_added_tokens=True)
+    try:
+        vocabulary = Tokenizer.from_str(tokenizer_json.decode()).get_vocab(with_added_tokens=True)
+    except Exception as error:  # what the library raises
+        raise ModelError(
+            f"model: its tokenizer.json cannot be read ({_first_line(error)}); repair it"
+        ) from error
     listing = json.dumps(sorted(vocabulary.items()), ensure_ascii=True, separators=(",", ":"))
     return "tokens:" + hashlib.sha256(listing.encode()).hexdigest()[:32]
 
@@ -110,6 +118,15 @@ def json_file(model: str, name: str) -> dict[str, Any]:
     except ValueError as error:
         raise ModelError(f"model: {name} of {model!r} is not JSON; repair or remove it") from error
     return values if isinstance(values, dict) else {}
+
+
+def _text(model: str, template: bytes) -> str:
+    try:
+        return template.decode()
+    except UnicodeDecodeError as error:
+        raise ModelError(
+            f"model: chat_template.jinja of {model!r} is not UTF-8; repair or remove it"
+        ) from error
 
 
 def _token_text(value: Any) -> str:

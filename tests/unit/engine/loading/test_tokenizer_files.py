@@ -10,6 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from outrider.engine.loading.tokenizer_files import load_tokenizer, vocabulary_hash
+from outrider.grammar.vocabulary import load_vocabulary
 from outrider.protocol.errors import ModelError
 from tests.models import BOS, EOS, build_tokenizer
 
@@ -62,6 +63,21 @@ def test_broken_settings_are_refused(folder: Path) -> None:
     """The sentence names the file."""
     (folder / "tokenizer_config.json").write_text("{")
     with pytest.raises(ModelError, match=r"tokenizer_config\.json .* is not JSON"):
+        load_tokenizer(str(folder))
+
+
+@pytest.mark.parametrize("content", [b'{"a":', b'{"a": 1}', b"[1]", b"\xff\xfe{"])
+def test_a_broken_tokenizer_is_refused(content: bytes) -> None:
+    """With a sentence; until then constraints are refused with a warning."""
+    assert load_vocabulary(content, [0]) is None
+    with pytest.raises(ModelError, match=r"tokenizer\.json cannot be read"):
+        vocabulary_hash(content, 300)
+
+
+def test_a_template_that_is_no_text_is_refused(folder: Path) -> None:
+    """Files in another encoding are named."""
+    (folder / "chat_template.jinja").write_bytes(b"\xff\xfe{")
+    with pytest.raises(ModelError, match=r"chat_template\.jinja of .* is not UTF-8"):
         load_tokenizer(str(folder))
 
 
