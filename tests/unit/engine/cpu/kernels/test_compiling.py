@@ -103,3 +103,16 @@ def test_other_sources_have_another_cache(tmp_path: Path) -> None:
     environment = {"XDG_CACHE_HOME": str(tmp_path)}
     folders = {compiling.cache_folder(environment, digest) for digest in ("old", "new")}
     assert len(folders) == 2
+
+
+def test_a_numba_that_does_not_take_its_numpy_is_none(monkeypatch, caplog):
+    """It says so when it is imported; services start without it, and the log has the reason."""
+
+    def refuse() -> None:
+        raise ImportError("Numba needs NumPy 2.4 or less")
+
+    compiling.available.cache_clear()
+    monkeypatch.setattr(compiling, "_numba", refuse)
+    assert not compiling.available()
+    assert "Numba needs NumPy 2.4 or less" in caplog.text
+    compiling.available.cache_clear()
