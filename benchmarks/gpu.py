@@ -17,18 +17,20 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import linear
 
 from benchmarks.flags import new_parser
+from benchmarks.gpu_bench import Bench, Uncaptured, captured_ms, one_step
 from benchmarks.gpu_flashinfer import flashinfer
+from benchmarks.gpu_fp8 import fp8_kv
 from benchmarks.gpu_pair import (
     DRAFT_LAYERS,
     bytes_of_step,
@@ -45,103 +47,17 @@ from benchmarks.gpu_pair import (
 )
 from outrider.engine.attention import PagedAttention
 from outrider.engine.gpu.coded_product import coded_product
-from outrider.engine.gpu.graphs import MAX_GRAPH_TOKENS, CudaGraphs, Replay, buckets_up_to
 from outrider.engine.gpu.runner import GraphRunner
 from outrider.engine.kv.pages import SequenceKv
-from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.quantization.planes import rounded_in_planes
-from outrider.engine.runner import ModelRunner
 from outrider.engine.step import pack_step
 from outrider.protocol.messages import SamplingParams
 from outrider.sampling import on_device
 from outrider.sampling.chooser import choose, rank
 from outrider.sampling.noise import gumbel_rows, row_keys
 
-PAGE = 16
 LAST_START = 480.0
 """Seconds after which no section begins."""
-
-
-class Uncaptured:
-    """In place of CUDA graphs: the same forward, launched one kernel after the other."""
-
-    def capture(self, run: Callable[[], Tensor]) -> Replay:
-        """See `outrider.engine.gpu.graphs.Graphs`."""
-        run()
-        return run
-
-
-@dataclass
-class Line:
-    """One figure."""
-
-    section: str
-    what: str
-    value: str
-    goal: str = ""
-
-
-@dataclass
-class Bench:
-    """What sections share: the device, the models as they are made, and the figures so far."""
-
-    device: torch.device
-    dtype: torch.dtype
-    tiny: bool
-    runs: int
-    out: Path
-    lines: list[Line] = field(default_factory=list)
-    made: dict[str, Any] = field(default_factory=dict)
-    section: str = ""
-    began: float = field(default_factory=time.monotonic)
-
-    @property
-    def contexts(self) -> list[int]:
-        """Committed tokens before a measured step."""
-        return [20] if self.tiny else [256, 2048, 8192]
-
-    def say(self, what: str, value: str, goal: str = "") -> None:
-        """Print one figure, and keep it."""
-        self.lines.append(Line(self.section, what, value, goal))
-        print(
-            f"{time.monotonic() - self.began:6.1f}s  {self.section:<12} {what:<58} {value:>22}  {goal}",
-            flush=True,
-        )
-
-    def runner(self, loaded: LoadedModel, tokens: int, graphs: Any = None) -> GraphRunner:
-        """A runner with room for so many tokens."""
-        if self.device.type == "cpu":
-            graphs = Uncaptured()
-        buckets = (1, 8, 40) if self.tiny else buckets_up_to(MAX_GRAPH_TOKENS)
-        return GraphRunner(loaded, -(-tokens // PAGE), PAGE, buckets=buckets, graphs=graphs)
-
-    def wall_ms(self, run: Callable[[], object], runs: int = 0) -> float:
-        """Median milliseconds of a call that ends with a read from the device."""
-        for _ in range(3):
-            run()
-        return statistics.median(self._timed(run) for _ in range(runs or self.runs))
-
-    def device_ms(self, run: Callable[[], object]) -> float:
-        """Milliseconds per call when calls follow each other without waiting."""
-        run()
-        self.synchronize()
-        start = time.perf_counter()
-        for _ in range(self.runs):
-            run()
-        self.synchronize()
-        return (time.perf_counter() - start) / self.runs * 1e3
-
-    def synchronize(self) -> None:
-        """Wait for the device."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-    def _timed(self, run: Callable[[], object]) -> float:
-        self.synchronize()
-        start = time.perf_counter()
-        run()
-        self.synchronize()
-        return (time.perf_counter() - start) * 1e3
 
 
 def machine(bench: Bench) -> None:
@@ -171,7 +87,7 @@ def models(bench: Bench) -> None:
         bench.made[role], _ = loaded_from(network, role)
         bench.say(f"{role}: self check, kernels compiled", f"passed, {time.monotonic() - started:.1f} s")
         started = time.monotonic()
-        bench.made[f"{role}_runner"] = bench.runner(bench.made[role], 12 * 1024)
+        bench.made[f"{role}_runner"] = bench.runner(bench.made[role], bench.room)
         for entries in (
             bench.made[f"{role}_runner"].attention.keys,
             bench.made[f"{role}_runner"].attention.values,
@@ -258,26 +174,6 @@ def codes(bench: Bench) -> None:
                 theirs = captured_ms(bench, partial(linear, x), plain)
                 what = f"{out} x {width}, {bits} bits, {rows} rows: ÷ floor, ÷ 16 bits"
                 bench.say(what, f"{ours / floor:.2f}, {ours / theirs:.2f}")
-
-
-def captured_ms(bench: Bench, run: Callable[[Any], Tensor], weights: list[Any]) -> float:
-    """Milliseconds of calls with one weight after the other, in a graph."""
-    graphs: Any = Uncaptured() if bench.device.type == "cpu" else CudaGraphs(bench.device)
-    return bench.device_ms(graphs.capture(lambda: [run(weight) for weight in weights][-1]))
-
-
-def one_step(bench: Bench, runner: ModelRunner, context: int, nodes: int) -> tuple[float, float]:
-    """Milliseconds of a step with its read, and when steps follow each other without reading."""
-    kv = committed(runner, context)
-    rows = greedy_rows(context, 1 + nodes)
-
-    def forward() -> Tensor:
-        kv.rollback()
-        return runner.forward([tree_segment(kv, nodes)])
-
-    times = bench.wall_ms(lambda: choose(forward(), rows, ())), bench.device_ms(forward)
-    kv.release()
-    return times
 
 
 def steps(bench: Bench) -> None:
@@ -408,6 +304,7 @@ SECTIONS: tuple[tuple[Callable[[Bench], None], int], ...] = (
     (draft_steps, 30),
     (end_to_end, 100),
     (attention, 50),
+    (fp8_kv, 60),
     (flashinfer, 60),
     (codes, 40),
     (graphs, 40),

@@ -10,18 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.util import find_spec
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from benchmarks.gpu_bench import Bench
 from benchmarks.gpu_pair import committed, open_step, tree_segment
 from outrider.engine.gpu.runner import GraphRunner
 from outrider.engine.loaded_model import Geometry
 from outrider.engine.runner import Segment
-
-if TYPE_CHECKING:
-    from benchmarks.gpu import Bench
 
 WORKSPACE = 128 << 20
 """Bytes that FlashInfer's documentation recommends."""

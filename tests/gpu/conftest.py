@@ -38,11 +38,12 @@ def loaded(device, tmp_path_factory):
     return load_model(str(folder), dtype="bfloat16", device=str(device), threads=1)
 
 
-@pytest.fixture(scope="session")
-def deterministic(device, tmp_path_factory):
-    """The same with `deterministic`: its check at load is part of it."""
+@pytest.fixture(scope="session", params=["full", "int8", "int4"])
+def deterministic(request, device, tmp_path_factory):
+    """The same with `deterministic`, also with codes: its check at load is part of it."""
     from outrider.engine.loading.loader import load_model
     from tests.models import build_model
 
     folder = build_model("llama", tmp_path_factory.mktemp("llama"))
-    return load_model(str(folder), dtype="bfloat16", device=str(device), threads=1, deterministic=True)
+    options = {"dtype": "bfloat16", "device": str(device), "threads": 1, "weights": request.param}
+    return load_model(str(folder), **options, deterministic=True)

@@ -26,6 +26,36 @@ def test_attention_is_that_of_the_reference(device, committed, options):
     assert float((found - expected).norm() / expected.norm()) < 1e-2
 
 
+@pytest.mark.parametrize("committed", [17, 1000])
+def test_attention_of_the_widest_heads_is_that_of_the_reference(device, committed):
+    """Which are read in blocks of their own."""
+    case = Case(Geometry(1, 16, 8, 256, 256), device)
+    found, expected = case.attend([tree(case.sequence(committed), 33), chain(case.sequence(committed), 1)])
+    assert float((found - expected).norm() / expected.norm()) < 1e-2
+
+
+@pytest.mark.parametrize("count", [0, 1, 64])
+def test_moves_read_all_before_they_write(device, count):
+    """Each entry goes where the next one was, in all layers; nothing else changes."""
+    from outrider.engine.gpu.attention import KernelAttention
+    from outrider.engine.gpu.layout import BufferLayout
+    from outrider.engine.gpu.plan import PlanSettings, fill, graph_capacity, plan_tiles
+
+    kernel = KernelAttention(Geometry(32, 32, 8, 128, 128), 4096, 16, torch.bfloat16, device)
+    for entries in kernel.stores():
+        entries.normal_()
+    expected = [entries.clone() for entries in kernel.stores()]
+    order = torch.randperm(4096)[:count]
+    for entries in expected:
+        entries[:, order.roll(1)] = entries[:, order]
+    settings = PlanSettings(4, 16, kernel.trash, items=1)
+    layout = BufferLayout(graph_capacity(1, settings))
+    moves = list(zip(order.tolist(), order.roll(1).tolist(), strict=True))
+    words = torch.from_numpy(fill(plan_tiles([], 1, settings), layout, [], moves, settings))
+    kernel.move_in_step(kernel.open_step(words.to(device), layout, 1))
+    assert all(torch.equal(*pair) for pair in zip(kernel.stores(), expected, strict=True))
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_products_with_codes_are_those_with_the_numbers(device, bits, dtype):

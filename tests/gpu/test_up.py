@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.client import AUTO, OFF, Client, eventually
-from tests.integration.cluster import DEMO_DRAFT, DEMO_TARGET, Cluster
+NEEDED = ("google.rpc", "grpc", "opentelemetry.sdk", "pydantic", "structlog")
+"""What services need and the other tests of this folder do not."""
 
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory):
     """`outrider up` with both models on one device."""
+    for package in NEEDED:
+        pytest.importorskip(package)
+    from tests.integration.client import Client
+    from tests.integration.cluster import DEMO_DRAFT, DEMO_TARGET, Cluster
+
     cluster = Cluster(tmp_path_factory.mktemp("up"))
     pair = ("--target", str(DEMO_TARGET), "--draft", str(DEMO_DRAFT), "--dtype", "bfloat16")
     devices = ("--device", "cuda:0", "--draft-device", "cuda:0")
@@ -22,6 +27,8 @@ def client(tmp_path_factory):
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.7}, {"temperature": 1.0, "top_p": 0.9}])
 def test_up_generates_on_a_gpu(client, prompts, sampling):
     """Drafts are accepted, and the text begins as it does without them (later a rounding tie may differ)."""
+    from tests.integration.client import AUTO, OFF, eventually
+
     prompt = prompts(2)[1]
     plain = client.generate(prompt, mode=OFF, max_tokens=32, **sampling).tokens
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
+from subprocess import CalledProcessError
 
 import torch
 
@@ -37,14 +38,14 @@ def missing(device: torch.device) -> str | None:
 
 @cache
 def kernel_errors() -> tuple[type[Exception], ...]:
-    """What Triton raises for kernels that do not compile or do not fit the device; no RuntimeError is among
-    them.
+    """What Triton raises for kernels that do not compile or do not fit the device, or whose launchers the C
+    compiler does not take; no RuntimeError is among them.
     """
     if find_spec("triton") is None:
         return ()
     from triton.errors import TritonError
 
-    return (TritonError,)
+    return (TritonError, CalledProcessError)
 
 
 @cache

@@ -15,15 +15,19 @@ from torch import Tensor
 
 from outrider.engine.attention import PagedAttention
 from outrider.engine.gpu.accelerator import multiprocessors
-from outrider.engine.gpu.kernels.attention import attend_kernel, combine_kernel, store_kernel
+from outrider.engine.gpu.kernels.attention import attend_kernel, combine_kernel, move_kernel, store_kernel
 from outrider.engine.gpu.kernels.ordered_attention import attend_in_order_kernel, join_kernel
-from outrider.engine.gpu.layout import BufferLayout, DeviceStep
+from outrider.engine.gpu.layout import MOVES, BufferLayout, DeviceStep
 from outrider.engine.gpu.plan import BLOCK_KEYS, block_rows
 from outrider.engine.gpu.shapes import check_rows, check_shape
 from outrider.engine.loaded_model import Geometry
 
 PROGRAMS = 4
 """Programs of a launch per multiprocessor, at most."""
+MOVED_COLUMNS = 64
+"""Columns of all moved entries that one program holds."""
+WIDE = 256
+"""Heads that take so many columns are read half a block at a time: whole ones spill from the registers."""
 
 
 class KernelAttention(PagedAttention):
@@ -51,6 +55,8 @@ class KernelAttention(PagedAttention):
         self._page_size, self._ordered = page_size, ordered
         widths = (geometry.head_dim, geometry.value_dim)
         self._shape = (geometry.kv_heads, geometry.queries_per_kv, *widths, *map(_power_of_2, widths))
+        halved = max(self._shape[4:]) >= WIDE and not ordered  # an order counts blocks
+        self._block_keys = BLOCK_KEYS // 2 if halved else BLOCK_KEYS
         self._scaling = geometry.head_dim**-0.5
         self._programs = PROGRAMS * multiprocessors(device)
         self._precision = "ieee" if dtype == torch.float32 else "tf32"
@@ -68,10 +74,21 @@ class KernelAttention(PagedAttention):
         return DeviceStep(buffer, layout, wanted, rows[2], partial, statistics)
 
     def move_in_step(self, step: DeviceStep) -> None:
-        """Carry out the moves of a step's buffer."""
-        source, destination = step.moves
-        for entries in (self.keys, self.values):
-            entries.index_copy_(1, destination, entries.index_select(1, source))
+        """Carry out the moves of a step's buffer, by one launch each for keys and values.
+
+        torch would copy MOVES entries in every step, and cut memory of 2 GiB and more into several launches.
+        """
+        for entries in self.stores():
+            width = entries[0, 0].numel()
+            move_kernel[(len(entries), -(-width // MOVED_COLUMNS))](
+                entries,
+                step.buffer,
+                step.layout.moves_at,
+                entries.stride(0),
+                WIDTH=width,
+                MOVES=MOVES,
+                BLOCK=MOVED_COLUMNS,
+            )
 
     def attend(
         self,
@@ -165,7 +182,7 @@ class KernelAttention(PagedAttention):
             softcap or 0.0,
             SHAPE=self._shape,
             BLOCK_M=step.block_rows,
-            BLOCK_N=BLOCK_KEYS,
+            BLOCK_N=self._block_keys,
             PAGE=self._page_size,
             WINDOW=window or 0,
             SOFTCAP=softcap is not None,

@@ -3,7 +3,7 @@
 int64 throughout, so that positions, slots and mask words share it. A graph reads it at fixed places, which
 depend on its capacity alone; what varies in size stands in the tail, which tiles and rows point into.
 
-    counts      how many items there are
+    counts      how many items there are, how many moves
     per token   token id, position, slot to write, row wanted, own entry, place of its mask or path, tile
     moves       entries to copy before anything is written, from and to
     tiles       see `kernels.attention.TILE_FIELDS`
@@ -103,12 +103,6 @@ class DeviceStep:
     def wanted(self) -> Tensor:
         """[W] int64, packed positions whose logits are wanted, padding at the end."""
         return self.section("wanted")[: self.rows]
-
-    @property
-    def moves(self) -> tuple[Tensor, Tensor]:
-        """Slots to copy from and to, [MOVES] each."""
-        start = self.layout.moves_at
-        return self.buffer[start : start + MOVES], self.buffer[start + MOVES : start + 2 * MOVES]
 
 
 def _aligned(words: int) -> int:

@@ -1,4 +1,7 @@
-"""Linear layers on a GPU whose rows have the same bits in every batch, and what puts them into a model."""
+"""Linear layers on a GPU whose rows have the same bits in every batch, and what puts them into a model.
+
+Those with codes have such sums already (`coded_product`).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from torch import Tensor, nn
 
 from outrider.engine.cpu.linear import is_linear, linear_weight
 from outrider.engine.fused_decoder.decoder import Experts, ForeignMlp, FusedDecoder, GatedMlp, PlainMlp
+from outrider.engine.gpu.coded_linear import SideBySide
 from outrider.engine.gpu.kernels.product import product_kernel
 from outrider.engine.gpu.shapes import check_shape
 
@@ -61,7 +65,7 @@ class OrderedLinear(nn.Module):
 
 
 def order_linears(decoder: FusedDecoder) -> None:
-    """Replace the linear layers of a fused decoder; products of experts are in one order in any case."""
+    """Replace the linear layers of a fused decoder; those of codes and of experts have one order already."""
     for layer in decoder.stack:
         layer.qkv, layer.output = _ordered(layer.qkv), _ordered(layer.output)
         mlp = layer.mlp
@@ -80,6 +84,8 @@ def order_linears(decoder: FusedDecoder) -> None:
 
 
 def _ordered(module: nn.Module) -> nn.Module:
+    if isinstance(module, SideBySide):
+        return SideBySide([_ordered(part) for part in module.parts])
     if not is_linear(module):
         return module
     bias: Any = module.bias

@@ -109,9 +109,10 @@ def fill(
     columns.masks = (_add_paths if settings.ordered else _add_masks)(segments, tail)
     words = np.zeros(tail.end, dtype=np.int64)
     words[layout.tail_at :] = np.concatenate(tail.parts)
-    words[0] = len(plan.items)
+    words[:2] = len(plan.items), len(moves)
     _fill_tokens(words, layout, columns, settings)
-    _fill_moves(words, layout, moves, settings)
+    if moves:
+        words[layout.moves_at :][: 2 * MOVES].reshape(2, MOVES)[:, : len(moves)] = np.array(moves).T
     if segments:
         _fill_tiles(words, layout, plan, places)
     return words
@@ -248,13 +249,6 @@ def _fill_tiles(words: Words, layout: BufferLayout, plan: AttentionPlan, places:
     words[layout.tiles_at : layout.tiles_at + tiles.size] = tiles.ravel()
     items = words[layout.items_at : layout.items_at + len(plan.items) * ITEM_FIELDS]
     items.reshape(-1, ITEM_FIELDS)[:, : len(plan.items[0])] = plan.items
-
-
-def _fill_moves(words: Words, layout: BufferLayout, moves: Sequence[Move], settings: PlanSettings) -> None:
-    at = layout.moves_at
-    words[at : at + 2 * MOVES] = settings.trash
-    if moves:
-        words[at : at + 2 * MOVES].reshape(2, MOVES)[:, : len(moves)] = np.array(moves).T
 
 
 def _blocks(entries: int) -> int:

@@ -108,12 +108,10 @@ def _mixes(module: Experts | ForeignMlp, loaded: LoadedModel) -> bool:
 
 def _without_kernels(loaded: LoadedModel) -> str | None:
     """What of a model on a GPU has no kernels that add up in one order, before its layers are looked at."""
-    if loaded.device.type == "cpu" or (loaded.ordered and not loaded.weights):
+    if loaded.device.type == "cpu" or loaded.ordered:
         return None
     if loaded.ranks > 1:
         return f"a model in {loaded.ranks} ranks on {loaded.device}"
-    if loaded.weights:
-        return f"a model of {loaded.weights} weights on {loaded.device}"
     if loaded.kernels:
         return f"{loaded.kind} on {loaded.device}"
     return f"a {loaded.dtype_name} model on {loaded.device}"

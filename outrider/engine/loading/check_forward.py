@@ -71,7 +71,10 @@ def run_plain(network: PreTrainedModel, context_length: int, *, fp8_kv: bool = F
     kind = type(network).__name__
     if context_length < LENGTH:
         raise ModelError(f"context_length: {context_length} is too small; set at least {LENGTH}")
-    tokens = _check_tokens(network.config.get_text_config().vocab_size)
+    text = network.config.get_text_config()
+    tokens = _check_tokens(text.vocab_size)
+    if getattr(text, "attn_logit_softcapping", None) is not None:
+        network.set_attn_implementation("eager")  # sdpa leaves it out, in some versions without a word
     try:
         cache: dict[str, Any] = {"past_key_values": RoundedCache(config=network.config)} if fp8_kv else {}
         with torch.inference_mode():

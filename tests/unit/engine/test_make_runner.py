@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from subprocess import CalledProcessError
 
 import pytest
 import torch
@@ -125,7 +126,10 @@ def test_a_load_that_finds_kernels_not_to_fit_goes_on_without(pair_of, folder_of
 
 
 def test_errors_of_triton_are_known():
-    """They are no RuntimeErrors: whoever expects kernels to fail has to name them."""
+    """They are no RuntimeErrors: whoever expects kernels to fail has to name them. The last is raised where
+    there is a C compiler but not what launchers are compiled with.
+    """
     errors = pytest.importorskip("triton.runtime.errors", reason="Triton is for Linux alone")
-    assert issubclass(errors.OutOfResources, accelerator.kernel_errors())
-    assert not issubclass(errors.OutOfResources, RuntimeError)
+    for error in (errors.OutOfResources, errors.PTXASError, CalledProcessError):
+        assert issubclass(error, accelerator.kernel_errors())
+        assert not issubclass(error, RuntimeError)

@@ -46,8 +46,17 @@ _numba_settings = threading.Lock()
 
 @cache
 def available() -> bool:
-    """True when this installation has numba; what a kernel needs of the processor, it asks itself."""
-    return importlib.util.find_spec("numba") is not None
+    """True when this installation has numba, and one that runs with its numpy; what a kernel needs of the
+    processor, it asks itself.
+    """
+    if importlib.util.find_spec("numba") is None:
+        return False
+    try:
+        _numba()
+    except ImportError as error:
+        log.warning("no kernels for CPUs are compiled: %s", error)
+        return False
+    return True
 
 
 def kernel(signature: str, *, keeps_lock: bool = False) -> Callable[[_Function], _Function]:

@@ -326,3 +326,25 @@ def store_kernel(
     v = tl.load(value + token * value_token_stride + head * value_head_stride + columns, mask=v_columns)
     tl.store(keys + place * SHAPE[2] + columns, as_stored(k, keys), mask=k_columns)
     tl.store(values + place * SHAPE[3] + columns, as_stored(v, values), mask=v_columns)
+
+
+@triton.jit
+def move_kernel(
+    entries,  # [layers, S, WIDTH]
+    buffer,
+    moves_at,
+    layer_stride,
+    WIDTH: tl.constexpr,
+    MOVES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Copy entries between slots (grid [layers, WIDTH / BLOCK]): a program has some columns of all moves."""
+    moves = tl.arange(0, MOVES)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    there = (moves < tl.load(buffer + 1))[:, None] & (columns < WIDTH)[None, :]
+    sources = tl.load(buffer + moves_at + moves)[:, None] * WIDTH + columns[None, :]
+    targets = tl.load(buffer + moves_at + MOVES + moves)[:, None] * WIDTH + columns[None, :]
+    layer = entries + tl.program_id(0).to(tl.int64) * layer_stride
+    held = tl.load(layer + sources, mask=there, other=0)
+    tl.debug_barrier()  # threads write what others read
+    tl.store(layer + targets, held, mask=there)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from outrider.engine.gpu.layout import Capacity
-from outrider.engine.gpu.plan import PlanSettings, plan_tiles
+from outrider.engine.gpu.attention import KernelAttention
+from outrider.engine.gpu.layout import MOVES, BufferLayout, Capacity
+from outrider.engine.gpu.plan import PlanSettings, fill, graph_capacity, plan_tiles
+from outrider.engine.loaded_model import Geometry
 from tests.unit.engine.gpu.cases import PAGE, SLOTS, Case, chain, geometry, tree
 
 
@@ -78,11 +80,11 @@ def test_any_number_of_query_heads_shares_a_kv_head(heads):
     check(*case.attend([tree(case.sequence(66), 5), chain(case.sequence(2), 4)]))
 
 
-@pytest.mark.parametrize("widths", [(24, 24), (32, 16), (16, 40)])
+@pytest.mark.parametrize("widths", [(24, 24), (32, 16), (16, 40), (200, 256)])
 def test_heads_of_any_width(widths):
-    """Widths that are no power of two, and values of another width than keys."""
+    """No power of two, values of another width than keys, wide ones in blocks of their own."""
     case = Case(geometry(head_dim=widths[0], value_dim=widths[1]))
-    check(*case.attend([tree(case.sequence(66), 5)]))
+    check(*case.attend([tree(case.sequence(98), 5)]))
 
 
 @pytest.mark.parametrize("items", [1, 8])
@@ -121,3 +123,23 @@ def test_a_long_context_is_split():
     plan = plan_tiles([segment], 1, PlanSettings(2, PAGE, SLOTS, items=4))
     assert [item[1:] for item in plan.items] == [(0, 256), (256, 512), (512, 768), (768, 901)]
     assert plan.capacity == Capacity(1, 1, 4)
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("count", [0, 1, 40, MOVES])
+def test_moves_of_a_step_are_those_of_the_reference(count, fp8):
+    """All reads before all writes, in all layers; entries that do not move stay, wide ones too."""
+    shape = Geometry(3, 6, 3, 24, 40)
+    kernel = KernelAttention(shape, SLOTS, PAGE, torch.float32, torch.device("cpu"), fp8=fp8)
+    for entries in kernel.stores():
+        entries.copy_(torch.randint(256, entries.shape))
+    expected = [entries.clone() for entries in kernel.stores()]
+    order = torch.randperm(100)[: 2 * count] if count < 50 else torch.randperm(SLOTS)[: 2 * count]
+    moves = list(zip(order[:count].tolist(), order.roll(1)[:count].tolist(), strict=True))
+    for entries in expected:
+        entries[:, [to for _, to in moves]] = entries[:, [source for source, _ in moves]]
+    settings = PlanSettings(2, PAGE, kernel.trash, items=1)
+    layout = BufferLayout(graph_capacity(4, settings))
+    words = torch.from_numpy(fill(plan_tiles([], 4, settings), layout, [], moves, settings))
+    kernel.move_in_step(kernel.open_step(words, layout, 1))
+    assert all(torch.equal(*pair) for pair in zip(kernel.stores(), expected, strict=True))

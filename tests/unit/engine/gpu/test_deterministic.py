@@ -17,13 +17,17 @@ import torch
 
 from outrider.engine.fused_decoder import FusedDecoder
 from outrider.engine.gpu import ordered_plan, runner
+from outrider.engine.gpu.coded_linear import CodedLinear
 from outrider.engine.gpu.ordered_linear import OrderedLinear
 from outrider.engine.gpu.runner import GraphRunner
 from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.loading import check_determinism, loader
+from outrider.engine.loading.code_weights import code_weights
+from outrider.engine.quantization.rounding import BITS
 from outrider.protocol.errors import ModelError
 from tests.models import build_model
 from tests.unit.engine.gpu.fakes import FakeGraphs
+from tests.unit.engine.gpu.test_coded_models import code_some, loaded_of, network_of, rounded_model
 from tests.unit.engine.reading import VOCABULARY, Target, read_all, token_by_token
 
 LENGTH, CHUNK = 72, 60
@@ -50,6 +54,12 @@ def folder_of(tmp_path_factory) -> Callable[[str], Path]:
         return build_model(architecture, tmp_path_factory.mktemp(architecture), num_hidden_layers=2)
 
     return build
+
+
+@pytest.fixture(scope="module")
+def one_layer(tmp_path_factory) -> Path:
+    """The folder of a smaller Llama."""
+    return build_model("llama", tmp_path_factory.mktemp("one"), num_hidden_layers=1)
 
 
 def plainly_loaded(folder: Path, dtype: str = "float32", **options: Any) -> LoadedModel:
@@ -91,9 +101,24 @@ def test_bfloat16_with_other_pages(folder_of):
     read_all(target_of(loaded), GraphRunner(loaded, PAGES, 7, buckets=()), 1)
 
 
+@pytest.mark.parametrize("weights", [pytest.param("int8", marks=pytest.mark.slow), "int4"])
+def test_any_way_of_computing_gives_the_same_bits_with_codes(one_layer, weights):
+    """Rows of steps of any size go through tiles of either height."""
+    loaded, _ = rounded_model(one_layer, weights)
+    assert sum(isinstance(module, CodedLinear) for module in loaded.model.modules()) == 4 + 1
+    loaded = loader._in_order(replace(loaded, kernels=True, weights=weights))
+    read_all(target_of(loaded), GraphRunner(loaded, PAGES, 4, buckets=BUCKETS, graphs=FakeGraphs()), 0)
+
+
 def on_kernels(patch: pytest.MonkeyPatch) -> None:
     """Models are loaded as on a GPU."""
     patch.setattr(loader, "_with_kernels", lambda loaded, say: replace(loaded, kernels=True))
+    patch.setattr(loader, "place_weights", _codes_in_place)
+
+
+def _codes_in_place(model, network, place, weights, say) -> None:
+    if weights in BITS:
+        code_weights(network, place, BITS[weights], say)
 
 
 def test_a_model_is_loaded_in_order_and_checked(folder_of, monkeypatch):
@@ -106,6 +131,40 @@ def test_a_model_is_loaded_in_order_and_checked(folder_of, monkeypatch):
     assert sum(isinstance(module, OrderedLinear) for module in loaded.model.modules()) == 4 * 2 + 1
     assert not any(type(module) is torch.nn.Linear for module in loaded.model.modules())
     assert said[-1] == "checking that a token's bits do not depend on its batch"
+
+
+def test_a_model_of_codes_is_loaded_in_order_and_checked(one_layer, monkeypatch):
+    """Its layers keep their codes."""
+    on_kernels(monkeypatch)
+    loaded = plainly_loaded(one_layer, deterministic=True, weights="int8")
+    assert sum(isinstance(module, CodedLinear) for module in loaded.model.modules()) == 4 + 1
+    assert (loaded.ordered, loaded.weights) == (True, "int8")
+    assert check_determinism.library_part(replace(loaded, device=GPU)) is None
+
+
+def test_the_check_at_load_sees_tiles_of_both_heights(one_layer, monkeypatch):
+    """If those of more than 16 rows added up in another order, it would show."""
+    loaded, _ = rounded_model(one_layer, "int8")
+    loaded = loader._in_order(replace(loaded, kernels=True, weights="int8"))
+    product = CodedLinear.forward
+
+    def otherwise_in_high_tiles(self, x):
+        return product(self, x) * (1.0 + 1e-5 * (len(x) > 16))
+
+    monkeypatch.setattr(CodedLinear, "forward", otherwise_in_high_tiles)
+    with pytest.raises(ModelError, match="LlamaForCausalLM in float32 computes other bits for a token"):
+        check_determinism.check_determinism(loaded)
+
+
+def test_layers_without_codes_beside_those_that_have_some_are_put_in_order(one_layer):
+    """Queries have codes, keys and values none: each is a product of its own."""
+    network = network_of(one_layer)
+    code_some(network, "q_proj", 8)
+    loaded, _ = loaded_of(network)
+    loaded = loader._in_order(replace(loaded, kernels=True, weights="gptq"))
+    kinds = [type(part) for part in loaded.model.stack[0].qkv.parts]
+    assert kinds == [CodedLinear, OrderedLinear, OrderedLinear]
+    assert check_determinism.library_part(replace(loaded, device=GPU)) is None
 
 
 def test_the_check_at_load_refuses_other_bits(folder_of, monkeypatch):
@@ -122,12 +181,11 @@ def test_the_check_at_load_refuses_other_bits(folder_of, monkeypatch):
     [
         ({"kernels": False, "ordered": False}, "a float32 model on cuda:0"),
         ({"ordered": False, "model": torch.nn.Linear(1, 1)}, "Linear on cuda:0"),
-        ({"weights": "gptq"}, "a model of gptq weights on cuda:0"),
         ({"ordered": False, "ranks": 2}, "a model in 2 ranks on cuda:0"),
     ],
 )
 def test_what_has_no_such_kernels_is_refused(folder_of, changes, part):
-    """Plain torch, a model's own modules, codes and several ranks; the sentence names it."""
+    """Plain torch, a model's own modules and several ranks; the sentence names it."""
     loaded = replace(in_order(folder_of("llama")), device=GPU, **changes)
     with pytest.raises(ModelError, match=f"^deterministic: {part} is computed by the library's kernels"):
         check_determinism.refuse_library(loaded)

@@ -131,3 +131,16 @@ def test_threads_that_compile_at_once_keep_their_folder(monkeypatch: pytest.Monk
     first_done.set()
     second.join()
     assert (seen, config.CACHE_DIR) == ({"first": "/kept", "second": "/kept"}, "")
+
+
+def test_a_numba_that_does_not_take_its_numpy_is_none(monkeypatch, caplog):
+    """It says so when it is imported; services start without it, and the log has the reason."""
+
+    def refuse() -> None:
+        raise ImportError("Numba needs NumPy 2.4 or less")
+
+    compiling.available.cache_clear()
+    monkeypatch.setattr(compiling, "_numba", refuse)
+    assert not compiling.available()
+    assert "Numba needs NumPy 2.4 or less" in caplog.text
+    compiling.available.cache_clear()
