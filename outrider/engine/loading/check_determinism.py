@@ -82,12 +82,17 @@ def library_part(loaded: LoadedModel) -> str | None:
             return f"{name} of {loaded.kind}"
         if isinstance(module, Gate | PlainMlp) and not _activates(module, loaded):
             return f"the activation of {loaded.kind}"
-        if isinstance(module, Experts | ForeignMlp):
+        if isinstance(module, ForeignMlp) or (isinstance(module, Experts) and not _mixes(module)):
             return f"the experts of {loaded.kind}"
     simple = all(layer.settings.scores.simple for layer in network.stack)
     if not loaded.ordered and not (simple and attends(geometry.head_dim, loaded.dtype, loaded.device)):
         return f"the attention of {loaded.kind}"
     return None
+
+
+def _mixes(module: Experts) -> bool:
+    """True where kernels compute all of the experts behind the router."""
+    return getattr(module.own, "ordered", False) is True
 
 
 def _activates(module: Gate | PlainMlp, loaded: LoadedModel) -> bool:

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from outrider.engine.quantization.rounding import rounded
+from outrider.engine.quantization.stacked import DOWN, codes_of_experts, is_stacked, round_experts
 from outrider.engine.quantization.weight import QuantizedWeight, joined
 
 HEAD_BITS = 8
@@ -27,10 +28,13 @@ def codes_of(module: nn.Module) -> QuantizedWeight | None:
 
 
 def round_linears(network: PreTrainedModel, bits: int) -> int:
-    """Round the weights of all linear layers that have no codes; returns how many.
+    """Round the weights of all linear layers and experts that have no codes; returns how many layers.
 
     The output layer keeps 8 bits at least. An embedding that shares its weight keeps it as it is.
     """
+    for module in network.modules():
+        if is_stacked(module) and not codes_of_experts(module, DOWN):
+            round_experts(module, bits)
     layers = [module for module in network.modules() if type(module) in (nn.Linear, Conv1D)]
     wanted = [layer for layer in layers if codes_of(layer) is None]
     for layer in wanted:
