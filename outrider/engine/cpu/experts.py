@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.engine.cpu.matmul import Group, PanelProduct, multiply_groups
+from outrider.engine.cpu.strips import alike
 from outrider.engine.cpu.worker_pool import WorkerPool
 from outrider.engine.quantization.stacked import (
     DOWN,
@@ -52,6 +53,10 @@ class PackedExperts(nn.Module):
         """True where a row's bits do not depend on the others."""
         return self._opened
 
+    def products(self) -> list[PanelProduct]:
+        """Of all experts."""
+        return [*self._up, *self._down]
+
     def forward(self, x: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
         """x [M, C], the experts [M, K] int64 of each row, and their shares [M, K] -> [M, C]."""
         rows, count = chosen.shape
@@ -68,7 +73,8 @@ class PackedExperts(nn.Module):
 
 
 def _products(experts: Any, name: str, make: Make, *, gated: bool) -> list[PanelProduct]:
-    weights, bias = codes_of_experts(experts, name) or weights_of(experts, name), bias_of(experts, name)
+    codes, bias = codes_of_experts(experts, name), bias_of(experts, name)
+    weights = alike(codes) if codes else weights_of(experts, name)
     biases = [None] * len(weights) if bias is None else bias
     return [make(weight, added, gated=gated) for weight, added in zip(weights, biases, strict=True)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -38,6 +39,17 @@ def with_signs(weight: QuantizedWeight) -> QuantizedWeight:
     if not (weight.words.view(torch.uint8)[:, : weight.numbers] == 0).any():
         return weight
     return replace(weight, zeros=torch.full_like(weight.scales, weight.middle))
+
+
+def alike(weights: Sequence[QuantizedWeight]) -> list[QuantizedWeight]:
+    """The same numbers, with zeros in all if `with_signs` gives some to one."""
+    if all(with_signs(weight).zeros is None for weight in weights):
+        return [*weights]
+    middles = [torch.full_like(weight.scales, weight.middle) for weight in weights]
+    return [
+        replace(weight, zeros=middle if weight.zeros is None else weight.zeros)
+        for weight, middle in zip(weights, middles, strict=True)
+    ]
 
 
 def in_strips(weight: QuantizedWeight, strip: int, *, gated: bool, pairs: bool) -> Tensor:

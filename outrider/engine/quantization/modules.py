@@ -14,7 +14,13 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from outrider.engine.quantization.rounding import rounded
-from outrider.engine.quantization.stacked import DOWN, codes_of_experts, is_stacked, round_experts
+from outrider.engine.quantization.stacked import (
+    DOWN,
+    attach_expert_codes,
+    codes_of_experts,
+    is_stacked,
+    round_experts,
+)
 from outrider.engine.quantization.weight import QuantizedWeight, joined
 
 HEAD_BITS = 8
@@ -53,13 +59,21 @@ def bits_of(network: PreTrainedModel, layer: nn.Module, bits: int) -> int:
     return max(bits, HEAD_BITS) if layer is head else bits
 
 
-def attach_codes(network: nn.Module, found: Mapping[str, QuantizedWeight]) -> int:
-    """Give linear layers the codes by their names, where there is such a layer; returns how many."""
+def attach_codes(network: nn.Module, found: Mapping[str, QuantizedWeight], *, experts: bool) -> int:
+    """Give linear layers the codes by their names, where there is such a layer, and with `experts` those of
+    experts; returns how many.
+    """
     shapes = shapes_of_linears(network)
     taken = [name for name, codes in found.items() if shapes.get(name) == codes.shape]
     for name in taken:
         _attach(network.get_submodule(name), found[name])
-    return len(taken)
+    count = len(taken)
+    for name, module in network.named_modules():
+        if experts and is_stacked(module):
+            start = f"{name}."
+            inside = {key.removeprefix(start): codes for key, codes in found.items() if key.startswith(start)}
+            count += attach_expert_codes(module, inside)
+    return count
 
 
 def shapes_of_linears(network: nn.Module) -> dict[str, tuple[int, int]]:

@@ -5,17 +5,20 @@ Shapes: E experts, of which a weight is [out, in].
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers.activations import SiLUActivation
 
 from outrider.engine.quantization.rounding import rounded
-from outrider.engine.quantization.weight import QuantizedWeight
+from outrider.engine.quantization.weight import QuantizedWeight, joined
 
 GATE_UP, DOWN = WEIGHTS = ("gate_up_proj", "down_proj")
 """Names of the weights; biases have `_bias` behind."""
+_LAYERS = {GATE_UP: ("gate_proj", "up_proj"), DOWN: ("down_proj",)}
+"""Names of an expert's layers in checkpoints, in the order of the rows of each weight."""
 
 
 def is_stacked(module: Any) -> bool:
@@ -52,6 +55,24 @@ def opens_by_silu(module: Any) -> bool:
 def round_experts(module: Any, bits: int) -> None:
     """Round the weights of all experts, each row by itself."""
     module.codes = {name: [_round(each, bits) for each in weights_of(module, name)] for name in WEIGHTS}
+
+
+def attach_expert_codes(module: Any, found: Mapping[str, QuantizedWeight]) -> int:
+    """Give experts the codes of a checkpoint, by names such as `0.gate_proj`; returns how many they are.
+
+    None are given where some have no codes or another kind of them.
+    """
+    taken, codes = 0, {}
+    for name, layers in _LAYERS.items():
+        wanted = [f"{expert}.{layer}" for expert in range(module.num_experts) for layer in layers]
+        whole = joined([found[one] for one in wanted]) if found.keys() >= {*wanted} else None
+        if whole is None or whole.shape != weights_of(module, name).flatten(0, 1).shape:
+            return 0
+        rows = torch.arange(len(whole.words)).view(module.num_experts, -1)
+        codes[name] = [whole.rows(some) for some in rows]
+        taken += len(wanted)
+    module.codes = codes
+    return taken
 
 
 def _round(weight: Tensor, bits: int) -> QuantizedWeight:

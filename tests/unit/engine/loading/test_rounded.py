@@ -42,8 +42,10 @@ def logits(loaded: LoadedModel) -> Tensor:
     return runner.forward([Segment(kv, TOKENS, None, range(len(TOKENS)))])
 
 
-def expected(folder: Path, bits: int) -> Tensor:
-    """The same by transformers with the numbers that the codes stand for; the output layer has 8 bits."""
+def expected(folder: Path, bits: int, *, experts: bool = True) -> Tensor:
+    """The same by transformers with the numbers that the codes stand for; the output layer has 8 bits, and
+    without `experts` these are not rounded.
+    """
     network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     head = network.get_output_embeddings()
     for module in list(network.modules()):
@@ -53,7 +55,7 @@ def expected(folder: Path, bits: int) -> Tensor:
         elif isinstance(module, Conv1D):
             numbers = rounded(module.weight.t(), bits).values().t()
             module.weight = nn.Parameter(numbers, requires_grad=False)
-        elif hasattr(module, "gate_up_proj") and isinstance(module.gate_up_proj, nn.Parameter):
+        elif experts and hasattr(module, "gate_up_proj") and isinstance(module.gate_up_proj, nn.Parameter):
             _round_experts(module, bits)
     with torch.inference_mode():
         found: Tensor = network(torch.tensor([TOKENS])).logits[0]
