@@ -20,10 +20,12 @@ from torch import Tensor
 from benchmarks import machine
 from benchmarks.flags import new_parser
 from outrider.engine.cpu.backend import matmul_type, preferred
+from outrider.engine.cpu.kernels.codes import E4M3
 from outrider.engine.cpu.linear import LibraryLinear
 from outrider.engine.cpu.quantized_matmul import QuantizedMatmul
 from outrider.engine.cpu.worker_pool import WorkerPool
 from outrider.engine.quantization.rounding import BITS, GROUP, rounded
+from outrider.engine.quantization.weight import QuantizedWeight, quantized
 from scripts import console
 
 PASSING_WEIGHTS = 48 * 2**20
@@ -65,10 +67,19 @@ def _arms(out: int, width: int) -> dict[str, Sequence[Product]]:
     for name, bits in BITS.items():
         codes = [rounded(weight, bits) for weight in weights]
         arms[name] = [QuantizedMatmul(each, None, workers, torch.bfloat16, passing=True) for each in codes]
+    codes = [_e4m3(weight) for weight in weights]
+    arms[E4M3] = [QuantizedMatmul(each, None, workers, torch.bfloat16, passing=True) for each in codes]
     return arms | {
         "torch int8": [_torch_int8(w) for w in weights],
         "torch int4": [_torch_int4(w) for w in weights],
     }
+
+
+def _e4m3(weight: Tensor) -> QuantizedWeight:
+    """With a scale for each row, as published checkpoints have."""
+    scales = weight.float().abs().amax(1, keepdim=True) / torch.finfo(torch.float8_e4m3fn).max
+    codes = (weight / scales).to(torch.float8_e4m3fn).view(torch.uint8)
+    return quantized(codes, scales, None, 8, weight.shape[1], e4m3=True)
 
 
 def _torch_int8(weight: Tensor) -> Product:

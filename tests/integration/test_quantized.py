@@ -15,10 +15,22 @@ from tests.integration.reference import Reference, assert_same
 from tests.integration.test_exactness_architectures import TOKENS, VOCABULARY, random_prompts
 from tests.models import build_model
 
-KINDS = ("int8", "int4", "awq")
-IN_RANKS = [("int4", 2), ("awq", 2)]
-"""Kinds in several processes."""
+KINDS = ("int8", "int4", "awq", "fp8")
+SETUPS = {
+    **{kind: (kind, 1, "llama") for kind in KINDS},
+    **{f"{kind} in 2 ranks": (kind, 2, "llama") for kind in ("int4", "awq")},
+    "int4 experts": ("int4", 1, "qwen3_moe"),
+}
+"""Kinds, numbers of processes, and architectures."""
 GROUP = 32
+CHECKPOINTS = {
+    "awq": (
+        {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"},
+        checkpoints.awq(GROUP),
+    ),
+    "fp8": ({"quant_method": "fbgemm_fp8"}, checkpoints.fp8()),
+}
+"""Settings and writers of those that are not rounded at load."""
 
 
 @dataclass
@@ -32,18 +44,16 @@ class Stack:
 
 @pytest.fixture(
     scope="module",
-    params=[*((kind, 1) for kind in KINDS), *IN_RANKS],
-    ids=lambda one: one[0] if one[1] == 1 else f"{one[0]} in {one[1]} ranks",
+    params=SETUPS,
 )
 def stack(request, tmp_path_factory):
     """Verify service and orchestrator for one kind of weights; gone when the next one comes."""
-    folder = build_model("llama", tmp_path_factory.mktemp("whole"), vocab_size=VOCABULARY)
-    kind, ranks = request.param
+    kind, ranks, architecture = SETUPS[request.param]
+    folder = build_model(architecture, tmp_path_factory.mktemp("whole"), vocab_size=VOCABULARY)
     weights = kind if kind.startswith("int") else "full"
     reference = Reference(folder, weights)
     if weights == "full":
-        settings = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"}
-        made = checkpoints.write(folder, tmp_path_factory.mktemp("awq"), settings, checkpoints.awq(GROUP))
+        made = checkpoints.write(folder, tmp_path_factory.mktemp(kind), *CHECKPOINTS[kind])
         folder = made.folder
         for name, numbers in made.numbers.items():
             reference.model.get_submodule(name).weight.data = numbers

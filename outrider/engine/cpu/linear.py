@@ -16,6 +16,7 @@ from outrider.engine.cpu.matmul import MIN_SHARE, PanelProduct
 from outrider.engine.cpu.panels import STEP_BYTES
 from outrider.engine.cpu.worker_pool import WorkerPool
 from outrider.engine.quantization.modules import codes_of, held_bytes
+from outrider.engine.quantization.stacked import DOWN, WEIGHTS, codes_of_experts, is_stacked, weights_of
 
 KEPT_BYTES = 16 * 2**20
 """Weights of a model up to which they may stay in the cache that the cores share: half of a common one."""
@@ -99,17 +100,19 @@ def pack_linears(
     """Replace the linear layers of a model on the CPU by packed ones, where there is a way; returns how many.
 
     Work is shared by the worker pool. With kernels of the project the layers named in `gates` return the
-    opened gate. An embedding that shares its weight with the output layer keeps it: the output layer gets a
-    packed copy. Layers with codes run on the kernels for these, whatever the back end.
+    opened gate, and experts are replaced too. An embedding that shares its weight with the output layer keeps
+    it: the output layer gets a packed copy. Layers with codes run on the kernels for these, whatever the back
+    end.
     """
     workers, kind = workers or WorkerPool(), matmul_type(backend)
     names = [name for name, module in model.named_modules() if is_linear(module)]
+    mixtures = [name for name, module in model.named_modules() if packs_experts(module, backend)]
     coded = [name for name in names if runs_codes(model.get_submodule(name))]
     plain = [name for name in names if name not in coded]
     fitting = [name for name in plain if kind is not None and _fits(_weight_of(model, name), backend)]
     held = sum(_weight_of(model, name).nbytes for name in fitting)
     held += sum(held_bytes(codes) for name in coded if (codes := codes_of(model.get_submodule(name))))
-    passing = held > KEPT_BYTES
+    passing = held > KEPT_BYTES or bool(mixtures)
     for name in coded:
         made = partial(_coded_linear, workers=workers, gated=name in gates, passing=passing)
         _replace(model, name, made)
@@ -117,6 +120,8 @@ def pack_linears(
         for name in fitting:
             made = partial(_kernel_linear, kind=kind, workers=workers, gated=name in gates, passing=passing)
             _replace(model, name, made)
+    for name in mixtures:
+        _replace(model, name, partial(_packed_experts, kind=kind, workers=workers))
     rest = [name for name in names if _library_packs(model.get_submodule(name))]
     for name in rest:
         _replace(model, name, partial(_library_linear, workers=workers))
@@ -144,6 +149,37 @@ def _coded_linear(module: Any, **options: Any) -> KernelLinear:
     bias = None if module.bias is None else module.bias.detach()
     matmul = QuantizedMatmul(codes, bias, dtype=dtype, **options)
     return KernelLinear(matmul, torch.int8, held_bytes(codes))
+
+
+def expert_weights(module: nn.Module) -> list[Tensor]:
+    """[out, in] of each expert's layers, of experts that have no codes."""
+    if not is_stacked(module) or codes_of_experts(module, DOWN):
+        return []
+    return [weight for name in WEIGHTS for weight in weights_of(module, name)]
+
+
+def packs_experts(module: nn.Module, backend: Backend) -> bool:
+    """True for experts that kernels of the project compute."""
+    if not is_stacked(module) or weights_of(module, DOWN).device.type != "cpu":
+        return False
+    if codes_of_experts(module, DOWN):
+        return vector_backend(weights_of(module, DOWN).dtype) is not None
+    return backend is not Backend.ONEDNN and all(
+        _fits(weights_of(module, name)[0], backend) for name in WEIGHTS
+    )
+
+
+def _packed_experts(
+    module: nn.Module, *, kind: Callable[..., PanelProduct] | None, workers: WorkerPool
+) -> nn.Module:
+    from outrider.engine.cpu.experts import PackedExperts
+
+    if codes_of_experts(module, DOWN):
+        from outrider.engine.cpu.quantized_matmul import QuantizedMatmul
+
+        kind = partial(QuantizedMatmul, dtype=weights_of(module, DOWN).dtype)
+    assert kind is not None, "without kernels experts are not packed"
+    return PackedExperts(module, partial(kind, workers=workers, passing=True), workers)
 
 
 def _library_linear(module: Any, *, workers: WorkerPool) -> LibraryLinear:
@@ -188,7 +224,7 @@ def _split(weight: Tensor, bias: Tensor | None, count: int) -> Iterator[tuple[sl
         yield slice(start, stop), packed, None if bias is None else bias.detach()[start:stop]
 
 
-def _replace(model: nn.Module, name: str, made: Callable[[nn.Module], CpuLinear]) -> None:
+def _replace(model: nn.Module, name: str, made: Callable[[nn.Module], nn.Module]) -> None:
     parent, _, attribute = name.rpartition(".")
     setattr(model.get_submodule(parent), attribute, made(model.get_submodule(name)))
 

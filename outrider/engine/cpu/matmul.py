@@ -7,8 +7,8 @@ worker pool. The weight is held in panels; see `outrider.engine.cpu.panels`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from typing import ClassVar, TypeAlias
 
@@ -30,6 +30,8 @@ WAYS, WAY_BYTES = 8, 4096
 """Of the nearest cache, at least: of lines that are a multiple of so many bytes apart, it keeps one a way."""
 Part: TypeAlias = tuple[int, int, int, int]
 """Panels [first, end) for rows [start, stop)."""
+Group: TypeAlias = tuple[int, int, int]
+"""A weight, and the rows [start, stop) that it is multiplied with."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,26 +96,16 @@ class PanelProduct(ABC):
         count, width = rows.shape
         if width != self._numbers:
             raise ValueError(f"rows of {width} numbers for a layer that takes {self._numbers}")
-        result = rows.new_empty(count, self._columns)
-        size = min(self._workers.size(count), max(1, self._weight.nbytes // MIN_SHARE))
-        read = self._prepared(rows)
-        x, x_stride, y = read.data_ptr(), read.stride(0) * read.itemsize, result.data_ptr()
-        if size == 1:
-            for start, stop in _cut(count, -(-count // self.max_rows)):
-                self._part(0, (0, self._panels, start, stop), x, x_stride, y)
-        else:
-            part = partial(self._part, x=x, x_stride=x_stride, y=y)
-            self._workers.share(size, self._parts(size * SHARES, count), part)
-        return result
+        return multiply_groups((self,), ((0, 0, count),), rows, self._workers.size(count))
 
     def _prepared(self, rows: Tensor) -> Tensor:
         """What the kernel reads in place of the rows: as many, `stride(0)` apart."""
         return rows
 
-    def _parts(self, wanted: int, rows: int) -> list[Part]:
-        """About as many parts as are wanted, or more."""
+    def _parts(self, wanted: int, start: int, stop: int) -> list[Part]:
+        """About as many parts as are wanted, or more, for rows [start, stop)."""
         most = self.shared_rows if self._panels < wanted else self.max_rows
-        panels, passes = _cut(self._panels, min(wanted, self._panels)), _cut(rows, -(-rows // most))
+        panels, passes = _cut(0, self._panels, min(wanted, self._panels)), _passes(start, stop, most)
         return [(*share, *some) for some in passes for share in panels]
 
     def _part(self, member: int, part: Part, x: int, x_stride: int, y: int) -> None:
@@ -149,6 +141,35 @@ class PanelProduct(ABC):
         rows: int,
     ) -> None:
         """Run the kernel in a member's room; the arguments are addresses, bytes and counts."""
+
+
+def multiply_groups(
+    products: Sequence[PanelProduct], groups: Sequence[Group], rows: Tensor, members: int
+) -> Tensor:
+    """[R, in] contiguous -> [R, out or its half]: the rows of each group times its weight.
+
+    The products are of one kind and shape; at most so many of their workers share them. Groups follow each
+    other.
+    """
+    first = products[0]
+    result = rows.new_empty(len(rows), first.columns)
+    read = first._prepared(rows)
+    at = read.data_ptr(), read.stride(0) * read.itemsize, result.data_ptr()
+    size = min(members, max(1, len(groups) * first._weight.nbytes // MIN_SHARE))
+    if size == 1:
+        for which, start, stop in groups:
+            product = products[which]
+            for some in _passes(start, stop, product.max_rows):
+                product._part(0, (0, product._panels, *some), *at)
+        return result
+    wanted = -(-size * SHARES // max(1, len(groups)))
+    parts = [
+        (products[which], part)
+        for which, start, stop in groups
+        for part in products[which]._parts(wanted, start, stop)
+    ]
+    first._workers.share(size, parts, lambda member, part: part[0]._part(member, part[1], *at))
+    return result
 
 
 class Matmul(PanelProduct):
@@ -194,6 +215,12 @@ def spread(rows: Tensor) -> Tensor:
     return copy.copy_(rows)
 
 
-def _cut(whole: int, count: int) -> list[tuple[int, int]]:
+def _passes(start: int, stop: int, most: int) -> list[tuple[int, int]]:
+    """Parts of at most so many rows."""
+    return _cut(start, stop, -(-(stop - start) // most))
+
+
+def _cut(start: int, stop: int, count: int) -> list[tuple[int, int]]:
     """`count` parts [first, end) of about one size."""
-    return list(pairwise(whole * part // max(count, 1) for part in range(count + 1)))
+    whole = stop - start
+    return list(pairwise(start + whole * part // max(count, 1) for part in range(count + 1)))

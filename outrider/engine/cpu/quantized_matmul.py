@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from outrider.engine.cpu.kernels.codes import E4M3, INT4, INT8
 from outrider.engine.cpu.kernels.quantized_matmul import (
     GROUP,
     MAX_ROWS,
@@ -59,9 +60,9 @@ class QuantizedMatmul(PanelProduct):
         kind, scales = (str(part).removeprefix("torch.") for part in (dtype, weight.scales.dtype))
         self._prepare = prepare_rows(kind, int(pairs))
         self._kernel = quantized_matmul(
-            *(kind, weight.bits, int(pairs), scales, int(weight.zeros is not None), locality(passing))
+            *(kind, _code(weight), int(pairs), scales, int(weight.zeros is not None), locality(passing))
         )
-        self._factors = aligned(torch.ones(LANES)) if pairs else _factors(weight.bits)
+        self._factors = aligned(torch.ones(LANES) if pairs else _factors(weight))
         self._sums = workers.room(SUMS_BYTES)
 
     def _prepared(self, rows: Tensor) -> Tensor:
@@ -99,8 +100,16 @@ def multiplies_pairs(dtype: torch.dtype) -> bool:
     return dtype == torch.bfloat16 and LANES == 16 and "avx512vbmi" in features()
 
 
-def _factors(bits: int) -> Tensor:
-    """[LANES] float32: what makes up for the place of a code in its word."""
-    count = WORD_BITS // bits
+def _code(weight: QuantizedWeight) -> str:
+    if weight.e4m3:
+        return E4M3
+    return INT4 if weight.bits == 4 else INT8
+
+
+def _factors(weight: QuantizedWeight) -> Tensor:
+    """[LANES] float32: what makes up for the place of a code in its word, or for float16."""
+    if weight.e4m3:
+        return torch.full((LANES,), 2.0**8)
+    count = WORD_BITS // weight.bits
     exponents = torch.arange(LANES) % count
-    return aligned(torch.where(exponents == count - 1, 1.0, 2.0 ** (-bits * exponents.float())))
+    return torch.where(exponents == count - 1, 1.0, 2.0 ** (-weight.bits * exponents.float()))

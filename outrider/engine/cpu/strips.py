@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from outrider.engine.cpu.panels import PANEL, aligned, paired
+from outrider.engine.cpu.processor import LANES
 from outrider.engine.quantization.weight import QuantizedWeight, packed, unpacked
 
 SHORT_GROUP = 64
@@ -32,25 +34,44 @@ def in_short_groups(weight: QuantizedWeight) -> QuantizedWeight:
 def with_signs(weight: QuantizedWeight) -> QuantizedWeight:
     """The same numbers, with zeros where an 8-bit code is 0: it is 128 below the middle, and no other is 128
     above it."""
-    farthest = weight.bits == 8 and bool((weight.words.view(torch.uint8)[:, : weight.numbers] == 0).any())
-    if weight.zeros is not None or not farthest:
+    if weight.zeros is not None or weight.e4m3 or weight.bits != 8:
+        return weight
+    if not (weight.words.view(torch.uint8)[:, : weight.numbers] == 0).any():
         return weight
     return replace(weight, zeros=torch.full_like(weight.scales, weight.middle))
 
 
+def alike(weights: Sequence[QuantizedWeight]) -> list[QuantizedWeight]:
+    """The same numbers, with zeros in all if `with_signs` gives some to one."""
+    if all(with_signs(weight).zeros is None for weight in weights):
+        return [*weights]
+    middles = [torch.full_like(weight.scales, weight.middle) for weight in weights]
+    return [
+        replace(weight, zeros=middle if weight.zeros is None else weight.zeros)
+        for weight, middle in zip(weights, middles, strict=True)
+    ]
+
+
 def in_strips(weight: QuantizedWeight, strip: int, *, gated: bool, pairs: bool) -> Tensor:
-    """[strips, groups, bytes] uint8: [strip, PANEL] scales, as many zeros if there are any, and the words."""
+    """[strips, bytes] uint8: for each group scales, and perhaps zeros, [strip, PANEL]; then all words."""
     groups = weight.scales.shape[1]
     heads = [part for part in (weight.scales, weight.zeros) if part is not None]
     parts = [columns(part, strip, gated=gated).permute(0, 3, 1, 2) for part in heads]
     words = weight.words.view(len(weight.words), groups, -1)
     words = columns(words, strip, gated=gated).permute(0, 3, 4, 1, 2).contiguous()
-    if pairs and weight.bits == 4:
+    if weight.e4m3:
+        words = _two_by_two(words.view(torch.uint8)) if pairs else _places_together(words)
+    elif pairs and weight.bits == 4:
         words = _halves(words)
     elif pairs:
-        words = _signed(words, zeros=weight.zeros is not None)
-    parts.append(words)
-    return aligned(torch.cat([part.flatten(2).contiguous().view(torch.uint8) for part in parts], 2))
+        words = _two_by_two(_signed(words.view(torch.uint8), zeros=weight.zeros is not None))
+    held = torch.cat([_bytes(part, 2) for part in parts], 2)
+    return aligned(torch.cat([held.flatten(1), _bytes(words, 1)], 1))
+
+
+def _bytes(values: Tensor, start: int) -> Tensor:
+    """Values in order, from an axis on as one axis of uint8."""
+    return values.flatten(start).contiguous().view(torch.uint8)
 
 
 def columns(values: Tensor, strip: int, *, gated: bool) -> Tensor:
@@ -67,11 +88,19 @@ def _halves(words: Tensor) -> Tensor:
     return packed(codes.transpose(-1, -2).flatten(-2), 4).squeeze(-1)
 
 
-def _signed(words: Tensor, *, zeros: bool) -> Tensor:
-    """[..., PANEL] words of 8-bit codes -> bytes: of four words two numbers of each, then the others.
+def _signed(codes: Tensor, *, zeros: bool) -> Tensor:
+    """Distances of 8-bit codes from 128, or with zeros from 127 and 128, with a sign below."""
+    return torch.where(codes < 128, 255 - codes + int(not zeros), codes - 128)
 
-    A byte is the distance of a code from 128, or with zeros from 127 and 128, with a sign below.
+
+def _two_by_two(codes: Tensor) -> Tensor:
+    """[..., 4 PANEL] bytes of words: of four words two numbers of each, then the others."""
+    return codes.view(*codes.shape[:-1], PANEL // 4, 4, 2, 2).transpose(-2, -3).flatten(-4)
+
+
+def _places_together(words: Tensor) -> Tensor:
+    """[..., PANEL] words of 8-bit codes -> bytes: of each vector's LANES words the first numbers at the lower
+    bytes of its first half, the second numbers at those of the other; the last two at the higher bytes.
     """
-    codes = words.view(torch.uint8)
-    codes = torch.where(codes < 128, 255 - codes + int(not zeros), codes - 128)
-    return codes.view(*words.shape[:-1], PANEL // 4, 4, 2, 2).transpose(-2, -3).flatten(-4)
+    codes = words.view(torch.uint8).view(*words.shape[:-1], 2, LANES, 2, 2)
+    return codes.permute(*range(codes.ndim - 3), -1, -3, -2).flatten(-4)

@@ -284,6 +284,12 @@ class FusedDecoder(nn.Module):
         self.stack = layers
         self.ropes, self.softcap = ropes, softcap
 
+    def let_go(self) -> None:
+        """Drop the weights of experts that were packed: what replaced `own` has its own."""
+        for layer in self.stack:
+            if isinstance(layer.mlp, Experts) and not list(layer.mlp.own.parameters()):
+                del layer.mlp.gate_up, layer.mlp.down
+
     @property
     def gates(self) -> list[str]:
         """Names of the linear layers whose product may open its gate by SiLU."""

@@ -101,8 +101,10 @@ def _activates(module: Gate | PlainMlp, loaded: LoadedModel) -> bool:
 
 def _mixes(module: Experts | ForeignMlp, loaded: LoadedModel) -> bool:
     """True where kernels compute all of the experts behind the router."""
-    if isinstance(module, ForeignMlp) or not loaded.ordered:
+    if isinstance(module, ForeignMlp):
         return False
+    if not loaded.ordered:
+        return getattr(module.own, "ordered", False) is True
     return module.activation in ON_GPUS or isinstance(module.gate, BoundedGate)
 
 

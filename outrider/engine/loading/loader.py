@@ -18,7 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from outrider.engine.cpu.backend import AUTO, Backend, vector_backend
 from outrider.engine.cpu.choice import BackendChoice, choose_backend
-from outrider.engine.cpu.linear import is_linear, linear_weight, pack_linears, runs_codes
+from outrider.engine.cpu.linear import expert_weights, is_linear, linear_weight, pack_linears, runs_codes
 from outrider.engine.cpu.worker_pool import WorkerPool
 from outrider.engine.fused_decoder import FusedDecoder, NotFused, fused_decoder
 from outrider.engine.gpu.accelerator import kernel_errors
@@ -288,12 +288,15 @@ def packed(
         return loaded
     linears = [module for module in loaded.model.modules() if is_linear(module)]
     weights = [linear_weight(module) for module in linears if not runs_codes(module)]
+    weights += [weight for module in loaded.model.modules() for weight in expert_weights(module)]
     choice = BackendChoice(vector_backend(loaded.dtype) or Backend.ONEDNN, "all weights are codes")
     if weights or not linears:
         choice = choose_backend(weights, wanted, measured=measured)
     del weights, linears
     gates = loaded.model.gates if isinstance(loaded.model, FusedDecoder) else ()
     count = pack_linears(loaded.model, choice.backend, workers, gates)
+    if isinstance(loaded.model, FusedDecoder):
+        loaded.model.let_go()
     say(f"{count} linear layers on {choice.backend}: {choice.reason}")
     return replace(loaded, choice=choice, workers=workers)
 

@@ -46,15 +46,21 @@ def read_quantized(
         found = read_checkpoint(model, layout, modules, kept, shapes)
     network, info = _made(type(skeleton), config, found, kept)
     network.generation_config = _generation(model, network.generation_config)
-    attach(network, found, layout, say, codes=alone or on_cpu)
+    attach(network, found, layout, say, codes=alone or on_cpu, experts=on_cpu)
     return network, info, layout.name
 
 
 def attach(
-    network: PreTrainedModel, found: Checkpoint, layout: Layout, say: Callable[[str], None], *, codes: bool
+    network: PreTrainedModel,
+    found: Checkpoint,
+    layout: Layout,
+    say: Callable[[str], None],
+    *,
+    codes: bool,
+    experts: bool = False,
 ) -> None:
-    """Give layers their codes, if they are to have some, and say how many have none."""
-    taken = attach_codes(network, found.codes) if codes else 0
+    """Give layers, and `experts`, their codes, if they are to have some, and say how many have none."""
+    taken = attach_codes(network, found.codes, experts=experts) if codes else 0
     left = len(found.codes) + found.widened - taken
     if left:
         taken_16 = sum(weight.nbytes for weight in network.parameters()) / 1e9

@@ -97,8 +97,8 @@ def _take(
         found.tensors |= {f"{module}.{name}": part for name, part in parts.items()}
         return
     read = layout.read(parts)
-    if isinstance(read, QuantizedWeight) and (read.e4m3 if alone is None else not takes_planes(read)):
-        read = read.values()  # CPUs have no kernels for e4m3
+    if isinstance(read, QuantizedWeight) and alone is not None and not takes_planes(read):
+        read = read.values()
     if isinstance(read, QuantizedWeight):
         found.codes[module] = read
     else:

@@ -14,6 +14,13 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from outrider.engine.quantization.rounding import rounded
+from outrider.engine.quantization.stacked import (
+    DOWN,
+    attach_expert_codes,
+    codes_of_experts,
+    is_stacked,
+    round_experts,
+)
 from outrider.engine.quantization.weight import QuantizedWeight, joined
 
 HEAD_BITS = 8
@@ -27,10 +34,13 @@ def codes_of(module: nn.Module) -> QuantizedWeight | None:
 
 
 def round_linears(network: PreTrainedModel, bits: int) -> int:
-    """Round the weights of all linear layers that have no codes; returns how many.
+    """Round the weights of all linear layers and experts that have no codes; returns how many layers.
 
     The output layer keeps 8 bits at least. An embedding that shares its weight keeps it as it is.
     """
+    for module in network.modules():
+        if is_stacked(module) and not codes_of_experts(module, DOWN):
+            round_experts(module, bits)
     layers = [module for module in network.modules() if type(module) in (nn.Linear, Conv1D)]
     wanted = [layer for layer in layers if codes_of(layer) is None]
     for layer in wanted:
@@ -49,13 +59,21 @@ def bits_of(network: PreTrainedModel, layer: nn.Module, bits: int) -> int:
     return max(bits, HEAD_BITS) if layer is head else bits
 
 
-def attach_codes(network: nn.Module, found: Mapping[str, QuantizedWeight]) -> int:
-    """Give linear layers the codes by their names, where there is such a layer; returns how many."""
+def attach_codes(network: nn.Module, found: Mapping[str, QuantizedWeight], *, experts: bool) -> int:
+    """Give linear layers the codes by their names, where there is such a layer, and with `experts` those of
+    experts; returns how many.
+    """
     shapes = shapes_of_linears(network)
     taken = [name for name, codes in found.items() if shapes.get(name) == codes.shape]
     for name in taken:
         _attach(network.get_submodule(name), found[name])
-    return len(taken)
+    count = len(taken)
+    for name, module in network.named_modules():
+        if experts and is_stacked(module):
+            start = f"{name}."
+            inside = {key.removeprefix(start): codes for key, codes in found.items() if key.startswith(start)}
+            count += attach_expert_codes(module, inside)
+    return count
 
 
 def shapes_of_linears(network: nn.Module) -> dict[str, tuple[int, int]]:

@@ -28,14 +28,14 @@ from tests.unit.engine.reading import VOCABULARY, Target, read_all, token_by_tok
 LENGTH = 150
 """Longer than a block of keys."""
 TEXTS = 2
-QUICK = ("llama", "mistral", "gpt2", "gpt_neox", "nemotron")
-"""Plain attention, with a window, and other layers than Llama's."""
+QUICK = ("llama", "mistral", "gpt2", "gpt_neox", "nemotron", "mixtral")
+"""Plain attention, with a window, other layers than Llama's, and experts."""
 SLOW = [
     pytest.param(name, marks=pytest.mark.slow)
     for name in ("phi3", "qwen2", "qwen3", "olmo2", "phi", "starcoder2", "granite", "glm4", "ministral3")
 ]
 OTHERS = ("deepseek_v3", "gemma2", "gpt_oss")
-"""Modules of its own, capped scores, and experts."""
+"""Modules of its own, capped scores, and experts with a gate of their own."""
 needs_kernels = pytest.mark.skipif(
     vector_backend(torch.bfloat16) is None,
     reason="the kernels need AVX2 or AVX-512 BF16 and the package numba",

@@ -9,10 +9,14 @@ two more there, and rows are prepared with numbers that much smaller, which chan
 Pairs: a code less the middle of the codes' range is looked up; bfloat16 holds it exactly. 4 bits: in a table
 of 16. 8 bits: the highest is the sign, and for the others there are tables of 128 lower and 128 higher bytes.
 As 256 numbers with a sign have no 0, codes with zeros count from 127.5.
+
+e4m3: pairs are looked up as those of 8 bits. For float32 a code moves into float16, which has the same digits
+and the smallest numbers too, 2^8 times smaller; rows are prepared with numbers that much larger.
 """
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,24 +25,43 @@ from typing import TypeAlias
 
 from llvmlite import ir
 
-from outrider.engine.cpu.kernels.vectors import I8, I16, I32, PAIRS, SUM, WORDS, Builder, Value, call
+from outrider.engine.cpu.kernels.vectors import (
+    F16,
+    I8,
+    I16,
+    I32,
+    PAIRS,
+    SUM,
+    WORDS,
+    Builder,
+    Value,
+    call,
+)
 from outrider.engine.cpu.processor import LANES
 
 BYTES, HALVES = ir.VectorType(I8, 64), ir.VectorType(I16, 32)
 """Of a register of AVX-512."""
 Steps: TypeAlias = Callable[[Builder, Value], Iterator[Value]]
 """Makes the steps of a vector of words, in the order of a row's numbers."""
+INT4, INT8, E4M3 = "int4", "int8", "e4m3"
+"""Kinds of codes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Codes:
     """A kind of them."""
 
-    bits: int
+    kind: str
+    """INT4, INT8 or E4M3."""
     zeros: bool
     """Groups have zeros."""
     pairs: bool
     """Pairs of bfloat16 numbers are multiplied, and words lie as `outrider.engine.cpu.strips` puts them."""
+
+    @property
+    def bits(self) -> int:
+        """Of a code."""
+        return 4 if self.kind == INT4 else 8
 
     @property
     def numbers(self) -> str:
@@ -55,18 +78,21 @@ class Codes:
         """What is less than its code in the number of each."""
         if not self.pairs:
             return 0.0
-        return 127.5 if self.bits == 8 and self.zeros else self.zero
+        return 127.5 if self.kind == INT8 and self.zeros else self.zero
 
     @property
     def zero(self) -> float:
         """The zero where groups have none."""
-        return float(1 << (self.bits - 1))
+        return 0.0 if self.kind == E4M3 else float(1 << (self.bits - 1))
 
     def steps(self, builder: Builder) -> Steps:
         """To be called before the loop over words."""
         if not self.pairs:
-            return partial(_numbers, self.bits)
-        return _four_bits(builder) if self.bits == 4 else _eight_bits(builder, self.zero - self.middle)
+            return _float16 if self.kind == E4M3 else partial(_numbers, self.bits)
+        if self.kind == INT4:
+            return _four_bits(builder)
+        least = self.zero - self.middle
+        return _eight_bits(builder, [_e4m3(c) if self.kind == E4M3 else c + least for c in range(128)])
 
 
 def _numbers(bits: int, builder: Builder, words: Value) -> Iterator[Value]:
@@ -76,6 +102,27 @@ def _numbers(bits: int, builder: Builder, words: Value) -> Iterator[Value]:
         mask = ((1 << bits) - 1) << bits * place
         yield builder.sitofp(builder.and_(words, ir.Constant(WORDS, [mask] * LANES)), SUM)
     yield builder.sitofp(builder.lshr(words, ir.Constant(WORDS, [bits * last] * LANES)), SUM)
+
+
+def _float16(builder: Builder, words: Value) -> Iterator[Value]:
+    """The numbers of e4m3 codes, times 2^-8; words lie as `outrider.engine.cpu.strips` puts them.
+
+    Of every two bytes first the lower ones: half of a vector has those of a place, the other of the next.
+    """
+    halves = builder.bitcast(words, _MOVED)
+    for high in (builder.shl(halves, _all(8)), halves):
+        moved = builder.and_(builder.ashr(high, _all(1)), _all(0xBF80))  # the sign stays, the rest moves
+        numbers = builder.bitcast(moved, ir.VectorType(F16, 2 * LANES))
+        for first in (0, LANES):
+            order = ir.Constant(WORDS, list(range(first, first + LANES)))
+            yield builder.fpext(builder.shuffle_vector(numbers, numbers, order), SUM)
+
+
+_MOVED = ir.VectorType(I16, 2 * LANES)
+
+
+def _all(number: int) -> Value:
+    return ir.Constant(_MOVED, [number] * (2 * LANES))
 
 
 def _four_bits(builder: Builder) -> Steps:
@@ -92,13 +139,13 @@ def _four_bits(builder: Builder) -> Steps:
     return steps
 
 
-def _eight_bits(builder: Builder, least: float) -> Steps:
-    """Both bytes of 64 numbers, then two times 32 of them; `least` is the number of code 0."""
-    numbers = [_bfloat(code + least) for code in range(128)]
+def _eight_bits(builder: Builder, numbers: Sequence[float]) -> Steps:
+    """Both bytes of 64 numbers, then two times 32 of them; `numbers` are those of the codes up to 127."""
+    bits = [_bfloat(number) for number in numbers]
     tables = [
         [
             _held(builder, BYTES, [number >> 8 * byte & 255 for number in half])
-            for half in (numbers[:64], numbers[64:])
+            for half in (bits[:64], bits[64:])
         ]
         for byte in range(2)
     ]
@@ -128,6 +175,12 @@ def _held(builder: Builder, kind: Value, numbers: Sequence[int]) -> Value:
     """A constant in a register, as the result of an instruction that LLVM does not know: what is constant to
     LLVM, it loads again in each turn of a loop."""
     return builder.asm(ir.FunctionType(kind, [kind]), "", "=v,0", [ir.Constant(kind, numbers)], False)
+
+
+def _e4m3(code: int) -> float:
+    """The number of a code without a sign; that of 127, which stands for none, is never looked up."""
+    exponent, digits = divmod(code, 8)
+    return math.ldexp(digits + 8 * (exponent > 0), max(exponent, 1) - 10)
 
 
 def _bfloat(number: float) -> int:

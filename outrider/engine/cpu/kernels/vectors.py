@@ -46,7 +46,7 @@ class _Bfloat(ir.Type):  # type: ignore[misc]  # llvmlite has no type for it
 
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
-F32, BF16 = ir.FloatType(), _Bfloat()
+F32, F16, BF16 = ir.FloatType(), ir.HalfType(), _Bfloat()
 VOID, POINTER = ir.VoidType(), ir.PointerType()
 SUM = ir.VectorType(F32, LANES)
 WORDS, HALVES = ir.VectorType(I32, LANES), ir.VectorType(I16, LANES)

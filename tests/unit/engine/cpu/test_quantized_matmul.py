@@ -26,6 +26,7 @@ if vector_backend(torch.float32) is None:
     pytest.skip("needs AVX2 or AVX-512 and the package numba", allow_module_level=True)
 
 from outrider.engine.cpu import quantized_matmul as quantized_product
+from outrider.engine.cpu.kernels.codes import E4M3, INT4, INT8
 from outrider.engine.cpu.quantized_matmul import QuantizedMatmul
 
 STRIP = 4 * PANEL
@@ -36,10 +37,15 @@ TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2}
 
 @dataclass(frozen=True)
 class Kind:
-    """Bits of the codes and dtype of the rows."""
+    """Codes and dtype of the rows."""
 
-    bits: int
+    code: str
     dtype: torch.dtype
+
+    @property
+    def bits(self) -> int:
+        """Of a code."""
+        return 4 if self.code == INT4 else 8
 
     def random(self, *shape: int, seed: int = 0) -> Tensor:
         """Normal numbers."""
@@ -47,16 +53,23 @@ class Kind:
 
     def weight(self, out: int, width: int) -> QuantizedWeight:
         """Rounded normal numbers."""
+        if self.code == E4M3:
+            return self.codes(out, width, 32, torch.bfloat16, zeros=False)
         return rounded(self.random(out, width), self.bits)
 
     def codes(self, out: int, width: int, group: int, scales: torch.dtype, *, zeros: bool) -> QuantizedWeight:
-        """Codes as checkpoints have them: all of their range, groups of any length, zeros anywhere."""
+        """Codes as checkpoints have them: all of their range, groups of any length, zeros anywhere where the
+        kind has some.
+        """
         generator = torch.Generator().manual_seed(5)
         groups = out, -(-width // group)
         codes = torch.randint(1 << self.bits, (out, width), generator=generator, dtype=torch.uint8)
-        places = torch.randint(1 << self.bits, groups, generator=generator) if zeros else None
+        if self.code == E4M3:
+            codes = codes.where(codes & 127 != 127, 0)  # those stand for no number
+        with_zeros = zeros and self.code != E4M3
+        places = torch.randint(1 << self.bits, groups, generator=generator) if with_zeros else None
         sizes = torch.rand(groups, generator=generator).to(scales)
-        return quantized(codes, sizes, places, self.bits, group)
+        return quantized(codes, sizes, places, self.bits, group, e4m3=self.code == E4M3)
 
     def make(self, weight: QuantizedWeight, bias: Tensor | None = None, **options: Any) -> QuantizedMatmul:
         """The product."""
@@ -71,9 +84,10 @@ class Kind:
 
 
 COUNTS = (1, 2, 3, 4, QuantizedMatmul.pass_rows, QuantizedMatmul.pass_rows + 1, QuantizedMatmul.max_rows + 3)
+CODES = (INT8, INT4, E4M3)
 KINDS = [
-    Kind(bits, dtype)
-    for bits in (8, 4)
+    Kind(code, dtype)
+    for code in CODES
     for dtype in (torch.float32, torch.bfloat16)
     if vector_backend(dtype) is not None
 ]
@@ -118,13 +132,15 @@ def test_groups_scales_and_zeros_of_other_checkpoints(
 @pytest.mark.parametrize("least", [0, 1])
 def test_every_code_is_exactly_its_number(kind: Kind, zeros: bool, least: int) -> None:
     """A row of one 1 has the numbers of a column, with and without the code farthest below the middle."""
-    count = 1 << kind.bits
+    count, zeros = 1 << kind.bits, zeros and kind.code != E4M3
     codes = torch.arange(count).clamp(min=least).repeat(9, 1).roll(5, 1).to(torch.uint8)
     codes = torch.cat([codes, codes.flip(1), codes[:, :3]], 1)
+    if kind.code == E4M3:
+        codes = codes.where(codes & 127 != 127, 0)
     groups = -(-codes.shape[1] // 32)
     scales = torch.rand(9, groups, generator=torch.Generator().manual_seed(1))
     places = torch.arange(groups).repeat(9, 1) * 37 % count if zeros else None
-    weight = quantized(codes, scales, places, kind.bits, 32)
+    weight = quantized(codes, scales, places, kind.bits, 32, e4m3=kind.code == E4M3)
     found = kind.make(weight)(torch.eye(codes.shape[1], dtype=kind.dtype))
     assert torch.equal(found, weight.values().T.to(kind.dtype))
 
@@ -144,16 +160,17 @@ def test_bits_do_not_depend_on_the_batch(kind: Kind, gated: bool, zeros: bool, w
     assert torch.equal(product(given.flip(0)), alone.flip(0))
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("code", CODES)
 def test_float32_numbers_serve_where_tables_are_not_looked_up(
-    bits: int, monkeypatch: pytest.MonkeyPatch
+    code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A processor may have products of bfloat16 and no instruction for tables of bytes."""
-    kind = Kind(bits, torch.bfloat16)
+    kind = Kind(code, torch.bfloat16)
     if kind not in KINDS:
         pytest.skip("no bfloat16 here")
     monkeypatch.setattr(quantized_product, "multiplies_pairs", lambda dtype: False)
-    weight, given = kind.codes(70, 300, 128, torch.float32, zeros=True), kind.random(9, 300, seed=1)
+    weight = kind.codes(70, 300, 128, torch.float32, zeros=True)
+    given = kind.random(9, 300, seed=1)
     kind.assert_near(kind.make(weight)(given), weight, given, None)
 
 
@@ -242,17 +259,19 @@ from outrider.engine.cpu import processor
 processor.LANES = 16
 from outrider.engine.cpu.kernels.quantized_matmul import prepare_rows, quantized_matmul
 wanted = {
-    ("float32", 4): ["vcvtdq2ps", "vfmadd"],
-    ("float32", 8): ["vcvtdq2ps", "vfmadd"],
-    ("bfloat16", 4): ["vpermw", "vdpbf16ps"],
-    ("bfloat16", 8): ["2b", "vpunpcklbw", "vdpbf16ps"],
+    ("float32", "int4"): ["vcvtdq2ps", "vfmadd"],
+    ("float32", "int8"): ["vcvtdq2ps", "vfmadd"],
+    ("float32", "e4m3"): ["vcvtph2ps", "vfmadd"],
+    ("bfloat16", "int4"): ["vpermw", "vdpbf16ps"],
+    ("bfloat16", "int8"): ["2b", "vpunpcklbw", "vdpbf16ps"],
+    ("bfloat16", "e4m3"): ["2b", "vpunpcklbw", "vdpbf16ps"],
 }
-for (kind, bits), instructions in wanted.items():
+for (kind, code), instructions in wanted.items():
     pairs = int(kind == "bfloat16")
     prepare_rows(kind, pairs)
-    made = quantized_matmul(kind, bits, pairs, "bfloat16", 1, 0)
-    code = "".join(made.inspect_asm().values())
-    assert "zmm" in code and all(name in code for name in instructions), (kind, bits)
+    made = quantized_matmul(kind, code, pairs, "bfloat16", int(code != "e4m3"), 0)
+    found = "".join(made.inspect_asm().values())
+    assert "zmm" in found and all(name in found for name in instructions), (kind, code)
 print("compiled")
 """
 

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from outrider.engine.cpu.backend import vector_backend
+from outrider.engine.cpu.experts import PackedExperts
 from outrider.engine.cpu.linear import KernelLinear
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loaded_model import LoadedModel
@@ -41,8 +42,10 @@ def logits(loaded: LoadedModel) -> Tensor:
     return runner.forward([Segment(kv, TOKENS, None, range(len(TOKENS)))])
 
 
-def expected(folder: Path, bits: int) -> Tensor:
-    """The same by transformers with the numbers that the codes stand for; the output layer has 8 bits."""
+def expected(folder: Path, bits: int, *, experts: bool = True) -> Tensor:
+    """The same by transformers with the numbers that the codes stand for; the output layer has 8 bits, and
+    without `experts` these are not rounded.
+    """
     network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     head = network.get_output_embeddings()
     for module in list(network.modules()):
@@ -52,9 +55,17 @@ def expected(folder: Path, bits: int) -> Tensor:
         elif isinstance(module, Conv1D):
             numbers = rounded(module.weight.t(), bits).values().t()
             module.weight = nn.Parameter(numbers, requires_grad=False)
+        elif experts and hasattr(module, "gate_up_proj") and isinstance(module.gate_up_proj, nn.Parameter):
+            _round_experts(module, bits)
     with torch.inference_mode():
         found: Tensor = network(torch.tensor([TOKENS])).logits[0]
     return found
+
+
+def _round_experts(experts: Any, bits: int) -> None:
+    for stacked in (experts.gate_up_proj.data, experts.down_proj.data):
+        for weight in stacked.transpose(1, 2) if experts.is_transposed else stacked:
+            weight.copy_(rounded(weight, bits).values())
 
 
 @needs_kernels
@@ -85,6 +96,16 @@ def test_every_linear_layer_runs_from_codes(tied: bool, tmp_path: Path) -> None:
         for model in (loaded.model, whole.model)
     )
     assert shrunk < 0.36 * full  # 4 bits and a sixteenth of 32 numbers each; the output layer twice as much
+
+
+@needs_kernels
+@pytest.mark.parametrize("architecture", ["mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3"])
+def test_experts_run_from_codes(architecture: str, folder_of: Folders) -> None:
+    """Fused or plain; nothing is left of their numbers."""
+    loaded = load(folder_of(architecture), weights="int4", dtype="bfloat16")
+    found = [module for module in loaded.model.modules() if isinstance(module, PackedExperts)]
+    assert found
+    assert not [weight for weight in loaded.model.parameters() if weight.ndim == 3]
 
 
 @needs_kernels

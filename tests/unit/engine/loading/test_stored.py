@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from outrider.engine.cpu.backend import vector_backend
+from outrider.engine.cpu.experts import PackedExperts
 from outrider.engine.cpu.linear import KernelLinear
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loaded_model import LoadedModel
@@ -21,6 +22,7 @@ from outrider.engine.runner import ModelRunner, Segment
 from outrider.protocol.errors import ModelError
 from tests import checkpoints
 from tests.checkpoints import Writer, Written, write
+from tests.models import build_model
 
 Folders = Callable[[str], Path]
 TOKENS = [5, 6, 7, 8, 250, 3, 3, 99]
@@ -82,7 +84,7 @@ FP8: dict[str, tuple[dict[str, Any], Writer]] = {
     "fp8, rows": ({"quant_method": "fbgemm_fp8"}, checkpoints.fp8()),
     "fp8, whole": ({"quant_method": "fp8"}, checkpoints.fp8(1 << 20)),
 }
-"""Formats whose codes GPUs take, and of which CPUs keep the numbers."""
+"""Formats of e4m3."""
 
 
 def load(folder: Path, **settings: Any) -> LoadedModel:
@@ -106,8 +108,21 @@ def plain(source: Path, written: Written) -> PreTrainedModel:
     """The model as transformers runs it, with the numbers that the test worked out."""
     network = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
     for name, numbers in written.numbers.items():
-        network.get_submodule(name).weight.data = numbers
+        experts, _, rest = name.partition(".experts.")
+        if rest:
+            expert, _, layer = rest.partition(".")
+            _set_expert(network.get_submodule(f"{experts}.experts"), int(expert), layer, numbers)
+        else:
+            network.get_submodule(name).weight.data = numbers
     return network
+
+
+def _set_expert(experts: Any, expert: int, layer: str, numbers: Tensor) -> None:
+    """Set one of an expert's weights; that of the gate comes before that of up."""
+    if layer == "down_proj":
+        experts.down_proj.data[expert] = numbers
+    else:
+        experts.gate_up_proj.data[expert].chunk(2)[layer == "up_proj"].copy_(numbers)
 
 
 def expected(network: PreTrainedModel) -> Tensor:
@@ -124,21 +139,22 @@ def coded_layers(loaded: LoadedModel) -> int:
 
 
 @needs_kernels
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("name", EXACT | FP8)
 def test_codes_are_taken_as_they_are(name: str, folder_of: Folders, tmp_path: Path) -> None:
     """The model computes what transformers computes with the numbers that the codes stand for."""
-    settings, writer = EXACT[name]
+    settings, writer = (EXACT | FP8)[name]
     written = write(folder_of("llama"), tmp_path / "model", settings, writer)
     loaded = load(written.folder)
     assert torch.allclose(logits(loaded), expected(plain(folder_of("llama"), written)), atol=1e-3)
     assert coded_layers(loaded) == 3 * 4
-    assert loaded.arithmetic.startswith(f"{settings['quant_method']} float32 fused")
+    method = settings["quant_method"].removeprefix("fbgemm_")
+    assert loaded.arithmetic.startswith(f"{method} float32 fused")
 
 
-@pytest.mark.parametrize("name", WIDENED | FP8)
+@pytest.mark.parametrize("name", WIDENED)
 def test_what_kernels_do_not_take_becomes_numbers(name: str, folder_of: Folders, tmp_path: Path) -> None:
     """With the same results, and a sentence that says what memory it takes."""
-    settings, writer = (WIDENED | FP8)[name]
+    settings, writer = WIDENED[name]
     written = write(folder_of("llama"), tmp_path / "model", settings, writer)
     said: list[str] = []
     loaded = load(written.folder, progress=said.append)
@@ -155,6 +171,22 @@ def test_other_architectures(architecture: str, folder_of: Folders, tmp_path: Pa
     loaded = load(written.folder)
     assert torch.allclose(logits(loaded), expected(plain(folder_of(architecture), written)), atol=2e-3)
     assert coded_layers(loaded) >= 3 * 4
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", ["awq", "int8, rows", "fp8, rows"])
+def test_experts_keep_their_codes(name: str, tmp_path: Path) -> None:
+    """Those of all experts together, and their products are from these."""
+    settings, writer = (EXACT | FP8)[name]
+    source = build_model("qwen3_moe", tmp_path / "plain", moe_intermediate_size=64)
+    written = write(source, tmp_path / "model", settings, writer)
+    said: list[str] = []
+    loaded = load(written.folder, progress=said.append)
+    assert torch.allclose(logits(loaded), expected(plain(source, written)), atol=2e-3)
+    found = [module for module in loaded.model.modules() if isinstance(module, PackedExperts)]
+    products = [product for module in found for product in module.products()]
+    assert [type(product).__name__ for product in products] == ["QuantizedMatmul"] * 8
+    assert not any("layers become" in line for line in said)
 
 
 @needs_kernels
@@ -176,9 +208,10 @@ def test_the_rest_may_be_rounded_too(folder_of: Folders, tmp_path: Path) -> None
 
 
 @needs_kernels
-def test_16_bits_give_the_same_within_their_rounding(folder_of: Folders, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["awq", "fp8, rows"])
+def test_16_bits_give_the_same_within_their_rounding(name: str, folder_of: Folders, tmp_path: Path) -> None:
     """The numbers of the plain model are rounded to bfloat16, those of the codes are not."""
-    written = write(folder_of("llama"), tmp_path / "model", *EXACT["awq"])
+    written = write(folder_of("llama"), tmp_path / "model", *(EXACT | FP8)[name])
     network = expected(plain(folder_of("llama"), written))
     found = logits(load(written.folder, dtype="bfloat16"))
     spread = (network - network.mean(-1, keepdim=True)).norm()

@@ -155,8 +155,9 @@ def test_ranks_of_a_quantized_checkpoint(
     runner: ModelRunner = threads_of(written.folder, 2).runner
     everything(runner, Pair(runner.loaded, plain(folder_of("llama"), written)))
     kinds = [module for module in runner.loaded.model.modules() if isinstance(module, KernelLinear)]
-    assert sum(module.dtype == torch.int8 for module in kinds) == (13 if name in EXACT else 0)
-    assert name not in EXACT or runner.loaded.arithmetic.startswith(f"{settings['quant_method']} float32")
+    assert sum(module.dtype == torch.int8 for module in kinds) == (0 if name in WIDENED else 13)
+    method = settings["quant_method"].removeprefix("fbgemm_")
+    assert name in WIDENED or runner.loaded.arithmetic.startswith(f"{method} float32")
 
 
 @needs_kernels
