@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from outrider.cli import values
 from outrider.cli.bench.prompts import read_prompts
 from outrider.cli.prompt_ids import token_ids_of
 
@@ -100,13 +101,23 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Which model, on what, for how long."""
     parser.add_argument("--target", required=True, metavar="DIR", help="folder or hub id of the model")
     parser.add_argument("--prompts", required=True, metavar="FILE", help="JSON list or .jsonl of prompts")
-    parser.add_argument("--max-prompts", type=int, default=16, metavar="N", help="the first so many (16)")
-    parser.add_argument("--tokens", type=int, default=64, metavar="N", help="new tokens after each (64)")
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help="of the traffic (0)")
-    parser.add_argument("--seconds", type=float, default=600.0, metavar="S", help="longest search (600)")
+    parser.add_argument(
+        "--max-prompts", type=values.count, default=16, metavar="N", help="the first so many (16)"
+    )
+    parser.add_argument(
+        "--tokens", type=values.count, default=64, metavar="N", help="new tokens after each (64)"
+    )
+    parser.add_argument(
+        "--temperature", type=values.not_negative, default=0.0, metavar="X", help="of the traffic (0)"
+    )
+    parser.add_argument(
+        "--seconds", type=values.seconds, default=600.0, metavar="S", help="longest search (600)"
+    )
     parser.add_argument("--dtype", default="auto", help="arithmetic: auto, float32 or bfloat16")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="torch threads on the CPU (1)")
+    parser.add_argument(
+        "--threads", type=values.count, default=1, metavar="N", help="torch threads on the CPU (1)"
+    )
 
 
 def _agreement(arguments: argparse.Namespace) -> LayerAgreement:

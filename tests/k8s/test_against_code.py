@@ -19,8 +19,8 @@ from orchestrator.main import SERVICE
 from orchestrator.observing.scaler_servicer import REPLICAS, ScalerServicer
 from orchestrator.replicas.discovery import Address
 from orchestrator.replicas.fleet import MOVES
-from outrider.cli.commands import SERVICES as CONFIGS
 from outrider.cli.main import _parser
+from outrider.cli.serve import SERVICES as PROGRAMS
 from outrider.cli.settings import resolve
 from outrider.config import EngineConfig, GatewayConfig, OrchestratorConfig, ProcessConfig, ServiceConfig
 from outrider.internal.keda import externalscaler_pb2
@@ -60,7 +60,7 @@ def settings(manifests: Manifests, service: str) -> Any:
     """What the container's process would resolve, by the real command line; raises on an unknown name."""
     arguments: argparse.Namespace = _parser().parse_args(container(manifests, service)["args"])
     assert arguments.service == service
-    config: type[ProcessConfig] = CONFIGS[service][0]
+    config: type[ProcessConfig] = PROGRAMS[service].config
     return resolve(service, config, arguments, environment(manifests, service)).config
 
 
@@ -96,7 +96,7 @@ def test_unknown_settings_would_be_found() -> None:
     variables = environment(manifests, "verify") | {"OUTRIDER_VERIFY_MAX_NODE": "1"}
     arguments = _parser().parse_args(["serve", "verify"])
     with pytest.raises(ConfigError, match="OUTRIDER_VERIFY_MAX_NODE"):
-        resolve("verify", CONFIGS["verify"][0], arguments, variables)
+        resolve("verify", PROGRAMS["verify"].config, arguments, variables)
 
 
 @EVERYWHERE

@@ -7,7 +7,7 @@ import os
 import random
 from pathlib import Path
 
-from outrider.cli.bench import values
+from outrider.cli import values
 from outrider.cli.bench.arrivals import ArrivalPattern, ClosedLoop, OpenLoop, poisson
 from outrider.cli.request import add_endpoint_flag, add_transport_flags
 from outrider.protocol.errors import InvalidRequest

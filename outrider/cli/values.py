@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -24,47 +25,58 @@ def url(text: str) -> str:
     return text.rstrip("/")
 
 
-def count(text: str) -> int:
-    """A whole number of 1 or more."""
-    return _at_least(1, text)
+def at_least(least: int) -> Callable[[str], int]:
+    """Reads a whole number of `least` or more."""
+
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if value < least:
+            raise argparse.ArgumentTypeError(f"must be a whole number of {least} or more, not {text!r}")
+        return value
+
+    return read
 
 
-def whole(text: str) -> int:
-    """A whole number of 0 or more."""
-    return _at_least(0, text)
-
-
-def _at_least(least: int, text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = least - 1
-    if value < least:
-        raise argparse.ArgumentTypeError(f"must be a whole number of {least} or more, not {text!r}")
-    return value
+whole = at_least(0)
+count = at_least(1)
 
 
 def rate(text: str) -> float:
     """A number above 0, or infinity."""
-    rate = _number(text)
-    if not rate > 0:
-        raise argparse.ArgumentTypeError(f"must be a number above 0 or inf, not {text!r}")
-    return rate
+    return _checked(text, "a number above 0 or inf", lambda value: value > 0)
+
+
+def seconds(text: str) -> float:
+    """A time above 0."""
+    return _checked(text, "a number of seconds above 0", lambda value: 0 < value < math.inf)
+
+
+def not_negative(text: str) -> float:
+    """A number of 0 or more."""
+    return _checked(text, "a number of 0 or more", lambda value: 0 <= value < math.inf)
 
 
 def share(text: str) -> float:
     """A number from 0 to 1."""
-    share = _number(text)
-    if not 0 <= share <= 1:
-        raise argparse.ArgumentTypeError(f"must be a number from 0 to 1, not {text!r}")
-    return share
+    return _checked(text, "a number from 0 to 1", lambda value: 0 <= value <= 1)
 
 
-def _number(text: str) -> float:
+def part(text: str) -> float:
+    """A number above 0 and below 1."""
+    return _checked(text, "a number between 0 and 1", lambda value: 0 < value < 1)
+
+
+def _checked(text: str, wanted: str, is_sound: Callable[[float], bool]) -> float:
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
-        return math.nan
+        value = math.nan
+    if not is_sound(value):
+        raise argparse.ArgumentTypeError(f"must be {wanted}, not {text!r}")
+    return value
 
 
 def json_object(text: str) -> dict[str, Any]:
