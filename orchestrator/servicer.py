@@ -12,7 +12,6 @@ import grpc
 
 from orchestrator.collecting.collector import Collector
 from orchestrator.generation import Generation, Item
-from orchestrator.observing.load import load_of
 from orchestrator.observing.observer import Observers
 from orchestrator.observing.request_end import RequestEnds
 from orchestrator.observing.tracing import RequestTrace
@@ -28,7 +27,6 @@ from orchestrator.request.wire import (
     check_lengths,
     ids_from_pb,
     incoming_from_pb,
-    load_to_pb,
     models_to_pb,
     prompt_from_pb,
     response_to_pb,
@@ -73,7 +71,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self._ends = RequestEnds(instruments, log=config.request_log)
         self.observers = Observers(instruments)
         self.shadows = Shadows(config, fleet, instruments.shadows)
-        self.collector = Collector.configure(config, instruments.collection)
+        self.collector = Collector.configure(config, instruments.collected)
         self._clock = clock
 
     async def Generate(  # noqa: N802 - the name on the wire
@@ -91,7 +89,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                     served = self._served()
                     resolved = await self._prepare(request, served, deadline, request_id)
                     n, priority = resolved.sampling.n, resolved.priority
-                    self._instruments.queued(self.admission.statistics().queued + 1)
+                    self._instruments.queued.set(self.admission.statistics().queued + 1)
                     waiter = await stack.enter_async_context(
                         self.admission.enter(caller, priority, n, deadline)
                     )
@@ -130,14 +128,19 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> generation_pb2.GetLoadResponse:
         """How busy this orchestrator and its replicas are."""
         now, pools = self._clock(), self._fleet.pools
-        load = load_of(
-            self.admission.statistics(),
-            self._fleet.capacity(),
-            pools["verify"].usable(now),
-            pools["draft"].count(ReplicaState.USABLE, now),
-            self.observers.tokens.per_second(now),
+        admission, places = self.admission.statistics(), self._fleet.capacity()
+        infos = [replica.info for replica in pools["verify"].usable(now) if replica.info is not None]
+        return generation_pb2.GetLoadResponse(
+            running=admission.running,
+            waiting=admission.queued,
+            places=places,
+            free_places=max(places - admission.continuations, 0),
+            pages=sum(info.pages for info in infos),
+            pages_free=sum(info.pages_free for info in infos),
+            verify_replicas=len(infos),
+            draft_replicas=pools["draft"].count(ReplicaState.USABLE, now),
+            tokens_per_second=self.observers.tokens.per_second(now),
         )
-        return load_to_pb(load)
 
     async def Tokenize(  # noqa: N802 - the name on the wire
         self, request: generation_pb2.TokenizeRequest, context: Context
@@ -233,13 +236,13 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         try:
             yield
         except OutriderError as error:
-            self._instruments.rejected(error.reason)
+            self._instruments.rejected.labels(error.reason).inc()
             raise
 
     def _report_load(self) -> None:
         statistics = self.admission.statistics()
-        self._instruments.running(statistics.running)
-        self._instruments.queued(statistics.queued)
+        self._instruments.running.set(statistics.running)
+        self._instruments.queued.set(statistics.queued)
 
 
 def _bytes_per_token(served: ServedModel) -> int:

@@ -90,7 +90,7 @@ class Gateway:
 
     def _enter(self, change: int) -> None:
         self.running += change
-        self._instruments.running(change)
+        self._instruments.running.inc(change)
 
     async def _answer(
         self, scope: Scope, receive: Receive, answer: _Answer, headers: dict[bytes, bytes]

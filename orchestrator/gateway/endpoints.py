@@ -65,7 +65,7 @@ class Generating:
         else:
             work = self._whole(answer, events, send, scope["state"])
         if not await while_connected(receive, work):
-            self._instruments.aborted()
+            self._instruments.aborted.inc()
 
     async def _whole(
         self, answer: Answer, events: AsyncGenerator[Event, None], send: Send, state: dict[str, Any]
@@ -132,7 +132,7 @@ class Generating:
             async with aclosing(merged(streams, asked.per_prompt)) as events:
                 async for event in events:
                     if first and isinstance(event, Chunk) and event.token_ids:
-                        self._instruments.first_text(time.monotonic() - opened)
+                        self._instruments.first_text.observe(time.monotonic() - opened)
                         first = False
                     if isinstance(event, Complete):
                         tokens = event.usage.completion_tokens

@@ -91,7 +91,7 @@ class Converting:
             await send_json(send, 200, answer)
 
         if not await while_connected(receive, work()):
-            self._instruments.aborted()
+            self._instruments.aborted.inc()
 
     async def detokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
         """`/detokenize`; special tokens are part of the text."""
@@ -104,7 +104,7 @@ class Converting:
             await send_json(send, 200, {"prompt": text})
 
         if not await while_connected(receive, work()):
-            self._instruments.aborted()
+            self._instruments.aborted.inc()
 
     def _call(self, scope: Scope) -> dict[str, Any]:
         return {"timeout": self._seconds, "token": scope["state"]["token"]}

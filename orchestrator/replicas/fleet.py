@@ -278,9 +278,9 @@ class Fleet:
                 moved = await relay(*channels, handle, tokens, self._config.recovery_seconds)
         except OutriderError as error:
             logger.info("keys and values not moved", owner=owner, to=to, error=str(error))
-            self._instruments.kv_move("recomputed")
+            self._instruments.kv_moves.labels("recomputed").inc()
             raise StaleHandle(f"kv_handle: not moved from {owner}: {error}") from None
-        self._instruments.kv_move("moved")
+        self._instruments.kv_moves.labels("moved").inc()
         return moved
 
     def _channel_of_owner(self, endpoint: str) -> grpc.aio.Channel:
@@ -444,14 +444,14 @@ class Fleet:
     def _report(self) -> None:
         for kind, pool in self.pools.items():
             for state in ReplicaState:
-                self._instruments.replicas(kind, state, pool.count(state, self._clock()))
+                self._instruments.replicas.labels(kind, state).set(pool.count(state, self._clock()))
         self._instruments.shadows.replicas(
             (replica.endpoint, replica.info.draft_name, Role.SHADOW if replica.info.shadow else Role.SERVING)
             for replica in self.pools["draft"]
             if replica.info is not None
         )
         self._instruments.draft_pool.slots.set(self.draft_capacity().slots)
-        self._instruments.kv_utilization(self._kv_utilization())
+        self._instruments.kv_utilization.set(self._kv_utilization())
 
     def _kv_utilization(self) -> float:
         usable = self.pools["verify"].usable(self._clock())

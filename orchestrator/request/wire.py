@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, cast
 
-from orchestrator.observing.load import Load
 from orchestrator.observing.steps import Step
 from orchestrator.observing.timeline import TimelineEvent
 from orchestrator.output import Chunk, Completion, Started
@@ -184,11 +182,6 @@ def models_to_pb(served: ModelInfo, text: bool, chat: bool) -> generation_pb2.Li
         chat_prompts=chat,
     )
     return generation_pb2.ListModelsResponse(models=[model])
-
-
-def load_to_pb(load: Load) -> generation_pb2.GetLoadResponse:
-    """The answer to `GetLoad`."""
-    return generation_pb2.GetLoadResponse(**asdict(load))
 
 
 def response_to_pb(

@@ -60,7 +60,7 @@ class Steps(Generating):
         """An ASGI application."""
         asked = await self._bodies.read(dict(scope["headers"]), receive, self._asked_from)
         if not await while_connected(receive, self._send(self._events(asked, scope["state"]), send)):
-            self._instruments.aborted()
+            self._instruments.aborted.inc()
 
     async def _send(self, events: AsyncGenerator[Event, None], send: Send) -> None:
         """As for completions, the status is sent with the first event."""

@@ -11,7 +11,6 @@ from pathlib import Path
 from outrider.cli.advise.findings import Findings, MeasuredDraft
 from outrider.cli.advise.flags import check_flags
 from outrider.cli.advise.options import DraftOption, draft_options
-from outrider.cli.advise.picture import to_svg
 from outrider.cli.advise.progress import WorkProgress
 from outrider.cli.advise.report import as_dict, render
 from outrider.cli.bench.machine import describe
@@ -23,7 +22,7 @@ from outrider.protocol.errors import ConfigError
 
 
 def advise(arguments: argparse.Namespace) -> int:
-    """Print what was found and what to take; write the files that were asked for.
+    """Print what was found and what to take; write the figures if they were asked for.
 
     Raises:
         ConfigError: a flag is wrong, a model cannot be loaded, or a draft does not fit the target.
@@ -40,10 +39,8 @@ def advise(arguments: argparse.Namespace) -> int:
     ids = token_ids_of([entry.prompt for entry in labelled], arguments.target)
     findings = study(arguments, options, ids, tuple(entry.task for entry in labelled))
     print(render(findings))
-    if arguments.plot:
-        _write("--plot", arguments.plot, to_svg(findings))
     if arguments.json:
-        _write("--json", arguments.json, json.dumps(as_dict(findings), indent=1) + "\n")
+        _write(arguments.json, json.dumps(as_dict(findings), indent=1) + "\n")
     return 0
 
 
@@ -151,8 +148,8 @@ def _check_machine() -> None:
         )
 
 
-def _write(flag: str, path: str, text: str) -> None:
+def _write(path: str, text: str) -> None:
     try:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{flag}: cannot write {path!r} ({error.strerror})") from error
+        raise ConfigError(f"--json: cannot write {path!r} ({error.strerror})") from error

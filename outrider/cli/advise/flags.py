@@ -56,7 +56,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dtype", default="auto", help="arithmetic: auto, float32 or bfloat16")
     parser.add_argument("--device", default="cpu", help="cpu: others cannot be measured")
-    parser.add_argument("--plot", metavar="FILE.svg", help="write a picture")
     parser.add_argument("--json", metavar="FILE", help="write all figures")
 
 
@@ -73,8 +72,6 @@ def check_flags(arguments: argparse.Namespace) -> None:
         )
     if arguments.dtype not in ("auto", "float32", "bfloat16"):
         raise ConfigError(f"--dtype: must be auto, float32 or bfloat16, not {arguments.dtype!r}")
-    if arguments.plot and not arguments.plot.endswith(".svg"):
-        raise ConfigError(f"--plot: {arguments.plot!r} must end in .svg")
 
 
 def _sessions(text: str) -> tuple[int, ...]:
