@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
 import grpc
@@ -61,9 +61,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> None:
         self.admission = Admission(config.max_queued, fleet.capacity, clock)
         self.tokenizing = Tokenizing(WAITING_MESSAGES * config.max_request_mb << 20)
-        self._conversion = Conversion(self.tokenizing, clock)
+        self._conversion = Conversion(self.tokenizing)
         self.checking = Tokenizing(WAITING_MESSAGES * config.max_request_mb << 20)
-        self._preparation = Preparation(config, self._conversion, Constraints(self.checking, clock))
+        self._preparation = Preparation(config, self._conversion, Constraints(self.checking))
         self._rate_limit = RateLimit(config.client_rate, config.client_burst, clock)
         self._config = config
         self._fleet = fleet
@@ -151,7 +151,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             served, deadline = self._served(), self._deadline(context)
             prompt = prompt_from_pb(request, served.info, _bytes_per_token(served))
             positions = served.info.context_length
-            tokens = await self._conversion.tokens(prompt, served.tokenizer, positions, deadline)
+            async with self._before(deadline, "the prompt was tokenized"):
+                tokens = await self._conversion.tokens(prompt, served.tokenizer, positions)
             return tokens_to_pb(tokens, served.info)
 
     async def Detokenize(  # noqa: N802 - the name on the wire
@@ -163,7 +164,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             served, deadline = self._served(), self._deadline(context)
             ids = ids_from_pb(request, served.info)
             positions = served.info.context_length
-            text = await self._conversion.text(ids, served.tokenizer, positions, deadline)
+            async with self._before(deadline, "the text was made"):
+                text = await self._conversion.text(ids, served.tokenizer, positions)
             return generation_pb2.DetokenizeResponse(text=text)
 
     def _deadline(self, context: Context) -> float:
@@ -188,7 +190,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         """The request to run; one that cannot fit the context is refused before its texts are read."""
         check_lengths(pb, served.info.context_length, _bytes_per_token(served))
         incoming = incoming_from_pb(pb, served.info.sampling_defaults)
-        return await self._preparation.prepare(incoming, served.info, served.tokenizer, request_id, deadline)
+        async with self._before(deadline, "the request was ready to run"):
+            return await self._preparation.prepare(incoming, served.info, served.tokenizer, request_id)
 
     async def _run(
         self,
@@ -222,14 +225,17 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
         named = request_context(request.request_id, trace.traceparent, request.labels)
         with named, self._ends.recording(generation, waiter.waited):
-            await self._until(deadline, generation, write)
+            async with self._before(deadline, "the end of the text"):
+                await generation.run(write)
 
-    async def _until(self, deadline: float, generation: Generation, write: Any) -> None:
+    @asynccontextmanager
+    async def _before(self, deadline: float, end: str) -> AsyncIterator[None]:
+        """Until then; `end` is what has to come before the deadline."""
         try:
             async with asyncio.timeout(deadline - self._clock()):
-                await generation.run(write)
+                yield
         except TimeoutError:
-            raise DeadlineExceeded("the deadline passed before the end of the text") from None
+            raise DeadlineExceeded(f"the deadline passed before {end}") from None
 
     @contextmanager
     def _counting_rejections(self) -> Iterator[None]:

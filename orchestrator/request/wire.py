@@ -80,12 +80,10 @@ def incoming_from_pb(
     Raises:
         InvalidRequest: a sampling parameter is out of its range, or the mode is unknown.
     """
-    speculation, prompt = pb.speculation, pb.WhichOneof("prompt")
+    speculation = pb.speculation
     return IncomingRequest(
         model=pb.model,
-        text=pb.text if prompt == "text" else None,
-        token_ids=tuple(pb.token_ids.ids) if prompt == "token_ids" else None,
-        chat=conversation_from_pb(pb.chat) if prompt == "chat" else None,
+        prompt=_prompt(pb),
         sampling=sampling_from_pb(pb.sampling, model_defaults),
         seed=_optional(pb.sampling, "seed"),
         mode=mode_from_pb(speculation.mode),
@@ -111,8 +109,21 @@ def _optional(pb: Any, name: str) -> Any:
     return getattr(pb, name) if pb.HasField(name) else None
 
 
-def _prediction(pb: generation_pb2.Prediction) -> str | tuple[int, ...]:
-    return pb.text if pb.WhichOneof("content") == "text" else tuple(pb.token_ids.ids)
+def _prompt(pb: generation_pb2.GenerateRequest) -> Prompt | tuple[int, ...] | None:
+    match pb.WhichOneof("prompt"):
+        case "text":
+            return TextPrompt(pb.text)
+        case "token_ids":
+            return tuple(pb.token_ids.ids)
+        case "chat":
+            return ChatPrompt(conversation_from_pb(pb.chat))
+    return None
+
+
+def _prediction(pb: generation_pb2.Prediction) -> TextPrompt | tuple[int, ...]:
+    if pb.WhichOneof("content") == "text":
+        return TextPrompt(pb.text, special_tokens=False, field="speculation.prediction")
+    return tuple(pb.token_ids.ids)
 
 
 def _labels(pb: generation_pb2.GenerateRequest) -> dict[str, str]:
