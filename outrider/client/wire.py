@@ -69,9 +69,9 @@ def request_to_pb(request: Request) -> generation_pb2.GenerateRequest:
     return pb
 
 
-def info_request() -> generation_pb2.GetModelInfoRequest:
-    """Asks what is served."""
-    return generation_pb2.GetModelInfoRequest()
+def empty_request(method: str) -> Any:
+    """The message of a method that asks for all there is."""
+    return getattr(generation_pb2, f"{method}Request")()
 
 
 def info_from_pb(pb: generation_pb2.GetModelInfoResponse) -> ModelInfo:
@@ -91,19 +91,9 @@ def info_from_pb(pb: generation_pb2.GetModelInfoResponse) -> ModelInfo:
     )
 
 
-def load_request() -> generation_pb2.GetLoadRequest:
-    """Asks how busy the service is."""
-    return generation_pb2.GetLoadRequest()
-
-
 def load_from_pb(pb: generation_pb2.GetLoadResponse) -> Load:
     """How busy the service is."""
     return Load(**numbers(pb))
-
-
-def models_request() -> generation_pb2.ListModelsRequest:
-    """Asks which models there are."""
-    return generation_pb2.ListModelsRequest()
 
 
 def models_from_pb(pb: generation_pb2.ListModelsResponse) -> tuple[Model, ...]:
@@ -156,11 +146,6 @@ def detokenize_to_pb(
     _set(pb, "", "keep_special_tokens", keep_special_tokens)
     _extend(pb, "", "token_ids", token_ids)
     return pb
-
-
-def text_from_pb(pb: generation_pb2.DetokenizeResponse) -> str:
-    """The text of token ids."""
-    return pb.text
 
 
 def explained(error: Any, endpoint: str) -> OutriderError:
