@@ -14,6 +14,7 @@ from orchestrator.request.resolver import IncomingRequest
 from orchestrator.text.jobs import ChatPrompt, Ids, Prompt, TextPrompt
 from outrider.protocol.errors import ContextTooLong, InvalidRequest, UnknownModel
 from outrider.protocol.messages import ModelInfo, TokenLogprob
+from outrider.protocol.same_names import fields_of
 from outrider.protocol.sampling_wire import sampling_from_pb
 from outrider.protocol.vocabulary import check_vocabulary
 from outrider.protocol.wire import logprob_to_pb, mode_from_pb
@@ -205,18 +206,7 @@ def response_to_pb(
         case Completion():
             return generation_pb2.GenerateResponse(complete=_complete(item))
         case Started():
-            return generation_pb2.GenerateResponse(started=_started(item))
-
-
-def _started(item: Started) -> generation_pb2.Started:
-    return generation_pb2.Started(
-        index=item.index,
-        request_id=item.request_id,
-        seed=item.seed,
-        model=item.model,
-        prompt_tokens=item.prompt_tokens,
-        cached_tokens=item.cached_tokens,
-    )
+            return generation_pb2.GenerateResponse(started=generation_pb2.Started(**fields_of(item)))
 
 
 def _chunk(item: Chunk, spelling: Callable[[int], bytes] | None) -> generation_pb2.Chunk:

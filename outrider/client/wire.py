@@ -9,11 +9,11 @@ from typing import Any, cast
 from google.protobuf.message import Message as Pb
 
 from outrider.client.conversation import Message
-from outrider.client.event_wire import numbers
 from outrider.client.request import Prompt, Request, TokenizeOptions, request_of
 from outrider.client.results import Load, Model, ModelInfo, Tokens
 from outrider.protocol.errors import ConfigError, InvalidRequest, OutriderError, Unavailable
 from outrider.protocol.rpc_errors import error_of
+from outrider.protocol.same_names import plain_fields
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 
 SCALARS = (
@@ -93,21 +93,12 @@ def info_from_pb(pb: generation_pb2.GetModelInfoResponse) -> ModelInfo:
 
 def load_from_pb(pb: generation_pb2.GetLoadResponse) -> Load:
     """How busy the service is."""
-    return Load(**numbers(pb))
+    return Load(**plain_fields(pb))
 
 
 def models_from_pb(pb: generation_pb2.ListModelsResponse) -> tuple[Model, ...]:
     """The models that a request may name."""
-    return tuple(
-        Model(
-            name=one.name,
-            context_length=one.context_length,
-            vocabulary_size=one.vocabulary_size,
-            text_prompts=one.text_prompts,
-            chat_prompts=one.chat_prompts,
-        )
-        for one in pb.models
-    )
+    return tuple(Model(**plain_fields(one)) for one in pb.models)
 
 
 def tokenize_to_pb(prompt: Prompt, options: TokenizeOptions) -> generation_pb2.TokenizeRequest:
