@@ -173,11 +173,9 @@ class Builder:
     def _settings(self, name: str, config: VerifyConfig) -> CoreSettings:
         limits = VerifyLimits(
             max_nodes=config.max_nodes,
-            max_tree_nodes=config.max_tree_nodes,
             context_length=self.profile.context_length,
             vocabulary_size=self.corpus.vocabulary_size,
             eos_token_ids=frozenset(),
-            max_patience=config.max_patience_ms / 1000.0,
         )
         return CoreSettings(
             replica=name,

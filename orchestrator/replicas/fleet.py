@@ -44,7 +44,7 @@ RESPONSE_BYTES = {
     "outrider.internal.v1.VerifyService/FetchKv": 16 << 20,
 }
 """Largest messages of replicas. A block of 1,024 nodes has 19 KiB, a verdict 300 bytes for each token with 20
-alternatives, a tokenizer tens of MiB, a KV page of a large model 8; `max_message_mb` bounds it too."""
+alternatives, a tokenizer tens of MiB, a KV page of a large model 8."""
 MOVES = 8
 """Sessions that leave a draining replica at once: each costs its new one a prefill, or a transfer."""
 RELAYS = 4
@@ -462,7 +462,6 @@ class Fleet:
     def _open_channel(self, endpoint: str, tls_name: str) -> grpc.aio.Channel:
         return open_channel(
             endpoint,
-            max_message_mb=self._config.max_message_mb,
             response_bytes=RESPONSE_BYTES,
             certificates=self.certificates,
             tls_name=tls_name,

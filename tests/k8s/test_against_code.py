@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from orchestrator.gateway.app import ENDPOINTS, OPEN
 from orchestrator.gateway.instruments import GatewayInstruments
+from orchestrator.gateway.main import MAX_CONNECTIONS
 from orchestrator.main import SERVICE
 from orchestrator.observing.scaler_servicer import REPLICAS, ScalerServicer
 from orchestrator.replicas.discovery import Address
@@ -304,8 +305,7 @@ def test_gateways_scale_on_a_metric_that_is_exported(tmp_path: Path) -> None:
     GatewayInstruments(registry)
     exported = {family.name: family.type for family in registry.collect()}
     assert exported.get(metric["external"]["metric"]["name"]) == "gauge"
-    gateway: GatewayConfig = settings(manifests, "gateway")
-    assert int(metric["external"]["target"]["averageValue"]) < gateway.max_connections
+    assert int(metric["external"]["target"]["averageValue"]) < MAX_CONNECTIONS
     assert spec["scaleTargetRef"]["name"] in of_kind(manifests, "Deployment")
     assert spec["minReplicas"] < spec["maxReplicas"]
 
