@@ -7,7 +7,6 @@ again until the time is over or one layer is left.
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 from outrider.cli import values
 from outrider.cli.bench.prompts import read_prompts
 from outrider.cli.prompt_ids import token_ids_of
+from outrider.cli.say import say
 
 if TYPE_CHECKING:
     from outrider.engine.loading.layer_agreement import LayerAgreement
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         nonlocal count
         count += 1
         left = max(end - time.monotonic(), 0.0)
-        _say(f"trial {count}: {len(skipped)} of {agreement.layers} layers left out, {left:.0f} s left")
+        say(f"trial {count}: {len(skipped)} of {agreement.layers} layers left out, {left:.0f} s left")
         return agreement.acceptance(skipped)
 
     print(HEADING)
@@ -126,7 +126,7 @@ def _agreement(arguments: argparse.Namespace) -> LayerAgreement:
     from outrider.engine.loading.loader import load_network
 
     ids = token_ids_of(prompts, arguments.target)
-    _say(f"the target writes {arguments.tokens} tokens after each of {len(ids)} prompts")
+    say(f"the target writes {arguments.tokens} tokens after each of {len(ids)} prompts")
     network = load_network(
         arguments.target, dtype=arguments.dtype, device=arguments.device, threads=arguments.threads
     )
@@ -144,7 +144,3 @@ def _acceptance(trial: Trial) -> float:
 
 def _speed_up(trial: Trial) -> float:
     return trial.speed_up
-
-
-def _say(sentence: str) -> None:
-    print(f"outrider: {sentence}", file=sys.stderr, flush=True)

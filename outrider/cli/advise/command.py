@@ -11,7 +11,6 @@ from pathlib import Path
 from outrider.cli.advise.findings import Findings, MeasuredDraft
 from outrider.cli.advise.flags import check_flags
 from outrider.cli.advise.options import DraftOption, draft_options
-from outrider.cli.advise.progress import WorkProgress
 from outrider.cli.advise.report import as_dict, render
 from outrider.cli.bench.machine import describe
 from outrider.cli.bench.prompts import read_labelled
@@ -49,29 +48,23 @@ def study(
     options: Sequence[DraftOption],
     prompts: Sequence[tuple[int, ...]],
     tasks: tuple[str, ...],
-    progress: WorkProgress | None = None,
 ) -> Findings:
     """Measure the target and every draft, and simulate all loads.
 
     Raises:
         ConfigError: a model cannot be loaded, or does not fit.
     """
-    from outrider.cli.advise.loads import load_of, simulate_loads
+    from outrider.cli.advise.loads import load_of, simulate_all
     from outrider.cli.advise.measuring import TargetOnThisMachine, Traffic
 
-    progress = progress or WorkProgress()
     traffic = Traffic(prompts, arguments.tokens, arguments.temperature)
-    target = TargetOnThisMachine(arguments.target, arguments.dtype, traffic, progress)
+    target = TargetOnThisMachine(arguments.target, arguments.dtype, traffic)
     measured = [target.without(), *(target.measure(option) for option in options)]
     loads = [
         load_of(sessions, len(prompts), arguments.tokens, arguments.temperature)
         for sessions in arguments.sessions
     ]
-    counter = _Simulated(progress, len(measured) * sum(load.sessions * (load.rounds + 1) for load in loads))
-    rates = [
-        simulate_loads(one, loads, lambda load: counter.add(load.sessions * (load.rounds + 1)))
-        for one in measured
-    ]
+    rates = simulate_all(measured, loads)
     return Findings(
         target=arguments.target,
         dtype=arguments.dtype,
@@ -124,19 +117,6 @@ def check_vocabularies(target: str, options: Sequence[DraftOption]) -> None:
                 f"--draft: the vocabulary of {model!r} is not that of {target!r}; use a draft with the "
                 "target's tokenizer"
             )
-
-
-class _Simulated:
-    """How much of the simulation is done, by its requests."""
-
-    def __init__(self, progress: WorkProgress, total: int) -> None:
-        self._say = progress.counter("simulating", total)
-        self._done = 0
-
-    def add(self, requests: int) -> None:
-        """So many more."""
-        self._done += requests
-        self._say(self._done)
 
 
 def _check_machine() -> None:

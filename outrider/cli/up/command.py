@@ -11,6 +11,7 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
+from outrider.cli.say import say
 from outrider.cli.settings import Resolved, resolve
 from outrider.cli.up.plan import LOOKUP, NONE, UpConfig, plan_gateway, plan_orchestrator, plan_replicas
 from outrider.cli.up.processes import ServiceProcesses
@@ -84,16 +85,12 @@ def http_listener(resolved: Resolved[UpConfig]) -> socket.socket | None:
     if find_spec(GATEWAY_NEEDS) is None:
         if asked:
             raise ConfigError("--http-port: needs more packages; pip install 'outrider[gateway]'")
-        _say("no HTTP gateway; for one, pip install 'outrider[gateway]'")
+        say("no HTTP gateway; for one, pip install 'outrider[gateway]'")
         return None
     try:
         return bound(host, port)
     except OSError as error:
         if asked:
             raise ConfigError(f"--http-port: cannot listen on {host}:{port} ({error.strerror})") from error
-    _say(f"port {port} is in use; HTTP gets another, and --http-port chooses one")
+    say(f"port {port} is in use; HTTP gets another, and --http-port chooses one")
     return bound(host, 0)
-
-
-def _say(sentence: str) -> None:
-    print(f"outrider: {sentence}", file=sys.stderr, flush=True)
