@@ -39,6 +39,7 @@ from outrider.config import OrchestratorConfig
 from outrider.protocol.errors import DeadlineExceeded, NoReplica, OutriderError
 from outrider.protocol.info_wire import model_info_to_pb
 from outrider.request_ids import CURRENT, HEADER, request_id_of
+from outrider.rpc.metadata import metadata_value
 from outrider.telemetry.instruments import OrchestratorInstruments
 from outrider.telemetry.logs import request_context
 from outrider.v1 import generation_pb2, generation_pb2_grpc
@@ -79,7 +80,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> None:
         """Stream the continuations of a prompt."""
         arrived, deadline = self._clock(), self._deadline(context)
-        request_id = request_id_of(_metadata(context, HEADER))
+        request_id = request_id_of(metadata_value(context, HEADER))
         CURRENT.set(request_id)
         try:
             async with AsyncExitStack() as stack:
@@ -204,7 +205,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> None:
         """Generate, and record how that ended."""
         arrived_ns = time.time_ns() - round((self._clock() - arrived) * 1e9)
-        trace = RequestTrace.start(request, _metadata(context, "traceparent"), arrived_ns)
+        trace = RequestTrace.start(request, metadata_value(context, "traceparent"), arrived_ns)
         generation = Generation(
             request,
             self._fleet,
@@ -254,11 +255,3 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 def _bytes_per_token(served: ServedModel) -> int:
     """Most bytes of text that one token stands for; 0 where there is no tokenizer."""
     return served.tokenizer.bytes_per_token if served.tokenizer is not None else 0
-
-
-def _metadata(context: Context, name: str) -> str:
-    """What the caller sent under a name; empty where it sent nothing."""
-    for key, value in context.invocation_metadata() or ():
-        if key == name and isinstance(value, str):
-            return value
-    return ""
