@@ -9,8 +9,6 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
-from outrider.cli.bench.slo import Slo, parse_slo
-
 
 def url(text: str) -> str:
     """The address of an API, without a slash at its end."""
@@ -88,11 +86,3 @@ def json_object(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"must be a JSON object, not {text!r}")
     return value
-
-
-def slo(text: str) -> Slo:
-    """See `parse_slo`."""
-    try:
-        return parse_slo(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
