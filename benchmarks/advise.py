@@ -30,7 +30,6 @@ from benchmarks.workload import PROMPTS, SEPARATOR
 from outrider.cli.advise.loads import load_of, simulate_load
 from outrider.cli.advise.measuring import MeasuredOption, TargetOnThisMachine, Traffic
 from outrider.cli.advise.options import DraftOption, Room, command
-from outrider.cli.advise.progress import WorkProgress
 from outrider.cli.prompt_ids import token_ids_of
 from outrider.cli.up.plan import LOOKUP
 from scripts.child import Child
@@ -95,7 +94,7 @@ def compare(pair: Pair, temperature: float, flags: argparse.Namespace) -> Iterat
     """Every draft under every load; without --check the predictions are printed instead."""
     prompts = token_ids_of(PROMPTS.read_text().split(SEPARATOR), str(pair.target))
     traffic = Traffic([prompt[:MAX_PROMPT] for prompt in prompts], flags.tokens, temperature)
-    target = TargetOnThisMachine(str(pair.target), pair.dtype, traffic, WorkProgress())
+    target = TargetOnThisMachine(str(pair.target), pair.dtype, traffic)
     measured = [target.without(), *(target.measure(option) for option in options_of(pair, flags))]
     texts = [Trace(text.prompt, text.tokens, text.params.seed, ()) for text in target.texts]
     del target  # its memory and its cores are for the services

@@ -31,7 +31,6 @@ from benchmarks.flags import command, json_file
 from benchmarks.floor import measure_floor
 from benchmarks.layout import layout_of
 from benchmarks.pairs import Pair, load_pair
-from benchmarks.plot import draw_comparison
 from benchmarks.report import ResultRow, equality_lines, floor_lines, rows, tables
 from benchmarks.samples import Batch, SampledRequest
 from benchmarks.workload import Cell, Turn, Workload, load_workload, turns
@@ -59,8 +58,6 @@ def main() -> int:
     about = {**machine.describe(), "engines": engines, **setting(flags, pair), "floor": str(floor)}
     print(machine.lines(about), tables(table), *floor_lines(table, floor), sep="\n")
     print(*equality_lines(tallies, judgements), sep="\n")
-    title = f"{pair.name}, {pair.dtype}; {about['cpu']}, {about['date']}"
-    draw_comparison(table, title, flags.out.with_suffix(".png"))
     write(flags.out, about, table, batches, judgements)
     return verdict(silent(arms, batches), [one for one in judgements if not one.near_tie])
 
@@ -69,7 +66,7 @@ def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
         description=(__doc__ or "").partition("\n")[0],
-        epilog="Table on standard output, progress on standard error, JSON and a picture beside --out.",
+        epilog="Table on standard output, progress on standard error, JSON in --out.",
     )
     pairs.add_flags(parser)
     workload.add_flags(parser)

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 
-def noised_copy(source: Path, destination: Path, noise: float, seed: int = 0) -> Path:
+def noised_copy(source: Path, destination: Path, noise: float) -> Path:
     """Copy a checkpoint, adding to each matrix normal noise of `noise` times its standard deviation."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     shutil.copytree(source, destination, dirs_exist_ok=True)
     for shard in destination.glob("*.safetensors"):
         tensors = load_file(shard)

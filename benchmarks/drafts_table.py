@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine, pairs, workload
+from benchmarks.answers import Answers
 from benchmarks.flags import command, new_parser
 from benchmarks.pairs import Pair, load_pair
 from benchmarks.workload import SEED, Tokens, load_workload
-from outrider.client import Client, Result
+from outrider.client import Client
 from scripts.child import Child, ChildError
 from scripts.console import progress, run
 from scripts.local_services import metric
@@ -41,31 +42,6 @@ Drafts = tuple[tuple[str, ...], ...]
 
 
 @dataclass(slots=True)
-class Sums:
-    """Over the answers at one temperature."""
-
-    tokens: float = 0.0
-    steps: float = 0.0
-    verified: float = 0.0
-    accepted: float = 0.0
-    seconds: float = 0.0
-
-    def add(self, result: Result) -> None:
-        """Take one answer into account."""
-        counts = result.generations[0].end.speculation
-        self.tokens += len(result.token_ids)
-        self.steps += counts["steps"]
-        self.verified += counts["verified"]
-        self.accepted += counts["accepted"]
-        self.seconds += counts["decode_micros"] * 1e-6
-
-    @property
-    def rate(self) -> float:
-        """Tokens per second after the first step."""
-        return (self.tokens - 1) / self.seconds if self.seconds else 0.0
-
-
-@dataclass(slots=True)
 class Kind:
     """The services of one kind."""
 
@@ -73,14 +49,14 @@ class Kind:
     client: Client
     pages: list[str]
     """Metrics pages of its draft replicas."""
-    sums: Sums = field(default_factory=Sums)
+    answers: Answers = field(default_factory=Answers)
     """At the present temperature."""
     worked: tuple[float, float] = (0.0, 0.0)
     """Seconds and number of draft steps before the present temperature."""
 
     def begin(self) -> None:
         """A new temperature."""
-        self.sums, self.worked = Sums(), self.steps()
+        self.answers, self.worked = Answers(), self.steps()
 
     def ask(self, prompt: Tokens, tokens: int, temperature: float) -> None:
         """One answer."""
@@ -93,7 +69,7 @@ class Kind:
             ignore_eos=True,
             task=self.name,
         )
-        self.sums.add(result)
+        self.answers.add(result)
 
     def steps(self) -> tuple[float, float]:
         """Seconds and number of draft steps so far."""
@@ -102,11 +78,11 @@ class Kind:
     def line(self, temperature: float, alone: float) -> str:
         """One row of the table; `alone` are the tokens per second without drafts."""
         seconds, steps = (now - before for now, before in zip(self.steps(), self.worked, strict=True))
-        sums, memory = self.sums, self._sum("process_resident_memory_bytes") / 1e6
+        answers, memory = self.answers, self._sum("process_resident_memory_bytes") / 1e6
         return (
             f"{self.name:36}{temperature:4g}{memory:11.0f}{1e3 * seconds / max(steps, 1):15.2f}"
-            f"{sums.accepted / max(sums.verified, 1):12.2f}{sums.tokens / max(sums.steps, 1):8.2f}"
-            f"{sums.rate:10.1f}{sums.rate / alone:9.2f}"
+            f"{answers.sum('accepted') / max(answers.sum('verified'), 1):12.2f}{answers.length:8.2f}"
+            f"{answers.rate:10.1f}{answers.rate / alone:9.2f}"
         )
 
     def _sum(self, name: str) -> float:
@@ -148,7 +124,7 @@ def main() -> int:
         ]
         for temperature in flags.temperatures:
             measure(kinds, prompts, work.tokens, temperature)
-            alone = next(kind.sums.rate for kind in kinds if kind.name == OFF)
+            alone = next(kind.answers.rate for kind in kinds if kind.name == OFF)
             print(HEADING)
             for kind in kinds:
                 print(kind.line(temperature, alone), flush=True)

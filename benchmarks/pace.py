@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from benchmarks import machine, pairs
+from benchmarks.answers import client_of
 from benchmarks.flags import new_parser
 from benchmarks.pairs import load_pair
 from benchmarks.workload import PROMPTS, SEPARATOR
@@ -24,7 +23,6 @@ from outrider.client import Client
 from outrider.client.request import Options
 from outrider.client.results import Generation
 from scripts.console import run
-from scripts.local_services import services
 
 ARMS = ("no pace", "pace")
 
@@ -44,12 +42,7 @@ def main() -> int:
     flags = _flags()
     print(machine.lines(machine.describe()) + "\n")
     pair = load_pair(flags)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        services(pair.target, pair.dtype, Path(folder) / "up.log", pair.weights) as up,
-        Client(up["endpoint"], timeout=600) as client,
-        ThreadPoolExecutor(flags.clients) as threads,
-    ):
+    with client_of(pair) as client, ThreadPoolExecutor(flags.clients) as threads:
         turn = _Turn(client, threads, flags, PROMPTS.read_text().split(SEPARATOR))
         turn.run(0.0, -1)  # warm-up
         seconds = statistics.median(turn.run(0.0, 0)[0]) * flags.share

@@ -10,32 +10,14 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.arms.base import OWN
 from benchmarks.calibration import Bin
-from benchmarks.report import SPEED, ResultRow
+from benchmarks.report import ResultRow
 from benchmarks.samples import Spread
 
 mpl.use("Agg")
 SMOOTH = 30
 """Requests behind one point of a curve over time."""
-OWN_COLOR, PEER_COLOR, LINE_COLOR = "#4a5fd0", "#b4bac6", "#d9603b"
-
-
-def draw_comparison(rows: Sequence[ResultRow], title: str, path: Path) -> None:
-    """Tokens per second of every arm, one panel per cell; whiskers are quartiles."""
-    cells = list(dict.fromkeys(row.cell for row in rows))
-    longest = max(sum(row.cell == cell for row in rows) for cell in cells)
-    columns = min(3, len(cells))
-    lines = -(-len(cells) // columns)
-    figure = Figure(figsize=(5.2 * columns, (0.28 * longest + 1.2) * lines), layout="constrained")
-    panels = figure.subplots(lines, columns, squeeze=False).flat
-    for panel, cell in zip(panels, cells, strict=False):
-        _bars(panel, [row for row in rows if row.cell == cell])
-        panel.set_title(str(cell), fontsize=10)
-    for panel in list(figure.axes)[len(cells) :]:
-        panel.remove()
-    figure.suptitle(title, fontsize=11)
-    figure.savefig(path, dpi=130)
+GOOD_COLOR, BAD_COLOR = "#4a5fd0", "#d9603b"
 
 
 def draw_load(
@@ -45,7 +27,7 @@ def draw_load(
     figure = Figure(figsize=(14, 4.2), layout="constrained")
     speed, nodes, trust = figure.subplots(1, 3)
     arms = [arm for arm in dict.fromkeys(row.arm for row in rows) if arm != "off"]
-    for arm, color in zip(arms, (OWN_COLOR, LINE_COLOR), strict=True):
+    for arm, color in zip(arms, (GOOD_COLOR, BAD_COLOR), strict=True):
         mine = [row for row in rows if row.arm == arm]
         concurrency = [row.cell.concurrency for row in mine]
         ratios = [row.against_off or Spread(0.0, 0.0, 0.0) for row in mine]
@@ -57,7 +39,7 @@ def draw_load(
     speed.axhline(1.0, color="#888", linewidth=1)
     _label(speed, "requests at once", "tokens/s against OFF", log=True)
     _label(nodes, "requests at once", "nodes verified per session and step", log=True)
-    for (draft, bins), color in zip(calibration.items(), (OWN_COLOR, LINE_COLOR), strict=True):
+    for (draft, bins), color in zip(calibration.items(), (GOOD_COLOR, BAD_COLOR), strict=True):
         sizes = [4 + 2 * one.nodes**0.5 for one in bins]
         trust.scatter(
             [one.predicted for one in bins], [one.observed for one in bins], sizes, color, label=draft
@@ -73,9 +55,9 @@ def draw_learning(events: Sequence[Mapping[str, Any]], title: str, path: Path) -
     requests = [event for event in events if event["kind"] == "request"]
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     panel = figure.subplots()
-    panel.plot(smoothed(requests), color=OWN_COLOR)
+    panel.plot(smoothed(requests), color=GOOD_COLOR)
     for count, happened in marks(events).items():
-        panel.axvline(count, color=LINE_COLOR, linewidth=0.8)
+        panel.axvline(count, color=BAD_COLOR, linewidth=0.8)
         text, place = ", ".join(happened), ("data", "axes fraction")
         panel.annotate(text, (count, 1.0), xycoords=place, rotation=90, va="top", fontsize=8)
     panel.set_xlabel("requests", fontsize=9)
@@ -116,22 +98,4 @@ def _label(panel: Axes, x: str, y: str, *, log: bool) -> None:
     panel.set_xlabel(x, fontsize=9)
     panel.set_ylabel(y, fontsize=9)
     panel.legend(fontsize=8)
-    panel.spines[["top", "right"]].set_visible(False)
-
-
-def _bars(panel: Axes, rows: Sequence[ResultRow]) -> None:
-    speeds = [row.figures[SPEED] for row in rows]
-    middles = [speed.middle for speed in speeds]
-    whiskers = [
-        [speed.middle - speed.low for speed in speeds],
-        [speed.high - speed.middle for speed in speeds],
-    ]
-    colors = [OWN_COLOR if row.kind == OWN else PEER_COLOR for row in rows]
-    panel.barh([row.arm for row in rows], middles, xerr=whiskers, color=colors, ecolor="#555", capsize=2)
-    best = [row.figures[SPEED].middle for row in rows if row.arm == row.best_peer]
-    for value in best:
-        panel.axvline(value, color=LINE_COLOR, linewidth=1)
-    panel.invert_yaxis()
-    panel.set_xlabel("tokens/s, end to end", fontsize=9)
-    panel.tick_params(labelsize=8)
     panel.spines[["top", "right"]].set_visible(False)

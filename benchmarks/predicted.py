@@ -11,43 +11,18 @@ from __future__ import annotations
 
 import argparse
 import random
-import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 
 from benchmarks import machine, pairs, workload
+from benchmarks.answers import Answers, client_of
 from benchmarks.flags import command, new_parser
 from benchmarks.pairs import load_pair
 from benchmarks.workload import SEED, Tokens, load_workload
-from outrider.client import Client, Result
+from outrider.client import Client
 from scripts.console import progress, run
-from scripts.local_services import services
 
 LONGEST_EDIT = 5
 HEADING = "\n   T  arm             tokens/step  decode tokens/s  accepted  rejected"
-
-
-@dataclass(slots=True)
-class Row:
-    """Sums over the answers of one arm."""
-
-    tokens: int = 0
-    steps: float = 0.0
-    seconds: float = 0.0
-    accepted: int = 0
-    rejected: int = 0
-    texts: list[tuple[int, ...]] = field(default_factory=list)
-
-    def add(self, result: Result) -> None:
-        """Take one answer into account."""
-        end = result.generations[0].end
-        self.tokens += len(result.token_ids)
-        self.steps += end.speculation["steps"]
-        self.seconds += end.speculation["decode_micros"] * 1e-6
-        self.accepted += end.usage.accepted_prediction_tokens
-        self.rejected += end.usage.rejected_prediction_tokens
-        self.texts.append(result.token_ids)
 
 
 def main() -> int:
@@ -57,11 +32,7 @@ def main() -> int:
     work = load_workload(flags, pair.target)
     print(machine.lines(machine.describe() | {"command": command("predicted")}))
     print(HEADING)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        services(pair.target, pair.dtype, Path(folder) / "up.log", pair.weights) as up,
-        Client(up["endpoint"], timeout=600) as client,
-    ):
+    with client_of(pair) as client:
         for temperature in flags.temperatures:
             for arm, row in measure(client, work.prompts[: flags.requests], flags, temperature).items():
                 print(line(temperature, arm, row), flush=True)
@@ -81,10 +52,10 @@ def parse() -> argparse.Namespace:
 
 def measure(
     client: Client, prompts: Sequence[Tokens], flags: argparse.Namespace, temperature: float
-) -> dict[str, Row]:
+) -> dict[str, Answers]:
     """All arms in turn on one prompt after the other."""
     shares = {f"edited {share:.0%}": share for share in flags.edited}
-    rows = {arm: Row() for arm in ("off", "no prediction", *shares)}
+    rows = {arm: Answers() for arm in ("off", "no prediction", *shares)}
 
     def ask(arm: str, prompt: Tokens, mode: str, prediction: Sequence[int] = ()) -> tuple[int, ...]:
         result = client.generate(
@@ -126,12 +97,12 @@ def edited(tokens: Sequence[int], share: float, seed: int) -> list[int]:
     return found
 
 
-def line(temperature: float, arm: str, row: Row) -> str:
+def line(temperature: float, arm: str, row: Answers) -> str:
     """One row of the table."""
-    return (
-        f"{temperature:4g}  {arm:15} {row.tokens / max(row.steps, 1):11.2f}"
-        f"{row.tokens / max(row.seconds, 1e-9):17.1f}{row.accepted:10}{row.rejected:10}"
-    )
+    usages = [one.usage for one in row.found]
+    accepted = sum(usage.accepted_prediction_tokens for usage in usages)
+    rejected = sum(usage.rejected_prediction_tokens for usage in usages)
+    return f"{temperature:4g}  {arm:15} {row.length:11.2f}{row.rate:17.1f}{accepted:10}{rejected:10}"
 
 
 if __name__ == "__main__":

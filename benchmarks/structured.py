@@ -16,18 +16,14 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-import tempfile
-from dataclasses import dataclass, field
-from pathlib import Path
 
 from benchmarks import machine, pairs
+from benchmarks.answers import Answers, client_of
 from benchmarks.flags import new_parser
 from benchmarks.pairs import load_pair
 from outrider.client import Client
 from outrider.client.request import Mode, Options
-from outrider.client.results import Generation
 from scripts.console import run
-from scripts.local_services import services
 
 PROMPT = "# {index}: a person as JSON\nperson = "
 SCHEMA = {
@@ -55,67 +51,47 @@ TEXTS: dict[str, Options] = {
 ARMS: tuple[Mode, ...] = ("off", "auto")
 
 
-@dataclass(slots=True)
-class Figures:
-    """Of one arm and one kind of text."""
-
-    lengths: list[float] = field(default_factory=list)
-    rates: list[float] = field(default_factory=list)
-    tokens: list[tuple[int, ...]] = field(default_factory=list)
-
-    def add(self, found: Generation) -> None:
-        """One text."""
-        seconds = found.end.speculation["decode_micros"] * 1e-6
-        self.tokens.append(found.token_ids)
-        self.lengths.append(found.end.speculation["acceptance_length"])
-        if seconds:
-            self.rates.append((len(found.token_ids) - 1) / seconds)
-
-
 def main() -> int:
     """Measure and print."""
     flags = _flags()
     pair = load_pair(flags)
     print(machine.lines(machine.describe()) + "\n")
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        services(pair.target, pair.dtype, Path(folder) / "up.log", pair.weights) as up,
-        Client(up["endpoint"], timeout=600) as client,
-    ):
+    with client_of(pair) as client:
         found = _measure(client, flags)
     _print(found)
     return 0 if _equal(found) else 1
 
 
-def _measure(client: Client, flags: argparse.Namespace) -> dict[tuple[str, Mode], Figures]:
-    found = {(text, arm): Figures() for text in TEXTS for arm in ARMS}
+def _measure(client: Client, flags: argparse.Namespace) -> dict[tuple[str, Mode], Answers]:
+    found = {(text, arm): Answers() for text in TEXTS for arm in ARMS}
     for index in range(-flags.warm_up, flags.requests):
         for (text, arm), figures in found.items():
             options = TEXTS[text] | Options(mode=arm, task=text, seed=index + 1000)
             options |= Options(max_tokens=flags.tokens, temperature=flags.temperature)
-            answer = client.generate(PROMPT.format(index=index), **options).generations[0]
+            answer = client.generate(PROMPT.format(index=index), **options)
             if index >= 0:
                 figures.add(answer)
     return found
 
 
-def _print(found: dict[tuple[str, Mode], Figures]) -> None:
+def _print(found: dict[tuple[str, Mode], Answers]) -> None:
     print(f"{'text':8}{'arm':6}{'acceptance length':>18}{'tokens/s':>10}{'of off':>8}{'tokens':>8}")
     for (text, arm), figures in found.items():
-        rate, alone = (_median(each.rates) for each in (figures, found[text, "off"]))
-        length = _median(figures.lengths)
-        tokens = statistics.mean(map(len, figures.tokens))
+        rate, alone = (_rate(each) for each in (figures, found[text, "off"]))
+        length = statistics.median(one.end.speculation["acceptance_length"] for one in figures.found)
+        tokens = statistics.mean(map(len, figures.texts))
         print(f"{text:8}{arm:6}{length:18.2f}{rate:10.1f}{rate / alone:8.2f}{tokens:8.1f}")
 
 
-def _median(values: list[float]) -> float:
-    """Not a number where all texts came in one step."""
-    return statistics.median(values) if values else math.nan
+def _rate(answers: Answers) -> float:
+    """Median of the tokens per second; not a number where all texts came in one step."""
+    rates = [rate for one in answers.found if (rate := Answers([one]).rate)]
+    return statistics.median(rates) if rates else math.nan
 
 
-def _equal(found: dict[tuple[str, Mode], Figures]) -> bool:
+def _equal(found: dict[tuple[str, Mode], Answers]) -> bool:
     """Whether every arm said the same; in library kernels of bfloat16 near-ties may part."""
-    parted = [key for key, figures in found.items() if figures.tokens != found[key[0], "off"].tokens]
+    parted = [key for key, figures in found.items() if figures.texts != found[key[0], "off"].texts]
     print("\nall arms gave the same tokens" if not parted else f"\ntokens differ from off: {parted}")
     return not parted
 

@@ -184,7 +184,7 @@ class DraftCore:
         starved = session.starved and session.wanted and not session.finished
         self._instruments.verdict(verdict, session.request.task, starved)
         wasted = sum(node.id < first_unsent for node in rerooted.dropped)
-        self._instruments.wasted(wasted, session.request.task)
+        self._instruments.wasted.inc(session.request.task, wasted)
         self._count()
 
     def _close(self, key: int) -> None:
@@ -195,8 +195,8 @@ class DraftCore:
 
     def _count(self) -> None:
         self.pages = self._drafter.pages()
-        self._instruments.sessions(len(self._entries))
-        self._instruments.pages(self.pages.total, self.pages.used, self.pages.cached)
+        self._instruments.sessions.set(len(self._entries))
+        self._instruments.pages.set(self.pages.total, self.pages.used, self.pages.cached)
 
     def _expandable(self) -> list[DraftSession]:
         return [entry.session for entry in self._entries.values() if not entry.outbox.full]
@@ -257,7 +257,7 @@ class DraftCore:
     def _block(self, entry: _OpenSession, ready: bool, now: float) -> TokenBlock:
         self._instruments.block(entry.session.unsent_depths, entry.session.request.task)
         if entry.asked_at is not None:
-            self._instruments.answered(now - entry.asked_at)
+            self._instruments.lag.observe(now - entry.asked_at)
             entry.asked_at = None
         block = entry.session.next_block(ready, now)
         if entry.expanded is None:

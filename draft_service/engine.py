@@ -11,7 +11,7 @@ from outrider.config import DraftConfig
 from outrider.grammar.matcher import Matcher
 from outrider.protocol.errors import Flood
 from outrider.protocol.messages import OpenDraft, PromptFeatures, Verdict
-from outrider.rpc.engine_shell import EngineShell
+from outrider.rpc.engine_shell import MAX_UNREAD, EngineShell
 from outrider.rpc.queues import Deliver
 
 PENDING_PER_SESSION = 64
@@ -32,7 +32,7 @@ class DraftEngine(EngineShell[DraftCore, Message]):
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         max_messages = PENDING_PER_SESSION * config.max_sessions
-        super().__init__(make_core, max_messages, config.max_pending_blocks, on_failure, clock)
+        super().__init__(make_core, max_messages, MAX_UNREAD, on_failure, clock)
         self._max_pending_verdicts = max(PENDING_PER_SESSION, max_messages // SHARES)
 
     def open(self, request: OpenDraft, matcher: Matcher | None = None) -> DraftStream:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
 import grpc
 
 from orchestrator.collecting.collector import Collector
 from orchestrator.generation import Generation, Item
-from orchestrator.observing.load import load_of
 from orchestrator.observing.observer import Observers
 from orchestrator.observing.request_end import RequestEnds
 from orchestrator.observing.tracing import RequestTrace
@@ -28,7 +27,6 @@ from orchestrator.request.wire import (
     check_lengths,
     ids_from_pb,
     incoming_from_pb,
-    load_to_pb,
     models_to_pb,
     prompt_from_pb,
     response_to_pb,
@@ -41,6 +39,7 @@ from outrider.config import OrchestratorConfig
 from outrider.protocol.errors import DeadlineExceeded, NoReplica, OutriderError
 from outrider.protocol.info_wire import model_info_to_pb
 from outrider.request_ids import CURRENT, HEADER, request_id_of
+from outrider.rpc.metadata import metadata_value
 from outrider.telemetry.instruments import OrchestratorInstruments
 from outrider.telemetry.logs import request_context
 from outrider.v1 import generation_pb2, generation_pb2_grpc
@@ -63,9 +62,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> None:
         self.admission = Admission(config.max_queued, fleet.capacity, clock)
         self.tokenizing = Tokenizing(WAITING_MESSAGES * config.max_request_mb << 20)
-        self._conversion = Conversion(self.tokenizing, clock)
+        self._conversion = Conversion(self.tokenizing)
         self.checking = Tokenizing(WAITING_MESSAGES * config.max_request_mb << 20)
-        self._preparation = Preparation(config, self._conversion, Constraints(self.checking, clock))
+        self._preparation = Preparation(config, self._conversion, Constraints(self.checking))
         self._rate_limit = RateLimit(config.client_rate, config.client_burst, clock)
         self._config = config
         self._fleet = fleet
@@ -73,7 +72,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self._ends = RequestEnds(instruments, log=config.request_log)
         self.observers = Observers(instruments)
         self.shadows = Shadows(config, fleet, instruments.shadows)
-        self.collector = Collector.configure(config, instruments.collection)
+        self.collector = Collector.configure(config, instruments.collected)
         self._clock = clock
 
     async def Generate(  # noqa: N802 - the name on the wire
@@ -81,7 +80,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> None:
         """Stream the continuations of a prompt."""
         arrived, deadline = self._clock(), self._deadline(context)
-        request_id = request_id_of(_metadata(context, HEADER))
+        request_id = request_id_of(metadata_value(context, HEADER))
         CURRENT.set(request_id)
         try:
             async with AsyncExitStack() as stack:
@@ -91,7 +90,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                     served = self._served()
                     resolved = await self._prepare(request, served, deadline, request_id)
                     n, priority = resolved.sampling.n, resolved.priority
-                    self._instruments.queued(self.admission.statistics().queued + 1)
+                    self._instruments.queued.set(self.admission.statistics().queued + 1)
                     waiter = await stack.enter_async_context(
                         self.admission.enter(caller, priority, n, deadline)
                     )
@@ -130,14 +129,19 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> generation_pb2.GetLoadResponse:
         """How busy this orchestrator and its replicas are."""
         now, pools = self._clock(), self._fleet.pools
-        load = load_of(
-            self.admission.statistics(),
-            self._fleet.capacity(),
-            pools["verify"].usable(now),
-            pools["draft"].count(ReplicaState.USABLE, now),
-            self.observers.tokens.per_second(now),
+        admission, places = self.admission.statistics(), self._fleet.capacity()
+        infos = [replica.info for replica in pools["verify"].usable(now) if replica.info is not None]
+        return generation_pb2.GetLoadResponse(
+            running=admission.running,
+            waiting=admission.queued,
+            places=places,
+            free_places=max(places - admission.continuations, 0),
+            pages=sum(info.pages for info in infos),
+            pages_free=sum(info.pages_free for info in infos),
+            verify_replicas=len(infos),
+            draft_replicas=pools["draft"].count(ReplicaState.USABLE, now),
+            tokens_per_second=self.observers.tokens.per_second(now),
         )
-        return load_to_pb(load)
 
     async def Tokenize(  # noqa: N802 - the name on the wire
         self, request: generation_pb2.TokenizeRequest, context: Context
@@ -148,7 +152,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             served, deadline = self._served(), self._deadline(context)
             prompt = prompt_from_pb(request, served.info, _bytes_per_token(served))
             positions = served.info.context_length
-            tokens = await self._conversion.tokens(prompt, served.tokenizer, positions, deadline)
+            async with self._before(deadline, "the prompt was tokenized"):
+                tokens = await self._conversion.tokens(prompt, served.tokenizer, positions)
             return tokens_to_pb(tokens, served.info)
 
     async def Detokenize(  # noqa: N802 - the name on the wire
@@ -160,7 +165,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             served, deadline = self._served(), self._deadline(context)
             ids = ids_from_pb(request, served.info)
             positions = served.info.context_length
-            text = await self._conversion.text(ids, served.tokenizer, positions, deadline)
+            async with self._before(deadline, "the text was made"):
+                text = await self._conversion.text(ids, served.tokenizer, positions)
             return generation_pb2.DetokenizeResponse(text=text)
 
     def _deadline(self, context: Context) -> float:
@@ -185,7 +191,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         """The request to run; one that cannot fit the context is refused before its texts are read."""
         check_lengths(pb, served.info.context_length, _bytes_per_token(served))
         incoming = incoming_from_pb(pb, served.info.sampling_defaults)
-        return await self._preparation.prepare(incoming, served.info, served.tokenizer, request_id, deadline)
+        async with self._before(deadline, "the request was ready to run"):
+            return await self._preparation.prepare(incoming, served.info, served.tokenizer, request_id)
 
     async def _run(
         self,
@@ -198,7 +205,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> None:
         """Generate, and record how that ended."""
         arrived_ns = time.time_ns() - round((self._clock() - arrived) * 1e9)
-        trace = RequestTrace.start(request, _metadata(context, "traceparent"), arrived_ns)
+        trace = RequestTrace.start(request, metadata_value(context, "traceparent"), arrived_ns)
         generation = Generation(
             request,
             self._fleet,
@@ -219,37 +226,32 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
         named = request_context(request.request_id, trace.traceparent, request.labels)
         with named, self._ends.recording(generation, waiter.waited):
-            await self._until(deadline, generation, write)
+            async with self._before(deadline, "the end of the text"):
+                await generation.run(write)
 
-    async def _until(self, deadline: float, generation: Generation, write: Any) -> None:
+    @asynccontextmanager
+    async def _before(self, deadline: float, end: str) -> AsyncIterator[None]:
+        """Until then; `end` is what has to come before the deadline."""
         try:
             async with asyncio.timeout(deadline - self._clock()):
-                await generation.run(write)
+                yield
         except TimeoutError:
-            raise DeadlineExceeded("the deadline passed before the end of the text") from None
+            raise DeadlineExceeded(f"the deadline passed before {end}") from None
 
     @contextmanager
     def _counting_rejections(self) -> Iterator[None]:
         try:
             yield
         except OutriderError as error:
-            self._instruments.rejected(error.reason)
+            self._instruments.rejected.labels(error.reason).inc()
             raise
 
     def _report_load(self) -> None:
         statistics = self.admission.statistics()
-        self._instruments.running(statistics.running)
-        self._instruments.queued(statistics.queued)
+        self._instruments.running.set(statistics.running)
+        self._instruments.queued.set(statistics.queued)
 
 
 def _bytes_per_token(served: ServedModel) -> int:
     """Most bytes of text that one token stands for; 0 where there is no tokenizer."""
     return served.tokenizer.bytes_per_token if served.tokenizer is not None else 0
-
-
-def _metadata(context: Context, name: str) -> str:
-    """What the caller sent under a name; empty where it sent nothing."""
-    for key, value in context.invocation_metadata() or ():
-        if key == name and isinstance(value, str):
-            return value
-    return ""

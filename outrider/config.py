@@ -62,7 +62,6 @@ class ServiceConfig(ProcessConfig):
     name: str = Field(
         "", description="Name of this replica in logs, metrics and handles; empty: host and port."
     )
-    max_message_mb: Positive = Field(64, description="Largest message sent or read from a replica, in MiB.")
     max_request_mb: Positive = Field(64, description="Largest message of a caller, in MiB.")
     max_connection_seconds: float = Field(
         0.0,
@@ -124,13 +123,8 @@ class VerifyConfig(EngineConfig):
     max_nodes: Positive = Field(
         32, le=MAX_STEP_NODES, description="Most candidates verified for one session in one step."
     )
-    max_tree_nodes: Positive = Field(512, description="Most live candidates held for one session.")
     lookup: bool = Field(True, description="Propose candidates by prompt lookup in the verify service too.")
     lease_seconds: float = Field(60.0, gt=0, description="How long kept keys and values live without use.")
-    max_pending_verdicts: Positive = Field(
-        64, description="Verdicts a slow reader may leave unread before its session pauses."
-    )
-    max_patience_ms: float = Field(50.0, ge=0, description="Longest wait for candidates when waiting pays.")
     deterministic: bool = Field(
         False,
         description="A token's bits never depend on what is computed beside it. Refused where library "
@@ -191,9 +185,6 @@ class DraftConfig(EngineConfig):
     children: Positive = Field(8, description="Most children proposed below one node.")
     max_nodes: Positive = Field(256, le=MAX_TREE_NODES, description="Most live nodes of one session's tree.")
     max_depth: Positive = Field(24, description="Deepest node below the last committed token.")
-    max_pending_blocks: Positive = Field(
-        64, description="Blocks a slow reader may leave unread before its session pauses."
-    )
 
 
 class OrchestratorConfig(ServiceConfig):
@@ -313,9 +304,6 @@ class GatewayConfig(ProcessConfig):
         description="The orchestrators: host:port, or with a scheme of gRPC's such as dns:name:port.",
     )
     max_request_mb: Positive = Field(8, description="Largest body of a request, in MiB.")
-    max_connections: Positive = Field(
-        2048, description="Open connections and running requests, each; beyond that the answer is 503."
-    )
     deadline_seconds: float = Field(600.0, gt=0, description="Longest time that a request may take.")
     page: bool = Field(True, description="Serve a page at / that shows what speculation does.")
     response_metrics: bool = Field(

@@ -18,19 +18,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import grpc
-
-from outrider.v1 import generation_pb2, generation_pb2_grpc, tokens_pb2
+from outrider.client import Chunk, Client, Options
+from outrider.client.request import Mode
 from scripts.child import ROOT
 from scripts.local_services import services, widened_target
 
 TIMELINE = ROOT / "out/timeline.html"
-MODES = {"no speculation": "MODE_OFF", "sequential": "MODE_SEQUENTIAL", "pipelined": "MODE_AUTO"}
+MODES: dict[str, Mode] = {"no speculation": "off", "sequential": "sequential", "pipelined": "auto"}
 TOKENS = 48
 ROUNDS = 2
 STORY = 'class Stack:\n    """A last-in, first-out container."""\n\n    def __init__(self):\n'
@@ -39,10 +38,8 @@ PROMPTS = (
     "import argparse\n\n\ndef main():\n    parser = argparse.ArgumentParser(",
     "def test_read_empty_file(self):\n    with open(path, 'rb') as f:\n",
 )
-SAMPLED = {"temperature": 0.7, "seed": 7}
-SETTINGS: dict[str, dict[str, float]] = {"greedy": {}, "sampled": SAMPLED}
-
-Stub = generation_pb2_grpc.GenerationServiceStub
+SAMPLED: Options = {"temperature": 0.7, "seed": 7}
+SETTINGS: dict[str, Options] = {"greedy": {}, "sampled": SAMPLED}
 
 
 @dataclass
@@ -62,45 +59,36 @@ class ModeTally:
         return self.tokens / self.seconds
 
 
-def generate(stub: Stub, prompt: str, mode: str, setting: str) -> Iterator[generation_pb2.GenerateResponse]:
-    """Stream one continuation."""
-    message = generation_pb2.GenerateRequest(
-        text=prompt,
-        sampling=tokens_pb2.SamplingParams(max_tokens=TOKENS, ignore_eos=True, **SETTINGS[setting]),
-        speculation=generation_pb2.SpeculationParams(mode=mode),
-    )
-    return iter(stub.Generate(message))
-
-
-def measure(stub: Stub, tally: ModeTally, prompt: str, mode: str, setting: str) -> None:
+def measure(client: Client, tally: ModeTally, prompt: str, mode: Mode, setting: str) -> None:
     """Run one request and add it to the tally of its mode."""
-    tokens: list[int] = []
     started = time.monotonic()
-    for response in generate(stub, prompt, mode, setting):
-        tokens += response.chunk.token_ids
-        tally.steps += response.complete.speculation.steps
-        tally.hits += response.complete.speculation.hits
+    options = SETTINGS[setting] | Options(mode=mode, max_tokens=TOKENS, ignore_eos=True)
+    result = client.generate(prompt, **options)
+    counts = result.generations[0].end.speculation
     tally.seconds += time.monotonic() - started
-    tally.tokens += len(tokens)
-    tally.outputs[setting, prompt] = tokens
+    tally.steps += int(counts["steps"])
+    tally.hits += int(counts["hits"])
+    tally.tokens += len(result.token_ids)
+    tally.outputs[setting, prompt] = list(result.token_ids)
 
 
-def compare(stub: Stub) -> dict[str, ModeTally]:
+def compare(client: Client) -> dict[str, ModeTally]:
     """All modes on the same prompts, in turn, so that a noisy machine is noisy for all of them."""
     tallies = {name: ModeTally() for name in MODES}
     for _ in range(ROUNDS):
         for setting in SETTINGS:
             for prompt in PROMPTS:
                 for name, mode in MODES.items():
-                    measure(stub, tallies[name], prompt, mode, setting)
+                    measure(client, tallies[name], prompt, mode, setting)
     return tallies
 
 
-def print_story(stub: Stub) -> None:
+def print_story(client: Client) -> None:
     """Print a completion as it comes."""
     print(f"\n\033[2m{STORY}\033[0m", end="")
-    for response in generate(stub, STORY, "MODE_AUTO", "sampled"):
-        print(response.chunk.text, end="", flush=True)
+    for event in client.stream(STORY, max_tokens=TOKENS, ignore_eos=True, **SAMPLED):
+        if isinstance(event, Chunk):
+            print(event.text, end="", flush=True)
     print("\n")
 
 
@@ -185,15 +173,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("Starting orchestrator, draft and verify service ...", flush=True)
     with (
         services(target, "float32", TIMELINE.with_name("services.log")) as ready,
-        grpc.insecure_channel(ready["endpoint"]) as channel,
+        Client(ready["endpoint"]) as client,
     ):
-        stub = generation_pb2_grpc.GenerationServiceStub(channel)
-        print_story(stub)
+        print_story(client)
         print(
             f"Comparing: {len(PROMPTS)} prompts, greedy and sampled, {ROUNDS} rounds in turn ...\n",
             flush=True,
         )
-        tallies = compare(stub)
+        tallies = compare(client)
         draw_timeline(ready["endpoint"])
         print_table(tallies)
         same = equal(tallies, target)

@@ -49,9 +49,9 @@ INTRODUCTION = f"""\
 
 Services serve a Prometheus page when `metrics_port` is set; the gateway also has it on its HTTP port.
 Counters are raw, so that they add up over replicas; their names end in `_total`. Times are in seconds.
-Dashboards are in `k8s/components/`; without Grafana, `python -m scripts.draw_dashboards` draws them. In
-these both drafts are killed near the end, on a busy machine: [speculation](images/dashboard-speculation.png),
-[serving](images/dashboard-serving.png), [capacity](images/dashboard-capacity.png).
+Dashboards are in `k8s/components/`. In these pictures both drafts are killed near the end, on a busy machine:
+[speculation](images/dashboard-speculation.png), [serving](images/dashboard-serving.png),
+[capacity](images/dashboard-capacity.png).
 
 `outrider top` (`pip install 'outrider[cli]'`) shows the most important figures on a terminal, of services
 here or elsewhere. `outrider up --metrics-port 9464` says where its pages are; `dns:name:port` stands for all

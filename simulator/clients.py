@@ -172,11 +172,11 @@ class Clients:
             _request(script, cluster, self._arm),
             cluster.fleet,
             cluster.timeline,
-            orchestrator.host,
+            orchestrator,
             partial(self._send_back, served, kept, then),
         )
         served.statistics = generation.session.statistics
-        Link(cluster.timeline, cluster.client, orchestrator.host, lambda: 0.0).send(generation.start)
+        Link(cluster.timeline, cluster.client, orchestrator, lambda: 0.0).send(generation.start)
 
     def _send_back(
         self, served: ServedRequest, kept: list[ServedRequest], then: Callable[[], None], verdict: Verdict

@@ -16,19 +16,12 @@ from simulator.orchestrator import SimulatedFleet
 from simulator.profile import Profile, interpolate
 from simulator.target import ScriptedRunner
 from simulator.timeline import Timeline
-from simulator.topology import ArmKind, Topology
+from simulator.topology import Topology
 from simulator.traces import Corpus, Script
 from simulator.verify_replica import SimulatedVerifyReplica
 from verify_service.core import CoreSettings
 from verify_service.session import VerifyLimits
 from verify_service.speculation.cost_model import CostModel, measuring_points
-
-
-@dataclass(frozen=True, slots=True)
-class SimulatedOrchestrator:
-    """One process: its event loop."""
-
-    host: Host
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +32,8 @@ class Cluster:
     corpus: Corpus
     scripts: dict[int, Script]
     fleet: SimulatedFleet
-    orchestrators: list[SimulatedOrchestrator]
+    orchestrators: list[Host]
+    """Their event loops."""
     client: Host
     cores: dict[str, list[Device]]
     """Of the processes of each kind."""
@@ -81,16 +75,11 @@ class Builder:
         """The cluster, with nothing asked of it yet."""
         if self.profile.cores == "two":
             self._cores = [Core(self.timeline), Core(self.timeline)]
-        orchestrators = [
-            SimulatedOrchestrator(self._host(self._orchestrators_core()))
-            for _ in range(self.topology.orchestrators)
-        ]
-        places = [self._place(0) for _ in range(self.topology.verify_replicas)]
-        verify = {f"verify-{i:03}": self._verify(f"verify-{i:03}", place) for i, place in enumerate(places)}
-        draft: dict[str, SimulatedDraftReplica] = {}
-        for i in range(self.topology.drafts):
-            place = self._beside(places[i]) if self.topology.arm.shares_device else self._place(1)
-            draft[f"draft-{i:03}"] = self._draft(f"draft-{i:03}", place)
+        orchestrators = [self._host(self._orchestrators_core()) for _ in range(self.topology.orchestrators)]
+        verifies = [f"verify-{i:03}" for i in range(self.topology.verify_replicas)]
+        verify = {name: self._verify(name, self._place(0)) for name in verifies}
+        drafts = [f"draft-{i:03}" for i in range(self.topology.drafts)]
+        draft = {name: self._draft(name, self._place(1)) for name in drafts}
         return Cluster(
             self.timeline,
             self.corpus,
@@ -102,7 +91,7 @@ class Builder:
             {
                 "verify": [replica.host.core for replica in verify.values()],
                 "draft": [replica.host.core for replica in draft.values()],
-                "orchestrator": [each.host.core for each in orchestrators],
+                "orchestrator": [host.core for host in orchestrators],
             },
         )
 
@@ -126,10 +115,6 @@ class Builder:
             return Place(self._cores[pinned], self._cores[pinned], self._cores[1 - pinned])
         return Place(Accelerator(self.timeline), Core(self.timeline))
 
-    def _beside(self, place: Place) -> Place:
-        """The same device, with a core of its own where there are more than two."""
-        return place if self._cores else Place(place.device, Core(self.timeline))
-
     def _orchestrators_core(self) -> Device:
         return self._cores[1] if self._cores else Core(self.timeline)
 
@@ -138,13 +123,7 @@ class Builder:
 
     def _host(self, core: Device) -> Host:
         times = self.profile.host
-        if self.topology.arm is ArmKind.COLOCATED:
-            return Host(self.timeline, core)
         return Host(self.timeline, core, times.send, times.receive, times.rewarm)
-
-    @property
-    def _wake(self) -> float:
-        return 0.0 if self.topology.arm is ArmKind.COLOCATED else self.profile.host.wake
 
     def _verify(self, name: str, place: Place) -> SimulatedVerifyReplica:
         config = VerifyConfig.model_validate({"max_sessions": self.topology.max_sessions})
@@ -167,17 +146,15 @@ class Builder:
             runner,
             CostModel(points, seconds, config.max_step_tokens),
             self._settings(name, config),
-            self._wake,
+            self.profile.host.wake,
         )
 
     def _settings(self, name: str, config: VerifyConfig) -> CoreSettings:
         limits = VerifyLimits(
             max_nodes=config.max_nodes,
-            max_tree_nodes=config.max_tree_nodes,
             context_length=self.profile.context_length,
             vocabulary_size=self.corpus.vocabulary_size,
             eos_token_ids=frozenset(),
-            max_patience=config.max_patience_ms / 1000.0,
         )
         return CoreSettings(
             replica=name,
@@ -194,7 +171,9 @@ class Builder:
             {"max_sessions": sessions, "expansions": self.topology.expansions}
         )
         drafter = self._drafter(place, config)
-        return SimulatedDraftReplica(name, self.timeline, self._host(place.core), drafter, config, self._wake)
+        return SimulatedDraftReplica(
+            name, self.timeline, self._host(place.core), drafter, config, self.profile.host.wake
+        )
 
     def _drafter(self, place: Place, config: DraftConfig) -> ScriptedDrafter | TimedLookup:
         times = self.profile.draft_times(self.temperature)

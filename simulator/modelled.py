@@ -18,15 +18,6 @@ CONTEXT_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """What an accelerator reaches in practice, per second."""
-
-    name: str
-    bandwidth: float
-    flops: float
-
-
-@dataclass(frozen=True, slots=True)
 class Model:
     """A decoder in bfloat16 spread over `devices` accelerators."""
 
@@ -38,8 +29,8 @@ class Model:
     devices: int = 1
 
 
-H100 = Machine("H100", bandwidth=0.8 * 3.35e12, flops=0.5 * 989e12)
-"""The data sheet's figures, reached to 80 % and 50 %."""
+BANDWIDTH, FLOPS = 0.8 * 3.35e12, 0.5 * 989e12
+"""Of an H100, per second: the data sheet's figures, reached to 80 % and 50 %."""
 LLAMA_1B = Model(parameters=1.24e9, context_bytes=32_768, fixed=0.1e-3)
 LLAMA_8B = Model(parameters=8.03e9, context_bytes=131_072, fixed=0.2e-3)
 LLAMA_70B = Model(parameters=70.6e9, context_bytes=327_680, fixed=2.4e-3, devices=4)
@@ -47,7 +38,7 @@ LLAMA_70B = Model(parameters=70.6e9, context_bytes=327_680, fixed=2.4e-3, device
 PAIRS = {"h100-8b-1b": (LLAMA_8B, LLAMA_1B), "h100-70b-1b": (LLAMA_70B, LLAMA_1B)}
 
 
-def modelled(name: str, machine: Machine = H100) -> Profile:
+def modelled(name: str) -> Profile:
     """The profile of one of PAIRS; texts and host times are those of the measured pair.
 
     Raises:
@@ -58,24 +49,24 @@ def modelled(name: str, machine: Machine = H100) -> Profile:
     return Profile(
         name=name,
         origin="modelled",
-        note=f"{machine.name}: {target.parameters / 1e9:g} B target on {target.devices}, "
+        note=f"H100: {target.parameters / 1e9:g} B target on {target.devices}, "
         f"{draft.parameters / 1e9:g} B draft; texts and host times of the pair {measured.name!r}.",
         traces=measured.traces,
         cores="own",
-        target_forward=_forward(target, machine),
-        target_context=_context(target, machine),
-        draft_forward=_forward(draft, machine),
-        draft_context=_context(draft, machine),
+        target_forward=_forward(target),
+        target_context=_context(target),
+        draft_forward=_forward(draft),
+        draft_context=_context(draft),
         target_devices=target.devices,
         host=measured.host,
     )
 
 
-def _forward(model: Model, machine: Machine) -> Points:
-    weights = 2.0 * model.parameters / machine.bandwidth / model.devices
-    token = 2.0 * model.parameters / machine.flops / model.devices
+def _forward(model: Model) -> Points:
+    weights = 2.0 * model.parameters / BANDWIDTH / model.devices
+    token = 2.0 * model.parameters / FLOPS / model.devices
     return tuple((count, max(weights, token * count) + model.fixed) for count in POINTS)
 
 
-def _context(model: Model, machine: Machine) -> float:
-    return CONTEXT_TOKENS * model.context_bytes / machine.bandwidth / model.devices
+def _context(model: Model) -> float:
+    return CONTEXT_TOKENS * model.context_bytes / BANDWIDTH / model.devices

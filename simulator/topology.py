@@ -17,8 +17,6 @@ class ArmKind(StrEnum):
     """The same devices, one after the other."""
     OFF = "off"
     """The target alone."""
-    COLOCATED = "colocated"
-    """The services in sequential mode with draft and target on one device and no network between them."""
     LOCKSTEP = "lockstep"
     """An engine with both models on one device that drafts a chain for the whole batch, then verifies it."""
 
@@ -26,11 +24,6 @@ class ArmKind(StrEnum):
     def mode(self) -> Mode:
         """The mode that requests ask for."""
         return {"auto": Mode.AUTO, "off": Mode.OFF}.get(self.value, Mode.SEQUENTIAL)
-
-    @property
-    def shares_device(self) -> bool:
-        """Draft and target are on one device."""
-        return self in (ArmKind.COLOCATED, ArmKind.LOCKSTEP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +33,7 @@ class Topology:
     arm: ArmKind = ArmKind.AUTO
     verify_replicas: int = 1
     draft_replicas: int = 1
-    """Of AUTO and SEQUENTIAL, perhaps none; OFF has none, the others one with every verify replica."""
+    """Of AUTO and SEQUENTIAL, perhaps none; OFF has none, LOCKSTEP one with every verify replica."""
     orchestrators: int = 1
     rtt: float = 0.0
     """Seconds between the orchestrator and a replica, there and back."""
@@ -56,11 +49,11 @@ class Topology:
         """Draft replicas that run."""
         if self.arm is ArmKind.OFF:
             return 0
-        return self.verify_replicas if self.arm.shares_device else self.draft_replicas
+        return self.verify_replicas if self.arm is ArmKind.LOCKSTEP else self.draft_replicas
 
     def devices(self, target_devices: int) -> int:
         """Accelerators in use when a verify replica has `target_devices`."""
-        own = 0 if self.arm.shares_device else self.drafts
+        own = 0 if self.arm is ArmKind.LOCKSTEP else self.drafts
         return self.verify_replicas * target_devices + own
 
 

@@ -11,12 +11,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from statistics import median
 
-import grpc
-
-from outrider.v1 import generation_pb2, generation_pb2_grpc, tokens_pb2
+from outrider.client import NEVER, AsyncClient
+from outrider.client.request import Mode
 from scripts.local_services import DRAFT, TARGET, Deployment, LocalServices, widened_target
 from simulator.measure import measure
 from simulator.profile import FOLDER, Profile
@@ -25,7 +25,7 @@ from simulator.simulate import simulate
 from simulator.topology import ArmKind, Load, Topology
 from simulator.traces import Trace, load_corpus
 
-MODES = {ArmKind.OFF: "MODE_OFF", ArmKind.SEQUENTIAL: "MODE_SEQUENTIAL", ArmKind.AUTO: "MODE_AUTO"}
+MODES: dict[ArmKind, Mode] = {ArmKind.OFF: "off", ArmKind.SEQUENTIAL: "sequential", ArmKind.AUTO: "auto"}
 TRACES = "demo_pair.json"
 DTYPE = "bfloat16"
 TOLERANCE = 0.1
@@ -132,55 +132,39 @@ def _compare(pair: str, target: Path, profile: Profile, plan: ValidationPlan) ->
 
 async def serve(endpoint: str, arm: ArmKind, load: Load, texts: Sequence[Trace]) -> tuple[float, float]:
     """Tokens per second and per step of the real services under a load of these prompts and seeds."""
-    async with grpc.aio.insecure_channel(endpoint) as channel:
-        stub = generation_pb2_grpc.GenerationServiceStub(channel)  # type: ignore[no-untyped-call]
-        client = _Client(stub, arm, load, texts)
-        for _ in range(load.warm_up):
-            await client.ask()
-        await asyncio.gather(*(client.repeat(load.warm_rounds) for _ in range(load.sessions)))
-        client.tokens = client.steps = 0
+    async with AsyncClient(endpoint, retries=NEVER) as client:
+        session = _Session(client, MODES[arm], load, cycle(texts))
+        await session.repeat(load.warm_up)
+        await asyncio.gather(*(session.repeat(load.warm_rounds) for _ in range(load.sessions)))
+        session.tokens = session.steps = 0
         start = time.perf_counter()
-        await asyncio.gather(*(client.repeat(load.rounds) for _ in range(load.sessions)))
-        return client.tokens / (time.perf_counter() - start), client.tokens / client.steps
+        await asyncio.gather(*(session.repeat(load.rounds) for _ in range(load.sessions)))
+        return session.tokens / (time.perf_counter() - start), session.tokens / session.steps
 
 
-class _Client:
-    """Sends the recorded prompts one after the other, as the simulated clients do."""
+@dataclass(slots=True)
+class _Session:
+    """Sends the recorded prompts one after the other, as the simulated clients do; several may at once."""
 
-    def __init__(
-        self,
-        stub: generation_pb2_grpc.GenerationServiceStub,
-        arm: ArmKind,
-        load: Load,
-        texts: Sequence[Trace],
-    ) -> None:
-        self.tokens = 0
-        self.steps = 0
-        self._stub = stub
-        self._arm = arm
-        self._load = load
-        self._texts = texts
-        self._asked = 0
+    client: AsyncClient
+    mode: Mode
+    load: Load
+    texts: Iterator[Trace]
+    """The next text that is asked for, by whoever asks."""
+    tokens: int = 0
+    steps: int = 0
 
     async def repeat(self, rounds: int) -> None:
-        """A session: its requests one after the other."""
+        """So many requests one after the other."""
         for _ in range(rounds):
-            await self.ask()
-
-    async def ask(self) -> None:
-        """One request to its end."""
-        text = self._texts[self._asked % len(self._texts)]
-        self._asked += 1
-        request = generation_pb2.GenerateRequest(
-            token_ids=tokens_pb2.TokenIds(ids=text.prompt),
-            sampling=tokens_pb2.SamplingParams(
-                max_tokens=min(self._load.new_tokens, len(text.tokens)),
-                temperature=self._load.temperature,
+            text = next(self.texts)
+            result = await self.client.generate(
+                text.prompt,
+                mode=self.mode,
+                max_tokens=min(self.load.new_tokens, len(text.tokens)),
+                temperature=self.load.temperature,
                 seed=text.seed,
                 ignore_eos=True,
-            ),
-            speculation=generation_pb2.SpeculationParams(mode=MODES[self._arm]),
-        )
-        async for response in self._stub.Generate(request):
-            self.tokens += len(response.chunk.token_ids)
-            self.steps += response.complete.speculation.steps
+            )
+            self.tokens += len(result.token_ids)
+            self.steps += int(result.generations[0].end.speculation["steps"])

@@ -212,7 +212,7 @@ class VerifyCore:
                 check_covered(opening.kv_handle, opening.token_ids)
             return self.handles.take(opening.kv_handle)
         except StaleHandle:
-            self._instruments.stale_handle(self._why_stale(opening.kv_handle))
+            self._instruments.stale_handles.labels(self._why_stale(opening.kv_handle)).inc()
             raise
 
     def _why_stale(self, handle: KvHandle) -> str:
@@ -226,7 +226,7 @@ class VerifyCore:
         if session is not None:
             dropped = session.propose(message.block, message.arrived)
             if dropped:
-                self._instruments.nodes_dropped(dropped)
+                self._instruments.nodes_dropped.inc(dropped)
 
     def _close(self, message: Close) -> None:
         session = self.sessions.pop(message.stream.id, None)
@@ -258,7 +258,7 @@ class VerifyCore:
 
     def _preempted(self, session: VerifySession) -> None:
         """Count a paused session, and end it if it will never fit again."""
-        self._instruments.preempted()
+        self._instruments.preempted.inc()
         try:
             self._memory.check_fits(session.tree.committed_length)
         except OutOfPages as error:
@@ -296,7 +296,7 @@ class VerifyCore:
             record_forward(outcome, verdict, result.tokens)
         self._controller.observe(result)
         self._instruments.step(result.tokens, result.sessions, times.end - times.start)
-        self._instruments.idle(idle)
+        self._instruments.idle.inc(idle)
         self._count()
 
     def _settle(self, session: VerifySession) -> None:
@@ -319,7 +319,7 @@ class VerifyCore:
 
     def _count(self) -> None:
         pages = self.statistics
-        self._instruments.sessions(len(self.sessions))
+        self._instruments.sessions.set(len(self.sessions))
         waiting = [s for s in self.sessions.values() if s.kv is None and not s.finished]
-        self._instruments.queued(len(waiting))
-        self._instruments.pages(pages.total, pages.used, pages.cached)
+        self._instruments.queued.set(len(waiting))
+        self._instruments.pages.set(pages.total, pages.used, pages.cached)

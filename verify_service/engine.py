@@ -11,7 +11,7 @@ from outrider.engine.kv.pages import PoolStatistics
 from outrider.grammar.matcher import Matcher
 from outrider.protocol.errors import OutriderError
 from outrider.protocol.messages import KvHandle, OpenVerify, TokenBlock
-from outrider.rpc.engine_shell import MAX_REPLIES, EngineShell
+from outrider.rpc.engine_shell import MAX_REPLIES, MAX_UNREAD, EngineShell
 from outrider.rpc.queues import Deliver
 from verify_service.admission import Places
 from verify_service.core import VerifyCore
@@ -40,12 +40,12 @@ class VerifyEngine(EngineShell[VerifyCore, Message]):
         make_core: Callable[[Deliver], VerifyCore],
         *,
         max_sessions: int,
-        max_pending_verdicts: int,
+        max_unread: int = MAX_UNREAD,
         on_failure: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         max_messages = max_sessions * MAX_PENDING_BLOCKS + MAX_REPLIES
-        super().__init__(make_core, max_messages, max_pending_verdicts, on_failure, clock)
+        super().__init__(make_core, max_messages, max_unread, on_failure, clock)
         self._places = Places(max_sessions)
         self._transfers = itertools.count(1)
 

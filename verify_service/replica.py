@@ -194,7 +194,6 @@ def make_engine(
             settle=target.runner.settle,
         ),
         max_sessions=config.max_sessions,
-        max_pending_verdicts=config.max_pending_verdicts,
         on_failure=end_process,
     )
 
@@ -202,10 +201,8 @@ def make_engine(
 def _limits(config: VerifyConfig, loaded: LoadedModel) -> VerifyLimits:
     return VerifyLimits(
         max_nodes=config.max_nodes,
-        max_tree_nodes=config.max_tree_nodes,
         context_length=loaded.context_length,
         vocabulary_size=loaded.vocabulary_size,
         eos_token_ids=frozenset(loaded.eos_token_ids),
-        max_patience=config.max_patience_ms / 1000.0,
         hidden_size=loaded.hidden_size,
     )

@@ -14,6 +14,7 @@ from itertools import islice
 
 from outrider.engine.kv.pages import SequenceKv
 from outrider.grammar.matcher import Matcher
+from outrider.protocol.allowance import MAX_TREE_NODES
 from outrider.protocol.messages import FinishReason, OpenVerify, TokenBlock, VerifyPolicy
 from outrider.rpc.queues import Outbox
 from outrider.sampling.chooser import SamplingRow
@@ -39,14 +40,14 @@ class VerifyLimits:
     """Bounds that the replica sets for every session."""
 
     max_nodes: int
-    max_tree_nodes: int
     context_length: int
     vocabulary_size: int
     eos_token_ids: frozenset[int]
-    max_patience: float
-    """Seconds."""
+    max_patience: float = 0.05
+    """Longest wait for candidates when waiting pays, in seconds."""
     hidden_size: int = 1
     """Width of the target's layers."""
+    max_tree_nodes: int = MAX_TREE_NODES
 
 
 @dataclass(frozen=True, slots=True)

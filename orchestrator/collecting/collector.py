@@ -10,11 +10,12 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 
+from prometheus_client import Counter
+
 from orchestrator.collecting.files import RotatedFiles
 from orchestrator.request.resolver import ResolvedRequest
 from outrider.collected import Collected
 from outrider.config import OrchestratorConfig
-from outrider.telemetry.collection_instruments import CollectionInstruments, CollectionOutcome
 from outrider.telemetry.logs import get_logger
 
 logger = get_logger(__name__)
@@ -29,13 +30,13 @@ class Collector:
         self,
         files: RotatedFiles,
         share: float,
-        instruments: CollectionInstruments,
+        collected: Counter,
         draw: Callable[[], float] = random.random,
     ) -> None:
-        """`draw` gives numbers in [0, 1)."""
+        """`collected` counts by outcome; `draw` gives numbers in [0, 1)."""
         self._files = files
         self._share = share
-        self._instruments = instruments
+        self._collected = collected
         self._draw = draw
         self._waiting: queue.Queue[Collected | None] = queue.Queue(MAX_WAITING)
         self._complained = False
@@ -43,7 +44,7 @@ class Collector:
         self._writer.start()
 
     @classmethod
-    def configure(cls, config: OrchestratorConfig, instruments: CollectionInstruments) -> Collector | None:
+    def configure(cls, config: OrchestratorConfig, collected: Counter) -> Collector | None:
         """The one that the settings ask for; None by default.
 
         Raises:
@@ -52,7 +53,7 @@ class Collector:
         if not config.collect:
             return None
         files = RotatedFiles(config.collect, config.collect_max_mb << 20)
-        return cls(files, config.collect_share, instruments)
+        return cls(files, config.collect_share, collected)
 
     def offer(self, request: ResolvedRequest, tokens: Sequence[int]) -> None:
         """A continuation has ended: `tokens` are its prompt and what was served. Never waits."""
@@ -63,7 +64,7 @@ class Collector:
         try:
             self._waiting.put_nowait(kept)
         except queue.Full:
-            self._instruments.count(CollectionOutcome.DROPPED)
+            self._collected.labels("dropped").inc()
 
     def close(self, seconds: float = 2.0) -> None:
         """Write what waits, for so long at most, and end the thread."""
@@ -75,16 +76,17 @@ class Collector:
 
     def _write_all(self) -> None:
         while (kept := self._waiting.get()) is not None:
-            self._instruments.count(self._write(kept))
+            self._collected.labels(self._write(kept)).inc()
         self._files.close()
 
-    def _write(self, kept: Collected) -> CollectionOutcome:
+    def _write(self, kept: Collected) -> str:
+        """The outcome."""
         try:
             self._files.write(kept.line())
         except OSError as error:
             if not self._complained:
                 logger.warning("collected tokens cannot be written; requests go on", error=error.strerror)
             self._complained = True
-            return CollectionOutcome.FAILED
+            return "failed"
         self._complained = False
-        return CollectionOutcome.WRITTEN
+        return "written"

@@ -19,6 +19,7 @@ from orchestrator.gateway.errors import Kind, Problem
 from orchestrator.gateway.instruments import GatewayInstruments
 from orchestrator.gateway.page import endpoint as steps
 from orchestrator.gateway.page.files import page_files
+from orchestrator.gateway.requests import HttpRequest, chat_from, completions_from
 from orchestrator.gateway.sending import Receive, Scope, Send, send_bytes, send_json, send_problem
 from orchestrator.gateway.tokens import Converting
 from orchestrator.request.auth import BearerTokens, digest_of
@@ -90,7 +91,7 @@ class Gateway:
 
     def _enter(self, change: int) -> None:
         self.running += change
-        self._instruments.running(change)
+        self._instruments.running.inc(change)
 
     async def _answer(
         self, scope: Scope, receive: Receive, answer: _Answer, headers: dict[bytes, bytes]
@@ -124,14 +125,14 @@ class Gateway:
             )
 
     def _routes(self, client: AsyncClient, bodies: Bodies, seconds: float) -> list[Route]:
-        def generating(chat: bool) -> Any:
-            return Generating(client, bodies, self._instruments, seconds, chat, self._calls)
+        def generating(asked_from: Callable[[Any], HttpRequest]) -> Any:
+            return Generating(client, bodies, self._instruments, seconds, asked_from, self._calls)
 
         models: Any = Models(client)
         converting = Converting(client, bodies, self._instruments, seconds)
         return [
-            _route("/v1/completions", generating(False), "POST"),
-            _route("/v1/chat/completions", generating(True), "POST"),
+            _route("/v1/completions", generating(completions_from), "POST"),
+            _route("/v1/chat/completions", generating(chat_from), "POST"),
             _route("/v1/models", models, "GET"),
             _route("/v1/models/{model:path}", models, "GET"),
             _route("/tokenize", converting.tokenize, "POST"),
@@ -146,7 +147,7 @@ class Gateway:
         """The page's files, which need no token, and the events that it reads."""
         if not self._page:
             return []
-        stream = steps.Steps(client, bodies, self._instruments, seconds)
+        stream = steps.Steps(client, bodies, self._instruments, seconds, steps.steps_from)
         found = [_route(path, file, "GET") for path, file in self._page.items()]
         return [*found, _route(steps.PATH, stream, "POST")]
 

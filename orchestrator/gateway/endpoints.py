@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import partial
 from typing import Any
@@ -13,20 +13,9 @@ from orchestrator.gateway.calls.formats import CallFormat
 from orchestrator.gateway.continuing import HEADER, StreamProgress, continued, told_ids
 from orchestrator.gateway.figures import metrics_of
 from orchestrator.gateway.instruments import GatewayInstruments
-from orchestrator.gateway.requests import HttpRequest, chat_from, completions_from, in_call_format
+from orchestrator.gateway.requests import HttpRequest, in_call_format
 from orchestrator.gateway.responses import Answer
-from orchestrator.gateway.sending import (
-    DONE,
-    Receive,
-    Scope,
-    Send,
-    begin_stream,
-    body_part,
-    problem_from,
-    send_json,
-    send_part,
-    server_sent,
-)
+from orchestrator.gateway.sending import Receive, Scope, Send, send_json, send_stream, server_sent
 from orchestrator.gateway.streams import merged, while_connected
 from outrider.client import AsyncClient, Chunk, Complete, Event, Model
 from outrider.client.results import Collected
@@ -34,7 +23,10 @@ from outrider.protocol.errors import InvalidRequest, UnknownModel
 
 
 class Generating:
-    """`/v1/completions` or `/v1/chat/completions`: one request to its end, or until its caller goes."""
+    """`/v1/completions` or `/v1/chat/completions`: one request to its end, or until its caller goes.
+
+    `asked_from` makes the request of a body.
+    """
 
     def __init__(
         self,
@@ -42,14 +34,14 @@ class Generating:
         bodies: Bodies,
         instruments: GatewayInstruments,
         seconds: float,
-        chat: bool,
+        asked_from: Callable[[Any], HttpRequest],
         calls: CallFormat | None = None,
     ) -> None:
         self._client = client
         self._bodies = bodies
         self._instruments = instruments
         self._seconds = seconds
-        self._asked_from = chat_from if chat else completions_from
+        self._asked_from = asked_from
         self._calls = calls
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,11 +53,10 @@ class Generating:
         answer = Answer.to(asked, scope["state"]["request_id"], int(time.time()), self._calls)
         events = self._events(asked, scope["state"])
         if asked.stream:
-            work = self._stream(answer, events, send, progress, scope["state"]["figures"])
+            work = send_stream(send, _parts(answer, events, progress, scope["state"]["figures"]))
         else:
             work = self._whole(answer, events, send, scope["state"])
-        if not await while_connected(receive, work):
-            self._instruments.aborted()
+        await while_connected(receive, work, self._instruments.aborted)
 
     async def _whole(
         self, answer: Answer, events: AsyncGenerator[Event, None], send: Send, state: dict[str, Any]
@@ -94,36 +85,6 @@ class Generating:
             texts.append(str(told))
         return texts
 
-    async def _stream(
-        self,
-        answer: Answer,
-        events: AsyncGenerator[Event, None],
-        send: Send,
-        progress: StreamProgress | None,
-        figures: bool,
-    ) -> None:
-        """The status is sent with the first event: what is refused before it has a status of its own."""
-        begun, ends = False, list[Complete]()
-        async with aclosing(events):
-            try:
-                async for event in events:
-                    ends += [event] if isinstance(event, Complete) else []
-                    left = event if progress is None else progress.left(event)
-                    part = answer.part(event, left)
-                    if not begun:
-                        await begin_stream(send)
-                        begun = True
-                    if part is not None:
-                        await send_part(send, part, progress)
-            except Exception as error:
-                if not begun:
-                    raise
-                await send(body_part(server_sent(problem_from(error).body()), last=True))
-                return
-        if answer.asked.include_usage:
-            await send_part(send, answer.usage_part() | _metrics(figures, ends))
-        await send(body_part(DONE, last=True))
-
     async def _events(self, asked: HttpRequest, state: dict[str, Any]) -> AsyncGenerator[Event, None]:
         """All events of a request, counted."""
         opened, first = time.monotonic(), True
@@ -132,7 +93,7 @@ class Generating:
             async with aclosing(merged(streams, asked.per_prompt)) as events:
                 async for event in events:
                     if first and isinstance(event, Chunk) and event.token_ids:
-                        self._instruments.first_text(time.monotonic() - opened)
+                        self._instruments.first_text.observe(time.monotonic() - opened)
                         first = False
                     if isinstance(event, Complete):
                         tokens = event.usage.completion_tokens
@@ -172,6 +133,20 @@ class Models:
             "owned_by": "outrider",
             "max_model_len": model.context_length,
         }
+
+
+async def _parts(
+    answer: Answer, events: AsyncGenerator[Event, None], progress: StreamProgress | None, figures: bool
+) -> AsyncGenerator[bytes, None]:
+    """What a stream says of each event, which may be nothing, and at its end."""
+    ends = list[Complete]()
+    async with aclosing(events):
+        async for event in events:
+            ends += [event] if isinstance(event, Complete) else []
+            part = answer.part(event, event if progress is None else progress.left(event))
+            yield b"" if part is None else server_sent(part, "" if progress is None else progress.id)
+    if answer.asked.include_usage:
+        yield server_sent(answer.usage_part() | _metrics(figures, ends))
 
 
 def _metrics(wanted: bool, ends: list[Complete]) -> dict[str, Any]:

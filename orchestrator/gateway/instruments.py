@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from prometheus_client import REGISTRY, CollectorRegistry, Counter
 
 from outrider.telemetry.file_instruments import FileInstruments
-from outrider.telemetry.metric_parts import Described, Maker
+from outrider.telemetry.metric_parts import Maker
 from outrider.telemetry.request_metrics import DURATION_BUCKETS, FIRST_TOKEN_BUCKETS
 
 GONE = 499
@@ -18,11 +18,13 @@ class GatewayInstruments:
     """Counts requests by endpoint and status."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        make = self._make = Maker("outrider_gateway", registry)
+        make = Maker("outrider_gateway", registry)
+        self.described = make.made
+        """All metrics of our own names."""
         self._finished = make.counter("requests", "Requests answered.", "endpoint", "status")
-        self._aborted = make.counter("requests_aborted", "Requests whose caller went before the end.")
-        self._running = make.gauge("requests_running", "Requests that run.")
-        self._first = make.histogram(
+        self.aborted = make.counter("requests_aborted", "Requests whose caller went before the end.")
+        self.running = make.gauge("requests_running", "Requests that run.")
+        self.first_text = make.histogram(
             "time_to_first_token_seconds",
             "Time from a body to its first text.",
             FIRST_TOKEN_BUCKETS,
@@ -39,27 +41,10 @@ class GatewayInstruments:
             )
         ]
 
-    @property
-    def described(self) -> list[Described]:
-        """All metrics of our own names."""
-        return self._make.made
-
-    def running(self, change: int) -> None:
-        """A request came (1) or ended (-1)."""
-        self._running.inc(change)
-
     def finished(self, endpoint: str, status: int, seconds: float) -> None:
         """A request has ended; 0 is the status of an answer that had not begun when its caller went."""
         self._finished.labels(endpoint, str(status or GONE)).inc()
         self._seconds.observe(seconds)
-
-    def aborted(self) -> None:
-        """A caller went before the end of its answer."""
-        self._aborted.inc()
-
-    def first_text(self, seconds: float) -> None:
-        """The first text of a request came so long after its body."""
-        self._first.observe(seconds)
 
     def completed(self, model: str, tokens: int, speculation: Mapping[str, float]) -> None:
         """A continuation ended."""

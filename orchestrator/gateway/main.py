@@ -35,6 +35,8 @@ WATCH_SECONDS = 2.0
 KEEP_ALIVE_SECONDS = 75
 """A connection without a request is closed after it."""
 BACKLOG = 2048
+MAX_CONNECTIONS = 2048
+"""Open connections and running requests, each; beyond that the answer is 503."""
 
 
 async def run(config: GatewayConfig) -> None:
@@ -134,7 +136,7 @@ def _server(config: GatewayConfig, gateway: Gateway, context: ssl.SSLContext | N
         tls = {"ssl_certfile": config.tls_cert, "ssl_keyfile": config.tls_key}
         tls["ssl_context_factory"] = lambda _config, _default: context
     limits = {"backlog": BACKLOG, "timeout_keep_alive": KEEP_ALIVE_SECONDS}
-    return Server(server_config(gateway, config.max_connections, config.grace_seconds, **limits, **tls))
+    return Server(server_config(gateway, MAX_CONNECTIONS, config.grace_seconds, **limits, **tls))
 
 
 def _tls_context(config: GatewayConfig) -> ssl.SSLContext:

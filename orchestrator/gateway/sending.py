@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing
 from typing import Any
 
-from orchestrator.gateway.continuing import StreamProgress
 from orchestrator.gateway.errors import UNEXPECTED, Problem, problem_of
 from outrider.protocol.errors import InternalError, OutriderError
 from outrider.telemetry.logs import get_logger
@@ -63,8 +63,29 @@ def problem_from(error: Exception) -> Problem:
     return problem_of(InternalError(UNEXPECTED))
 
 
-async def begin_stream(send: Send) -> None:
-    """The head of an answer of server-sent events."""
+async def send_stream(send: Send, parts: AsyncGenerator[bytes, None]) -> None:
+    """An answer of server-sent events, as they come.
+
+    The status is sent with the first one, even an empty one: what is refused before has a status of its own.
+    """
+    begun = False
+    async with aclosing(parts):
+        try:
+            async for part in parts:
+                if not begun:
+                    await _begin_stream(send)
+                    begun = True
+                if part:
+                    await send(body_part(part))
+        except Exception as error:
+            if not begun:
+                raise
+            await send(body_part(server_sent(problem_from(error).body()), last=True))
+            return
+    await send(body_part(DONE, last=True))
+
+
+async def _begin_stream(send: Send) -> None:
     headers = [
         (b"content-type", EVENTS),
         (b"cache-control", b"no-cache"),
@@ -73,15 +94,9 @@ async def begin_stream(send: Send) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": headers})
 
 
-async def send_part(send: Send, part: dict[str, Any], progress: StreamProgress | None = None) -> None:
-    """One event of a stream, with its id where it has one."""
-    id_line = b"" if progress is None else f"id: {progress.id}\n".encode()
-    await send(body_part(id_line + server_sent(part)))
-
-
-def server_sent(value: Any) -> bytes:
-    """An event with a value as JSON."""
-    return b"data: " + dumped(value) + b"\n\n"
+def server_sent(value: Any, id: str = "") -> bytes:
+    """An event with a value as JSON, and its id if it has one."""
+    return (f"id: {id}\n".encode() if id else b"") + b"data: " + dumped(value) + b"\n\n"
 
 
 def body_part(data: bytes, last: bool = False) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
+from prometheus_client import Counter
+
 from outrider.client import Event
 
 WAITING_EVENTS = 64
@@ -45,8 +47,10 @@ async def merged(streams: Sequence[Open], per_stream: int) -> AsyncGenerator[Eve
         await asyncio.wait(tasks)
 
 
-async def while_connected(receive: Callable[[], Awaitable[Any]], work: Coroutine[Any, Any, None]) -> bool:
-    """Do the work; cancel it when the caller closes the connection. Whether it was done.
+async def while_connected(
+    receive: Callable[[], Awaitable[Any]], work: Coroutine[Any, Any, None], aborted: Counter
+) -> None:
+    """Do the work; when the caller closes the connection, cancel it and count that.
 
     Raises:
         Exception: what the work raises.
@@ -55,10 +59,10 @@ async def while_connected(receive: Callable[[], Awaitable[Any]], work: Coroutine
     gone = asyncio.ensure_future(_disconnected(receive))
     try:
         await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            return False
-        working.result()
-        return True
+        if working.done():
+            working.result()
+        else:
+            aborted.inc()
     finally:
         for task in (working, gone):
             task.cancel()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.gateway.bodies import Bodies
@@ -17,25 +16,8 @@ from outrider.client import AsyncClient, Message
 FOR_MESSAGES = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToTokenize:
-    """The body of `/tokenize`."""
-
-    prompt: str | tuple[Message, ...]
-    options: dict[str, Any]
-    """Options of the client's `tokenize`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToDetokenize:
-    """The body of `/detokenize`."""
-
-    tokens: tuple[int, ...]
-    model: str
-
-
-def tokenize_from(body: Any) -> ToTokenize:
-    """What the body of `/tokenize` asks for.
+def tokenize_from(body: Any) -> tuple[str | tuple[Message, ...], dict[str, Any]]:
+    """What the body of `/tokenize` asks for: the prompt, and options of the client's `tokenize`.
 
     Raises:
         Problem: a field is wrong or not supported; it is named.
@@ -50,11 +32,11 @@ def tokenize_from(body: Any) -> ToTokenize:
         if name in fields.options or name in fields.own:
             raise wrong(name, "is for messages; leave it out")
     options = {**fields.options, **chat_options(fields.own)}
-    return ToTokenize(prompt=messages_of(messages) if prompt is None else prompt, options=options)
+    return messages_of(messages) if prompt is None else prompt, options
 
 
-def detokenize_from(body: Any) -> ToDetokenize:
-    """What the body of `/detokenize` asks for.
+def detokenize_from(body: Any) -> tuple[tuple[int, ...], str]:
+    """What the body of `/detokenize` asks for: token ids, and the model's name.
 
     Raises:
         Problem: a field is wrong or not supported; it is named.
@@ -62,7 +44,7 @@ def detokenize_from(body: Any) -> ToDetokenize:
     fields = sort_fields(body, DETOKENIZE)
     if "tokens" not in fields.own:
         raise wrong("tokens", "is missing")
-    return ToDetokenize(tokens=fields.own["tokens"], model=fields.options.get("model", ""))
+    return fields.own["tokens"], fields.options.get("model", "")
 
 
 class Converting:
@@ -78,10 +60,10 @@ class Converting:
 
     async def tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
         """`/tokenize`."""
-        asked = await self._bodies.read(dict(scope["headers"]), receive, tokenize_from)
+        prompt, options = await self._bodies.read(dict(scope["headers"]), receive, tokenize_from)
 
         async def work() -> None:
-            found = await self._client.tokenize(asked.prompt, **self._call(scope), **asked.options)
+            found = await self._client.tokenize(prompt, **self._call(scope), **options)
             answer = {
                 "count": found.count,
                 "max_model_len": found.context_length,
@@ -90,21 +72,19 @@ class Converting:
             }
             await send_json(send, 200, answer)
 
-        if not await while_connected(receive, work()):
-            self._instruments.aborted()
+        await while_connected(receive, work(), self._instruments.aborted)
 
     async def detokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
         """`/detokenize`; special tokens are part of the text."""
-        asked = await self._bodies.read(dict(scope["headers"]), receive, detokenize_from)
+        tokens, model = await self._bodies.read(dict(scope["headers"]), receive, detokenize_from)
 
         async def work() -> None:
             text = await self._client.detokenize(
-                asked.tokens, model=asked.model, keep_special_tokens=True, **self._call(scope)
+                tokens, model=model, keep_special_tokens=True, **self._call(scope)
             )
             await send_json(send, 200, {"prompt": text})
 
-        if not await while_connected(receive, work()):
-            self._instruments.aborted()
+        await while_connected(receive, work(), self._instruments.aborted)
 
     def _call(self, scope: Scope) -> dict[str, Any]:
         return {"timeout": self._seconds, "token": scope["state"]["token"]}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from outrider.telemetry.draft_pool_instruments import DraftPoolInstruments
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Totals:
     """Sums since the start; seconds, but for the two counts."""
 
@@ -40,22 +40,8 @@ class DraftLoad:
         self.waiting = 0
         """Those of them that have none open."""
         self._instruments = instruments
-        self._wanted_seconds = self._missing_seconds = self._idle_seconds = 0.0
-        self._lag_seconds = self._step_seconds = 0.0
-        self._lags = self._steps = 0
-
-    @property
-    def totals(self) -> Totals:
+        self.totals = Totals()
         """The sums so far."""
-        return Totals(
-            wanted_seconds=self._wanted_seconds,
-            missing_seconds=self._missing_seconds,
-            idle_seconds=self._idle_seconds,
-            lag_seconds=self._lag_seconds,
-            lags=self._lags,
-            step_seconds=self._step_seconds,
-            steps=self._steps,
-        )
 
     def want(self, change: int) -> None:
         """So many sessions more, or fewer, want a draft."""
@@ -73,20 +59,20 @@ class DraftLoad:
 
     def round(self, seconds: float, idle: float, missing: bool) -> None:
         """Time passed between two verdicts of a session that wants drafts."""
-        self._wanted_seconds += seconds
-        self._missing_seconds += seconds if missing else 0.0
-        self._idle_seconds += idle
+        self.totals.wanted_seconds += seconds
+        self.totals.missing_seconds += seconds if missing else 0.0
+        self.totals.idle_seconds += idle
         self._instruments.wanted_seconds.inc(seconds)
         self._instruments.missing_seconds.inc(seconds if missing else 0.0)
         self._instruments.idle_seconds.inc(idle)
 
     def step(self, seconds: float) -> None:
         """The target verified for a session that has a draft."""
-        self._step_seconds += seconds
-        self._steps += 1
+        self.totals.step_seconds += seconds
+        self.totals.steps += 1
 
     def answered(self, seconds: float) -> None:
         """A draft's first block that knows of a verdict came so long after it."""
-        self._lag_seconds += seconds
-        self._lags += 1
+        self.totals.lag_seconds += seconds
+        self.totals.lags += 1
         self._instruments.lag_seconds.observe(seconds)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from orchestrator.observing.draft_load import DraftLoad
 from orchestrator.observing.drift import DriftWatch, Reading
-from orchestrator.observing.load import TokenRate
+from orchestrator.observing.token_rate import TokenRate
 from orchestrator.request.resolver import ResolvedRequest
 from outrider.protocol.messages import TokenBlock, Verdict
 from outrider.telemetry.instruments import OrchestratorInstruments
@@ -85,7 +85,7 @@ class Observer:
 
     def lost(self, kind: str, endpoint: str = "") -> None:
         """A replica was given up; the session goes on."""
-        self._instruments.fallback(kind)
+        self._instruments.fallbacks.labels(kind).inc()
         if kind == "draft":
             self._leave_draft(endpoint)
 

@@ -11,6 +11,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -62,7 +63,7 @@ class ScalerServicer(externalscaler_pb2_grpc.ExternalScalerServicer):
             others=room.others,
             replicas=room.replicas,
             slots=room.slots,
-            totals=self._load.totals,
+            totals=replace(self._load.totals),
         )
         was_active, self._demand = self._active, self._scaler.observe(seen, self.clock())
         self._instruments.replicas_desired.set(self._demand.own_replicas)

@@ -110,7 +110,13 @@ class StepSpans:
 
     def prefill(self, start_ns: int, end_ns: int, tokens: int, cached: int) -> None:
         """The time from opening a verify session to its first verdict."""
-        record_prefill(self._traceparent, start_ns, end_ns, tokens, cached)
+        record_span(
+            "prefill",
+            parent=self._traceparent,
+            start_ns=start_ns,
+            end_ns=end_ns,
+            attributes={"outrider.prefill.tokens": tokens, "outrider.prefill.cached_tokens": cached},
+        )
 
     def step(self, step: StepRecord, drift: Reading | None) -> None:
         """A step has ended."""
@@ -129,12 +135,6 @@ class StepSpans:
             for step, drift in self._kept:
                 record_step(self._traceparent, step, drift)
         self._kept.clear()
-
-
-def record_prefill(traceparent: str, start_ns: int, end_ns: int, tokens: int, cached: int) -> None:
-    """The time from opening a verify session to its first verdict."""
-    attributes = {"outrider.prefill.tokens": tokens, "outrider.prefill.cached_tokens": cached}
-    record_span("prefill", parent=traceparent, start_ns=start_ns, end_ns=end_ns, attributes=attributes)
 
 
 def record_step(traceparent: str, step: StepRecord, drift: Reading | None = None) -> None:

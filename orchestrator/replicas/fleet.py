@@ -44,7 +44,7 @@ RESPONSE_BYTES = {
     "outrider.internal.v1.VerifyService/FetchKv": 16 << 20,
 }
 """Largest messages of replicas. A block of 1,024 nodes has 19 KiB, a verdict 300 bytes for each token with 20
-alternatives, a tokenizer tens of MiB, a KV page of a large model 8; `max_message_mb` bounds it too."""
+alternatives, a tokenizer tens of MiB, a KV page of a large model 8."""
 MOVES = 8
 """Sessions that leave a draining replica at once: each costs its new one a prefill, or a transfer."""
 RELAYS = 4
@@ -278,9 +278,9 @@ class Fleet:
                 moved = await relay(*channels, handle, tokens, self._config.recovery_seconds)
         except OutriderError as error:
             logger.info("keys and values not moved", owner=owner, to=to, error=str(error))
-            self._instruments.kv_move("recomputed")
+            self._instruments.kv_moves.labels("recomputed").inc()
             raise StaleHandle(f"kv_handle: not moved from {owner}: {error}") from None
-        self._instruments.kv_move("moved")
+        self._instruments.kv_moves.labels("moved").inc()
         return moved
 
     def _channel_of_owner(self, endpoint: str) -> grpc.aio.Channel:
@@ -444,14 +444,14 @@ class Fleet:
     def _report(self) -> None:
         for kind, pool in self.pools.items():
             for state in ReplicaState:
-                self._instruments.replicas(kind, state, pool.count(state, self._clock()))
+                self._instruments.replicas.labels(kind, state).set(pool.count(state, self._clock()))
         self._instruments.shadows.replicas(
             (replica.endpoint, replica.info.draft_name, Role.SHADOW if replica.info.shadow else Role.SERVING)
             for replica in self.pools["draft"]
             if replica.info is not None
         )
         self._instruments.draft_pool.slots.set(self.draft_capacity().slots)
-        self._instruments.kv_utilization(self._kv_utilization())
+        self._instruments.kv_utilization.set(self._kv_utilization())
 
     def _kv_utilization(self) -> float:
         usable = self.pools["verify"].usable(self._clock())
@@ -462,7 +462,6 @@ class Fleet:
     def _open_channel(self, endpoint: str, tls_name: str) -> grpc.aio.Channel:
         return open_channel(
             endpoint,
-            max_message_mb=self._config.max_message_mb,
             response_bytes=RESPONSE_BYTES,
             certificates=self.certificates,
             tls_name=tls_name,

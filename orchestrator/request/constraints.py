@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
 
 from orchestrator.request.resolver import IncomingRequest
 from orchestrator.text.constraint_check import ConstraintCheck
 from orchestrator.text.tokenizer import TextTokenizer
 from orchestrator.text.tokenizing import Tokenizing
-from outrider.protocol.errors import DeadlineExceeded
 from outrider.protocol.messages import ModelInfo
 
 MAX_REMEMBERED = 4096
@@ -18,23 +15,19 @@ MAX_REMEMBERED = 4096
 
 
 class Constraints:
-    """Asks a process of its own: no prompt waits behind a grammar. `clock` tells the deadlines."""
+    """Asks a process of its own: no prompt waits behind a grammar."""
 
-    def __init__(self, process: Tokenizing, clock: Callable[[], float]) -> None:
+    def __init__(self, process: Tokenizing) -> None:
         self._process = process
-        self._clock = clock
         self._sound: OrderedDict[bytes, None] = OrderedDict()
 
-    async def complete(
-        self, incoming: IncomingRequest, tokenizer: TextTokenizer, served: ModelInfo, deadline: float
-    ) -> bool:
+    async def complete(self, incoming: IncomingRequest, tokenizer: TextTokenizer, served: ModelInfo) -> bool:
         """Whether the resumed tokens of a request are all that its constraint allows.
 
         Raises:
             InvalidRequest: the constraint is wrong or too costly, or a resumed token does not follow it.
             Overloaded: too much waits already.
             Unavailable: the process ended twice, or cannot be started.
-            DeadlineExceeded: the deadline passed.
         """
         constraint, resumed = incoming.sampling.constraint, incoming.resume_token_ids
         if constraint is None:
@@ -44,7 +37,7 @@ class Constraints:
             self._sound.move_to_end(digest)
             return False
         check = ConstraintCheck(constraint, resumed, served.eos_token_ids)
-        complete = await self._until(deadline, check, tokenizer, served.context_length)
+        complete = await self._process.checked(check, tokenizer, served.context_length)
         self._remember(digest)
         return complete
 
@@ -52,12 +45,3 @@ class Constraints:
         self._sound[digest] = None
         if len(self._sound) > MAX_REMEMBERED:
             self._sound.popitem(last=False)
-
-    async def _until(
-        self, deadline: float, check: ConstraintCheck, tokenizer: TextTokenizer, positions: int
-    ) -> bool:
-        try:
-            async with asyncio.timeout(deadline - self._clock()):
-                return await self._process.checked(check, tokenizer, positions)
-        except TimeoutError:
-            raise DeadlineExceeded("the deadline passed before the constraint was checked") from None

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 
 from orchestrator.request.labels import check_labels
 from orchestrator.request.ticket import Ticket
-from orchestrator.text.conversation import Conversation
 from orchestrator.text.jobs import ChatPrompt, Prompt, TextPrompt
 from orchestrator.text.tokenizer import TextTokenizer
 from outrider.protocol.errors import ContextTooLong, InvalidRequest, UnknownModel
@@ -27,18 +26,17 @@ MAX_SECONDS_PER_TOKEN = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncomingRequest:
-    """A GenerateRequest as it came; at most one of text, token_ids and chat is set."""
+    """A GenerateRequest as it came."""
 
     model: str = ""
-    text: str | None = None
-    token_ids: tuple[int, ...] | None = None
-    chat: Conversation | None = None
+    prompt: Prompt | tuple[int, ...] | None = None
+    """What has to be tokenized, or token ids; None: none came."""
     sampling: SamplingParams
     seed: int | None = None
     mode: Mode = Mode.AUTO
     max_nodes: int | None = None
     max_depth: int | None = None
-    prediction: str | tuple[int, ...] = ()
+    prediction: TextPrompt | tuple[int, ...] = ()
     seconds_per_token: float | None = None
     task: str = ""
     resume_token_ids: tuple[int, ...] = ()
@@ -50,20 +48,6 @@ class IncomingRequest:
     labels: Mapping[str, str] = field(default_factory=dict)
     truncate_prompt_tokens: int = 0
     do_not_collect: bool = False
-
-    @property
-    def prompt(self) -> Prompt | None:
-        """The prompt that has to be tokenized; None where token ids came, or no prompt."""
-        if self.text is not None:
-            return TextPrompt(self.text)
-        return None if self.chat is None else ChatPrompt(self.chat)
-
-    @property
-    def predicted_text(self) -> TextPrompt | None:
-        """The prediction where it has to be tokenized."""
-        if not isinstance(self.prediction, str):
-            return None
-        return TextPrompt(self.prediction, special_tokens=False, field="speculation.prediction")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,26 +145,29 @@ class Resolver:
         _check_ranges(incoming, self.max_priority)
         check_labels(incoming.labels)
         self._check_sampling(incoming.sampling)
-        if incoming.text is not None or incoming.chat is not None:
-            self._text_tokenizer("text" if incoming.chat is None else "chat")
+        if incoming.prompt is None:
+            raise InvalidRequest("prompt", "set one of text, token_ids and chat")
+        self._check_text("token_ids.ids", incoming.prompt)
         self._check_tokens("resume_token_ids", incoming.resume_token_ids)
-        if isinstance(incoming.prediction, str):
-            self._text_tokenizer("speculation.prediction")
-        else:
-            self._check_tokens("speculation.prediction.token_ids.ids", incoming.prediction)
+        self._check_text("speculation.prediction.token_ids.ids", incoming.prediction)
         _check_resume(incoming)
 
     def resolve(
-        self, incoming: IncomingRequest, request_id: str, tokens: tuple[int, ...] | None = None
+        self,
+        incoming: IncomingRequest,
+        request_id: str,
+        prompt: tuple[int, ...],
+        prediction: tuple[int, ...] = (),
     ) -> ResolvedRequest:
-        """The request to run. `tokens` are those of its text or chat, where it is tokenized already.
+        """The request to run, which `check` has passed; the tokens are those of its prompt and prediction.
 
         Raises:
             InvalidRequest: a field is wrong; `ContextTooLong` when the tokens do not fit the context.
-            UnknownModel: another model is served.
         """
-        self.check(incoming)
-        field, prompt = self._prompt(incoming, tokens)
+        chat = isinstance(incoming.prompt, ChatPrompt)
+        field = "token_ids.ids" if isinstance(incoming.prompt, tuple | None) else incoming.prompt.field
+        if not prompt:
+            raise InvalidRequest(field, "must give at least one token")
         prompt = prompt[-incoming.truncate_prompt_tokens :]  # all of it where that is 0
         return ResolvedRequest(
             request_id=request_id,
@@ -191,7 +178,7 @@ class Resolver:
             mode=incoming.mode,
             max_nodes=incoming.max_nodes or 0,
             max_depth=incoming.max_depth or 0,
-            prediction=self._predicted(incoming),
+            prediction=prediction,
             seconds_per_token=incoming.seconds_per_token or 0.0,
             task=incoming.task,
             priority=incoming.priority,
@@ -199,43 +186,17 @@ class Resolver:
             keep_session=incoming.keep_session,
             record_timeline=incoming.record_timeline,
             record_steps=incoming.record_steps,
-            chat=field == "chat.messages",
+            chat=chat,
             labels=incoming.labels,
             do_not_collect=incoming.do_not_collect,
         )
 
-    def _prompt(
-        self, incoming: IncomingRequest, tokens: tuple[int, ...] | None
-    ) -> tuple[str, tuple[int, ...]]:
-        """The field that the prompt came in, and its tokens."""
-        if incoming.token_ids is not None:
-            field, tokens = "token_ids.ids", incoming.token_ids
-            self._check_tokens(field, tokens)
-        elif incoming.text is not None:
-            field = "text"
-            tokens = self._text_tokenizer(field).encode(incoming.text) if tokens is None else tokens
-        elif incoming.chat is not None:
-            field = "chat.messages"
-            tokens = self._text_tokenizer("chat").encode_chat(incoming.chat) if tokens is None else tokens
-        else:
-            raise InvalidRequest("prompt", "set one of text, token_ids and chat")
-        if not tokens:
-            raise InvalidRequest(field, "must give at least one token")
-        if incoming.truncate_prompt_tokens and len(tokens) > self.served.context_length:
-            raise ContextTooLong(field, f"{len(tokens)} tokens do not fit the context, even to be truncated")
-        return field, tokens
-
-    def _predicted(self, incoming: IncomingRequest) -> tuple[int, ...]:
-        text = incoming.predicted_text
-        if text is not None:
-            return text.tokens(self._text_tokenizer(text.field))
-        assert not isinstance(incoming.prediction, str)
-        return incoming.prediction
-
-    def _text_tokenizer(self, field: str) -> TextTokenizer:
-        if self.tokenizer is None:
-            raise InvalidRequest(field, "the model came without a tokenizer; send token_ids")
-        return self.tokenizer
+    def _check_text(self, field: str, given: Prompt | tuple[int, ...]) -> None:
+        """What needs a tokenizer, or token ids of a field."""
+        if isinstance(given, tuple):
+            self._check_tokens(field, given)
+        elif self.tokenizer is None:
+            raise InvalidRequest(given.field, "the model came without a tokenizer; send token_ids")
 
     def _check_tokens(self, field: str, tokens: Collection[int]) -> None:
         check_vocabulary(field, tokens, self.served.vocabulary_size)

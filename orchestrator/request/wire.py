@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, cast
 
-from orchestrator.observing.load import Load
 from orchestrator.observing.steps import Step
 from orchestrator.observing.timeline import TimelineEvent
 from orchestrator.output import Chunk, Completion, Started
@@ -16,6 +14,7 @@ from orchestrator.request.resolver import IncomingRequest
 from orchestrator.text.jobs import ChatPrompt, Ids, Prompt, TextPrompt
 from outrider.protocol.errors import ContextTooLong, InvalidRequest, UnknownModel
 from outrider.protocol.messages import ModelInfo, TokenLogprob
+from outrider.protocol.same_names import fields_of
 from outrider.protocol.sampling_wire import sampling_from_pb
 from outrider.protocol.vocabulary import check_vocabulary
 from outrider.protocol.wire import logprob_to_pb, mode_from_pb
@@ -82,12 +81,10 @@ def incoming_from_pb(
     Raises:
         InvalidRequest: a sampling parameter is out of its range, or the mode is unknown.
     """
-    speculation, prompt = pb.speculation, pb.WhichOneof("prompt")
+    speculation = pb.speculation
     return IncomingRequest(
         model=pb.model,
-        text=pb.text if prompt == "text" else None,
-        token_ids=tuple(pb.token_ids.ids) if prompt == "token_ids" else None,
-        chat=conversation_from_pb(pb.chat) if prompt == "chat" else None,
+        prompt=_prompt(pb),
         sampling=sampling_from_pb(pb.sampling, model_defaults),
         seed=_optional(pb.sampling, "seed"),
         mode=mode_from_pb(speculation.mode),
@@ -113,8 +110,21 @@ def _optional(pb: Any, name: str) -> Any:
     return getattr(pb, name) if pb.HasField(name) else None
 
 
-def _prediction(pb: generation_pb2.Prediction) -> str | tuple[int, ...]:
-    return pb.text if pb.WhichOneof("content") == "text" else tuple(pb.token_ids.ids)
+def _prompt(pb: generation_pb2.GenerateRequest) -> Prompt | tuple[int, ...] | None:
+    match pb.WhichOneof("prompt"):
+        case "text":
+            return TextPrompt(pb.text)
+        case "token_ids":
+            return tuple(pb.token_ids.ids)
+        case "chat":
+            return ChatPrompt(conversation_from_pb(pb.chat))
+    return None
+
+
+def _prediction(pb: generation_pb2.Prediction) -> TextPrompt | tuple[int, ...]:
+    if pb.WhichOneof("content") == "text":
+        return TextPrompt(pb.text, special_tokens=False, field="speculation.prediction")
+    return tuple(pb.token_ids.ids)
 
 
 def _labels(pb: generation_pb2.GenerateRequest) -> dict[str, str]:
@@ -186,11 +196,6 @@ def models_to_pb(served: ModelInfo, text: bool, chat: bool) -> generation_pb2.Li
     return generation_pb2.ListModelsResponse(models=[model])
 
 
-def load_to_pb(load: Load) -> generation_pb2.GetLoadResponse:
-    """The answer to `GetLoad`."""
-    return generation_pb2.GetLoadResponse(**asdict(load))
-
-
 def response_to_pb(
     item: Started | Chunk | Completion, spelling: Callable[[int], bytes] | None = None
 ) -> generation_pb2.GenerateResponse:
@@ -201,18 +206,7 @@ def response_to_pb(
         case Completion():
             return generation_pb2.GenerateResponse(complete=_complete(item))
         case Started():
-            return generation_pb2.GenerateResponse(started=_started(item))
-
-
-def _started(item: Started) -> generation_pb2.Started:
-    return generation_pb2.Started(
-        index=item.index,
-        request_id=item.request_id,
-        seed=item.seed,
-        model=item.model,
-        prompt_tokens=item.prompt_tokens,
-        cached_tokens=item.cached_tokens,
-    )
+            return generation_pb2.GenerateResponse(started=generation_pb2.Started(**fields_of(item)))
 
 
 def _chunk(item: Chunk, spelling: Callable[[int], bytes] | None) -> generation_pb2.Chunk:

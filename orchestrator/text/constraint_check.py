@@ -6,15 +6,13 @@ do that. It is compiled against single bytes, which are enough to tell and take 
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass
 
 from orchestrator.text.tokenizer import TextTokenizer
-from outrider.protocol.constraint import Constraint, ConstraintKind
+from outrider.protocol.constraint import Constraint
 from outrider.protocol.errors import InvalidRequest
 
-KIND = "constraint"
-"""Kind of the job, as plain data."""
+TOKEN_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +32,7 @@ class ConstraintCheck:
     @property
     def size(self) -> int:
         """Bytes that it counts."""
-        return self.constraint.size + array("I").itemsize * len(self.generated)
-
-    def plain(self) -> tuple[object, ...]:
-        """For `check_from`."""
-        generated, ends = array("I", self.generated).tobytes(), array("I", self.ends).tobytes()
-        return KIND, str(self.constraint.kind), list(self.constraint.texts), generated, ends
+        return self.constraint.size + TOKEN_BYTES * len(self.generated)
 
     def complete(self, tokenizer: TextTokenizer) -> bool:
         """Whether the generated tokens are a whole text that nothing can follow.
@@ -59,13 +52,3 @@ class ConstraintCheck:
         if problem := matcher.settle():
             raise InvalidRequest(self.field, problem)
         return matcher.complete
-
-
-def check_from(kind: str, texts: list[str], generated: bytes, ends: bytes) -> ConstraintCheck:
-    """The inverse of `plain`.
-
-    Raises:
-        ValueError, InvalidRequest: it is none.
-    """
-    constraint = Constraint(ConstraintKind(kind), tuple(texts))
-    return ConstraintCheck(constraint, tuple(array("I", generated)), tuple(array("I", ends)))

@@ -1,20 +1,16 @@
-"""A conversation as its caller sent it, as plain values that can travel to another process."""
+"""A conversation as its caller sent it. It travels to another process, so its many parts are tuples."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import NamedTuple
 
 ENTRY_BYTES = 64
 """What a message, part, call or tool counts besides its text: the template runs for each."""
 
-PlainConversation: TypeAlias = tuple[Any, ...]
-"""Values that `marshal` knows."""
 
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
+class ToolCall(NamedTuple):
     """A call that an assistant's message made; `arguments` are JSON text."""
 
     id: str
@@ -22,8 +18,7 @@ class ToolCall:
     arguments: str
 
 
-@dataclass(frozen=True, slots=True)
-class Tool:
+class Tool(NamedTuple):
     """A function that the model may call; `parameters` are a JSON schema as text, or empty."""
 
     name: str
@@ -31,8 +26,7 @@ class Tool:
     parameters: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ChatMessage:
+class ChatMessage(NamedTuple):
     """One message. `content` is a text, or parts of text."""
 
     role: str
@@ -78,12 +72,6 @@ class Conversation:
         calls = any(message.tool_calls for message in self.messages)
         return not (self.tools or self.template_kwargs or calls)
 
-    def plain(self) -> PlainConversation:
-        """For `conversation_from`."""
-        messages = [_plain_message(message) for message in self.messages]
-        tools = [(tool.name, tool.description, tool.parameters) for tool in self.tools]
-        return messages, tools, self.template_kwargs, self.generation_prompt, self.continue_final
-
     def _texts(self) -> Iterator[str]:
         """All that is written in it, but for roles, which are short."""
         yield self.template_kwargs
@@ -94,24 +82,3 @@ class Conversation:
             yield from (message.name, message.tool_call_id)
             for call in message.tool_calls:
                 yield from (call.id, call.name, call.arguments)
-
-
-def conversation_from(plain: PlainConversation) -> Conversation:
-    """The inverse of `Conversation.plain`."""
-    messages, tools, kwargs, generation_prompt, continue_final = plain
-    return Conversation(
-        messages=tuple(_message_from(*message) for message in messages),
-        tools=tuple(Tool(*tool) for tool in tools),
-        template_kwargs=kwargs,
-        generation_prompt=generation_prompt,
-        continue_final=continue_final,
-    )
-
-
-def _plain_message(message: ChatMessage) -> tuple[Any, ...]:
-    calls = [(call.id, call.name, call.arguments) for call in message.tool_calls]
-    return message.role, message.content, message.name, calls, message.tool_call_id
-
-
-def _message_from(role: str, content: Any, name: str, calls: list[Any], call_id: str) -> ChatMessage:
-    return ChatMessage(role, content, name, tuple(ToolCall(*call) for call in calls), call_id)

@@ -1,13 +1,12 @@
-"""The jobs of a tokenizer, which can be done here or, as plain data, in another process."""
+"""The jobs of a tokenizer, which can be done here or, pickled, in another process."""
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from orchestrator.text.constraint_check import KIND, ConstraintCheck, check_from
-from orchestrator.text.conversation import Conversation, conversation_from
+from orchestrator.text.constraint_check import ConstraintCheck
+from orchestrator.text.conversation import Conversation
 from orchestrator.text.tokenizer import TextTokenizer
 
 ID_BYTES = 4
@@ -15,9 +14,6 @@ OVER_BOUNDS = "takes more time or memory to tokenize than a prompt may; shorten 
 """What is said of a job that is the end of its process."""
 INLINE_BYTES = 4096
 """What is no larger is done on the event loop: about 2 ms, at most 5."""
-
-Plain: TypeAlias = tuple[Any, ...]
-"""A kind, and values that `marshal` knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +35,6 @@ class TextPrompt:
     def is_quick(self) -> bool:
         """Whether it may be done on the event loop."""
         return self.size <= INLINE_BYTES
-
-    def plain(self) -> Plain:
-        """For `job_from`."""
-        return "text", self.text, self.special_tokens
 
     def tokens(self, tokenizer: TextTokenizer, positions: int | None = None) -> tuple[int, ...]:
         """See `TextTokenizer.encode`."""
@@ -72,10 +64,6 @@ class ChatPrompt:
         """Whether it may be done on the event loop."""
         return self.chat.is_plain and self.size <= INLINE_BYTES
 
-    def plain(self) -> Plain:
-        """For `job_from`."""
-        return "chat", self.chat.plain(), self.special_tokens
-
     def tokens(self, tokenizer: TextTokenizer, positions: int | None = None) -> tuple[int, ...]:
         """See `TextTokenizer.encode_chat`."""
         return tokenizer.encode_chat(self.chat, positions, self.special_tokens)
@@ -104,34 +92,10 @@ class Ids:
         """Whether it may be done on the event loop."""
         return self.size <= INLINE_BYTES
 
-    def plain(self) -> Plain:
-        """For `job_from`."""
-        return "ids", array("I", self.ids).tobytes(), self.special_tokens
-
     def text(self, tokenizer: TextTokenizer) -> str:
         """See `TextTokenizer.decode`."""
         return tokenizer.decode(self.ids, self.special_tokens)
 
 
 Prompt: TypeAlias = TextPrompt | ChatPrompt
-
-
 Job: TypeAlias = Prompt | Ids | ConstraintCheck
-
-
-def job_from(plain: Plain) -> Job:
-    """The inverse of `plain`.
-
-    Raises:
-        ValueError: it is none.
-    """
-    match plain:
-        case ("text", str(text), bool(special)):
-            return TextPrompt(text, special)
-        case ("chat", tuple(chat), bool(special)):
-            return ChatPrompt(conversation_from(chat), special)
-        case ("ids", bytes(data), bool(special)):
-            return Ids(tuple(array("I", data)), special)
-        case (kind, str(name), list(texts), bytes(generated), bytes(ends)) if kind == KIND:
-            return check_from(name, texts, generated, ends)
-    raise ValueError("no job of a tokenizer")

@@ -7,8 +7,7 @@ without a tokenizer without them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from orchestrator.text.conversation import Conversation
 from orchestrator.text.spelling import Spellings
@@ -25,8 +24,7 @@ BYTES_PER_POSITION = 4
 """A text that may be far too long is first tokenized up to so many bytes per position of the context."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizerParts:
+class TokenizerParts(NamedTuple):
     """What a tokenizer is made of, here or in another process; the arguments of `TextTokenizer`."""
 
     tokenizer_json: bytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import marshal
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from orchestrator.text.jobs import Plain
+from orchestrator.text.jobs import Job
 from orchestrator.text.tokenizer import TextTokenizer
 from orchestrator.text.tokenizing_worker import LENGTH_BYTES, frame
 from outrider.protocol.errors import Unavailable
@@ -59,18 +60,16 @@ class TokenizerProcess:
             ours.close()
             raise Unavailable(f"no process to tokenize long prompts can be started: {error}") from error
         reader, writer = await asyncio.open_connection(sock=ours)
-        started, files = cls(process, reader, writer, tokenizer), tokenizer.files
-        started._send(
-            files.tokenizer_json, files.chat_template, files.special_tokens, files.bos_token_id, positions
-        )
+        started = cls(process, reader, writer, tokenizer)
+        started._send((tokenizer.files, positions))
         return started
 
-    async def ask(self, job: Plain) -> tuple[str, Any] | None:
+    async def ask(self, job: Job) -> tuple[str, Any] | None:
         """What `tokenizing_worker.answer` says of a job; None: the process has ended, or hangs.
 
         `leaving` then says whether it ends after this answer. One job at a time.
         """
-        self._send(*job)
+        self._send(job)
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 length = int.from_bytes(await self._reader.readexactly(LENGTH_BYTES), "little")
@@ -85,10 +84,10 @@ class TokenizerProcess:
         self._process.kill()
         return await asyncio.to_thread(self._process.wait)
 
-    def _send(self, *value: Any) -> None:
+    def _send(self, value: Any) -> None:
         """What cannot be written, because the process has ended, is not answered either; that says it."""
         with suppress(OSError, RuntimeError):  # the latter is uvloop's
-            self._writer.write(frame(value))
+            self._writer.write(frame(pickle.dumps(value)))
 
 
 def _spawn(channel: socket.socket) -> subprocess.Popen[bytes]:

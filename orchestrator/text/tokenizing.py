@@ -13,10 +13,10 @@ import signal
 from array import array
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from orchestrator.text.constraint_check import ConstraintCheck
-from orchestrator.text.jobs import Ids, Job, Plain, Prompt
+from orchestrator.text.jobs import Ids, Job, Prompt
 from orchestrator.text.tokenizer import TextTokenizer
 from orchestrator.text.tokenizer_process import TokenizerProcess
 from outrider.protocol.errors import (
@@ -30,6 +30,7 @@ from outrider.protocol.errors import (
 from outrider.telemetry.logs import get_logger
 
 logger = get_logger(__name__)
+_T = TypeVar("_T")
 MAX_WAITING = 256
 CONFUSED = "the process that tokenizes long prompts answered with something else"
 OVER_BOUNDS = (-signal.SIGPROF, -signal.SIGABRT, -signal.SIGSEGV)
@@ -47,11 +48,6 @@ class WaitingJob:
     positions: int
     done: asyncio.Future[Found]
 
-    @property
-    def named(self) -> str:
-        """The field of the request."""
-        return self.job.field
-
     def __lt__(self, other: WaitingJob) -> bool:
         return (self.size, self.number) < (other.size, other.number)
 
@@ -63,7 +59,7 @@ class Worker(Protocol):
     leaving: bool
     """True when the process ends after its last answer."""
 
-    async def ask(self, job: Plain) -> tuple[str, Any] | None:
+    async def ask(self, job: Job) -> tuple[str, Any] | None:
         """The answer, as `tokenizing_worker.answer` gives it; None: it has ended, or hangs."""
 
     async def end(self) -> int:
@@ -94,10 +90,7 @@ class Tokenizing:
             Overloaded: too much waits already.
             Unavailable: the process ended twice, or cannot be started.
         """
-        tokens = await self._done(prompt, tokenizer, positions)
-        if not isinstance(tokens, tuple):
-            raise Unavailable(CONFUSED)
-        return tokens
+        return await self._done(prompt, tokenizer, positions, tuple)
 
     async def text(self, ids: Ids, tokenizer: TextTokenizer, positions: int) -> str:
         """The text of token ids.
@@ -106,10 +99,7 @@ class Tokenizing:
             InvalidRequest: it takes too much time or memory.
             Overloaded, Unavailable: as above.
         """
-        text = await self._done(ids, tokenizer, positions)
-        if not isinstance(text, str):
-            raise Unavailable(CONFUSED)
-        return text
+        return await self._done(ids, tokenizer, positions, str)
 
     async def checked(self, check: ConstraintCheck, tokenizer: TextTokenizer, positions: int) -> bool:
         """Whether the text so far is all that a constraint allows.
@@ -118,12 +108,10 @@ class Tokenizing:
             InvalidRequest: the constraint is wrong or too costly, or a generated token does not follow it.
             Overloaded, Unavailable: as above.
         """
-        complete = await self._done(check, tokenizer, positions)
-        if not isinstance(complete, bool):
-            raise Unavailable(CONFUSED)
-        return complete
+        return await self._done(check, tokenizer, positions, bool)
 
-    async def _done(self, job: Job, tokenizer: TextTokenizer, positions: int) -> Found:
+    async def _done(self, job: Job, tokenizer: TextTokenizer, positions: int, kind: type[_T]) -> _T:
+        """What the process finds, which has to be of this kind."""
         size = job.size
         if self.waiting >= MAX_WAITING or (self._bytes and self._bytes + size > self._max_bytes):
             raise Overloaded(
@@ -134,10 +122,13 @@ class Tokenizing:
         self._number += 1
         done: asyncio.Future[Found] = asyncio.get_running_loop().create_future()
         try:
-            return await self._put(WaitingJob(size, self._number, job, tokenizer, positions, done))
+            found = await self._put(WaitingJob(size, self._number, job, tokenizer, positions, done))
         finally:
             self._bytes -= size
             self.waiting -= 1
+        if not isinstance(found, kind):
+            raise Unavailable(CONFUSED)
+        return found
 
     async def close(self) -> None:
         """End the process; whatever waits fails."""
@@ -176,7 +167,7 @@ class Tokenizing:
     async def _ask(self, waiting: WaitingJob) -> Found:
         for _ in range(2):
             worker = await self._worker_for(waiting)
-            answer = await worker.ask(waiting.job.plain())
+            answer = await worker.ask(waiting.job)
             status = None
             if answer is None or worker.leaving:
                 status = await self._end_worker()
@@ -184,7 +175,7 @@ class Tokenizing:
                 return _outcome(waiting, answer)
             logger.warning("the process that tokenizes long prompts has ended", status=status)
             if status in OVER_BOUNDS:
-                raise InvalidRequest(waiting.named, waiting.job.over_bounds)
+                raise InvalidRequest(waiting.job.field, waiting.job.over_bounds)
         raise Unavailable("the process that tokenizes long prompts ended twice; try again")
 
     async def _worker_for(self, waiting: WaitingJob) -> Worker:
@@ -220,7 +211,7 @@ def _outcome(waiting: WaitingJob, answer: tuple[str, Any]) -> Found:
             return complete
         case ("too_long", int(count)):
             said = f"{count} tokens or more do not fit the context of {waiting.positions}; shorten it"
-            raise ContextTooLong(waiting.named, said)
+            raise ContextTooLong(waiting.job.field, said)
         case (_, (str(named), str(problem))):
             raise InvalidRequest(named, problem)
     raise Unavailable(CONFUSED)

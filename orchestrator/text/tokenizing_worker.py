@@ -4,22 +4,23 @@ On its standard input come the tokenizer and then jobs, one at a time; each is a
 output. The end of the input ends it, so that it does not outlive the orchestrator. The kernel ends it when a
 prompt takes too much processor time, and bounds its memory.
 
-A frame is a length of eight bytes and a value of `marshal`: that knows plain data alone, runs no code, and
-copies a text of megabytes in a millisecond.
+A frame is a length of eight bytes and as many bytes. What comes is pickled. What goes back is a value of
+`marshal`, which knows plain data alone and runs no code, whatever a prompt has made of this process.
 """
 
 from __future__ import annotations
 
 import marshal
 import os
+import pickle
 import resource
 import signal
 import sys
 from array import array
 from typing import Any, BinaryIO
 
-from orchestrator.text.constraint_check import KIND, ConstraintCheck
-from orchestrator.text.jobs import Ids, Plain, job_from
+from orchestrator.text.constraint_check import ConstraintCheck
+from orchestrator.text.jobs import Ids, Job
 from orchestrator.text.tokenizer import TextTokenizer
 from outrider.protocol.errors import InvalidRequest
 
@@ -38,25 +39,23 @@ KEPT_BYTES = 128 << 20
 """A process that needed this much memory for a prompt ends after its answer, and gives it all back."""
 
 
-def frame(value: Any) -> bytes:
-    """A value of plain data as it travels."""
-    data = marshal.dumps(value)
+def frame(data: bytes) -> bytes:
+    """Bytes as they travel."""
     return len(data).to_bytes(LENGTH_BYTES, "little") + data
 
 
 def read_frame(file: BinaryIO) -> Any:
-    """The next value; None at the end."""
+    """The next pickled value; None at the end."""
     length = int.from_bytes(file.read(LENGTH_BYTES), "little")
-    return marshal.loads(file.read(length)) if length else None
+    return pickle.loads(file.read(length)) if length else None
 
 
-def answer(tokenizer: TextTokenizer, positions: int, plain: Plain) -> tuple[str, Any]:
+def answer(tokenizer: TextTokenizer, positions: int, job: Job) -> tuple[str, Any]:
     """What a job of `orchestrator.text.jobs` comes to.
 
     ("tokens", unsigned 32-bit numbers), ("too_long", how many there are at least), ("text", text),
     ("checked", whether the text is complete), or ("refused", (field, problem)).
     """
-    job = job_from(plain)
     if isinstance(job, Ids):
         return "text", job.text(tokenizer)
     try:
@@ -72,19 +71,19 @@ def answer(tokenizer: TextTokenizer, positions: int, plain: Plain) -> tuple[str,
 
 def serve(source: BinaryIO, sink: BinaryIO) -> None:
     """Answer until the input ends, or until so much memory was needed that it is better given back."""
-    *files, positions = read_frame(source)
+    files, positions = read_frame(source)
     tokenizer = TextTokenizer(*files)
     start = _peak_bytes()
     _bound_memory(BASE_BYTES + POSITION_BYTES * positions)
     _bound(resource.RLIMIT_STACK, STACK_BYTES)
     leaving = False
     while not leaving and (job := read_frame(source)) is not None:
-        base = CHECK_SECONDS if job[0] == KIND else BASE_SECONDS
+        base = CHECK_SECONDS if isinstance(job, ConstraintCheck) else BASE_SECONDS
         signal.setitimer(signal.ITIMER_PROF, base + POSITION_SECONDS * positions)
         result = answer(tokenizer, positions, job)
         signal.setitimer(signal.ITIMER_PROF, 0)
         leaving = _peak_bytes() - start > KEPT_BYTES
-        sink.write(frame((*result, leaving)))
+        sink.write(frame(marshal.dumps((*result, leaving))))
         sink.flush()
 
 

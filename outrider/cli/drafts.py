@@ -34,7 +34,7 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
                 help="refuse replicas that have other weights",
             )
         add_transport_flags(one.add_argument_group("connection"))
-        one.set_defaults(run=run, shadow=shadow)
+        one.set_defaults(shadow=shadow)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -7,17 +7,17 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from outrider.cli.request import request_of
-from outrider.cli.timeline.bars import Bar, from_trace, to_trace
+from outrider.cli.timeline.bars import from_trace, to_trace
 from outrider.cli.timeline.picture import to_html, to_svg
 from outrider.client.aio import AsyncClient
-from outrider.client.results import Chunk, Collected, Generation, TokenLogprob
+from outrider.client.results import Chunk, Collected, Generation, TimelineEvent, TokenLogprob
 from outrider.client.retries import Retries
 from outrider.client.survival import Broken, tokens_said
 from outrider.protocol.errors import InvalidRequest
@@ -33,11 +33,6 @@ class TimedGeneration:
 
     generation: Generation
     seconds: float
-
-    @property
-    def timeline(self) -> list[Bar]:
-        """The bars of its steps, when they were recorded."""
-        return [Bar(**asdict(event)) for event in self.generation.end.timeline]
 
 
 def generate(arguments: argparse.Namespace) -> int:
@@ -57,7 +52,7 @@ def generate(arguments: argparse.Namespace) -> int:
     if arguments.stats or (arguments.stats is None and sys.stderr.isatty()):
         print(f"[{summary(answer)}]", file=sys.stderr)
     if arguments.timeline:
-        _write(arguments.timeline, answer.timeline)
+        _write(arguments.timeline, answer.generation.end.timeline)
     return 0
 
 
@@ -69,11 +64,11 @@ def timeline(arguments: argparse.Namespace) -> int:
     """
     _check_picture("--output", arguments.output)
     if arguments.from_json:
-        bars = _read(arguments.from_json)
+        bars: Sequence[TimelineEvent] = _read(arguments.from_json)
     else:
         answer = asyncio.run(_ask(arguments, _discard, record_timeline=True))
         print(f"[{summary(answer)}]", file=sys.stderr)
-        bars = answer.timeline
+        bars = answer.generation.end.timeline
     _write(arguments.output, bars)
     return 0
 
@@ -179,14 +174,14 @@ def _check_picture(flag: str, path: str) -> None:
         raise InvalidRequest(flag, f"there is no folder {str(Path(path).parent)!r}")
 
 
-def _read(path: str) -> list[Bar]:
+def _read(path: str) -> Sequence[TimelineEvent]:
     try:
         return from_trace(json.loads(Path(path).read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         raise InvalidRequest("--from-json", f"cannot read {path!r} ({error})") from error
 
 
-def _write(path: str, bars: list[Bar]) -> None:
+def _write(path: str, bars: Sequence[TimelineEvent]) -> None:
     if not bars:
         raise InvalidRequest("timeline", "there are no steps to draw")
     suffix = Path(path).suffix

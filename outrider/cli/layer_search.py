@@ -7,14 +7,15 @@ again until the time is over or one layer is left.
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from outrider.cli import values
 from outrider.cli.bench.prompts import read_prompts
 from outrider.cli.prompt_ids import token_ids_of
+from outrider.cli.say import say
 
 if TYPE_CHECKING:
     from outrider.engine.loading.layer_agreement import LayerAgreement
@@ -75,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         nonlocal count
         count += 1
         left = max(end - time.monotonic(), 0.0)
-        _say(f"trial {count}: {len(skipped)} of {agreement.layers} layers left out, {left:.0f} s left")
+        say(f"trial {count}: {len(skipped)} of {agreement.layers} layers left out, {left:.0f} s left")
         return agreement.acceptance(skipped)
 
     print(HEADING)
@@ -100,13 +101,23 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Which model, on what, for how long."""
     parser.add_argument("--target", required=True, metavar="DIR", help="folder or hub id of the model")
     parser.add_argument("--prompts", required=True, metavar="FILE", help="JSON list or .jsonl of prompts")
-    parser.add_argument("--max-prompts", type=int, default=16, metavar="N", help="the first so many (16)")
-    parser.add_argument("--tokens", type=int, default=64, metavar="N", help="new tokens after each (64)")
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help="of the traffic (0)")
-    parser.add_argument("--seconds", type=float, default=600.0, metavar="S", help="longest search (600)")
+    parser.add_argument(
+        "--max-prompts", type=values.count, default=16, metavar="N", help="the first so many (16)"
+    )
+    parser.add_argument(
+        "--tokens", type=values.count, default=64, metavar="N", help="new tokens after each (64)"
+    )
+    parser.add_argument(
+        "--temperature", type=values.not_negative, default=0.0, metavar="X", help="of the traffic (0)"
+    )
+    parser.add_argument(
+        "--seconds", type=values.seconds, default=600.0, metavar="S", help="longest search (600)"
+    )
     parser.add_argument("--dtype", default="auto", help="arithmetic: auto, float32 or bfloat16")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="torch threads on the CPU (1)")
+    parser.add_argument(
+        "--threads", type=values.count, default=1, metavar="N", help="torch threads on the CPU (1)"
+    )
 
 
 def _agreement(arguments: argparse.Namespace) -> LayerAgreement:
@@ -115,7 +126,7 @@ def _agreement(arguments: argparse.Namespace) -> LayerAgreement:
     from outrider.engine.loading.loader import load_network
 
     ids = token_ids_of(prompts, arguments.target)
-    _say(f"the target writes {arguments.tokens} tokens after each of {len(ids)} prompts")
+    say(f"the target writes {arguments.tokens} tokens after each of {len(ids)} prompts")
     network = load_network(
         arguments.target, dtype=arguments.dtype, device=arguments.device, threads=arguments.threads
     )
@@ -133,7 +144,3 @@ def _acceptance(trial: Trial) -> float:
 
 def _speed_up(trial: Trial) -> float:
     return trial.speed_up
-
-
-def _say(sentence: str) -> None:
-    print(f"outrider: {sentence}", file=sys.stderr, flush=True)

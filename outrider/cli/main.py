@@ -6,17 +6,19 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 # gRPC's core writes its own lines to standard error unless told otherwise before it is imported.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from outrider import __version__
-from outrider.cli import commands
+from outrider.cli.commands import COMMANDS
 from outrider.cli.mistakes import in_flags, unknown_arguments
 from outrider.protocol.errors import ConfigError, InvalidRequest, OutriderError, Unauthenticated, UnknownModel
 
 ASKED_WRONGLY = (ConfigError, InvalidRequest, UnknownModel, Unauthenticated)
 """What another try with the same arguments cannot mend."""
+OURS = ("outrider", "orchestrator", "draft_service", "verify_service", "simulator")
 DESCRIPTION = """\
 Serve a large language model faster than it can run by itself: a small draft model proposes tokens on
 its own processor, the target model verifies them on another, and the output is exactly the target's.
@@ -43,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"outrider: {unknown_arguments(parser, given, unknown)}", file=sys.stderr)
         return 2
     try:
-        status: int = parsed.run(parsed)
+        return _run(parsed)
     except OutriderError as error:
         print(f"outrider: {in_flags(error)}", file=sys.stderr)
         return 2 if isinstance(error, ASKED_WRONGLY) else 1
@@ -52,6 +54,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has gone, as in `outrider generate ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    """Import what the command needs, and run it."""
+    module, _, name = arguments.run.partition(":")
+    try:
+        status: int = getattr(import_module(module), name)(arguments)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if not arguments.extra or package in OURS:
+            raise
+        raise ConfigError(f"this needs {package}; pip install 'outrider[{arguments.extra}]'") from error
     return status
 
 
@@ -64,18 +78,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"outrider {__version__}")
     subcommands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    commands.add_up(subcommands)
-    commands.add_serve(subcommands)
-    commands.add_generate(subcommands)
-    commands.add_timeline(subcommands)
-    commands.add_bench(subcommands)
-    commands.add_top(subcommands)
-    commands.add_plan(subcommands)
-    commands.add_layers(subcommands)
-    commands.add_distill(subcommands)
-    commands.add_drafts(subcommands)
-    commands.add_advise(subcommands)
-    commands.add_version(subcommands)
+    for command in COMMANDS:
+        command.add_to(subcommands)
     return parser
 
 

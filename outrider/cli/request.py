@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from outrider.cli import values
 from outrider.protocol.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def add_endpoint_flag(group: argparse._ArgumentGroup) -> None:
 
 def add_transport_flags(group: argparse._ArgumentGroup) -> None:
     """How long to wait for an answer, and TLS."""
-    group.add_argument("--timeout", type=seconds, default=600.0, metavar="SECONDS", help="default 600")
+    group.add_argument("--timeout", type=values.seconds, default=600.0, metavar="SECONDS", help="default 600")
     group.add_argument(
         "--tls-ca", default="", metavar="FILE", help="PEM authorities, or system; turns TLS on"
     )
@@ -210,17 +210,6 @@ def _endpoint(text: str) -> str:
     if not re.fullmatch(r".+:\d+", text) and not text.startswith("unix:"):
         raise argparse.ArgumentTypeError(f"must be HOST:PORT, not {text!r}")
     return text
-
-
-def seconds(text: str) -> float:
-    """A time above 0."""
-    try:
-        found = float(text)
-    except ValueError:
-        found = 0.0
-    if not 0.0 < found < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, not {text!r}")
-    return found
 
 
 def _flag(name: str) -> str:

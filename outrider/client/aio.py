@@ -10,7 +10,7 @@ from typing import Any, Unpack
 import grpc
 
 from outrider.client import wire
-from outrider.client.connection import Call, Connection, RunningRequest
+from outrider.client.connection import Connection, RunningRequest
 from outrider.client.conversation import Conversation
 from outrider.client.event_wire import event_from_pb
 from outrider.client.request import Options, Prompt, Request, TokenizeOptions
@@ -77,7 +77,7 @@ class AsyncClient(Connection):
         When the connection or the orchestrator is lost, they go on with the same tokens. Closing the
         generator cancels the request.
         """
-        run = self._run(prompt, options, Call(timeout, token, request_id, traceparent))
+        run = self._run(prompt, options, self._called(timeout, token, request_id, traceparent))
         while (message := run.next_call()) is not None:
             pause = 0.0
             try:
@@ -115,27 +115,26 @@ class AsyncClient(Connection):
     ) -> str:
         """The text of token ids; special tokens have none, unless they are to be kept."""
         message = wire.detokenize_to_pb(token_ids, model, keep_special_tokens)
-        answer = await self._ask("Detokenize", message, timeout, token)
-        return wire.text_from_pb(answer)
+        return str((await self._ask("Detokenize", message, timeout, token)).text)
 
     async def models(self, *, timeout: float = 10.0, token: str | None = None) -> tuple[Model, ...]:  # noqa: ASYNC109
         """The models that a request may name."""
-        return wire.models_from_pb(await self._ask("ListModels", wire.models_request(), timeout, token))
+        return wire.models_from_pb(await self._ask("ListModels", None, timeout, token))
 
     async def model_info(self, *, timeout: float = 10.0, token: str | None = None) -> ModelInfo:  # noqa: ASYNC109
         """What is served."""
-        return wire.info_from_pb(await self._ask("GetModelInfo", wire.info_request(), timeout, token))
+        return wire.info_from_pb(await self._ask("GetModelInfo", None, timeout, token))
 
     async def load(self, *, timeout: float = 10.0, token: str | None = None) -> Load:  # noqa: ASYNC109
         """How busy the orchestrator and its replicas are."""
-        return wire.load_from_pb(await self._ask("GetLoad", wire.load_request(), timeout, token))
+        return wire.load_from_pb(await self._ask("GetLoad", None, timeout, token))
 
     async def _ask(self, method: str, message: Any, timeout: float | None, token: str | None) -> Any:  # noqa: ASYNC109
-        """The one answer to a message; nothing is tried again."""
-        seconds, metadata = self._once(timeout, token)
+        """The one answer to a message, by default an empty one; nothing is tried again."""
+        seconds, metadata = self._called(timeout, token)
         call = getattr(wire.stub(self._connected()), method)
         try:
-            return await call(message, timeout=seconds, metadata=metadata)
+            return await call(message or wire.empty_request(method), timeout=seconds, metadata=metadata)
         except grpc.RpcError as error:
             raise wire.explained(error, self.endpoint) from error
 

@@ -11,7 +11,7 @@ from typing import Any, Unpack
 import grpc
 
 from outrider.client import wire
-from outrider.client.connection import Call, Connection, RunningRequest
+from outrider.client.connection import Connection, RunningRequest
 from outrider.client.conversation import Conversation
 from outrider.client.event_wire import event_from_pb
 from outrider.client.request import Options, Prompt, Request, TokenizeOptions
@@ -79,7 +79,7 @@ class Client(Connection):
         When the connection or the orchestrator is lost, they go on with the same tokens. Closing the
         generator cancels the request.
         """
-        run = self._run(prompt, options, Call(timeout, token, request_id, traceparent))
+        run = self._run(prompt, options, self._called(timeout, token, request_id, traceparent))
         while (message := run.next_call()) is not None:
             pause = 0.0
             try:
@@ -117,27 +117,26 @@ class Client(Connection):
     ) -> str:
         """The text of token ids; special tokens have none, unless they are to be kept."""
         message = wire.detokenize_to_pb(token_ids, model, keep_special_tokens)
-        answer = self._ask("Detokenize", message, timeout, token)
-        return wire.text_from_pb(answer)
+        return str((self._ask("Detokenize", message, timeout, token)).text)
 
     def models(self, *, timeout: float = 10.0, token: str | None = None) -> tuple[Model, ...]:
         """The models that a request may name."""
-        return wire.models_from_pb(self._ask("ListModels", wire.models_request(), timeout, token))
+        return wire.models_from_pb(self._ask("ListModels", None, timeout, token))
 
     def model_info(self, *, timeout: float = 10.0, token: str | None = None) -> ModelInfo:
         """What is served."""
-        return wire.info_from_pb(self._ask("GetModelInfo", wire.info_request(), timeout, token))
+        return wire.info_from_pb(self._ask("GetModelInfo", None, timeout, token))
 
     def load(self, *, timeout: float = 10.0, token: str | None = None) -> Load:
         """How busy the orchestrator and its replicas are."""
-        return wire.load_from_pb(self._ask("GetLoad", wire.load_request(), timeout, token))
+        return wire.load_from_pb(self._ask("GetLoad", None, timeout, token))
 
     def _ask(self, method: str, message: Any, timeout: float | None, token: str | None) -> Any:
-        """The one answer to a message; nothing is tried again."""
-        seconds, metadata = self._once(timeout, token)
+        """The one answer to a message, by default an empty one; nothing is tried again."""
+        seconds, metadata = self._called(timeout, token)
         call = getattr(wire.stub(self._connected()), method)
         try:
-            return call(message, timeout=seconds, metadata=metadata)
+            return call(message or wire.empty_request(method), timeout=seconds, metadata=metadata)
         except grpc.RpcError as error:
             raise wire.explained(error, self.endpoint) from error
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import Any, TypedDict
+from typing import Any, TypeAlias, TypedDict
 
 from outrider.client import wire
 from outrider.client.request import Options, Prompt, Request, request_of
@@ -15,6 +15,9 @@ from outrider.protocol.errors import DeadlineExceeded, InvalidRequest
 
 ENDPOINT = "127.0.0.1:7700"
 TIMEOUT_SECONDS = 600.0
+
+
+Called: TypeAlias = tuple[float, tuple[tuple[str, str], ...]]
 
 
 class Tls(TypedDict):
@@ -54,27 +57,17 @@ class Connection:
         self._retries = retries or Retries()
         self._on_broken = on_broken or _ignore
 
-    def _run(self, prompt: Prompt | Request, options: Options, call: Call) -> RunningRequest:
+    def _run(self, prompt: Prompt | Request, options: Options, called: Called) -> RunningRequest:
         survivor = Survivor(request_of(prompt, options), Attempts(self._retries), self._on_broken)
-        seconds = self._timeout if call.timeout is None else checked_timeout(call.timeout)
-        token = self._token if call.token is None else call.token
-        metadata = wire.metadata_of(token, call.request_id, call.traceparent)
+        seconds, metadata = called
         return RunningRequest(survivor, metadata, time.monotonic() + seconds)
 
-    def _once(self, timeout: float | None, token: str | None) -> tuple[float, tuple[tuple[str, str], ...]]:
-        """Seconds and metadata of a call that is made once."""
+    def _called(
+        self, timeout: float | None, token: str | None, request_id: str = "", traceparent: str = ""
+    ) -> Called:
+        """Seconds and metadata of a call; None stands for the client's own."""
         seconds = self._timeout if timeout is None else checked_timeout(timeout)
-        return seconds, wire.metadata_of(self._token if token is None else token, "", "")
-
-
-class Call:
-    """What a call has beside its request; None stands for the client's own."""
-
-    def __init__(self, timeout: float | None, token: str | None, request_id: str, traceparent: str) -> None:
-        self.timeout = timeout
-        self.token = token
-        self.request_id = request_id
-        self.traceparent = traceparent
+        return seconds, wire.metadata_of(self._token if token is None else token, request_id, traceparent)
 
 
 class RunningRequest:

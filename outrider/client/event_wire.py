@@ -20,6 +20,7 @@ from outrider.client.results import (
     TokenLogprob,
     Usage,
 )
+from outrider.protocol.same_names import plain_fields
 from outrider.v1 import generation_pb2
 
 REASONS: Mapping[int, FinishReason] = {1: "stop", 2: "length"}
@@ -33,26 +34,10 @@ def event_from_pb(response: generation_pb2.GenerateResponse) -> Event | None:
         case "chunk":
             return _chunk(response.chunk)
         case "started":
-            return _started(response.started)
+            return Started(**plain_fields(response.started))
         case "complete":
             return _complete(response.complete)
     return None
-
-
-def numbers(pb: Pb) -> dict[str, Any]:
-    """The fields of a message that are one number each, by name."""
-    return {field.name: getattr(pb, field.name) for field in pb.DESCRIPTOR.fields if not field.is_repeated}
-
-
-def _started(pb: generation_pb2.Started) -> Started:
-    return Started(
-        index=pb.index,
-        request_id=pb.request_id,
-        seed=pb.seed,
-        model=pb.model,
-        prompt_tokens=pb.prompt_tokens,
-        cached_tokens=pb.cached_tokens,
-    )
 
 
 def _chunk(pb: generation_pb2.Chunk) -> Chunk:
@@ -93,8 +78,8 @@ def _complete(pb: generation_pb2.Complete) -> Complete:
         index=pb.index,
         finish_reason=REASONS.get(pb.finish_reason, ""),
         stop=pb.stop,
-        usage=Usage(**numbers(pb.usage)),
-        speculation=numbers(pb.speculation),
+        usage=Usage(**plain_fields(pb.usage)),
+        speculation=_counts(pb.speculation),
         accepted_histogram=tuple(pb.speculation.accepted_histogram),
         seed=pb.seed,
         model=pb.model,
@@ -102,6 +87,11 @@ def _complete(pb: generation_pb2.Complete) -> Complete:
         session=pb.session,
         timeline=tuple(_timeline_event(event) for event in pb.timeline),
     )
+
+
+def _counts(pb: generation_pb2.SpeculationStats) -> dict[str, float]:
+    """Those that are one number each."""
+    return {name: value for name, value in plain_fields(pb).items() if not isinstance(value, tuple)}
 
 
 def _logprob(pb: Any) -> TokenLogprob:

@@ -34,6 +34,11 @@ class TimelineEvent:
     nodes: int = 0
     accepted: int = 0
 
+    @property
+    def end_ns(self) -> int:
+        """When it was over."""
+        return self.start_ns + self.duration_us * 1000
+
 
 Origin = Literal["", "target", "draft", "lookup", "grammar", "prediction"]
 """Who proposed a token first; `target`: nobody, or it was not verified in the step that committed it."""

@@ -9,11 +9,11 @@ from typing import Any, cast
 from google.protobuf.message import Message as Pb
 
 from outrider.client.conversation import Message
-from outrider.client.event_wire import numbers
 from outrider.client.request import Prompt, Request, TokenizeOptions, request_of
 from outrider.client.results import Load, Model, ModelInfo, Tokens
 from outrider.protocol.errors import ConfigError, InvalidRequest, OutriderError, Unavailable
 from outrider.protocol.rpc_errors import error_of
+from outrider.protocol.same_names import plain_fields
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 
 SCALARS = (
@@ -69,9 +69,9 @@ def request_to_pb(request: Request) -> generation_pb2.GenerateRequest:
     return pb
 
 
-def info_request() -> generation_pb2.GetModelInfoRequest:
-    """Asks what is served."""
-    return generation_pb2.GetModelInfoRequest()
+def empty_request(method: str) -> Any:
+    """The message of a method that asks for all there is."""
+    return getattr(generation_pb2, f"{method}Request")()
 
 
 def info_from_pb(pb: generation_pb2.GetModelInfoResponse) -> ModelInfo:
@@ -91,33 +91,14 @@ def info_from_pb(pb: generation_pb2.GetModelInfoResponse) -> ModelInfo:
     )
 
 
-def load_request() -> generation_pb2.GetLoadRequest:
-    """Asks how busy the service is."""
-    return generation_pb2.GetLoadRequest()
-
-
 def load_from_pb(pb: generation_pb2.GetLoadResponse) -> Load:
     """How busy the service is."""
-    return Load(**numbers(pb))
-
-
-def models_request() -> generation_pb2.ListModelsRequest:
-    """Asks which models there are."""
-    return generation_pb2.ListModelsRequest()
+    return Load(**plain_fields(pb))
 
 
 def models_from_pb(pb: generation_pb2.ListModelsResponse) -> tuple[Model, ...]:
     """The models that a request may name."""
-    return tuple(
-        Model(
-            name=one.name,
-            context_length=one.context_length,
-            vocabulary_size=one.vocabulary_size,
-            text_prompts=one.text_prompts,
-            chat_prompts=one.chat_prompts,
-        )
-        for one in pb.models
-    )
+    return tuple(Model(**plain_fields(one)) for one in pb.models)
 
 
 def tokenize_to_pb(prompt: Prompt, options: TokenizeOptions) -> generation_pb2.TokenizeRequest:
@@ -156,11 +137,6 @@ def detokenize_to_pb(
     _set(pb, "", "keep_special_tokens", keep_special_tokens)
     _extend(pb, "", "token_ids", token_ids)
     return pb
-
-
-def text_from_pb(pb: generation_pb2.DetokenizeResponse) -> str:
-    """The text of token ids."""
-    return pb.text
 
 
 def explained(error: Any, endpoint: str) -> OutriderError:

@@ -32,6 +32,7 @@ from outrider.protocol.messages import (
     Verdict,
     VerifyPolicy,
 )
+from outrider.protocol.same_names import fields_of, plain_fields
 from outrider.protocol.sampling_wire import sampling_from_pb, sampling_to_pb
 from outrider.v1 import tokens_pb2
 
@@ -240,28 +241,11 @@ def kv_handle_from_pb(pb: session_pb2.KvHandle) -> KvHandle:
 def open_verify_to_pb(opening: OpenVerify) -> verify_pb2.OpenVerify:
     """The first message of a verify session."""
     handle = opening.kv_handle
-    return verify_pb2.OpenVerify(
-        request_id=opening.request_id,
-        model=opening.model,
-        token_ids=opening.token_ids,
-        kv_handle=None if handle is None else kv_handle_to_pb(handle),
-        prompt_length=opening.prompt_length,
-        sampling=sampling_to_pb(opening.sampling),
-        policy=cast(verify_pb2.VerifyPolicy, opening.policy),
-        max_nodes=opening.max_nodes,
-        vocabulary_hash=opening.vocabulary_hash,
-        first_step=opening.first_step,
-        traceparent=opening.traceparent,
-        task=opening.task,
-        priority=opening.priority,
-        lookup=opening.lookup,
-        record_steps=opening.record_steps,
-        prediction=opening.prediction,
-        first_prompt_logprob=opening.first_prompt_logprob,
-        seconds_per_token=opening.seconds_per_token,
-        feature_layers=opening.feature_layers,
-        all_token_ids=opening.all_token_ids,
-    )
+    given = fields_of(opening) | {
+        "sampling": sampling_to_pb(opening.sampling),
+        "kv_handle": None if handle is None else kv_handle_to_pb(handle),
+    }
+    return verify_pb2.OpenVerify(**given)
 
 
 def open_verify_from_pb(pb: verify_pb2.OpenVerify) -> OpenVerify:
@@ -270,47 +254,20 @@ def open_verify_from_pb(pb: verify_pb2.OpenVerify) -> OpenVerify:
     Raises:
         InvalidRequest: a sampling parameter is out of its range or the policy is unknown.
     """
-    return OpenVerify(
-        request_id=pb.request_id,
-        model=pb.model,
-        token_ids=tuple(pb.token_ids),
-        prompt_length=pb.prompt_length,
-        sampling=sampling_from_pb(pb.sampling),
-        kv_handle=kv_handle_from_pb(pb.kv_handle) if pb.HasField("kv_handle") else None,
-        policy=_enum("policy", VerifyPolicy, pb.policy or VerifyPolicy.PIPELINED),
-        max_nodes=pb.max_nodes,
-        vocabulary_hash=pb.vocabulary_hash,
-        first_step=pb.first_step,
-        traceparent=pb.traceparent,
-        task=pb.task,
-        priority=pb.priority,
-        lookup=pb.lookup,
-        record_steps=pb.record_steps,
-        prediction=tuple(pb.prediction),
-        first_prompt_logprob=pb.first_prompt_logprob or 1,
-        seconds_per_token=_finite("seconds_per_token", pb.seconds_per_token),
-        feature_layers=tuple(pb.feature_layers),
-        all_token_ids=pb.all_token_ids,
-    )
+    given = plain_fields(pb) | {
+        "sampling": sampling_from_pb(pb.sampling),
+        "kv_handle": kv_handle_from_pb(pb.kv_handle) if pb.HasField("kv_handle") else None,
+        "policy": _enum("policy", VerifyPolicy, pb.policy or VerifyPolicy.PIPELINED),
+        "first_prompt_logprob": pb.first_prompt_logprob or 1,
+        "seconds_per_token": _finite("seconds_per_token", pb.seconds_per_token),
+    }
+    return OpenVerify(**given)
 
 
 def open_draft_to_pb(opening: OpenDraft) -> draft_pb2.OpenDraft:
     """The first message of a draft session."""
-    return draft_pb2.OpenDraft(
-        request_id=opening.request_id,
-        token_ids=opening.token_ids,
-        prompt_length=opening.prompt_length,
-        sampling=sampling_to_pb(opening.sampling),
-        pipelined=opening.pipelined,
-        max_nodes=opening.max_nodes,
-        max_depth=opening.max_depth,
-        vocabulary_hash=opening.vocabulary_hash,
-        first_node_id=opening.first_node_id,
-        first_step=opening.first_step,
-        traceparent=opening.traceparent,
-        task=opening.task,
-        feature_layers=opening.feature_layers,
-    )
+    given = fields_of(opening) | {"sampling": sampling_to_pb(opening.sampling)}
+    return draft_pb2.OpenDraft(**given)
 
 
 def open_draft_from_pb(pb: draft_pb2.OpenDraft) -> OpenDraft:
@@ -319,36 +276,17 @@ def open_draft_from_pb(pb: draft_pb2.OpenDraft) -> OpenDraft:
     Raises:
         InvalidRequest: a sampling parameter is out of its range.
     """
-    return OpenDraft(
-        request_id=pb.request_id,
-        token_ids=tuple(pb.token_ids),
-        prompt_length=pb.prompt_length,
-        sampling=sampling_from_pb(pb.sampling),
-        pipelined=pb.pipelined,
-        max_nodes=pb.max_nodes,
-        max_depth=pb.max_depth,
-        vocabulary_hash=pb.vocabulary_hash,
-        first_node_id=pb.first_node_id,
-        first_step=pb.first_step,
-        traceparent=pb.traceparent,
-        task=pb.task,
-        feature_layers=tuple(pb.feature_layers),
-    )
+    return OpenDraft(**plain_fields(pb), sampling=sampling_from_pb(pb.sampling))
 
 
 def opened_verify_to_pb(opened: Opened) -> verify_pb2.VerifyOpened:
     """A verify replica's admission."""
-    return verify_pb2.VerifyOpened(
-        replica=opened.replica,
-        incarnation=opened.incarnation,
-        cached_length=opened.cached_length,
-        draft_wanted=opened.draft_wanted,
-    )
+    return verify_pb2.VerifyOpened(**fields_of(opened))
 
 
 def opened_verify_from_pb(pb: verify_pb2.VerifyOpened) -> Opened:
     """A verify replica's admission."""
-    return Opened(pb.replica, pb.incarnation, pb.cached_length, pb.draft_wanted)
+    return Opened(**plain_fields(pb))
 
 
 def opened_draft_to_pb(opened: Opened) -> draft_pb2.DraftOpened:
@@ -360,7 +298,7 @@ def opened_draft_to_pb(opened: Opened) -> draft_pb2.DraftOpened:
 
 def opened_draft_from_pb(pb: draft_pb2.DraftOpened) -> Opened:
     """A draft replica's admission."""
-    return Opened(pb.replica, pb.incarnation, pb.cached_length)
+    return Opened(**plain_fields(pb))
 
 
 def _same_length(field: str, column: Sequence[object], length: int) -> None:

@@ -15,6 +15,8 @@ from outrider.rpc.tls import Certificates, channel_credentials, client_certifica
 
 __all__ = ["error_of", "open_blocking_channel", "open_channel"]
 
+MAX_MESSAGE_BYTES = 64 << 20
+"""Of either side; the largest are tokenizers."""
 KEEPALIVE_MS = 20_000
 KEEPALIVE_TIMEOUT_MS = 10_000
 SEVERAL = ("dns:", "ipv4:", "ipv6:")
@@ -24,7 +26,6 @@ SEVERAL = ("dns:", "ipv4:", "ipv6:")
 def open_channel(
     endpoint: str,
     *,
-    max_message_mb: int = 64,
     response_bytes: Mapping[str, int] | None = None,
     tls_ca: str = "",
     tls_cert: str = "",
@@ -44,7 +45,7 @@ def open_channel(
     Raises:
         ConfigError: a TLS file cannot be read or used.
     """
-    options = [*_options(max_message_mb), *_service_config(endpoint, response_bytes or {})]
+    options = [*_options(), *_service_config(endpoint, response_bytes or {})]
     certificates = certificates or client_certificates(tls_ca, tls_cert, tls_key)
     if certificates is None:
         return grpc.aio.insecure_channel(endpoint, options=options, interceptors=list(interceptors))
@@ -60,7 +61,7 @@ def open_channel(
 
 
 def open_blocking_channel(
-    endpoint: str, *, max_message_mb: int = 64, tls_ca: str = "", tls_cert: str = "", tls_key: str = ""
+    endpoint: str, *, tls_ca: str = "", tls_cert: str = "", tls_key: str = ""
 ) -> grpc.Channel:
     """As `open_channel`, for threads. It keeps the certificates that it was opened with.
 
@@ -68,7 +69,7 @@ def open_blocking_channel(
         ConfigError: a TLS file cannot be read or used.
     """
     certificates = client_certificates(tls_ca, tls_cert, tls_key)
-    options = [*_options(max_message_mb), *_service_config(endpoint, {})]
+    options = [*_options(), *_service_config(endpoint, {})]
     if certificates is None:
         return grpc.insecure_channel(endpoint, options=options)
     credentials = channel_credentials(certificates.value)
@@ -192,11 +193,10 @@ def _response_limits(response_bytes: Mapping[str, int]) -> list[dict[str, Any]]:
     return limits
 
 
-def _options(max_message_mb: int) -> list[tuple[str, int | str]]:
-    max_bytes = max_message_mb << 20
+def _options() -> list[tuple[str, int | str]]:
     return [
-        ("grpc.max_send_message_length", max_bytes),
-        ("grpc.max_receive_message_length", max_bytes),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.keepalive_time_ms", KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
         ("grpc.keepalive_permit_without_calls", 1),

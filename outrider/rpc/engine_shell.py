@@ -24,6 +24,8 @@ from outrider.telemetry.logs import get_logger
 logger = get_logger(__name__)
 MAX_REPLIES = 1024
 """Unary calls that may wait for the engine at once."""
+MAX_UNREAD = 64
+"""Events that a slow reader may leave unread before its session pauses."""
 STOP_SECONDS = 30.0
 """Longest wait for the turn in progress when the process ends."""
 

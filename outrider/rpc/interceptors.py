@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 from outrider.protocol.errors import Draining, InternalError, InvalidRequest, OutriderError
 from outrider.protocol.rpc_errors import DETAILS_KEY, code_of, details_of, message_of
 from outrider.request_ids import CURRENT, HEADER, USABLE
+from outrider.rpc.metadata import metadata_value
 from outrider.telemetry.logs import get_logger
 
 logger = get_logger(__name__)
@@ -176,5 +177,5 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: OutriderErr
 
 def _given_id(context: grpc.aio.ServicerContext[Any, Any]) -> str:
     """The caller's own; empty when it gave none that can be kept."""
-    given = next((value for key, value in context.invocation_metadata() or () if key == HEADER), "")
-    return given if isinstance(given, str) and USABLE.fullmatch(given) else ""
+    given = metadata_value(context, HEADER)
+    return given if USABLE.fullmatch(given) else ""

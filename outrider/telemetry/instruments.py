@@ -11,7 +11,6 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from outrider.protocol.errors import ConfigError
 from outrider.protocol.messages import Verdict
-from outrider.telemetry.collection_instruments import CollectionInstruments
 from outrider.telemetry.draft_pool_instruments import DraftPoolInstruments
 from outrider.telemetry.file_instruments import FileInstruments
 from outrider.telemetry.label_instruments import LabelInstruments
@@ -22,7 +21,6 @@ from outrider.telemetry.metric_parts import (
     AcceptanceMetrics,
     ByTask,
     Children,
-    Described,
     DeviceMemory,
     Estimates,
     Maker,
@@ -46,6 +44,10 @@ ENDINGS = ("stop", "length", "cancelled", "deadline_exceeded", "internal_error",
 `rate`, which needs the zero before."""
 
 
+COLLECTED = ("written", "dropped", "failed")
+"""What becomes of a continuation that is to be kept: too many wait, or the disk does not take it."""
+
+
 def start_metrics(port: int, host: str = "0.0.0.0", registry: CollectorRegistry = REGISTRY) -> int:
     """Serve /metrics from a thread; returns the port (0 picks a free one).
 
@@ -62,32 +64,28 @@ class VerifyInstruments:
     """Metrics of the verify service."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        make = self._make = Maker("outrider_verify", registry)
+        make = Maker("outrider_verify", registry)
+        self.described = make.made
         tasks = Tasks()
         self._acceptance = AcceptanceMetrics(make, tasks)
         self._verified = ByTask(tasks, make.counter("nodes_verified", "Candidate nodes verified.", "task"))
         self._lookup = make.counter("lookup_nodes_verified", "Verified nodes that came from prompt lookup.")
-        self._dropped = make.counter("nodes_dropped", "Proposed nodes that were stale when they came.")
+        self.nodes_dropped = make.counter("nodes_dropped", "Proposed nodes that were stale when they came.")
         self._estimates = Estimates(make)
         self._rounds = Rounds(make, tasks)
         self._step_seconds = make.histogram("step_seconds", "Time of a verify step.", STEP_BUCKETS)
         self._step_tokens = make.histogram("step_tokens", "Tokens of a verify step's forward.", SIZE_BUCKETS)
         self._step_sessions = make.histogram("step_sessions", "Sessions of a verify step.", SIZE_BUCKETS)
-        self._idle = make.counter("idle_seconds", "Time in which no step ran although sessions were open.")
-        self._sessions = make.gauge("sessions", "Open sessions.")
+        self.idle = make.counter("idle_seconds", "Time in which no step ran although sessions were open.")
+        self.sessions = make.gauge("sessions", "Open sessions.")
         self._limit = make.gauge("session_limit", "Sessions that may be open at once.")
-        self._queued = make.gauge("queued_sessions", "Sessions that wait for KV pages.")
-        self._pages = PageMetrics(make)
+        self.queued = make.gauge("queued_sessions", "Sessions that wait for KV pages.")
+        self.pages = PageMetrics(make)
         self._memory = DeviceMemory(make)
-        self._preempted = make.counter("preemptions", "Sessions paused because no KV page was left.")
-        self._stale = make.counter("stale_handles", "KV handles refused, by reason.", "reason")
-        start_at_zero(self._stale, ("replica", "incarnation", "lease"))
+        self.preempted = make.counter("preemptions", "Sessions paused because no KV page was left.")
+        self.stale_handles = make.counter("stale_handles", "KV handles refused, by reason.", "reason")
+        start_at_zero(self.stale_handles, ("replica", "incarnation", "lease"))
         self.files = FileInstruments(make)
-
-    @property
-    def described(self) -> list[Described]:
-        """All metrics."""
-        return self._make.made
 
     def capacity(self, sessions: int, free_and_total: Callable[[], tuple[int, int]]) -> None:
         """What the replica has room for; the function tells bytes of its device, now."""
@@ -114,40 +112,13 @@ class VerifyInstruments:
         self._step_tokens.observe(tokens)
         self._step_sessions.observe(sessions)
 
-    def idle(self, seconds: float) -> None:
-        """The engine had open sessions and ran no step for this long."""
-        self._idle.inc(seconds)
-
-    def sessions(self, count: int) -> None:
-        """Open sessions now."""
-        self._sessions.set(count)
-
-    def queued(self, count: int) -> None:
-        """Waiting sessions now."""
-        self._queued.set(count)
-
-    def pages(self, total: int, used: int, cached: int) -> None:
-        """KV pages now."""
-        self._pages.set(total, used, cached)
-
-    def preempted(self) -> None:
-        """A session was paused for want of pages."""
-        self._preempted.inc()
-
-    def stale_handle(self, reason: str) -> None:
-        """A KV handle was refused."""
-        self._stale.labels(reason).inc()
-
-    def nodes_dropped(self, count: int) -> None:
-        """Proposed nodes were stale when they came."""
-        self._dropped.inc(count)
-
 
 class DraftInstruments:
     """Metrics of the draft service."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        make = self._make = Maker("outrider_draft", registry)
+        make = Maker("outrider_draft", registry)
+        self.described = make.made
         tasks = self._tasks = Tasks()
         self._acceptance = AcceptanceMetrics(make, tasks)
         self._seconds = make.histogram("step_seconds", "Time of a draft forward with ranking.", STEP_BUCKETS)
@@ -158,26 +129,21 @@ class DraftInstruments:
         drafted = make.counter("position_drafted", "Nodes sent for this position.", "position", "task")
         self._drafted = Children(lambda key: Positions(drafted, task=key[0]), MAX_TASKS + 2)
         wasted = make.counter("nodes_wasted", "Sent nodes dropped because the target went elsewhere.", "task")
-        self._wasted = ByTask(tasks, wasted)
+        self.wasted = ByTask(tasks, wasted)
         self._starved = ByTask(
             tasks, make.counter("starvations", "Verdicts that left the target without candidates.", "task")
         )
-        self._lag = make.histogram(
+        self.lag = make.histogram(
             "lag_seconds",
             "Time from a verdict's arrival to the next token block of its session.",
             STEP_BUCKETS,
         )
-        self._sessions = make.gauge("sessions", "Open sessions.")
+        self.sessions = make.gauge("sessions", "Open sessions.")
         self._limit = make.gauge("session_limit", "Sessions that may be open at once.")
-        self._pages = PageMetrics(make)
+        self.pages = PageMetrics(make)
         self._memory = DeviceMemory(make)
         self._weights = make.gauge("weights", "1 for the version of the weights in use.", "version")
         self.files = FileInstruments(make)
-
-    @property
-    def described(self) -> list[Described]:
-        """All metrics."""
-        return self._make.made
 
     def capacity(self, sessions: int, free_and_total: Callable[[], tuple[int, int]]) -> None:
         """What the replica has room for; the function tells bytes of its device, now."""
@@ -204,75 +170,54 @@ class DraftInstruments:
         self._blocks.inc()
         self._nodes.inc(task, count)
 
-    def answered(self, seconds: float) -> None:
-        """The first block after a verdict was sent so long after it."""
-        self._lag.observe(seconds)
-
     def verdict(self, verdict: Verdict, task: str, starved: bool = False) -> None:
         """A verdict came back for one session; `starved`: the target has nothing left to verify."""
         self._acceptance.count(task, len(verdict.tokens), verdict.accepted, verdict.depth, verdict.hit)
         self._starved.inc(task, starved)
-
-    def wasted(self, nodes: int, task: str) -> None:
-        """A re-rooting dropped nodes that had been sent."""
-        self._wasted.inc(task, nodes)
-
-    def sessions(self, count: int) -> None:
-        """Open sessions now."""
-        self._sessions.set(count)
-
-    def pages(self, total: int, used: int, cached: int) -> None:
-        """KV pages now."""
-        self._pages.set(total, used, cached)
 
 
 class OrchestratorInstruments:
     """Metrics of the orchestrator."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        make = self._make = Maker("outrider_orchestrator", registry)
+        make = Maker("outrider_orchestrator", registry)
+        self.described = make.made
         self._admitted = make.counter("requests_admitted", "Requests admitted.")
-        self._rejected = make.counter("requests_rejected", "Requests refused, by reason.", "reason")
+        self.rejected = make.counter("requests_rejected", "Requests refused, by reason.", "reason")
         self._finished = make.counter("requests_finished", "Continuations ended, by reason.", "reason")
         self._tokens = make.counter("tokens", "Tokens generated.")
         self._queue_seconds = make.histogram(
             "queue_seconds", "Time that an admitted request waited for its admission.", FIRST_TOKEN_BUCKETS
         )
         self.requests = RequestMetrics(make)
-        self._queued = make.gauge("requests_queued", "Requests that wait for admission.")
-        self._running = make.gauge("requests_running", "Requests that run.")
-        self._kv = make.gauge(
+        self.queued = make.gauge("requests_queued", "Requests that wait for admission.")
+        self.running = make.gauge("requests_running", "Requests that run.")
+        self.kv_utilization = make.gauge(
             "kv_utilization", "Share of the usable verify replicas' KV pages that is in use, 0 to 1."
         )
-        self._fallbacks = make.counter("fallbacks", "Times a request went on without a replica.", "kind")
-        self._kv_moves = make.counter(
+        self.fallbacks = make.counter("fallbacks", "Times a request went on without a replica.", "kind")
+        self.kv_moves = make.counter(
             "kv_moves", "Keys and values asked for at another verify replica, by outcome.", "outcome"
         )
-        start_at_zero(self._kv_moves, ("moved", "recomputed"))
-        self._replicas = make.gauge("replicas", "Known replicas.", "kind", "state")
-        start_at_zero(self._rejected, REJECTIONS)
+        start_at_zero(self.kv_moves, ("moved", "recomputed"))
+        self.replicas = make.gauge("replicas", "Known replicas.", "kind", "state")
+        start_at_zero(self.rejected, REJECTIONS)
         start_at_zero(self._finished, ENDINGS)
-        start_at_zero(self._fallbacks, ("draft", "verify"))
+        start_at_zero(self.fallbacks, ("draft", "verify"))
         self.speculation = SpeculationInstruments(make)
         self.draft_pool = DraftPoolInstruments(make)
         self.files = FileInstruments(make)
         self.labels = LabelInstruments(make)
-        self.collection = CollectionInstruments(make)
+        self.collected = make.counter(
+            "collected", "Continuations chosen to be kept for drafts to learn from, by outcome.", "outcome"
+        )
+        start_at_zero(self.collected, COLLECTED)
         self.shadows = ShadowInstruments(make)
-
-    @property
-    def described(self) -> list[Described]:
-        """All metrics."""
-        return self._make.made
 
     def admitted(self, waited: float) -> None:
         """A request was admitted after so many seconds in the queue."""
         self._admitted.inc()
         self._queue_seconds.observe(waited)
-
-    def rejected(self, reason: str) -> None:
-        """A request was refused; the reason is an error's `reason`."""
-        self._rejected.labels(reason).inc()
 
     def finished(
         self,
@@ -301,27 +246,3 @@ class OrchestratorInstruments:
         of = self.requests.of(model)
         of.prompt.observe(tokens)
         of.cached.inc(cached)
-
-    def queued(self, count: int) -> None:
-        """Waiting requests now."""
-        self._queued.set(count)
-
-    def running(self, count: int) -> None:
-        """Running requests now."""
-        self._running.set(count)
-
-    def kv_utilization(self, share: float) -> None:
-        """KV pages in use on the verify replicas, as the last probes found them."""
-        self._kv.set(share)
-
-    def fallback(self, kind: str) -> None:
-        """A request lost a replica of a kind ("draft" or "verify") and went on."""
-        self._fallbacks.labels(kind).inc()
-
-    def kv_move(self, outcome: str) -> None:
-        """Keys and values of another replica were "moved", or are "recomputed"."""
-        self._kv_moves.labels(outcome).inc()
-
-    def replicas(self, kind: str, state: str, count: int) -> None:
-        """Replicas of a kind ("draft" or "verify") in one of the states of its pool."""
-        self._replicas.labels(kind, state).set(count)

@@ -18,6 +18,7 @@ import grpc
 
 from outrider.protocol.errors import OutriderError
 from outrider.protocol.rpc_errors import code_of
+from outrider.rpc.metadata import metadata_value
 from outrider.telemetry.spans import Attribute, SpanKind, child_traceparent, is_sampled, record_span
 
 GENERATE = "outrider.v1.GenerationService/Generate"
@@ -54,20 +55,12 @@ def client_span(method: str, parent: str, endpoint: str) -> Iterator[Metadata]:
 @contextmanager
 def server_span(method: str, context: Context) -> Iterator[None]:
     """Record the answering side of a stream when its caller records it."""
-    parent = incoming_traceparent(context)
+    parent = metadata_value(context, METADATA_KEY)
     if not is_sampled(parent):
         yield
         return
     with _recorded(method, parent, random.getrandbits(64) or 1, SpanKind.SERVER, {}):
         yield
-
-
-def incoming_traceparent(context: Context) -> str:
-    """The caller's traceparent, or empty."""
-    for key, value in context.invocation_metadata() or ():
-        if key == METADATA_KEY and isinstance(value, str):
-            return value
-    return ""
 
 
 def rpc_attributes(method: str, status: str, kind: SpanKind) -> dict[str, Attribute]:

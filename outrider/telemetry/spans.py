@@ -115,14 +115,13 @@ def record_request(
     end_ns: int,
     attributes: Attributes,
     error: str = "",
-    events: Sequence[tuple[str, int, Attributes]] = (),
 ) -> None:
-    """Record the span that `start_request` announced; `events` are (name, time in ns, attributes)."""
+    """Record the span that `start_request` announced."""
     context = _parse(traceparent)
     if _recorder is None or context is None:
         return
     times = (start_ns, end_ns)
-    _record(context, _parse(incoming), name, times, attributes, SpanKind.SERVER, error, events)
+    _record(context, _parse(incoming), name, times, attributes, SpanKind.SERVER, error)
 
 
 def record_span(
@@ -140,7 +139,8 @@ def record_span(
 ) -> str:
     """Record a finished span below `parent`; returns its traceparent, "" when it is not sampled.
 
-    `links` are traceparents of related spans (empty ones are skipped); `span_id` a chosen id, else random.
+    `links` are traceparents of related spans (empty ones are skipped); `span_id` a chosen id, else random;
+    `events` are (name, time in ns, attributes).
     """
     if _recorder is None or not is_sampled(parent):
         return ""
@@ -179,7 +179,7 @@ def _record(
     attributes: Attributes,
     kind: SpanKind,
     error: str,
-    events: Sequence[tuple[str, int, Attributes]],
+    events: Sequence[tuple[str, int, Attributes]] = (),
     links: Sequence[str] = (),
 ) -> None:
     assert _recorder is not None

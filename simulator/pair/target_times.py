@@ -199,7 +199,6 @@ def _settings(runner: ModelRunner) -> CoreSettings:
     config = VerifyConfig.model_validate({})
     limits = VerifyLimits(
         max_nodes=config.max_nodes,
-        max_tree_nodes=config.max_tree_nodes,
         context_length=runner.loaded.context_length,
         vocabulary_size=runner.loaded.vocabulary_size,
         eos_token_ids=frozenset(),

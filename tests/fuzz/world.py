@@ -126,7 +126,7 @@ async def verify_service() -> AsyncIterator[tuple[grpc.aio.Channel, VerifyEngine
     engine = VerifyEngine(
         lambda deliver: VerifyCore(runner, cost, settings, instruments, deliver),
         max_sessions=VERIFY_INFO.max_sessions,
-        max_pending_verdicts=8,
+        max_unread=8,
     )
     server = GrpcServer(VerifyConfig(), [VERIFY])
     VerifyServicer(engine, VERIFY_INFO, None).register(server.server)

@@ -30,5 +30,4 @@ def test_a_small_comparison_finds_equal_texts(tmp_path):
     assert {"off", "sequential", "auto", "HF generate 2t", "HF assisted K=5 2t"} == arms
     assert len({tuple(row["cell"].items()) for row in result["rows"]}) == 8
     assert all(one["near_tie"] for one in result["differences"])
-    assert out.with_suffix(".png").stat().st_size > 0
     assert "auto, T = 1: 8 of 8" in done.stdout

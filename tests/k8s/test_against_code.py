@@ -15,12 +15,13 @@ from prometheus_client import CollectorRegistry
 
 from orchestrator.gateway.app import ENDPOINTS, OPEN
 from orchestrator.gateway.instruments import GatewayInstruments
+from orchestrator.gateway.main import MAX_CONNECTIONS
 from orchestrator.main import SERVICE
 from orchestrator.observing.scaler_servicer import REPLICAS, ScalerServicer
 from orchestrator.replicas.discovery import Address
 from orchestrator.replicas.fleet import MOVES
-from outrider.cli.commands import SERVICES as CONFIGS
 from outrider.cli.main import _parser
+from outrider.cli.serve import SERVICES as PROGRAMS
 from outrider.cli.settings import resolve
 from outrider.config import EngineConfig, GatewayConfig, OrchestratorConfig, ProcessConfig, ServiceConfig
 from outrider.internal.keda import externalscaler_pb2
@@ -60,7 +61,7 @@ def settings(manifests: Manifests, service: str) -> Any:
     """What the container's process would resolve, by the real command line; raises on an unknown name."""
     arguments: argparse.Namespace = _parser().parse_args(container(manifests, service)["args"])
     assert arguments.service == service
-    config: type[ProcessConfig] = CONFIGS[service][0]
+    config: type[ProcessConfig] = PROGRAMS[service].config
     return resolve(service, config, arguments, environment(manifests, service)).config
 
 
@@ -96,7 +97,7 @@ def test_unknown_settings_would_be_found() -> None:
     variables = environment(manifests, "verify") | {"OUTRIDER_VERIFY_MAX_NODE": "1"}
     arguments = _parser().parse_args(["serve", "verify"])
     with pytest.raises(ConfigError, match="OUTRIDER_VERIFY_MAX_NODE"):
-        resolve("verify", CONFIGS["verify"][0], arguments, variables)
+        resolve("verify", PROGRAMS["verify"].config, arguments, variables)
 
 
 @EVERYWHERE
@@ -304,8 +305,7 @@ def test_gateways_scale_on_a_metric_that_is_exported(tmp_path: Path) -> None:
     GatewayInstruments(registry)
     exported = {family.name: family.type for family in registry.collect()}
     assert exported.get(metric["external"]["metric"]["name"]) == "gauge"
-    gateway: GatewayConfig = settings(manifests, "gateway")
-    assert int(metric["external"]["target"]["averageValue"]) < gateway.max_connections
+    assert int(metric["external"]["target"]["averageValue"]) < MAX_CONNECTIONS
     assert spec["scaleTargetRef"]["name"] in of_kind(manifests, "Deployment")
     assert spec["minReplicas"] < spec["maxReplicas"]
 

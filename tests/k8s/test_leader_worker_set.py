@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from outrider.cli.commands import SERVICES as CONFIGS
 from outrider.cli.main import _parser
+from outrider.cli.serve import SERVICES as PROGRAMS
 from outrider.cli.settings import resolve
 from outrider.config import OrchestratorConfig, VerifyConfig
 from outrider.engine.parallel.order import check_settings, split_address
@@ -77,7 +77,7 @@ def rank(manifests: Manifests, index: int) -> VerifyConfig:
         value = variable.get("value", "the-pod")
         variables[variable["name"]] = re.sub(r"\$\((\w+)\)", lambda found: known[found[1]], value)
     arguments = _parser().parse_args(one["args"])
-    config: Any = resolve("verify", CONFIGS["verify"][0], arguments, variables).config
+    config: Any = resolve("verify", PROGRAMS["verify"].config, arguments, variables).config
     assert isinstance(config, VerifyConfig)
     return config
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from outrider.cli.commands import SERVICES as CONFIGS
+from outrider.cli.serve import SERVICES as PROGRAMS
 from outrider.config import EngineConfig
 from tests.k8s.dockerfile import inherited, read
 from tests.k8s.manifests import K8S, ROOT, Manifests, compose, container, environment, of_kind, pod
@@ -105,7 +105,7 @@ def test_the_job_is_restricted_and_reaches_the_internet_alone(fetch: Manifests) 
 @pytest.mark.parametrize("service", MODELS)
 def test_images_hold_what_the_services_load(image: Manifests, service: str) -> None:
     """The model's folder is where its image is mounted, read-only; no pod wants the claim, which is gone."""
-    config: Any = CONFIGS[service][0]
+    config: Any = PROGRAMS[service].config
     assert issubclass(config, EngineConfig)
     folder = environment(image, service)[f"OUTRIDER_{service.upper()}_MODEL"]
     mounts = {mount["mountPath"]: mount for mount in container(image, service)["volumeMounts"]}

@@ -12,9 +12,12 @@ Accepts = Callable[[str], bool]
 
 
 class CallReader:
-    """Call number `index`. `before` is what led to it: it is text after all if this is no call."""
+    """Call number `index`. `before` is what led to it: it is text after all if this is no call.
 
-    def __init__(self, index: int, accepts: Accepts, before: str = "") -> None:
+    `accepts` None: any function may be called.
+    """
+
+    def __init__(self, index: int, accepts: Accepts | None, before: str) -> None:
         self.begun = self.ended = False
         """The call has been announced; nothing more belongs to it."""
         self._index = index
@@ -39,7 +42,9 @@ class CallReader:
         return [] if self.begun else [Text(self._held)]
 
     def _announced(self) -> list[Piece]:
-        if self.begun or not self._object.begun or not self._accepts(self._object.name):
+        if self.begun or not self._object.begun:
+            return []
+        if self._accepts is not None and not self._accepts(self._object.name):
             return []
         self.begun = True
         return [CallBegun(self._index, self._object.name)]

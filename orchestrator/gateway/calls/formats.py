@@ -23,13 +23,8 @@ class CallFormat:
     """Texts that are calls of these functions and nothing else: several, or exactly one."""
 
 
-def _hermes(_accepts: Accepts) -> HermesParser:
-    """The tags say what is a call, so that the model may err in a name and hear of it."""
-    return HermesParser()
-
-
 FORMATS: Mapping[str, CallFormat | None] = {
     "none": None,
-    "hermes": CallFormat(_hermes, hermes_grammar),
+    "hermes": CallFormat(lambda _: HermesParser(), hermes_grammar),
     "llama3": CallFormat(Llama3Parser, llama3_grammar),
 }

@@ -10,21 +10,16 @@ Spaces around calls are dropped, and so are those at the very end when there was
 from __future__ import annotations
 
 from orchestrator.gateway.calls.call_object import SPACE
-from orchestrator.gateway.calls.call_reader import Accepts, CallReader
+from orchestrator.gateway.calls.call_reader import CallReader
 from orchestrator.gateway.calls.pieces import Piece, Text, joined
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 
 
-def _any(name: str) -> bool:
-    return True
-
-
 class HermesParser:
-    """A `Parser`. The tags say what is a call, so that functions nobody offered may be called too."""
+    """A `Parser`. The tags say what is a call, so that the model may err in a name and hear of it."""
 
-    def __init__(self, accepts: Accepts = _any) -> None:
-        self._accepts = accepts
+    def __init__(self) -> None:
         self._calls = 0
         self._call: CallReader | None = None
         self._after = False
@@ -59,7 +54,7 @@ class HermesParser:
         if self._after:
             self._after = False
         else:
-            self._call = CallReader(self._calls, self._accepts, self._space + self._tag)
+            self._call = CallReader(self._calls, None, self._space + self._tag)
         self._space = self._tag = ""
         return []
 

@@ -7,25 +7,13 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.gateway.bodies import Bodies
 from orchestrator.gateway.endpoints import Generating
 from orchestrator.gateway.errors import wrong
-from orchestrator.gateway.instruments import GatewayInstruments
 from orchestrator.gateway.page.events import shown
 from orchestrator.gateway.requests import HttpRequest, chat_from, completions_from
-from orchestrator.gateway.sending import (
-    DONE,
-    Receive,
-    Scope,
-    Send,
-    begin_stream,
-    body_part,
-    problem_from,
-    send_part,
-    server_sent,
-)
+from orchestrator.gateway.sending import Receive, Scope, Send, send_stream, server_sent
 from orchestrator.gateway.streams import while_connected
-from outrider.client import AsyncClient, Event
+from outrider.client import Event
 
 PATH = "/outrider/stream"
 
@@ -50,31 +38,14 @@ def steps_from(body: Any) -> HttpRequest:
 class Steps(Generating):
     """One request to its end, or until its caller goes."""
 
-    def __init__(
-        self, client: AsyncClient, bodies: Bodies, instruments: GatewayInstruments, seconds: float
-    ) -> None:
-        super().__init__(client, bodies, instruments, seconds, chat=False)
-        self._asked_from = steps_from
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
         asked = await self._bodies.read(dict(scope["headers"]), receive, self._asked_from)
-        if not await while_connected(receive, self._send(self._events(asked, scope["state"]), send)):
-            self._instruments.aborted()
+        events = self._events(asked, scope["state"])
+        await while_connected(receive, send_stream(send, _parts(events)), self._instruments.aborted)
 
-    async def _send(self, events: AsyncGenerator[Event, None], send: Send) -> None:
-        """As for completions, the status is sent with the first event."""
-        begun = False
-        async with aclosing(events):
-            try:
-                async for event in events:
-                    if not begun:
-                        await begin_stream(send)
-                        begun = True
-                    await send_part(send, shown(event))
-            except Exception as error:
-                if not begun:
-                    raise
-                await send(body_part(server_sent(problem_from(error).body()), last=True))
-                return
-        await send(body_part(DONE, last=True))
+
+async def _parts(events: AsyncGenerator[Event, None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(events):
+        async for event in events:
+            yield server_sent(shown(event))

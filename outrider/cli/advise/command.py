@@ -11,8 +11,6 @@ from pathlib import Path
 from outrider.cli.advise.findings import Findings, MeasuredDraft
 from outrider.cli.advise.flags import check_flags
 from outrider.cli.advise.options import DraftOption, draft_options
-from outrider.cli.advise.picture import to_svg
-from outrider.cli.advise.progress import WorkProgress
 from outrider.cli.advise.report import as_dict, render
 from outrider.cli.bench.machine import describe
 from outrider.cli.bench.prompts import read_labelled
@@ -23,7 +21,7 @@ from outrider.protocol.errors import ConfigError
 
 
 def advise(arguments: argparse.Namespace) -> int:
-    """Print what was found and what to take; write the files that were asked for.
+    """Print what was found and what to take; write the figures if they were asked for.
 
     Raises:
         ConfigError: a flag is wrong, a model cannot be loaded, or a draft does not fit the target.
@@ -40,10 +38,8 @@ def advise(arguments: argparse.Namespace) -> int:
     ids = token_ids_of([entry.prompt for entry in labelled], arguments.target)
     findings = study(arguments, options, ids, tuple(entry.task for entry in labelled))
     print(render(findings))
-    if arguments.plot:
-        _write("--plot", arguments.plot, to_svg(findings))
     if arguments.json:
-        _write("--json", arguments.json, json.dumps(as_dict(findings), indent=1) + "\n")
+        _write(arguments.json, json.dumps(as_dict(findings), indent=1) + "\n")
     return 0
 
 
@@ -52,29 +48,23 @@ def study(
     options: Sequence[DraftOption],
     prompts: Sequence[tuple[int, ...]],
     tasks: tuple[str, ...],
-    progress: WorkProgress | None = None,
 ) -> Findings:
     """Measure the target and every draft, and simulate all loads.
 
     Raises:
         ConfigError: a model cannot be loaded, or does not fit.
     """
-    from outrider.cli.advise.loads import load_of, simulate_loads
+    from outrider.cli.advise.loads import load_of, simulate_all
     from outrider.cli.advise.measuring import TargetOnThisMachine, Traffic
 
-    progress = progress or WorkProgress()
     traffic = Traffic(prompts, arguments.tokens, arguments.temperature)
-    target = TargetOnThisMachine(arguments.target, arguments.dtype, traffic, progress)
+    target = TargetOnThisMachine(arguments.target, arguments.dtype, traffic)
     measured = [target.without(), *(target.measure(option) for option in options)]
     loads = [
         load_of(sessions, len(prompts), arguments.tokens, arguments.temperature)
         for sessions in arguments.sessions
     ]
-    counter = _Simulated(progress, len(measured) * sum(load.sessions * (load.rounds + 1) for load in loads))
-    rates = [
-        simulate_loads(one, loads, lambda load: counter.add(load.sessions * (load.rounds + 1)))
-        for one in measured
-    ]
+    rates = simulate_all(measured, loads)
     return Findings(
         target=arguments.target,
         dtype=arguments.dtype,
@@ -129,19 +119,6 @@ def check_vocabularies(target: str, options: Sequence[DraftOption]) -> None:
             )
 
 
-class _Simulated:
-    """How much of the simulation is done, by its requests."""
-
-    def __init__(self, progress: WorkProgress, total: int) -> None:
-        self._say = progress.counter("simulating", total)
-        self._done = 0
-
-    def add(self, requests: int) -> None:
-        """So many more."""
-        self._done += requests
-        self._say(self._done)
-
-
 def _check_machine() -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
     if cores < 2:
@@ -151,8 +128,8 @@ def _check_machine() -> None:
         )
 
 
-def _write(flag: str, path: str, text: str) -> None:
+def _write(path: str, text: str) -> None:
     try:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{flag}: cannot write {path!r} ({error.strerror})") from error
+        raise ConfigError(f"--json: cannot write {path!r} ({error.strerror})") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from outrider.cli.bench import values
+from outrider.cli import values
 from outrider.protocol.errors import ConfigError
 
 SESSIONS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -45,7 +45,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--tokens", type=values.count, default=128, metavar="N", help="new tokens after each (128)"
     )
     parser.add_argument(
-        "--temperature", type=_temperature, default=0.0, metavar="X", help="of the traffic (0)"
+        "--temperature", type=values.not_negative, default=0.0, metavar="X", help="of the traffic (0)"
     )
     parser.add_argument(
         "--sessions",
@@ -56,7 +56,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dtype", default="auto", help="arithmetic: auto, float32 or bfloat16")
     parser.add_argument("--device", default="cpu", help="cpu: others cannot be measured")
-    parser.add_argument("--plot", metavar="FILE.svg", help="write a picture")
     parser.add_argument("--json", metavar="FILE", help="write all figures")
 
 
@@ -73,8 +72,6 @@ def check_flags(arguments: argparse.Namespace) -> None:
         )
     if arguments.dtype not in ("auto", "float32", "bfloat16"):
         raise ConfigError(f"--dtype: must be auto, float32 or bfloat16, not {arguments.dtype!r}")
-    if arguments.plot and not arguments.plot.endswith(".svg"):
-        raise ConfigError(f"--plot: {arguments.plot!r} must end in .svg")
 
 
 def _sessions(text: str) -> tuple[int, ...]:
@@ -82,13 +79,3 @@ def _sessions(text: str) -> tuple[int, ...]:
     if counts[-1] > MAX_SESSIONS:
         raise argparse.ArgumentTypeError(f"must be at most {MAX_SESSIONS}, not {counts[-1]}")
     return tuple(counts)
-
-
-def _temperature(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0.0 <= value <= 100.0:
-        raise argparse.ArgumentTypeError(f"must be a number from 0 to 100, not {text!r}")
-    return value

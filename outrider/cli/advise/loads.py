@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from outrider.cli.advise.findings import Rate
 from outrider.cli.advise.measuring import MeasuredOption
+from outrider.cli.say import counter
 from outrider.cli.up.plan import NONE
 from simulator.report import Report
 from simulator.simulate import simulate
@@ -35,20 +36,28 @@ def simulate_load(measured: MeasuredOption, load: Load) -> Report:
     return simulate(measured.profile, topology, load, measured.corpus)
 
 
-def simulate_loads(
-    measured: MeasuredOption, loads: Sequence[Load], done: Callable[[Load], None]
-) -> tuple[Rate, ...]:
-    """What every load comes to; `done` is told of each."""
-    rates: list[Rate] = []
-    for load in loads:
-        report = simulate_load(measured, load)
-        rates.append(
-            Rate(
-                sessions=load.sessions,
-                tokens_per_second=report.tokens_per_second,
-                tokens_per_step=report.acceptance_length,
-                drafting=report.draft_wanted,
+def simulate_all(measured: Sequence[MeasuredOption], loads: Sequence[Load]) -> list[tuple[Rate, ...]]:
+    """What every load comes to with each option; says how far that is, by simulated requests."""
+    done, total = 0, len(measured) * sum(map(_requests, loads))
+    simulated, found = counter("simulating", total), list[tuple[Rate, ...]]()
+    for one in measured:
+        rates: list[Rate] = []
+        for load in loads:
+            report = simulate_load(one, load)
+            rates.append(
+                Rate(
+                    sessions=load.sessions,
+                    tokens_per_second=report.tokens_per_second,
+                    tokens_per_step=report.acceptance_length,
+                    drafting=report.draft_wanted,
+                )
             )
-        )
-        done(load)
-    return tuple(rates)
+            done += _requests(load)
+            simulated(done)
+        found.append(tuple(rates))
+    return found
+
+
+def _requests(load: Load) -> int:
+    """With those of the round in which the services learn."""
+    return load.sessions * (load.rounds + 1)

@@ -10,7 +10,7 @@ from statistics import mean
 from outrider.cli.advise.chains import lookup_runs, runs
 from outrider.cli.advise.findings import Size
 from outrider.cli.advise.options import WITHOUT, DraftOption
-from outrider.cli.advise.progress import WorkProgress
+from outrider.cli.say import counter, say
 from outrider.engine.loading.layers import parse_layers
 from outrider.engine.runner import ModelRunner
 from outrider.protocol.errors import ConfigError
@@ -70,17 +70,17 @@ class MeasuredOption:
 class TargetOnThisMachine:
     """The target, its texts and its times; drafts are held against them one after the other."""
 
-    def __init__(self, target: str, dtype: str, traffic: Traffic, progress: WorkProgress) -> None:
+    def __init__(self, target: str, dtype: str, traffic: Traffic) -> None:
         """Load and measure.
 
         Raises:
             ConfigError: it cannot be loaded, or the prompts do not fit it.
         """
-        self._name, self._dtype, self._traffic, self._progress = target, dtype, traffic, progress
+        self._name, self._dtype, self._traffic = target, dtype, traffic
         choice = ModelChoice(target, dtype)
-        progress.say("timing messages between processes")
+        say("timing messages between processes")
         self._messages = measure_messages()
-        progress.say(f"loading and timing {target}")
+        say(f"loading and timing {target}")
         helped = time_with_helper(choice, traffic.context, traffic.longest)
         self._runner = self._load(target, choice)
         self.texts = self._write()
@@ -99,7 +99,7 @@ class TargetOnThisMachine:
         Raises:
             ConfigError: it cannot be loaded, or does not fit the target.
         """
-        self._progress.say(f"timing {option.name} on the target's texts")
+        say(f"timing {option.name} on the target's texts")
         return self._measure_model(option) if option.is_model else self._measure_lookup(option)
 
     def _measure_model(self, option: DraftOption) -> MeasuredOption:
@@ -137,12 +137,12 @@ class TargetOnThisMachine:
 
     def _write(self) -> list[Text]:
         traffic = self._traffic
-        say = self._progress.counter("the target writes its texts", len(traffic.prompts))
+        written = counter("the target writes its texts", len(traffic.prompts))
         ends = self._runner.loaded.eos_token_ids
-        return write_texts(self._runner, traffic.prompts, traffic.temperature, traffic.tokens, ends, say)
+        return write_texts(self._runner, traffic.prompts, traffic.temperature, traffic.tokens, ends, written)
 
     def _measure(self, helped: HelpedTimes) -> MeasuredTarget:
-        self._progress.say("timing the target's steps")
+        say("timing the target's steps")
         return measure_target(self._runner, helped, self.texts, self._traffic.context)
 
     def _target_step(self) -> None:

@@ -7,8 +7,9 @@ import os
 import random
 from pathlib import Path
 
-from outrider.cli.bench import values
+from outrider.cli import values
 from outrider.cli.bench.arrivals import ArrivalPattern, ClosedLoop, OpenLoop, poisson
+from outrider.cli.bench.slo import Slo, parse_slo
 from outrider.cli.request import add_endpoint_flag, add_transport_flags
 from outrider.protocol.errors import InvalidRequest
 
@@ -169,7 +170,7 @@ def _add_request_flags(group: argparse._ArgumentGroup) -> None:
 def _add_report_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--slo",
-        type=values.slo,
+        type=_slo,
         default=(),
         metavar="BOUNDS",
         help="report goodput under bounds on ttft, tpot and e2e, such as ttft=500ms,tpot=50ms,e2e=10s",
@@ -177,3 +178,10 @@ def _add_report_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--json", default="", metavar="FILE", help="write everything, each request's figures too"
     )
+
+
+def _slo(text: str) -> Slo:
+    try:
+        return parse_slo(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

@@ -11,7 +11,6 @@ import argparse
 import json
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.cli.bench.prompts import read_prompts
 from outrider.cli.prompt_ids import token_ids_of
+from outrider.cli.say import say
 from outrider.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def distill(arguments: argparse.Namespace) -> int:
     try:
         return _distill(arguments, out, work)
     except Stopped:
-        _say(f"stopped; the same command goes on from {work}")
+        say(f"stopped; the same command goes on from {work}")
         return 130
 
 
@@ -77,14 +77,14 @@ def _distill(arguments: argparse.Namespace, out: Path, work: Path) -> int:
         if arguments.lora:
             check_rank(pair.draft, arguments.lora)
         learnt, held_out = split(_texts(arguments, pair, work, stopped), arguments.held_out)
-        _say(f"{len(learnt)} texts to learn from, {len(held_out)} held out")
+        say(f"{len(learnt)} texts to learn from, {len(held_out)} held out")
         judged = up_to(windows_of(held_out, arguments.window), arguments.held_out_tokens)
         before = _before(work, lambda: measure(pair, judged, arguments.temperature))
         trained = _train(arguments, pair, windows_of(learnt, arguments.window), work, stopped)
         after = _figures(measure(pair, judged, arguments.temperature))
         _print(before, after, sum(window.counted for window in judged), arguments.temperature)
         if after["acceptance"] <= before["acceptance"]:
-            _say(f"the acceptance did not rise, and nothing was saved; {work} can be removed")
+            say(f"the acceptance did not rise, and nothing was saved; {work} can be removed")
             return 1
         save_draft(pair, out)
     (out / "distilled.json").write_text(
@@ -109,7 +109,7 @@ def _train(
     training, checkpoint = Training(pair, windows, plan), work / "state.pt"
     if checkpoint.exists():
         training.load(checkpoint)
-        _say(f"going on at step {training.step} of {training.steps}")
+        say(f"going on at step {training.step} of {training.steps}")
     if not training.run(checkpoint, stopped, _Teller()):
         raise Stopped
     return {"steps": training.step, "seconds": round(training.seconds, 1)}
@@ -194,14 +194,14 @@ def _written(
     path = work / "written.jsonl"
     began, ready = time.monotonic(), len(path.read_text().splitlines()) if path.exists() else 0
 
-    def say(count: int) -> None:
+    def tell(count: int) -> None:
         each = (time.monotonic() - began) / max(1, count - ready)
         left = _left(each * (len(prompts) - count))
-        _say(f"the target has written {count} of {len(prompts)} texts, {left}")
+        say(f"the target has written {count} of {len(prompts)} texts, {left}")
         if stopped():
             raise Stopped
 
-    return write(pair, prompts, arguments.tokens, arguments.temperature, path, say)
+    return write(pair, prompts, arguments.tokens, arguments.temperature, path, tell)
 
 
 def _keep(arguments: argparse.Namespace, pair: Pair, path: Path) -> None:
@@ -210,7 +210,7 @@ def _keep(arguments: argparse.Namespace, pair: Pair, path: Path) -> None:
 
     found = read_collected(arguments.collected, pair.vocabulary, arguments.task)
     if found.others or found.broken:
-        _say(f"left out: {found.others} of another vocabulary or task, {found.broken} broken lines")
+        say(f"left out: {found.others} of another vocabulary or task, {found.broken} broken lines")
     making = path.with_suffix(".making")
     making.write_text("".join(one.line() for one in found.kept))
     making.rename(path)
@@ -249,7 +249,7 @@ class _Teller:
         if now < self._next and progress.step < progress.steps:
             return
         self._next = now + SAY_SECONDS
-        _say(
+        say(
             f"step {progress.step} of {progress.steps}, divergence {progress.loss:.3f}, "
             f"{progress.tokens_per_second:,.0f} tokens/s, {_left(progress.seconds_left)}"
         )
@@ -264,7 +264,7 @@ def _stop_signals() -> Iterator[Any]:
         if came:
             raise KeyboardInterrupt
         came.append(number)
-        _say("stopping after this step")
+        say("stopping after this step")
 
     before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -276,7 +276,3 @@ def _stop_signals() -> Iterator[Any]:
 
 def _left(seconds: float) -> str:
     return f"{seconds / 60:.1f} min left"
-
-
-def _say(sentence: str) -> None:
-    print(f"outrider: {sentence}", file=sys.stderr, flush=True)

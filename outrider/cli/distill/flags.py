@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from outrider.cli import values
+
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Which pair, from what, for how long."""
@@ -31,46 +33,60 @@ def _add_data_flags(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--answers",
-        type=_from_0,
+        type=values.whole,
         metavar="N",
         help="texts that the target writes after each prompt (1); with --collected, after each collected "
         "prompt, beside the collected texts (0)",
     )
     group.add_argument(
-        "--tokens", type=_count, default=256, metavar="N", help="of each text that the target writes (256)"
+        "--tokens",
+        type=values.count,
+        default=256,
+        metavar="N",
+        help="of each text that the target writes (256)",
     )
     group.add_argument(
         "--temperature",
-        type=_at_least_0,
+        type=values.not_negative,
         default=0.0,
         metavar="X",
         help="of the traffic: of the texts that the target writes, and where acceptance is measured (0)",
     )
     group.add_argument(
-        "--held-out", type=_share, default=0.1, metavar="X", help="share of the prompts to measure on (0.1)"
+        "--held-out",
+        type=values.part,
+        default=0.1,
+        metavar="X",
+        help="share of the prompts to measure on (0.1)",
     )
     group.add_argument(
-        "--held-out-tokens", type=_count, default=8192, metavar="N", help="tokens to measure on (8192)"
+        "--held-out-tokens", type=values.count, default=8192, metavar="N", help="tokens to measure on (8192)"
     )
 
 
 def _add_training_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--passes", type=_above_0, default=3.0, metavar="X", help="over the data (3)")
+    group.add_argument("--passes", type=values.rate, default=3.0, metavar="X", help="over the data (3)")
     group.add_argument(
-        "--minutes", type=_at_least_0, default=0.0, metavar="X", help="longest training; 0: no limit (0)"
+        "--minutes",
+        type=values.not_negative,
+        default=0.0,
+        metavar="X",
+        help="longest training; 0: no limit (0)",
     )
-    group.add_argument("--batch", type=_count, default=16, metavar="N", help="windows per step (16)")
-    group.add_argument("--window", type=_window, default=256, metavar="N", help="tokens per window (256)")
+    group.add_argument("--batch", type=values.count, default=16, metavar="N", help="windows per step (16)")
+    group.add_argument(
+        "--window", type=values.at_least(2), default=256, metavar="N", help="tokens per window (256)"
+    )
     group.add_argument(
         "--lora",
-        type=_count,
+        type=values.count,
         default=0,
         metavar="RANK",
         help="train updates of this rank of the linear layers, which take less memory, not all weights",
     )
     group.add_argument(
         "--rate",
-        type=_at_least_0,
+        type=values.not_negative,
         default=0.0,
         metavar="X",
         help="learning rate; 0: by the draft's width, and ten times as high with --lora (0)",
@@ -81,34 +97,6 @@ def _add_training_flags(group: argparse._ArgumentGroup) -> None:
         help="the target's arithmetic: auto (float32 on the CPU), float32 or bfloat16",
     )
     group.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    group.add_argument("--threads", type=_count, default=1, metavar="N", help="torch threads on the CPU (1)")
-
-
-def _count(text: str) -> int:
-    return int(_checked(int(text), int(text) >= 1, "1 or more"))
-
-
-def _from_0(text: str) -> int:
-    return int(_checked(int(text), int(text) >= 0, "0 or more"))
-
-
-def _window(text: str) -> int:
-    return int(_checked(int(text), int(text) >= 2, "2 or more"))
-
-
-def _at_least_0(text: str) -> float:
-    return _checked(float(text), float(text) >= 0, "0 or more")
-
-
-def _above_0(text: str) -> float:
-    return _checked(float(text), float(text) > 0, "above 0")
-
-
-def _share(text: str) -> float:
-    return _checked(float(text), 0 < float(text) < 1, "between 0 and 1")
-
-
-def _checked(value: float, sound: bool, wanted: str) -> float:
-    if not sound:
-        raise argparse.ArgumentTypeError(f"must be {wanted}, not {value:g}")
-    return value
+    group.add_argument(
+        "--threads", type=values.count, default=1, metavar="N", help="torch threads on the CPU (1)"
+    )

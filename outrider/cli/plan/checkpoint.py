@@ -142,10 +142,8 @@ def _layer_numbers(config: Any) -> int:
 
 
 def _config(path: Path) -> Any:
-    try:
-        from transformers import AutoConfig  # which knows what each kind of model calls its sizes
-    except ModuleNotFoundError as error:
-        raise ModelError("plan needs transformers; pip install 'outrider[engine]'") from error
+    from transformers import AutoConfig  # which knows what each kind of model calls its sizes
+
     if not (path / "config.json").is_file():
         raise ModelError(f"model: {str(path)!r} has no config.json; {WANTED}")
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from outrider.cli.bench import values
+from outrider.cli import values
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

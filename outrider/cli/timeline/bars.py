@@ -6,32 +6,16 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from outrider.client.results import TimelineEvent
+
 LANES = ("draft", "wire", "verify")
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """One thing that took time; `start_ns` is since the Unix epoch."""
-
-    lane: str
-    name: str
-    start_ns: int
-    duration_us: int
-    step: int = 0
-    nodes: int = 0
-    accepted: int = 0
-
-    @property
-    def end_ns(self) -> int:
-        """When it was over."""
-        return self.start_ns + self.duration_us * 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
     """A bar with its row in its lane; times in milliseconds since the first bar began."""
 
-    bar: Bar
+    bar: TimelineEvent
     row: int
     start_ms: float
     end_ms: float
@@ -58,7 +42,7 @@ class TimelineLayout:
         return busy / self.total_ms if self.total_ms else 0.0
 
 
-def lay_out(bars: Sequence[Bar]) -> TimelineLayout:
+def lay_out(bars: Sequence[TimelineEvent]) -> TimelineLayout:
     """Give every bar the first row of its lane that is free when it begins."""
     ordered = sorted(bars, key=lambda bar: (bar.start_ns, bar.end_ns))
     origin = ordered[0].start_ns if ordered else 0
@@ -71,7 +55,7 @@ def lay_out(bars: Sequence[Bar]) -> TimelineLayout:
     return TimelineLayout(tuple(placed), rows, max((item.end_ms for item in placed), default=0.0))
 
 
-def to_trace(bars: Sequence[Bar]) -> dict[str, Any]:
+def to_trace(bars: Sequence[TimelineEvent]) -> dict[str, Any]:
     """Chrome trace JSON, for ui.perfetto.dev and chrome://tracing; `from_trace` reads it back."""
     names: list[dict[str, Any]] = [
         {"ph": "M", "name": "thread_name", "pid": 1, "tid": tid, "args": {"name": lane}}
@@ -93,19 +77,19 @@ def to_trace(bars: Sequence[Bar]) -> dict[str, Any]:
     return {"displayTimeUnit": "ms", "traceEvents": names + slices}
 
 
-def from_trace(trace: Any) -> list[Bar]:
+def from_trace(trace: Any) -> list[TimelineEvent]:
     """The bars of a trace that `to_trace` made.
 
     Raises:
         ValueError: it is something else.
     """
     try:
-        return [Bar(**event["args"]) for event in trace["traceEvents"] if event["ph"] == "X"]
+        return [TimelineEvent(**event["args"]) for event in trace["traceEvents"] if event["ph"] == "X"]
     except (KeyError, TypeError) as error:
         raise ValueError("not a timeline written by outrider") from error
 
 
-def _free_row(free_at: list[int], bar: Bar) -> int:
+def _free_row(free_at: list[int], bar: TimelineEvent) -> int:
     for row, end in enumerate(free_at):
         if end <= bar.start_ns:
             free_at[row] = bar.end_ns

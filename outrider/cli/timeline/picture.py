@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from statistics import median
 
-from outrider.cli.timeline.bars import LANES, Bar, Placed, TimelineLayout, lay_out
+from outrider.cli.timeline.bars import LANES, Placed, TimelineLayout, lay_out
 from outrider.cli.timeline.style import PAGE, STYLE
+from outrider.client.results import TimelineEvent
 
 ROW = 24
 """Height of a bar's row in pixels."""
@@ -24,7 +25,7 @@ MIN_WIDTH, MAX_WIDTH = 1000, 20_000
 TICK_PIXELS = 90
 
 
-def to_html(bars: Sequence[Bar]) -> str:
+def to_html(bars: Sequence[TimelineEvent]) -> str:
     """A self-contained page with the picture and its figures; the lanes' names stay while it scrolls."""
     canvas = _Canvas(lay_out(bars))
     facts = "".join(
@@ -34,7 +35,7 @@ def to_html(bars: Sequence[Bar]) -> str:
     return PAGE.replace("@FACTS@", facts).replace("@NAMES@", names).replace("@SVG@", _picture(canvas))
 
 
-def to_svg(bars: Sequence[Bar]) -> str:
+def to_svg(bars: Sequence[TimelineEvent]) -> str:
     """The picture alone: lanes, step grid, committed tokens, axis and legend."""
     return _picture(_Canvas(lay_out(bars)))
 
@@ -191,7 +192,7 @@ def _rect(kind: str, x: float, y: float, width: float, height: float, rounded: b
     return f'<rect class="{kind}" {size} rx="{3 if rounded else 0}">'
 
 
-def _nodes(bar: Bar) -> str:
+def _nodes(bar: TimelineEvent) -> str:
     return "" if not bar.nodes else "1 node" if bar.nodes == 1 else f"{bar.nodes} nodes"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import time
 
 from rich.console import Console
@@ -25,7 +24,7 @@ def top(arguments: argparse.Namespace) -> int:
     Raises:
         Unavailable: no page can be read at the beginning.
     """
-    given = arguments.metrics or os.environ.get("OUTRIDER_METRICS", "").split() or [arguments.default]
+    given = arguments.metrics
     console = _console()
     first = _first(given)
     with contextlib.suppress(KeyboardInterrupt):  # the way to end it

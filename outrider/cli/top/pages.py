@@ -6,7 +6,7 @@ import http.client
 import socket
 import time
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -96,21 +96,21 @@ def addresses(given: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def read_snapshot(given: Sequence[str], clock: Callable[[], float] = time.monotonic) -> Snapshot:
+def read_snapshot(given: Sequence[str]) -> Snapshot:
     """Read all pages at once."""
     pages: dict[str, Page] = {}
     problems: dict[str, str] = {}
     try:
         known = addresses(given)
     except OSError as error:
-        return Snapshot(clock(), {}, {", ".join(given): f"the name does not resolve ({error})"})
+        return Snapshot(time.monotonic(), {}, {", ".join(given): f"the name does not resolve ({error})"})
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for address, found in zip(known, pool.map(_read, known), strict=True):
             if isinstance(found, Page):
                 pages[address] = found
             else:
                 problems[address] = found
-    return Snapshot(clock(), pages, problems)
+    return Snapshot(time.monotonic(), pages, problems)
 
 
 def changes(before: Snapshot, now: Snapshot) -> dict[str, Change]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import socket
@@ -10,7 +11,8 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
-from outrider.cli.settings import Resolved
+from outrider.cli.say import say
+from outrider.cli.settings import Resolved, resolve
 from outrider.cli.up.plan import LOOKUP, NONE, UpConfig, plan_gateway, plan_orchestrator, plan_replicas
 from outrider.cli.up.processes import ServiceProcesses
 from outrider.engine.loading.model_path import WANTED, check_model_path
@@ -20,12 +22,16 @@ from outrider.sockets import bound
 GATEWAY_NEEDS = "uvicorn"
 
 
-def up(resolved: Resolved[UpConfig], config_file: str | None) -> int:
+def up(arguments: argparse.Namespace) -> int:
     """Run everything until SIGINT or SIGTERM; returns the exit status.
 
     Raises:
         ConfigError: a setting is wrong.
     """
+    resolved = resolve("up", UpConfig, arguments, os.environ)
+    if arguments.print_config:
+        print(resolved.render())
+        return 0
     check_models(resolved.config)
     cores = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
     replicas = plan_replicas(resolved, cores, gpu=Path("/dev/nvidiactl").exists())
@@ -37,7 +43,12 @@ def up(resolved: Resolved[UpConfig], config_file: str | None) -> int:
         if listener is not None:
             gateway = plan_gateway(resolved, listener.fileno(), replicas, cores)
         fleet = ServiceProcesses(
-            replicas, orchestrator, replicas_file, config_file, resolved.config.grace_seconds, gateway=gateway
+            replicas,
+            orchestrator,
+            replicas_file,
+            arguments.config,
+            resolved.config.grace_seconds,
+            gateway=gateway,
         )
         return asyncio.run(fleet.run())
 
@@ -74,16 +85,12 @@ def http_listener(resolved: Resolved[UpConfig]) -> socket.socket | None:
     if find_spec(GATEWAY_NEEDS) is None:
         if asked:
             raise ConfigError("--http-port: needs more packages; pip install 'outrider[gateway]'")
-        _say("no HTTP gateway; for one, pip install 'outrider[gateway]'")
+        say("no HTTP gateway; for one, pip install 'outrider[gateway]'")
         return None
     try:
         return bound(host, port)
     except OSError as error:
         if asked:
             raise ConfigError(f"--http-port: cannot listen on {host}:{port} ({error.strerror})") from error
-    _say(f"port {port} is in use; HTTP gets another, and --http-port chooses one")
+    say(f"port {port} is in use; HTTP gets another, and --http-port chooses one")
     return bound(host, 0)
-
-
-def _say(sentence: str) -> None:
-    print(f"outrider: {sentence}", file=sys.stderr, flush=True)

@@ -8,25 +8,14 @@ import sys
 import pytest
 
 from outrider import __version__
+from outrider.cli.commands import COMMANDS
 from outrider.cli.main import main
+from outrider.cli.serve import SERVICES
 
-COMMANDS = (
-    (),
-    ("up",),
-    ("serve",),
-    ("serve", "orchestrator"),
-    ("serve", "draft"),
-    ("serve", "verify"),
-    ("serve", "gateway"),
-    ("generate",),
-    ("timeline",),
-    ("bench",),
-    ("plan",),
-    ("version",),
-)
+WORDS = ((), *((command.name,) for command in COMMANDS), *(("serve", service) for service in SERVICES))
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("command", WORDS, ids=" ".join)
 def test_every_command_has_help(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     """--help explains each command and exits with 0."""
     with pytest.raises(SystemExit) as end:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.cli.commands import SERVICES
+from outrider.cli.serve import SERVICES
 from outrider.cli.settings import Resolved, add_flags, flag_of, resolve
 from outrider.cli.up.plan import UpConfig
 from outrider.config import DraftConfig, GatewayConfig, OrchestratorConfig, Settings, VerifyConfig
@@ -76,7 +76,7 @@ def test_every_field_is_a_documented_flag(table: str) -> None:
 
 def test_every_service_is_served_with_its_own_settings() -> None:
     """The commands and the settings classes belong together."""
-    assert {service: config for service, (config, _, _) in SERVICES.items()} == {
+    assert {service: program.config for service, program in SERVICES.items()} == {
         name: config for name, config in TABLES.items() if name != "up"
     }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import replace
 
 import pytest
@@ -12,14 +11,13 @@ from orchestrator.request import constraints
 from orchestrator.request.constraints import Constraints
 from orchestrator.request.resolver import IncomingRequest
 from orchestrator.text.constraint_check import ConstraintCheck
-from orchestrator.text.jobs import job_from
 from outrider.protocol.constraint import Constraint, ConstraintKind
 from outrider.protocol.errors import DeadlineExceeded, InvalidRequest
 from outrider.protocol.messages import FinishReason, SamplingParams
 from outrider.v1 import tokens_pb2
 from tests.fakes import INFO, FakeVerify
-from tests.unit.orchestrator.rig import Rig, run
-from tests.unit.orchestrator.test_service import text_verify
+from tests.unit.orchestrator.rig import Rig, run, until
+from tests.unit.orchestrator.test_service import Never, text_verify
 from tests.unit.orchestrator.text.test_text_stream import byte_level
 
 END = 99
@@ -31,8 +29,8 @@ def constraint(*texts: str, kind: ConstraintKind = ConstraintKind.CHOICE) -> Con
 
 
 def complete(check: ConstraintCheck) -> bool:
-    """What the other process finds, here, after the way there."""
-    return job_from(check.plain()).complete(byte_level())
+    """What the other process finds, here."""
+    return check.complete(byte_level())
 
 
 def encoded(text: str) -> tuple[int, ...]:
@@ -138,10 +136,10 @@ def test_what_was_sound_is_not_checked_again(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(constraints, "MAX_REMEMBERED", 2)
 
     async def scenario() -> None:
-        found = Constraints(process := Process(), time.monotonic)
+        found = Constraints(process := Process())
 
         async def check(one: IncomingRequest) -> None:
-            await found.complete(one, byte_level(), INFO, time.monotonic() + 60)
+            await found.complete(one, byte_level(), INFO)
 
         for one in (asked("a"), asked("a"), asked("b"), asked("a"), asked("c"), asked("a"), asked("b")):
             await check(one)
@@ -161,10 +159,10 @@ def test_a_check_ends_at_the_deadline() -> None:
     """The caller does not wait longer for it than for a text."""
 
     async def scenario() -> None:
-        process = Process()
-        process.go.clear()
-        found = Constraints(process, time.monotonic)
-        with pytest.raises(DeadlineExceeded, match="before the constraint was checked"):
-            await found.complete(asked("a"), byte_level(), INFO, time.monotonic() + 0.01)
+        async with Rig(text_verify()) as rig:
+            rig.orchestrator.servicer.checking._start = Never().start
+            with pytest.raises(DeadlineExceeded):
+                await rig.generate(text="x", regex="a+", deadline=0.3)
+            await until(lambda: not rig.orchestrator.running())
 
     run(scenario)

@@ -6,7 +6,7 @@ import pytest
 
 from outrider.protocol.errors import ConfigError
 from simulator.cli import find_profile
-from simulator.modelled import H100, LLAMA_8B, PAIRS
+from simulator.modelled import BANDWIDTH, FLOPS, LLAMA_8B, PAIRS
 from simulator.profile import interpolate
 
 POINTS = ((1, 1.0), (3, 2.0), (7, 4.0))
@@ -34,10 +34,10 @@ def test_modelled_machines_say_so(name):
 def test_a_modelled_step_is_bound_by_bytes_then_by_arithmetic():
     """One token reads all weights; a thousand compute longer than that."""
     profile = find_profile("h100-8b-1b")
-    read = 2 * LLAMA_8B.parameters / H100.bandwidth
+    read = 2 * LLAMA_8B.parameters / BANDWIDTH
     assert interpolate(profile.target_forward, 1) == pytest.approx(read + LLAMA_8B.fixed)
     assert interpolate(profile.target_forward, 1024) == pytest.approx(
-        2 * LLAMA_8B.parameters * 1024 / H100.flops + LLAMA_8B.fixed
+        2 * LLAMA_8B.parameters * 1024 / FLOPS + LLAMA_8B.fixed
     )
 
 

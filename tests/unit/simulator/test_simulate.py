@@ -15,7 +15,7 @@ from simulator.traces import Trace, compact
 from tests.unit.simulator.conftest import PERFECT, USELESS
 
 LOAD = Load(sessions=3, prompt_tokens=8, new_tokens=20)
-SERVICES = (ArmKind.AUTO, ArmKind.SEQUENTIAL, ArmKind.OFF, ArmKind.COLOCATED)
+SERVICES = (ArmKind.AUTO, ArmKind.SEQUENTIAL, ArmKind.OFF)
 
 
 @pytest.mark.parametrize("arm", ArmKind)
@@ -119,7 +119,7 @@ def test_a_useless_draft_costs_little(make_profile):
 
 def test_one_device_for_both_models_does_one_thing_at_a_time(make_profile):
     """Together they are never busier than the clock."""
-    report = simulate(make_profile(), Topology(arm=ArmKind.COLOCATED), LOAD)
+    report = simulate(make_profile(), Topology(arm=ArmKind.LOCKSTEP), LOAD)
     assert report.devices == 1
     assert report.target_busy + report.draft_busy <= 1.0 + 1e-9
 

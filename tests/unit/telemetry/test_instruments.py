@@ -14,7 +14,6 @@ from outrider.protocol.errors import ConfigError
 from outrider.protocol.messages import StepTimes, Verdict
 from outrider.rpc.reloading import Reloaded
 from outrider.telemetry import metrics_page
-from outrider.telemetry.collection_instruments import CollectionOutcome
 from outrider.telemetry.instruments import (
     DraftInstruments,
     OrchestratorInstruments,
@@ -142,13 +141,13 @@ def test_the_page_is_asked_for_device_memory(registry) -> None:
 
 def test_utilization_is_a_share(registry) -> None:
     """What an inference gateway reads: used pages, neither free nor kept for reuse, as a share of all."""
-    VerifyInstruments(registry).pages(100, 40, 20)
+    VerifyInstruments(registry).pages.set(100, 40, 20)
     assert registry.get_sample_value("outrider_verify_kv_utilization") == 0.4
     assert registry.get_sample_value("outrider_verify_pages_free") == 40
 
 
 def use_everything(registry: CollectorRegistry) -> None:
-    """Call every method of every service's instruments."""
+    """Move every metric of every service."""
     verify, draft, orchestrator = (
         kind(registry) for kind in (VerifyInstruments, DraftInstruments, OrchestratorInstruments)
     )
@@ -156,35 +155,35 @@ def use_everything(registry: CollectorRegistry) -> None:
     verify.verdict(VERDICT, "")
     verify.estimates([(0.5, True)])
     verify.step(12, 3, 0.02)
-    verify.pages(100, 40, 20)
-    verify.sessions(3)
-    verify.queued(1)
-    verify.idle(0.5)
-    verify.preempted()
-    verify.stale_handle("incarnation")
-    verify.nodes_dropped(4)
+    verify.pages.set(100, 40, 20)
+    verify.sessions.set(3)
+    verify.queued.set(1)
+    verify.idle.inc(0.5)
+    verify.preempted.inc()
+    verify.stale_handles.labels("incarnation").inc()
+    verify.nodes_dropped.inc(4)
     draft.capacity(32, lambda: (1, 2))
     draft.expanded(8, 2, 0.003)
     draft.block([1, 1, 2], "")
-    draft.answered(0.002)
+    draft.lag.observe(0.002)
     draft.verdict(VERDICT, "", starved=True)
-    draft.wasted(5, "")
-    draft.sessions(2)
-    draft.pages(100, 1, 2)
+    draft.wasted.inc("", 5)
+    draft.sessions.set(2)
+    draft.pages.set(100, 1, 2)
     draft.weights("0a1b2c3d")
     orchestrator.admitted(0.5)
-    orchestrator.rejected("OVERLOADED")
+    orchestrator.rejected.labels("OVERLOADED").inc()
     orchestrator.finished("stop", 20, 1.0, 0.05, 0.01, trace_id="a" * 32, model="m")
     orchestrator.prompt("m", 12, 4)
     orchestrator.requests.of("m").gap.observe(0.02)
-    orchestrator.queued(1)
-    orchestrator.running(2)
-    orchestrator.kv_utilization(0.5)
-    orchestrator.fallback("draft")
-    orchestrator.kv_move("moved")
+    orchestrator.queued.set(1)
+    orchestrator.running.set(2)
+    orchestrator.kv_utilization.set(0.5)
+    orchestrator.fallbacks.labels("draft").inc()
+    orchestrator.kv_moves.labels("moved").inc()
     orchestrator.labels.finished({"team": "search"}, 20)
-    orchestrator.replicas("draft", "ready", 2)
-    orchestrator.collection.count(CollectionOutcome.WRITTEN)
+    orchestrator.replicas.labels("draft", "ready").set(2)
+    orchestrator.collected.labels("written").inc()
     orchestrator.shadows.compared(
         "", "0a1b2c3d", Role.SHADOW, SimpleNamespace(tokens=3, proposed=2, foreseen=1)
     )
@@ -207,7 +206,7 @@ def use_everything(registry: CollectorRegistry) -> None:
 
 
 def test_every_event_of_every_service_is_counted(registry) -> None:
-    """Each method moves a metric of its own service; every metric says what it is."""
+    """Each event moves a metric of its own service; every metric says what it is."""
     use_everything(registry)
     for metric in registry.collect():
         assert metric.documentation.endswith("."), metric.name
@@ -229,7 +228,7 @@ def test_descriptions_are_what_is_exported(registry, kind) -> None:
 
 def test_the_page_is_served(registry) -> None:
     """`start_metrics` answers on the port it returns."""
-    VerifyInstruments(registry).sessions(3)
+    VerifyInstruments(registry).sessions.set(3)
     port = start_metrics(0, "127.0.0.1", registry)
     page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
     assert "outrider_verify_sessions 3.0" in page

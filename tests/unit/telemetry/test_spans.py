@@ -78,13 +78,15 @@ def test_a_request_without_context_begins_a_trace(exporter: InMemorySpanExporter
 
 
 def test_errors_and_events_are_on_the_span(exporter: InMemorySpanExporter) -> None:
-    """A failed request says so, and when it lost a replica."""
+    """A failed request says so, and a step says what was noticed in it."""
     request = spans.start_request("generate", "", {})
-    _request(request, error="NO_REPLICA", events=[("draft lost", 5_000, {"replica": "draft-0"})])
-    (span,) = exporter.get_finished_spans()
+    events = [("drift", 5_000, {"steps": 300})]
+    spans.record_span("step", parent=request, start_ns=1, end_ns=2, attributes={}, events=events)
+    _request(request, error="NO_REPLICA")
+    step, span = exporter.get_finished_spans()
     assert span.status.status_code is StatusCode.ERROR
     assert span.status.description == "NO_REPLICA"
-    assert (span.events[0].name, span.events[0].timestamp) == ("draft lost", 5_000)
+    assert (step.events[0].name, step.events[0].timestamp) == ("drift", 5_000)
 
 
 def test_the_callers_sampling_decision_counts(exporter: InMemorySpanExporter) -> None:

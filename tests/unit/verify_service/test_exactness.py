@@ -128,7 +128,7 @@ def test_scarce_pages_do_pause_sessions(
     """The pool of the test above is too small for all: the guard that it tests what it says."""
     bench = bench_of(loaded, 22, max_step_tokens=24)
     run_together(bench, [truths["greedy", i] for i in range(4)], SAMPLINGS["greedy"], "perfect")
-    assert bench.core._instruments._preempted._value.get() > 0
+    assert bench.core._instruments.preempted._value.get() > 0
 
 
 def test_costs_are_measured_on_the_runner(loaded: LoadedModel) -> None:

@@ -67,7 +67,7 @@ async def serving(runner: FakeRunner | None = None, max_pending: int = 8) -> Asy
     engine = VerifyEngine(
         lambda deliver: VerifyCore(runner, cost, settings, instruments, deliver),
         max_sessions=3,
-        max_pending_verdicts=max_pending,
+        max_unread=max_pending,
         on_failure=lambda: failures.append("failed"),
     )
     server = GrpcServer(VerifyConfig(), [SERVICE])

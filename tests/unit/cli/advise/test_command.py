@@ -27,13 +27,13 @@ def models(tmp_path: Path) -> Path:
 def test_a_target_is_advised(
     models: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Model, lookup and the target without a layer are measured and simulated; files are written."""
+    """Model, lookup and the target without a layer are measured and simulated; the figures are written."""
     monkeypatch.setattr("simulator.pair.steps.ROUNDS", 1)
     monkeypatch.setattr("simulator.pair.draft_times.VERDICTS", 3)
     target, draft = str(models / "target"), str(models / "draft")
     words = ["advise", "--target", target, "--draft", draft, "--draft", "lookup", "--draft", target]
     words += ["--draft-skip-layers", "1", "--prompts", str(models / "prompts.jsonl"), "--tokens", "6"]
-    words += ["--sessions", "1,3", "--plot", str(models / "a.svg"), "--json", str(models / "a.json")]
+    words += ["--sessions", "1,3", "--json", str(models / "a.json")]
     assert main(words) == 0
     output = capsys.readouterr()
     last = output.out.splitlines()[-1]
@@ -47,7 +47,6 @@ def test_a_target_is_advised(
     small, lookup, part = (one["size"]["weight_bytes"] for one in document["drafts"])
     assert 0 == lookup < small <= part < document["target_size"]["weight_bytes"]
     assert set(document["drafts"][0]["acceptance_by_task"]) == {"tale", "ids"}
-    assert (models / "a.svg").read_text().startswith("<svg")
 
 
 @pytest.mark.parametrize(
@@ -55,7 +54,6 @@ def test_a_target_is_advised(
     [
         (["--device", "cuda"], "--device: cuda cannot be measured, only cpu; for GPUs `outrider plan`"),
         (["--dtype", "int4"], "--dtype"),
-        (["--plot", "a.png"], "--plot: 'a.png' must end in .svg"),
         (["--draft-skip-layers", "1"], "add --draft T"),
         ([], "--target: there is no folder 'T'"),
     ],

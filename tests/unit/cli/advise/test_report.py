@@ -1,15 +1,12 @@
-"""The tables, the JSON and the picture."""
+"""The tables and the JSON."""
 
 from __future__ import annotations
 
 import json
-from xml.etree import ElementTree
 
-from outrider.cli.advise.picture import to_svg
 from outrider.cli.advise.report import as_dict, render
 from tests.unit.cli.advise.findings import candidate, findings
 
-SVG = "{http://www.w3.org/2000/svg}"
 FOUND = findings(candidate("small", (100, 300, 420), (1.0, 1.0, 0.1)), candidate("<lookup>", (50, 200, 400)))
 
 
@@ -45,32 +42,3 @@ def test_the_json_has_every_figure() -> None:
     assert [load["speed_up"] for load in small["loads"]] == [2.0, 1.5, 1.05]
     assert small["acceptance_by_task"]["chat"][0] == 0.75
     assert (small["rests_from"], other["rests_from"]) == (32, None)
-
-
-def test_the_picture_is_whole_and_loads_nothing() -> None:
-    """A curve for each draft and for none, names escaped, no references."""
-    text = to_svg(FOUND)
-    root = ElementTree.fromstring(text)
-    curves = [path for path in root.iter(f"{SVG}path") if path.find(f"{SVG}title") is not None]
-    assert [curve.find(f"{SVG}title").text for curve in curves] == [
-        "none",
-        "small",
-        "<lookup>",
-        "small",
-        "<lookup>",
-    ]
-    assert "href" not in text
-    assert "url(" not in text
-    width, height = float(root.get("width")), float(root.get("height"))
-    for circle in root.iter(f"{SVG}circle"):
-        assert 0 <= float(circle.get("cx")) <= width
-        assert 0 <= float(circle.get("cy")) <= height
-
-
-def test_a_single_load_is_drawn_too() -> None:
-    """One place on the axis, in its middle."""
-    one = candidate("small", (100, 300, 420))
-    whole = findings(one)
-    cut = findings(type(one)(option=one.option, size=one.size, runs=one.runs, rates=one.rates[:1]))
-    object.__setattr__(cut, "without", whole.without[:1])
-    ElementTree.fromstring(to_svg(cut))

@@ -10,23 +10,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.cli.timeline.bars import LANES, Bar, from_trace, lay_out, to_trace
+from outrider.cli.timeline.bars import LANES, from_trace, lay_out, to_trace
 from outrider.cli.timeline.picture import to_html, to_svg
+from outrider.client import TimelineEvent
 
 MS = 1_000_000
 START = 1_763_000_000_000 * MS
 
+
+def bar(lane: str, name: str, start_ns: int, duration_us: int, **counts: int) -> TimelineEvent:
+    """One thing that took time."""
+    return TimelineEvent(lane=lane, name=name, start_ns=start_ns, duration_us=duration_us, **counts)
+
+
 BARS = [
-    Bar("draft", "block", START, 4_000, step=1, nodes=6),
-    Bar("wire", "block", START + 4 * MS, 1_000, step=1, nodes=6),
-    Bar("wire", "block", START + 4 * MS + 1, 1_000, step=1, nodes=2),
-    Bar("verify", "forward", START + 5 * MS, 20_000, step=1, nodes=8, accepted=3),
-    Bar("wire", "verdict", START + 25 * MS, 1_000, step=1),
-    Bar("verify", "forward", START + 27 * MS, 20_000, step=2, nodes=8, accepted=20),
+    bar("draft", "block", START, 4_000, step=1, nodes=6),
+    bar("wire", "block", START + 4 * MS, 1_000, step=1, nodes=6),
+    bar("wire", "block", START + 4 * MS + 1, 1_000, step=1, nodes=2),
+    bar("verify", "forward", START + 5 * MS, 20_000, step=1, nodes=8, accepted=3),
+    bar("wire", "verdict", START + 25 * MS, 1_000, step=1),
+    bar("verify", "forward", START + 27 * MS, 20_000, step=2, nodes=8, accepted=20),
 ]
 bars = st.lists(
     st.builds(
-        Bar,
+        TimelineEvent,
         lane=st.sampled_from(LANES),
         name=st.text(max_size=5),
         start_ns=st.integers(START, START + 100 * MS),
@@ -41,7 +48,7 @@ bars = st.lists(
 
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(bars)
-def test_bars_of_a_row_never_overlap(given_bars: list[Bar]) -> None:
+def test_bars_of_a_row_never_overlap(given_bars: list[TimelineEvent]) -> None:
     """Whatever ran at once is drawn in different rows, and every bar is drawn."""
     layout = lay_out(given_bars)
     assert len(layout.placed) == len(given_bars)
@@ -54,7 +61,7 @@ def test_bars_of_a_row_never_overlap(given_bars: list[Bar]) -> None:
 
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(bars)
-def test_a_saved_timeline_is_read_back_exactly(given_bars: list[Bar]) -> None:
+def test_a_saved_timeline_is_read_back_exactly(given_bars: list[TimelineEvent]) -> None:
     """The Chrome trace keeps everything, through JSON."""
     assert from_trace(json.loads(json.dumps(to_trace(given_bars)))) == given_bars
 
@@ -108,7 +115,7 @@ def test_the_page_loads_nothing() -> None:
 
 def test_names_are_escaped() -> None:
     """A name from the wire is text, never markup."""
-    assert "<b>" not in to_html([Bar("wire", "<b>&", START, 90_000)])
+    assert "<b>" not in to_html([bar("wire", "<b>&", START, 90_000)])
 
 
 def test_no_bars_is_an_empty_picture() -> None:

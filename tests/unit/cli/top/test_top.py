@@ -200,7 +200,7 @@ def test_pages_are_read_and_problems_are_sentences() -> None:
 
 
 def _arguments(*pages: str) -> argparse.Namespace:
-    return argparse.Namespace(metrics=list(pages), interval=0.01, once=True, default="")
+    return argparse.Namespace(metrics=list(pages), interval=0.01, once=True)
 
 
 def test_one_frame_is_plain_text(capsys: pytest.CaptureFixture[str]) -> None:

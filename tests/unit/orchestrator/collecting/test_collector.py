@@ -17,8 +17,7 @@ from orchestrator.collecting.files import RotatedFiles
 from orchestrator.request.resolver import ResolvedRequest
 from outrider.collected import PATTERN, Collected
 from outrider.protocol.messages import SamplingParams
-from outrider.telemetry.collection_instruments import CollectionInstruments
-from outrider.telemetry.metric_parts import Maker
+from outrider.telemetry.instruments import OrchestratorInstruments
 from tests.fakes import INFO, FakeDraft, FakeVerify, continuation
 from tests.unit.orchestrator.rig import PROMPT, Rig, run
 
@@ -59,8 +58,8 @@ def registry() -> CollectorRegistry:
 
 def collector(files: Any, registry: CollectorRegistry, share: float = 1.0, drawn: float = 0.0) -> Collector:
     """One that writes to `files`."""
-    instruments = CollectionInstruments(Maker("outrider_orchestrator", registry))
-    return Collector(files, share, instruments, lambda: drawn)
+    collected = OrchestratorInstruments(registry).collected
+    return Collector(files, share, collected, lambda: drawn)
 
 
 def counted(registry: CollectorRegistry, outcome: str) -> float:

@@ -11,6 +11,7 @@ from orchestrator.request.resolver import IncomingRequest, ResolvedRequest, Reso
 from orchestrator.request.ticket import Ticket
 from orchestrator.request.wire import incoming_from_pb
 from orchestrator.text.conversation import ChatMessage, Conversation
+from orchestrator.text.jobs import ChatPrompt
 from orchestrator.text.template import ChatTemplate
 from outrider.protocol.errors import ContextTooLong, InvalidRequest, UnknownModel
 from outrider.protocol.messages import FinishReason, KvHandle, Mode, ModelInfo, SamplingParams
@@ -29,7 +30,17 @@ def resolver(**changes: Any) -> Resolver:
 
 def resolve(pb: generation_pb2.GenerateRequest, **changes: Any) -> ResolvedRequest:
     """From the wire to a request that can be run."""
-    return resolver(**changes).resolve(incoming_from_pb(pb), "id")
+    return resolved(incoming_from_pb(pb), resolver(**changes))
+
+
+def resolved(incoming: IncomingRequest, by: Resolver) -> ResolvedRequest:
+    """Checked, tokenized, completed."""
+    by.check(incoming)
+    prompt, prediction = (
+        given if isinstance(given, tuple | None) else given.tokens(by.tokenizer)
+        for given in (incoming.prompt, incoming.prediction)
+    )
+    return by.resolve(incoming, "id", prompt, prediction)
 
 
 def ask(**fields: Any) -> generation_pb2.GenerateRequest:
@@ -230,11 +241,11 @@ def test_chat_without_messages_is_refused() -> None:
     """A conversation must have messages."""
     template = byte_level()
     template._template = ChatTemplate.parse("", {})
-    asked = IncomingRequest(chat=Conversation(messages=()), sampling=SamplingParams())
+    asked = IncomingRequest(prompt=ChatPrompt(Conversation(messages=())), sampling=SamplingParams())
     with pytest.raises(InvalidRequest) as caught:
-        resolver(tokenizer=template).resolve(asked, "id")
+        resolved(asked, resolver(tokenizer=template))
     assert caught.value.field == "chat.messages"
     nameless = Conversation(messages=(ChatMessage("", "x"),))
     with pytest.raises(InvalidRequest) as caught:
-        resolver(tokenizer=template).resolve(replace(asked, chat=nameless), "id")
+        resolved(replace(asked, prompt=ChatPrompt(nameless)), resolver(tokenizer=template))
     assert caught.value.field == "chat.messages[0].role"

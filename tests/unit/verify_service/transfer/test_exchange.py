@@ -76,7 +76,7 @@ async def side(name: str, pages: int = 64, seconds: float = STEP_SECONDS) -> Asy
     engine = VerifyEngine(
         lambda deliver: VerifyCore(runner, cost, settings, instruments, deliver),
         max_sessions=4,
-        max_pending_verdicts=100,
+        max_unread=100,
     )
     store = torch.randn((2, pages * PAGE, 1, 3))
     exchange = KvExchange(engine, PageMemory([store], PAGE), LAYOUT, VOCABULARY, 200, 30.0)
