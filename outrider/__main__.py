@@ -1,6 +1,14 @@
-"""`python -m outrider` is the `outrider` command."""
+"""The `outrider` command, also as `python -m outrider`."""
 
-from outrider.cli.main import main
+
+def main() -> int:
+    """See `outrider.cli.main.main`; Ctrl-C ends its imports without a traceback."""
+    try:
+        from outrider.cli.main import main as run
+    except KeyboardInterrupt:
+        return 130
+    return run()
+
 
 if __name__ == "__main__":
     raise SystemExit(main())

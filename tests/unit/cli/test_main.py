@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 
 from outrider import __version__
+from outrider.__main__ import main as entry_point
 from outrider.cli.commands import COMMANDS
 from outrider.cli.main import main
 from outrider.cli.serve import SERVICES
@@ -70,3 +72,14 @@ def test_a_service_that_is_not_installed_says_how_to_install_it(
         monkeypatch.delitem(sys.modules, name)
     assert main(["serve", "gateway"]) == 2
     assert "pip install 'outrider[gateway]'" in capsys.readouterr().err
+
+
+def test_ctrl_c_while_modules_are_imported_is_no_traceback(monkeypatch):
+    """The command ends with the status of Ctrl-C from its first moment."""
+
+    class Interrupted(ModuleType):
+        def __getattr__(self, name):
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "outrider.cli.main", Interrupted("outrider.cli.main"))
+    assert entry_point() == 130

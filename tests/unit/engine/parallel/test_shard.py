@@ -125,7 +125,7 @@ def test_rounded_parts_are_those_of_the_rounded_whole(
 def test_experts_beside_rounded_parts(
     architecture: str, folder_of: Callable[[str], Path], threads_of: Any
 ) -> None:
-    """Experts have no codes; their columns are divided in groups: of three a rank has one or two."""
+    """Those of experts are divided in groups, too: of three a rank has one or two."""
     folder = folder_of(architecture)
     runner: ModelRunner = threads_of(folder, 2, weights="int8").runner
     whole = plain_of(folder)
