@@ -14,6 +14,7 @@ from outrider.engine.cpu.kernels.quantized_matmul import (
     SUMS_BYTES,
     prepare_rows,
     quantized_matmul,
+    stand_apart,
 )
 from outrider.engine.cpu.matmul import PanelProduct, Panels, spread
 from outrider.engine.cpu.panels import PANEL, aligned
@@ -49,7 +50,7 @@ class QuantizedMatmul(PanelProduct):
         out, numbers = weight.shape
         width = (PANEL // 2 if gated else PANEL) * STRIP
         held = Panels(
-            in_strips(weight, STRIP, gated=gated, pairs=pairs),
+            in_strips(weight, STRIP, stand_apart, gated=gated, pairs=pairs),
             None if bias is None else aligned(columns(bias.float(), STRIP, gated=gated)).flatten(),
             *(numbers, out // 2 if gated else out, width, dtype.itemsize),
         )

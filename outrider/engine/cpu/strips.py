@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -52,8 +52,13 @@ def alike(weights: Sequence[QuantizedWeight]) -> list[QuantizedWeight]:
     ]
 
 
-def in_strips(weight: QuantizedWeight, strip: int, *, gated: bool, pairs: bool) -> Tensor:
-    """[strips, bytes] uint8: for each group scales, and perhaps zeros, [strip, PANEL]; then all words."""
+def in_strips(
+    weight: QuantizedWeight, strip: int, apart: Callable[[int], bool], *, gated: bool, pairs: bool
+) -> Tensor:
+    """[strips, bytes] uint8: for each group scales, and perhaps zeros, [strip, PANEL], and its words.
+
+    Where so many bytes of scales and zeros are to stand `apart`, those of all groups come first.
+    """
     groups = weight.scales.shape[1]
     heads = [part for part in (weight.scales, weight.zeros) if part is not None]
     parts = [columns(part, strip, gated=gated).permute(0, 3, 1, 2) for part in heads]
@@ -65,8 +70,10 @@ def in_strips(weight: QuantizedWeight, strip: int, *, gated: bool, pairs: bool) 
         words = _halves(words)
     elif pairs:
         words = _two_by_two(_signed(words.view(torch.uint8), zeros=weight.zeros is not None))
-    held = torch.cat([_bytes(part, 2) for part in parts], 2)
-    return aligned(torch.cat([held.flatten(1), _bytes(words, 1)], 1))
+    head = torch.cat([_bytes(part, 2) for part in parts], 2)
+    if apart(head.shape[2]):
+        return aligned(torch.cat([head.flatten(1), _bytes(words, 1)], 1))
+    return aligned(torch.cat([head, _bytes(words, 2)], 2).flatten(1))
 
 
 def _bytes(values: Tensor, start: int) -> Tensor:
