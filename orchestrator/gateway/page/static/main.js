@@ -17,7 +17,7 @@ let views = [];
 let running = null;
 /** Index of the step that was chosen by hand; null follows the newest. */
 let chosen = null;
-let treeDrawnAt = 0;
+let treeDrawnAt = -Infinity; // times count from the load of the page, so 0 may be a moment ago
 let frame = 0;
 
 form.addEventListener("submit", (submitted) => {
@@ -78,7 +78,7 @@ function begin() {
   running = new AbortController();
   views = [];
   chosen = null;
-  treeDrawnAt = 0;
+  treeDrawnAt = -Infinity;
   byId("error").textContent = "";
   byId("comparison").textContent = "";
   byId("comparison").hidden = true;
@@ -93,7 +93,7 @@ function begin() {
 function end() {
   running = null;
   buttons();
-  treeDrawnAt = 0;
+  treeDrawnAt = -Infinity;
   showSoon();
 }
 
@@ -126,7 +126,7 @@ function tell(error) {
 
 function look(step) {
   chosen = running && step === views[0].run.steps.length - 1 ? null : step;
-  treeDrawnAt = 0;
+  treeDrawnAt = -Infinity;
   showSoon();
 }
 
