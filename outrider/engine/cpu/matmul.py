@@ -27,7 +27,7 @@ MIN_SHARE = 2**21
 SHARES = 24
 """Parts into which the work is cut for each thread."""
 WAYS, WAY_BYTES = 8, 4096
-"""Of the nearest cache, at least: of lines that are a multiple of so many bytes apart, it keeps one a way."""
+"""Ways of the nearest cache, at least, and bytes of a way: rows a multiple of them apart share sets."""
 Part: TypeAlias = tuple[int, int, int, int]
 """Panels [first, end) for rows [start, stop)."""
 Group: TypeAlias = tuple[int, int, int]
@@ -205,9 +205,9 @@ class Matmul(PanelProduct):
         super().__init__(held, workers, gated=gated)
 
 
-def spread(rows: Tensor) -> Tensor:
-    """Rows of which a kernel reads one line each in turn: copied further apart where such lines would drive
-    each other out of the nearest cache."""
+def padded(rows: Tensor) -> Tensor:
+    """Rows [R, in] for a kernel that reads a line of each in turn. Where more of these share a cache set than
+    it has ways, each row has a line of padding."""
     count, width = rows.shape
     if count <= WAYS or width * rows.itemsize % WAY_BYTES:
         return rows

@@ -16,7 +16,7 @@ from outrider.engine.cpu.kernels.quantized_matmul import (
     quantized_matmul,
     stand_apart,
 )
-from outrider.engine.cpu.matmul import PanelProduct, Panels, spread
+from outrider.engine.cpu.matmul import PanelProduct, Panels, padded
 from outrider.engine.cpu.panels import PANEL, aligned
 from outrider.engine.cpu.processor import LANES, features
 from outrider.engine.cpu.row_matmul import locality
@@ -68,7 +68,7 @@ class QuantizedMatmul(PanelProduct):
 
     def _prepared(self, rows: Tensor) -> Tensor:
         if self._whole:
-            return spread(rows)
+            return padded(rows)
         made = torch.empty(len(rows), self._row_bytes, dtype=torch.uint8)
         self._prepare(
             *(rows.data_ptr(), self._numbers, len(rows), self._group, self._groups),

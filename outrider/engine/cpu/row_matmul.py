@@ -6,7 +6,7 @@ from llvmlite import binding
 from torch import Tensor
 
 from outrider.engine.cpu.kernels.row_matmul import GROUP, MAX_ROWS, row_matmul
-from outrider.engine.cpu.matmul import Matmul, spread
+from outrider.engine.cpu.matmul import Matmul, padded
 from outrider.engine.cpu.panels import PANEL
 from outrider.engine.cpu.worker_pool import WorkerPool
 
@@ -26,7 +26,7 @@ class RowMatmul(Matmul):
         self._sums = workers.room(4 * MAX_ROWS * PANEL)
 
     def _prepared(self, rows: Tensor) -> Tensor:
-        return spread(rows)
+        return padded(rows)
 
     def _multiply(
         self,

@@ -14,10 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.engine.fused_decoder.decoder import Norm
-from outrider.engine.fused_decoder.modules import NotFused
-
-TOLERANCE = 0.02
-"""Largest accepted distance, relative to the numbers; roundings to 16 bits make less than 0.01."""
+from outrider.engine.fused_decoder.modules import TOLERANCE, NotFused
 
 _Factor: TypeAlias = Callable[[Tensor], Tensor]
 _FACTORS: tuple[_Factor, ...] = (

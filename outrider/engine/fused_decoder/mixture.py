@@ -9,11 +9,10 @@ from torch import nn
 from outrider.engine.fused_decoder import modules
 from outrider.engine.fused_decoder.decoder import BoundedGate, ExpertLinears, Experts, ForeignMlp, Router
 from outrider.engine.fused_decoder.joining import linear_of
+from outrider.engine.quantization.stacked import DOWN, GATE_UP, bias_of, weights_of
 
 _ROUTERS = ("GptOssTopKRouter", "MixtralTopKRouter", "OlmoeTopKRouter", "Qwen3MoeTopKRouter")
 """Routers that choose as `Router` does."""
-GATE_UP, DOWN = "gate_up_proj", "down_proj"
-"""The weights of all experts, stacked, in transformers' module."""
 APART = {GATE_UP: ("w1", "w3", "gate_proj", "up_proj"), DOWN: ("w2", "down_proj")}
 """The linear layers of one expert, in checkpoints that have them apart."""
 
@@ -49,7 +48,7 @@ class Mixture:
     @property
     def widths(self) -> tuple[int, int]:
         """C and F."""
-        hidden, columns = self._linears(DOWN).weight.shape[1:]
+        hidden, columns = weights_of(self.experts, DOWN).shape[1:]
         return hidden, columns
 
     def weights(self, name: str) -> list[nn.Parameter]:
@@ -70,9 +69,7 @@ class Mixture:
         )
 
     def _linears(self, name: str) -> ExpertLinears:
-        weight, *biases = (each.detach() for each in self.weights(name))
-        turned = weight.transpose(1, 2) if self.experts.is_transposed else weight
-        return ExpertLinears(turned, biases[0] if biases else None)
+        return ExpertLinears(weights_of(self.experts, name), bias_of(self.experts, name))
 
 
 class ForeignBlock:

@@ -31,6 +31,9 @@ _FUNCTIONS: tuple[tuple[tuple[type[nn.Module], ...], Activation], ...] = (
 """Activations that torch computes in few operations."""
 _NORMS = ("Norm", "Norm1P")
 """How the names of their classes end."""
+TOLERANCE = 0.02
+"""Largest accepted distance of what a module gives from what it is taken for, relative to the numbers;
+roundings to 16 bits make less than 0.01."""
 
 
 class NotFused(Exception):

@@ -23,10 +23,11 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from outrider.engine.cpu.linear import linear_weight
-from outrider.engine.fused_decoder.mixture import APART, DOWN, GATE_UP, ForeignBlock, Mixture
+from outrider.engine.fused_decoder.mixture import APART, ForeignBlock, Mixture
 from outrider.engine.fused_decoder.modules import NotFused
 from outrider.engine.fused_decoder.recognise import EMBEDDING, HEAD, Modules, Parts
 from outrider.engine.loaded_model import Geometry
+from outrider.engine.quantization.stacked import DOWN, GATE_UP
 
 OUT, IN = 0, 1
 """Sides of a weight [out, in]."""

@@ -19,11 +19,8 @@ import torch
 from torch import Tensor
 
 from outrider.engine.fused_decoder.decoder import Rope
-from outrider.engine.fused_decoder.modules import NotFused
+from outrider.engine.fused_decoder.modules import TOLERANCE, NotFused
 from outrider.engine.fused_decoder.rotation import rotate
-
-TOLERANCE = 0.02
-"""Largest accepted distance, relative to the numbers; roundings to 16 bits make less than 0.01."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

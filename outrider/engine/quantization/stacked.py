@@ -25,7 +25,8 @@ def is_stacked(module: Any) -> bool:
     """True for such a module, which takes rows, their experts and the shares of these."""
     weights = [getattr(module, name, None) for name in WEIGHTS]
     stacked = all(isinstance(weight, Tensor) and weight.ndim == 3 for weight in weights)
-    return stacked and getattr(module, "has_gate", False) and not module.has_post_expert_norm
+    normed = getattr(module, "has_post_expert_norm", False)  # transformers 5.17 knows no such norm
+    return stacked and getattr(module, "has_gate", False) and not normed
 
 
 def weights_of(module: Any, name: str) -> Tensor:

@@ -174,7 +174,7 @@ class _Groups:
         totals = {cell: [cgutils.alloca_once(builder, SUM) for _ in self.rows] for cell in self.cells}
         steps = self.codes.steps(builder)
         head = self.heads * (2 if self.codes.zeros else 1)
-        apart, alone = stand_apart(head), self.panels == STRIP
+        apart, whole = stand_apart(head), self.panels == STRIP
         between = 0 if apart else head
         w_group = builder.add(I64(between), builder.mul(words, I64(STRIP * STRIDE)))
         head_group = I64(head) if apart else w_group
@@ -192,7 +192,7 @@ class _Groups:
             codes = builder.add(codes, builder.mul(first, I64(STRIDE)))
             share = builder.add(shares, builder.mul(loop.index, I64(4)))
             ahead = builder.add(begin, builder.mul(loop.index, fetched))
-            heads_ahead = builder.add(here, I64(AHEAD)) if apart or alone else ahead
+            heads_ahead = builder.add(here, I64(AHEAD)) if apart or whole else ahead
             ahead = builder.add(ahead, I64(between // STRIP * self.panels))
             self._begin(builder, totals, here, heads_ahead, share, x_stride)
             row = builder.add(x, builder.mul(loop.index, x_group))
@@ -200,7 +200,7 @@ class _Groups:
                 line = builder.add(codes, builder.mul(inner.index, I64(STRIP * STRIDE)))
                 step = builder.add(row, builder.mul(inner.index, I64(self.codes.row_bytes)))
                 lines = builder.add(ahead, builder.mul(inner.index, I64(STRIDE * self.panels)))
-                lines = builder.add(line, I64(AHEAD)) if alone else lines
+                lines = builder.add(line, I64(AHEAD)) if whole else lines
                 self._add_word(builder, steps, totals, line, lines, step, x_stride)
             self._end(builder, totals, here, sums)
 

@@ -17,7 +17,7 @@ from outrider.engine.cpu import matmul
 from outrider.engine.cpu.backend import preferred, vector_backend
 from outrider.engine.cpu.linear import pack_linears
 from outrider.engine.cpu.worker_pool import WorkerPool
-from outrider.engine.quantization.stacked import WEIGHTS, round_experts
+from outrider.engine.quantization.stacked import WEIGHTS, is_stacked, round_experts
 
 if vector_backend(torch.float32) is None:
     pytest.skip("needs AVX2 or AVX-512 and the package numba", allow_module_level=True)
@@ -115,3 +115,13 @@ def test_no_rows_make_no_result() -> None:
     """An empty batch has the right shape."""
     experts = packed(experts_of("qwen3_moe", torch.float32))
     assert experts(*(part[:0] for part in some(1, torch.float32))).shape == (0, WIDTH)
+
+
+def test_experts_of_older_versions_are_known() -> None:
+    """transformers 5.17 does not say whether a norm follows."""
+    experts = experts_of("qwen3_moe", torch.float32)
+    assert is_stacked(experts)
+    del experts.has_post_expert_norm
+    assert is_stacked(experts)
+    experts.has_post_expert_norm = True
+    assert not is_stacked(experts)

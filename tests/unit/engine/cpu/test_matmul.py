@@ -86,10 +86,10 @@ def test_bits_do_not_depend_on_the_batch(kind: Kind, gated: bool, numbers: int) 
 def test_many_rows_stand_apart_in_a_cache() -> None:
     """More rows than a cache has ways never begin a multiple of its ways' bytes apart."""
     rows = torch.randn(matmul.WAYS + 1, 2 * matmul.WAY_BYTES // 4)
-    apart = matmul.spread(rows)
+    apart = matmul.padded(rows)
     assert torch.equal(apart, rows)
     assert apart.stride(0) * 4 % matmul.WAY_BYTES == 64
-    assert matmul.spread(rows[1:]).stride(0) == rows.shape[1]
+    assert matmul.padded(rows[1:]).stride(0) == rows.shape[1]
 
 
 def test_how_weights_are_fetched_changes_no_bit(kind: Kind) -> None:
