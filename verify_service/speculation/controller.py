@@ -99,16 +99,20 @@ class Controller:
     def decide_drafts(self, sessions: Sequence[VerifySession], now: float) -> None:
         """Decide, after a step, which sessions should have drafts; those that have one come first.
 
-        A session behind its pace should have a draft even where that does not pay for the whole replica.
+        A session behind its pace should have a draft even where that does not pay for the whole replica. No
+        draft begins while the target computes prompts: it would compute the same prompts, and may take a core
+        from the target.
         """
         going = [session for session in sessions if not session.finished]
+        prefill = any(session.runnable and session.uncomputed > 1 for session in going)
         room: dict[Traffic, int] = {}
         for session in sorted(going, key=_without_draft):
             traffic = session.traffic
             if traffic is not None:
                 left = room.setdefault(traffic, self._drafting.max_drafts(traffic, len(going)))
                 behind = session.weight(now) > 1.0 and not self._drafting.probing
-                session.draft_wanted = left > 0 or behind
+                begins = not session.draft_wanted
+                session.draft_wanted = (left > 0 or behind) and not (begins and prefill)
                 room[traffic] = left - 1
 
     def advice(self, session: VerifySession, price: float, step_tokens: int, now: float) -> Advice:

@@ -40,10 +40,11 @@ MIN_STEPS = 8
 PROBE_EVERY = 2048
 """After so many steps with drafts, T(n) without drafts is measured again. A probe of MIN_STEPS costs at most
 0.4 % of the tokens, however much drafts bring."""
-MIN_REST = 64
+MAX_LOSS = 0.02
+"""Largest share of the tokens that trials lose; the rest after one is so long. A trial of 16 steps that takes
+a tenth longer is repeated after 80 steps, one that takes half as long again after 400."""
 MAX_REST = 2048
-"""Steps without drafts until drafting is tried again, at first and at most. A trial of 16 steps that loses a
-tenth costs 2 % at first, as a lone session's next text may be another, and 0.1 % in the long run."""
+"""Longest rest in steps."""
 MAX_KINDS = 256
 """Kinds that are remembered; the one seen longest ago is forgotten."""
 
@@ -102,7 +103,8 @@ class _Standing:
 
     rest: int = 0
     """Steps without drafts until the next trial; 0: drafts are wanted."""
-    next_rest: int = MIN_REST
+    failures: int = 0
+    """Trials in a row that brought no profit."""
     max_drafts: int = FIRST_DRAFTS
     window: list[_WindowStep] = field(default_factory=list)
 
@@ -129,9 +131,13 @@ class _Standing:
         lost = sum(_lost(entry, quiet) for entry in self.window)
         return sum(entry.drafted for entry in self.window) - max(lost, 0.0)
 
-    def give_up(self) -> None:
-        """Rest now, and longer the next time."""
-        self.rest, self.next_rest = self.next_rest, min(2 * self.next_rest, MAX_REST)
+    def give_up(self, quiet: CostModel) -> None:
+        """Rest in proportion to the loss, and twice as long for it the next time."""
+        committed = sum(entry.without for entry in self.window)
+        steps_lost = -self.profit(quiet) * len(self.window) / max(committed, 1)
+        rest = max(round(steps_lost / MAX_LOSS), MIN_STEPS) << self.failures
+        self.rest = min(rest, MAX_REST)
+        self.failures += rest < MAX_REST
         self.max_drafts = FIRST_DRAFTS
         self.window.clear()
 
@@ -139,7 +145,7 @@ class _Standing:
         """Drafting pays: let twice as many sessions have drafts, if more than half of the allowed had one."""
         if 2 * self.window[-1].drafts > self.max_drafts:
             self.max_drafts *= 2
-        self.next_rest = MIN_REST
+        self.failures = 0
         self.window.clear()
 
 
@@ -210,7 +216,7 @@ class Drafting:
         if profit > 0.0 and self._since_quiet < PROBE_EVERY:
             standing.succeed()
         elif profit <= 0.0 and fresh:
-            standing.give_up()
+            standing.give_up(self._quiet)
         else:
             self._probe = MIN_STEPS
 
@@ -221,7 +227,7 @@ class Drafting:
                 if standing.profit(self._quiet) > 0.0:
                     standing.succeed()
                 else:
-                    standing.give_up()
+                    standing.give_up(self._quiet)
 
     def _rest(self, rounds: Iterable[SessionRound], size: int) -> None:
         """Count one more step of rest for the kinds of these sessions that rest."""

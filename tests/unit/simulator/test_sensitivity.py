@@ -31,9 +31,9 @@ def test_defaults_taken_from_a_constant_change_too() -> None:
     """A process of its own imports the changed source; an unknown name is an error."""
     code = (
         "from simulator.sensitivity import _change\n"
-        "_change('verify_service.speculation.drafting', 'MIN_REST', '7')\n"
+        "_change('verify_service.speculation.drafting', 'FIRST_DRAFTS', '7')\n"
         "from verify_service.speculation.drafting import _Standing\n"
-        "print(_Standing().next_rest)\n"
+        "print(_Standing().max_drafts)\n"
         "_change('verify_service.speculation.drafting', 'NOTHING', '7')\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

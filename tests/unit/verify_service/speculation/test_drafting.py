@@ -8,8 +8,8 @@ from verify_service.speculation.cost_model import CostModel
 from verify_service.speculation.drafting import (
     FIRST_DRAFTS,
     MAX_KINDS,
+    MAX_LOSS,
     MAX_REST,
-    MIN_REST,
     MIN_STEPS,
     PROBE_EVERY,
     WINDOW_ROUNDS,
@@ -92,7 +92,7 @@ def test_a_clear_loss_ends_a_trial_early() -> None:
     """Drafts that bring nothing and double the time of a step: no more steps than a window has at least."""
     replica = Replica(*[CODE] * 8)
     replica.drafting.observe(ObservedStep([SessionRound(CODE, 1, 0, False, False)] * 8, 8, 0, STEP, False))
-    assert sum(any(replica.step({CODE: 0.0}, slowdown=1.0)) for _ in range(MIN_REST)) == MIN_STEPS
+    assert sum(any(replica.step({CODE: 0.0}, slowdown=1.0)) for _ in range(8 * MIN_STEPS)) == MIN_STEPS
 
 
 def test_drafts_that_begin_to_pay_come_back() -> None:
@@ -190,13 +190,23 @@ def test_kinds_are_forgotten_beyond_a_bound() -> None:
     assert len(drafting._standings) <= MAX_KINDS
 
 
-def test_the_first_rest_is_short() -> None:
-    """One bad window may be chance."""
+@pytest.mark.parametrize("slowdown", [0.05, 0.3])
+def test_a_trial_that_loses_more_is_followed_by_a_longer_rest(slowdown: float) -> None:
+    """The trial loses a fixed share of the tokens until the next one; a second failure doubles the rest."""
     replica = Replica(*[CODE] * 16)
-    while replica.drafting.max_drafts(CODE, 16):
-        replica.step({CODE: 0.0}, slowdown=0.3)
-    rested = 0
-    while not replica.drafting.max_drafts(CODE, 16):
-        replica.step({CODE: 0.0}, slowdown=0.3)
-        rested += 1
-    assert rested <= MIN_STEPS + MIN_REST
+    replica.drafting.observe(ObservedStep([SessionRound(CODE, 1, 0, False, False)] * 16, 16, 0, STEP, False))
+
+    def trial_and_rest() -> tuple[int, int]:
+        trial = rest = 0
+        while replica.drafting.max_drafts(CODE, 16):
+            replica.step({CODE: 0.0}, slowdown)
+            trial += 1
+        while not replica.drafting.max_drafts(CODE, 16):
+            replica.step({CODE: 0.0}, slowdown)
+            rest += 1
+        return trial, rest
+
+    trial, rest = trial_and_rest()
+    assert rest == pytest.approx(trial * slowdown / MAX_LOSS, rel=0.1)
+    trial, rest = trial_and_rest()
+    assert rest == pytest.approx(2 * trial * slowdown / MAX_LOSS, rel=0.1)

@@ -1,0 +1,22 @@
+"""Which sessions of a replica have drafts."""
+
+from __future__ import annotations
+
+from tests.unit.verify_service.fakes import FLAT, make_session
+from verify_service.speculation.controller import Controller
+
+
+def test_no_session_gets_a_draft_while_prompts_are_computed() -> None:
+    """A draft would compute the same prompts beside the target; one that is at work goes on."""
+    controller = Controller(FLAT.copy(), 64)
+    having, waiting, prompt = (
+        make_session(1),
+        make_session(2),
+        make_session(3, tokens=(1, 2, 3, 4), computed=1),
+    )
+    waiting.draft_wanted = prompt.draft_wanted = False
+    controller.decide_drafts([having, waiting, prompt], 0.0)
+    assert [each.draft_wanted for each in (having, waiting, prompt)] == [True, False, False]
+    prompt.release_pages()  # paused: nothing of it is computed
+    controller.decide_drafts([having, waiting, prompt], 0.0)
+    assert waiting.draft_wanted
