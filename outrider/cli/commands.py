@@ -140,6 +140,7 @@ COMMANDS = (
         bench_flags.DESCRIPTION,
         bench_flags.add_flags,
         "outrider.cli.bench.command:bench",
+        extra="cli",
         looks={
             "usage": bench_flags.USAGE,
             "epilog": bench_flags.EPILOG,
