@@ -76,7 +76,7 @@ async def _build(config: DraftConfig, server: GrpcServer) -> DraftReplica:
     instruments.files.watch(server.watched)
     if info.version:
         instruments.weights(info.version)
-    instruments.capacity(config.max_sessions, lambda: device_memory(info.device))
+    instruments.capacity.set(config.max_sessions, lambda: device_memory(info.device))
     engine = DraftEngine(
         lambda deliver: DraftCore(drafter, config, instruments, deliver, eos_token_ids=info.eos_token_ids),
         config,

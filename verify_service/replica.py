@@ -186,7 +186,7 @@ def make_engine(
         lease_seconds=config.lease_seconds,
         lookup=config.lookup,
     )
-    instruments.capacity(config.max_sessions, lambda: device_memory(info.device))
+    instruments.capacity.set(config.max_sessions, lambda: device_memory(info.device))
     return VerifyEngine(
         lambda deliver: VerifyCore(
             *(target.runner, target.cost, settings, instruments, deliver),

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
@@ -15,23 +15,20 @@ from outrider.telemetry.draft_pool_instruments import DraftPoolInstruments
 from outrider.telemetry.file_instruments import FileInstruments
 from outrider.telemetry.label_instruments import LabelInstruments
 from outrider.telemetry.metric_parts import (
-    MAX_TASKS,
     SIZE_BUCKETS,
     STEP_BUCKETS,
     AcceptanceMetrics,
     ByTask,
-    Children,
-    DeviceMemory,
+    Capacity,
     Estimates,
     Maker,
     PageMetrics,
-    Positions,
     Rounds,
     Tasks,
     start_at_zero,
 )
 from outrider.telemetry.metrics_page import serve_page
-from outrider.telemetry.request_metrics import FIRST_TOKEN_BUCKETS, RequestMetrics
+from outrider.telemetry.request_metrics import FIRST_TOKEN_BUCKETS, request_metrics
 from outrider.telemetry.shadow_instruments import ShadowInstruments
 from outrider.telemetry.speculation_instruments import SpeculationInstruments
 
@@ -78,19 +75,13 @@ class VerifyInstruments:
         self._step_sessions = make.histogram("step_sessions", "Sessions of a verify step.", SIZE_BUCKETS)
         self.idle = make.counter("idle_seconds", "Time in which no step ran although sessions were open.")
         self.sessions = make.gauge("sessions", "Open sessions.")
-        self._limit = make.gauge("session_limit", "Sessions that may be open at once.")
         self.queued = make.gauge("queued_sessions", "Sessions that wait for KV pages.")
         self.pages = PageMetrics(make)
-        self._memory = DeviceMemory(make)
+        self.capacity = Capacity(make)
         self.preempted = make.counter("preemptions", "Sessions paused because no KV page was left.")
         self.stale_handles = make.counter("stale_handles", "KV handles refused, by reason.", "reason")
         start_at_zero(self.stale_handles, ("replica", "incarnation", "lease"))
         self.files = FileInstruments(make)
-
-    def capacity(self, sessions: int, free_and_total: Callable[[], tuple[int, int]]) -> None:
-        """What the replica has room for; the function tells bytes of its device, now."""
-        self._limit.set(sessions)
-        self._memory.watch(free_and_total)
 
     def verdict(self, verdict: Verdict, task: str, first: bool = False) -> None:
         """A step committed tokens for one session; the `first` one's time is prefill."""
@@ -119,18 +110,13 @@ class DraftInstruments:
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         make = Maker("outrider_draft", registry)
         self.described = make.made
-        tasks = self._tasks = Tasks()
-        self._acceptance = AcceptanceMetrics(make, tasks)
+        tasks = Tasks()
         self._seconds = make.histogram("step_seconds", "Time of a draft forward with ranking.", STEP_BUCKETS)
-        self._expanded = make.histogram("step_nodes", "Nodes expanded in a draft forward.", SIZE_BUCKETS)
         self._step_sessions = make.histogram("step_sessions", "Sessions of a draft forward.", SIZE_BUCKETS)
-        self._blocks = make.counter("blocks", "Token blocks sent.")
-        self._nodes = ByTask(tasks, make.counter("nodes", "Nodes sent in token blocks.", "task"))
-        drafted = make.counter("position_drafted", "Nodes sent for this position.", "position", "task")
-        self._drafted = Children(lambda key: Positions(drafted, task=key[0]), MAX_TASKS + 2)
+        self.nodes = ByTask(tasks, make.counter("nodes", "Nodes sent in token blocks.", "task"))
         wasted = make.counter("nodes_wasted", "Sent nodes dropped because the target went elsewhere.", "task")
         self.wasted = ByTask(tasks, wasted)
-        self._starved = ByTask(
+        self.starved = ByTask(
             tasks, make.counter("starvations", "Verdicts that left the target without candidates.", "task")
         )
         self.lag = make.histogram(
@@ -139,41 +125,20 @@ class DraftInstruments:
             STEP_BUCKETS,
         )
         self.sessions = make.gauge("sessions", "Open sessions.")
-        self._limit = make.gauge("session_limit", "Sessions that may be open at once.")
         self.pages = PageMetrics(make)
-        self._memory = DeviceMemory(make)
+        self.capacity = Capacity(make)
         self._weights = make.gauge("weights", "1 for the version of the weights in use.", "version")
         self.files = FileInstruments(make)
-
-    def capacity(self, sessions: int, free_and_total: Callable[[], tuple[int, int]]) -> None:
-        """What the replica has room for; the function tells bytes of its device, now."""
-        self._limit.set(sessions)
-        self._memory.watch(free_and_total)
 
     def weights(self, version: str) -> None:
         """These weights are in use from now on."""
         self._weights.clear()
         self._weights.labels(version).set(1)
 
-    def expanded(self, nodes: int, sessions: int, seconds: float) -> None:
+    def step(self, sessions: int, seconds: float) -> None:
         """One draft forward ran."""
         self._seconds.observe(seconds)
-        self._expanded.observe(nodes)
         self._step_sessions.observe(sessions)
-
-    def block(self, depths: Iterable[int], task: str) -> None:
-        """A token block was sent; `depths` of its nodes, 1 for a child of the last committed token."""
-        count, positions = 0, self._drafted.at(self._tasks.name(task))
-        for depth in depths:
-            positions.at(depth)
-            count += 1
-        self._blocks.inc()
-        self._nodes.inc(task, count)
-
-    def verdict(self, verdict: Verdict, task: str, starved: bool = False) -> None:
-        """A verdict came back for one session; `starved`: the target has nothing left to verify."""
-        self._acceptance.count(task, len(verdict.tokens), verdict.accepted, verdict.depth, verdict.hit)
-        self._starved.inc(task, starved)
 
 
 class OrchestratorInstruments:
@@ -189,7 +154,7 @@ class OrchestratorInstruments:
         self._queue_seconds = make.histogram(
             "queue_seconds", "Time that an admitted request waited for its admission.", FIRST_TOKEN_BUCKETS
         )
-        self.requests = RequestMetrics(make)
+        self.requests = request_metrics(make)
         self.queued = make.gauge("requests_queued", "Requests that wait for admission.")
         self.running = make.gauge("requests_running", "Requests that run.")
         self.kv_utilization = make.gauge(

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from types import SimpleNamespace
+from typing import Any, Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -127,6 +128,25 @@ class ByTask:
         self._counters.at(self._tasks.name(task)).inc(amount)
 
 
+class Bundle:
+    """Metrics with the same labels, by name; of more than `limit` values, those unused longest end."""
+
+    def __init__(self, limit: int, **metrics: Counter | Gauge | Histogram) -> None:
+        self._metrics = metrics
+        self._children = Children(self._bind, limit, self._end)
+
+    def of(self, *labels: str) -> Any:
+        """The metrics with these values of their labels, as attributes."""
+        return self._children.at(*labels)
+
+    def _bind(self, key: tuple[str, ...]) -> SimpleNamespace:
+        return SimpleNamespace(**{name: metric.labels(*key) for name, metric in self._metrics.items()})
+
+    def _end(self, key: tuple[str, ...]) -> None:
+        for metric in self._metrics.values():
+            metric.remove(*key)
+
+
 class Positions:
     """A counter by position, from 1 on; deeper ones than `MAX_POSITION` are not counted."""
 
@@ -137,11 +157,6 @@ class Positions:
         """One more at every position down to `depth`."""
         for counter in self._counters[:depth]:
             counter.inc()
-
-    def at(self, position: int) -> None:
-        """One more at one position."""
-        if position <= MAX_POSITION:
-            self._counters[position - 1].inc()
 
 
 class AcceptanceMetrics:
@@ -195,15 +210,17 @@ class PageMetrics:
         self._utilization.set(used / total if total else 0.0)
 
 
-class DeviceMemory:
-    """Memory of the device that the model runs on, asked for when the page is read."""
+class Capacity:
+    """Sessions that a replica has room for, and memory of its model's device, asked when the page is read."""
 
     def __init__(self, make: Maker) -> None:
+        self._limit = make.gauge("session_limit", "Sessions that may be open at once.")
         self._total = make.gauge("device_memory_bytes", "Memory of the model's device.")
         self._free = make.gauge("device_memory_free_bytes", "Unused memory of the model's device.")
 
-    def watch(self, free_and_total: Callable[[], tuple[int, int]]) -> None:
-        """Ask `free_and_total` for bytes from now on."""
+    def set(self, sessions: int, free_and_total: Callable[[], tuple[int, int]]) -> None:
+        """What there is; `free_and_total` tells bytes of the device, now."""
+        self._limit.set(sessions)
         self._free.set_function(lambda: free_and_total()[0])
         self._total.set_function(lambda: free_and_total()[1])
 
