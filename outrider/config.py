@@ -15,6 +15,7 @@ from outrider.protocol.allowance import MAX_TREE_NODES
 from outrider.protocol.messages import MAX_STEP_NODES
 
 Port = Annotated[int, Field(ge=0, le=65535)]
+OptionalPort = Annotated[int, Field(ge=-1, le=65535)]
 Positive = Annotated[int, Field(gt=0)]
 Weights = Literal["full", "int8", "int4"]
 KvDtype = Literal["auto", "fp8"]
@@ -27,11 +28,9 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class ProcessConfig(Settings):
-    """What every process that serves has."""
+class RunConfig(Settings):
+    """What everything that runs until it is told to end has."""
 
-    host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for all.")
-    port: Port = Field(0, description="gRPC port; 0 picks a free one.")
     grace_seconds: float = Field(30.0, ge=0, description="Longest wait for running work after SIGTERM.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severe log line."
@@ -39,6 +38,13 @@ class ProcessConfig(Settings):
     log_format: Literal["auto", "json", "console"] = Field(
         "auto", description="Log lines; auto is console on a terminal and JSON elsewhere."
     )
+
+
+class ProcessConfig(RunConfig):
+    """What every process that serves has."""
+
+    host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for all.")
+    port: Port = Field(0, description="gRPC port; 0 picks a free one.")
     cpus: str = Field("", description="CPU list to pin this process to, such as 0 or 0-3; empty: not pinned.")
     tls_cert: str = Field("", description="PEM certificate chain of this server; empty: plaintext.")
     tls_key: str = Field("", description="PEM private key of tls_cert.")
@@ -50,14 +56,11 @@ class ProcessConfig(Settings):
 class ServiceConfig(ProcessConfig):
     """What every gRPC service has."""
 
-    metrics_port: int = Field(
-        -1, ge=-1, le=65535, description="Port of the Prometheus page; 0 picks a free one, -1 serves none."
+    metrics_port: OptionalPort = Field(
+        -1, description="Port of the Prometheus page; 0 picks a free one, -1 serves none."
     )
-    health_port: int = Field(
-        -1,
-        ge=-1,
-        le=65535,
-        description="Port that answers health alone, in plaintext, for probes; 0 picks a free one, -1: none.",
+    health_port: OptionalPort = Field(
+        -1, description="Port for probes: health alone, in plaintext; 0 picks a free one, -1: none."
     )
     name: str = Field(
         "", description="Name of this replica in logs, metrics and handles; empty: host and port."
@@ -66,8 +69,7 @@ class ServiceConfig(ProcessConfig):
     max_connection_seconds: float = Field(
         0.0,
         ge=0,
-        description="Longest life of a connection; its running calls end first. Callers then look for "
-        "replicas anew. 0: no limit.",
+        description="Longest life of a connection, so that callers look for replicas anew; 0: no limit.",
     )
     reflection: bool = Field(False, description="Serve gRPC reflection: tells anyone who asks what there is.")
 
@@ -118,7 +120,6 @@ class EngineConfig(ServiceConfig):
 class VerifyConfig(EngineConfig):
     """The verify service."""
 
-    page_size: Positive = Field(16, description="Tokens per KV page.")
     max_step_tokens: Positive = Field(512, description="Most tokens of one forward, prefill chunks included.")
     max_nodes: Positive = Field(
         32, le=MAX_STEP_NODES, description="Most candidates verified for one session in one step."
@@ -187,7 +188,27 @@ class DraftConfig(EngineConfig):
     max_depth: Positive = Field(24, description="Deepest node below the last committed token.")
 
 
-class OrchestratorConfig(ServiceConfig):
+class CallerConfig(Settings):
+    """What processes that call other services have."""
+
+    tls_client_cert: str = Field("", description="PEM certificate shown to the services that it calls.")
+    tls_client_key: str = Field("", description="PEM private key of tls_client_cert.")
+    tls_client_ca: str = Field("", description="PEM authorities of these services; empty: plaintext to them.")
+
+
+class CollectConfig(Settings):
+    """What is kept for drafts to learn from."""
+
+    collect: str = Field(
+        "", description="Folder for served tokens, prompts too, for `outrider distill`; empty: none are kept."
+    )
+    collect_share: float = Field(0.05, gt=0, le=1, description="Share of the requests that are collected.")
+    collect_max_mb: Positive = Field(
+        256, description="Size of all collected files together, in MiB; the oldest make room."
+    )
+
+
+class OrchestratorConfig(ServiceConfig, CallerConfig, CollectConfig):
     """The orchestrator."""
 
     port: Port = Field(7700, description="gRPC port; 0 picks a free one.")
@@ -278,21 +299,9 @@ class OrchestratorConfig(ServiceConfig):
     trace_slow_seconds: float = Field(
         10.0, ge=0, description="From here on a request is slow, for trace_detail."
     )
-    collect: str = Field(
-        "",
-        description="Folder in which served tokens, prompts too, are kept for `outrider distill`; empty: "
-        "none are.",
-    )
-    collect_share: float = Field(0.05, gt=0, le=1, description="Share of the requests that are collected.")
-    collect_max_mb: Positive = Field(
-        256, description="Size of all collected files together, in MiB; the oldest make room."
-    )
-    tls_client_cert: str = Field("", description="PEM certificate shown to draft and verify replicas.")
-    tls_client_key: str = Field("", description="PEM private key of tls_client_cert.")
-    tls_client_ca: str = Field("", description="PEM authorities of the replicas; empty: plaintext to them.")
 
 
-class GatewayConfig(ProcessConfig):
+class GatewayConfig(ProcessConfig, CallerConfig):
     """The HTTP gateway."""
 
     port: Port = Field(8000, description="HTTP port; 0 picks a free one.")
@@ -309,10 +318,8 @@ class GatewayConfig(ProcessConfig):
     response_metrics: bool = Field(
         False, description="Answers carry their times and what speculation did, as vLLM's `metrics`."
     )
-    metrics_port: int = Field(
+    metrics_port: OptionalPort = Field(
         -1,
-        ge=-1,
-        le=65535,
         description="Port of /metrics, /health and /version alone, in plaintext, for probes and Prometheus; "
         "0 picks a free one, -1: none. The HTTP port has them too.",
     )
@@ -324,6 +331,3 @@ class GatewayConfig(ProcessConfig):
         description="File with one bearer token per line, read again when it changes; empty: the "
         "orchestrator alone looks at the token, which is passed on in any case.",
     )
-    tls_client_cert: str = Field("", description="PEM certificate shown to the orchestrators.")
-    tls_client_key: str = Field("", description="PEM private key of tls_client_cert.")
-    tls_client_ca: str = Field("", description="PEM authorities of the orchestrators; empty: plaintext.")

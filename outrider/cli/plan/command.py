@@ -9,7 +9,7 @@ import sys
 from outrider.cli.plan.checkpoint import ModelSizes, read_checkpoint
 from outrider.cli.plan.devices import GB, device_of
 from outrider.cli.plan.overlay import overlay
-from outrider.cli.plan.sizing import NODES, PAGE, Fit, fit, replicas_for
+from outrider.cli.plan.sizing import NODES, PAGE_SIZE, Fit, fit, replicas_for
 from outrider.engine.loading.tokenizer_files import load_tokenizer, vocabulary_hash
 from outrider.protocol.errors import ConfigError
 
@@ -72,7 +72,7 @@ def _replica(title: str, one: Fit) -> list[str]:
     kept = "" if model.kv_dtype == "auto" else f" in {model.kv_dtype}"
     memory = (
         f"{one.kv_tokens:,} tokens of keys and values{kept} ({model.kv_bytes_per_token:,} bytes each) on "
-        f"{one.pages:,} pages of {PAGE}"
+        f"{one.pages:,} pages of {PAGE_SIZE}"
     )
     room = f"{one.sessions:,} sessions of {one.context:,} tokens and {NODES} candidates fit at once"
     return [f"{title} {model.name}: {weights}", f"  {memory}", f"  {room}", *_floors(one)]
