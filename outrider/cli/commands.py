@@ -63,9 +63,6 @@ def _add_generate_flags(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="print a summary to standard error (default: when it is a terminal)",
     )
-    parser.add_argument(
-        "--timeline", metavar="FILE", help="write a picture of the steps: .html, .svg or .json"
-    )
 
 
 def _add_timeline_flags(parser: argparse.ArgumentParser) -> None:

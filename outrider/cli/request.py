@@ -6,6 +6,7 @@ import argparse
 import os
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,11 @@ from outrider.cli import values
 from outrider.protocol.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    from outrider.client.aio import AsyncClient
     from outrider.client.conversation import Message
     from outrider.client.request import Request
+    from outrider.client.retries import Retries
+    from outrider.client.survival import Broken
 
 Number = int | float
 
@@ -113,6 +117,30 @@ def add_transport_flags(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--tls-cert", default="", metavar="FILE", help="PEM client certificate")
     group.add_argument("--tls-key", default="", metavar="FILE", help="PEM private key of --tls-cert")
+
+
+def tls_of(arguments: argparse.Namespace) -> dict[str, str]:
+    """The TLS files that `add_transport_flags` reads, by the names of a channel's options."""
+    return {name: getattr(arguments, name) for name in ("tls_ca", "tls_cert", "tls_key")}
+
+
+def client_of(
+    arguments: argparse.Namespace,
+    token: str,
+    retries: Retries,
+    on_broken: Callable[[Broken], None] | None = None,
+) -> AsyncClient:
+    """A client of the orchestrator that the flags name."""
+    from outrider.client.aio import AsyncClient
+
+    return AsyncClient(
+        arguments.endpoint,
+        token=token,
+        timeout=arguments.timeout,
+        retries=retries,
+        on_broken=on_broken,
+        **tls_of(arguments),
+    )
 
 
 def request_of(arguments: argparse.Namespace, record_timeline: bool) -> Request:

@@ -11,7 +11,7 @@ from outrider import __version__
 from outrider.cli.bench.flags import token_of
 from outrider.cli.bench.grpc_target import GrpcTarget
 from outrider.cli.bench.target import BenchTarget, Sampling
-from outrider.client.aio import AsyncClient
+from outrider.cli.request import client_of
 from outrider.client.retries import NEVER
 from outrider.protocol.errors import ConfigError, InvalidRequest
 
@@ -35,7 +35,7 @@ async def reached(arguments: argparse.Namespace) -> AsyncGenerator[BenchTarget, 
 
 @asynccontextmanager
 async def _grpc(arguments: argparse.Namespace, sampling: Sampling) -> AsyncGenerator[BenchTarget, None]:
-    async with _client(arguments) as client:
+    async with client_of(arguments, token_of(arguments), NEVER) as client:
         yield await GrpcTarget.reach(client, sampling, arguments.mode or "auto", arguments.model)
 
 
@@ -61,18 +61,6 @@ async def _openai(arguments: argparse.Namespace, sampling: Sampling) -> AsyncGen
         trust_env=False,
     ) as http:
         yield await OpenAiTarget.reach(http, settings, arguments.model)
-
-
-def _client(arguments: argparse.Namespace) -> AsyncClient:
-    return AsyncClient(
-        arguments.endpoint,
-        token=token_of(arguments),
-        timeout=arguments.timeout,
-        tls_ca=arguments.tls_ca,
-        tls_cert=arguments.tls_cert,
-        tls_key=arguments.tls_key,
-        retries=NEVER,
-    )
 
 
 def _headers(token: str) -> dict[str, str]:

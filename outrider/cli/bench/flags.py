@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import random
-from pathlib import Path
 
 from outrider.cli import values
 from outrider.cli.bench.arrivals import ArrivalPattern, ClosedLoop, OpenLoop, poisson
 from outrider.cli.bench.slo import Slo, parse_slo
 from outrider.cli.model_flags import add_number
 from outrider.cli.request import add_endpoint_flag, add_transport_flags
+from outrider.cli.say import check_folder
 from outrider.protocol.errors import InvalidRequest
 
 USAGE = "outrider bench [--endpoint HOST:PORT | --openai URL] [FLAG ...]"
@@ -58,8 +58,8 @@ def check(arguments: argparse.Namespace) -> None:
         raise InvalidRequest("--openai", "must begin with https:// where a TLS file is given")
     if arguments.random_range and arguments.prompts:
         raise InvalidRequest("--random-range", "goes with --random-prompt-tokens, not with --prompts")
-    if arguments.json and not Path(arguments.json).absolute().parent.is_dir():
-        raise InvalidRequest("--json", f"there is no folder {str(Path(arguments.json).parent)!r}")
+    if arguments.json:
+        check_folder("--json", arguments.json)
 
 
 def load_of(arguments: argparse.Namespace, rng: random.Random) -> ArrivalPattern:
