@@ -42,7 +42,8 @@ class Trial:
         (Leviathan and others 2023, "Fast Inference from Transformers via Speculative Decoding".)
         """
         lengths = range(1, LONGEST_DRAFT + 1)
-        return max(_tokens(self.acceptance, length) / (1 + length * self.cost) for length in lengths)
+        tokens = [sum(self.acceptance**place for place in range(length + 1)) for length in lengths]
+        return max(count / (1 + length * self.cost) for count, length in zip(tokens, lengths, strict=True))
 
 
 def search(
@@ -117,8 +118,3 @@ def _agreement(arguments: argparse.Namespace) -> LayerAgreement:
         arguments.target, dtype=arguments.dtype, device=arguments.device, threads=arguments.threads
     )
     return LayerAgreement(network, ids, arguments.tokens, arguments.temperature)
-
-
-def _tokens(acceptance: float, length: int) -> float:
-    """Expected tokens of a step with a chain of so many."""
-    return sum(acceptance**place for place in range(length + 1))

@@ -52,7 +52,7 @@ class Connection:
         self._timeout = checked_timeout(timeout)
         self._tls = Tls(tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key)
         self._retries = retries or Retries()
-        self._on_broken = on_broken or _ignore
+        self._on_broken = on_broken or (lambda broken: None)
 
     def _run(self, prompt: Prompt | Request, options: CallOptions) -> RunningRequest:
         given: Any = dict(options)
@@ -111,7 +111,3 @@ def checked_timeout(seconds: float) -> float:
     if not 0.0 < seconds < math.inf:
         raise InvalidRequest("timeout", f"must be a number of seconds above 0, not {seconds}")
     return seconds
-
-
-def _ignore(_broken: Broken) -> None:
-    pass

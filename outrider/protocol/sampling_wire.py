@@ -53,6 +53,13 @@ def sampling_from_pb(
     )
 
 
+def defaults_from_pb(pb: tokens_pb2.SamplingParams) -> dict[str, Any]:
+    """The parameters that are present, by name: those that a model's files set."""
+    return {
+        field.name: shortest(value) if isinstance(value, float) else value for field, value in pb.ListFields()
+    }
+
+
 def shortest(value: float) -> float:
     """The decimal number with the fewest digits that has this float32; NaN and infinities as they are."""
     for digits in range(6, 9):

@@ -226,12 +226,13 @@ def _rank_sampled(
     """
     flatness = torch.tensor([FLATNESS / min(temperature, 1.0) for temperature in temperatures])
     shares = (found.scores / flatness.to(found.scores)[:, None]).softmax(-1)
+    own = torch.tensor(slopes, dtype=torch.float64, device=found.scores.device)
     rankings = []
     for tokens, scores, row_shares, winners in zip(
         found.tokens[:, :count].tolist(),
         found.scores[:, :count].tolist(),
         shares.tolist(),
-        _winners(found, slopes).tolist(),
+        _would_win(found, own[:, None]).tolist(),
         strict=True,
     ):
         left = len(scores) - scores.count(-torch.inf)
@@ -240,13 +241,8 @@ def _rank_sampled(
     return rankings
 
 
-def _winners(found: Leaders, slopes: Sequence[float]) -> Tensor:
-    """The leader that each sharpness of the grid would put first: [N, len(SHARPNESS_GRID)]."""
-    return _would_win(found, torch.tensor(slopes, dtype=torch.float64, device=found.scores.device)[:, None])
-
-
 def _would_win(found: Leaders, slope: Tensor) -> Tensor:
-    """The same for slopes [N, 1] that are on the device."""
+    """The leader that each sharpness of the grid would put first: slopes [N, 1] -> [N, sharpness]."""
     logits = (found.scores - found.noise) / slope
     scores = logits[:, None] * _grid(logits.device)[:, None] + found.noise[:, None]  # [N, sharpness, K]
     return found.tokens.gather(1, scores.argmax(-1))
