@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client import REGISTRY, CollectorRegistry, Counter
 
 from outrider.protocol.errors import ConfigError
 from outrider.protocol.messages import Verdict
@@ -15,15 +15,17 @@ from outrider.telemetry.draft_pool_instruments import DraftPoolInstruments
 from outrider.telemetry.file_instruments import FileInstruments
 from outrider.telemetry.label_instruments import LabelInstruments
 from outrider.telemetry.metric_parts import (
+    MAX_TASKS,
     SIZE_BUCKETS,
     STEP_BUCKETS,
-    AcceptanceMetrics,
+    Bundle,
     ByTask,
     Capacity,
+    Children,
     Estimates,
     Maker,
     PageMetrics,
-    Rounds,
+    Positions,
     Tasks,
     start_at_zero,
 )
@@ -63,13 +65,18 @@ class VerifyInstruments:
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         make = Maker("outrider_verify", registry)
         self.described = make.made
-        tasks = Tasks()
-        self._acceptance = AcceptanceMetrics(make, tasks)
-        self._verified = ByTask(tasks, make.counter("nodes_verified", "Candidate nodes verified.", "task"))
+        self._tasks = Tasks()
+        self._by_task = _by_task(make)
+        verified, accepted = (
+            make.counter(f"position_{did}", f"Steps that {did} a candidate this deep.", "position", "task")
+            for did in ("verified", "accepted")
+        )
+        self._positions = Children(
+            lambda key: (Positions(verified, task=key[0]), Positions(accepted, task=key[0])), MAX_TASKS + 2
+        )
         self._lookup = make.counter("lookup_nodes_verified", "Verified nodes that came from prompt lookup.")
         self.nodes_dropped = make.counter("nodes_dropped", "Proposed nodes that were stale when they came.")
         self._estimates = Estimates(make)
-        self._rounds = Rounds(make, tasks)
         self._step_seconds = make.histogram("step_seconds", "Time of a verify step.", STEP_BUCKETS)
         self._step_tokens = make.histogram("step_tokens", "Tokens of a verify step's forward.", SIZE_BUCKETS)
         self._step_sessions = make.histogram("step_sessions", "Sessions of a verify step.", SIZE_BUCKETS)
@@ -85,12 +92,22 @@ class VerifyInstruments:
 
     def verdict(self, verdict: Verdict, task: str, first: bool = False) -> None:
         """A step committed tokens for one session; the `first` one's time is prefill."""
-        self._acceptance.count(task, len(verdict.tokens), verdict.accepted, verdict.depth, verdict.hit)
-        self._verified.inc(task, verdict.verified)
-        if verdict.lookup_verified:
-            self._lookup.inc(verdict.lookup_verified)
+        task = self._tasks.name(task)
+        of, times = self._by_task.of(task), verdict.times
+        of.steps.inc()
+        of.tokens.inc(len(verdict.tokens))
+        of.verified.inc(verdict.verified)
+        of.accepted.inc(verdict.accepted)
+        of.hits.inc(verdict.hit)
+        verified, accepted = self._positions.at(task)
+        verified.reach(verdict.depth)
+        accepted.reach(verdict.accepted)
+        self._lookup.inc(verdict.lookup_verified)
         if not first:
-            self._rounds.count(task, verdict)
+            busy = times.forward_us + times.sample_us
+            of.seconds.inc((times.queue_us + busy) * 1e-6)
+            of.busy.inc(busy * 1e-6)
+            of.idle.inc(times.idle_us * 1e-6)
 
     def estimates(self, nodes: Iterable[tuple[float, bool]]) -> None:
         """Verified nodes, as (estimated reach, whether it was accepted)."""
@@ -102,6 +119,25 @@ class VerifyInstruments:
         self._step_seconds.observe(seconds)
         self._step_tokens.observe(tokens)
         self._step_sessions.observe(sessions)
+
+
+def _by_task(make: Maker) -> Bundle:
+    """What is counted of every verdict, by traffic label."""
+
+    def counter(name: str, text: str) -> Counter:
+        return make.counter(name, text, "task")
+
+    return Bundle(
+        MAX_TASKS + 2,
+        steps=counter("steps", "Session steps."),
+        tokens=counter("tokens", "Tokens committed."),
+        verified=counter("nodes_verified", "Candidate nodes verified."),
+        accepted=counter("nodes_accepted", "Tokens committed because a node matched."),
+        hits=counter("hits", "Steps whose bonus token was already a candidate."),
+        seconds=counter("round_seconds", "Time between verdicts of a session, after its first."),
+        busy=counter("round_busy_seconds", "The part of it that the session's step took."),
+        idle=counter("round_idle_seconds", "The part of it in which the target ran no step."),
+    )
 
 
 class DraftInstruments:

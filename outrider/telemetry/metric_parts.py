@@ -17,8 +17,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from outrider.protocol.messages import Verdict
-
 MAX_POSITION = 16
 MAX_TASKS = 32
 MAX_REPLICAS = 64
@@ -159,38 +157,6 @@ class Positions:
             counter.inc()
 
 
-class AcceptanceMetrics:
-    """Raw counts from which acceptance rate, acceptance length and hit rate follow, by task."""
-
-    def __init__(self, make: Maker, tasks: Tasks) -> None:
-        self._steps = ByTask(tasks, make.counter("steps", "Session steps.", "task"))
-        self._tokens = ByTask(tasks, make.counter("tokens", "Tokens committed.", "task"))
-        accepted_nodes = make.counter("nodes_accepted", "Tokens committed because a node matched.", "task")
-        self._accepted_nodes = ByTask(tasks, accepted_nodes)
-        hits = make.counter("hits", "Steps whose bonus token was already a candidate.", "task")
-        self._hits = ByTask(tasks, hits)
-        verified = make.counter(
-            "position_verified", "Session steps that verified candidates this deep.", "position", "task"
-        )
-        accepted = make.counter(
-            "position_accepted", "Session steps that accepted a candidate this deep.", "position", "task"
-        )
-        self._tasks = tasks
-        self._verified = Children(lambda key: Positions(verified, task=key[0]), MAX_TASKS + 2)
-        self._accepted = Children(lambda key: Positions(accepted, task=key[0]), MAX_TASKS + 2)
-
-    def count(self, task: str, tokens: int, accepted: int, depth: int, hit: bool) -> None:
-        """One verdict."""
-        self._steps.inc(task, 1)
-        self._tokens.inc(task, tokens)
-        self._accepted_nodes.inc(task, accepted)
-        if hit:
-            self._hits.inc(task, 1)
-        name = self._tasks.name(task)
-        self._verified.at(name).reach(depth)
-        self._accepted.at(name).reach(accepted)
-
-
 class PageMetrics:
     """KV memory of one service."""
 
@@ -261,31 +227,6 @@ class Estimates(Collector):
             for bucket, value in enumerate(column):
                 family.add_metric((f"{bucket / self.BUCKETS:.1f}",), value)
             yield family
-
-
-class Rounds:
-    """Time between verdicts of a session, and what of it the target spent on the session's step."""
-
-    def __init__(self, make: Maker, tasks: Tasks) -> None:
-        self._seconds = ByTask(
-            tasks,
-            make.counter("round_seconds", "Time between verdicts of a session, after its first.", "task"),
-        )
-        self._busy = ByTask(
-            tasks, make.counter("round_busy_seconds", "The part of it that the session's step took.", "task")
-        )
-        self._idle = ByTask(
-            tasks,
-            make.counter("round_idle_seconds", "The part of it in which the target ran no step.", "task"),
-        )
-
-    def count(self, task: str, verdict: Verdict) -> None:
-        """One round."""
-        times = verdict.times
-        busy = times.forward_us + times.sample_us
-        self._seconds.inc(task, (times.queue_us + busy) * 1e-6)
-        self._busy.inc(task, busy * 1e-6)
-        self._idle.inc(task, times.idle_us * 1e-6)
 
 
 def start_at_zero(counter: Counter, values: Iterable[str]) -> None:
