@@ -15,9 +15,11 @@ import asyncio
 import os
 import shlex
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -32,12 +34,12 @@ from outrider.cli.advise.measuring import MeasuredOption, TargetOnThisMachine, T
 from outrider.cli.advise.options import DraftOption, Room, command
 from outrider.cli.prompt_ids import token_ids_of
 from outrider.cli.up.plan import LOOKUP
+from outrider.client import NEVER, AsyncClient
 from scripts.child import Child
 from scripts.console import run
 from scripts.local_services import DRAFT, START_SECONDS, TARGET, widened_target
-from simulator.topology import ArmKind, Load
+from simulator.topology import Load
 from simulator.traces import Trace
-from simulator.validate import serve
 
 DTYPE: Final = "bfloat16"
 MAX_PROMPT = 128
@@ -135,10 +137,48 @@ def serving(line: str, log: Path) -> Iterator[str]:
 def _compare(
     label: str, one: MeasuredOption, load: Load, endpoint: str, texts: Sequence[Trace]
 ) -> Comparison:
-    turns = [asyncio.run(serve(endpoint, ArmKind.AUTO, load, texts)) for _ in range(TURNS)]
+    turns = [asyncio.run(serve(endpoint, load, texts)) for _ in range(TURNS)]
     speed, length = (median(turn[column] for turn in turns) for column in (0, 1))
     predicted = simulate_load(one, load)
     return Comparison(label, predicted.tokens_per_second, speed, (predicted.acceptance_length, length))
+
+
+async def serve(endpoint: str, load: Load, texts: Sequence[Trace]) -> tuple[float, float]:
+    """Tokens per second and per step of the real services under a load of these prompts and seeds."""
+    async with AsyncClient(endpoint, retries=NEVER) as client:
+        session = _Session(client, load, cycle(texts))
+        await session.repeat(load.warm_up)
+        await asyncio.gather(*(session.repeat(load.warm_rounds) for _ in range(load.sessions)))
+        session.tokens = session.steps = 0
+        start = time.perf_counter()
+        await asyncio.gather(*(session.repeat(load.rounds) for _ in range(load.sessions)))
+        return session.tokens / (time.perf_counter() - start), session.tokens / session.steps
+
+
+@dataclass(slots=True)
+class _Session:
+    """Sends the prompts one after the other, as the simulated clients do; several may at once."""
+
+    client: AsyncClient
+    load: Load
+    texts: Iterator[Trace]
+    """The next text that is asked for, by whoever asks."""
+    tokens: int = 0
+    steps: int = 0
+
+    async def repeat(self, rounds: int) -> None:
+        """So many requests one after the other."""
+        for _ in range(rounds):
+            text = next(self.texts)
+            result = await self.client.generate(
+                text.prompt,
+                max_tokens=min(self.load.new_tokens, len(text.tokens)),
+                temperature=self.load.temperature,
+                seed=text.seed,
+                ignore_eos=True,
+            )
+            self.tokens += len(result.token_ids)
+            self.steps += int(result.generations[0].end.speculation["steps"])
 
 
 def verdict(found: Sequence[Comparison]) -> str:

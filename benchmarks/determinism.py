@@ -22,13 +22,13 @@ import torch
 
 from benchmarks.flags import new_parser
 from benchmarks.workload import add_flags, load_workload
+from outrider.engine.kv.capacity import PAGE_SIZE
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loading.check_determinism import library_part
 from outrider.engine.loading.loader import load_model
 from outrider.engine.make_runner import make_runner
 from outrider.engine.runner import ModelRunner, Segment
 
-PAGE_SIZE = 16
 NODES = 6
 """Depth of the candidates of a step."""
 SPOILT = 0.2

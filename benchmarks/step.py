@@ -33,6 +33,7 @@ from draft_service.core import DraftCore
 from draft_service.mailbox import Commit, DraftStream, Message, Open
 from outrider.config import DraftConfig
 from outrider.engine.cpu.linear import CpuLinear
+from outrider.engine.kv.capacity import PAGE_SIZE
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.loading.loader import load_model
@@ -45,7 +46,7 @@ from outrider.sampling.history import History
 from outrider.telemetry.instruments import DraftInstruments
 from scripts import console
 
-PAGES, PAGE_SIZE = 512, 16
+PAGES = 512
 WARM_UP = 3
 PROMPT = 256
 """Tokens before the first drafted one."""

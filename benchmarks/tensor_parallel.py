@@ -27,6 +27,7 @@ from pathlib import Path
 from benchmarks import machine, pairs
 from benchmarks.flags import new_parser
 from outrider.config import VerifyConfig
+from outrider.engine.kv.capacity import PAGE_SIZE
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loading.replica import largest_step, load_runner
 from outrider.engine.parallel.leader import load_parallel
@@ -35,7 +36,6 @@ from outrider.engine.runner import ModelRunner, Segment
 from outrider.process import pin_cpus
 from scripts import console
 
-PAGE_SIZE = 16
 WARM_UP = 3
 
 
@@ -77,7 +77,7 @@ def main() -> int:
     pin_cpus(cpu_share(config, 0))
     parallel = load_parallel(config, say=console.progress, timed=True)
     try:
-        one = load_runner(config, PAGE_SIZE, largest=largest_step(config), say=console.progress)
+        one = load_runner(config, largest=largest_step(config), say=console.progress)
         measured = {rows: _measured([one, parallel.runner], rows, flags) for rows in flags.rows}
         times = parallel.group.exchange_times()
     finally:
@@ -137,7 +137,6 @@ def _config(flags: argparse.Namespace, pair: pairs.Pair, cores: Sequence[int]) -
         cpus=",".join(map(str, cores)),
         tensor_parallel=flags.ranks,
         kv_tokens=max(flags.rows) * -(-length // PAGE_SIZE) * PAGE_SIZE,
-        page_size=PAGE_SIZE,
         prefix_cache=False,
     )
 

@@ -182,7 +182,7 @@ class DraftCore:
         if not session.wanted:
             entry.asked_at = None  # nobody waits for an answer
         starved = session.starved and session.wanted and not session.finished
-        self._instruments.verdict(verdict, session.request.task, starved)
+        self._instruments.starved.inc(session.request.task, starved)
         wasted = sum(node.id < first_unsent for node in rerooted.dropped)
         self._instruments.wasted.inc(session.request.task, wasted)
         self._count()
@@ -215,7 +215,7 @@ class DraftCore:
             entry.expanded = _expanded(entry.expanded, start_ns, seconds, entry.session.step + 1)
         if grown and all(proposal is not None for _, proposal in grown):
             self._step_seconds.observe(seconds)
-        self._instruments.expanded(len(grown), len({choice.session.key for choice, _ in grown}), seconds)
+        self._instruments.step(len({choice.session.key for choice, _ in grown}), seconds)
 
     def _compute(self, chosen: list[NodeChoice]) -> list[tuple[NodeChoice, Proposal | None]]:
         """The children of the chosen nodes, except for sessions that had to be suspended."""
@@ -255,11 +255,11 @@ class DraftCore:
                 entry.expanded = None
 
     def _block(self, entry: _OpenSession, ready: bool, now: float) -> TokenBlock:
-        self._instruments.block(entry.session.unsent_depths, entry.session.request.task)
         if entry.asked_at is not None:
             self._instruments.lag.observe(now - entry.asked_at)
             entry.asked_at = None
         block = entry.session.next_block(ready, now)
+        self._instruments.nodes.inc(entry.session.request.task, len(block))
         if entry.expanded is None:
             return block
         return _timed(block, entry.expanded, entry.session.request.traceparent)

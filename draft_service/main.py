@@ -28,7 +28,6 @@ from outrider.telemetry.logs import get_logger
 
 logger = get_logger(__name__)
 SERVICE = draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name
-PAGE_SIZE = 16
 """Tokens per KV page."""
 WARM_UP_KEY = -1
 WARM_UP_FORWARDS = 3
@@ -76,7 +75,7 @@ async def _build(config: DraftConfig, server: GrpcServer) -> DraftReplica:
     instruments.files.watch(server.watched)
     if info.version:
         instruments.weights(info.version)
-    instruments.capacity(config.max_sessions, lambda: device_memory(info.device))
+    instruments.capacity.set(config.max_sessions, lambda: device_memory(info.device))
     engine = DraftEngine(
         lambda deliver: DraftCore(drafter, config, instruments, deliver, eos_token_ids=info.eos_token_ids),
         config,
@@ -172,7 +171,7 @@ def _load_model(config: DraftConfig, replica: str) -> tuple[Drafter, ModelInfo]:
     from outrider.engine.step import StepSize
 
     largest = StepSize(PREFILL_CHUNK + config.expansions, config.expansions)
-    runner = load_runner(config, PAGE_SIZE, largest=largest, say=logger.info)
+    runner = load_runner(config, largest=largest, say=logger.info)
     info = model_info(config, runner.loaded, load_tokenizer(config.model), kind="model", replica=replica)
     drafter = ModelDrafter(runner, children=config.children, max_nodes=config.max_nodes)
     _warm_up(drafter)

@@ -206,11 +206,6 @@ class DraftSession:
         """Nodes with smaller ids have been sent."""
         return self._unsent[0].id if self._unsent else self._next_id
 
-    @property
-    def unsent_depths(self) -> list[int]:
-        """Depths of the nodes that the next block takes."""
-        return [node.depth for node in self._unsent]
-
     def next_block(self, ready: bool, now: float) -> TokenBlock:
         """The unsent nodes as a block, sent at `now`. There may be none where the block only says ready."""
         self._blocks += 1

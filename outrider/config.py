@@ -15,6 +15,7 @@ from outrider.protocol.allowance import MAX_TREE_NODES
 from outrider.protocol.messages import MAX_STEP_NODES
 
 Port = Annotated[int, Field(ge=0, le=65535)]
+OptionalPort = Annotated[int, Field(ge=-1, le=65535)]
 Positive = Annotated[int, Field(gt=0)]
 Weights = Literal["full", "int8", "int4"]
 KvDtype = Literal["auto", "fp8"]
@@ -27,11 +28,9 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class ProcessConfig(Settings):
-    """What every process that serves has."""
+class RunConfig(Settings):
+    """What everything that runs until it is told to end has."""
 
-    host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for all.")
-    port: Port = Field(0, description="gRPC port; 0 picks a free one.")
     grace_seconds: float = Field(30.0, ge=0, description="Longest wait for running work after SIGTERM.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severe log line."
@@ -39,6 +38,13 @@ class ProcessConfig(Settings):
     log_format: Literal["auto", "json", "console"] = Field(
         "auto", description="Log lines; auto is console on a terminal and JSON elsewhere."
     )
+
+
+class ProcessConfig(RunConfig):
+    """What every process that serves has."""
+
+    host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for all.")
+    port: Port = Field(0, description="gRPC port; 0 picks a free one.")
     cpus: str = Field("", description="CPU list to pin this process to, such as 0 or 0-3; empty: not pinned.")
     tls_cert: str = Field("", description="PEM certificate chain of this server; empty: plaintext.")
     tls_key: str = Field("", description="PEM private key of tls_cert.")
@@ -50,14 +56,11 @@ class ProcessConfig(Settings):
 class ServiceConfig(ProcessConfig):
     """What every gRPC service has."""
 
-    metrics_port: int = Field(
-        -1, ge=-1, le=65535, description="Port of the Prometheus page; 0 picks a free one, -1 serves none."
+    metrics_port: OptionalPort = Field(
+        -1, description="Port of the Prometheus page; 0 picks a free one, -1 serves none."
     )
-    health_port: int = Field(
-        -1,
-        ge=-1,
-        le=65535,
-        description="Port that answers health alone, in plaintext, for probes; 0 picks a free one, -1: none.",
+    health_port: OptionalPort = Field(
+        -1, description="Port for probes: health alone, in plaintext; 0 picks a free one, -1: none."
     )
     name: str = Field(
         "", description="Name of this replica in logs, metrics and handles; empty: host and port."
@@ -66,8 +69,7 @@ class ServiceConfig(ProcessConfig):
     max_connection_seconds: float = Field(
         0.0,
         ge=0,
-        description="Longest life of a connection; its running calls end first. Callers then look for "
-        "replicas anew. 0: no limit.",
+        description="Longest life of a connection, so that callers look for replicas anew; 0: no limit.",
     )
     reflection: bool = Field(False, description="Serve gRPC reflection: tells anyone who asks what there is.")
 
@@ -84,31 +86,25 @@ class EngineConfig(ServiceConfig):
     )
     weights: Weights = Field(
         "full",
-        description="int8 or int4 rounds the weights of linear layers at load, on the CPU and on GPUs with "
-        "Triton; full: as they are stored.",
+        description="int8 or int4 rounds the weights of linear layers at load; full: as they are stored.",
     )
     kv_dtype: KvDtype = Field(
         "auto",
-        description="fp8 keeps keys and values in 8 bits (e4m3), of 16-bit models on GPUs with Triton; auto: "
-        "in the model's dtype.",
+        description="fp8 keeps keys and values in 8 bits, of 16-bit models on GPUs; auto: as the model.",
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
     threads: Positive = Field(1, description="Torch threads on the CPU.")
     cpu_backend: Literal["auto", "amx", "avx512", "avx2", "onednn"] = Field(
-        "auto",
-        description="What multiplies on the CPU: kernels for AMX, AVX-512 or AVX2, or oneDNN; auto: the best "
-        "for the processor, or oneDNN where it is quicker at load.",
+        "auto", description="What multiplies on the CPU; auto: what is quickest on the processor."
     )
     helper_cpus: str = Field(
-        "",
-        description="CPU list of cores that help with long steps though others use them too; empty: none.",
+        "", description="CPU list of cores that help with long steps beside other work; empty: none."
     )
     max_sessions: Positive = Field(64, description="Most sessions at once.")
     kv_tokens: int = Field(
         0,
         ge=0,
-        description="Tokens that the KV memory holds; 0: 65536, or what half of the memory that is free "
-        "beside the weights holds.",
+        description="Tokens that the KV memory holds; 0: 65536, or what half of the free memory holds.",
     )
     prefix_cache: bool = Field(True, description="Reuse keys and values of equal prompt beginnings.")
     context_length: int = Field(0, ge=0, description="Most tokens of a sequence; 0: the model's own limit.")
@@ -118,7 +114,6 @@ class EngineConfig(ServiceConfig):
 class VerifyConfig(EngineConfig):
     """The verify service."""
 
-    page_size: Positive = Field(16, description="Tokens per KV page.")
     max_step_tokens: Positive = Field(512, description="Most tokens of one forward, prefill chunks included.")
     max_nodes: Positive = Field(
         32, le=MAX_STEP_NODES, description="Most candidates verified for one session in one step."
@@ -126,29 +121,20 @@ class VerifyConfig(EngineConfig):
     lookup: bool = Field(True, description="Propose candidates by prompt lookup in the verify service too.")
     lease_seconds: float = Field(60.0, gt=0, description="How long kept keys and values live without use.")
     deterministic: bool = Field(
-        False,
-        description="A token's bits never depend on what is computed beside it. Refused where library "
-        "kernels compute the model.",
+        False, description="A token's bits never depend on its batch; refused where library kernels compute."
     )
     generation_config: Literal["auto", "none"] = Field(
-        "auto",
-        description="auto: sampling parameters of the model's generation_config.json hold for requests that "
-        "set none.",
+        "auto", description="auto: parameters of the model's generation_config.json where a request has none."
     )
     served_name: str = Field("", description="Model name on the wire; empty: the last part of `model`.")
     tensor_parallel: Positive = Field(
-        1,
-        description="Processes that share each layer of the model; each has `threads`, or a GPU of its own.",
+        1, description="Processes that share each layer, each with `threads` or a GPU of its own."
     )
     tensor_parallel_rank: int = Field(
-        0,
-        ge=0,
-        description="Which of them this one is, where they are started on several machines; 0 serves.",
+        0, ge=0, description="Number of this one, where they are started on several machines; 0 serves."
     )
     tensor_parallel_address: str = Field(
-        "",
-        description="host:port at which rank 0 meets those of other machines; empty: it starts them on this "
-        "machine.",
+        "", description="host:port of rank 0 for those of other machines; empty: it starts them here."
     )
 
 
@@ -156,27 +142,20 @@ class DraftConfig(EngineConfig):
     """The draft service."""
 
     kind: Literal["model", "eagle", "lookup"] = Field(
-        "model",
-        description="A draft model, an EAGLE-3 head (which is found out for model too), or prompt lookup "
-        "without a model.",
+        "model", description="A draft model, an EAGLE-3 head (found out for model too), or prompt lookup."
     )
     target: str = Field(
-        "",
-        description="Folder or hub id of the target of an EAGLE head, whose embedding and tokenizer it uses.",
+        "", description="Folder or hub id of an EAGLE head's target: it uses its embedding and tokenizer."
     )
     skip_layers: str = Field(
-        "",
-        description="Layers that the model does without, counted from 0, such as 4-9 or 2,5-7; empty: none.",
+        "", description="Layers to leave out, counted from 0, such as 4-9 or 2,5-7; empty: none."
     )
     shadow: bool = Field(
         False,
-        description="Proposals are compared with the target's text, not verified, until `outrider drafts "
-        "promote`.",
+        description="Proposals are compared with the text, not verified, until `outrider drafts promote`.",
     )
     reload_model: bool = Field(
-        False,
-        description="Take up new weights when the files of `model`, or a link to their folder, change; both "
-        "are in memory meanwhile.",
+        False, description="Take up new weights when files of `model` change; both are in memory meanwhile."
     )
     tokenizer: str = Field(
         "", description="Folder or hub id of the tokenizer, for kind=lookup; empty: accept any target."
@@ -187,7 +166,27 @@ class DraftConfig(EngineConfig):
     max_depth: Positive = Field(24, description="Deepest node below the last committed token.")
 
 
-class OrchestratorConfig(ServiceConfig):
+class CallerConfig(Settings):
+    """What processes that call other services have."""
+
+    tls_client_cert: str = Field("", description="PEM certificate shown to the services that it calls.")
+    tls_client_key: str = Field("", description="PEM private key of tls_client_cert.")
+    tls_client_ca: str = Field("", description="PEM authorities of these services; empty: plaintext to them.")
+
+
+class CollectConfig(Settings):
+    """What is kept for drafts to learn from."""
+
+    collect: str = Field(
+        "", description="Folder for served tokens, prompts too, for `outrider distill`; empty: none are kept."
+    )
+    collect_share: float = Field(0.05, gt=0, le=1, description="Share of the requests that are collected.")
+    collect_max_mb: Positive = Field(
+        256, description="Size of all collected files together, in MiB; the oldest make room."
+    )
+
+
+class OrchestratorConfig(ServiceConfig, CallerConfig, CollectConfig):
     """The orchestrator."""
 
     port: Port = Field(7700, description="gRPC port; 0 picks a free one.")
@@ -199,17 +198,14 @@ class OrchestratorConfig(ServiceConfig):
         (), description="Draft replicas: host:port, or dns:name:port; none: lookup only."
     )
     require_fit: bool = Field(
-        False,
-        description="A draft that does not fit the target ends the process at start; off: it is left out.",
+        False, description="A draft that does not fit ends the process at start; off: it is left out."
     )
     replicas_file: str = Field(
         "", description="File with lines 'verify host:port' or 'draft host:port', read again when it changes."
     )
     discovery_seconds: float = Field(2.0, gt=0, description="Period of DNS polls and of replica checks.")
     max_running: int = Field(
-        0,
-        ge=0,
-        description="Most continuations that run at once; 0: as many as the verify replicas have room for.",
+        0, ge=0, description="Most continuations at once; 0: as many as verify replicas have room for."
     )
     max_queued: int = Field(
         256, ge=0, description="Most requests that wait to begin; of more, the one served last is refused."
@@ -231,38 +227,26 @@ class OrchestratorConfig(ServiceConfig):
         1,
         ge=1,
         le=8,
-        description="Draft replicas that one session uses at once, of different models where there are; "
-        "their nodes become one tree.",
+        description="Draft replicas that one session uses at once; their nodes become one tree.",
     )
     shadow_share: float = Field(
-        0.1,
-        ge=0,
-        le=1,
-        description="Share of the sessions with drafts that a shadow draft, if there is one, drafts for too.",
+        0.1, ge=0, le=1, description="Share of the sessions with drafts that a shadow drafts for too."
     )
     promote_shadows: bool = Field(
-        False,
-        description="A shadow that foresees more of the text changes places with a draft replica by itself.",
+        False, description="A shadow that foresees more changes places with a draft replica by itself."
     )
     breaker_failures: Positive = Field(
         3, description="Failures in a row that open a replica's circuit breaker."
     )
     breaker_seconds: float = Field(5.0, gt=0, description="How long an open breaker keeps a replica out.")
     draft_sessions_per_replica: int = Field(
-        0,
-        ge=0,
-        description="Sessions that one draft replica serves well, for scaling; 0: learned from how they do.",
+        0, ge=0, description="Sessions that a draft replica serves well, for scaling; 0: learned."
     )
     auth_tokens_file: str = Field(
-        "",
-        description="File with one bearer token per line, read again when it changes; empty: no "
-        "authentication.",
+        "", description="File of bearer tokens, one per line, read again when it changes; empty: none needed."
     )
     client_rate: float = Field(
-        0.0,
-        ge=0,
-        le=1e6,
-        description="Requests per second of one client (its bearer token, else its address); 0: no limit.",
+        0.0, ge=0, le=1e6, description="Requests per second of one client (token, else address); 0: no limit."
     )
     client_burst: Positive = Field(
         32, description="Requests that a client with a limit may make at once after a rest."
@@ -271,28 +255,14 @@ class OrchestratorConfig(ServiceConfig):
         True, description="Log one line for each request: its counts, times and replicas, never its text."
     )
     trace_detail: TraceDetail = Field(
-        "all",
-        description="Which sampled requests have spans of their steps: all, slow ones (recorded by the "
-        "orchestrator alone), or none.",
+        "all", description="Which sampled requests have spans of their steps; slow ones by the orchestrator."
     )
     trace_slow_seconds: float = Field(
         10.0, ge=0, description="From here on a request is slow, for trace_detail."
     )
-    collect: str = Field(
-        "",
-        description="Folder in which served tokens, prompts too, are kept for `outrider distill`; empty: "
-        "none are.",
-    )
-    collect_share: float = Field(0.05, gt=0, le=1, description="Share of the requests that are collected.")
-    collect_max_mb: Positive = Field(
-        256, description="Size of all collected files together, in MiB; the oldest make room."
-    )
-    tls_client_cert: str = Field("", description="PEM certificate shown to draft and verify replicas.")
-    tls_client_key: str = Field("", description="PEM private key of tls_client_cert.")
-    tls_client_ca: str = Field("", description="PEM authorities of the replicas; empty: plaintext to them.")
 
 
-class GatewayConfig(ProcessConfig):
+class GatewayConfig(ProcessConfig, CallerConfig):
     """The HTTP gateway."""
 
     port: Port = Field(8000, description="HTTP port; 0 picks a free one.")
@@ -301,7 +271,7 @@ class GatewayConfig(ProcessConfig):
     )
     orchestrator: str = Field(
         "127.0.0.1:7700",
-        description="The orchestrators: host:port, or with a scheme of gRPC's such as dns:name:port.",
+        description="The orchestrators: host:port, or what gRPC resolves such as dns:name:port.",
     )
     max_request_mb: Positive = Field(8, description="Largest body of a request, in MiB.")
     deadline_seconds: float = Field(600.0, gt=0, description="Longest time that a request may take.")
@@ -309,21 +279,12 @@ class GatewayConfig(ProcessConfig):
     response_metrics: bool = Field(
         False, description="Answers carry their times and what speculation did, as vLLM's `metrics`."
     )
-    metrics_port: int = Field(
-        -1,
-        ge=-1,
-        le=65535,
-        description="Port of /metrics, /health and /version alone, in plaintext, for probes and Prometheus; "
-        "0 picks a free one, -1: none. The HTTP port has them too.",
+    metrics_port: OptionalPort = Field(
+        -1, description="Port for probes and Prometheus, in plaintext; 0 picks a free one, -1: none."
     )
     tool_call_parser: Literal["none", "hermes", "llama3"] = Field(
         "none", description="How the model writes calls of tools; none: requests with tools are refused."
     )
     auth_tokens_file: str = Field(
-        "",
-        description="File with one bearer token per line, read again when it changes; empty: the "
-        "orchestrator alone looks at the token, which is passed on in any case.",
+        "", description="File of bearer tokens, one per line; empty: the orchestrator alone looks at tokens."
     )
-    tls_client_cert: str = Field("", description="PEM certificate shown to the orchestrators.")
-    tls_client_key: str = Field("", description="PEM private key of tls_client_cert.")
-    tls_client_ca: str = Field("", description="PEM authorities of the orchestrators; empty: plaintext.")

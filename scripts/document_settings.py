@@ -9,11 +9,14 @@ from pydantic.fields import FieldInfo
 
 from outrider.cli.up.plan import UpConfig
 from outrider.config import (
+    CallerConfig,
+    CollectConfig,
     DraftConfig,
     EngineConfig,
     GatewayConfig,
     OrchestratorConfig,
     ProcessConfig,
+    RunConfig,
     ServiceConfig,
     Settings,
     VerifyConfig,
@@ -29,7 +32,10 @@ COMMANDS: dict[type[Settings], str] = {
 }
 """The settings that a command reads, by the name in its variables and its table of the file."""
 SHARED: dict[type[Settings], str] = {
+    RunConfig: "All of these",
+    CollectConfig: "`outrider up` and `outrider serve orchestrator`",
     ProcessConfig: "All services and the gateway",
+    CallerConfig: "The orchestrator and the gateway",
     ServiceConfig: "The gRPC services",
     EngineConfig: "`outrider serve verify` and `outrider serve draft`",
 }

@@ -32,7 +32,6 @@ def main() -> None:
     _add_run(_command(commands, "run", "simulate and print a table"))
     _add_record(_command(commands, "record", "record a pair's texts"))
     _add_measure(_command(commands, "measure", "measure a pair's times on this machine"))
-    _add_validate(_command(commands, "validate", "compare with real services; the machine must be quiet"))
     _add_capacity(_command(commands, "capacity", "the runs and pictures of docs/capacity.md"))
     _add_sensitivity(_command(commands, "sensitivity", "how much each steering constant matters"))
     flags = parser.parse_args()
@@ -67,7 +66,6 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     add("--expansions", type=int, default=8, help="most nodes that a draft forward expands")
     add("--orchestrators", type=int, default=1)
     add("--rounds", type=int, default=1, help="requests of each session, one after the other")
-    add("--rate", type=float, default=0.0, help="requests a second; 0: a closed loop")
     add("--prompt-tokens", type=int, default=32, help="0: the recorded texts from their beginning")
     add("--new-tokens", type=int, default=128)
     add("--warm-up", type=int, default=0, help="requests that do not count")
@@ -105,7 +103,6 @@ def _cases(flags: argparse.Namespace) -> Iterator[tuple[Topology, Load]]:
             Load(
                 sessions=int(sessions),
                 rounds=flags.rounds,
-                rate=flags.rate,
                 prompt_tokens=flags.prompt_tokens,
                 new_tokens=flags.new_tokens,
                 warm_up=flags.warm_up,
@@ -148,24 +145,6 @@ def _measure(flags: argparse.Namespace) -> None:
 def _add_pair(command: argparse.ArgumentParser) -> None:
     command.add_argument("--target", type=Path, default=Path("models/demo/target"))
     command.add_argument("--draft", type=Path, default=Path("models/demo/draft"))
-
-
-def _add_validate(validate: argparse.ArgumentParser) -> None:
-    add = validate.add_argument
-    add("--pairs", nargs="+", default=["demo", "widened"], choices=["demo", "widened"])
-    add("--temperatures", type=float, nargs="+", default=[0.0, 0.7])
-    add("--sessions", type=int, nargs="+", default=[1, 8, 32])
-    add("--new-tokens", type=int, default=96)
-    add("--folder", type=Path, default=Path("out/validate"), help="for logs and measured profiles")
-    validate.set_defaults(go=_validate)
-
-
-def _validate(flags: argparse.Namespace) -> None:
-    from simulator.validate import ValidationPlan, validate, verdict
-
-    flags.folder.mkdir(parents=True, exist_ok=True)
-    plan = ValidationPlan(flags.pairs, flags.temperatures, flags.sessions, flags.new_tokens, flags.folder)
-    print(verdict(validate(plan)))
 
 
 def _add_capacity(capacity: argparse.ArgumentParser) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from math import log
 from random import Random
 from typing import NamedTuple
 
@@ -88,13 +87,7 @@ class Texts:
         self._written += 1
         if load.prompt_tokens == 0:
             return replay(self._corpus, number, load.new_tokens)
-        return write_script(self._corpus, number, load.prompt_tokens, self._length(), self._random)
-
-    def _length(self) -> int:
-        mean = self._load.new_tokens
-        if not self._load.rate:
-            return mean
-        return 1 + int(log(1.0 - self._random.random()) / log(1.0 - 1.0 / mean))
+        return write_script(self._corpus, number, load.prompt_tokens, load.new_tokens, self._random)
 
 
 class Clients:
@@ -106,7 +99,6 @@ class Clients:
         self._load = load
         self._arm = arm
         self._texts = Texts(cluster.corpus, load)
-        self._arrivals = Random(f"arrivals {load.seed}")
         self._asked = 0
         self._warm: list[ServedRequest] = []
         self._left = 0
@@ -145,21 +137,12 @@ class Clients:
 
     def _count(self) -> None:
         self._cluster.count_from_now()
-        if self._load.rate:
-            self._arrive(self._load.sessions * self._load.rounds)
-        else:
-            for _ in range(self._load.sessions):
-                self._repeat(self._load.rounds)
+        for _ in range(self._load.sessions):
+            self._repeat(self._load.rounds)
 
     def _repeat(self, rounds: int) -> None:
         if rounds:
             self._ask(self.served, partial(self._repeat, rounds - 1))
-
-    def _arrive(self, left: int) -> None:
-        if left:
-            self._ask(self.served, lambda: None)
-            wait = self._arrivals.expovariate(self._load.rate)
-            self._cluster.timeline.after(wait, partial(self._arrive, left - 1))
 
     def _ask(self, kept: list[ServedRequest], then: Callable[[], None]) -> None:
         cluster = self._cluster

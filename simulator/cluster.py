@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from outrider.config import DraftConfig, VerifyConfig
+from outrider.engine.kv.capacity import PAGE_SIZE
 from outrider.engine.kv.pages import PagePool
 from outrider.protocol.messages import ModelInfo
 from simulator.devices import Accelerator, Core, Device, Floating, Place, StepTotals
@@ -127,14 +128,14 @@ class Builder:
 
     def _verify(self, name: str, place: Place) -> SimulatedVerifyReplica:
         config = VerifyConfig.model_validate({"max_sessions": self.topology.max_sessions})
-        pages = config.max_sessions * -(-self.profile.context_length // config.page_size)
+        pages = config.max_sessions * -(-self.profile.context_length // PAGE_SIZE)
         times = self.profile.target_times(self.temperature)
         runner = ScriptedRunner(
             place,
             times,
             self.scripts,
             self.corpus.vocabulary_size,
-            PagePool(pages, config.page_size),
+            PagePool(pages, PAGE_SIZE),
         )
         points = measuring_points(config.max_step_tokens)
         alone = [(count, interpolate(self.profile.target_forward, count)) for count in points]

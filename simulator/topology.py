@@ -59,20 +59,13 @@ class Topology:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What is asked for.
-
-    Closed loop: `sessions` at once, each `rounds` requests one after the other. With a `rate`, `sessions`
-    times `rounds` requests arrive as a Poisson stream instead, and their lengths vary.
-    """
+    """What is asked for: `sessions` at once, each `rounds` requests one after the other."""
 
     sessions: int = 1
     rounds: int = 1
-    rate: float = 0.0
-    """Requests per second; 0: closed loop."""
     prompt_tokens: int = 32
     """0: the recorded texts from their beginning, one after the other."""
     new_tokens: int = 128
-    """With a rate: their mean, geometrically distributed."""
     warm_up: int = 0
     """Requests one after the other before anything counts, as a service that has run for a while has seen."""
     warm_rounds: int = 0

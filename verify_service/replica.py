@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from outrider.config import VerifyConfig
+from outrider.engine.kv.capacity import PAGE_SIZE
 from outrider.engine.kv.page_memory import PageMemory
 from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.loading.replica import largest_step, load_runner, model_info
@@ -81,7 +82,7 @@ def load_target(config: VerifyConfig) -> LoadedTarget:
         ConfigError: a setting is wrong or the model cannot be loaded.
     """
     runner, group = _load_runner(config)
-    room = runner.pool.statistics().total * config.page_size
+    room = runner.pool.statistics().total * PAGE_SIZE
     max_step_tokens = min(config.max_step_tokens, room, runner.loaded.context_length)
     cost = measure_costs(runner, max_step_tokens, runner.row_edges)
     logger.info(
@@ -100,7 +101,6 @@ def _load_runner(config: VerifyConfig) -> tuple[ModelRunner, Group | None]:
     if config.tensor_parallel == 1:
         runner = load_runner(
             config,
-            config.page_size,
             largest=largest_step(config),
             say=logger.info,
             deterministic=config.deterministic,
@@ -186,7 +186,7 @@ def make_engine(
         lease_seconds=config.lease_seconds,
         lookup=config.lookup,
     )
-    instruments.capacity(config.max_sessions, lambda: device_memory(info.device))
+    instruments.capacity.set(config.max_sessions, lambda: device_memory(info.device))
     return VerifyEngine(
         lambda deliver: VerifyCore(
             *(target.runner, target.cost, settings, instruments, deliver),

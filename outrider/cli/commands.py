@@ -7,6 +7,7 @@ import os
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -49,10 +50,6 @@ class Command:
         self.add_flags(parser)
 
 
-def _add_up_flags(parser: argparse.ArgumentParser) -> None:
-    add_flags(parser, UpConfig, "up")
-
-
 def _add_generate_flags(parser: argparse.ArgumentParser) -> None:
     add_request_flags(parser)
     add_connection_flags(parser)
@@ -62,9 +59,6 @@ def _add_generate_flags(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         default=None,
         help="print a summary to standard error (default: when it is a terminal)",
-    )
-    parser.add_argument(
-        "--timeline", metavar="FILE", help="write a picture of the steps: .html, .svg or .json"
     )
 
 
@@ -93,10 +87,6 @@ def _add_top_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--once", action="store_true", help="print one frame as plain text, and end")
 
 
-def _add_no_flags(_parser: argparse.ArgumentParser) -> None:
-    pass
-
-
 def print_versions(_arguments: argparse.Namespace) -> int:
     """`outrider version`."""
     print(f"outrider {__version__}")
@@ -116,7 +106,7 @@ COMMANDS = (
         "Run the orchestrator and its replicas on this machine, each as its own process, until Ctrl-C. A "
         "replica that crashes is restarted. Other settings of the services come from the environment or the "
         "file's tables [orchestrator], [draft] and [verify].",
-        _add_up_flags,
+        partial(add_flags, settings=UpConfig, table="up"),
         "outrider.cli.up.command:up",
     ),
     Command("serve", "run one service", "Run one service.", add_services, "outrider.cli.serve:serve"),
@@ -140,6 +130,7 @@ COMMANDS = (
         bench_flags.DESCRIPTION,
         bench_flags.add_flags,
         "outrider.cli.bench.command:bench",
+        extra="cli",
         looks={
             "usage": bench_flags.USAGE,
             "epilog": bench_flags.EPILOG,
@@ -203,6 +194,10 @@ COMMANDS = (
         extra="engine,cli",
     ),
     Command(
-        "version", "print versions", "Print versions.", _add_no_flags, "outrider.cli.commands:print_versions"
+        "version",
+        "print versions",
+        "Print versions.",
+        lambda parser: None,
+        "outrider.cli.commands:print_versions",
     ),
 )

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 from typing import TYPE_CHECKING
 
-from outrider.cli.request import add_transport_flags
+from outrider.cli.request import add_transport_flags, tls_of
 
 if TYPE_CHECKING:
     from outrider.protocol.messages import ModelInfo
@@ -53,8 +53,7 @@ async def _ask(endpoint: str, arguments: argparse.Namespace) -> ModelInfo:
     from outrider.rpc.channels import open_channel
     from outrider.rpc.draft_admin import draft_info, set_shadow
 
-    tls = {"tls_ca": arguments.tls_ca, "tls_cert": arguments.tls_cert, "tls_key": arguments.tls_key}
-    async with open_channel(endpoint, **tls) as channel, asyncio.timeout(arguments.timeout):
+    async with open_channel(endpoint, **tls_of(arguments)) as channel, asyncio.timeout(arguments.timeout):
         if arguments.shadow is None:
             return await draft_info(channel)
         return await set_shadow(channel, arguments.shadow, arguments.version_of_weights)

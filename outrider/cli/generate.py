@@ -13,16 +13,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider.cli.request import request_of
+from outrider.cli.request import client_of, request_of
+from outrider.cli.say import check_folder, write_file
 from outrider.cli.timeline.bars import from_trace, to_trace
 from outrider.cli.timeline.picture import to_html, to_svg
-from outrider.client.aio import AsyncClient
 from outrider.client.results import Chunk, Collected, Generation, TimelineEvent, TokenLogprob
 from outrider.client.retries import Retries
 from outrider.client.survival import Broken, tokens_said
 from outrider.protocol.errors import InvalidRequest
 
-WRITERS = (".html", ".svg", ".json")
+WRITERS: dict[str, Callable[[Sequence[TimelineEvent]], str]] = {
+    ".html": to_html,
+    ".svg": to_svg,
+    ".json": lambda bars: json.dumps(to_trace(bars)),
+}
 RETRIES = Retries(begin=())
 """No retry before the text begins: a person at a terminal wants to know at once that nobody answers."""
 
@@ -41,18 +45,14 @@ def generate(arguments: argparse.Namespace) -> int:
     Raises:
         OutriderError: the request failed; what came before it has been printed.
     """
-    if arguments.timeline:
-        _check_picture("--timeline", arguments.timeline)
     show = _discard if arguments.json else _print_now
-    answer = asyncio.run(_ask(arguments, show, bool(arguments.timeline)))
+    answer = asyncio.run(_ask(arguments, show, record_timeline=False))
     if arguments.json:
         print(json.dumps(to_json(answer)))
     elif sys.stdout.isatty():
         print()
     if arguments.stats or (arguments.stats is None and sys.stderr.isatty()):
         print(f"[{summary(answer)}]", file=sys.stderr)
-    if arguments.timeline:
-        _write(arguments.timeline, answer.generation.end.timeline)
     return 0
 
 
@@ -62,7 +62,9 @@ def timeline(arguments: argparse.Namespace) -> int:
     Raises:
         OutriderError: the request failed, or the saved one cannot be read.
     """
-    _check_picture("--output", arguments.output)
+    if Path(arguments.output).suffix not in WRITERS:
+        raise InvalidRequest("--output", f"{arguments.output!r} must end in {', '.join(WRITERS)}")
+    check_folder("--output", arguments.output)
     if arguments.from_json:
         bars: Sequence[TimelineEvent] = _read(arguments.from_json)
     else:
@@ -131,16 +133,7 @@ async def _ask(
         OutriderError: what the orchestrator says, or `Unavailable` when it cannot be reached.
     """
     request, collected, started = request_of(arguments, record_timeline), Collected(), time.perf_counter()
-    client = AsyncClient(
-        arguments.endpoint,
-        token=arguments.token,
-        timeout=arguments.timeout,
-        tls_ca=arguments.tls_ca,
-        tls_cert=arguments.tls_cert,
-        tls_key=arguments.tls_key,
-        retries=RETRIES,
-        on_broken=_say_broken,
-    )
+    client = client_of(arguments, arguments.token, RETRIES, _say_broken)
     async with client, aclosing(client.stream(request)) as events:
         async for event in events:
             collected.add(event)
@@ -166,14 +159,6 @@ def _discard(_text: str) -> None:
     pass
 
 
-def _check_picture(flag: str, path: str) -> None:
-    """Before the request is sent, so that nothing is generated that cannot be drawn."""
-    if Path(path).suffix not in WRITERS:
-        raise InvalidRequest(flag, f"{path!r} must end in {', '.join(WRITERS)}")
-    if not Path(path).parent.is_dir():
-        raise InvalidRequest(flag, f"there is no folder {str(Path(path).parent)!r}")
-
-
 def _read(path: str) -> Sequence[TimelineEvent]:
     try:
         return from_trace(json.loads(Path(path).read_text(encoding="utf-8")))
@@ -184,12 +169,5 @@ def _read(path: str) -> Sequence[TimelineEvent]:
 def _write(path: str, bars: Sequence[TimelineEvent]) -> None:
     if not bars:
         raise InvalidRequest("timeline", "there are no steps to draw")
-    suffix = Path(path).suffix
-    content = (
-        json.dumps(to_trace(bars)) if suffix == ".json" else (to_svg if suffix == ".svg" else to_html)(bars)
-    )
-    try:
-        Path(path).write_text(content, encoding="utf-8")
-    except OSError as error:
-        raise InvalidRequest("output", f"cannot write {path!r} ({error.strerror})") from error
+    write_file("--output", path, WRITERS[Path(path).suffix](bars))
     print(f"wrote {path}", file=sys.stderr)

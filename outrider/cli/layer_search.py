@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from outrider.cli import values
 from outrider.cli.bench.prompts import read_prompts
+from outrider.cli.model_flags import add_folder, add_machine_flags, add_number, add_traffic_flags
 from outrider.cli.prompt_ids import token_ids_of
 from outrider.cli.say import say
 
@@ -41,7 +42,8 @@ class Trial:
         (Leviathan and others 2023, "Fast Inference from Transformers via Speculative Decoding".)
         """
         lengths = range(1, LONGEST_DRAFT + 1)
-        return max(_tokens(self.acceptance, length) / (1 + length * self.cost) for length in lengths)
+        tokens = [sum(self.acceptance**place for place in range(length + 1)) for length in lengths]
+        return max(count / (1 + length * self.cost) for count, length in zip(tokens, lengths, strict=True))
 
 
 def search(
@@ -55,7 +57,7 @@ def search(
             if layer not in skipped and not (tried and out_of_time()):
                 without = skipped | {layer}
                 tried.append(Trial(without, acceptance(without), (layers - len(without)) / layers))
-        best = max(tried, key=_acceptance)
+        best = max(tried, key=lambda trial: trial.acceptance)
         yield best
         skipped = best.skipped
 
@@ -89,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
             flush=True,
         )
     if trials:
-        best = max(trials, key=_speed_up)
+        best = max(trials, key=lambda trial: trial.speed_up)
         print(
             f"\noutrider up --target {arguments.target} --draft {arguments.target} "
             f"--draft-skip-layers {spell_layers(best.skipped)}"
@@ -99,25 +101,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Which model, on what, for how long."""
-    parser.add_argument("--target", required=True, metavar="DIR", help="folder or hub id of the model")
-    parser.add_argument("--prompts", required=True, metavar="FILE", help="JSON list or .jsonl of prompts")
-    parser.add_argument(
-        "--max-prompts", type=values.count, default=16, metavar="N", help="the first so many (16)"
-    )
-    parser.add_argument(
-        "--tokens", type=values.count, default=64, metavar="N", help="new tokens after each (64)"
-    )
-    parser.add_argument(
-        "--temperature", type=values.not_negative, default=0.0, metavar="X", help="of the traffic (0)"
-    )
-    parser.add_argument(
-        "--seconds", type=values.seconds, default=600.0, metavar="S", help="longest search (600)"
-    )
-    parser.add_argument("--dtype", default="auto", help="arithmetic: auto, float32 or bfloat16")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    parser.add_argument(
-        "--threads", type=values.count, default=1, metavar="N", help="torch threads on the CPU (1)"
-    )
+    add_folder(parser, "--target", "folder or hub id of the model")
+    add_traffic_flags(parser, tokens=64)
+    add_number(parser, "--seconds", values.seconds, 600.0, "longest search")
+    add_machine_flags(parser)
 
 
 def _agreement(arguments: argparse.Namespace) -> LayerAgreement:
@@ -131,16 +118,3 @@ def _agreement(arguments: argparse.Namespace) -> LayerAgreement:
         arguments.target, dtype=arguments.dtype, device=arguments.device, threads=arguments.threads
     )
     return LayerAgreement(network, ids, arguments.tokens, arguments.temperature)
-
-
-def _tokens(acceptance: float, length: int) -> float:
-    """Expected tokens of a step with a chain of so many."""
-    return sum(acceptance**place for place in range(length + 1))
-
-
-def _acceptance(trial: Trial) -> float:
-    return trial.acceptance
-
-
-def _speed_up(trial: Trial) -> float:
-    return trial.speed_up

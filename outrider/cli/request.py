@@ -6,15 +6,20 @@ import argparse
 import os
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.cli import values
+from outrider.cli.settings import flag_of
 from outrider.protocol.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    from outrider.client.aio import AsyncClient
     from outrider.client.conversation import Message
     from outrider.client.request import Request
+    from outrider.client.retries import Retries
+    from outrider.client.survival import Broken
 
 Number = int | float
 
@@ -44,7 +49,7 @@ def add_request_flags(parser: argparse.ArgumentParser) -> None:
     sampling = parser.add_argument_group("sampling")
     for name, kind, text in SAMPLING:
         metavar = "N" if kind is int else "X"
-        sampling.add_argument(_flag(name), type=kind, metavar=metavar, help=text)
+        sampling.add_argument(flag_of(name), type=kind, metavar=metavar, help=text)
     sampling.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop before this text")
     sampling.add_argument("--stop-token-ids", metavar="IDS", default="", help="stop at one of these tokens")
     sampling.add_argument(
@@ -113,6 +118,30 @@ def add_transport_flags(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--tls-cert", default="", metavar="FILE", help="PEM client certificate")
     group.add_argument("--tls-key", default="", metavar="FILE", help="PEM private key of --tls-cert")
+
+
+def tls_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The TLS files that `add_transport_flags` reads, by the names of a channel's options."""
+    return {name: getattr(arguments, name) for name in ("tls_ca", "tls_cert", "tls_key")}
+
+
+def client_of(
+    arguments: argparse.Namespace,
+    token: str,
+    retries: Retries,
+    on_broken: Callable[[Broken], None] | None = None,
+) -> AsyncClient:
+    """A client of the orchestrator that the flags name."""
+    from outrider.client.aio import AsyncClient
+
+    return AsyncClient(
+        arguments.endpoint,
+        token=token,
+        timeout=arguments.timeout,
+        retries=retries,
+        on_broken=on_broken,
+        **tls_of(arguments),
+    )
 
 
 def request_of(arguments: argparse.Namespace, record_timeline: bool) -> Request:
@@ -210,7 +239,3 @@ def _endpoint(text: str) -> str:
     if not re.fullmatch(r".+:\d+", text) and not text.startswith("unix:"):
         raise argparse.ArgumentTypeError(f"must be HOST:PORT, not {text!r}")
     return text
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")

@@ -13,7 +13,7 @@ from outrider.client import wire
 from outrider.client.connection import Connection, RunningRequest
 from outrider.client.conversation import Conversation
 from outrider.client.event_wire import event_from_pb
-from outrider.client.request import Options, Prompt, Request, TokenizeOptions
+from outrider.client.request import CallOptions, Prompt, Request, TokenizeOptions
 from outrider.client.results import Collected, Event, Load, Model, ModelInfo, Result, Tokens
 from outrider.rpc.channels import open_channel
 
@@ -38,46 +38,27 @@ class AsyncClient(Connection):
         if self._channel is not None:
             await self._channel.close()
 
-    async def generate(
-        self,
-        prompt: Prompt | Request,
-        *,
-        timeout: float | None = None,  # noqa: ASYNC109 - of the whole request, its retries too
-        token: str | None = None,
-        request_id: str = "",
-        traceparent: str = "",
-        **options: Unpack[Options],
-    ) -> Result:
+    async def generate(self, prompt: Prompt | Request, **options: Unpack[CallOptions]) -> Result:
         """Continue a prompt to the end."""
         collected = Collected()
-        events = self.stream(
-            prompt, timeout=timeout, token=token, request_id=request_id, traceparent=traceparent, **options
-        )
-        async with aclosing(events):
+        async with aclosing(self.stream(prompt, **options)) as events:
             async for event in events:
                 collected.add(event)
         return collected.result()
 
-    async def chat(self, messages: Conversation, **options: Unpack[Options]) -> Result:
+    async def chat(self, messages: Conversation, **options: Unpack[CallOptions]) -> Result:
         """The answer to a conversation."""
         return await self.generate(messages, **options)
 
     async def stream(
-        self,
-        prompt: Prompt | Request,
-        *,
-        timeout: float | None = None,  # noqa: ASYNC109 - as above
-        token: str | None = None,
-        request_id: str = "",
-        traceparent: str = "",
-        **options: Unpack[Options],
+        self, prompt: Prompt | Request, **options: Unpack[CallOptions]
     ) -> AsyncGenerator[Event, None]:
         """The events of a request as they come: per continuation one `Started`, its `Chunk`s, one `Complete`.
 
         When the connection or the orchestrator is lost, they go on with the same tokens. Closing the
         generator cancels the request.
         """
-        run = self._run(prompt, options, self._called(timeout, token, request_id, traceparent))
+        run = self._run(prompt, options)
         while (message := run.next_call()) is not None:
             pause = 0.0
             try:
@@ -96,7 +77,7 @@ class AsyncClient(Connection):
         self,
         prompt: str | Conversation,
         *,
-        timeout: float | None = None,  # noqa: ASYNC109 - as above
+        timeout: float | None = None,  # noqa: ASYNC109 - gRPC keeps it
         token: str | None = None,
         **options: Unpack[TokenizeOptions],
     ) -> Tokens:
@@ -110,7 +91,7 @@ class AsyncClient(Connection):
         *,
         model: str = "",
         keep_special_tokens: bool = False,
-        timeout: float | None = None,  # noqa: ASYNC109 - as above
+        timeout: float | None = None,  # noqa: ASYNC109 - gRPC keeps it
         token: str | None = None,
     ) -> str:
         """The text of token ids; special tokens have none, unless they are to be kept."""

@@ -14,7 +14,7 @@ from outrider.client import wire
 from outrider.client.connection import Connection, RunningRequest
 from outrider.client.conversation import Conversation
 from outrider.client.event_wire import event_from_pb
-from outrider.client.request import Options, Prompt, Request, TokenizeOptions
+from outrider.client.request import CallOptions, Prompt, Request, TokenizeOptions
 from outrider.client.results import Collected, Event, Load, Model, ModelInfo, Result, Tokens
 from outrider.rpc.channels import open_blocking_channel
 
@@ -40,46 +40,27 @@ class Client(Connection):
         if self._channel is not None:
             self._channel.close()
 
-    def generate(
-        self,
-        prompt: Prompt | Request,
-        *,
-        timeout: float | None = None,
-        token: str | None = None,
-        request_id: str = "",
-        traceparent: str = "",
-        **options: Unpack[Options],
-    ) -> Result:
+    def generate(self, prompt: Prompt | Request, **options: Unpack[CallOptions]) -> Result:
         """Continue a prompt to the end."""
         collected = Collected()
-        events = self.stream(
-            prompt, timeout=timeout, token=token, request_id=request_id, traceparent=traceparent, **options
-        )
-        with closing(events):
+        with closing(self.stream(prompt, **options)) as events:
             for event in events:
                 collected.add(event)
         return collected.result()
 
-    def chat(self, messages: Conversation, **options: Unpack[Options]) -> Result:
+    def chat(self, messages: Conversation, **options: Unpack[CallOptions]) -> Result:
         """The answer to a conversation."""
         return self.generate(messages, **options)
 
     def stream(
-        self,
-        prompt: Prompt | Request,
-        *,
-        timeout: float | None = None,
-        token: str | None = None,
-        request_id: str = "",
-        traceparent: str = "",
-        **options: Unpack[Options],
+        self, prompt: Prompt | Request, **options: Unpack[CallOptions]
     ) -> Generator[Event, None, None]:
         """The events of a request as they come: per continuation one `Started`, its `Chunk`s, one `Complete`.
 
         When the connection or the orchestrator is lost, they go on with the same tokens. Closing the
         generator cancels the request.
         """
-        run = self._run(prompt, options, self._called(timeout, token, request_id, traceparent))
+        run = self._run(prompt, options)
         while (message := run.next_call()) is not None:
             pause = 0.0
             try:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import Any, TypeAlias, TypedDict
+from typing import Any, TypedDict
 
 from outrider.client import wire
-from outrider.client.request import Options, Prompt, Request, request_of
+from outrider.client.request import CALL, CallOptions, Prompt, Request, request_of
 from outrider.client.retries import Attempts, Retries
 from outrider.client.survival import Broken, Survivor
 from outrider.protocol.errors import DeadlineExceeded, InvalidRequest
 
 ENDPOINT = "127.0.0.1:7700"
 TIMEOUT_SECONDS = 600.0
-
-
-Called: TypeAlias = tuple[float, tuple[tuple[str, str], ...]]
 
 
 class Tls(TypedDict):
@@ -55,16 +52,22 @@ class Connection:
         self._timeout = checked_timeout(timeout)
         self._tls = Tls(tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key)
         self._retries = retries or Retries()
-        self._on_broken = on_broken or _ignore
+        self._on_broken = on_broken or (lambda broken: None)
 
-    def _run(self, prompt: Prompt | Request, options: Options, called: Called) -> RunningRequest:
-        survivor = Survivor(request_of(prompt, options), Attempts(self._retries), self._on_broken)
-        seconds, metadata = called
+    def _run(self, prompt: Prompt | Request, options: CallOptions) -> RunningRequest:
+        given: Any = dict(options)
+        call = {name: given.pop(name) for name in CALL if name in given}
+        survivor = Survivor(request_of(prompt, given), Attempts(self._retries), self._on_broken)
+        seconds, metadata = self._called(**call)
         return RunningRequest(survivor, metadata, time.monotonic() + seconds)
 
     def _called(
-        self, timeout: float | None, token: str | None, request_id: str = "", traceparent: str = ""
-    ) -> Called:
+        self,
+        timeout: float | None = None,
+        token: str | None = None,
+        request_id: str = "",
+        traceparent: str = "",
+    ) -> tuple[float, tuple[tuple[str, str], ...]]:
         """Seconds and metadata of a call; None stands for the client's own."""
         seconds = self._timeout if timeout is None else checked_timeout(timeout)
         return seconds, wire.metadata_of(self._token if token is None else token, request_id, traceparent)
@@ -108,7 +111,3 @@ def checked_timeout(seconds: float) -> float:
     if not 0.0 < seconds < math.inf:
         raise InvalidRequest("timeout", f"must be a number of seconds above 0, not {seconds}")
     return seconds
-
-
-def _ignore(_broken: Broken) -> None:
-    pass

@@ -74,24 +74,21 @@ def _step(pb: generation_pb2.StepDetail) -> Step:
 
 
 def _complete(pb: generation_pb2.Complete) -> Complete:
+    counts = plain_fields(pb.speculation)
+    histogram = counts.pop("accepted_histogram")
     return Complete(
         index=pb.index,
         finish_reason=REASONS.get(pb.finish_reason, ""),
         stop=pb.stop,
         usage=Usage(**plain_fields(pb.usage)),
-        speculation=_counts(pb.speculation),
-        accepted_histogram=tuple(pb.speculation.accepted_histogram),
+        speculation=counts,
+        accepted_histogram=histogram,
         seed=pb.seed,
         model=pb.model,
         request_id=pb.request_id,
         session=pb.session,
         timeline=tuple(_timeline_event(event) for event in pb.timeline),
     )
-
-
-def _counts(pb: generation_pb2.SpeculationStats) -> dict[str, float]:
-    """Those that are one number each."""
-    return {name: value for name, value in plain_fields(pb).items() if not isinstance(value, tuple)}
 
 
 def _logprob(pb: Any) -> TokenLogprob:

@@ -66,6 +66,19 @@ class Options(TypedDict, total=False):
     continue_final_message: bool
 
 
+CALL = ("timeout", "token", "request_id", "traceparent")
+
+
+class CallOptions(Options, total=False):
+    """Those, and how the request is sent; what is absent or None is the client's own."""
+
+    timeout: float | None
+    """Seconds of the whole request, its retries too."""
+    token: str | None
+    request_id: str
+    traceparent: str
+
+
 class TokenizeOptions(TypedDict, total=False):
     """Parameters of `tokenize` beside its prompt; `TokenizeRequest` of generation.proto describes them."""
 

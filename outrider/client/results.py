@@ -264,45 +264,32 @@ class Tokens:
 
 
 @dataclass(slots=True)
-class _Growing:
-    text: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
-    end: Complete | None = None
-
-
-@dataclass(slots=True)
 class Collected:
     """The events of a stream, put together."""
 
-    _growing: dict[int, _Growing] = field(default_factory=dict)
+    _chunks: dict[int, list[Chunk]] = field(default_factory=dict)
+    _ends: dict[int, Complete] = field(default_factory=dict)
 
     def add(self, event: Event) -> None:
         """Take the next event."""
-        growing = self._growing.setdefault(event.index, _Growing())
         match event:
             case Chunk():
-                growing.text.append(event.text)
-                growing.token_ids += event.token_ids
-                growing.logprobs += event.logprobs
-                growing.prompt_logprobs += event.prompt_logprobs
+                self._chunks.setdefault(event.index, []).append(event)
             case Complete():
-                growing.end = event
+                self._ends[event.index] = event
             case Started():
                 pass
 
     def result(self) -> Result:
         """All of it, once every continuation has ended."""
-        return Result(generations=tuple(_finished(self._growing[i]) for i in sorted(self._growing)))
+        return Result(generations=tuple(self._generation(index) for index in sorted(self._ends)))
 
-
-def _finished(growing: _Growing) -> Generation:
-    assert growing.end is not None
-    return Generation(
-        text="".join(growing.text),
-        token_ids=tuple(growing.token_ids),
-        logprobs=tuple(growing.logprobs),
-        end=growing.end,
-        prompt_logprobs=tuple(growing.prompt_logprobs),
-    )
+    def _generation(self, index: int) -> Generation:
+        chunks = self._chunks.get(index, [])
+        return Generation(
+            text="".join(chunk.text for chunk in chunks),
+            token_ids=tuple(token for chunk in chunks for token in chunk.token_ids),
+            logprobs=tuple(one for chunk in chunks for one in chunk.logprobs),
+            end=self._ends[index],
+            prompt_logprobs=tuple(one for chunk in chunks for one in chunk.prompt_logprobs),
+        )

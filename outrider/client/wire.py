@@ -14,6 +14,7 @@ from outrider.client.results import Load, Model, ModelInfo, Tokens
 from outrider.protocol.errors import ConfigError, InvalidRequest, OutriderError, Unavailable
 from outrider.protocol.rpc_errors import error_of
 from outrider.protocol.same_names import plain_fields
+from outrider.protocol.sampling_wire import defaults_from_pb
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 
 SCALARS = (
@@ -85,9 +86,7 @@ def info_from_pb(pb: generation_pb2.GetModelInfoResponse) -> ModelInfo:
         chat_prompts=pb.chat_prompts,
         verify_replicas=pb.verify_replicas,
         draft_replicas=pb.draft_replicas,
-        sampling_defaults={
-            field.name: _rounded(value) for field, value in pb.target.sampling_defaults.ListFields()
-        },
+        sampling_defaults=defaults_from_pb(pb.target.sampling_defaults),
     )
 
 
@@ -256,8 +255,3 @@ def _problem(value: object, error: Exception) -> str:
     if isinstance(value, int) and isinstance(error, ValueError):
         return f"{value} is out of the range of its field; use {'0 or more' if value < 0 else 'less'}"
     return f"is of the wrong kind or out of range ({error})"
-
-
-def _rounded(value: float) -> float:
-    """A float32 as the short number that it was."""
-    return float(f"{value:.6g}")

@@ -1,28 +1,4 @@
-"""Every error that the project raises on purpose.
-
-    OutriderError
-    ├── InvalidRequest        a field of a request is wrong; names the field
-    │   └── ContextTooLong    prompt and output do not fit the model's context
-    ├── UnknownModel          the model asked for is not the one that is served
-    ├── StaleHandle           a KV handle can no longer be used; says why
-    ├── MismatchedPair        draft and target do not share a vocabulary
-    ├── Unauthenticated       the caller has no valid token
-    ├── Overloaded            a bound was reached; try again later
-    │   ├── OutOfPages        no KV page is left
-    │   └── RateLimited       this client asks too often
-    ├── Flood                 a peer sent more than it may; its stream is cut off
-    ├── Unavailable           nothing can serve this now; try again
-    │   ├── Draining          this process is shutting down
-    │   ├── LostRank          a process that computes a part of this replica's model is gone
-    │   └── NoReplica         no usable replica of a kind
-    ├── DeadlineExceeded      the caller's deadline has passed
-    ├── ConfigError           a setting is wrong; the process stops at start
-    │   └── ModelError        a model cannot be loaded or run; says why
-    └── InternalError         our own mistake
-
-`STATUS` maps each to the gRPC status with which it leaves the process; `outrider.protocol.rpc_errors` builds
-the `google.rpc` details from `field`, `reason` and `retry_after`.
-"""
+"""Every error that the project raises on purpose; `outrider.protocol.rpc_errors` takes them over the wire."""
 
 from __future__ import annotations
 
@@ -45,6 +21,8 @@ class Status(enum.Enum):
 class OutriderError(Exception):
     """Base of all errors; `str()` is one sentence that says what to change."""
 
+    status = Status.INTERNAL
+    """With which it leaves the process."""
     field: str | None = None
     """The request field or setting at fault, when there is one."""
     retry_after: float | None = None
@@ -62,6 +40,8 @@ class OutriderError(Exception):
 class InvalidRequest(OutriderError):
     """A field of a request is wrong."""
 
+    status = Status.INVALID_ARGUMENT
+
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
         self.field = field
@@ -75,6 +55,7 @@ class ContextTooLong(InvalidRequest):
 class UnknownModel(OutriderError):
     """The model asked for is not the one that is served."""
 
+    status = Status.NOT_FOUND
     field = "model"
 
     def __init__(self, asked: str, served: str) -> None:
@@ -84,21 +65,27 @@ class UnknownModel(OutriderError):
 class StaleHandle(OutriderError):
     """A KV handle can no longer be used; send the tokens instead."""
 
+    status = Status.FAILED_PRECONDITION
     field = "kv_handle"
 
 
 class MismatchedPair(OutriderError):
     """Draft and target do not share a vocabulary."""
 
+    status = Status.FAILED_PRECONDITION
     field = "vocabulary_hash"
 
 
 class Unauthenticated(OutriderError):
     """The caller has no valid bearer token."""
 
+    status = Status.UNAUTHENTICATED
+
 
 class Overloaded(OutriderError):
     """A bound was reached; accepted work goes on."""
+
+    status = Status.RESOURCE_EXHAUSTED
 
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
         super().__init__(message)
@@ -116,9 +103,13 @@ class RateLimited(Overloaded):
 class Flood(OutriderError):
     """A peer sent more than it may; its stream is cut off."""
 
+    status = Status.RESOURCE_EXHAUSTED
+
 
 class Unavailable(OutriderError):
     """Nothing can serve this now."""
+
+    status = Status.UNAVAILABLE
 
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
         super().__init__(message)
@@ -140,9 +131,13 @@ class NoReplica(Unavailable):
 class DeadlineExceeded(OutriderError):
     """The caller's deadline has passed."""
 
+    status = Status.DEADLINE_EXCEEDED
+
 
 class ConfigError(OutriderError):
     """A setting is wrong; the process stops at start."""
+
+    status = Status.FAILED_PRECONDITION
 
 
 class ModelError(ConfigError):
@@ -152,25 +147,4 @@ class ModelError(ConfigError):
 class InternalError(OutriderError):
     """Our own mistake."""
 
-
-STATUS: dict[type[OutriderError], Status] = {
-    InvalidRequest: Status.INVALID_ARGUMENT,
-    ContextTooLong: Status.INVALID_ARGUMENT,
-    UnknownModel: Status.NOT_FOUND,
-    StaleHandle: Status.FAILED_PRECONDITION,
-    MismatchedPair: Status.FAILED_PRECONDITION,
-    Unauthenticated: Status.UNAUTHENTICATED,
-    Overloaded: Status.RESOURCE_EXHAUSTED,
-    OutOfPages: Status.RESOURCE_EXHAUSTED,
-    RateLimited: Status.RESOURCE_EXHAUSTED,
-    Flood: Status.RESOURCE_EXHAUSTED,
-    Unavailable: Status.UNAVAILABLE,
-    Draining: Status.UNAVAILABLE,
-    LostRank: Status.UNAVAILABLE,
-    NoReplica: Status.UNAVAILABLE,
-    DeadlineExceeded: Status.DEADLINE_EXCEEDED,
-    ConfigError: Status.FAILED_PRECONDITION,
-    ModelError: Status.FAILED_PRECONDITION,
-    InternalError: Status.INTERNAL,
-    OutriderError: Status.INTERNAL,
-}
+    status = Status.INTERNAL

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from outrider.protocol.messages import ModelInfo
 from outrider.protocol.same_names import fields_of, plain_fields
-from outrider.protocol.sampling_wire import shortest
+from outrider.protocol.sampling_wire import defaults_from_pb
 from outrider.v1 import tokens_pb2
 
 
@@ -18,8 +18,4 @@ def model_info_to_pb(info: ModelInfo) -> tokens_pb2.ModelInfo:
 
 def model_info_from_pb(pb: tokens_pb2.ModelInfo) -> ModelInfo:
     """What a replica serves, from the wire."""
-    defaults = {
-        field.name: shortest(value) if isinstance(value, float) else value
-        for field, value in pb.sampling_defaults.ListFields()
-    }
-    return ModelInfo(**plain_fields(pb), sampling_defaults=defaults)
+    return ModelInfo(**plain_fields(pb), sampling_defaults=defaults_from_pb(pb.sampling_defaults))

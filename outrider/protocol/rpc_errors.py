@@ -20,14 +20,12 @@ from google.rpc.error_details_pb2 import (  # type: ignore[import-untyped]
 from google.rpc.status_pb2 import Status as RpcStatus  # type: ignore[import-untyped]
 
 from outrider.protocol.errors import (
-    STATUS,
     DeadlineExceeded,
     Flood,
     InternalError,
     InvalidRequest,
     OutriderError,
     Overloaded,
-    Status,
     Unauthenticated,
     Unavailable,
 )
@@ -51,24 +49,24 @@ MAX_MESSAGE = 300
 """Characters of a message. Some repeat what the caller sent; a client takes 8 KiB of metadata, in which a
 character may need 12 bytes in the status and twice 6 in the details."""
 
-_BY_REASON = {kind.__new__(kind).reason: kind for kind in STATUS}
+
+def _tree(kind: type[OutriderError]) -> list[type[OutriderError]]:
+    return [kind, *(each for below in kind.__subclasses__() for each in _tree(below))]
+
+
+_BY_REASON = {kind.__new__(kind).reason: kind for kind in _tree(OutriderError)}
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
-
-
-def status_of(error: OutriderError) -> Status:
-    """The status of an error, or of its nearest mapped ancestor."""
-    return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
 
 
 def code_of(error: OutriderError) -> grpc.StatusCode:
     """The gRPC status code of an error."""
-    return _CODES[status_of(error).value]
+    return _CODES[error.status.value]
 
 
 def code_of_reason(reason: str) -> grpc.StatusCode:
     """The gRPC status code of the errors with a reason; UNKNOWN when there is none."""
     kind = _BY_REASON.get(reason)
-    return grpc.StatusCode.UNKNOWN if kind is None else _CODES[STATUS[kind].value]
+    return grpc.StatusCode.UNKNOWN if kind is None else _CODES[kind.status.value]
 
 
 def message_of(error: OutriderError) -> str:
@@ -79,7 +77,7 @@ def message_of(error: OutriderError) -> str:
 def details_of(error: OutriderError) -> bytes:
     """The serialized `google.rpc.Status` of an error, for the trailing metadata."""
     message = message_of(error)
-    status = RpcStatus(code=status_of(error).value, message=message)
+    status = RpcStatus(code=error.status.value, message=message)
     status.details.add().Pack(ErrorInfo(reason=error.reason, domain=DOMAIN))
     if error.field is not None:
         violation = BadRequest.FieldViolation(field=_cut(error.field), description=message)

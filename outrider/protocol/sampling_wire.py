@@ -8,16 +8,13 @@ from typing import Any
 
 from outrider.protocol.constraint import constraint_fields, constraint_from
 from outrider.protocol.messages import MAX_ENTRIES, SamplingParams, check_entries
+from outrider.protocol.same_names import fields_of
 from outrider.v1 import tokens_pb2
 
 _FLOAT32 = struct.Struct("f")
 _DECIMALS = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
+    *("temperature", "top_p", "min_p"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
 )
 _OPTIONALS = (
     *("top_k", "seed", "max_tokens", "min_tokens", "ignore_eos", "logprobs", "n"),
@@ -27,29 +24,9 @@ _OPTIONALS = (
 
 def sampling_to_pb(params: SamplingParams) -> tokens_pb2.SamplingParams:
     """Sampling parameters for the wire; every field is set, so no side needs the other's defaults."""
-    constraint: dict[str, Any] = {} if params.constraint is None else constraint_fields(params.constraint)
-    return tokens_pb2.SamplingParams(
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=params.top_k,
-        min_p=params.min_p,
-        repetition_penalty=params.repetition_penalty,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        logit_bias=params.logit_bias,
-        seed=params.seed,
-        max_tokens=params.max_tokens,
-        min_tokens=params.min_tokens,
-        stop=params.stop,
-        stop_token_ids=params.stop_token_ids,
-        ignore_eos=params.ignore_eos,
-        logprobs=params.logprobs,
-        n=params.n,
-        include_stop=params.include_stop,
-        keep_special_tokens=params.keep_special_tokens,
-        prompt_logprobs=params.prompt_logprobs,
-        **constraint,
-    )
+    given = fields_of(params)
+    constraint = given.pop("constraint")
+    return tokens_pb2.SamplingParams(**given, **(constraint_fields(constraint) if constraint else {}))
 
 
 def sampling_from_pb(
@@ -74,6 +51,13 @@ def sampling_from_pb(
         stop_token_ids=tuple(pb.stop_token_ids),
         constraint=constraint_from(pb),
     )
+
+
+def defaults_from_pb(pb: tokens_pb2.SamplingParams) -> dict[str, Any]:
+    """The parameters that are present, by name: those that a model's files set."""
+    return {
+        field.name: shortest(value) if isinstance(value, float) else value for field, value in pb.ListFields()
+    }
 
 
 def shortest(value: float) -> float:

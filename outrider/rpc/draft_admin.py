@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import grpc
 
 from outrider.internal.v1 import draft_pb2, draft_pb2_grpc
@@ -18,12 +20,7 @@ async def draft_info(channel: grpc.aio.Channel) -> ModelInfo:
     Raises:
         OutriderError: it cannot be reached, or does not answer in time.
     """
-    stub = draft_pb2_grpc.DraftServiceStub(channel)  # type: ignore[no-untyped-call]
-    try:
-        answer = await stub.GetModelInfo(draft_pb2.DraftServiceGetModelInfoRequest(), timeout=ASK_SECONDS)
-    except grpc.aio.AioRpcError as error:
-        raise error_of(error) from None
-    return model_info_from_pb(answer.info)
+    return await _ask(channel, "GetModelInfo", draft_pb2.DraftServiceGetModelInfoRequest())
 
 
 async def set_shadow(channel: grpc.aio.Channel, shadow: bool, version: str = "") -> ModelInfo:
@@ -34,10 +31,13 @@ async def set_shadow(channel: grpc.aio.Channel, shadow: bool, version: str = "")
     Raises:
         OutriderError: it cannot be reached, does not answer in time, or has other weights.
     """
+    return await _ask(channel, "SetShadow", draft_pb2.SetShadowRequest(shadow=shadow, version=version))
+
+
+async def _ask(channel: grpc.aio.Channel, method: str, request: Any) -> ModelInfo:
     stub = draft_pb2_grpc.DraftServiceStub(channel)  # type: ignore[no-untyped-call]
-    request = draft_pb2.SetShadowRequest(shadow=shadow, version=version)
     try:
-        answer = await stub.SetShadow(request, timeout=ASK_SECONDS)
+        answer = await getattr(stub, method)(request, timeout=ASK_SECONDS)
     except grpc.aio.AioRpcError as error:
         raise error_of(error) from None
     return model_info_from_pb(answer.info)

@@ -33,8 +33,6 @@ from outrider.speculation.acceptance import FLATNESS, SHARPNESS_GRID, bucket
 
 __all__ = ["Ranking", "SamplingRow", "choose", "logprobs", "prepare", "rank"]
 
-_SHORT = 512
-"""Lists up to this length are drawn in full; longer ones are searched like a vocabulary."""
 _RIVALS = 8
 """A sampled token's confidence is its share among at least so many leaders."""
 
@@ -183,24 +181,12 @@ def _sampled_leaders(
     whole = [index for index in sampled if not truncates(rows[index].params)]
     if whole:
         keys, scale = _draws(rows, slopes, whole, logits.device)
-        yield whole, _searched(_part(logits, whole), scale, keys, count)
+        yield whole, leaders(_part(logits, whole), scale, keys, count)
     cut = [index for index in sampled if truncates(rows[index].params)]
     for left in kept(_part(logits, cut), [rows[index].params for index in cut]) if cut else ():
         indices = [cut[place] for place in left.rows.tolist()]
         keys, scale = _draws(rows, slopes, indices, logits.device)
-        if left.tokens.shape[1] <= _SHORT:
-            yield indices, leaders_among(left.tokens, left.logits, scale, keys, count)
-        else:
-            yield indices, _searched(left.spread(logits.shape[1]), scale, keys, count)
-
-
-def _searched(logits: Tensor, scale: Tensor, keys: Tensor, count: int) -> Leaders:
-    """The leaders over a vocabulary: a small one is drawn in full, like a short list."""
-    size = logits.shape[1]
-    if size > _SHORT:
-        return leaders(logits, scale, keys, count)
-    tokens = torch.arange(size, device=logits.device).expand(len(logits), size)
-    return leaders_among(tokens, logits, scale, keys, count)
+        yield indices, leaders_among(left.tokens, left.logits, scale, keys, count)
 
 
 def _part(logits: Tensor, indices: Sequence[int]) -> Tensor:
@@ -240,12 +226,13 @@ def _rank_sampled(
     """
     flatness = torch.tensor([FLATNESS / min(temperature, 1.0) for temperature in temperatures])
     shares = (found.scores / flatness.to(found.scores)[:, None]).softmax(-1)
+    own = torch.tensor(slopes, dtype=torch.float64, device=found.scores.device)
     rankings = []
     for tokens, scores, row_shares, winners in zip(
         found.tokens[:, :count].tolist(),
         found.scores[:, :count].tolist(),
         shares.tolist(),
-        _winners(found, slopes).tolist(),
+        _would_win(found, own[:, None]).tolist(),
         strict=True,
     ):
         left = len(scores) - scores.count(-torch.inf)
@@ -254,13 +241,8 @@ def _rank_sampled(
     return rankings
 
 
-def _winners(found: Leaders, slopes: Sequence[float]) -> Tensor:
-    """The leader that each sharpness of the grid would put first: [N, len(SHARPNESS_GRID)]."""
-    return _would_win(found, torch.tensor(slopes, dtype=torch.float64, device=found.scores.device)[:, None])
-
-
 def _would_win(found: Leaders, slope: Tensor) -> Tensor:
-    """The same for slopes [N, 1] that are on the device."""
+    """The leader that each sharpness of the grid would put first: slopes [N, 1] -> [N, sharpness]."""
     logits = (found.scores - found.noise) / slope
     scores = logits[:, None] * _grid(logits.device)[:, None] + found.noise[:, None]  # [N, sharpness, K]
     return found.tokens.gather(1, scores.argmax(-1))

@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cache, lru_cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -68,37 +68,22 @@ def gumbel(seed: int, position: int, tokens: Tensor) -> Tensor:
 
 def gumbel_rows(keys: Tensor, tokens: Tensor) -> Tensor:
     """Noise of each row's own tokens: keys [N, 2], tokens [N, K] int64 -> [N, K] float64."""
-    hashed = _hash(_native(keys[:, :1]), _native(tokens >> 6))
-    return members(keys[:, 1:], tokens, _tensor(hashed & GROUP - 1), _tensor(_exponential(hashed) >> 6))
-
-
-def members(token_keys: Tensor, tokens: Tensor, member: Tensor, smallest: Tensor) -> Tensor:
-    """Noise of tokens whose group was drawn, in the tokens' shape.
-
-    Beside each token come the second key of its row and its group's `member` and `smallest` peak.
-    """
-    own = _exponential(_hash(_native(token_keys), _native(tokens)))
-    own *= _native(tokens & GROUP - 1 != member)
-    own += _native(smallest)
+    groups = _hash(_native(keys[:, :1]), _native(tokens >> 6))
+    own = _exponential(_hash(_native(keys[:, 1:]), _native(tokens)))
+    own *= _native(tokens & GROUP - 1) != groups & GROUP - 1
+    own += _exponential(groups) >> 6
     return _tensor(_minus_log(own))
 
 
-class Peaks(NamedTuple):
-    """The largest noise of each group of tokens [64 g, 64 g + 64); all [N, G]."""
+def peaks(keys: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """The largest noise of each of the first groups of tokens, and the token that has it: keys [N, 2].
 
-    noise: Tensor
-    """float64"""
-    member: Tensor
-    """int64, which of the 64 has it."""
-    smallest: Tensor
-    """int64 fixed point, its exponential."""
-
-
-def peaks(keys: Tensor, groups: int) -> Peaks:
-    """Peaks of the first `groups` groups of each row: keys [N, 2]."""
-    hashed = _hash(_native(keys[:, :1]), _native(torch.arange(groups, device=keys.device)))
-    smallest = _exponential(hashed) >> 6
-    return Peaks(_tensor(_minus_log(smallest)), _tensor(hashed & GROUP - 1), _tensor(smallest))
+    Both are [N, groups], float64 and int64.
+    """
+    numbers = _native(torch.arange(groups, device=keys.device))
+    hashed = _hash(_native(keys[:, :1]), numbers)
+    noise = _minus_log(_exponential(hashed) >> 6)
+    return _tensor(noise), _tensor(numbers * GROUP + (hashed & GROUP - 1))
 
 
 Integers: TypeAlias = Any

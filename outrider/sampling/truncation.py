@@ -44,10 +44,6 @@ class Kept(NamedTuple):
     logits: Tensor
     """[n, C] float32; -inf where dropped."""
 
-    def spread(self, size: int) -> Tensor:
-        """The logits at their places in a vocabulary: [n, size], -inf elsewhere."""
-        return self.logits.new_full((len(self.rows), size), -torch.inf).scatter_(1, self.tokens, self.logits)
-
 
 def truncates(params: SamplingParams) -> bool:
     """True when the parameters can drop tokens."""

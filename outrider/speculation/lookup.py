@@ -7,7 +7,7 @@ no block has come. (Saxena 2023, "Prompt Lookup Decoding"; the longest match fir
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 _ORDERS = (4, 3, 2)
@@ -32,6 +32,28 @@ PIECE = 4096
 """Tokens that a gradual lookup indexes at a time, a few milliseconds of work."""
 Keep = Callable[[int, int, int], bool]
 """Whether to propose a token, by its parent, its match length and its rank."""
+
+
+def merged(chains: Iterable[tuple[int, Sequence[int]]], max_nodes: int, keep: Keep | None) -> list[Proposed]:
+    """Chains of tokens, each with the length of its match, the best first; equal beginnings share nodes.
+
+    What follows a token that `keep` refuses is left out.
+    """
+    proposed: list[Proposed] = []
+    places: dict[tuple[int, int], int] = {}
+    for rank, (length, tokens) in enumerate(chains):
+        parent = -1
+        for match_length, token in enumerate(tokens, length):
+            place = places.get((parent, token))
+            if place is None:
+                if len(proposed) >= max_nodes:
+                    return proposed
+                if keep is not None and not keep(parent, match_length, rank):
+                    break
+                place = places[parent, token] = len(proposed)
+                proposed.append(Proposed(parent, token, match_length, rank))
+            parent = place
+    return proposed
 
 
 class Lookup:
@@ -64,21 +86,8 @@ class Lookup:
         Continuations that start alike share their nodes; a match that overlaps the end repeats itself. What
         follows a token that `keep` refuses is not proposed either.
         """
-        proposed: list[Proposed] = []
-        places: dict[tuple[int, int], int] = {}
-        for rank, (length, end) in enumerate(self._matches(path)):
-            parent = -1
-            for depth, token in enumerate(self._following(end, path, max_depth)):
-                place = places.get((parent, token))
-                if place is None:
-                    if len(proposed) >= max_nodes:
-                        return proposed
-                    if keep is not None and not keep(parent, length + depth, rank):
-                        break
-                    place = places[parent, token] = len(proposed)
-                    proposed.append(Proposed(parent, token, length + depth, rank))
-                parent = place
-        return proposed
+        chains = ((length, self._following(end, path, max_depth)) for length, end in self._matches(path))
+        return merged(chains, max_nodes, keep)
 
     def _clear(self) -> None:
         self._tokens = []

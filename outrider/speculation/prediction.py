@@ -15,7 +15,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 
-from outrider.speculation.lookup import Keep, Proposed
+from outrider.speculation.lookup import Keep, Proposed, merged
 
 _LONGEST = 16
 """A match is measured up to this length."""
@@ -59,20 +59,9 @@ class Prediction:
 
         What follows a token that `keep` refuses is not proposed either.
         """
-        proposed: list[Proposed] = []
-        places: dict[tuple[int, int], int] = {}
         depth = max_nodes // len(self._guesses)
-        for rank, guess in enumerate(self._guesses):
-            parent, length = -1, self._common(guess)
-            for token in self._predicted[guess : guess + depth]:
-                place = places.get((parent, token))
-                if place is None:
-                    if keep is not None and not keep(parent, length, rank):
-                        break
-                    place = places[parent, token] = len(proposed)
-                    proposed.append(Proposed(parent, token, length, rank))
-                parent, length = place, length + 1
-        return proposed
+        chains = ((self._common(guess), self._predicted[guess : guess + depth]) for guess in self._guesses)
+        return merged(chains, max_nodes, keep)
 
     def _guesses_after_edit(self, token: int) -> list[int]:
         ends = self._ends.get(token, ())

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
-from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client import REGISTRY, CollectorRegistry, Counter
 
 from outrider.protocol.errors import ConfigError
 from outrider.protocol.messages import Verdict
@@ -18,20 +18,19 @@ from outrider.telemetry.metric_parts import (
     MAX_TASKS,
     SIZE_BUCKETS,
     STEP_BUCKETS,
-    AcceptanceMetrics,
+    Bundle,
     ByTask,
+    Capacity,
     Children,
-    DeviceMemory,
     Estimates,
     Maker,
     PageMetrics,
     Positions,
-    Rounds,
     Tasks,
     start_at_zero,
 )
 from outrider.telemetry.metrics_page import serve_page
-from outrider.telemetry.request_metrics import FIRST_TOKEN_BUCKETS, RequestMetrics
+from outrider.telemetry.request_metrics import FIRST_TOKEN_BUCKETS, request_metrics
 from outrider.telemetry.shadow_instruments import ShadowInstruments
 from outrider.telemetry.speculation_instruments import SpeculationInstruments
 
@@ -66,40 +65,49 @@ class VerifyInstruments:
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         make = Maker("outrider_verify", registry)
         self.described = make.made
-        tasks = Tasks()
-        self._acceptance = AcceptanceMetrics(make, tasks)
-        self._verified = ByTask(tasks, make.counter("nodes_verified", "Candidate nodes verified.", "task"))
+        self._tasks = Tasks()
+        self._by_task = _by_task(make)
+        verified, accepted = (
+            make.counter(f"position_{did}", f"Steps that {did} a candidate this deep.", "position", "task")
+            for did in ("verified", "accepted")
+        )
+        self._positions = Children(
+            lambda key: (Positions(verified, task=key[0]), Positions(accepted, task=key[0])), MAX_TASKS + 2
+        )
         self._lookup = make.counter("lookup_nodes_verified", "Verified nodes that came from prompt lookup.")
         self.nodes_dropped = make.counter("nodes_dropped", "Proposed nodes that were stale when they came.")
         self._estimates = Estimates(make)
-        self._rounds = Rounds(make, tasks)
         self._step_seconds = make.histogram("step_seconds", "Time of a verify step.", STEP_BUCKETS)
         self._step_tokens = make.histogram("step_tokens", "Tokens of a verify step's forward.", SIZE_BUCKETS)
         self._step_sessions = make.histogram("step_sessions", "Sessions of a verify step.", SIZE_BUCKETS)
         self.idle = make.counter("idle_seconds", "Time in which no step ran although sessions were open.")
         self.sessions = make.gauge("sessions", "Open sessions.")
-        self._limit = make.gauge("session_limit", "Sessions that may be open at once.")
         self.queued = make.gauge("queued_sessions", "Sessions that wait for KV pages.")
         self.pages = PageMetrics(make)
-        self._memory = DeviceMemory(make)
+        self.capacity = Capacity(make)
         self.preempted = make.counter("preemptions", "Sessions paused because no KV page was left.")
         self.stale_handles = make.counter("stale_handles", "KV handles refused, by reason.", "reason")
         start_at_zero(self.stale_handles, ("replica", "incarnation", "lease"))
         self.files = FileInstruments(make)
 
-    def capacity(self, sessions: int, free_and_total: Callable[[], tuple[int, int]]) -> None:
-        """What the replica has room for; the function tells bytes of its device, now."""
-        self._limit.set(sessions)
-        self._memory.watch(free_and_total)
-
     def verdict(self, verdict: Verdict, task: str, first: bool = False) -> None:
         """A step committed tokens for one session; the `first` one's time is prefill."""
-        self._acceptance.count(task, len(verdict.tokens), verdict.accepted, verdict.depth, verdict.hit)
-        self._verified.inc(task, verdict.verified)
-        if verdict.lookup_verified:
-            self._lookup.inc(verdict.lookup_verified)
+        task = self._tasks.name(task)
+        of, times = self._by_task.of(task), verdict.times
+        of.steps.inc()
+        of.tokens.inc(len(verdict.tokens))
+        of.verified.inc(verdict.verified)
+        of.accepted.inc(verdict.accepted)
+        of.hits.inc(verdict.hit)
+        verified, accepted = self._positions.at(task)
+        verified.reach(verdict.depth)
+        accepted.reach(verdict.accepted)
+        self._lookup.inc(verdict.lookup_verified)
         if not first:
-            self._rounds.count(task, verdict)
+            busy = times.forward_us + times.sample_us
+            of.seconds.inc((times.queue_us + busy) * 1e-6)
+            of.busy.inc(busy * 1e-6)
+            of.idle.inc(times.idle_us * 1e-6)
 
     def estimates(self, nodes: Iterable[tuple[float, bool]]) -> None:
         """Verified nodes, as (estimated reach, whether it was accepted)."""
@@ -113,24 +121,38 @@ class VerifyInstruments:
         self._step_sessions.observe(sessions)
 
 
+def _by_task(make: Maker) -> Bundle:
+    """What is counted of every verdict, by traffic label."""
+
+    def counter(name: str, text: str) -> Counter:
+        return make.counter(name, text, "task")
+
+    return Bundle(
+        MAX_TASKS + 2,
+        steps=counter("steps", "Session steps."),
+        tokens=counter("tokens", "Tokens committed."),
+        verified=counter("nodes_verified", "Candidate nodes verified."),
+        accepted=counter("nodes_accepted", "Tokens committed because a node matched."),
+        hits=counter("hits", "Steps whose bonus token was already a candidate."),
+        seconds=counter("round_seconds", "Time between verdicts of a session, after its first."),
+        busy=counter("round_busy_seconds", "The part of it that the session's step took."),
+        idle=counter("round_idle_seconds", "The part of it in which the target ran no step."),
+    )
+
+
 class DraftInstruments:
     """Metrics of the draft service."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         make = Maker("outrider_draft", registry)
         self.described = make.made
-        tasks = self._tasks = Tasks()
-        self._acceptance = AcceptanceMetrics(make, tasks)
+        tasks = Tasks()
         self._seconds = make.histogram("step_seconds", "Time of a draft forward with ranking.", STEP_BUCKETS)
-        self._expanded = make.histogram("step_nodes", "Nodes expanded in a draft forward.", SIZE_BUCKETS)
         self._step_sessions = make.histogram("step_sessions", "Sessions of a draft forward.", SIZE_BUCKETS)
-        self._blocks = make.counter("blocks", "Token blocks sent.")
-        self._nodes = ByTask(tasks, make.counter("nodes", "Nodes sent in token blocks.", "task"))
-        drafted = make.counter("position_drafted", "Nodes sent for this position.", "position", "task")
-        self._drafted = Children(lambda key: Positions(drafted, task=key[0]), MAX_TASKS + 2)
+        self.nodes = ByTask(tasks, make.counter("nodes", "Nodes sent in token blocks.", "task"))
         wasted = make.counter("nodes_wasted", "Sent nodes dropped because the target went elsewhere.", "task")
         self.wasted = ByTask(tasks, wasted)
-        self._starved = ByTask(
+        self.starved = ByTask(
             tasks, make.counter("starvations", "Verdicts that left the target without candidates.", "task")
         )
         self.lag = make.histogram(
@@ -139,41 +161,20 @@ class DraftInstruments:
             STEP_BUCKETS,
         )
         self.sessions = make.gauge("sessions", "Open sessions.")
-        self._limit = make.gauge("session_limit", "Sessions that may be open at once.")
         self.pages = PageMetrics(make)
-        self._memory = DeviceMemory(make)
+        self.capacity = Capacity(make)
         self._weights = make.gauge("weights", "1 for the version of the weights in use.", "version")
         self.files = FileInstruments(make)
-
-    def capacity(self, sessions: int, free_and_total: Callable[[], tuple[int, int]]) -> None:
-        """What the replica has room for; the function tells bytes of its device, now."""
-        self._limit.set(sessions)
-        self._memory.watch(free_and_total)
 
     def weights(self, version: str) -> None:
         """These weights are in use from now on."""
         self._weights.clear()
         self._weights.labels(version).set(1)
 
-    def expanded(self, nodes: int, sessions: int, seconds: float) -> None:
+    def step(self, sessions: int, seconds: float) -> None:
         """One draft forward ran."""
         self._seconds.observe(seconds)
-        self._expanded.observe(nodes)
         self._step_sessions.observe(sessions)
-
-    def block(self, depths: Iterable[int], task: str) -> None:
-        """A token block was sent; `depths` of its nodes, 1 for a child of the last committed token."""
-        count, positions = 0, self._drafted.at(self._tasks.name(task))
-        for depth in depths:
-            positions.at(depth)
-            count += 1
-        self._blocks.inc()
-        self._nodes.inc(task, count)
-
-    def verdict(self, verdict: Verdict, task: str, starved: bool = False) -> None:
-        """A verdict came back for one session; `starved`: the target has nothing left to verify."""
-        self._acceptance.count(task, len(verdict.tokens), verdict.accepted, verdict.depth, verdict.hit)
-        self._starved.inc(task, starved)
 
 
 class OrchestratorInstruments:
@@ -189,7 +190,7 @@ class OrchestratorInstruments:
         self._queue_seconds = make.histogram(
             "queue_seconds", "Time that an admitted request waited for its admission.", FIRST_TOKEN_BUCKETS
         )
-        self.requests = RequestMetrics(make)
+        self.requests = request_metrics(make)
         self.queued = make.gauge("requests_queued", "Requests that wait for admission.")
         self.running = make.gauge("requests_running", "Requests that run.")
         self.kv_utilization = make.gauge(

@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from types import SimpleNamespace
+from typing import Any, Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
-
-from outrider.protocol.messages import Verdict
 
 MAX_POSITION = 16
 MAX_TASKS = 32
@@ -127,6 +126,25 @@ class ByTask:
         self._counters.at(self._tasks.name(task)).inc(amount)
 
 
+class Bundle:
+    """Metrics with the same labels, by name; of more than `limit` values, those unused longest end."""
+
+    def __init__(self, limit: int, **metrics: Counter | Gauge | Histogram) -> None:
+        self._metrics = metrics
+        self._children = Children(self._bind, limit, self._end)
+
+    def of(self, *labels: str) -> Any:
+        """The metrics with these values of their labels, as attributes."""
+        return self._children.at(*labels)
+
+    def _bind(self, key: tuple[str, ...]) -> SimpleNamespace:
+        return SimpleNamespace(**{name: metric.labels(*key) for name, metric in self._metrics.items()})
+
+    def _end(self, key: tuple[str, ...]) -> None:
+        for metric in self._metrics.values():
+            metric.remove(*key)
+
+
 class Positions:
     """A counter by position, from 1 on; deeper ones than `MAX_POSITION` are not counted."""
 
@@ -137,43 +155,6 @@ class Positions:
         """One more at every position down to `depth`."""
         for counter in self._counters[:depth]:
             counter.inc()
-
-    def at(self, position: int) -> None:
-        """One more at one position."""
-        if position <= MAX_POSITION:
-            self._counters[position - 1].inc()
-
-
-class AcceptanceMetrics:
-    """Raw counts from which acceptance rate, acceptance length and hit rate follow, by task."""
-
-    def __init__(self, make: Maker, tasks: Tasks) -> None:
-        self._steps = ByTask(tasks, make.counter("steps", "Session steps.", "task"))
-        self._tokens = ByTask(tasks, make.counter("tokens", "Tokens committed.", "task"))
-        accepted_nodes = make.counter("nodes_accepted", "Tokens committed because a node matched.", "task")
-        self._accepted_nodes = ByTask(tasks, accepted_nodes)
-        hits = make.counter("hits", "Steps whose bonus token was already a candidate.", "task")
-        self._hits = ByTask(tasks, hits)
-        verified = make.counter(
-            "position_verified", "Session steps that verified candidates this deep.", "position", "task"
-        )
-        accepted = make.counter(
-            "position_accepted", "Session steps that accepted a candidate this deep.", "position", "task"
-        )
-        self._tasks = tasks
-        self._verified = Children(lambda key: Positions(verified, task=key[0]), MAX_TASKS + 2)
-        self._accepted = Children(lambda key: Positions(accepted, task=key[0]), MAX_TASKS + 2)
-
-    def count(self, task: str, tokens: int, accepted: int, depth: int, hit: bool) -> None:
-        """One verdict."""
-        self._steps.inc(task, 1)
-        self._tokens.inc(task, tokens)
-        self._accepted_nodes.inc(task, accepted)
-        if hit:
-            self._hits.inc(task, 1)
-        name = self._tasks.name(task)
-        self._verified.at(name).reach(depth)
-        self._accepted.at(name).reach(accepted)
 
 
 class PageMetrics:
@@ -195,15 +176,17 @@ class PageMetrics:
         self._utilization.set(used / total if total else 0.0)
 
 
-class DeviceMemory:
-    """Memory of the device that the model runs on, asked for when the page is read."""
+class Capacity:
+    """Sessions that a replica has room for, and memory of its model's device, asked when the page is read."""
 
     def __init__(self, make: Maker) -> None:
+        self._limit = make.gauge("session_limit", "Sessions that may be open at once.")
         self._total = make.gauge("device_memory_bytes", "Memory of the model's device.")
         self._free = make.gauge("device_memory_free_bytes", "Unused memory of the model's device.")
 
-    def watch(self, free_and_total: Callable[[], tuple[int, int]]) -> None:
-        """Ask `free_and_total` for bytes from now on."""
+    def set(self, sessions: int, free_and_total: Callable[[], tuple[int, int]]) -> None:
+        """What there is; `free_and_total` tells bytes of the device, now."""
+        self._limit.set(sessions)
         self._free.set_function(lambda: free_and_total()[0])
         self._total.set_function(lambda: free_and_total()[1])
 
@@ -244,31 +227,6 @@ class Estimates(Collector):
             for bucket, value in enumerate(column):
                 family.add_metric((f"{bucket / self.BUCKETS:.1f}",), value)
             yield family
-
-
-class Rounds:
-    """Time between verdicts of a session, and what of it the target spent on the session's step."""
-
-    def __init__(self, make: Maker, tasks: Tasks) -> None:
-        self._seconds = ByTask(
-            tasks,
-            make.counter("round_seconds", "Time between verdicts of a session, after its first.", "task"),
-        )
-        self._busy = ByTask(
-            tasks, make.counter("round_busy_seconds", "The part of it that the session's step took.", "task")
-        )
-        self._idle = ByTask(
-            tasks,
-            make.counter("round_idle_seconds", "The part of it in which the target ran no step.", "task"),
-        )
-
-    def count(self, task: str, verdict: Verdict) -> None:
-        """One round."""
-        times = verdict.times
-        busy = times.forward_us + times.sample_us
-        self._seconds.inc(task, (times.queue_us + busy) * 1e-6)
-        self._busy.inc(task, busy * 1e-6)
-        self._idle.inc(task, times.idle_us * 1e-6)
 
 
 def start_at_zero(counter: Counter, values: Iterable[str]) -> None:

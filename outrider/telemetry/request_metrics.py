@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from prometheus_client import Counter, Histogram
-
-from outrider.telemetry.metric_parts import Children, Maker
+from outrider.telemetry.metric_parts import Bundle, Maker
 
 DURATION_BUCKETS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 FIRST_TOKEN_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 40, 160)
@@ -17,63 +13,32 @@ MAX_MODELS = 8
 """The label `model` has so many values; the one that was heard of longest ago makes room."""
 
 
-@dataclass(frozen=True, slots=True)
-class OfModel:
-    """The metrics of one model's requests."""
-
-    seconds: Histogram
-    first: Histogram
-    per_token: Histogram
-    gap: Histogram
-    prompt: Histogram
-    output: Histogram
-    cached: Counter
-
-
-class RequestMetrics:
-    """Makes them for every model that is served."""
-
-    def __init__(self, make: Maker) -> None:
-        self._families: dict[str, Histogram | Counter] = {
-            "seconds": make.histogram(
-                "request_seconds", "Time from a request's arrival to its end.", DURATION_BUCKETS, "model"
-            ),
-            "first": make.histogram(
-                "time_to_first_token_seconds",
-                "Time from a request's arrival to its first token, in the queue too.",
-                FIRST_TOKEN_BUCKETS,
-                "model",
-            ),
-            "per_token": make.histogram(
-                "time_per_output_token_seconds",
-                "Mean time per token after the first.",
-                TOKEN_BUCKETS,
-                "model",
-            ),
-            "gap": make.histogram(
-                "delivery_gap_seconds",
-                "Time from one delivery of tokens to the next of its continuation: the pauses in a text.",
-                TOKEN_BUCKETS,
-                "model",
-            ),
-            "prompt": make.histogram("prompt_tokens", "Tokens of a prompt.", LENGTH_BUCKETS, "model"),
-            "output": make.histogram(
-                "output_tokens", "Tokens generated of a continuation.", LENGTH_BUCKETS, "model"
-            ),
-            "cached": make.counter(
-                "prompt_tokens_cached", "Prompt tokens whose keys and values were at hand.", "model"
-            ),
-        }
-        self._children = Children(self._bind, MAX_MODELS, self._forget)
-
-    def of(self, model: str) -> OfModel:
-        """The metrics of a model."""
-        return self._children.at(model)
-
-    def _bind(self, key: tuple[str, ...]) -> OfModel:
-        bound = {name: family.labels(*key) for name, family in self._families.items()}
-        return OfModel(**bound)  # type: ignore[arg-type]
-
-    def _forget(self, key: tuple[str, ...]) -> None:
-        for family in self._families.values():
-            family.remove(*key)
+def request_metrics(make: Maker) -> Bundle:
+    """Makes them, for every model that is served."""
+    model = "model"
+    return Bundle(
+        MAX_MODELS,
+        seconds=make.histogram(
+            "request_seconds", "Time from a request's arrival to its end.", DURATION_BUCKETS, model
+        ),
+        first=make.histogram(
+            "time_to_first_token_seconds",
+            "Time from a request's arrival to its first token, in the queue too.",
+            FIRST_TOKEN_BUCKETS,
+            model,
+        ),
+        per_token=make.histogram(
+            "time_per_output_token_seconds", "Mean time per token after the first.", TOKEN_BUCKETS, model
+        ),
+        gap=make.histogram(
+            "delivery_gap_seconds",
+            "Time from one delivery of tokens to the next of its continuation: the pauses in a text.",
+            TOKEN_BUCKETS,
+            model,
+        ),
+        prompt=make.histogram("prompt_tokens", "Tokens of a prompt.", LENGTH_BUCKETS, model),
+        output=make.histogram("output_tokens", "Tokens generated of a continuation.", LENGTH_BUCKETS, model),
+        cached=make.counter(
+            "prompt_tokens_cached", "Prompt tokens whose keys and values were at hand.", model
+        ),
+    )

@@ -6,9 +6,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Protocol
 
-from prometheus_client import Counter
-
-from outrider.telemetry.metric_parts import MAX_REPLICAS, MAX_TASKS, OTHER, Children, Maker, Tasks
+from outrider.telemetry.metric_parts import MAX_REPLICAS, MAX_TASKS, OTHER, Bundle, Maker, Tasks
 
 USUAL = ("FLOOD", "INTERNAL_ERROR", "OVERLOADED", "UNAVAILABLE")
 """Reasons of failures that are on the page from the start."""
@@ -43,12 +41,15 @@ class ShadowInstruments:
     def __init__(self, make: Maker) -> None:
         labels = ("task", "version", "role")
         self._tasks = Tasks()
-        self._counters = (
-            make.counter("compared_tokens", "Tokens committed in sessions that have a shadow.", *labels),
-            make.counter(
+        self._compared = Bundle(
+            MAX_TASKS * 8,
+            tokens=make.counter(
+                "compared_tokens", "Tokens committed in sessions that have a shadow.", *labels
+            ),
+            proposed=make.counter(
                 "compared_proposed", "Those of them that the draft proposed something for.", *labels
             ),
-            make.counter("compared_foreseen", "Those of them that were its first choice.", *labels),
+            foreseen=make.counter("compared_foreseen", "Those of them that were its first choice.", *labels),
         )
         self._failures = make.counter(
             "shadow_failures", "Shadows that ended by an error, which their sessions do not notice.", "reason"
@@ -64,13 +65,13 @@ class ShadowInstruments:
         self._reasons = Tasks()
         for reason in USUAL:
             self._failures.labels(self._reasons.name(reason))
-        self._children = Children(self._bind, MAX_TASKS * 8, self._forget)
 
     def compared(self, task: str, version: str, role: Role, counts: Counts) -> None:
         """A verdict came in a session that has a shadow."""
-        children = self._children.at(self._tasks.name(task), version, role)
-        for child, count in zip(children, (counts.tokens, counts.proposed, counts.foreseen), strict=True):
-            child.inc(count)
+        compared = self._compared.of(self._tasks.name(task), version, role)
+        compared.tokens.inc(counts.tokens)
+        compared.proposed.inc(counts.proposed)
+        compared.foreseen.inc(counts.foreseen)
 
     def failed(self, reason: str) -> None:
         """A shadow ended by an error."""
@@ -85,10 +86,3 @@ class ShadowInstruments:
         self._weights.clear()
         for endpoint, version, role in list(found)[:MAX_REPLICAS]:
             self._weights.labels(endpoint, version or OTHER, role).set(1)
-
-    def _bind(self, key: tuple[str, ...]) -> tuple[Counter, ...]:
-        return tuple(counter.labels(*key) for counter in self._counters)
-
-    def _forget(self, key: tuple[str, ...]) -> None:
-        for counter in self._counters:
-            counter.remove(*key)

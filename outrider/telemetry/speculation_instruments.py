@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from prometheus_client import Counter, Gauge
-
 from outrider.protocol.messages import Verdict
-from outrider.telemetry.metric_parts import MAX_POSITION, MAX_REPLICAS, Children, Maker, Positions, Tasks
+from outrider.telemetry.metric_parts import (
+    MAX_POSITION,
+    MAX_REPLICAS,
+    Bundle,
+    Children,
+    Maker,
+    Positions,
+    Tasks,
+)
 
 NO_DRAFT = "none"
 """Stands for the draft replica of a step that had none."""
@@ -19,28 +23,28 @@ class SpeculationInstruments:
     def __init__(self, make: Maker) -> None:
         self._tasks = Tasks()
         labels = ("task", "draft")
-        self._counters = {
-            "steps": make.counter("steps", "Verify steps of all requests.", *labels),
-            "nodes": make.counter("nodes_verified", "Candidate nodes verified.", *labels),
-            "accepted": make.counter("tokens_accepted", "Tokens committed because a node matched.", *labels),
-            "hits": make.counter("hits", "Steps whose bonus token was already a candidate.", *labels),
-            "undrafted": make.counter("undrafted_steps", "Steps without a node of a draft replica.", *labels),
-            "drifts": make.counter("drifts", "Falls of acceptance that the drift detector found.", *labels),
-        }
-        self._statistic = make.gauge(
-            "drift_statistic", "How near the drift detector is to its next alarm, 0 to 1.", *labels
+        self._steps = Bundle(
+            MAX_REPLICAS * 4,
+            steps=make.counter("steps", "Verify steps of all requests.", *labels),
+            nodes=make.counter("nodes_verified", "Candidate nodes verified.", *labels),
+            accepted=make.counter("tokens_accepted", "Tokens committed because a node matched.", *labels),
+            hits=make.counter("hits", "Steps whose bonus token was already a candidate.", *labels),
+            undrafted=make.counter("undrafted_steps", "Steps without a node of a draft replica.", *labels),
+            drifts=make.counter("drifts", "Falls of acceptance that the drift detector found.", *labels),
+            statistic=make.gauge(
+                "drift_statistic", "How near the drift detector is to its next alarm, 0 to 1.", *labels
+            ),
         )
         self._positions = (
             make.counter("position_verified", "Steps that verified this deep.", "position", "draft"),
             make.counter("position_accepted", "Steps that accepted this deep.", "position", "draft"),
         )
-        self._steps = Children(self._bind, MAX_REPLICAS * 4, self._forget)
         self._depths = Children(self._bind_positions, MAX_REPLICAS, self._forget_positions)
 
     def step(self, verdict: Verdict, task: str, draft: str) -> None:
         """A verdict arrived for a session that `draft` serves; empty when none does."""
         draft = draft or NO_DRAFT
-        of = self._steps.at(self._tasks.name(task), draft)
+        of = self._steps.of(self._tasks.name(task), draft)
         of.steps.inc()
         of.nodes.inc(verdict.verified)
         of.accepted.inc(verdict.accepted)
@@ -52,17 +56,9 @@ class SpeculationInstruments:
 
     def drift(self, task: str, draft: str, statistic: float, alarm: bool) -> None:
         """The detector of a task and draft replica has seen one more step."""
-        of = self._steps.at(self._tasks.name(task), draft)
+        of = self._steps.of(self._tasks.name(task), draft)
         of.statistic.set(statistic)
         of.drifts.inc(alarm)
-
-    def _bind(self, key: tuple[str, ...]) -> _Step:
-        counters = {name: family.labels(*key) for name, family in self._counters.items()}
-        return _Step(**counters, statistic=self._statistic.labels(*key))
-
-    def _forget(self, key: tuple[str, ...]) -> None:
-        for family in (*self._counters.values(), self._statistic):
-            family.remove(*key)
 
     def _bind_positions(self, key: tuple[str, ...]) -> tuple[Positions, Positions]:
         verified, accepted = self._positions
@@ -72,16 +68,3 @@ class SpeculationInstruments:
         for family in self._positions:
             for position in range(1, MAX_POSITION + 1):
                 family.remove(str(position), key[0])
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """Children of one task and draft replica."""
-
-    steps: Counter
-    nodes: Counter
-    accepted: Counter
-    hits: Counter
-    undrafted: Counter
-    drifts: Counter
-    statistic: Gauge

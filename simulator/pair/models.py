@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.engine.cpu.linear import CpuLinear
+from outrider.engine.kv.capacity import PAGE_SIZE
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loading.loader import load_model
 from outrider.engine.runner import ModelRunner, Segment
 
-PAGE_SIZE = 16
 CHUNK = 256
 """Tokens of a piece of a prompt."""
 

@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 from outrider.cli.advise.findings import Findings, MeasuredDraft
 from outrider.cli.advise.flags import check_flags
@@ -15,8 +14,10 @@ from outrider.cli.advise.report import as_dict, render
 from outrider.cli.bench.machine import describe
 from outrider.cli.bench.prompts import read_labelled
 from outrider.cli.prompt_ids import token_ids_of
+from outrider.cli.say import write_file
 from outrider.cli.up.command import check_models
 from outrider.cli.up.plan import UpConfig
+from outrider.cli.vocabularies import check_vocabulary
 from outrider.protocol.errors import ConfigError
 
 
@@ -34,12 +35,14 @@ def advise(arguments: argparse.Namespace) -> int:
     check_models(UpConfig.model_validate({"target": arguments.target, "draft": tuple(models)}))
     labelled = read_labelled(arguments.prompts)[: arguments.max_prompts]
     refuse_heads(options)
-    check_vocabularies(arguments.target, options)
+    for option in options:
+        if option.is_model:
+            check_vocabulary(arguments.target, option.draft)
     ids = token_ids_of([entry.prompt for entry in labelled], arguments.target)
     findings = study(arguments, options, ids, tuple(entry.task for entry in labelled))
     print(render(findings))
     if arguments.json:
-        _write(arguments.json, json.dumps(as_dict(findings), indent=1) + "\n")
+        write_file("--json", arguments.json, json.dumps(as_dict(findings), indent=1) + "\n")
     return 0
 
 
@@ -99,26 +102,6 @@ def refuse_heads(options: Sequence[DraftOption]) -> None:
             )
 
 
-def check_vocabularies(target: str, options: Sequence[DraftOption]) -> None:
-    """Refuse a draft whose tokens are not the target's.
-
-    Raises:
-        ConfigError: names the draft.
-    """
-    from outrider.engine.loading.tokenizer_files import load_tokenizer, vocabulary_hash
-
-    def hash_of(model: str) -> str:
-        files = load_tokenizer(model)
-        return vocabulary_hash(files.tokenizer_json if files else None, 0)
-
-    for model in {option.draft for option in options if option.is_model}:
-        if hash_of(model) != hash_of(target):
-            raise ConfigError(
-                f"--draft: the vocabulary of {model!r} is not that of {target!r}; use a draft with the "
-                "target's tokenizer"
-            )
-
-
 def _check_machine() -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
     if cores < 2:
@@ -126,10 +109,3 @@ def _check_machine() -> None:
             "advise needs Linux and two cores, one for the target and one for the draft; "
             f"{cores or 'an unknown number'} can be used here"
         )
-
-
-def _write(path: str, text: str) -> None:
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--json: cannot write {path!r} ({error.strerror})") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from outrider.cli import values
+from outrider.cli.model_flags import add_folder, add_traffic_flags
 from outrider.protocol.errors import ConfigError
 
 SESSIONS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -13,7 +14,7 @@ MAX_SESSIONS = 1024
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The models, the traffic, and what to write."""
-    parser.add_argument("--target", required=True, metavar="DIR", help="folder or hub id of the target")
+    add_folder(parser, "--target", "folder or hub id of the target")
     parser.add_argument(
         "--draft",
         required=True,
@@ -32,21 +33,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--draft-weights", choices=("full", "int8", "int4"), default="full", help="of all draft models (full)"
     )
-    parser.add_argument(
-        "--prompts",
-        required=True,
-        metavar="FILE",
-        help="JSON list or .jsonl of prompts: texts, token ids, or objects with `prompt` and `task`",
-    )
-    parser.add_argument(
-        "--max-prompts", type=values.count, default=16, metavar="N", help="the first so many (16)"
-    )
-    parser.add_argument(
-        "--tokens", type=values.count, default=128, metavar="N", help="new tokens after each (128)"
-    )
-    parser.add_argument(
-        "--temperature", type=values.not_negative, default=0.0, metavar="X", help="of the traffic (0)"
-    )
+    add_traffic_flags(parser, tokens=128)
     parser.add_argument(
         "--sessions",
         type=_sessions,

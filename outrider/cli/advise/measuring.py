@@ -20,16 +20,10 @@ from simulator.pair.messages import measure_messages
 from simulator.pair.models import ModelChoice, weight_bytes
 from simulator.pair.ranks import rank_texts, without_guesses
 from simulator.pair.steps import one_step
-from simulator.pair.target_times import (
-    HelpedTimes,
-    MeasuredTarget,
-    kv_tokens,
-    measure_target,
-    time_with_helper,
-)
+from simulator.pair.target_times import kv_tokens, measure_target, time_with_helper
 from simulator.pair.texts import Text, write_texts
 from simulator.profile import Profile
-from simulator.traces import Corpus, Trace, compact
+from simulator.traces import Corpus, compact
 
 SPARE = 64
 """Tokens of context beyond the longest text: a simulated prompt begins with its session's number."""
@@ -84,8 +78,10 @@ class TargetOnThisMachine:
         helped = time_with_helper(choice, traffic.context, traffic.longest)
         self._runner = self._load(target, choice)
         self.texts = self._write()
-        self._times = self._measure(helped)
-        self.size = _size(self._runner, _step_of(self._times))
+        say("timing the target's steps")
+        self._times = measure_target(self._runner, helped, self.texts, traffic.context)
+        times = self._times
+        self.size = _size(self._runner, times.forward[0][1] + times.step + times.session)
 
     def without(self) -> MeasuredOption:
         """The option without drafts."""
@@ -109,9 +105,8 @@ class TargetOnThisMachine:
         traces = rank_texts(draft, self.texts)
         times = measure_draft(draft, self.texts, self._target_step, self._traffic.context)
         size = _size(draft, times.forward[0][1] + times.step)
-        found = MeasuredOption(
-            option, size, tuple(map(_runs, traces)), self._profile(option, times), compact(traces)
-        )
+        right = tuple(runs([guess.rank == 0 for guess in trace.guesses]) for trace in traces)
+        found = MeasuredOption(option, size, right, self._profile(option, times), compact(traces))
         del draft
         gc.collect()
         return found
@@ -140,10 +135,6 @@ class TargetOnThisMachine:
         written = counter("the target writes its texts", len(traffic.prompts))
         ends = self._runner.loaded.eos_token_ids
         return write_texts(self._runner, traffic.prompts, traffic.temperature, traffic.tokens, ends, written)
-
-    def _measure(self, helped: HelpedTimes) -> MeasuredTarget:
-        say("timing the target's steps")
-        return measure_target(self._runner, helped, self.texts, self._traffic.context)
 
     def _target_step(self) -> None:
         one_step(self._runner, self._traffic.context)
@@ -176,11 +167,3 @@ def _size(runner: ModelRunner, step_seconds: float) -> Size:
         weight_bytes=weight_bytes(runner),
         kv_bytes_per_token=runner.loaded.kv_bytes_per_token,
     )
-
-
-def _step_of(times: MeasuredTarget) -> float:
-    return times.forward[0][1] + times.step + times.session
-
-
-def _runs(trace: Trace) -> tuple[int, ...]:
-    return runs([guess.rank == 0 for guess in trace.guesses])

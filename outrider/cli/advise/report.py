@@ -17,7 +17,8 @@ ORDINALS = ("1st", "2nd", "3rd", "4th", "5th")
 
 def render(findings: Findings) -> str:
     """All tables, what to take, and the command that does so."""
-    parts = [_head(findings), _drafts(findings), _tasks(findings), _loads(findings), _advice(findings)]
+    advice = [_sentence(findings), "", _command(findings)]
+    parts = [_head(findings), _drafts(findings), _tasks(findings), _loads(findings), advice]
     return "\n\n".join("\n".join(part) for part in parts if part)
 
 
@@ -111,10 +112,6 @@ def _loads(findings: Findings) -> list[str]:
         ]
         lines.append(f"{one.option.name:{width}}{_row(cells)}  {one.rests_from or UNKNOWN:>10}")
     return lines
-
-
-def _advice(findings: Findings) -> list[str]:
-    return [_sentence(findings), "", _command(findings)]
 
 
 def _sentence(findings: Findings) -> str:

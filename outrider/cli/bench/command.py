@@ -9,7 +9,6 @@ import random
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from outrider import __version__
 from outrider.cli.bench import machine, prompts
@@ -21,7 +20,7 @@ from outrider.cli.bench.generator import Clock, LoadTally, drive
 from outrider.cli.bench.progress import shown
 from outrider.cli.bench.report import LoadRun, record, table
 from outrider.cli.bench.target import Ask, BenchTarget, Prompt, Served
-from outrider.protocol.errors import InvalidRequest
+from outrider.cli.say import write_file
 
 INTERRUPTED = 130
 
@@ -130,10 +129,7 @@ def _report(arguments: argparse.Namespace, state: BenchState, served: Served) ->
     print(table(run))
     if arguments.json:
         found = record(run, machine.describe(), ["outrider", *sys.argv[1:]], __version__)
-        try:
-            Path(arguments.json).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise InvalidRequest("--json", f"cannot write {arguments.json!r} ({error.strerror})") from error
+        write_file("--json", arguments.json, json.dumps(found, indent=1) + "\n")
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

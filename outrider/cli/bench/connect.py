@@ -6,15 +6,12 @@ import argparse
 import ssl
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from urllib.parse import urlsplit
 
 from outrider import __version__
 from outrider.cli.bench.flags import token_of
 from outrider.cli.bench.grpc_target import GrpcTarget
-from outrider.cli.bench.http import Http
-from outrider.cli.bench.openai_target import OpenAiSettings, OpenAiTarget
 from outrider.cli.bench.target import BenchTarget, Sampling
-from outrider.client.aio import AsyncClient
+from outrider.cli.request import client_of
 from outrider.client.retries import NEVER
 from outrider.protocol.errors import ConfigError, InvalidRequest
 
@@ -31,46 +28,49 @@ async def reached(arguments: argparse.Namespace) -> AsyncGenerator[BenchTarget, 
         temperature=arguments.temperature,
         ignore_eos=arguments.ignore_eos,
     )
-    if arguments.openai:
-        http = Http(urlsplit(arguments.openai), _tls(arguments), _headers(token_of(arguments)))
-        settings = OpenAiSettings(
-            url=arguments.openai,
-            chat=arguments.chat,
-            seconds=arguments.timeout,
-            sampling=sampling,
-            extra=arguments.extra_body,
-        )
-        try:
-            yield await OpenAiTarget.reach(http, settings, arguments.model)
-        finally:
-            http.close()
-        return
-    async with _client(arguments) as client:
+    reach = _openai if arguments.openai else _grpc
+    async with reach(arguments, sampling) as target:
+        yield target
+
+
+@asynccontextmanager
+async def _grpc(arguments: argparse.Namespace, sampling: Sampling) -> AsyncGenerator[BenchTarget, None]:
+    async with client_of(arguments, token_of(arguments), NEVER) as client:
         yield await GrpcTarget.reach(client, sampling, arguments.mode or "auto", arguments.model)
 
 
-def _client(arguments: argparse.Namespace) -> AsyncClient:
-    return AsyncClient(
-        arguments.endpoint,
-        token=token_of(arguments),
-        timeout=arguments.timeout,
-        tls_ca=arguments.tls_ca,
-        tls_cert=arguments.tls_cert,
-        tls_key=arguments.tls_key,
-        retries=NEVER,
+@asynccontextmanager
+async def _openai(arguments: argparse.Namespace, sampling: Sampling) -> AsyncGenerator[BenchTarget, None]:
+    import httpx2
+
+    from outrider.cli.bench.openai_target import OpenAiSettings, OpenAiTarget
+
+    settings = OpenAiSettings(
+        url=arguments.openai,
+        chat=arguments.chat,
+        seconds=arguments.timeout,
+        sampling=sampling,
+        extra=arguments.extra_body,
     )
+    async with httpx2.AsyncClient(
+        base_url=arguments.openai,
+        headers=_headers(token_of(arguments)),
+        verify=_tls(arguments),
+        timeout=None,  # the target's own is for a whole request
+        limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
+        trust_env=False,
+    ) as http:
+        yield await OpenAiTarget.reach(http, settings, arguments.model)
 
 
 def _headers(token: str) -> dict[str, str]:
-    headers = {"content-type": "application/json", "user-agent": f"outrider-bench/{__version__}"}
+    headers = {"accept-encoding": "identity", "user-agent": f"outrider-bench/{__version__}"}
     if not (token.isascii() and token.isprintable()):
         raise InvalidRequest("--token", "must be printable ASCII")
     return headers | ({"authorization": f"Bearer {token}"} if token else {})
 
 
-def _tls(arguments: argparse.Namespace) -> ssl.SSLContext | None:
-    if not arguments.openai.startswith("https:"):
-        return None
+def _tls(arguments: argparse.Namespace) -> ssl.SSLContext:
     authorities = arguments.tls_ca if arguments.tls_ca not in ("", "system") else None
     try:
         context = ssl.create_default_context(cafile=authorities)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import random
-from pathlib import Path
 
 from outrider.cli import values
 from outrider.cli.bench.arrivals import ArrivalPattern, ClosedLoop, OpenLoop, poisson
 from outrider.cli.bench.slo import Slo, parse_slo
+from outrider.cli.model_flags import add_number
 from outrider.cli.request import add_endpoint_flag, add_transport_flags
+from outrider.cli.say import check_folder
 from outrider.protocol.errors import InvalidRequest
 
 USAGE = "outrider bench [--endpoint HOST:PORT | --openai URL] [FLAG ...]"
@@ -28,7 +29,6 @@ examples:
 Latencies are seen from here. Deliveries bring one or several tokens. The exit status is 1 if a request
 failed, 2 for wrong flags, 130 after Ctrl-C, which prints the figures so far.
 """
-RANDOM_TOKENS = 128
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -58,8 +58,8 @@ def check(arguments: argparse.Namespace) -> None:
         raise InvalidRequest("--openai", "must begin with https:// where a TLS file is given")
     if arguments.random_range and arguments.prompts:
         raise InvalidRequest("--random-range", "goes with --random-prompt-tokens, not with --prompts")
-    if arguments.json and not Path(arguments.json).absolute().parent.is_dir():
-        raise InvalidRequest("--json", f"there is no folder {str(Path(arguments.json).parent)!r}")
+    if arguments.json:
+        check_folder("--json", arguments.json)
 
 
 def load_of(arguments: argparse.Namespace, rng: random.Random) -> ArrivalPattern:
@@ -106,14 +106,8 @@ def _add_load_flags(group: argparse._ArgumentGroup) -> None:
         metavar="R",
         help="requests per second on average, however many are running: Poisson arrivals; inf: all at once",
     )
-    group.add_argument("--requests", type=values.count, default=32, metavar="N", help="default 32")
-    group.add_argument(
-        "--warm-up",
-        type=values.whole,
-        default=1,
-        metavar="N",
-        help="requests before, with other prompts, that do not count (default 1)",
-    )
+    add_number(group, "--requests", values.count, 32, "requests that are measured")
+    add_number(group, "--warm-up", values.whole, 1, "requests before, with other prompts, that do not count")
     group.add_argument(
         "--seed",
         type=values.whole,
@@ -129,31 +123,15 @@ def _add_prompt_flags(group: argparse._ArgumentGroup) -> None:
         metavar="FILE",
         help="JSON list, or lines of a .jsonl file: texts, lists of token ids, or lists of messages",
     )
-    kind.add_argument(
-        "--random-prompt-tokens",
-        type=values.count,
-        default=RANDOM_TOKENS,
-        metavar="N",
-        help=f"random token ids, with --openai or --chat random words (default {RANDOM_TOKENS}); they tell "
-        "little about acceptance",
-    )
-    group.add_argument(
-        "--random-range",
-        type=values.share,
-        default=0.0,
-        metavar="X",
-        help="lengths from N (1 - X) to N (1 + X); 0 to 1 (default 0)",
-    )
+    random = "random token ids, with --openai or --chat words, which tell little about acceptance"
+    add_number(kind, "--random-prompt-tokens", values.count, 128, random)
+    add_number(group, "--random-range", values.share, 0.0, "lengths from N (1 - X) to N (1 + X); 0 to 1")
 
 
 def _add_request_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--chat", action="store_true", help="send conversations; texts are the user's message")
-    group.add_argument(
-        "--max-tokens", type=values.count, default=128, metavar="N", help="most new tokens (default 128)"
-    )
-    group.add_argument(
-        "--temperature", type=float, default=0.0, metavar="X", help="0 is greedy and the default"
-    )
+    add_number(group, "--max-tokens", values.count, 128, "most new tokens")
+    add_number(group, "--temperature", float, 0.0, "0 is greedy")
     group.add_argument("--ignore-eos", action="store_true", help="do not stop at the model's end tokens")
     group.add_argument(
         "--mode", choices=("auto", "sequential", "off"), help="of speculation, over gRPC (default auto)"

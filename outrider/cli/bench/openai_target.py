@@ -8,7 +8,8 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.cli.bench.http import BROKEN, Http, Response
+import httpx2
+
 from outrider.cli.bench.target import Ask, Delivered, Ended, Event, Sampling, Served
 from outrider.client.conversation import Message
 from outrider.protocol.errors import (
@@ -22,8 +23,11 @@ from outrider.protocol.errors import (
 
 TEXTS = ("content", "reasoning_content", "reasoning")
 """Where a part of a chat has its new text."""
-GARBLED = (*BROKEN, AttributeError, KeyError, TypeError)
-"""What an answer raises that breaks off, or is not what it should be."""
+GARBLED = (
+    *(httpx2.HTTPError, TimeoutError, ValueError),
+    *(AttributeError, IndexError, KeyError, TypeError),
+)
+"""What is raised where an answer breaks off, or is not what it should be."""
 SHOWN = 300
 """Characters of an error that are passed on."""
 
@@ -86,14 +90,14 @@ class _Answer:
 class OpenAiTarget:
     """A server behind HTTP."""
 
-    def __init__(self, http: Http, settings: OpenAiSettings, model: str) -> None:
+    def __init__(self, http: httpx2.AsyncClient, settings: OpenAiSettings, model: str) -> None:
         self.served = Served(address=settings.url, model=model)
         self._http = http
         self._settings = settings
         self._path = "/chat/completions" if settings.chat else "/completions"
 
     @classmethod
-    async def reach(cls, http: Http, settings: OpenAiSettings, model: str) -> OpenAiTarget:
+    async def reach(cls, http: httpx2.AsyncClient, settings: OpenAiSettings, model: str) -> OpenAiTarget:
         """The server; an empty model is the first that it names.
 
         Raises:
@@ -102,9 +106,10 @@ class OpenAiTarget:
         if model:
             return cls(http, settings, model)
         try:
-            async with asyncio.timeout(settings.seconds), http.request("GET", "/models") as response:
-                await _check(response, f"{settings.url}/models")
-                return cls(http, settings, json.loads(await response.body())["data"][0]["id"])
+            async with asyncio.timeout(settings.seconds):
+                response = await http.get("/models")
+            await _check(response)
+            return cls(http, settings, response.json()["data"][0]["id"])
         except GARBLED as error:
             raise _explained(
                 error, settings, "GET /models failed; give an HTTP port, not gRPC's, or try --model NAME"
@@ -112,14 +117,14 @@ class OpenAiTarget:
 
     async def stream(self, ask: Ask) -> AsyncGenerator[Event, None]:
         """See `BenchTarget`."""
-        body, answer = json.dumps(self._body(ask)).encode(), _Answer()
+        answer = _Answer()
         try:
             async with (
                 asyncio.timeout(self._settings.seconds),
-                self._http.request("POST", self._path, body) as response,
+                self._http.stream("POST", self._path, json=self._body(ask)) as response,
             ):
-                await _check(response, self._settings.url + self._path)
-                async for line in response.lines():
+                await _check(response)
+                async for line in lines(response):
                     data = line.removeprefix(b"data:").strip()
                     if line.startswith(b"data:") and data != b"[DONE]" and answer.take(json.loads(data)):
                         yield Delivered()
@@ -143,6 +148,15 @@ class OpenAiTarget:
         return {name: value for name, value in body.items() if value is not None}
 
 
+async def lines(response: httpx2.Response) -> AsyncGenerator[bytes, None]:
+    """Whole lines as they come; httpx's own end at U+2028 too, which a text may have."""
+    rest = b""
+    async for piece in response.aiter_raw():
+        *whole, rest = (rest + piece).split(b"\n")
+        for line in whole:
+            yield line
+
+
 def _messages(ask: Ask) -> list[dict[str, Any]]:
     return [
         {"role": message.role, "content": message.content}
@@ -151,11 +165,11 @@ def _messages(ask: Ask) -> list[dict[str, Any]]:
     ]
 
 
-async def _check(response: Response, url: str) -> None:
+async def _check(response: httpx2.Response) -> None:
     """Raise what a refusal stands for."""
-    if response.status != 200:
-        text = (await response.body()).decode(errors="replace")
-        raise refusal(response.status, text, url)
+    if response.status_code != 200:
+        await response.aread()
+        raise refusal(response.status_code, response.text, str(response.url))
 
 
 def refusal(status: int, text: str, url: str) -> OutriderError:
@@ -189,9 +203,7 @@ def _explained(error: Exception, settings: OpenAiSettings, what: str) -> Outride
     match error:
         case TimeoutError():
             return DeadlineExceeded(f"no end of the answer within {settings.seconds:g} s")
-        case EOFError() | ConnectionResetError() | BrokenPipeError():
-            return Unavailable(f"{what}: the connection was closed")
-        case OSError():
+        case httpx2.ConnectError():
             return Unavailable(f"cannot reach {settings.url} ({error})")
         case _:
             return Unavailable(f"{what} ({type(error).__name__}: {error})")

@@ -44,7 +44,8 @@ def read_labelled(path: str) -> list[Labelled]:
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
-        found = _lines(text) if path.endswith(".jsonl") else json.loads(text)
+        lines = [line for line in text.splitlines() if line.strip()]
+        found = [json.loads(line) for line in lines] if path.endswith(".jsonl") else json.loads(text)
     except (OSError, ValueError) as error:
         raise InvalidRequest(FLAG, f"cannot read {path!r} ({error})") from error
     if not isinstance(found, list) or not found:
@@ -99,10 +100,6 @@ def plain(prompt: Prompt) -> Prompt:
     if isinstance(prompt[0], Message):
         raise InvalidRequest(FLAG, "has messages; add --chat")
     return prompt
-
-
-def _lines(text: str) -> list[Any]:
-    return [json.loads(line) for line in text.splitlines() if line.strip()]
 
 
 def _prompt(number: int, entry: Any) -> Prompt:

@@ -6,12 +6,12 @@ import argparse
 import shlex
 import sys
 
-from outrider.cli.plan.checkpoint import ModelSizes, read_checkpoint
+from outrider.cli.plan.checkpoint import read_checkpoint
 from outrider.cli.plan.devices import GB, device_of
 from outrider.cli.plan.overlay import overlay
-from outrider.cli.plan.sizing import NODES, PAGE, Fit, fit, replicas_for
-from outrider.engine.loading.tokenizer_files import load_tokenizer, vocabulary_hash
-from outrider.protocol.errors import ConfigError
+from outrider.cli.plan.sizing import NODES, Fit, fit, replicas_for
+from outrider.cli.vocabularies import check_vocabulary
+from outrider.engine.kv.capacity import PAGE_SIZE
 
 
 def plan(arguments: argparse.Namespace) -> int:
@@ -28,7 +28,8 @@ def plan(arguments: argparse.Namespace) -> int:
             (arguments.draft, arguments.draft_weights, arguments.draft_kv_dtype),
         )
     ]
-    check_pair(arguments.target, arguments.draft, *models)
+    sizes = models[0].vocabulary_size, models[1].vocabulary_size
+    check_vocabulary(arguments.target, arguments.draft, sizes)
     target = fit(models[0], device, arguments.context)
     draft = fit(models[1], device, min(target.context, models[1].context_length or target.context))
     wanted = arguments.sessions or target.sessions
@@ -36,23 +37,6 @@ def plan(arguments: argparse.Namespace) -> int:
     print("\n".join(f"# {line}" for line in figures))
     print(overlay(target, draft, _most(target, wanted), _most(draft, wanted)), end="")
     return 0
-
-
-def check_pair(target: str, draft: str, *models: ModelSizes) -> None:
-    """Refuse a draft that does not share the target's vocabulary.
-
-    Raises:
-        ConfigError: it does not.
-    """
-    hashes = []
-    for folder, model in zip((target, draft), models, strict=True):
-        files = load_tokenizer(folder)
-        hashes.append(vocabulary_hash(files.tokenizer_json if files else None, model.vocabulary_size))
-    if hashes[0] != hashes[1]:
-        raise ConfigError(
-            f"--draft: the vocabulary of {draft!r} is not that of {target!r}; use a draft with the target's "
-            "tokenizer"
-        )
 
 
 def _pair(target: Fit, draft: Fit) -> list[str]:
@@ -72,7 +56,7 @@ def _replica(title: str, one: Fit) -> list[str]:
     kept = "" if model.kv_dtype == "auto" else f" in {model.kv_dtype}"
     memory = (
         f"{one.kv_tokens:,} tokens of keys and values{kept} ({model.kv_bytes_per_token:,} bytes each) on "
-        f"{one.pages:,} pages of {PAGE}"
+        f"{one.pages:,} pages of {PAGE_SIZE}"
     )
     room = f"{one.sessions:,} sessions of {one.context:,} tokens and {NODES} candidates fit at once"
     return [f"{title} {model.name}: {weights}", f"  {memory}", f"  {room}", *_floors(one)]

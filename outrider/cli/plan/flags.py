@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 
 from outrider.cli import values
+from outrider.cli.model_flags import add_folder
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The pair, the device, and what is wanted."""
-    parser.add_argument("--target", required=True, metavar="FOLDER", help="the target model")
-    parser.add_argument("--draft", required=True, metavar="FOLDER", help="the draft model")
+    add_folder(parser, "--target", "folder of the target")
+    add_folder(parser, "--draft", "folder of the draft")
     parser.add_argument(
         "--gpu", required=True, metavar="NAME", help="such as h100, a100-80gb, l4; or cpu: this machine"
     )

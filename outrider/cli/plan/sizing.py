@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from outrider.cli.plan.checkpoint import FP8, ModelSizes
 from outrider.cli.plan.devices import CPU, GB, Device
 from outrider.config import VerifyConfig
+from outrider.engine.kv.capacity import PAGE_SIZE
 from outrider.protocol.errors import ConfigError
 
 HEADROOM = 0.1
 """Share of a device's memory for what is neither weights nor keys and values: activations, graphs, driver."""
 PROCESS_BYTES = 4 * GB
 """Memory of a process beside its model: Python, torch, tokenizer."""
-PAGE: int = VerifyConfig.model_fields["page_size"].default
 NODES: int = VerifyConfig.model_fields["max_nodes"].default
 """Candidates of a session in a step, which need room behind its text."""
 
@@ -33,8 +33,8 @@ class Fit:
 
     @property
     def pages(self) -> int:
-        """Pages of `PAGE` tokens."""
-        return self.kv_tokens // PAGE
+        """Pages of `PAGE_SIZE` tokens."""
+        return self.kv_tokens // PAGE_SIZE
 
     @property
     def host_bytes(self) -> int:
@@ -73,7 +73,7 @@ def fit(checkpoint: ModelSizes, device: Device, context: int) -> Fit:
     free = int(device.memory * (1 - HEADROOM)) - checkpoint.weight_bytes
     if device.name == CPU:
         free -= PROCESS_BYTES
-    tokens = max(0, free // checkpoint.kv_bytes_per_token) // PAGE * PAGE
+    tokens = max(0, free // checkpoint.kv_bytes_per_token) // PAGE_SIZE * PAGE_SIZE
     sessions = tokens // _rounded(context + NODES)
     if not sessions:
         raise ConfigError(_does_not_fit(checkpoint, device, context))
@@ -109,4 +109,4 @@ def _does_not_fit(checkpoint: ModelSizes, device: Device, context: int) -> str:
 
 
 def _rounded(tokens: int) -> int:
-    return -(-tokens // PAGE) * PAGE
+    return -(-tokens // PAGE_SIZE) * PAGE_SIZE

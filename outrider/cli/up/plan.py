@@ -10,14 +10,14 @@ from typing import Literal
 from pydantic import Field
 
 from outrider.cli.settings import Resolved, flag_of
-from outrider.config import KvDtype, Port, Positive, Settings, Weights
+from outrider.config import CollectConfig, KvDtype, OptionalPort, Port, Positive, RunConfig, Weights
 from outrider.protocol.errors import ConfigError
 
 LOOKUP = "lookup"
 NONE = "none"
 
 
-class UpConfig(Settings):
+class UpConfig(RunConfig, CollectConfig):
     """All services on one machine."""
 
     target: str = Field("", description="Folder or hub id of the target model.")
@@ -41,10 +41,8 @@ class UpConfig(Settings):
     )
     host: str = Field("127.0.0.1", description="Address that the orchestrator listens on; 0.0.0.0 for all.")
     port: Port = Field(7700, description="Port of the orchestrator; 0 picks a free one.")
-    http_port: int = Field(
+    http_port: OptionalPort = Field(
         8000,
-        ge=-1,
-        le=65535,
         description="Port of the OpenAI API over HTTP; 0 picks a free one, -1: none. Unless it is set, "
         "another is taken where it is in use.",
     )
@@ -68,23 +66,9 @@ class UpConfig(Settings):
         description="auto: where there are enough, every replica has CPU cores of its own, and the "
         "orchestrator uses the drafts', which also help with the target's long steps.",
     )
-    metrics_port: int = Field(
+    metrics_port: OptionalPort = Field(
         -1,
-        ge=-1,
-        le=65535,
         description="Prometheus page of the orchestrator; replicas take free ports. 0 picks one, -1: none.",
-    )
-    collect: str = Field(
-        "", description="Folder in which served tokens are kept for `outrider distill`; empty: none are."
-    )
-    collect_share: float = Field(0.05, gt=0, le=1, description="Share of the requests that are collected.")
-    collect_max_mb: Positive = Field(256, description="Size of all collected files together, in MiB.")
-    grace_seconds: float = Field(30.0, ge=0, description="Longest wait for running work at the end.")
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Least severe log line."
-    )
-    log_format: Literal["auto", "json", "console"] = Field(
-        "auto", description="Log lines; auto is console on a terminal and JSON elsewhere."
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from outrider.protocol.errors import ModelError
 
+PAGE_SIZE = 16
+"""Tokens of a page."""
 DEFAULT_TOKENS = 65536
 """Tokens for which there is room unless the settings say otherwise: 64 sessions of a thousand."""
 FREE_SHARE = 0.5

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable
 
 from outrider.config import DraftConfig, EngineConfig, VerifyConfig
-from outrider.engine.kv.capacity import DEFAULT_TOKENS, kv_capacity
+from outrider.engine.kv.capacity import DEFAULT_TOKENS, PAGE_SIZE, kv_capacity
 from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.loading.layers import parse_layers
 from outrider.engine.loading.loader import load_model
@@ -20,12 +20,7 @@ from outrider.telemetry.device_memory import device_memory
 
 
 def load_runner(
-    config: EngineConfig,
-    page_size: int,
-    *,
-    largest: StepSize,
-    say: Callable[[str], None],
-    deterministic: bool = False,
+    config: EngineConfig, *, largest: StepSize, say: Callable[[str], None], deterministic: bool = False
 ) -> ModelRunner:
     """The model with KV memory for `kv_tokens`, for steps of up to the `largest`; blocks.
 
@@ -48,14 +43,12 @@ def load_runner(
         kv_dtype=config.kv_dtype,
         progress=say,
     )
-    runner = make_runner(
-        loaded, kv_pages(config, loaded, page_size, say), page_size, largest=largest, say=say
-    )
+    runner = make_runner(loaded, kv_pages(config, loaded, say), PAGE_SIZE, largest=largest, say=say)
     runner.pool.sharing = config.prefix_cache
     return runner
 
 
-def kv_pages(config: EngineConfig, loaded: LoadedModel, page_size: int, say: Callable[[str], None]) -> int:
+def kv_pages(config: EngineConfig, loaded: LoadedModel, say: Callable[[str], None]) -> int:
     """Pages for what the settings ask for, or for what fits.
 
     All ranks of a model need the same number, so what one of them has free does not count there.
@@ -67,7 +60,7 @@ def kv_pages(config: EngineConfig, loaded: LoadedModel, page_size: int, say: Cal
     tokens = kv_capacity(config.kv_tokens, loaded.kv_bytes_per_token, free)
     if tokens < (config.kv_tokens or DEFAULT_TOKENS):
         say(f"the KV memory holds {tokens} tokens: {free / 1e9:.1f} GB are free; kv_tokens sets a number")
-    return -(-tokens // page_size)
+    return -(-tokens // PAGE_SIZE)
 
 
 def largest_step(config: VerifyConfig) -> StepSize:

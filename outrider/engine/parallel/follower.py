@@ -9,6 +9,7 @@ import sys
 import threading
 
 from outrider.config import VerifyConfig
+from outrider.engine.kv.capacity import PAGE_SIZE
 from outrider.engine.loading.check_forward import CHECK_PAGE_SIZE, CHECK_PAGES
 from outrider.engine.loading.replica import kv_pages, largest_step
 from outrider.engine.make_runner import make_runner
@@ -68,8 +69,8 @@ def carry_out(order: Order) -> None:
     loaded = shard.whole(ranks)
     runner = make_runner(
         loaded,
-        kv_pages(config, loaded, config.page_size, logger.info),
-        config.page_size,
+        kv_pages(config, loaded, logger.info),
+        PAGE_SIZE,
         largest=largest_step(config),
         say=logger.info,
     )

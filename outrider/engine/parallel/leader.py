@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from outrider.config import VerifyConfig
+from outrider.engine.kv.capacity import PAGE_SIZE
 from outrider.engine.loading.check_determinism import check_determinism, refuse_library
 from outrider.engine.loading.check_forward import check_paged
 from outrider.engine.loading.replica import kv_pages, largest_step
@@ -128,8 +129,8 @@ def _load(config: VerifyConfig, shard: Shard, group: Group, say: Callable[[str],
         refuse_library(loaded)
     runner = make_runner(
         loaded,
-        kv_pages(config, loaded, config.page_size, say),
-        config.page_size,
+        kv_pages(config, loaded, say),
+        PAGE_SIZE,
         largest=largest_step(config),
         say=say,
     )

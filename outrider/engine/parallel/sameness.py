@@ -16,7 +16,7 @@ from outrider.engine.loading.open_weights import Weight
 from outrider.engine.parallel.ranks import Ranks
 from outrider.protocol.errors import ModelError
 
-SETTINGS = {"context_length", "deterministic", "dtype", "kv_dtype", "kv_tokens", "page_size", "weights"}
+SETTINGS = {"context_length", "deterministic", "dtype", "kv_dtype", "kv_tokens", "weights"}
 """That shape what all ranks compute."""
 
 

@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-from outrider.cli.bench.http import BROKEN, Http
+import httpx2
+
+from outrider.cli.bench.openai_target import lines
 from outrider.client import AsyncClient, Chunk, Complete, Retries, Started
 from outrider.client.request import Mode
 from scripts.proxy import Proxy
@@ -130,7 +131,7 @@ class Killing:
                             return told
                         last, told.seed = event.id, int(event.id.partition(".")[0], 16)
                         told.text += event.data["choices"][0]["text"]
-            except BROKEN:
+            except (httpx2.TransportError, ConnectionError):
                 await asyncio.sleep(0.02)
 
     async def read_grpc(self, plan: Plan) -> Told:
@@ -182,23 +183,22 @@ async def _events(endpoint: str, plan: Plan, last: str) -> AsyncGenerator[_Event
     """Whole server-sent events of one connection.
 
     Raises:
-        BROKEN: it ended before the stream did.
+        TransportError, ConnectionError: it ended before the stream did.
     """
-    headers = {
-        "content-type": "application/json",
-        "accept": "text/event-stream",
-        **({"last-event-id": last} if last else {}),
-    }
+    headers = {"accept": "text/event-stream", **({"last-event-id": last} if last else {})}
     options = plan.options | {"speculation": {"mode": plan.mode}}
     del options["mode"]
-    body = json.dumps({"prompt": plan.prompt, "stream": True, **options}).encode()
-    http = Http(urlsplit(f"http://{endpoint}"), None, headers)
-    async with http.request("POST", "/v1/completions", body) as response:
-        if response.status == 503:  # the gateway is up before it has found the orchestrator
-            raise ConnectionError(await response.body())
-        assert response.status == 200, await response.body()
+    body = {"prompt": plan.prompt, "stream": True, **options}
+    url = f"http://{endpoint}/v1/completions"
+    async with (
+        httpx2.AsyncClient(timeout=None, trust_env=False) as http,
+        http.stream("POST", url, json=body, headers=headers) as response,
+    ):
+        if response.status_code == 503:  # the gateway is up before it has found the orchestrator
+            raise ConnectionError(await response.aread())
+        assert response.status_code == 200, await response.aread()
         name, data = "", ""
-        async for line in response.lines():
+        async for line in lines(response):
             field_, _, value = line.decode().partition(": ")
             match field_:
                 case "id":

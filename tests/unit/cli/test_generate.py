@@ -181,11 +181,6 @@ def test_what_cannot_be_resumed_ends_at_once(
     [
         (["--token-ids", "a,b"], "--token-ids: must be numbers"),
         (["x", "--logit-bias", "7"], "--logit-bias: must be ID=X"),
-        (["x", "--timeline", "steps.png"], "--timeline: 'steps.png' must end in"),
-        (
-            ["x", "--timeline", "/no/such/folder/steps.svg"],
-            "--timeline: there is no folder '/no/such/folder'",
-        ),
         (["--file", "/no/such/file"], "--file: cannot read"),
         (["x", "--top-k", "-1"], "--top-k: -1 is out of the range of its field; use 0 or more"),
         (["x", "--tls-cert", "cert.pem"], "tls_client_key: must be set"),
@@ -197,6 +192,22 @@ def test_wrong_flags_are_one_sentence(
     """Nothing is sent when the request cannot be meant, and no traceback is shown."""
     assert main(["generate", *flags]) == 2
     assert capsys.readouterr().err.startswith(f"outrider: {sentence}")
+
+
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        ("steps.png", "--output: 'steps.png' must end in"),
+        ("/no/such/folder/steps.svg", "--output: there is no folder '/no/such/folder'"),
+    ],
+)
+def test_a_picture_that_cannot_be_written_is_not_asked_for(
+    path: str, sentence: str, orchestrator: FakeOrchestrator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file's name is looked at before the request is sent."""
+    assert main(["timeline", "x", "--output", path]) == 2
+    assert capsys.readouterr().err.startswith(f"outrider: {sentence}")
+    assert orchestrator.requests == []
 
 
 @pytest.mark.parametrize(
@@ -240,7 +251,7 @@ def test_nobody_there_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> Non
 def test_timelines_are_written_and_drawn_again(orchestrator: FakeOrchestrator, tmp_path: Path) -> None:
     """A request is recorded once as JSON and drawn later without another request."""
     saved, page, picture = (tmp_path / f"steps.{kind}" for kind in ("json", "html", "svg"))
-    assert main(["generate", "x", "--timeline", str(saved)]) == 0
+    assert main(["timeline", "x", "--output", str(saved)]) == 0
     assert main(["timeline", "--from-json", str(saved), "--output", str(page)]) == 0
     assert main(["timeline", "x", "--output", str(picture)]) == 0
     assert [request.record_timeline for request in orchestrator.requests] == [True, True]

@@ -43,16 +43,16 @@ def _file(tmp_path: Path, content: str) -> str:
 
 def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
     """Each source wins over the ones behind it, and every value tells where it came from."""
-    path = _file(tmp_path, "[verify]\nmax_sessions = 3\nthreads = 3\npage_size = 3\n")
+    path = _file(tmp_path, "[verify]\nmax_sessions = 3\nthreads = 3\nkv_tokens = 3\n")
     environment = {"OUTRIDER_VERIFY_MAX_SESSIONS": "2", "OUTRIDER_VERIFY_THREADS": "2"}
     found = _resolve("--config", path, "--max-sessions", "1", environment=environment)
     config = found.config
-    assert (config.max_sessions, config.threads, config.page_size, config.max_nodes) == (1, 2, 3, 32)
+    assert (config.max_sessions, config.threads, config.kv_tokens, config.max_nodes) == (1, 2, 3, 32)
     assert found.sources["max_sessions"] == "--max-sessions"
     assert found.sources["threads"] == "OUTRIDER_VERIFY_THREADS"
-    assert found.sources["page_size"] == f"{path} [verify] page_size"
+    assert found.sources["kv_tokens"] == f"{path} [verify] kv_tokens"
     assert found.sources["max_nodes"] == "default"
-    assert found.given("page_size")
+    assert found.given("kv_tokens")
     assert not found.given("max_nodes")
 
 

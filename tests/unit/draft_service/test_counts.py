@@ -1,4 +1,4 @@
-"""What the draft engine counts: nodes by depth, answers to verdicts, and sessions left without candidates."""
+"""What the draft engine counts: nodes, answers to verdicts, and sessions left without candidates."""
 
 from __future__ import annotations
 
@@ -31,15 +31,11 @@ class Page:
         return self.registry.get_sample_value(f"outrider_draft_{name}", labels)
 
 
-def test_nodes_are_counted_by_the_position_that_they_are_for() -> None:
-    """What was sent, by depth below the last committed token, adds up to all nodes."""
+def test_nodes_that_are_sent_are_counted() -> None:
+    """All of every block."""
     page = Page()
     page.turn()
-    nodes = sum(len(block) for block in page.outbox.blocks)
-    depths = [page.value("position_drafted_total", task="code", position=str(i)) for i in range(1, 17)]
-    assert page.value("nodes_total", task="code") == nodes == sum(depths)
-    assert depths[0] == 2
-    assert depths[1] > 0
+    assert page.value("nodes_total", task="code") == sum(len(block) for block in page.outbox.blocks) > 2
 
 
 def test_the_answer_to_a_verdict_is_timed() -> None:

@@ -11,7 +11,7 @@ import pytest
 from outrider.config import VerifyConfig
 from outrider.internal.v1 import verify_pb2, verify_pb2_grpc
 from outrider.protocol import errors
-from outrider.protocol.errors import STATUS, OutriderError, UnknownModel
+from outrider.protocol.errors import OutriderError, UnknownModel
 from outrider.protocol.rpc_errors import MAX_MESSAGE, details_of, message_of
 from outrider.rpc.channels import error_of, open_channel
 from outrider.rpc.serving import GrpcServer
@@ -75,7 +75,7 @@ async def _what_arrives(error: Exception) -> list[OutriderError]:
 
 def test_every_error_has_a_status() -> None:
     """No error leaves a process without somebody having decided its status."""
-    assert set(every_error()) == set(STATUS)
+    assert all("status" in vars(kind) for kind in (OutriderError, *OutriderError.__subclasses__()))
 
 
 @pytest.mark.parametrize("kind", every_error(), ids=lambda kind: kind.__name__)

@@ -83,12 +83,12 @@ def test_map_is_accurate_over_its_whole_range() -> None:
 
 
 def test_peaks_are_the_largest_noise_of_their_group() -> None:
-    """No member exceeds its group's peak, and the named member has it."""
+    """No token exceeds its group's peak, and the named token has it."""
     keys = row_keys([11, 12, 13], [0, 50, 100])
-    found = peaks(keys, 200)
+    noise, tokens = peaks(keys, 200)
     drawn = gumbel_rows(keys, torch.arange(200 * GROUP).expand(3, -1)).view(3, 200, GROUP)
-    assert torch.equal(drawn.amax(-1), found.noise)
-    assert torch.equal(drawn.argmax(-1), found.member)
+    assert torch.equal(drawn.amax(-1), noise)
+    assert torch.equal(drawn.argmax(-1), tokens - torch.arange(200) * GROUP)
 
 
 def test_seed_position_and_token_all_matter() -> None:

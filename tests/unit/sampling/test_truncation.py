@@ -37,7 +37,7 @@ def our_masks(logits: torch.Tensor, params: list[SamplingParams]) -> torch.Tenso
     """Which tokens [N, V] we keep."""
     masks = torch.zeros_like(logits, dtype=torch.bool)
     for part in kept(logits, params):
-        masks[part.rows] = ~part.spread(logits.shape[1]).isneginf()
+        masks[part.rows] = masks[part.rows].scatter(1, part.tokens, ~part.logits.isneginf())
     return masks
 
 

@@ -132,14 +132,6 @@ def test_replicas_share_the_sessions(make_profile):
     assert two.step_sessions == one.step_sessions
 
 
-def test_a_poisson_stream_brings_as_many_requests(make_profile):
-    """Of different lengths, at different times."""
-    load = replace(LOAD, sessions=30, rate=50.0)
-    report = simulate(make_profile(), Topology(arm=ArmKind.OFF), load)
-    assert report.seconds > 0.3
-    assert report.tokens != 600
-
-
 def test_warming_up_does_not_count(make_profile):
     """Neither its requests nor the work for them are part of the figures."""
     report = simulate(make_profile(), Topology(arm=ArmKind.OFF), replace(LOAD, sessions=1, warm_up=2))

@@ -132,7 +132,7 @@ def test_a_replica_that_is_gone_makes_room(registry) -> None:
 def test_the_page_is_asked_for_device_memory(registry) -> None:
     """Free memory is read when the page is, not when it was announced."""
     free = [10]
-    VerifyInstruments(registry).capacity(32, lambda: (free[0], 100))
+    VerifyInstruments(registry).capacity.set(32, lambda: (free[0], 100))
     free[0] = 7
     assert registry.get_sample_value("outrider_verify_device_memory_free_bytes") == 7
     assert registry.get_sample_value("outrider_verify_device_memory_bytes") == 100
@@ -151,7 +151,7 @@ def use_everything(registry: CollectorRegistry) -> None:
     verify, draft, orchestrator = (
         kind(registry) for kind in (VerifyInstruments, DraftInstruments, OrchestratorInstruments)
     )
-    verify.capacity(32, lambda: (1, 2))
+    verify.capacity.set(32, lambda: (1, 2))
     verify.verdict(VERDICT, "")
     verify.estimates([(0.5, True)])
     verify.step(12, 3, 0.02)
@@ -162,11 +162,11 @@ def use_everything(registry: CollectorRegistry) -> None:
     verify.preempted.inc()
     verify.stale_handles.labels("incarnation").inc()
     verify.nodes_dropped.inc(4)
-    draft.capacity(32, lambda: (1, 2))
-    draft.expanded(8, 2, 0.003)
-    draft.block([1, 1, 2], "")
+    draft.capacity.set(32, lambda: (1, 2))
+    draft.step(2, 0.003)
+    draft.nodes.inc("", 3)
     draft.lag.observe(0.002)
-    draft.verdict(VERDICT, "", starved=True)
+    draft.starved.inc("", True)
     draft.wasted.inc("", 5)
     draft.sessions.set(2)
     draft.pages.set(100, 1, 2)

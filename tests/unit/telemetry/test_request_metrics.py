@@ -5,13 +5,13 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 
 from outrider.telemetry.metric_parts import Maker
-from outrider.telemetry.request_metrics import LENGTH_BUCKETS, MAX_MODELS, RequestMetrics
+from outrider.telemetry.request_metrics import LENGTH_BUCKETS, MAX_MODELS, request_metrics
 
 
 def test_models_are_bounded() -> None:
     """The one that was heard of longest ago ends its series."""
     registry = CollectorRegistry()
-    metrics = RequestMetrics(Maker("x", registry))
+    metrics = request_metrics(Maker("x", registry))
     for number in range(MAX_MODELS + 1):
         metrics.of(f"m{number}").prompt.observe(7)
     (family,) = (one for one in registry.collect() if one.name == "x_prompt_tokens")

@@ -136,7 +136,7 @@ class FakeOpenAi:
             while True:
                 first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().rstrip().split("\r\n")
                 headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
-                body = await reader.readexactly(int(headers["content-length"]))
+                body = await reader.readexactly(int(headers.get("content-length", 0)))
                 self.requests.append((first, headers, json.loads(body or b"null")))
                 answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
                 writer.write(answer)
@@ -162,4 +162,4 @@ def whole(body: Any, status: str = "200 OK", headers: str = "") -> bytes:
 
 def event(part: Any) -> bytes:
     """A server-sent event."""
-    return f"data: {part if isinstance(part, str) else json.dumps(part)}\n\n".encode()
+    return f"data: {part if isinstance(part, str) else json.dumps(part, ensure_ascii=False)}\n\n".encode()

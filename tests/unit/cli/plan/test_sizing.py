@@ -9,7 +9,8 @@ import pytest
 from outrider.cli.plan.checkpoint import ModelSizes
 from outrider.cli.plan.devices import CPU, GB, GPUS, Device, device_of
 from outrider.cli.plan.overlay import overlay
-from outrider.cli.plan.sizing import HEADROOM, NODES, PAGE, PROCESS_BYTES, fit, replicas_for
+from outrider.cli.plan.sizing import HEADROOM, NODES, PROCESS_BYTES, fit, replicas_for
+from outrider.engine.kv.capacity import PAGE_SIZE
 from outrider.protocol.errors import ConfigError
 
 
@@ -34,16 +35,16 @@ BIG = Device("big", 80 * GB, 2000.0 * GB)
 def test_pages_fill_what_the_weights_leave() -> None:
     """Whole pages beside weights and headroom; one more would not fit."""
     found = fit(model(), BIG, 0)
-    page_bytes = PAGE * model().kv_bytes_per_token
+    page_bytes = PAGE_SIZE * model().kv_bytes_per_token
     left = BIG.memory * (1 - HEADROOM) - model().weight_bytes
     assert found.pages * page_bytes <= left < (found.pages + 1) * page_bytes
-    assert found.kv_tokens == found.pages * PAGE
+    assert found.kv_tokens == found.pages * PAGE_SIZE
 
 
 def test_sessions_have_room_for_text_and_candidates() -> None:
     """As many as there are pages for, each with its context and its candidates."""
     found = fit(model(), BIG, 4000)
-    assert found.sessions == found.kv_tokens // (-(-(4000 + NODES) // PAGE) * PAGE)
+    assert found.sessions == found.kv_tokens // (-(-(4000 + NODES) // PAGE_SIZE) * PAGE_SIZE)
     assert fit(model(), BIG, 0).context == 8192
 
 
@@ -140,7 +141,7 @@ def test_rounded_weights_take_16_bits_on_a_gpu() -> None:
 def test_keys_and_values_of_8_bits_double_the_sessions() -> None:
     """On a GPU in 16 bits; elsewhere the flag is refused."""
     small = model(kv_dtype="fp8")
-    assert fit(small, BIG, 4000).kv_tokens // PAGE in {
+    assert fit(small, BIG, 4000).kv_tokens // PAGE_SIZE in {
         2 * fit(model(), BIG, 4000).pages + by for by in (0, 1)
     }
     for one, device in ((small, Device(CPU, 80 * GB, 0.0)), (model(kv_dtype="fp8", dtype="float32"), BIG)):

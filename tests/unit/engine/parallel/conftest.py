@@ -25,7 +25,7 @@ PAGES, PAGE_SIZE = 64, 4
 def settings(folder: Path, ranks: int, **more: Any) -> VerifyConfig:
     """Of a model in so many ranks, in float32 on the CPU."""
     given = {"model": str(folder), "dtype": "float32", "device": "cpu", "tensor_parallel": ranks, **more}
-    return VerifyConfig(**{"kv_tokens": PAGES * PAGE_SIZE, "page_size": PAGE_SIZE, **given})
+    return VerifyConfig(**{"kv_tokens": PAGES * PAGE_SIZE, **given})
 
 
 @dataclass

@@ -1,0 +1,44 @@
+"""Flags that several commands on models have in common."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+from outrider.cli import values
+
+Group = argparse.ArgumentParser | argparse._ArgumentGroup
+Number = int | float
+
+
+def add_number(group: Group, flag: str, kind: Callable[[str], Number], default: Number, help: str) -> None:
+    """A number with a default, which the help names."""
+    metavar = "N" if isinstance(default, int) else "X"
+    group.add_argument(
+        flag, type=kind, default=default, metavar=metavar, help=f"{help} (default {default:g})"
+    )
+
+
+def add_folder(group: Group, flag: str, help: str) -> None:
+    """A folder, or what else names a model, that has to be given."""
+    group.add_argument(flag, required=True, metavar="DIR", help=help)
+
+
+def add_traffic_flags(group: Group, tokens: int) -> None:
+    """What a target is asked: prompts, and by default so many new tokens after each."""
+    group.add_argument(
+        "--prompts",
+        required=True,
+        metavar="FILE",
+        help="JSON list or .jsonl of prompts: texts, token ids, or objects with `prompt` and `task`",
+    )
+    add_number(group, "--max-prompts", values.count, 16, "only the first N prompts")
+    add_number(group, "--tokens", values.count, tokens, "new tokens after each")
+    add_number(group, "--temperature", values.not_negative, 0.0, "of the traffic")
+
+
+def add_machine_flags(group: Group, dtype: str = "arithmetic of the model") -> None:
+    """What computes, and how."""
+    group.add_argument("--dtype", default="auto", help=f"{dtype}: auto (default), float32 or bfloat16")
+    group.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
+    add_number(group, "--threads", values.count, 1, "torch threads on the CPU")
