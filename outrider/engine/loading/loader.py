@@ -18,11 +18,12 @@ from transformers.utils import logging as transformers_logging
 
 from outrider.engine.cpu.backend import AUTO, Backend, vector_backend
 from outrider.engine.cpu.choice import BackendChoice, choose_backend
-from outrider.engine.cpu.linear import expert_weights, is_linear, linear_weight, pack_linears, runs_codes
+from outrider.engine.cpu.linear import expert_weights, pack_linears, runs_codes
 from outrider.engine.cpu.worker_pool import WorkerPool
 from outrider.engine.fused_decoder import FusedDecoder, NotFused, fused_decoder
 from outrider.engine.gpu.accelerator import kernel_errors
 from outrider.engine.gpu.coded_linear import without_codes
+from outrider.engine.linears import linear_weight, linears_of
 from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.loading.check_determinism import check_determinism
 from outrider.engine.loading.check_forward import TOLERANCE, Plain, check_paged, moved_by_fp8, run_plain
@@ -286,7 +287,7 @@ def packed(
     """The model with packed linear layers, whose work the worker pool shares, on the CPU."""
     if loaded.device.type != "cpu":
         return loaded
-    linears = [module for module in loaded.model.modules() if is_linear(module)]
+    linears = linears_of(loaded.model).values()
     weights = [linear_weight(module) for module in linears if not runs_codes(module)]
     weights += [weight for module in loaded.model.modules() for weight in expert_weights(module)]
     choice = BackendChoice(vector_backend(loaded.dtype) or Backend.ONEDNN, "all weights are codes")
