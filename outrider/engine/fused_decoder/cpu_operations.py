@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from outrider.engine.attention import PagedAttention
 from outrider.engine.cpu.layer import Angles
 from outrider.engine.fused_decoder.activation import make_activation
-from outrider.engine.fused_decoder.attention import FusedAttention
 from outrider.engine.fused_decoder.decoder import (
     Experts,
     FusedDecoder,
@@ -24,7 +24,7 @@ from outrider.engine.fused_decoder.rotation import Rotations, after_norms, make_
 class CpuOperations:
     """See `outrider.engine.fused_decoder.forward.Operations`."""
 
-    def __init__(self, decoder: FusedDecoder, attention: FusedAttention) -> None:
+    def __init__(self, decoder: FusedDecoder, attention: PagedAttention) -> None:
         self._attention = attention
         self._angles = [(Angles(rope.frequencies, rope.stretch), rope.growth) for rope in decoder.ropes]
 
@@ -48,7 +48,7 @@ class CpuOperations:
             rotate(qkv, rotations[rope], attention.room(index))
             if (factors := rotations[rope].factors) is not None:
                 qkv[:, : settings.query_heads].mul_(factors)
-            return attention.mix(index, qkv, scores)
+            return attention.mix(index, qkv[:, : settings.query_heads], scores).flatten(1)
 
         return mix
 

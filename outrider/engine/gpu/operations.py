@@ -105,21 +105,13 @@ class GpuOperations:
 
     def _mix(self, layer: FusedLayer, qkv: Tensor, rotated: RotatedStep) -> Tensor:
         """Attention's output [N, Q * D] for qkv [N, Q + 2 H, D]."""
-        settings, attention, scores = layer.settings, self._attention, layer.settings.scores
+        settings = layer.settings
         _norm_together(settings, qkv)
         self._rotate(layer, qkv, rotated)
         if (factors := rotated.factors[settings.rope]) is not None:
             qkv[:, : settings.query_heads].mul_(factors)
-        mixed = attention.mix(
-            rotated.step,
-            layer.index,
-            qkv[:, : settings.query_heads],
-            scaling=scores.scaling,
-            window=scores.window,
-            softcap=scores.softcap,
-            sinks=scores.sinks,
-        )
-        return mixed.flatten(1)
+        queries = qkv[:, : settings.query_heads]
+        return self._attention.mix(layer.index, queries, settings.scores).flatten(1)
 
     def _rotate(self, layer: FusedLayer, qkv: Tensor, rotated: RotatedStep) -> None:
         """Turn queries and keys of qkv [N, Q + 2 H, D], and store keys and values."""
