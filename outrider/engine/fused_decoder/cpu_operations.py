@@ -17,7 +17,7 @@ from outrider.engine.fused_decoder.decoder import (
     Router,
 )
 from outrider.engine.fused_decoder.forward import AddNorm, Choose, ExpertSum, Inputs, Linear, Mix
-from outrider.engine.fused_decoder.norm import make_norm, only_add
+from outrider.engine.fused_decoder.norm import RowNorm, only_add
 from outrider.engine.fused_decoder.rotation import Rotations, after_norms, make_rotation
 
 
@@ -34,7 +34,7 @@ class CpuOperations:
 
     def norm(self, norm: Norm | None) -> AddNorm:
         """A kernel or torch."""
-        return only_add if norm is None else make_norm(norm, self._attention.dtype)
+        return only_add if norm is None else RowNorm(norm, self._attention.dtype)
 
     def mix(self, layer: FusedLayer) -> Mix[list[Rotations]]:
         """Rotation and storing, then attention."""

@@ -14,7 +14,7 @@ from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 
 from outrider.engine.fused_decoder.known_norms import described
 from outrider.engine.fused_decoder.modules import NotFused
-from outrider.engine.fused_decoder.norm import make_norm
+from outrider.engine.fused_decoder.norm import RowNorm
 
 WIDTH = 48
 NORMS = {
@@ -46,7 +46,7 @@ def test_a_norm_is_computed_as_its_module_does(name: str, dtype: torch.dtype) ->
         for weight in module.parameters() if random else ():
             weight.normal_(generator=torch.Generator().manual_seed(6))
         norm = described(module, torch.empty(0, dtype=dtype))
-        computed = make_norm(norm, dtype)(rows(dtype))
+        computed = RowNorm(norm, dtype)(rows(dtype))
         torch.testing.assert_close(computed, module(rows(dtype)))
         assert norm.weight.dtype == (torch.float32 if name in EXACT else dtype)
 
