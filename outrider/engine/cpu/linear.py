@@ -33,10 +33,6 @@ class CpuLinear(nn.Module):
     nbytes: int
     """Bytes of the weight."""
 
-    def extra_repr(self) -> str:
-        """For printing the model."""
-        return f"in_features={self.in_features}, out_features={self.out_features}"
-
 
 class LibraryLinear(CpuLinear):
     """The same by oneDNN, in the block layout that its kernels read.

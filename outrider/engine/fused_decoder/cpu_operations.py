@@ -7,22 +7,14 @@ from torch import Tensor
 from outrider.engine.attention import PagedAttention
 from outrider.engine.cpu.layer import Angles
 from outrider.engine.fused_decoder.activation import make_activation
-from outrider.engine.fused_decoder.decoder import (
-    Experts,
-    FusedDecoder,
-    FusedLayer,
-    Gate,
-    Norm,
-    PlainMlp,
-    Router,
-)
-from outrider.engine.fused_decoder.forward import AddNorm, Choose, ExpertSum, Inputs, Linear, Mix
+from outrider.engine.fused_decoder.decoder import FusedDecoder, FusedLayer, Norm, PlainMlp
+from outrider.engine.fused_decoder.forward import AddNorm, Inputs, Linear, Mix, Operations
 from outrider.engine.fused_decoder.norm import RowNorm, only_add
 from outrider.engine.fused_decoder.rotation import Rotations, after_norms, make_rotation
 
 
-class CpuOperations:
-    """See `outrider.engine.fused_decoder.forward.Operations`."""
+class CpuOperations(Operations[Inputs, list[Rotations]]):
+    """Kernels of the CPU where they run, else torch."""
 
     def __init__(self, decoder: FusedDecoder, attention: PagedAttention) -> None:
         self._attention = attention
@@ -52,21 +44,6 @@ class CpuOperations:
 
         return mix
 
-    def gate(self, gate: Gate) -> Linear:
-        """The product itself, where it opens the gate."""
-        called: Linear = gate.gate_up.forward if gate.opened else gate.forward
-        return called
-
     def activation(self, mlp: PlainMlp) -> Linear:
         """A kernel or torch."""
         return make_activation(mlp.activation, self._attention.dtype, self._attention.device)
-
-    def router(self, router: Router) -> Choose:
-        """By torch."""
-        called: Choose = router.forward
-        return called
-
-    def experts(self, experts: Experts) -> ExpertSum:
-        """As transformers computes them."""
-        called: ExpertSum = experts.own.forward
-        return called

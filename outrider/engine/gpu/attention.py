@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from triton import next_power_of_2
 
 from outrider.engine.attention import Attention
 from outrider.engine.fused_decoder.decoder import Scores
@@ -51,7 +52,7 @@ class KernelAttention(Attention):
         """The slot that nothing reads."""
         self._page_size, self._ordered = page_size, ordered
         widths = (geometry.head_dim, geometry.value_dim)
-        self._shape = (geometry.kv_heads, geometry.queries_per_kv, *widths, *map(_power_of_2, widths))
+        self._shape = (geometry.kv_heads, geometry.queries_per_kv, *widths, *map(next_power_of_2, widths))
         halved = max(self._shape[4:]) >= WIDE and not ordered  # an order counts blocks
         self._block_keys = BLOCK_KEYS // 2 if halved else BLOCK_KEYS
         self._programs = PROGRAMS * multiprocessors(device)
@@ -175,7 +176,3 @@ class KernelAttention(Attention):
             SHAPE=self._shape,
             BLOCK_M=step.block_rows,
         )
-
-
-def _power_of_2(size: int) -> int:
-    return 1 << (size - 1).bit_length()

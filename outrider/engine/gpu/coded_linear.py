@@ -56,10 +56,6 @@ class CodedLinear(nn.Module):
         self.words.data, self.scales.data = weight.words, weight.scales
         self.zeros = None if weight.zeros is None else _kept(weight.zeros)
 
-    def extra_repr(self) -> str:
-        """For printing the model."""
-        return f"in_features={self.in_features}, out_features={self.out_features}, bits={self._kind[0]}"
-
 
 class SideBySide(nn.Module):
     """The results of several layers next to each other: for those whose codes make no common weight."""
