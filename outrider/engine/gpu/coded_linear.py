@@ -99,7 +99,7 @@ def joined_layers(parts: Sequence[nn.Module]) -> nn.Module:
         return SideBySide(parts)
     fused, start = CodedLinear(whole, _biases(coded), coded[0].dtype), 0
     for part in coded:
-        part.hold(whole.columns(start, start + part.out_features))
+        part.hold(whole.rows(slice(start, start + part.out_features)))
         start += part.out_features
     return fused
 
