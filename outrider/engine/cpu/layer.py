@@ -128,23 +128,11 @@ class RotationKernel:
         """
         rows, heads, width = qkv.shape
         head_bytes = width * qkv.element_size()
+        stored, target = (0, 0) if entries is None else (len(slots), entries.data_ptr())
         self._kernel(
-            qkv.data_ptr(),
-            heads * head_bytes,
-            rows,
-            self._rotated,
-            width,
-            table.shape[2],
-            table.data_ptr(),
-            positions.data_ptr(),
-            0 if entries is None else entries.data_ptr(),
-            slots.data_ptr(),
-            0 if entries is None else len(slots),
-            self._queries * head_bytes,
-            self._stored * head_bytes,
-            self._scale_at,
-            1.0 / width,
-            self._eps,
+            *(qkv.data_ptr(), heads * head_bytes, rows, self._rotated, width, table.shape[2]),
+            *(table.data_ptr(), positions.data_ptr(), target, slots.data_ptr(), stored),
+            *(self._queries * head_bytes, self._stored * head_bytes, self._scale_at, 1.0 / width, self._eps),
         )
 
 
@@ -166,26 +154,12 @@ class AttentionKernel:
         keys = len(view.slots) // len(view.counts)
         if self._room.nbytes < (room := self._room_bytes(width * size, keys)):
             self._room = torch.empty(room // 2)  # twice as much
+        mask = 0 if view.mask is None else view.mask.data_ptr()
         self._kernel(
-            queries.data_ptr(),
-            queries.stride(0) * size,
-            out.data_ptr(),
-            out.stride(0) * size,
-            view.counts.data_ptr(),
-            len(view.counts),
-            entries.data_ptr(),
-            2 * kv_heads * width * size,
-            view.slots.data_ptr(),
-            keys,
-            0 if view.mask is None else view.mask.data_ptr(),
-            view.ends.data_ptr(),
-            len(view.ends) // len(view.counts),
-            view.open_keys,
-            kv_heads,
-            heads // kv_heads,
-            width * size,
-            scale,
-            self._room.data_ptr(),
+            *(queries.data_ptr(), queries.stride(0) * size, out.data_ptr(), out.stride(0) * size),
+            *(view.counts.data_ptr(), len(view.counts), entries.data_ptr(), 2 * kv_heads * width * size),
+            *(view.slots.data_ptr(), keys, mask, view.ends.data_ptr(), len(view.ends) // len(view.counts)),
+            *(view.open_keys, kv_heads, heads // kv_heads, width * size, scale, self._room.data_ptr()),
         )
 
 
