@@ -145,7 +145,7 @@ def compare_attention(
     kv = committed(runner, context)
     segment = tree_segment(kv, nodes)
     runner.append([segment])
-    runner.attention.current = open_step(runner, [segment])
+    runner.attention.step = open_step(runner, [segment])
     step = pack_step([segment], queries_per_kv=geometry.queries_per_kv, dtype=bench.dtype, device=device)
     with torch.inference_mode(), reference.during(step):
         ours, theirs = (

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from benchmarks.gpu_bench import Bench
 from benchmarks.gpu_pair import committed, open_step, tree_segment
+from outrider.engine.fused_decoder.decoder import Scores
 from outrider.engine.gpu.runner import GraphRunner
 from outrider.engine.loaded_model import Geometry
 from outrider.engine.runner import Segment
@@ -121,15 +122,16 @@ def _compared(
         for kv in texts
     ]
     runner.append(segments)
-    step = open_step(runner, segments)
+    attention.step = open_step(runner, segments)
+    scores = Scores(geometry.head_dim**-0.5, None)
     shape = (batch * tokens, geometry.query_heads, geometry.head_dim)
     query = torch.randn(shape, dtype=bench.dtype, device=bench.device)
     memory = [part[0, : attention.trash] for part in attention.stores()]
     peer = FlashInferStep(segments, geometry, runner.pool.page_size, bench.dtype, bench.device)
     with torch.inference_mode():
-        ours, theirs = attention.mix(step, 0, query), peer.attend(query, *memory)
+        ours, theirs = attention.mix(0, query, scores), peer.attend(query, *memory)
         times = (
-            bench.device_ms(lambda: attention.mix(step, 0, query)),
+            bench.device_ms(lambda: attention.mix(0, query, scores)),
             bench.device_ms(lambda: peer.attend(query, *memory)),
         )
     for kv in texts:

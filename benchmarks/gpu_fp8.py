@@ -26,7 +26,7 @@ def fp8_kv(bench: Bench) -> None:
         for layer in range(len(ours)):
             ours[layer] = theirs[layer].to(torch.float8_e4m3fn).view(torch.uint8)
             theirs[layer] = ours[layer].view(torch.float8_e4m3fn).to(theirs.dtype)
-    read = small.loaded.kv_bytes_per_token / small.loaded.num_layers / bench.made["bandwidth"] * 1e3
+    read = small.loaded.kv_bytes_per_token / small.loaded.geometry.num_layers / bench.made["bandwidth"] * 1e3
     for context in bench.contexts:
         for batch, nodes in WORK:
             what = f"context {context}, {batch} x {1 + nodes} tokens"

@@ -17,6 +17,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+LAYERS = ("_proj", ".w1", ".w2", ".w3")
+"""How the names of quantized layers end; the last ones are of Mixtral's experts."""
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 """The place in a word of each of eight neighbours."""
 
@@ -43,7 +45,7 @@ def write(
     made, kept, generator = Written(folder), {}, torch.Generator().manual_seed(7)
     for name, tensor in load_file(folder / "model.safetensors").items():
         module, _, last = name.rpartition(".")
-        if last == "weight" and (module.endswith("_proj") or (head and module == "lm_head")):
+        if last == "weight" and (module.endswith(LAYERS) or (head and module == "lm_head")):
             parts, made.numbers[module] = writer(tensor, generator)
             kept |= {f"{module}.{part}": held.contiguous() for part, held in parts.items()}
         else:

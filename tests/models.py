@@ -69,6 +69,7 @@ ARCHITECTURES: dict[str, Callable[..., PretrainedConfig]] = {
     "gpt2": lambda **common: transformers.GPT2Config(
         n_embd=64, n_layer=3, n_head=4, n_positions=512, initializer_range=0.25, **common
     ),
+    "olmo": lambda **common: transformers.OlmoConfig(**_SIZES, **common),
     "olmo2": lambda **common: transformers.Olmo2Config(**_SIZES, **common),
     "phi": lambda **common: transformers.PhiConfig(**_SIZES, **common),
     "starcoder2": lambda **common: transformers.Starcoder2Config(**_SIZES, sliding_window=WINDOW, **common),
@@ -86,6 +87,19 @@ ARCHITECTURES: dict[str, Callable[..., PretrainedConfig]] = {
     ),
     "olmoe": lambda **common: transformers.OlmoeConfig(
         **_SIZES, num_experts=4, num_experts_per_tok=2, **common
+    ),
+    "granite_moe": lambda **common: transformers.GraniteMoeConfig(
+        **_SIZES,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        embedding_multiplier=6.0,
+        residual_multiplier=0.22,
+        attention_multiplier=0.125,
+        logits_scaling=3.0,
+        **common,
+    ),
+    "hunyuan_moe": lambda **common: transformers.HunYuanMoEV1Config(
+        **_SIZES, head_dim=16, num_experts=4, moe_topk=2, **common
     ),
     "deepseek_v3": lambda **common: transformers.DeepseekV3Config(
         **_SIZES | {"num_key_value_heads": 4},

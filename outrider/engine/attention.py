@@ -1,15 +1,17 @@
 """Attention over paged keys and values, plugged into a transformers model.
 
 The model computes queries, keys and values of the packed tokens and calls us in place of its own
-attention. We store the new keys and values in their slots, gather what each group of sequences sees, and
-return the mixed values. Which tokens those are stands in the step that is current during the forward.
+attention. We store the new keys and values in their slots, and return the mixed values of what each token
+sees. Which tokens those are stands in the step that is current during the forward.
 
-On the CPU the arithmetic is float32 whatever the model's is. It takes no longer, and the order of
-additions, which depends on the batch and on a tree's shape, then hardly ever shows in a 16-bit result.
+Keys and values of a token lie side by side: one copy stores both and one gathers both, and a kernel of the
+CPU reads them where they are. Elsewhere torch computes. On the CPU its arithmetic is float32 whatever the
+model's is: it takes no longer, and the order of additions, which depends on the batch and on a tree's shape,
+then hardly ever shows in a 16-bit result.
 
-Shapes: N packed tokens, Q query heads, H kv heads, G = Q / H, D head width, S slots; B, n, L as in
-`outrider.engine.step`. Query rows are folded as [B, H, G * n, D]: one problem per kv head instead of one
-per query head, which reads every key once.
+Shapes: N packed tokens, Q query heads, H kv heads, G = Q / H, D and V widths of keys and values, S slots; B,
+n, L as in `outrider.engine.step`. Query rows are folded as [B, H, G * n, D]: one problem per kv head instead
+of one per query head, which reads every key once.
 """
 
 from __future__ import annotations
@@ -21,9 +23,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from outrider.engine.cpu.layer import AttentionKernel, attends
+from outrider.engine.fused_decoder.decoder import Scores
 from outrider.engine.kv.pages import Move
 from outrider.engine.loaded_model import Geometry
 from outrider.engine.step import Group, PackedStep, View
@@ -34,7 +39,7 @@ _NEUTRAL = {"dropout", "is_causal", "position_ids", "use_cache", "cache_position
 """Arguments of attention functions that change nothing here."""
 
 
-class PagedAttention:
+class Attention:
     """Keys and values of all slots, and the attention function that works on them.
 
     `name` is what the model's attention implementation is to be set to.
@@ -51,89 +56,165 @@ class PagedAttention:
         self.unknown: set[str] = set()
         """Arguments that a layer passed and that we know nothing of."""
         self.name = f"outrider_{next(_names)}"
+        self.step: Any = None
+        """The one that calls serve."""
         self._noted: set[int] = set()
         """Layers that have called."""
-        self._step: PackedStep | None = None
         _register(self)
 
     def allocate(self, geometry: Geometry, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
         """Make the memory of all slots."""
-        shape = (geometry.num_layers, num_slots, geometry.kv_heads)
-        self.keys = torch.zeros((*shape, geometry.head_dim), dtype=dtype, device=device)
-        self.values = torch.zeros((*shape, geometry.value_dim), dtype=dtype, device=device)
+        raise NotImplementedError
 
-    def stores(self) -> tuple[torch.Tensor, ...]:
-        """All memory of keys and values, each [layers, slots, heads, width]."""
-        return self.keys, self.values
+    def stores(self) -> tuple[Tensor, ...]:
+        """All memory of keys and values, each [layers, slots, ...]."""
+        raise NotImplementedError
+
+    def store(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Write the tokens' keys [N, H, D] and values [N, H, V] to their slots."""
+        raise NotImplementedError
+
+    def mix(self, layer: int, queries: Tensor, scores: Scores) -> Tensor:
+        """What each of the queries [N, Q, D] sees, mixed: [N, Q, V]."""
+        raise NotImplementedError
 
     @contextmanager
-    def during(self, step: PackedStep) -> Iterator[None]:
-        """Make `step` the one that attention calls serve."""
-        self._step = step
+    def during(self, step: Any) -> Iterator[None]:
+        """Make `step` the one that calls serve."""
+        self.step = step
         try:
             yield
         finally:
-            self._step = None
+            self.step = None
 
     def move(self, moves: Sequence[Move]) -> None:
         """Copy entries between slots in all layers; all reads come before all writes."""
-        if not moves:
-            return
-        pairs = torch.tensor(moves, dtype=torch.int64, device=self.keys.device)  # [moves, 2]
-        for entries in (self.keys, self.values):
+        for entries in self.stores() if moves else ():
+            pairs = torch.tensor(moves, dtype=torch.int64, device=entries.device)  # [moves, 2]
             entries.index_copy_(1, pairs[:, 1], entries.index_select(1, pairs[:, 0]))
 
     def attend(
         self,
         module: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
         *,
         scaling: float | None = None,
         sliding_window: int | None = None,
         softcap: float | None = None,
-        s_aux: torch.Tensor | None = None,
+        s_aux: Tensor | None = None,
         **others: Any,
-    ) -> tuple[torch.Tensor, None]:
-        """transformers' attention function: query [1, Q, N, D], key and value [1, H, N, D] -> [1, N, Q, D].
+    ) -> tuple[Tensor, None]:
+        """transformers' attention function: query [1, Q, N, D], key and value [1, H, N, D] -> [1, N, Q, V].
 
         `softcap` bounds the scores by tanh (Gemma 2); `s_aux` [Q] are attention sinks (gpt-oss).
         """
-        step = self._step
-        assert step is not None, "attention outside of a step"
         layer: int = module.layer_idx  # type: ignore[assignment]
-        self.note(layer, others)
-        keys, values = self.keys[layer], self.values[layer]
-        stored = step.slots.shape[0]
-        keys.index_copy_(0, step.slots, key[0, :, :stored].transpose(0, 1))
-        values.index_copy_(0, step.slots, value[0, :, :stored].transpose(0, 1))
-        explicit = softcap is not None or s_aux is not None
-        mixed: list[torch.Tensor] = []
-        for group in step.groups:
-            view = step.view(group, sliding_window, explicit)
-            rows, k, v = _gather(group, view, query, keys, values, step.dtype)
-            rows = mixed_values(rows, k, v, view, scaling, softcap, s_aux)
-            mixed.append(_unfold(group, rows, query.shape[1]))
-        if query.shape[2] > stored:
-            padding = (query.shape[2] - stored, query.shape[1], values.shape[-1])
-            mixed.append(query.new_zeros(padding, dtype=step.dtype))
-        packed = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
-        return packed.to(query.dtype).contiguous().unsqueeze(0), None  # some models take a view of it
+        self._note(layer, others)
+        self.store(layer, key[0].transpose(0, 1), value[0].transpose(0, 1))
+        factor = query.shape[-1] ** -0.5 if scaling is None else scaling
+        scores = Scores(factor, sliding_window, softcap, s_aux)
+        return self.mix(layer, query[0].transpose(0, 1), scores).unsqueeze(0), None
 
-    def note(self, layer: int, others: Mapping[str, Any]) -> None:
+    def _note(self, layer: int, others: Mapping[str, Any]) -> None:
         """Remember what a layer asks for when it calls first; the self check looks at it."""
         if layer not in self._noted:
             self._noted.add(layer)
             self.unknown.update({name for name, given in others.items() if given is not None} - _NEUTRAL)
 
 
-def _register(attention: PagedAttention) -> None:
+class PagedAttention(Attention):
+    """By a kernel of the CPU where it takes the heads, else by torch."""
+
+    def __init__(self, geometry: Geometry, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(geometry, num_slots, dtype, device)
+        self.dtype, self.device = dtype, device
+        """Of the model."""
+        alike = geometry.head_dim == geometry.value_dim
+        runs = alike and attends(geometry.head_dim, dtype, device)
+        self._kernel = AttentionKernel(dtype) if runs else None
+
+    def allocate(self, geometry: Geometry, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
+        """See `Attention.allocate`."""
+        self._widths = geometry.head_dim, geometry.value_dim
+        self._kv_heads = geometry.kv_heads
+        shape = (geometry.num_layers, num_slots, geometry.kv_heads * sum(self._widths))
+        self._entries = torch.zeros(shape, dtype=dtype, device=device)
+
+    def stores(self) -> tuple[Tensor, ...]:
+        """See `Attention.stores`."""
+        return (self._entries,)
+
+    @property
+    def keys(self) -> Tensor:
+        """[layers, S, H, D]"""
+        return self._apart(self._entries)[0]
+
+    @property
+    def values(self) -> Tensor:
+        """[layers, S, H, V]"""
+        return self._apart(self._entries)[1]
+
+    def room(self, layer: int) -> tuple[Tensor, Tensor]:
+        """A layer's entries [S, 2 H, D], and the slots [N or fewer] where the step's go; V is D."""
+        entries = self._entries[layer]
+        return entries.view(len(entries), 2 * self._kv_heads, -1), self.step.slots
+
+    def store(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """See `Attention.store`."""
+        slots = self.step.slots
+        for place, given in zip(self._apart(self._entries[layer]), (key, value), strict=True):
+            place.index_copy_(0, slots, given[: len(slots)])
+
+    def mix(self, layer: int, queries: Tensor, scores: Scores) -> Tensor:
+        """See `Attention.mix`; queries are of the model's dtype or float32."""
+        step: PackedStep = self.step
+        kernel = self._kernel
+        if queries.stride()[1:] != (queries.shape[2], 1):
+            queries = queries.contiguous()
+        shape = (*queries.shape[:2], self._widths[1])
+        padded = len(queries) > len(step.slots)
+        mixed = queries.new_zeros(shape) if padded else queries.new_empty(shape)
+        for group in step.groups:
+            part = slice(group.start, group.stop)
+            if kernel is not None and scores.simple and queries.dtype == self.dtype:
+                plain = step.plain_view(group, scores.window)
+                kernel(queries[part], self.room(layer)[0], plain, scores.scaling, mixed[part])
+                continue
+            view = step.view(group, scores.window, fold=not scores.simple)
+            seen = self._attended(layer, _rows(group, queries, step.dtype), view, scores)  # [B, n, Q, V]
+            if group.valid is not None:
+                seen = seen.flatten(0, 1).index_select(0, group.valid)
+            mixed[part].view(seen.shape).copy_(seen)
+        return mixed
+
+    def _attended(self, layer: int, rows: Tensor, view: View, scores: Scores) -> Tensor:
+        """What the queries [B, Q, n, D] of a group see: [B, n, Q, V]."""
+        batch, query_heads, _, width = rows.shape
+        both = self._entries[layer].index_select(0, view.slots).to(rows.dtype)
+        both = both.view(batch, -1, both.shape[1])
+        keys, values = (part.transpose(1, 2) for part in self._apart(both))  # [B, H, L, D]
+        if view.folded:
+            rows = rows.view(batch, self._kv_heads, -1, width)
+        else:
+            repeats = query_heads // self._kv_heads
+            keys, values = keys.repeat_interleave(repeats, 1), values.repeat_interleave(repeats, 1)
+        seen = _mixed_values(rows, keys, values, view, scores)
+        return seen.reshape(batch, query_heads, -1, seen.shape[-1]).transpose(1, 2)
+
+    def _apart(self, entries: Tensor) -> tuple[Tensor, Tensor]:
+        """Views of the keys [..., H, D] and values [..., H, V] of entries [..., H (D + V)]."""
+        width, heads = self._kv_heads * self._widths[0], (self._kv_heads, -1)
+        return entries[..., :width].unflatten(-1, heads), entries[..., width:].unflatten(-1, heads)
+
+
+def _register(attention: Attention) -> None:
     """Make `attention` known to transformers, which must not keep its tensors alive."""
     attend = weakref.WeakMethod(attention.attend)
 
-    def call(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, None]:
+    def call(*args: Any, **kwargs: Any) -> tuple[Tensor, None]:
         method = attend()
         assert method is not None, "the runner of this model is gone"
         return method(*args, **kwargs)
@@ -141,77 +222,31 @@ def _register(attention: PagedAttention) -> None:
     AttentionInterface.register(attention.name, call)
 
 
-def _gather(
-    group: Group,
-    view: View,
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    dtype: torch.dtype,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A group's queries [B, H or Q, rows, D], keys [B, H or Q, L, D] and values, in `dtype`."""
-    batch, heads, query_heads = len(group.members), keys.shape[1], query.shape[1]
-    packed = query[0].to(dtype)
-    packed = packed[:, group.start : group.stop] if group.rows is None else packed.index_select(1, group.rows)
-    rows = packed.view(query_heads, batch, group.width, -1).transpose(0, 1)  # [B, Q, n, D]
-    k, v = (
-        entries.index_select(0, view.slots).to(dtype).view(batch, -1, *entries.shape[1:]).transpose(1, 2)
-        for entries in (keys, values)
-    )
-    if view.folded:
-        return rows.reshape(batch, heads, -1, rows.shape[-1]), k, v
-    repeats = query_heads // heads
-    return rows, k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
+def _rows(group: Group, queries: Tensor, dtype: torch.dtype) -> Tensor:
+    """A group's queries [B, Q, n, D] in `dtype`, contiguous; queries are [N, Q, D]."""
+    packed = queries[group.start : group.stop] if group.rows is None else queries.index_select(0, group.rows)
+    shape = (len(group.members), group.width, *queries.shape[1:])
+    rows = packed.new_empty((shape[0], shape[2], shape[1], shape[3]), dtype=dtype)
+    return rows.copy_(packed.view(shape).transpose(1, 2))
 
 
-def _unfold(group: Group, mixed: torch.Tensor, query_heads: int) -> torch.Tensor:
-    """Attention output of a group as [its tokens, Q, D]."""
-    batch, width = len(group.members), group.width
-    rows = (
-        mixed.reshape(batch, query_heads, width, -1).transpose(1, 2).reshape(batch * width, query_heads, -1)
-    )
-    return rows if group.valid is None else rows.index_select(0, group.valid)
+def _mixed_values(rows: Tensor, keys: Tensor, values: Tensor, view: View, scores: Scores) -> Tensor:
+    """What rows [B, H or Q, rows, D] see of keys [B, H or Q, L, D] and values: as many rows [V].
 
-
-def mixed_values(
-    rows: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    view: View,
-    scaling: float | None,
-    softcap: float | None,
-    sinks: torch.Tensor | None,
-) -> torch.Tensor:
-    """What rows [B, H or Q, rows, D] see of keys and values [B, H or Q, L, D].
-
-    With a softcap or sinks [Q], the rows must be folded.
+    Those of scores that are not simple must be folded.
     """
-    if softcap is None and sinks is None:
+    if scores.simple:
         return scaled_dot_product_attention(
-            rows, keys, values, attn_mask=view.mask, is_causal=view.causal, scale=scaling
+            rows, keys, values, attn_mask=view.mask, is_causal=view.causal, scale=scores.scaling
         )
-    return _explicit_attention(rows, keys, values, view.mask, scaling, softcap, sinks)
-
-
-def _explicit_attention(
-    rows: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor | None,
-    scaling: float | None,
-    softcap: float | None,
-    sinks: torch.Tensor | None,
-) -> torch.Tensor:
-    """Attention of folded rows [B, H, G * n, D] in plain operations, for what the fused kernels lack."""
-    scale = rows.shape[-1] ** -0.5 if scaling is None else scaling
-    scores = torch.matmul(rows, keys.transpose(-1, -2)) * scale
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
-    if mask is not None:
-        scores = scores + mask
-    if sinks is not None:
-        batch, heads, count, _ = scores.shape
-        column = sinks.view(heads, -1).repeat_interleave(count * heads // sinks.numel(), 1)
-        scores = torch.cat([scores, column[None, :, :, None].expand(batch, -1, -1, 1).to(scores.dtype)], -1)
-    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(rows.dtype)
+    found = torch.matmul(rows, keys.transpose(-1, -2)) * scores.scaling
+    if scores.softcap is not None:
+        found = torch.tanh(found / scores.softcap) * scores.softcap
+    if view.mask is not None:
+        found = found + view.mask
+    if scores.sinks is not None:
+        batch, heads, count, _ = found.shape
+        column = scores.sinks.view(heads, -1).repeat_interleave(count * heads // scores.sinks.numel(), 1)
+        found = torch.cat([found, column[None, :, :, None].expand(batch, -1, -1, 1).to(found.dtype)], -1)
+    weights = torch.softmax(found, dim=-1, dtype=torch.float32).to(rows.dtype)
     return torch.matmul(weights[..., : keys.shape[-2]], values)

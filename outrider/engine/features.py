@@ -44,15 +44,8 @@ class FeatureTap:
 
 def to_bytes(rows: Tensor) -> bytes:
     """Rows [F, layers C] for the wire."""
-    return (
-        rows.to(torch.bfloat16)
-        .cpu()
-        .contiguous()
-        .view(torch.int16)
-        .numpy()
-        .astype("<i2", copy=False)
-        .tobytes()
-    )
+    numbers = rows.to(torch.bfloat16).cpu().contiguous().view(torch.int16).numpy()
+    return bytes(numbers.astype("<i2", copy=False).tobytes())
 
 
 def from_bytes(data: bytes, width: int) -> Tensor:

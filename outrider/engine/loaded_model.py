@@ -97,21 +97,6 @@ class LoadedModel:
         return f"{self.weights} {self.dtype_name} {forward} {kernels}{kept}{shared}".lstrip()
 
     @property
-    def num_layers(self) -> int:
-        """Layers with keys and values."""
-        return self.geometry.num_layers
-
-    @property
-    def kv_heads(self) -> int:
-        """Key and value heads of a layer."""
-        return self.geometry.kv_heads
-
-    @property
-    def head_dim(self) -> int:
-        """Width of a key head."""
-        return self.geometry.head_dim
-
-    @property
     def dtype_name(self) -> str:
         """The dtype as settings spell it, such as bfloat16."""
         return str(self.dtype).removeprefix("torch.")

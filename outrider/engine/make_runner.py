@@ -34,12 +34,17 @@ def make_runner(
         ModelError: the device has no memory for so many slots, or does not fit the kernels that
             `deterministic` or `kv_dtype` rests on.
     """
-    if loaded.kernels and largest is None:
-        return _graph_runner(loaded, num_pages, page_size, None)
     if loaded.kernels:
+        # Imports Triton, which is there when the kernels run.
+        from outrider.engine.gpu.graphs import buckets_up_to
+        from outrider.engine.gpu.runner import GraphRunner
+
+        buckets, rows = (buckets_up_to(largest.tokens), largest.rows) if largest else ((), 0)
         try:
-            return _graph_runner(loaded, num_pages, page_size, largest, say)
+            return GraphRunner(loaded, num_pages, page_size, buckets=buckets, max_rows=rows, say=say)
         except kernel_errors() as error:
+            if largest is None:
+                raise
             reason = str(error)
         if loaded.ordered:
             raise ModelError(f"deterministic: {reason}; set deterministic off")
@@ -63,20 +68,3 @@ def without_kernels(geometry: Geometry, dtype: torch.dtype, device: torch.device
         if not NARROWEST_HEAD <= width <= WIDEST_HEAD:
             return f"heads are {width} wide, not {NARROWEST_HEAD} to {WIDEST_HEAD}"
     return None
-
-
-def _graph_runner(
-    loaded: LoadedModel,
-    num_pages: int,
-    page_size: int,
-    largest: StepSize | None,
-    say: Callable[[str], None] = lambda _: None,
-) -> ModelRunner:
-    # Imports Triton, which is there when the kernels run.
-    from outrider.engine.gpu.graphs import buckets_up_to
-    from outrider.engine.gpu.runner import GraphRunner
-
-    if largest is None:
-        return GraphRunner(loaded, num_pages, page_size, buckets=(), say=say)
-    buckets = buckets_up_to(largest.tokens)
-    return GraphRunner(loaded, num_pages, page_size, buckets=buckets, max_rows=largest.rows, say=say)

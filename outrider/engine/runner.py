@@ -15,17 +15,15 @@ from typing import Any, Protocol
 
 import torch
 
-from outrider.engine.attention import PagedAttention
-from outrider.engine.cpu.layer import attends
+from outrider.engine.attention import Attention, PagedAttention
 from outrider.engine.cpu.linear import row_edges
 from outrider.engine.features import FeatureTap
 from outrider.engine.fused_decoder import FusedDecoder, FusedForward
-from outrider.engine.fused_decoder.attention import FusedAttention
 from outrider.engine.fused_decoder.cpu_operations import CpuOperations
 from outrider.engine.fused_decoder.forward import Inputs
 from outrider.engine.kv.page_memory import PageMemory
 from outrider.engine.kv.pages import Move, PagePool, SequenceKv
-from outrider.engine.loaded_model import Geometry, LoadedModel
+from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.mixed_attention import MixedAttention
 from outrider.engine.step import PackedStep, Segment, pack_step
 
@@ -127,21 +125,14 @@ class ModelRunner:
         for segment in segments:
             segment.kv.append(segment.tokens, segment.parents)
 
-    def make_attention(self, num_slots: int) -> PagedAttention:
+    def make_attention(self, num_slots: int) -> Attention:
         """The attention that this runner's forwards call."""
-        loaded, memory = self.loaded, (num_slots, self.loaded.dtype, self.loaded.device)
-
-        def alike(shape: Geometry) -> PagedAttention:
-            kernel = shape.head_dim == shape.value_dim and attends(shape.head_dim, *memory[1:])
-            kind = FusedAttention if kernel or isinstance(loaded.model, FusedDecoder) else PagedAttention
-            return kind(shape, *memory)
-
-        whole = loaded.geometry
-        return MixedAttention(whole, *memory, alike) if whole.parts else alike(whole)
+        geometry, memory = self.loaded.geometry, (num_slots, self.loaded.dtype, self.loaded.device)
+        return MixedAttention(geometry, *memory) if geometry.parts else PagedAttention(geometry, *memory)
 
     def make_fused(self, decoder: FusedDecoder) -> Callable[[Any], torch.Tensor]:
         """The forward of a fused decoder with this runner's attention: a step -> logits [W, V]."""
-        assert isinstance(self.attention, FusedAttention), "made for this decoder"
+        assert isinstance(self.attention, PagedAttention), "made for this decoder"
         return FusedForward(decoder, CpuOperations(decoder, self.attention), self.tap)
 
     def commit(

@@ -71,7 +71,7 @@ class Case:
         plan = plan_tiles(segments, total, settings)
         layout = BufferLayout(plan.capacity)
         words = torch.from_numpy(fill(plan, layout, segments, [], settings)).to(self.device)
-        self.kernel.current = self.kernel.open_step(words, layout, 1)
+        self.kernel.step = self.kernel.open_step(words, layout, 1)
         found, _ = self.kernel.attend(Layer(), query, key, value, None, **options)
         step = pack_step(segments, queries_per_kv=shape.queries_per_kv, dtype=self.dtype, device=self.device)
         order = _order(segments, step)

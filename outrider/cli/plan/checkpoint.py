@@ -32,50 +32,50 @@ class ModelSizes:
     parameters: int
     looked_up: int
     """Parameters of a table of input embeddings that is no output layer as well: no step reads it."""
-    resting: int
-    """Parameters of the experts that one token does not go through."""
     kv_numbers: int
     """Numbers of the keys and values of one token in all layers."""
     context_length: int
     vocabulary_size: int
     linear: int = 0
-    """Parameters of linear layers that may be codes, but for the output layer; experts are none."""
+    """Parameters of linear layers that may be codes, but for the output layer and experts."""
+    experts: int = 0
+    """Parameters of experts."""
+    active: float = 1.0
+    """The share of them that one token goes through."""
+    coded_experts: int = 0
+    """Those that may be codes, which GPUs have in 16 bits."""
     head: int = 0
     """Numbers of the output layer."""
     tied: bool = False
     """The output layer is the table of input embeddings, and with codes a second copy of it."""
     weights: str = "full"
-    """int8 or int4 where linear layers are rounded, fp8 where a checkpoint has such, which GPUs keep."""
+    """int8 or int4 where linear layers are rounded, fp8 where a checkpoint has such."""
     kv_dtype: str = "auto"
     """fp8 where keys and values are."""
 
     @property
     def weight_bytes(self) -> int:
         """All weights in memory."""
-        plain = self.parameters - self._rounded + (self._coded_head if self.tied and self._rounded else 0)
-        return plain * BYTES[self.dtype] + self._coded_bytes
+        return self._bytes(self.parameters + (self._coded_head if self.tied else 0), 1.0)
 
     def step_bytes(self, tokens: int) -> int:
         """What a step reads of them; several tokens may want every expert."""
-        read = self.parameters - self.looked_up - (self.resting if tokens == 1 else 0) - self._rounded
-        return read * BYTES[self.dtype] + self._coded_bytes
+        share = self.active if tokens == 1 else 1.0
+        resting = round(self.experts * (1.0 - share))
+        return self._bytes(self.parameters - self.looked_up - resting, share)
 
-    @property
-    def _rounded(self) -> int:
-        """Parameters that a step reads as codes."""
-        return self.linear + self._coded_head if self.weights in CODED else 0
+    def _bytes(self, numbers: int, share: float) -> int:
+        """Of so many numbers, among them a share of the experts."""
+        if self.weights not in CODED:
+            return numbers * BYTES[self.dtype]
+        inside, head = self.linear + round(self.coded_experts * share), self._coded_head
+        codes = int(inside * CODED[self.weights] + head * CODED["int8"]) // 8
+        return (numbers - inside - head) * BYTES[self.dtype] + codes
 
     @property
     def _coded_head(self) -> int:
-        """Numbers of the output layer that are codes; checkpoints of fp8 have none."""
-        return 0 if self.weights == FP8 else self.head
-
-    @property
-    def _coded_bytes(self) -> int:
-        """Of all codes; the output layer has 8 bits at least."""
-        if self.weights not in CODED:
-            return 0
-        return int(self.linear * CODED[self.weights] + self._coded_head * CODED["int8"]) // 8
+        """Numbers of the output layer that are codes, of 8 bits at least; checkpoints of fp8 have none."""
+        return self.head if self.weights in CODED and self.weights != FP8 else 0
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -105,19 +105,21 @@ def read_checkpoint(
     if not path.is_dir():
         raise ModelError(f"model: {folder!r} is a hub id and plan reads a folder; download it first")
     config, tensors = _config(path), list(_tensors(path))
-    tied, linear = _tied(tensors), [one for one in tensors if _is_linear(one)]
-    if weights == "full" and any(STORED[one.kind] == FP8 for one in linear):
-        weights, linear = FP8, [one for one in linear if STORED[one.kind] == FP8]
+    tied, layers = _tied(tensors), [one for one in tensors if _is_linear(one) or _is_expert(one)]
+    if weights == "full" and any(STORED[one.kind] == FP8 for one in layers):
+        weights, layers = FP8, [one for one in layers if STORED[one.kind] == FP8]
     return ModelSizes(
         name=path.resolve().name,
         dtype=_dtype(config, tensors) if dtype == "auto" else dtype,
         parameters=sum(one.elements for one in tensors),
         looked_up=_looked_up(tensors),
-        resting=_resting(config, tensors),
         kv_numbers=_kv_numbers(config),
         context_length=getattr(config, "max_position_embeddings", None) or 0,
         vocabulary_size=config.vocab_size,
-        linear=sum(one.elements for one in linear),
+        linear=sum(one.elements for one in layers if not _is_expert(one)),
+        experts=sum(one.elements for one in tensors if _of_experts(one.name)),
+        active=_active_share(config),
+        coded_experts=sum(one.elements for one in layers if _is_expert(one)),
         head=sum(one.elements for one in tensors if (_is_embedding if tied else _is_head)(one.name)),
         tied=tied,
         weights=weights,
@@ -209,11 +211,6 @@ def _looked_up(tensors: list[_Tensor]) -> int:
     )
 
 
-def _resting(config: Any, tensors: list[_Tensor]) -> int:
-    experts = sum(one.elements for one in tensors if ".experts." in one.name)
-    return round(experts * (1.0 - _active_share(config)))
-
-
 def _tied(tensors: list[_Tensor]) -> bool:
     return not any(_is_head(one.name) for one in tensors)
 
@@ -235,7 +232,16 @@ def _is_linear(one: _Tensor) -> bool:
     """True for a weight of two axes that is neither of the vocabulary, nor of positions, nor an expert's."""
     others = _is_head(one.name) or _is_embedding(one.name) or one.name.endswith("wpe.weight")
     others = others or _of_layers(one.name)
-    return one.axes == 2 and one.name.endswith(".weight") and not others and ".experts." not in one.name
+    return one.axes == 2 and one.name.endswith(".weight") and not others and not _of_experts(one.name)
+
+
+def _is_expert(one: _Tensor) -> bool:
+    """True for the weight of an expert's layer, or of all experts' together."""
+    return one.axes > 1 and _of_experts(one.name) and not one.name.endswith("bias")
+
+
+def _of_experts(name: str) -> bool:
+    return ".experts." in name
 
 
 def _active_share(config: Any) -> float:

@@ -57,8 +57,10 @@ def fit(checkpoint: ModelSizes, device: Device, context: int) -> Fit:
         ConfigError: the context is longer than the model's, not one session fits, or the device takes no
             rounded weights, or keys and values.
     """
-    if checkpoint.weights == FP8 and (device.name == CPU or checkpoint.dtype == "float32"):
-        checkpoint = replace(checkpoint, weights="full")  # whose numbers are kept there
+    if device.name != CPU:
+        checkpoint = replace(checkpoint, coded_experts=0)
+        if checkpoint.weights == FP8 and checkpoint.dtype == "float32":
+            checkpoint = replace(checkpoint, weights="full")  # whose numbers are kept there
     if checkpoint.weights != "full" and device.name != CPU and checkpoint.dtype == "float32":
         raise ConfigError(
             f"--weights: {checkpoint.weights} takes 16 bits on a GPU, and {checkpoint.name!r} is float32; "

@@ -5,13 +5,12 @@ Shapes: N rows, C their width, Q query heads, H kv heads, D head width, S slots.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torch import Tensor
 
 from outrider.engine.cpu.backend import vector_backend
 from outrider.engine.cpu.panels import STEP_BYTES
+from outrider.engine.step import View
 
 MIN_POSITIONS = 4096
 """Positions whose angles are worked out at once; more are when they occur."""
@@ -27,40 +26,28 @@ def attends(width: int, dtype: torch.dtype, device: torch.device) -> bool:
     return runs(dtype, device) and width * dtype.itemsize % STEP_BYTES == 0
 
 
-class KernelView(Protocol):
-    """What the kernel needs of `outrider.engine.step.View`."""
-
-    @property
-    def slots(self) -> Tensor:
-        """[B * L] int64, the keys and values of each sequence."""
-
-    @property
-    def mask(self) -> Tensor | None:
-        """[B, 1, rows, L] float32 added to the scores; the first rows are those of the sequence's tokens."""
-
-    @property
-    def counts(self) -> Tensor:
-        """[B] int64, the tokens of each sequence, which follow each other; none is empty."""
-
-    @property
-    def ends(self) -> Tensor:
-        """[B * rows] int64, the number of keys up to the last one that a row sees."""
-
-    @property
-    def open_keys(self) -> int:
-        """How many of the first keys nothing hides; fewer than L if there is a mask."""
-
-
 class NormKernel:
-    """RMS norm of rows [N, C] of `dtype`, the weight's unless given, with a weight [C]."""
+    """RMS norm of rows [N, C] of `dtype`, the weight's unless given, with a weight [C]; or layer norm, whose
+    rows are `centred`, perhaps with a bias [C].
+    """
 
-    def __init__(self, weight: Tensor, eps: float, dtype: torch.dtype | None = None) -> None:
-        self._scale = weight.float().contiguous()
-        self._at, self._width = self._scale.data_ptr(), weight.shape[-1]
-        self._share, self._eps = 1.0 / self._width, eps
+    def __init__(
+        self,
+        weight: Tensor,
+        eps: float,
+        dtype: torch.dtype | None = None,
+        *,
+        centred: bool = False,
+        bias: Tensor | None = None,
+    ) -> None:
         from outrider.engine.cpu.kernels.norm import norm
 
-        self._kernel = norm(_kind(weight.dtype if dtype is None else dtype))
+        self._scale = weight.float().contiguous()
+        self._shift = None if bias is None else bias.float().contiguous()
+        self._factors = self._scale.data_ptr(), 0 if self._shift is None else self._shift.data_ptr()
+        self._width = weight.shape[-1]
+        self._share, self._eps = 1.0 / self._width, eps
+        self._kernel = norm(_kind(weight.dtype if dtype is None else dtype), centred)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., C] -> [..., C]."""
@@ -74,41 +61,24 @@ class NormKernel:
 
     def _run(self, x: Tensor, added: int) -> Tensor:
         y, rows, width = torch.empty_like(x), x.numel() // self._width, self._width
-        self._kernel(x.data_ptr(), added, self._at, y.data_ptr(), width, width, rows, self._share, self._eps)
+        shape = width, width, rows
+        self._kernel(x.data_ptr(), added, *self._factors, y.data_ptr(), *shape, self._share, self._eps)
         return y
 
     def inside(self, x: Tensor) -> None:
         """Normalise rows [N, C], whose numbers follow each other, where they are."""
-        at, stride = x.data_ptr(), x.stride(0)
+        at, shape = x.data_ptr(), (self._width, x.stride(0), len(x))
         assert x.stride(1) == 1, "a row is in one piece"
-        self._kernel(at, 0, self._at, at, self._width, stride, len(x), self._share, self._eps)
-
-
-class LayerNormKernel(NormKernel):
-    """The same of rows from which their mean was subtracted, with a bias [C] or None."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None, eps: float, dtype: torch.dtype) -> None:
-        super().__init__(weight, eps, dtype)
-        self._shift = None if bias is None else bias.float().contiguous()
-        self._shift_at = 0 if self._shift is None else self._shift.data_ptr()
-        from outrider.engine.cpu.kernels.norm import layer_norm
-
-        self._kernel = layer_norm(_kind(dtype))
-
-    def _run(self, x: Tensor, added: int) -> Tensor:
-        y, rows = torch.empty_like(x), x.numel() // self._width
-        addresses = x.data_ptr(), added, self._at, self._shift_at, y.data_ptr()
-        self._kernel(*addresses, self._width, rows, self._share, self._eps)
-        return y
+        self._kernel(at, 0, *self._factors, at, *shape, self._share, self._eps)
 
 
 class GeluKernel:
     """GELU of numbers of `dtype` where they are, or its approximation with tanh."""
 
     def __init__(self, dtype: torch.dtype, *, tanh: bool) -> None:
-        from outrider.engine.cpu.kernels.activation import gelu, gelu_tanh
+        from outrider.engine.cpu.kernels.activation import gelu
 
-        self._kernel = (gelu_tanh if tanh else gelu)(_kind(dtype))
+        self._kernel = gelu(_kind(dtype), tanh)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x, contiguous, which is overwritten."""
@@ -158,23 +128,11 @@ class RotationKernel:
         """
         rows, heads, width = qkv.shape
         head_bytes = width * qkv.element_size()
+        stored, target = (0, 0) if entries is None else (len(slots), entries.data_ptr())
         self._kernel(
-            qkv.data_ptr(),
-            heads * head_bytes,
-            rows,
-            self._rotated,
-            width,
-            table.shape[2],
-            table.data_ptr(),
-            positions.data_ptr(),
-            0 if entries is None else entries.data_ptr(),
-            slots.data_ptr(),
-            0 if entries is None else len(slots),
-            self._queries * head_bytes,
-            self._stored * head_bytes,
-            self._scale_at,
-            1.0 / width,
-            self._eps,
+            *(qkv.data_ptr(), heads * head_bytes, rows, self._rotated, width, table.shape[2]),
+            *(table.data_ptr(), positions.data_ptr(), target, slots.data_ptr(), stored),
+            *(self._queries * head_bytes, self._stored * head_bytes, self._scale_at, 1.0 / width, self._eps),
         )
 
 
@@ -187,7 +145,7 @@ class AttentionKernel:
         self._kernel, self._room_bytes = attention(_kind(dtype)), room_bytes
         self._room = torch.empty(0)
 
-    def __call__(self, queries: Tensor, entries: Tensor, view: KernelView, scale: float, out: Tensor) -> None:
+    def __call__(self, queries: Tensor, entries: Tensor, view: View, scale: float, out: Tensor) -> None:
         """Write what queries [N, Q, D] see of entries [S, 2 H, D] to `out` [N, Q, D].
 
         Queries and `out` have their heads side by side.
@@ -196,26 +154,12 @@ class AttentionKernel:
         keys = len(view.slots) // len(view.counts)
         if self._room.nbytes < (room := self._room_bytes(width * size, keys)):
             self._room = torch.empty(room // 2)  # twice as much
+        mask = 0 if view.mask is None else view.mask.data_ptr()
         self._kernel(
-            queries.data_ptr(),
-            queries.stride(0) * size,
-            out.data_ptr(),
-            out.stride(0) * size,
-            view.counts.data_ptr(),
-            len(view.counts),
-            entries.data_ptr(),
-            2 * kv_heads * width * size,
-            view.slots.data_ptr(),
-            keys,
-            0 if view.mask is None else view.mask.data_ptr(),
-            view.ends.data_ptr(),
-            len(view.ends) // len(view.counts),
-            view.open_keys,
-            kv_heads,
-            heads // kv_heads,
-            width * size,
-            scale,
-            self._room.data_ptr(),
+            *(queries.data_ptr(), queries.stride(0) * size, out.data_ptr(), out.stride(0) * size),
+            *(view.counts.data_ptr(), len(view.counts), entries.data_ptr(), 2 * kv_heads * width * size),
+            *(view.slots.data_ptr(), keys, mask, view.ends.data_ptr(), len(view.ends) // len(view.counts)),
+            *(view.open_keys, kv_heads, heads // kv_heads, width * size, scale, self._room.data_ptr()),
         )
 
 

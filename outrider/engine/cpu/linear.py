@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
 from outrider.engine.cpu.backend import Backend, matmul_type, unsupported_reason, vector_backend
 from outrider.engine.cpu.matmul import MIN_SHARE, PanelProduct
 from outrider.engine.cpu.panels import STEP_BYTES
 from outrider.engine.cpu.worker_pool import WorkerPool
+from outrider.engine.linears import linear_weight, linears_of
 from outrider.engine.quantization.modules import codes_of, held_bytes
 from outrider.engine.quantization.stacked import DOWN, WEIGHTS, codes_of_experts, is_stacked, weights_of
 
@@ -32,10 +32,6 @@ class CpuLinear(nn.Module):
     dtype: torch.dtype
     nbytes: int
     """Bytes of the weight."""
-
-    def extra_repr(self) -> str:
-        """For printing the model."""
-        return f"in_features={self.in_features}, out_features={self.out_features}"
 
 
 class LibraryLinear(CpuLinear):
@@ -105,27 +101,17 @@ def pack_linears(
     end.
     """
     workers, kind = workers or WorkerPool(), matmul_type(backend)
-    names = [name for name, module in model.named_modules() if is_linear(module)]
+    ways = {name: _way_of(layer, backend) for name, layer in linears_of(model).items()}
+    ours = [name for name, way in ways.items() if way in (_coded_linear, _kernel_linear)]
     mixtures = [name for name, module in model.named_modules() if packs_experts(module, backend)]
-    coded = [name for name in names if runs_codes(model.get_submodule(name))]
-    plain = [name for name in names if name not in coded]
-    fitting = [name for name in plain if kind is not None and _fits(_weight_of(model, name), backend)]
-    held = sum(_weight_of(model, name).nbytes for name in fitting)
-    held += sum(held_bytes(codes) for name in coded if (codes := codes_of(model.get_submodule(name))))
-    passing = held > KEPT_BYTES or bool(mixtures)
-    for name in coded:
-        made = partial(_coded_linear, workers=workers, gated=name in gates, passing=passing)
-        _replace(model, name, made)
-    if kind is not None:
-        for name in fitting:
-            made = partial(_kernel_linear, kind=kind, workers=workers, gated=name in gates, passing=passing)
-            _replace(model, name, made)
+    passing = bool(mixtures) or sum(_held(model.get_submodule(name)) for name in ours) > KEPT_BYTES
+    for name, way in ways.items():
+        if way is not None:
+            options = {"gated": name in gates, "passing": passing}
+            _replace(model, name, partial(way, kind=kind, workers=workers, **options))
     for name in mixtures:
         _replace(model, name, partial(_packed_experts, kind=kind, workers=workers))
-    rest = [name for name in names if _library_packs(model.get_submodule(name))]
-    for name in rest:
-        _replace(model, name, partial(_library_linear, workers=workers))
-    return len(coded) + len(fitting) + len(rest)
+    return sum(way is not None for way in ways.values())
 
 
 def runs_codes(module: nn.Module) -> bool:
@@ -135,13 +121,28 @@ def runs_codes(module: nn.Module) -> bool:
     return codes is not None and weight.device.type == "cpu" and vector_backend(weight.dtype) is not None
 
 
+def _way_of(layer: nn.Module, backend: Backend) -> Callable[..., CpuLinear] | None:
+    """What packs a linear layer; None: it stays."""
+    if runs_codes(layer):
+        return _coded_linear
+    if _fits(linear_weight(layer), backend):
+        return _kernel_linear
+    return _library_linear if _library_packs(linear_weight(layer)) else None
+
+
+def _held(layer: nn.Module) -> int:
+    """Bytes that its product reads."""
+    codes = codes_of(layer)
+    return linear_weight(layer).nbytes if codes is None else held_bytes(codes)
+
+
 def _kernel_linear(module: Any, *, kind: Callable[..., PanelProduct], **options: Any) -> KernelLinear:
     weight = linear_weight(module).detach()
     bias = None if module.bias is None else module.bias.detach()
     return KernelLinear(kind(weight, bias, **options), weight.dtype, weight.nbytes)
 
 
-def _coded_linear(module: Any, **options: Any) -> KernelLinear:
+def _coded_linear(module: Any, *, kind: object, **options: Any) -> KernelLinear:
     from outrider.engine.cpu.quantized_matmul import QuantizedMatmul
 
     codes, dtype = codes_of(module), linear_weight(module).dtype
@@ -164,9 +165,7 @@ def packs_experts(module: nn.Module, backend: Backend) -> bool:
         return False
     if codes_of_experts(module, DOWN):
         return vector_backend(weights_of(module, DOWN).dtype) is not None
-    return backend is not Backend.ONEDNN and all(
-        _fits(weights_of(module, name)[0], backend) for name in WEIGHTS
-    )
+    return all(_fits(weights_of(module, name)[0], backend) for name in WEIGHTS)
 
 
 def _packed_experts(
@@ -182,7 +181,7 @@ def _packed_experts(
     return PackedExperts(module, partial(kind, workers=workers, passing=True), workers)
 
 
-def _library_linear(module: Any, *, workers: WorkerPool) -> LibraryLinear:
+def _library_linear(module: Any, *, workers: WorkerPool, **_: object) -> LibraryLinear:
     return LibraryLinear(linear_weight(module), module.bias, workers)
 
 
@@ -193,18 +192,6 @@ def row_edges(model: nn.Module) -> Sequence[int]:
         return ()
     kind = max(layers, key=lambda layer: layer.nbytes).matmul
     return range(kind.pass_rows, kind.max_rows + 1, kind.pass_rows)
-
-
-def is_linear(module: nn.Module) -> bool:
-    """True for a layer that `pack_linears` replaces; a subclass may compute something else."""
-    return type(module) in (nn.Linear, Conv1D)
-
-
-def linear_weight(module: nn.Module) -> Tensor:
-    """[out, in] of a linear layer."""
-    weight = module.weight
-    assert isinstance(weight, Tensor)
-    return weight.t() if isinstance(module, Conv1D) else weight
 
 
 def operators_exist(dtype: torch.dtype) -> bool:
@@ -229,18 +216,11 @@ def _replace(model: nn.Module, name: str, made: Callable[[nn.Module], nn.Module]
     setattr(model.get_submodule(parent), attribute, made(model.get_submodule(name)))
 
 
-def _weight_of(model: nn.Module, name: str) -> Tensor:
-    return linear_weight(model.get_submodule(name))
-
-
 def _fits(weight: Tensor, backend: Backend) -> bool:
-    """True when a back end of the project takes a weight [out, in]."""
-    whole_steps = weight.shape[1] * weight.itemsize % STEP_BYTES == 0
-    return weight.device.type == "cpu" and whole_steps and unsupported_reason(backend, weight.dtype) is None
+    """True when kernels of the project are the back end and take a weight [out, in]."""
+    ours = backend is not Backend.ONEDNN and unsupported_reason(backend, weight.dtype) is None
+    return ours and weight.device.type == "cpu" and weight.shape[1] * weight.itemsize % STEP_BYTES == 0
 
 
-def _library_packs(module: nn.Module) -> bool:
-    if not is_linear(module):
-        return False
-    weight = linear_weight(module)
+def _library_packs(weight: Tensor) -> bool:
     return weight.device.type == "cpu" and operators_exist(weight.dtype)

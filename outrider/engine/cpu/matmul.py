@@ -127,20 +127,12 @@ class PanelProduct(ABC):
         )
 
     @abstractmethod
-    def _multiply(
-        self,
-        member: int,
-        x: int,
-        x_stride: int,
-        w: int,
-        panels: int,
-        bias: int,
-        y: int,
-        y_stride: int,
-        columns: int,
-        rows: int,
-    ) -> None:
-        """Run the kernel in a member's room; the arguments are addresses, bytes and counts."""
+    def _multiply(self, member: int, x: int, x_stride: int, w: int, *rest: int) -> None:
+        """Run the kernel in a member's room on rows at `x`, `x_stride` bytes apart, and panels at `w`.
+
+        The rest: how many panels, their bias, the result, bytes between its rows, its columns, and how many
+        rows.
+        """
 
 
 def multiply_groups(

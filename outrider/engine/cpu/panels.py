@@ -20,19 +20,13 @@ STEP_BYTES = 4
 _ALIGNMENT = 64
 
 
-def panel_count(weight: Tensor) -> int:
-    """Panels of a weight [out, in]."""
-    return -(-weight.shape[0] // PANEL)
-
-
 def in_panels(weight: Tensor, multiple: int = 1) -> Tensor:
     """[out, in] -> [panels, steps, PANEL, numbers of a step], zeros behind `out` and `in`.
 
     The steps are a multiple of `multiple`.
     """
     per_step = STEP_BYTES // weight.itemsize
-    columns = panel_count(weight) * PANEL
-    padded = pad(weight, (0, -weight.shape[1] % (per_step * multiple), 0, columns - weight.shape[0]))
+    padded = pad(weight, (0, -weight.shape[1] % (per_step * multiple), 0, -weight.shape[0] % PANEL))
     return aligned(padded.view(-1, PANEL, padded.shape[1] // per_step, per_step).transpose(1, 2))
 
 

@@ -76,24 +76,9 @@ class QuantizedMatmul(PanelProduct):
         )
         return made
 
-    def _multiply(
-        self,
-        member: int,
-        x: int,
-        x_stride: int,
-        w: int,
-        panels: int,
-        bias: int,
-        y: int,
-        y_stride: int,
-        columns: int,
-        rows: int,
-    ) -> None:
+    def _multiply(self, member: int, x: int, x_stride: int, w: int, *rest: int) -> None:
         words, sums = self._group // self._per_word, self._sums[member]
-        self._kernel(
-            *(x, x_stride, w, self._groups, words, panels, bias, y, y_stride, columns, rows),
-            *(self._gated, sums),
-        )
+        self._kernel(x, x_stride, w, self._groups, words, *rest, self._gated, sums)
 
 
 def multiplies_pairs(dtype: torch.dtype) -> bool:

@@ -28,21 +28,8 @@ class RowMatmul(Matmul):
     def _prepared(self, rows: Tensor) -> Tensor:
         return padded(rows)
 
-    def _multiply(
-        self,
-        member: int,
-        x: int,
-        x_stride: int,
-        w: int,
-        panels: int,
-        bias: int,
-        y: int,
-        y_stride: int,
-        columns: int,
-        rows: int,
-    ) -> None:
-        sums = self._sums[member]
-        self._kernel(x, x_stride, w, self._steps, panels, bias, y, y_stride, columns, rows, self._gated, sums)
+    def _multiply(self, member: int, x: int, x_stride: int, w: int, *rest: int) -> None:
+        self._kernel(x, x_stride, w, self._steps, *rest, self._gated, self._sums[member])
 
 
 def locality(passing: bool) -> int:

@@ -26,22 +26,9 @@ class TileMatmul(Matmul):
         self._rests = workers.room(2 * MAX_ROWS * NUMBERS)
         self._sums = workers.room(4 * CHUNK * (MAX_ROWS + tiles.ROWS) * PANEL)
 
-    def _multiply(
-        self,
-        member: int,
-        x: int,
-        x_stride: int,
-        w: int,
-        panels: int,
-        bias: int,
-        y: int,
-        y_stride: int,
-        columns: int,
-        rows: int,
-    ) -> None:
+    def _multiply(self, member: int, x: int, x_stride: int, w: int, *rest: int) -> None:
+        rows = rest[-1]
         height = -(-rows // -(-rows // tiles.ROWS))
         configuration = _CONFIGURATIONS[height].data_ptr()
-        tile_matmul(
-            *(x, x_stride, w, self._numbers, panels, bias, y, y_stride, columns, rows, height, self._gated),
-            *(configuration, self._rests[member], self._sums[member]),
-        )
+        room = self._rests[member], self._sums[member]
+        tile_matmul(x, x_stride, w, self._numbers, *rest, height, self._gated, configuration, *room)

@@ -4,19 +4,16 @@ named in an error.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from outrider.engine.eagle.description import HeadConfig, describe_head
-from outrider.engine.loading.model_path import cannot_load
+from outrider.engine.loading.open_weights import OpenWeights, Weight
 from outrider.engine.loading.tokenizer_files import json_file
 from outrider.protocol.errors import ModelError
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 LAYER = "layers.0."
 EMBEDDING, OUTPUT = "embed_tokens.weight", "lm_head.weight"
 OPTIONAL = ("d2t", "t2d", EMBEDDING, OUTPUT)
@@ -31,17 +28,18 @@ def read_head(model: str, target: str) -> tuple[HeadConfig, dict[str, Tensor]]:
         ModelError: a file is missing or no safetensors, or a tensor is missing, unknown or of another shape.
     """
     config = describe_head(model, json_file(model, "config.json"), json_file(target, "config.json"))
-    found = {_plain(name): tensor for name, tensor in _tensors(model)}
     shapes = _shapes(config)
+    with OpenWeights(model) as opened:
+        found = {_plain(name): weight[...] for name, weight in opened.weights.items()}
     for name in found:
         if name not in shapes:
             raise ModelError(
                 f"model: {model!r} has a tensor {name!r} that an EAGLE-3 head has not; use another head"
             )
-    if EMBEDDING not in found:
-        found[EMBEDDING] = _shared(target, "embed_tokens.weight")
-    if OUTPUT not in found:
-        found[OUTPUT] = _shared(target, "lm_head.weight", "embed_tokens.weight")
+    if not found.keys() >= {EMBEDDING, OUTPUT}:
+        with OpenWeights(target) as opened:
+            shared = _shared(target, opened.weights, EMBEDDING)
+            found = {EMBEDDING: shared, OUTPUT: _shared(target, opened.weights, OUTPUT, EMBEDDING)} | found
     found.setdefault("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
     for name, shape in shapes.items():
         _check(model, name, found.get(name), shape)
@@ -105,57 +103,12 @@ def _plain(name: str) -> str:
     return LAYER + name.removeprefix("midlayer.") if name.startswith("midlayer.") else name
 
 
-def _tensors(model: str) -> Iterator[tuple[str, Tensor]]:
-    for path in _files(model):
-        with _opened(model, path) as file:
-            for name in file.keys():  # noqa: SIM118 - it is no dict
-                yield name, file.get_tensor(name)
-
-
-def _shared(target: str, *endings: str) -> Tensor:
-    """The first tensor of the target with one of these endings, the first ending first."""
+def _shared(target: str, weights: Mapping[str, Weight], *endings: str) -> Tensor:
+    """The first of the target's tensors with one of these endings, the first ending first."""
     for ending in endings:
-        for path in _files(target):
-            with _opened(target, path) as file:
-                for name in file.keys():  # noqa: SIM118 - it is no dict
-                    if name == ending or name.endswith("." + ending):
-                        tensor: Tensor = file.get_tensor(name)
-                        return tensor
+        for name, weight in weights.items():
+            if name == ending or name.endswith("." + ending):
+                return weight[...]
     raise ModelError(
         f"target: {target!r} has no tensor {endings[0]!r}, which the head does not bring; use a whole head"
     )
-
-
-def _opened(model: str, path: Path) -> safe_open:
-    try:
-        return safe_open(path, framework="pt")
-    except (OSError, SafetensorError) as error:
-        raise cannot_load(model, f"cannot be read ({path.name}: {error})") from error
-
-
-def _files(model: str) -> Sequence[Path]:
-    """The weight files of a folder or hub id."""
-    index: Mapping[str, str] = json_file(model, INDEX).get("weight_map", {})
-    names = sorted(set(index.values())) or [SINGLE]
-    found = [_path(model, name) for name in names]
-    if None in found:
-        raise cannot_load(
-            model,
-            f"has no {names[found.index(None)]}; convert other formats with safetensors where you trust them",
-        )
-    return [path for path in found if path is not None]
-
-
-def _path(model: str, name: str) -> Path | None:
-    if Path(model).is_dir():
-        path = Path(model) / name
-        return path if path.is_file() else None
-    from transformers.utils.hub import cached_file  # slow to import, and needed for hub ids alone
-
-    try:
-        found = cached_file(model, name, _raise_exceptions_for_missing_entries=False)
-    except (OSError, ValueError) as error:
-        raise cannot_load(
-            model, f"has no {name} that can be fetched ({str(error).splitlines()[0]})"
-        ) from error
-    return None if found is None else Path(found)

@@ -27,7 +27,7 @@ from outrider.engine.cpu.layer import Angles
 from outrider.engine.eagle.checkpoint import EMBEDDING, LAYER, OUTPUT
 from outrider.engine.eagle.description import HeadConfig
 from outrider.engine.fused_decoder.decoder import Gate, Norm
-from outrider.engine.fused_decoder.norm import RmsNorm
+from outrider.engine.fused_decoder.norm import RowNorm
 from outrider.engine.fused_decoder.rotation import Rotations, rotate
 
 GATE = "gate.gate_up"
@@ -56,7 +56,7 @@ class EagleHead(nn.Module):
         self.head = _linear(placed, OUTPUT.removesuffix(".weight"))
         names = ("input_layernorm", "hidden_norm", "post_attention_layernorm")
         weights = [*(placed[f"{LAYER}{name}.weight"] for name in names), placed["norm.weight"]]
-        norms = [RmsNorm(Norm(weight, config.rms_norm_eps)) for weight in weights]
+        norms = [RowNorm(Norm(weight, config.rms_norm_eps)) for weight in weights]
         self._token_norm, self._feature_norm, self._mlp_norm, self._last_norm = norms
         self._angles = _angles(config, device)
 

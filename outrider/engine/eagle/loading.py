@@ -8,10 +8,11 @@ import torch
 
 from outrider.engine.cpu.backend import AUTO
 from outrider.engine.cpu.choice import choose_backend
-from outrider.engine.cpu.linear import is_linear, linear_weight, pack_linears
+from outrider.engine.cpu.linear import pack_linears
 from outrider.engine.cpu.worker_pool import WorkerPool
 from outrider.engine.eagle.checkpoint import read_head
 from outrider.engine.eagle.head import GATE, EagleHead
+from outrider.engine.linears import linear_weight, linears_of
 from outrider.engine.loading.model_config import find_device
 
 
@@ -36,7 +37,7 @@ def load_head(
     chosen = tensors["fc.weight"].dtype if dtype == "auto" else getattr(torch, dtype)
     head = EagleHead(config, tensors, chosen, find_device(device)).eval()
     if head.device.type == "cpu":
-        weights = [linear_weight(module) for module in head.modules() if is_linear(module)]
+        weights = [linear_weight(module) for module in linears_of(head).values()]
         choice = choose_backend(weights, cpu_backend)
         count = pack_linears(head, choice.backend, WorkerPool(threads, helper_cores), (GATE,))
         progress(f"{count} linear layers on {choice.backend}: {choice.reason}")

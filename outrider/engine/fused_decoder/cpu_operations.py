@@ -4,27 +4,19 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from outrider.engine.attention import PagedAttention
 from outrider.engine.cpu.layer import Angles
 from outrider.engine.fused_decoder.activation import make_activation
-from outrider.engine.fused_decoder.attention import FusedAttention
-from outrider.engine.fused_decoder.decoder import (
-    Experts,
-    FusedDecoder,
-    FusedLayer,
-    Gate,
-    Norm,
-    PlainMlp,
-    Router,
-)
-from outrider.engine.fused_decoder.forward import AddNorm, Choose, ExpertSum, Inputs, Linear, Mix
-from outrider.engine.fused_decoder.norm import make_norm, only_add
+from outrider.engine.fused_decoder.decoder import FusedDecoder, FusedLayer, Norm, PlainMlp
+from outrider.engine.fused_decoder.forward import AddNorm, Inputs, Linear, Mix, Operations
+from outrider.engine.fused_decoder.norm import RowNorm, only_add
 from outrider.engine.fused_decoder.rotation import Rotations, after_norms, make_rotation
 
 
-class CpuOperations:
-    """See `outrider.engine.fused_decoder.forward.Operations`."""
+class CpuOperations(Operations[Inputs, list[Rotations]]):
+    """Kernels of the CPU where they run, else torch."""
 
-    def __init__(self, decoder: FusedDecoder, attention: FusedAttention) -> None:
+    def __init__(self, decoder: FusedDecoder, attention: PagedAttention) -> None:
         self._attention = attention
         self._angles = [(Angles(rope.frequencies, rope.stretch), rope.growth) for rope in decoder.ropes]
 
@@ -34,7 +26,7 @@ class CpuOperations:
 
     def norm(self, norm: Norm | None) -> AddNorm:
         """A kernel or torch."""
-        return only_add if norm is None else make_norm(norm, self._attention.dtype)
+        return only_add if norm is None else RowNorm(norm, self._attention.dtype)
 
     def mix(self, layer: FusedLayer) -> Mix[list[Rotations]]:
         """Rotation and storing, then attention."""
@@ -48,25 +40,10 @@ class CpuOperations:
             rotate(qkv, rotations[rope], attention.room(index))
             if (factors := rotations[rope].factors) is not None:
                 qkv[:, : settings.query_heads].mul_(factors)
-            return attention.mix(index, qkv, scores)
+            return attention.mix(index, qkv[:, : settings.query_heads], scores).flatten(1)
 
         return mix
-
-    def gate(self, gate: Gate) -> Linear:
-        """The product itself, where it opens the gate."""
-        called: Linear = gate.gate_up.forward if gate.opened else gate.forward
-        return called
 
     def activation(self, mlp: PlainMlp) -> Linear:
         """A kernel or torch."""
         return make_activation(mlp.activation, self._attention.dtype, self._attention.device)
-
-    def router(self, router: Router) -> Choose:
-        """By torch."""
-        called: Choose = router.forward
-        return called
-
-    def experts(self, experts: Experts) -> ExpertSum:
-        """As transformers computes them."""
-        called: ExpertSum = experts.own.forward
-        return called

@@ -15,6 +15,7 @@ width, F width of the MLP, V vocabulary, K experts of a token.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -67,29 +68,39 @@ ExpertSum: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Of rows [M, C] and what `Choose` gives of them, the sum of experts' results times their shares [M, C]."""
 
 
-class Operations(Protocol[StepT, Shared]):
+class Operations(ABC, Generic[StepT, Shared]):
     """What a device computes between the products, as functions that are made once for each layer."""
 
+    @abstractmethod
     def begin(self, step: StepT) -> Shared:
         """What all layers need of a step."""
 
+    @abstractmethod
     def norm(self, norm: Norm | None) -> AddNorm:
         """See `AddNorm`; without a norm the sum itself."""
 
+    @abstractmethod
     def mix(self, layer: FusedLayer) -> Mix[Shared]:
         """See `Mix`."""
 
-    def gate(self, gate: Gate) -> Linear:
-        """What `Gate.forward` computes."""
-
+    @abstractmethod
     def activation(self, mlp: PlainMlp) -> Linear:
         """What lies between the products of an MLP without a gate; may overwrite its argument."""
 
+    def gate(self, gate: Gate) -> Linear:
+        """The product, and the gate where the product does not open it."""
+        called: Linear = gate.gate_up.forward if gate.opened else gate.forward
+        return called
+
     def router(self, router: Router) -> Choose:
-        """What `Router.forward` computes."""
+        """See `Choose`; by torch."""
+        called: Choose = router.forward
+        return called
 
     def experts(self, experts: Experts) -> ExpertSum:
-        """See `ExpertSum`."""
+        """See `ExpertSum`; as transformers computes them, or what took their place."""
+        called: ExpertSum = experts.own.forward
+        return called
 
 
 class _Layer(NamedTuple, Generic[Shared]):

@@ -26,8 +26,12 @@ _FACTORS: tuple[_Factor, ...] = (
 """What normalised rows may be multiplied with, the likeliest first."""
 
 
-def described(module: nn.Module) -> Norm:
-    """What a norm computes.
+NO_EPS = 1e-5
+"""Of norms that do not say theirs: torch's own."""
+
+
+def described(module: nn.Module, like: Tensor) -> Norm:
+    """What a norm computes; one without weights gets some `like` a tensor.
 
     Raises:
         NotFused: none of the norms that are known.
@@ -39,17 +43,22 @@ def described(module: nn.Module) -> Norm:
     except Exception as error:
         raise NotFused(f"{type(module).__name__} does not run by itself ({error})") from error
     ways = list(product((False, True), _FACTORS))
-    distances = [_distance(_computed(_norm(probe, *way), rows), given) for way in ways]
+    distances = [_distance(_computed(_norm(probe, rows, *way), rows), given) for way in ways]
     best = min(range(len(ways)), key=distances.__getitem__)
     if not distances[best] <= TOLERANCE:
         raise NotFused(f"{type(module).__name__} computes something else than the norms that are known")
-    return _norm(module, *ways[best])
+    return _norm(module, like, *ways[best])
 
 
-def _norm(module: Any, centred: bool, factor: _Factor) -> Norm:
+def _norm(module: Any, like: Tensor, centred: bool, factor: _Factor) -> Norm:
     bias = getattr(module, "bias", None)
-    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None)) or 0.0
-    return Norm(factor(module.weight.detach()), eps, centred, None if bias is None else bias.detach())
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", NO_EPS)) or 0.0
+    return Norm(factor(_weight(module, like)), eps, centred, None if bias is None else bias.detach())
+
+
+def _weight(module: Any, like: Tensor) -> Tensor:
+    weight: Tensor | None = getattr(module, "weight", None)
+    return like.new_ones(module.normalized_shape) if weight is None else weight.detach()
 
 
 def _with_random_weights(module: nn.Module) -> nn.Module:
@@ -62,9 +71,9 @@ def _with_random_weights(module: nn.Module) -> nn.Module:
 
 def _rows(module: Any) -> Tensor:
     """[2, C] of a mean that is not 0, as they come and so small that what is added below the root matters."""
-    width, dtype = len(module.weight), module.weight.dtype
-    rows = torch.randn(2, width, generator=torch.Generator().manual_seed(1)) + 0.5
-    return (rows * torch.tensor([[1.0], [1e-3]])).to(dtype)
+    weight = _weight(module, torch.empty(0))
+    rows = torch.randn(2, len(weight), generator=torch.Generator().manual_seed(1)) + 0.5
+    return (rows * torch.tensor([[1.0], [1e-3]])).to(weight.dtype)
 
 
 def _computed(norm: Norm, rows: Tensor) -> Tensor:

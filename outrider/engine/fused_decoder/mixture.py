@@ -9,23 +9,23 @@ from torch import nn
 from outrider.engine.fused_decoder import modules
 from outrider.engine.fused_decoder.decoder import BoundedGate, ExpertLinears, Experts, ForeignMlp, Router
 from outrider.engine.fused_decoder.joining import linear_of
-from outrider.engine.quantization.stacked import DOWN, GATE_UP, bias_of, weights_of
+from outrider.engine.quantization.stacked import DOWN, GATE_UP, bias_of, is_stacked, weights_of
 
-_ROUTERS = ("GptOssTopKRouter", "MixtralTopKRouter", "OlmoeTopKRouter", "Qwen3MoeTopKRouter")
+_ROUTERS = (
+    "GptOssTopKRouter",
+    "GraniteMoeTopKRouter",
+    "MixtralTopKRouter",
+    "OlmoeTopKRouter",
+    "Qwen3MoeTopKRouter",
+)
 """Routers that choose as `Router` does."""
-APART = {GATE_UP: ("w1", "w3", "gate_proj", "up_proj"), DOWN: ("w2", "down_proj")}
-"""The linear layers of one expert, in checkpoints that have them apart."""
 
 
 def is_mixture(block: nn.Module) -> bool:
     """True where a block is a router and experts of the kind that is known, and nothing else."""
     parts = dict(block.named_children())
     experts = parts.pop("experts", None)
-    if experts is None or [type(part).__name__ in _ROUTERS for part in parts.values()] != [True]:
-        return False
-    known = {GATE_UP, DOWN, f"{GATE_UP}_bias", f"{DOWN}_bias"}
-    found = {name for name, _ in experts.named_parameters()}
-    return known >= found >= {GATE_UP, DOWN}
+    return is_stacked(experts) and [type(part).__name__ in _ROUTERS for part in parts.values()] == [True]
 
 
 class Mixture:

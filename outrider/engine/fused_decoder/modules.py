@@ -97,14 +97,15 @@ def from_position_0(embedding: nn.Embedding) -> nn.Embedding:
 
 
 def norm(parent: nn.Module, *names: str) -> nn.Module:
-    """A norm with a weight for each column.
+    """A norm with a weight for each column, or with none (OLMo 1).
 
     Raises:
         NotFused: there is none.
     """
     found = child(parent, *names)
-    weight = getattr(found, "weight", None)
-    if not type(found).__name__.endswith(_NORMS) or weight is None or weight.ndim != 1:
+    weight: Any = getattr(found, "weight", None)
+    shape = getattr(found, "normalized_shape", ()) if weight is None else weight.shape
+    if not type(found).__name__.endswith(_NORMS) or len(shape) != 1:
         raise NotFused(f"{_name_of(parent, found)} is a {type(found).__name__}")
     return found
 

@@ -52,6 +52,7 @@ _QKV = (("qkv_proj",), (_BY_HEAD,), ("c_attn",), ("q_proj", "k_proj", "v_proj"))
 _OUTPUT = ("o_proj", "dense", "c_proj", "out_proj")
 _GATE_UP = (("gate_up_proj",), ("gate_proj", "up_proj"))
 _UP = ("dense_h_to_4h", "c_fc", "fc1", "up_proj")
+_MLP = ("mlp", "block_sparse_moe")
 _UP_IN_LAYER = "fc1"
 """OPT's layers have no module for the MLP."""
 _DOWN = ("down_proj", "dense_4h_to_h", "c_proj", "fc2")
@@ -96,7 +97,10 @@ def fused_decoder(
         NotFused: it is not the kind of model for it.
     """
     found, text = Modules(network), network.config.get_text_config()
+    like = found.embed.weight
     _check_widths(geometry)
+    if getattr(text, "clip_qkv", None) is not None:  # the self check may not reach the bound
+        raise NotFused("its queries, keys and values are bounded")
     _refuse_leftovers(network, found.all())
     seen: Sequence[Observed | None] = observed or [None] * len(found.layers)
     turns, ropes = _turns(found, text, seen, geometry.head_dim)
@@ -104,10 +108,10 @@ def fused_decoder(
         type(network).__name__,
         embed=found.embed,
         layers=[
-            _layer(i, parts, geometry, windows[i], turns[i], ropes.index(turns[i].rope))
+            _layer(i, parts, geometry, windows[i], turns[i], ropes.index(turns[i].rope), like)
             for i, parts in enumerate(found.layers)
         ],
-        norm=described(found.norm),
+        norm=described(found.norm, like),
         head=found.head,
         ropes=ropes,
         softcap=getattr(text, "final_logit_softcapping", None),
@@ -148,7 +152,7 @@ class Parts:
         heads = ("q_norm", "k_norm") if hasattr(self.attention, "q_norm") else ()
         self.head_norms = [modules.norm(self.attention, name) for name in heads]
         self.output = modules.linear(self.attention, *_OUTPUT)
-        self.mlp = _mlp(layer if hasattr(layer, _UP_IN_LAYER) else modules.child(layer, "mlp"))
+        self.mlp = _mlp(layer if hasattr(layer, _UP_IN_LAYER) else modules.child(layer, *_MLP))
         self.norms = _norms(layer)
         # Without a norm of its own an MLP reads what attention reads.
         shared = [*self.norms] == ["input_norm"]
@@ -269,10 +273,13 @@ def _check_widths(geometry: Geometry) -> None:
 
 
 def _layer(
-    index: int, parts: Parts, geometry: Geometry, window: int | None, turn: Turn, rope: int
+    index: int, parts: Parts, geometry: Geometry, window: int | None, turn: Turn, rope: int, like: Tensor
 ) -> FusedLayer:
-    norms = {place: described(norm) for place, norm in parts.norms.items()}
-    head_norm, whole_norms = _query_norms(parts.head_norms, geometry, turn.order)
+    norms = {place: described(norm, like) for place, norm in parts.norms.items()}
+    of_heads = (described(norm, like) for norm in parts.head_norms)
+    head_norm, whole_norms = _query_norms(
+        [_in_order(norm, geometry.head_dim, turn.order) for norm in of_heads], geometry
+    )
     settings = LayerSettings(
         input_norm=norms.get("input_norm"),
         mlp_norm=norms.get(parts.mlp_norm),
@@ -321,16 +328,11 @@ def _refuse_leftovers(network: nn.Module, known: Sequence[nn.Module | nn.Paramet
             raise NotFused(f"{name} has no place in it")
 
 
-def _query_norms(
-    found: Sequence[nn.Module], geometry: Geometry, order: Tensor | None
-) -> tuple[Norm | None, tuple[Norm, Norm] | None]:
-    """The norms of queries and keys: as one, with weights for each head, or each over all of its heads.
-
-    Columns of heads are in this order [D].
-    """
+def _query_norms(found: Sequence[Norm], geometry: Geometry) -> tuple[Norm | None, tuple[Norm, Norm] | None]:
+    """The norms of queries and keys: as one, with weights for each head, or each over all of its heads."""
     if not found:
         return None, None
-    queries, keys = (_in_order(described(norm), geometry.head_dim, order) for norm in found)
+    queries, keys = found
     heads, width = (geometry.query_heads, geometry.kv_heads), geometry.head_dim
     widths = (len(queries.weight), len(keys.weight))
     if widths == (width, width) and not (queries.centred or keys.centred):
@@ -342,6 +344,7 @@ def _query_norms(
 
 
 def _in_order(norm: Norm, width: int, order: Tensor | None) -> Norm:
+    """With columns of heads in this order [D]."""
     if order is None or len(norm.weight) % width:
         return norm
     return replace(norm, weight=norm.weight.view(-1, width)[:, order].flatten())

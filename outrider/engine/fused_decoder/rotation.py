@@ -17,7 +17,7 @@ from torch import Tensor
 
 from outrider.engine.cpu.layer import Angles, RotationKernel, runs
 from outrider.engine.fused_decoder.decoder import Growth, LayerSettings, Norm
-from outrider.engine.fused_decoder.norm import RmsNorm, make_norm
+from outrider.engine.fused_decoder.norm import RowNorm
 
 Room: TypeAlias = tuple[Tensor, Tensor]
 """Entries [S, 2 H, D] of keys and values, and the slots [N or fewer] of the first tokens."""
@@ -55,7 +55,7 @@ Rotation: TypeAlias = Callable[[Tensor, Rotations, Room], None]
 def make_rotation(settings: LayerSettings, dtype: torch.dtype, device: torch.device) -> Rotation:
     """The rotation of a layer of a model of this dtype on a device."""
     head_norm = settings.head_norm
-    norm = None if head_norm is None else RmsNorm(head_norm, dtype)
+    norm = None if head_norm is None else RowNorm(head_norm, dtype)
     plain = partial(_rotate, settings.query_heads + settings.kv_heads, norm)
     return partial(_run, _kernel(settings, dtype), dtype, plain) if runs(dtype, device) else plain
 
@@ -65,7 +65,7 @@ def after_norms(settings: LayerSettings, dtype: torch.dtype, rotation: Rotation)
     assert settings.whole_norms is not None, "it has such norms"
     edges = settings.query_heads, settings.query_heads + settings.kv_heads
     if settings.whole_means is None:
-        norms = [make_norm(norm, dtype).inside for norm in settings.whole_norms]
+        norms = [RowNorm(norm, dtype).inside for norm in settings.whole_norms]
         apply = partial(_each, norms)
     else:
         apply = partial(_by_means, settings.whole_norms, settings.whole_means)
@@ -113,7 +113,7 @@ def _run(
         plain(qkv, rotations, room)
 
 
-def _rotate(rotated: int, norm: RmsNorm | None, qkv: Tensor, rotations: Rotations, room: Room) -> None:
+def _rotate(rotated: int, norm: RowNorm | None, qkv: Tensor, rotations: Rotations, room: Room) -> None:
     heads = qkv[:, :rotated]
     heads.copy_(rotate(heads if norm is None else norm(heads), rotations.complex))
     entries, slots = room

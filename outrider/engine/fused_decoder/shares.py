@@ -22,12 +22,12 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from outrider.engine.cpu.linear import linear_weight
-from outrider.engine.fused_decoder.mixture import APART, ForeignBlock, Mixture
+from outrider.engine.fused_decoder.mixture import ForeignBlock, Mixture
 from outrider.engine.fused_decoder.modules import NotFused
 from outrider.engine.fused_decoder.recognise import EMBEDDING, HEAD, Modules, Parts
+from outrider.engine.linears import linear_weight
 from outrider.engine.loaded_model import Geometry
-from outrider.engine.quantization.stacked import DOWN, GATE_UP
+from outrider.engine.quantization.stacked import DOWN, GATE_UP, LAYERS
 
 OUT, IN = 0, 1
 """Sides of a weight [out, in]."""
@@ -153,7 +153,8 @@ def _separate(mixture: Mixture) -> dict[str, Share]:
     hidden, columns = mixture.widths
     into = Share(OUT, (columns,), 0, (columns, hidden), turned=False)
     out_of = Share(IN, (columns,), 0, (hidden, columns), turned=False)
-    return dict.fromkeys(APART[GATE_UP], into) | dict.fromkeys(APART[DOWN], out_of)
+    shared = ((LAYERS[GATE_UP], into), (LAYERS[DOWN], out_of))
+    return {name: share for ways, share in shared for layers in ways for name in layers}
 
 
 def _share(

@@ -8,12 +8,12 @@ Shapes: N packed tokens, Q query heads, H kv heads, D and V widths of keys and v
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
+from triton import next_power_of_2
 
-from outrider.engine.attention import PagedAttention
+from outrider.engine.attention import Attention
+from outrider.engine.fused_decoder.decoder import Scores
 from outrider.engine.gpu.accelerator import multiprocessors
 from outrider.engine.gpu.kernels.attention import attend_kernel, combine_kernel, move_kernel, store_kernel
 from outrider.engine.gpu.kernels.ordered_attention import attend_in_order_kernel, join_kernel
@@ -30,7 +30,7 @@ WIDE = 256
 """Heads that take so many columns are read half a block at a time: whole ones spill from the registers."""
 
 
-class KernelAttention(PagedAttention):
+class KernelAttention(Attention):
     """Keys and values of all slots, and one more that padding is written to."""
 
     def __init__(
@@ -50,16 +50,23 @@ class KernelAttention(PagedAttention):
         super().__init__(geometry, num_slots + 1, torch.uint8 if fp8 else dtype, device)
         self.trash = num_slots
         """The slot that nothing reads."""
-        self.current: DeviceStep | None = None
-        """The step that attention calls serve."""
         self._page_size, self._ordered = page_size, ordered
         widths = (geometry.head_dim, geometry.value_dim)
-        self._shape = (geometry.kv_heads, geometry.queries_per_kv, *widths, *map(_power_of_2, widths))
+        self._shape = (geometry.kv_heads, geometry.queries_per_kv, *widths, *map(next_power_of_2, widths))
         halved = max(self._shape[4:]) >= WIDE and not ordered  # an order counts blocks
         self._block_keys = BLOCK_KEYS // 2 if halved else BLOCK_KEYS
-        self._scaling = geometry.head_dim**-0.5
         self._programs = PROGRAMS * multiprocessors(device)
         self._precision = "ieee" if dtype == torch.float32 else "tf32"
+
+    def allocate(self, geometry: Geometry, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
+        """See `Attention.allocate`."""
+        shape = (geometry.num_layers, num_slots, geometry.kv_heads)
+        self.keys = torch.zeros((*shape, geometry.head_dim), dtype=dtype, device=device)
+        self.values = torch.zeros((*shape, geometry.value_dim), dtype=dtype, device=device)
+
+    def stores(self) -> tuple[Tensor, ...]:
+        """See `Attention.stores`."""
+        return self.keys, self.values
 
     def open_step(self, buffer: Tensor, layout: BufferLayout, wanted: int) -> DeviceStep:
         """A step whose buffer [words] is on the device, with room for the parts of its tiles.
@@ -90,39 +97,9 @@ class KernelAttention(PagedAttention):
                 BLOCK=MOVED_COLUMNS,
             )
 
-    def attend(
-        self,
-        module: torch.nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        *,
-        scaling: float | None = None,
-        sliding_window: int | None = None,
-        softcap: float | None = None,
-        s_aux: Tensor | None = None,
-        **others: Any,
-    ) -> tuple[Tensor, None]:
-        """See `PagedAttention.attend`."""
-        step = self.current
-        assert step is not None, "attention outside of a step"
-        layer: int = module.layer_idx  # type: ignore[assignment]
-        self.note(layer, others)
-        self.store(step, layer, key[0].transpose(0, 1), value[0].transpose(0, 1))
-        mixed = self.mix(
-            step,
-            layer,
-            query[0].transpose(0, 1),
-            scaling=scaling,
-            window=sliding_window,
-            softcap=softcap,
-            sinks=s_aux,
-        )
-        return mixed.unsqueeze(0), None
-
-    def store(self, step: DeviceStep, layer: int, key: Tensor, value: Tensor) -> None:
-        """Write the tokens' keys [N, H, D] and values [N, H, V] to their slots."""
+    def store(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """See `Attention.store`."""
+        step: DeviceStep = self.step
         tokens, heads = step.layout.capacity.tokens, self._shape[0]
         check_rows("key", key, tokens, heads, self._shape[2])
         check_rows("value", value, tokens, heads, self._shape[3])
@@ -142,33 +119,25 @@ class KernelAttention(PagedAttention):
             num_warps=1,
         )
 
-    def mix(
-        self,
-        step: DeviceStep,
-        layer: int,
-        query: Tensor,
-        *,
-        scaling: float | None = None,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
-        """What each token sees, mixed: query [N, Q, D] -> [N, Q, V]."""
+    def mix(self, layer: int, queries: Tensor, scores: Scores) -> Tensor:
+        """See `Attention.mix`."""
+        step: DeviceStep = self.step
+        sinks = scores.sinks
         layout, items = step.layout, step.layout.capacity.items
         heads = self._shape[0] * self._shape[1]
-        check_rows("query", query, layout.capacity.tokens, heads, self._shape[2])
+        check_rows("queries", queries, layout.capacity.tokens, heads, self._shape[2])
         if sinks is not None:
             check_shape("sinks", sinks, heads)
-        out = query.new_empty((len(query), heads, self._shape[3]))
+        out = queries.new_empty((len(queries), heads, self._shape[3]))
         kernel = attend_in_order_kernel if self._ordered else attend_kernel
         kernel[(min(items * self._shape[0], self._programs),)](
-            query,
+            queries,
             self.keys[layer],
             self.values[layer],
             out,
             step.partial,
             step.statistics,
-            query if sinks is None else sinks,
+            queries if sinks is None else sinks,
             step.buffer,
             layout.items_at,
             layout.tiles_at,
@@ -176,16 +145,16 @@ class KernelAttention(PagedAttention):
             *(() if self._ordered else (layout.at("own"),)),
             layout.at("masks"),
             items,
-            query.stride(0),
-            query.stride(1),
-            self._scaling if scaling is None else scaling,
-            softcap or 0.0,
+            queries.stride(0),
+            queries.stride(1),
+            scores.scaling,
+            scores.softcap or 0.0,
             SHAPE=self._shape,
             BLOCK_M=step.block_rows,
             BLOCK_N=self._block_keys,
             PAGE=self._page_size,
-            WINDOW=window or 0,
-            SOFTCAP=softcap is not None,
+            WINDOW=scores.window or 0,
+            SOFTCAP=scores.softcap is not None,
             SINKS=sinks is not None,
             PRECISION=self._precision,
             num_warps=4 if max(self._shape[4:]) < 128 else 8,  # wider tiles spill from fewer registers
@@ -207,7 +176,3 @@ class KernelAttention(PagedAttention):
             SHAPE=self._shape,
             BLOCK_M=step.block_rows,
         )
-
-
-def _power_of_2(size: int) -> int:
-    return 1 << (size - 1).bit_length()

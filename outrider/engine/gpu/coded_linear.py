@@ -56,10 +56,6 @@ class CodedLinear(nn.Module):
         self.words.data, self.scales.data = weight.words, weight.scales
         self.zeros = None if weight.zeros is None else _kept(weight.zeros)
 
-    def extra_repr(self) -> str:
-        """For printing the model."""
-        return f"in_features={self.in_features}, out_features={self.out_features}, bits={self._kind[0]}"
-
 
 class SideBySide(nn.Module):
     """The results of several layers next to each other: for those whose codes make no common weight."""
@@ -103,7 +99,7 @@ def joined_layers(parts: Sequence[nn.Module]) -> nn.Module:
         return SideBySide(parts)
     fused, start = CodedLinear(whole, _biases(coded), coded[0].dtype), 0
     for part in coded:
-        part.hold(whole.columns(start, start + part.out_features))
+        part.hold(whole.rows(slice(start, start + part.out_features)))
         start += part.out_features
     return fused
 

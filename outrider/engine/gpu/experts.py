@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from triton import next_power_of_2
 
 from outrider.engine.fused_decoder.decoder import BoundedGate, ExpertLinears, Experts, Router
 from outrider.engine.gpu.kernels.experts import (
@@ -78,9 +79,9 @@ def choose(router: Router, x: Tensor) -> tuple[Tensor, Tensor]:
         chosen,
         shares,
         EXPERTS=experts,
-        BLOCK_E=_power_of_2(experts),
+        BLOCK_E=next_power_of_2(experts),
         CHOSEN=count,
-        BLOCK_K=_power_of_2(count),
+        BLOCK_K=next_power_of_2(count),
         NORMALISED=router.normalised,
         num_warps=1,
     )
@@ -128,7 +129,7 @@ def expert_product(x: Tensor, linears: ExpertLinears, pairs: Pairs, sharing: int
         IN=numbers,
         OUT=columns,
         EXPERTS=experts,
-        BLOCK_E=_power_of_2(experts),
+        BLOCK_E=next_power_of_2(experts),
         BIAS=linears.bias is not None,
         BLOCK_M=BLOCK_ROWS,
         BLOCK_N=BLOCK_COLUMNS,
@@ -138,7 +139,3 @@ def expert_product(x: Tensor, linears: ExpertLinears, pairs: Pairs, sharing: int
         num_stages=4,
     )
     return out
-
-
-def _power_of_2(size: int) -> int:
-    return 1 << (size - 1).bit_length()

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from triton import next_power_of_2
 
 from outrider.engine.fused_decoder.activation import ON_GPUS, Activation
 from outrider.engine.fused_decoder.decoder import (
@@ -27,7 +28,7 @@ from outrider.engine.fused_decoder.decoder import (
     PlainMlp,
     Router,
 )
-from outrider.engine.fused_decoder.forward import AddNorm, Choose, ExpertSum, Linear, Mix
+from outrider.engine.fused_decoder.forward import AddNorm, Choose, ExpertSum, Linear, Mix, Operations
 from outrider.engine.fused_decoder.norm import only_add
 from outrider.engine.gpu.attention import KernelAttention
 from outrider.engine.gpu.experts import bounded, choose, expert_sum
@@ -48,8 +49,8 @@ class RotatedStep:
     """What queries at these positions are multiplied with, for each rope: [N, 1, 1]."""
 
 
-class GpuOperations:
-    """See `outrider.engine.fused_decoder.forward.Operations`."""
+class GpuOperations(Operations[DeviceStep, RotatedStep]):
+    """Kernels, and torch for activations that have none."""
 
     def __init__(self, decoder: FusedDecoder, attention: KernelAttention) -> None:
         self._attention = attention
@@ -75,9 +76,8 @@ class GpuOperations:
 
     def gate(self, gate: Gate) -> Linear:
         """The product and a launch, where neither torch has to activate nor the product opens the gate."""
-        called: Linear = gate.forward
         if gate.opened or gate.activation not in ON_GPUS:
-            return called
+            return super().gate(gate)
         gate_up: Any = gate.gate_up
         width, kind = gate_up.out_features // 2, ON_GPUS[gate.activation]
         return lambda x: _activated(gate_up.forward(x), width, kind, gated=True)
@@ -105,21 +105,13 @@ class GpuOperations:
 
     def _mix(self, layer: FusedLayer, qkv: Tensor, rotated: RotatedStep) -> Tensor:
         """Attention's output [N, Q * D] for qkv [N, Q + 2 H, D]."""
-        settings, attention, scores = layer.settings, self._attention, layer.settings.scores
+        settings = layer.settings
         _norm_together(settings, qkv)
         self._rotate(layer, qkv, rotated)
         if (factors := rotated.factors[settings.rope]) is not None:
             qkv[:, : settings.query_heads].mul_(factors)
-        mixed = attention.mix(
-            rotated.step,
-            layer.index,
-            qkv[:, : settings.query_heads],
-            scaling=scores.scaling,
-            window=scores.window,
-            softcap=scores.softcap,
-            sinks=scores.sinks,
-        )
-        return mixed.flatten(1)
+        queries = qkv[:, : settings.query_heads]
+        return self._attention.mix(layer.index, queries, settings.scores).flatten(1)
 
     def _rotate(self, layer: FusedLayer, qkv: Tensor, rotated: RotatedStep) -> None:
         """Turn queries and keys of qkv [N, Q + 2 H, D], and store keys and values."""
@@ -141,8 +133,8 @@ class GpuOperations:
             KV_HEADS=settings.kv_heads,
             WIDTH=width,
             HALF=half,
-            BLOCK=_power_of_2(width),
-            BLOCK_HALF=_power_of_2(half),
+            BLOCK=next_power_of_2(width),
+            BLOCK_HALF=next_power_of_2(max(half, 1)),
             NORM=norm is not None,
             num_warps=1,
         )
@@ -184,7 +176,7 @@ def _launch_norm(norm: Norm, hidden: Tensor, added: Tensor | None, out: Tensor) 
         hidden.stride(0),
         norm.eps,
         WIDTH=width,
-        BLOCK=_power_of_2(width),
+        BLOCK=next_power_of_2(width),
         ADD=added is not None,
         CENTRED=norm.centred,
         BIAS=norm.bias is not None,
@@ -200,7 +192,3 @@ def _activated(x: Tensor, width: int, kind: str, *, gated: bool) -> Tensor:
         x, out, WIDTH=width, BLOCK=ACTIVATION_BLOCK, KIND=kind, GATED=gated
     )
     return out
-
-
-def _power_of_2(size: int) -> int:
-    return 1 << (size - 1).bit_length()

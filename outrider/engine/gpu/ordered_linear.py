@@ -10,11 +10,11 @@ from typing import Any, assert_never
 import torch
 from torch import Tensor, nn
 
-from outrider.engine.cpu.linear import is_linear, linear_weight
 from outrider.engine.fused_decoder.decoder import Experts, ForeignMlp, FusedDecoder, GatedMlp, PlainMlp
 from outrider.engine.gpu.coded_linear import SideBySide
 from outrider.engine.gpu.kernels.product import product_kernel
 from outrider.engine.gpu.shapes import check_shape
+from outrider.engine.linears import is_linear, linear_weight
 
 BLOCK_ROWS = 64
 """Rows of a tile, filled up with zeros: reading the weight takes longer than multiplying so many."""

@@ -161,11 +161,8 @@ class GraphRunner(ModelRunner):
         with torch.inference_mode():
             step = self.attention.open_step(buffer, layout, wanted)
             self.attention.move_in_step(step)
-            self.attention.current = step
-            try:
+            with self.attention.during(step):
                 return self._logits(step)
-            finally:
-                self.attention.current = None
 
     def _capture(self, graphs: Graphs, say: Callable[[str], None]) -> None:
         """Capture the forward of each size, the largest first: the smaller ones then fit its memory."""

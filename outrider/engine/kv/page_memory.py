@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class PageMemory:
-    """Pages of `page_size` entries in `stores`, each [layers, slots, heads, width]."""
+    """Pages of `page_size` entries in `stores`, each [layers, slots, ...]."""
 
     def __init__(self, stores: Sequence[Tensor], page_size: int) -> None:
         self._stores = list(stores)
@@ -32,7 +32,7 @@ class PageMemory:
 
     @property
     def shape(self) -> str:
-        """The shapes of what a page holds, such as `12x16x4x64+12x16x4x64`."""
+        """The shapes of what a page holds, such as `12x16x512`."""
         return "+".join("x".join(map(str, shape)) for shape in self._shapes)
 
     def read(self, page: int, used: int) -> bytes:
@@ -53,5 +53,5 @@ class PageMemory:
             start += size
 
     def _entries(self, store: Tensor, page: int) -> Tensor:
-        """[layers, page_size, heads, width] of one page."""
+        """[layers, page_size, ...] of one page."""
         return store[:, page * self._page_size : (page + 1) * self._page_size]

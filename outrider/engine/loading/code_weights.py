@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from outrider.engine.cpu.linear import is_linear, linear_weight
 from outrider.engine.gpu.coded_linear import CodedLinear
+from outrider.engine.linears import linear_weight, linears_of
 from outrider.engine.loading.move_weights import PROGRESS_BYTES
 from outrider.engine.quantization.modules import bits_of, codes_of
 from outrider.engine.quantization.planes import PlanarWeight, in_planes, rounded_in_planes
@@ -25,11 +25,11 @@ def code_weights(
     """Replace the layers that have codes, and all others with `bits`, which they are rounded to; returns how
     many.
     """
-    names = [name for name, module in network.named_modules() if is_linear(module)]
-    wanted = [name for name in names if bits is not None or codes_of(network.get_submodule(name)) is not None]
+    layers = linears_of(network)
+    wanted = [name for name, layer in layers.items() if bits is not None or codes_of(layer) is not None]
     read = told = 0
     for name in wanted:
-        layer = network.get_submodule(name)
+        layer = layers.pop(name)  # so that its numbers go with it
         read += linear_weight(layer).nbytes
         _replace(network, name, _planes(network, layer, place, bits or 0), place)
         if read - told >= PROGRESS_BYTES:

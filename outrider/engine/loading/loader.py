@@ -18,11 +18,12 @@ from transformers.utils import logging as transformers_logging
 
 from outrider.engine.cpu.backend import AUTO, Backend, vector_backend
 from outrider.engine.cpu.choice import BackendChoice, choose_backend
-from outrider.engine.cpu.linear import expert_weights, is_linear, linear_weight, pack_linears, runs_codes
+from outrider.engine.cpu.linear import expert_weights, pack_linears, runs_codes
 from outrider.engine.cpu.worker_pool import WorkerPool
 from outrider.engine.fused_decoder import FusedDecoder, NotFused, fused_decoder
 from outrider.engine.gpu.accelerator import kernel_errors
 from outrider.engine.gpu.coded_linear import without_codes
+from outrider.engine.linears import linear_weight, linears_of
 from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.loading.check_determinism import check_determinism
 from outrider.engine.loading.check_forward import TOLERANCE, Plain, check_paged, moved_by_fp8, run_plain
@@ -101,9 +102,18 @@ def load_model(
     if fp8:
         moved = moved_by_fp8(network, plain, limit)
         say(f"fp8 keys and values move logits of random tokens by {moved:.1%} of how they spread")
-    loaded = _described(network, Path(model).name, plain, limit, place)
-    held = " ".join(part for part in (stored, weights) if part != FULL)
-    loaded = replace(loaded, weights=held, fp8_kv=fp8)
+    loaded = described(
+        network,
+        model,
+        plain.logits.shape[-1],
+        model=network,
+        context_length=limit,
+        device=place,
+        geometry=plain.geometry,
+        weights=quantized_as(stored, weights),
+        fp8_kv=fp8,
+        fingerprint=fingerprint(network),
+    )
     loaded = _arranged(_with_kernels(loaded, say), network, plain, fused, say)
     del network  # a fused decoder's weights are its own, and freed as they are packed
     # The library's results depend on the batch, so it is no alternative then.
@@ -129,22 +139,22 @@ def load_network(model: str, *, dtype: str, device: str, threads: int) -> PreTra
     return network
 
 
-def _described(
-    network: PreTrainedModel, name: str, plain: Plain, limit: int, place: torch.device
-) -> LoadedModel:
+def described(network: PreTrainedModel, source: str, vocabulary_size: int, **others: Any) -> LoadedModel:
+    """A model of a folder or hub id; `others` are what else a `LoadedModel` has."""
     return LoadedModel(
-        model=network,
-        name=name,
-        vocabulary_size=plain.logits.shape[-1],
-        context_length=limit,
+        name=Path(source).name,
+        vocabulary_size=vocabulary_size,
         eos_token_ids=eos_token_ids(network),
         bos_token_id=generation_setting(network, "bos_token_id"),
         dtype=network.dtype,
-        device=place,
-        geometry=plain.geometry,
         hidden_size=network.config.get_text_config().hidden_size,
-        fingerprint=fingerprint(network),
+        **others,
     )
+
+
+def quantized_as(*kinds: str) -> str:
+    """Of how a checkpoint stores weights and how others are rounded, what is not in full."""
+    return " ".join(kind for kind in kinds if kind != FULL)
 
 
 def _with_kernels(loaded: LoadedModel, say: Callable[[str], None]) -> LoadedModel:
@@ -286,7 +296,7 @@ def packed(
     """The model with packed linear layers, whose work the worker pool shares, on the CPU."""
     if loaded.device.type != "cpu":
         return loaded
-    linears = [module for module in loaded.model.modules() if is_linear(module)]
+    linears = linears_of(loaded.model).values()
     weights = [linear_weight(module) for module in linears if not runs_codes(module)]
     weights += [weight for module in loaded.model.modules() for weight in expert_weights(module)]
     choice = BackendChoice(vector_backend(loaded.dtype) or Backend.ONEDNN, "all weights are codes")

@@ -36,6 +36,25 @@ def check_model_path(model: str) -> None:
         )
 
 
+def find_file(model: str, name: str) -> Path | None:
+    """A file of a model folder or hub id, which is fetched first; None when it has no such file.
+
+    Raises:
+        ModelError: the hub does not give it.
+    """
+    if Path(model).is_dir():
+        path = Path(model) / name
+        return path if path.is_file() else None
+    from transformers.utils.hub import cached_file  # slow to import, and needed for hub ids alone
+
+    try:
+        found = cached_file(model, name, _raise_exceptions_for_missing_entries=False)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().split("\n", 1)[0]
+        raise cannot_load(model, f"has no {name} that can be fetched ({reason})") from error
+    return None if found is None else Path(found)
+
+
 def cannot_load(model: str, problem: str) -> ModelError:
     """The error for a model that is not what its name promised; a name that is no folder was asked for on the
     hub."""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
 from safetensors import safe_open
 from torch import Tensor
-from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 from outrider.engine.loading.model_config import LOAD_ERRORS, unreadable
-from outrider.engine.loading.model_path import cannot_load
+from outrider.engine.loading.model_path import cannot_load, find_file
 
 ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -91,20 +91,15 @@ def by_module(weights: Mapping[str, Weight]) -> dict[str, dict[str, Weight]]:
     return modules
 
 
-def _files(model: str) -> Iterator[Path]:
-    missing_ok: dict[str, Any] = {
-        "_raise_exceptions_for_missing_entries": False,
-        "_raise_exceptions_for_gated_repo": True,
-    }
-    one = cached_file(model, ONE_FILE, **missing_ok)
-    if one is not None:
-        yield Path(one)
-        return
-    index = cached_file(model, INDEX, **missing_ok)
+def _files(model: str) -> list[Path]:
+    index = find_file(model, INDEX) if (one := find_file(model, ONE_FILE)) is None else None
     if index is not None:
-        yield from map(Path, get_checkpoint_shard_files(model, index)[0])  # type: ignore[no-untyped-call]
-        return
-    found = sorted(Path(model).glob("*.safetensors"))
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        found = [find_file(model, name) for name in names]
+        if None in found:
+            raise FileNotFoundError(f"{names[found.index(None)]} is missing")
+    else:
+        found = sorted(Path(model).glob("*.safetensors")) if one is None else [one]
     if not found:
-        raise cannot_load(model, "has no weights in safetensors")
-    yield from found
+        raise cannot_load(model, "has no weights in safetensors; convert others where you trust them")
+    return [path for path in found if path is not None]

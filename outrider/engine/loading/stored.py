@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
-from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from outrider.engine.gpu.coded_linear import without_codes
-from outrider.engine.loading.model_config import factory_of
-from outrider.engine.loading.open_weights import OpenWeights, Weight, by_module
+from outrider.engine.loading.model_config import read_config, skeleton_of
+from outrider.engine.loading.open_weights import OpenWeights, by_module
 from outrider.engine.quantization.checkpoint import Checkpoint, layout_of, read_checkpoint
-from outrider.engine.quantization.layouts import Layout, Parts
+from outrider.engine.quantization.layouts import Layout
 from outrider.engine.quantization.modules import attach_codes, shapes_of_linears
 
 FULL = "full"
@@ -32,20 +33,26 @@ def read_quantized(
     Raises:
         ModelError: the format cannot be read.
     """
-    config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
+    config = read_config(model, trust_remote_code)
     layout = layout_of(model, config)
     if layout is None:
         return None
     kept = dtype_of(config, dtype)
-    skeleton = _skeleton(without_quantization(config), trust_remote_code)
+    skeleton = skeleton_of(model, without_quantization(config), trust_remote_code)
     on_cpu = place is not None and place.type == "cpu"
     alone = place is not None and not on_cpu and without_codes(kept, place) is None
     with OpenWeights(model) as opened:
-        modules = ((name, _whole(parts)) for name, parts in by_module(opened.weights).items())
+        modules = (
+            (module, {name: weight[...] for name, weight in parts.items()})
+            for module, parts in by_module(opened.weights).items()
+        )
         shapes = shapes_of_linears(skeleton) if alone else None
         found = read_checkpoint(model, layout, modules, kept, shapes)
-    network, info = _made(type(skeleton), config, found, kept)
-    network.generation_config = _generation(model, network.generation_config)
+    kind: Any = type(skeleton)
+    network, info = kind.from_pretrained(
+        None, config=config, state_dict=found.tensors, dtype=kept, output_loading_info=True
+    )
+    read_generation_config(network, model)
     attach(network, found, layout, say, codes=alone or on_cpu, experts=on_cpu)
     return network, info, layout.name
 
@@ -75,25 +82,6 @@ def without_quantization(config: PretrainedConfig) -> PretrainedConfig:
     return config
 
 
-def _whole(parts: Mapping[str, Weight]) -> Parts:
-    return {name: weight[...] for name, weight in parts.items()}
-
-
-def _skeleton(config: PretrainedConfig, trust_remote_code: bool) -> PreTrainedModel:
-    """The model of a configuration without weights."""
-    with torch.device("meta"):
-        factory = factory_of(config)
-        skeleton: PreTrainedModel = factory.from_config(config, trust_remote_code=trust_remote_code)
-    return skeleton
-
-
-def _made(kind: Any, config: PretrainedConfig, found: Checkpoint, dtype: torch.dtype) -> Any:
-    """The model of a configuration with these tensors."""
-    return kind.from_pretrained(
-        None, config=config, state_dict=found.tensors, dtype=dtype, output_loading_info=True
-    )
-
-
 def dtype_of(config: PretrainedConfig, asked: str) -> torch.dtype:
     """What the numbers of a quantized checkpoint become: what is asked for; auto is the configuration's."""
     if asked != "auto":
@@ -103,10 +91,7 @@ def dtype_of(config: PretrainedConfig, asked: str) -> torch.dtype:
     return named if isinstance(named, torch.dtype) else getattr(torch, str(named))
 
 
-def _generation(model: str, otherwise: GenerationConfig) -> GenerationConfig:
-    """The generation_config.json of a model, where it has one."""
-    try:
-        found: GenerationConfig = GenerationConfig.from_pretrained(model)
-    except OSError:
-        return otherwise
-    return found
+def read_generation_config(network: PreTrainedModel, model: str) -> None:
+    """Set what the generation_config.json of a model says, if it has one."""
+    with suppress(OSError):
+        network.generation_config = GenerationConfig.from_pretrained(model)

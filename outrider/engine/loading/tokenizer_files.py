@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from outrider.engine.loading.model_path import cannot_load, check_model_path
+from outrider.engine.loading.model_path import check_model_path, find_file
 from outrider.protocol.errors import ModelError
 
 OLDER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
@@ -94,16 +93,8 @@ def _converted(model: str) -> bytes | None:
 
 def _file(model: str, name: str) -> bytes | None:
     """Content of one file of a model folder or hub id; None when it has no such file."""
-    if Path(model).is_dir():
-        path = Path(model) / name
-        return path.read_bytes() if path.is_file() else None
-    from transformers.utils.hub import cached_file  # slow to import, and needed for hub ids alone
-
-    try:
-        found = cached_file(model, name, _raise_exceptions_for_missing_entries=False)
-    except (OSError, ValueError) as error:
-        raise cannot_load(model, f"has no {name} that can be fetched ({_first_line(error)})") from error
-    return Path(found).read_bytes() if found is not None else None
+    path = find_file(model, name)
+    return path.read_bytes() if path is not None else None
 
 
 def json_file(model: str, name: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from outrider.engine.loading.model_path import check_model_path
+from outrider.engine.loading.model_path import check_model_path, find_file
 
 CHARACTERS = 8
 CHUNK = 1 << 22
@@ -30,14 +30,5 @@ def weights_version(model: str, *settings: str) -> str:
 
 
 def _files(model: str) -> list[Path]:
-    folder = Path(model)
-    if not folder.is_dir():
-        from transformers.utils.hub import cached_file  # slow to import, and needed for hub ids alone
-
-        found = cached_file(model, "config.json", _raise_exceptions_for_missing_entries=False)
-        if found is None:
-            return []
-        folder = Path(found).parent
-    return [
-        path for path in (folder / "config.json", *sorted(folder.glob("*.safetensors"))) if path.is_file()
-    ]
+    config = find_file(model, "config.json")
+    return [] if config is None else [config, *sorted(config.parent.glob("*.safetensors"))]

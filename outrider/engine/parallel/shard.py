@@ -10,11 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import lcm
-from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import DynamicCache, GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from outrider.engine.cpu.worker_pool import WorkerPool
@@ -25,17 +24,17 @@ from outrider.engine.gpu.coded_linear import without_codes
 from outrider.engine.loaded_model import Geometry, LoadedModel
 from outrider.engine.loading.check_forward import Plain, run_plain
 from outrider.engine.loading.fp8_kv import FP8, check_kv_dtype, no_fp8
-from outrider.engine.loading.loader import packed, place_weights
-from outrider.engine.loading.model_config import (
-    eos_token_ids,
-    find_context_length,
-    generation_setting,
-    read_config,
-    skeleton_of,
-)
+from outrider.engine.loading.loader import described, packed, place_weights, quantized_as
+from outrider.engine.loading.model_config import find_context_length, read_config, skeleton_of
 from outrider.engine.loading.model_path import check_model_path
 from outrider.engine.loading.open_weights import InMemory, OpenWeights, Weight
-from outrider.engine.loading.stored import FULL, attach, dtype_of, without_quantization
+from outrider.engine.loading.stored import (
+    FULL,
+    attach,
+    dtype_of,
+    read_generation_config,
+    without_quantization,
+)
 from outrider.engine.make_runner import without_kernels
 from outrider.engine.parallel.coded import check_coded, coded_parts, common_step
 from outrider.engine.parallel.cuts import Cuts, heads_of
@@ -187,23 +186,20 @@ class Shard:
     def _described(
         self, network: PreTrainedModel, decoder: FusedDecoder, part: Geometry, vocabulary: int, ranks: int
     ) -> LoadedModel:
-        _read_generation_config(network, self._settings.model)
+        read_generation_config(network, self._settings.model)
         stored = FULL if self._layout is None else self._layout.name
         lacking = self._lacking(part, network.dtype)
         if self._fp8_kv and lacking is not None:
             raise no_fp8(lacking)
-        return LoadedModel(
+        return described(
+            network,
+            self._settings.model,
+            vocabulary,
             model=decoder,
-            name=Path(self._settings.model).name,
-            vocabulary_size=vocabulary,
             context_length=self._limit,
-            eos_token_ids=eos_token_ids(network),
-            bos_token_id=generation_setting(network, "bos_token_id"),
-            dtype=network.dtype,
             device=self.device,
             geometry=part,
-            weights=" ".join(one for one in (stored, self._settings.weights) if one != FULL),
-            hidden_size=network.config.get_text_config().hidden_size,
+            weights=quantized_as(stored, self._settings.weights),
             kernels=self.device.type != "cpu" and lacking is None,
             fp8_kv=self._fp8_kv,
             ranks=ranks,
@@ -237,11 +233,3 @@ def _windows(config: PretrainedConfig) -> dict[int, int | None]:
     """The sliding window of each layer."""
     layers: list[Any] = DynamicCache(config=config).layers
     return {i: layer.sliding_window if layer.is_sliding else None for i, layer in enumerate(layers)}
-
-
-def _read_generation_config(network: PreTrainedModel, model: str) -> None:
-    """Set what the model's generation_config.json says, if it has one."""
-    try:
-        network.generation_config = GenerationConfig.from_pretrained(model)
-    except OSError:
-        return

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from outrider.engine.linears import linears_of
 from outrider.engine.quantization.rounding import rounded
 from outrider.engine.quantization.stacked import (
     DOWN,
@@ -41,8 +42,7 @@ def round_linears(network: PreTrainedModel, bits: int) -> int:
     for module in network.modules():
         if is_stacked(module) and not codes_of_experts(module, DOWN):
             round_experts(module, bits)
-    layers = [module for module in network.modules() if type(module) in (nn.Linear, Conv1D)]
-    wanted = [layer for layer in layers if codes_of(layer) is None]
+    wanted = [layer for layer in linears_of(network).values() if codes_of(layer) is None]
     for layer in wanted:
         turned = isinstance(layer, Conv1D)
         weight: Any = layer.weight
@@ -67,21 +67,27 @@ def attach_codes(network: nn.Module, found: Mapping[str, QuantizedWeight], *, ex
     taken = [name for name, codes in found.items() if shapes.get(name) == codes.shape]
     for name in taken:
         _attach(network.get_submodule(name), found[name])
-    count = len(taken)
-    for name, module in network.named_modules():
-        if experts and is_stacked(module):
-            start = f"{name}."
-            inside = {key.removeprefix(start): codes for key, codes in found.items() if key.startswith(start)}
-            count += attach_expert_codes(module, inside)
-    return count
+    layers = _experts_by_layer(found) if experts else {}
+    mixtures = [(name.rsplit(".", 2)[0], part) for name, part in network.named_modules() if is_stacked(part)]
+    return len(taken) + sum(attach_expert_codes(part, layers.get(layer, {})) for layer, part in mixtures)
+
+
+def _experts_by_layer(found: Mapping[str, QuantizedWeight]) -> dict[str, dict[str, QuantizedWeight]]:
+    """The codes of experts by the name of their decoder layer: the block between goes by several names."""
+    layers: dict[str, dict[str, QuantizedWeight]] = {}
+    for name, codes in found.items():
+        block, _, inside = name.partition(".experts.")
+        if inside:
+            layers.setdefault(block.rpartition(".")[0], {})[inside] = codes
+    return layers
 
 
 def shapes_of_linears(network: nn.Module) -> dict[str, tuple[int, int]]:
     """(out, in) of the linear layers that may have codes, by their names."""
     return {
-        name: (module.out_features, module.in_features)
-        for name, module in network.named_modules()
-        if type(module) is nn.Linear
+        name: (layer.out_features, layer.in_features)
+        for name, layer in linears_of(network).items()
+        if isinstance(layer, nn.Linear)
     }
 
 

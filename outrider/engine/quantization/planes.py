@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from outrider.engine.quantization.rounding import rounded
-from outrider.engine.quantization.weight import WORD_BITS, QuantizedWeight, decoded, unpacked
+from outrider.engine.quantization.weight import WORD_BITS, QuantizedWeight, decoded, joined_along, unpacked
 
 PLANE = 32
 AT_ONCE = 1 << 24
@@ -46,13 +46,8 @@ class PlanarWeight:
         """(out, in)."""
         return self.words.shape[1], self.numbers
 
-    def columns(self, start: int, stop: int) -> PlanarWeight:
-        """Some rows of the weight, in the same memory."""
-        zeros = None if self.zeros is None else self.zeros[:, start:stop]
-        return replace(self, words=self.words[:, start:stop], scales=self.scales[:, start:stop], zeros=zeros)
-
-    def rows(self, order: Tensor) -> PlanarWeight:
-        """The rows of the weight in another order, copied."""
+    def rows(self, order: Tensor | slice) -> PlanarWeight:
+        """These rows of the weight, in this order; those of a slice in the same memory."""
         zeros = None if self.zeros is None else self.zeros[:, order]
         return replace(self, words=self.words[:, order], scales=self.scales[:, order], zeros=zeros)
 
@@ -61,7 +56,7 @@ class PlanarWeight:
         out = self.words.shape[1]
         made = torch.empty(self.shape, dtype=dtype, device=self.words.device)
         for start, stop in row_ranges(out, self.numbers):
-            made[start:stop] = self.columns(start, stop)._numbers().t()
+            made[start:stop] = self.rows(slice(start, stop))._numbers().t()
         return made
 
     def _numbers(self) -> Tensor:
@@ -80,7 +75,8 @@ class PlanarWeight:
 
 def in_planes(weight: QuantizedWeight, place: torch.device) -> PlanarWeight:
     """The same weight in that order on a device; part after part, so that little else is held there."""
-    parts = [_ordered(part, place) for part in _rows(weight)]
+    cuts = [slice(*edges) for edges in row_ranges(*weight.shape)]
+    parts = [_ordered(weight.rows(rows), place) for rows in cuts]
     whole = joined_planes(parts)
     assert whole is not None, "parts of one weight"
     return whole
@@ -108,32 +104,8 @@ def takes_planes(weight: QuantizedWeight) -> bool:
 
 def joined_planes(parts: Sequence[PlanarWeight]) -> PlanarWeight | None:
     """The rows of all, one after the other; None where their groups differ."""
-    first = parts[0]
-    if len(parts) == 1:
-        return first
-    if len({(part.bits, part.group, part.numbers, part.e4m3) for part in parts}) > 1:
-        return None
-    kept = torch.bfloat16 if all(part.scales.dtype == torch.bfloat16 for part in parts) else torch.float32
-    zeros = None
-    if any(part.zeros is not None for part in parts):
-        zeros = torch.cat([_zeros(part).to(kept) for part in parts], 1)
-    return replace(
-        first,
-        words=torch.cat([part.words for part in parts], 1),
-        scales=torch.cat([part.scales.to(kept) for part in parts], 1),
-        zeros=zeros,
-    )
-
-
-def _zeros(part: PlanarWeight) -> Tensor:
-    return torch.full_like(part.scales, 1 << (part.bits - 1)) if part.zeros is None else part.zeros
-
-
-def _rows(weight: QuantizedWeight) -> Iterator[QuantizedWeight]:
-    """Parts of a weight of some rows each."""
-    for start, stop in row_ranges(*weight.shape):
-        zeros = None if weight.zeros is None else weight.zeros[start:stop]
-        yield replace(weight, words=weight.words[start:stop], scales=weight.scales[start:stop], zeros=zeros)
+    whole: PlanarWeight | None = parts[0] if len(parts) == 1 else joined_along(1, parts)
+    return whole
 
 
 def _ordered(part: QuantizedWeight, place: torch.device) -> PlanarWeight:

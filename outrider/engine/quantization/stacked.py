@@ -17,16 +17,20 @@ from outrider.engine.quantization.weight import QuantizedWeight, joined
 
 GATE_UP, DOWN = WEIGHTS = ("gate_up_proj", "down_proj")
 """Names of the weights; biases have `_bias` behind."""
-_LAYERS = {GATE_UP: ("gate_proj", "up_proj"), DOWN: ("down_proj",)}
-"""Names of an expert's layers in checkpoints, in the order of the rows of each weight."""
+LAYERS = {GATE_UP: (("gate_proj", "up_proj"), ("w1", "w3")), DOWN: (("down_proj",), ("w2",))}
+"""What checkpoints call the layers of one expert that make up each weight, in the order of its rows: most
+families, and Mixtral's."""
 
 
 def is_stacked(module: Any) -> bool:
     """True for such a module, which takes rows, their experts and the shares of these."""
     weights = [getattr(module, name, None) for name in WEIGHTS]
-    stacked = all(isinstance(weight, Tensor) and weight.ndim == 3 for weight in weights)
+    if not all(isinstance(weight, Tensor) and weight.ndim == 3 for weight in weights):
+        return False
+    known = {*WEIGHTS, *(f"{name}_bias" for name in WEIGHTS)}
     normed = getattr(module, "has_post_expert_norm", False)  # transformers 5.17 knows no such norm
-    return stacked and getattr(module, "has_gate", False) and not normed
+    gated = getattr(module, "has_gate", False) and not normed
+    return gated and known.issuperset(name for name, _ in module.named_parameters())
 
 
 def weights_of(module: Any, name: str) -> Tensor:
@@ -59,21 +63,26 @@ def round_experts(module: Any, bits: int) -> None:
 
 
 def attach_expert_codes(module: Any, found: Mapping[str, QuantizedWeight]) -> int:
-    """Give experts the codes of a checkpoint, by names such as `0.gate_proj`; returns how many they are.
+    """Give experts the codes of a checkpoint, by names such as `0.gate_proj`; returns of how many layers.
 
     None are given where some have no codes or another kind of them.
     """
-    taken, codes = 0, {}
-    for name, layers in _LAYERS.items():
-        wanted = [f"{expert}.{layer}" for expert in range(module.num_experts) for layer in layers]
-        whole = joined([found[one] for one in wanted]) if found.keys() >= {*wanted} else None
-        if whole is None or whole.shape != weights_of(module, name).flatten(0, 1).shape:
-            return 0
-        rows = torch.arange(len(whole.words)).view(module.num_experts, -1)
-        codes[name] = [whole.rows(some) for some in rows]
-        taken += len(wanted)
+    codes = {name: _of_layers(module, name, found) for name in WEIGHTS}
+    if not all(codes.values()):
+        return 0
     module.codes = codes
-    return taken
+    return module.num_experts * sum(len(layers[0]) for layers in LAYERS.values())
+
+
+def _of_layers(module: Any, name: str, found: Mapping[str, QuantizedWeight]) -> list[QuantizedWeight] | None:
+    """The codes of each expert's weight, put together from its layers'."""
+    (count, out, width), every = weights_of(module, name).shape, range(module.num_experts)
+    ways = ([f"{one}.{layer}" for one in every for layer in layers] for layers in LAYERS[name])
+    wanted = next((names for names in ways if found.keys() >= {*names}), [])
+    whole = joined([found[one] for one in wanted]) if wanted else None
+    if whole is None or whole.shape != (count * out, width):
+        return None
+    return [whole.rows(some) for some in torch.arange(count * out).view(count, -1)]
 
 
 def _round(weight: Tensor, bits: int) -> QuantizedWeight:

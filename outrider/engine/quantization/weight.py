@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,8 +52,8 @@ class QuantizedWeight:
         steps = decoded(codes, zeros, self.bits, self.e4m3)
         return (steps * self.scales.float()[..., None]).flatten(1)[:, : self.numbers]
 
-    def rows(self, order: Tensor) -> QuantizedWeight:
-        """These rows of it, in this order."""
+    def rows(self, order: Tensor | slice) -> QuantizedWeight:
+        """These rows of it, in this order; those of a slice in the same memory."""
         zeros = None if self.zeros is None else self.zeros[order]
         return replace(self, words=self.words[order], scales=self.scales[order], zeros=zeros)
 
@@ -85,18 +86,24 @@ def decoded(codes: Tensor, zeros: Tensor | None, bits: int, e4m3: bool) -> Tenso
 
 def joined(parts: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
     """The rows of all, one after the other; None where their groups differ."""
+    return joined_along(0, parts)
+
+
+def joined_along(axis: int, parts: Sequence[Any]) -> Any:
+    """Weights whose rows are an axis of their words, scales and zeros, as one; None where groups differ."""
     first = parts[0]
     if len({(part.bits, part.group, part.numbers, part.e4m3) for part in parts}) > 1:
         return None
     kept = torch.bfloat16 if all(part.scales.dtype == torch.bfloat16 for part in parts) else torch.float32
-    zeros = None
+    zeros: list[Tensor] = []
     if any(part.zeros is not None for part in parts):
-        filled = [torch.full_like(p.scales, p.middle) if p.zeros is None else p.zeros for p in parts]
-        zeros = torch.cat([part.to(kept) for part in filled])
-    return QuantizedWeight(
-        torch.cat([part.words for part in parts]),
-        torch.cat([part.scales.to(kept) for part in parts]),
-        *(zeros, first.bits, first.group, first.numbers, first.e4m3),
+        middle = 1 << (first.bits - 1)
+        zeros = [torch.full_like(p.scales, middle) if p.zeros is None else p.zeros for p in parts]
+    return replace(
+        first,
+        words=torch.cat([part.words for part in parts], axis),
+        scales=torch.cat([part.scales.to(kept) for part in parts], axis),
+        zeros=torch.cat([part.to(kept) for part in zeros], axis) if zeros else None,
     )
 
 

@@ -75,7 +75,8 @@ def test_its_pages_and_masks_are_those_of_the_step(kind, monkeypatch):
     monkeypatch.setattr(gpu_flashinfer, "WORKSPACE", 1)
     generator, pool = torch.Generator().manual_seed(0), PagePool(PAGES, PAGE)
     attention = PagedAttention(GEOMETRY, PAGES * PAGE, torch.float32, CPU)
-    for part in attention.stores():
+    entries = attention.keys, attention.values
+    for part in entries:
         part.copy_(torch.randn(part.shape, generator=generator))
     segments = [_segment(pool, context, kind) for context in (3, 4, 21)]
     step = pack_step(segments, queries_per_kv=2, dtype=torch.float32, device=CPU)
@@ -89,12 +90,12 @@ def test_its_pages_and_masks_are_those_of_the_step(kind, monkeypatch):
         for s in each.kv.slots[: each.kv.length + each.kv.scratch][-len(each.tokens) :]
     ]
     order = [new.index(int(slot)) for slot in step.slots]
-    key, value = (part[0, step.slots].transpose(0, 1)[None] for part in attention.stores())
+    key, value = (part[0, step.slots].transpose(0, 1)[None] for part in entries)
     layer = torch.nn.Module()
     layer.layer_idx = 0
     with attention.during(step):
         expected, _ = attention.attend(layer, query[order].transpose(0, 1)[None], key, value, None)
-    found = ours.attend(query, *(part[0] for part in attention.stores()))
+    found = ours.attend(query, *(part[0] for part in entries))
     torch.testing.assert_close(found[order], expected[0, : len(order)], rtol=1e-5, atol=1e-5)
 
 

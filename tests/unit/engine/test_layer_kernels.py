@@ -16,7 +16,6 @@ from outrider.engine.cpu.layer import (
     Angles,
     AttentionKernel,
     GeluKernel,
-    LayerNormKernel,
     NormKernel,
     RotationKernel,
 )
@@ -133,7 +132,7 @@ def test_a_norm_that_centres_rows(dtype: torch.dtype, width: int, biased: bool) 
     """As in float64, also far from 0, where all numbers are equal, and where eps decides."""
     weight, eps = random(width, dtype=dtype, seed=3), 1e-5
     bias = random(width, dtype=dtype, seed=4) if biased else None
-    norm = LayerNormKernel(weight, bias, eps, dtype)
+    norm = NormKernel(weight, eps, dtype, centred=True, bias=bias)
     x, added = random(6, width, dtype=dtype), random(6, width, dtype=dtype, seed=1)
     x[1] *= 1e-4
     x[2], added[2] = 3.0, 0.0
@@ -154,7 +153,7 @@ def test_a_norm_that_centres_rows(dtype: torch.dtype, width: int, biased: bool) 
 def norms(dtype: torch.dtype) -> list[NormKernel]:
     """Of both kinds, for rows of 40 numbers."""
     weight = random(40, dtype=dtype)
-    return [NormKernel(weight, 1e-5), LayerNormKernel(weight, weight, 1e-5, dtype)]
+    return [NormKernel(weight, 1e-5), NormKernel(weight, 1e-5, dtype, centred=True, bias=weight)]
 
 
 @dtypes

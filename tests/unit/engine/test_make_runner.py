@@ -9,7 +9,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from outrider.engine import make_runner as module
 from outrider.engine.fused_decoder import FusedDecoder
 from outrider.engine.gpu import accelerator
 from outrider.engine.loaded_model import Geometry
@@ -43,7 +42,7 @@ def crowded(monkeypatch):
     def refuse(*_, **__):
         raise errors.OutOfResources(140800, 101376, "shared memory")
 
-    monkeypatch.setattr(module, "_graph_runner", refuse)
+    monkeypatch.setattr("outrider.engine.gpu.runner.GraphRunner", refuse)
 
 
 def heads(width: int) -> Geometry:

@@ -56,30 +56,15 @@ def tanh_gelu(x: Value) -> Value:
 
 
 @cache
-def gelu(kind: str) -> Callable[..., None]:
-    """The kernel of GELU for a kind of numbers."""
-    size = 2 if kind == "bfloat16" else 4
+def gelu(kind: str, tanh: bool) -> Callable[..., None]:
+    """The kernel of GELU, or of its approximation with `tanh`, for a kind of numbers."""
+    size, function = 2 if kind == "bfloat16" else 4, tanh_gelu if tanh else exact_gelu
 
     @kernel("void(intp, intp)", keeps_lock=True)
     def activate(x: int, count: int) -> None:
-        """Make `exact_gelu` of `count` numbers at X."""
+        """Overwrite `count` numbers at X."""
         for at in range(0, count, LANES):
             there = first_lanes(count - at)
-            store(kind, x + size * at, exact_gelu(load(kind, x + size * at, there)), there)
-
-    return activate
-
-
-@cache
-def gelu_tanh(kind: str) -> Callable[..., None]:
-    """The kernel of its approximation for a kind of numbers."""
-    size = 2 if kind == "bfloat16" else 4
-
-    @kernel("void(intp, intp)", keeps_lock=True)
-    def activate(x: int, count: int) -> None:
-        """Make `tanh_gelu` of `count` numbers at X."""
-        for at in range(0, count, LANES):
-            there = first_lanes(count - at)
-            store(kind, x + size * at, tanh_gelu(load(kind, x + size * at, there)), there)
+            store(kind, x + size * at, function(load(kind, x + size * at, there)), there)
 
     return activate

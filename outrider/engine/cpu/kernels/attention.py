@@ -252,23 +252,11 @@ def attention(kind: str) -> Callable[..., None]:
                     vectors(inverses)[0] = _weigh(scores, reach)
                     values = _Seen(own_keys + kv_heads * head_bytes, entry_bytes, own_slots, reach)
                     if tile.size <= FEW:
-                        _mix(
-                            kind, size, FEW, tile, values, scores, inverses, columns, own_out, out_bytes, sums
-                        )
+                        _mix(kind, size, FEW, tile, values, scores, inverses, columns, own_out,
+                             out_bytes, sums)  # fmt: skip
                     else:
-                        _mix(
-                            kind,
-                            size,
-                            LANES,
-                            tile,
-                            values,
-                            scores,
-                            inverses,
-                            columns,
-                            own_out,
-                            out_bytes,
-                            sums,
-                        )
+                        _mix(kind, size, LANES, tile, values, scores, inverses, columns, own_out,
+                             out_bytes, sums)  # fmt: skip
             first += count
 
     return attend

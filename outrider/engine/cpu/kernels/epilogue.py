@@ -71,3 +71,12 @@ def write_gated(kind: str, sums: int, bias: int, y: int, left: int) -> None:
         up = up + load_aligned(bias + 4 * LANES)
     opened = rounded(kind, silu(rounded(kind, gate)))
     store(kind, y, opened * rounded(kind, up), first_lanes(left))
+
+
+@inlined
+def write_row(kind: str, size: int, gated: bool, sums: int, bias: int, y: int, left: int) -> None:
+    """Write PANEL sums plus bias, or with `gated` what they open, as far as `left` columns go."""
+    if gated:
+        write_gated(kind, sums, bias, y, left)
+    else:
+        write_sums(kind, size, sums, bias, y, left)

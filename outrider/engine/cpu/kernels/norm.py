@@ -32,79 +32,56 @@ def one_over_root(squares: Value, share: float, eps: float) -> Value:
 
 
 @cache
-def norm(kind: str) -> Callable[..., None]:
-    """The kernel for a kind of numbers."""
+def norm(kind: str, centred: bool) -> Callable[..., None]:
+    """The kernel for a kind of numbers: layer norm where it centres rows, else RMS norm."""
     size = 2 if kind == "bfloat16" else 4
 
-    @kernel("void(intp, intp, intp, intp, intp, intp, intp, float64, float64)", keeps_lock=True)
+    @kernel(f"void({'intp, ' * 8} float64, float64)", keeps_lock=True)
     def normalise(
-        x: int, added: int, scale: int, y: int, width: int, stride: int, rows: int, share: float, eps: float
-    ) -> None:
-        """Y = X / sqrt(mean(X^2) + eps) * scale; X, Y and `added` are [rows, width], `scale` [width] float32.
-
-        Rows begin `stride` numbers apart. First `added` is added to X, unless it is 0. `share` is 1 / width.
-        Y may be X.
-        """
-        for first in range(0, rows * stride, stride):
-            squares = splat(0.0)
-            for column in range(0, width, LANES):
-                at, there = size * (first + column), first_lanes(width - column)
-                numbers = load(kind, x + at, there)
-                if added:
-                    numbers = rounded(kind, numbers + load(kind, added + at, there))
-                    store(kind, x + at, numbers, there)
-                squares = multiply_add(numbers, numbers, squares)
-            inverse = one_over_root(squares, share, eps)
-            for column in range(0, width, LANES):
-                at, there = size * (first + column), first_lanes(width - column)
-                weights = load("float32", scale + 4 * column, there)
-                store(kind, y + at, load(kind, x + at, there) * inverse * weights, there)
-
-    return normalise
-
-
-@cache
-def layer_norm(kind: str) -> Callable[..., None]:
-    """The kernel for a kind of numbers."""
-    size = 2 if kind == "bfloat16" else 4
-
-    @kernel("void(intp, intp, intp, intp, intp, intp, intp, float64, float64)", keeps_lock=True)
-    def centre(
         x: int,
         added: int,
         scale: int,
         shift: int,
         y: int,
         width: int,
+        stride: int,
         rows: int,
         share: float,
         eps: float,
     ) -> None:
-        """Y = (X - mean(X)) / sqrt(variance(X) + eps) * scale + shift; see `norm`.
+        """Y = (X - mean(X)) / sqrt(mean((X - mean(X))^2) + eps) * scale + shift, or without the means.
 
-        `shift` is [width] float32, and may be 0. The variance is of the centred numbers.
+        X, Y and `added` are [rows, width], rows `stride` numbers apart; `scale` and `shift` are [width]
+        float32. First `added` is added to X. It and `shift` may be 0, Y may be X. `share` is 1 / width.
         """
-        for first in range(0, rows * width, width):
-            total = splat(0.0)
+        # The choices by `centred` are made when this is compiled.
+        for first in range(0, rows * stride, stride):
+            total, squares, mean = splat(0.0), splat(0.0), splat(0.0)
             for column in range(0, width, LANES):
                 at, there = size * (first + column), first_lanes(width - column)
                 numbers = load(kind, x + at, there)
                 if added:
                     numbers = rounded(kind, numbers + load(kind, added + at, there))
                     store(kind, x + at, numbers, there)
-                total = total + numbers
-            mean, squares = splat(added_up(total)) * splat(share), splat(0.0)
-            for column in range(0, width, LANES):
-                there = first_lanes(width - column)
-                numbers = kept(load(kind, x + size * (first + column), there) - mean, there)
-                squares = multiply_add(numbers, numbers, squares)
+                if centred:
+                    total = total + numbers
+                else:
+                    squares = multiply_add(numbers, numbers, squares)
+            if centred:
+                mean = splat(added_up(total)) * splat(share)
+                for column in range(0, width, LANES):
+                    there = first_lanes(width - column)
+                    numbers = kept(load(kind, x + size * (first + column), there) - mean, there)
+                    squares = multiply_add(numbers, numbers, squares)
             inverse = one_over_root(squares, share, eps)
             for column in range(0, width, LANES):
                 at, there = size * (first + column), first_lanes(width - column)
-                numbers = (load(kind, x + at, there) - mean) * inverse
-                numbers = numbers * load("float32", scale + 4 * column, there)
-                if shift:
+                numbers = load(kind, x + at, there)
+                if centred:
+                    numbers = numbers - mean
+                numbers = numbers * inverse * load("float32", scale + 4 * column, there)
+                if centred and shift:
                     numbers = numbers + load("float32", shift + 4 * column, there)
                 store(kind, y + at, numbers, there)
 
-    return centre
+    return normalise

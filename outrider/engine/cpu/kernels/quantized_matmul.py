@@ -18,8 +18,7 @@ a row's bits do not depend on its batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 
 from llvmlite import ir
@@ -28,7 +27,7 @@ from numba.core import cgutils
 
 from outrider.engine.cpu.kernels.codes import Codes, Steps
 from outrider.engine.cpu.kernels.compiling import inlined, kernel
-from outrider.engine.cpu.kernels.epilogue import PANEL, write_gated, write_sums
+from outrider.engine.cpu.kernels.epilogue import PANEL, write_row
 from outrider.engine.cpu.kernels.vectors import (
     F32,
     I64,
@@ -50,6 +49,7 @@ from outrider.engine.cpu.kernels.vectors import (
     load_aligned,
     numbers_at,
     pointer,
+    rows_known,
     splat,
     spread,
     step_numbers,
@@ -121,29 +121,11 @@ def _add_strip(
         with cgutils.for_range(builder, turns) as loop:
             panel = builder.add(first, builder.mul(loop.index, I64(width)))
             totals = builder.add(sums, builder.mul(panel, I64(STRIDE * MAX_ROWS)))
-            with _rows_known(builder, rows, most) as choices:
+            with rows_known(builder, rows, most) as choices:
                 for count in choices:
                     loop_of = _Groups(codes, kind, locality, width, count)
                     loop_of.add_groups(builder, x, x_stride, shares, scales, w, panel, groups, words, totals)
         first = builder.add(first, builder.mul(turns, I64(width)))
-
-
-@contextmanager
-def _rows_known(builder: Builder, rows: Value, most: int) -> Iterator[Iterator[int]]:
-    """Code for each number of rows from 1 to `most`, so that their sums are registers: emit one per item."""
-    done = builder.append_basic_block("done")
-    choice = builder.switch(rows, done)
-
-    def counts() -> Iterator[int]:
-        for count in range(1, most + 1):
-            block = builder.append_basic_block(f"rows_{count}")
-            choice.add_case(I64(count), block)
-            builder.position_at_end(block)
-            yield count
-            builder.branch(done)
-
-    yield counts()
-    builder.position_at_end(done)
 
 
 class _Groups:
@@ -365,35 +347,14 @@ def quantized_matmul(
                     row = x + low * x_stride
                     at, shares = row + group_bytes * first, row + group_bytes * groups + 4 * first
                     total = sums + STRIDE * low
-                    _add_strip(
-                        code,
-                        pairs,
-                        scales,
-                        zeros,
-                        locality,
-                        here,
-                        at,
-                        x_stride,
-                        shares,
-                        scales_at,
-                        words_at,
-                        panels,
-                        count,
-                        words,
-                        total,
-                    )
+                    _add_strip(code, pairs, scales, zeros, locality, here, at, x_stride, shares,
+                               scales_at, words_at, panels, count, words, total)  # fmt: skip
             for panel in range(panels):
                 b = bias + STRIDE * (STRIP * strip + panel) if bias else 0
                 for row in range(rows):
                     column = width * (STRIP * strip + panel)
-                    place, total = (
-                        y + row * y_stride + size * column,
-                        sums + STRIDE * (MAX_ROWS * panel + row),
-                    )
-                    if gated:
-                        write_gated(kind, total, b, place, columns - column)
-                    else:
-                        write_sums(kind, size, total, b, place, columns - column)
+                    place, total = y + row * y_stride + size * column, STRIDE * (MAX_ROWS * panel + row)
+                    write_row(kind, size, gated, sums + total, b, place, columns - column)
 
     return multiply
 

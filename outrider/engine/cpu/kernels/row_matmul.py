@@ -24,7 +24,7 @@ from numba import types
 from numba.core import cgutils
 
 from outrider.engine.cpu.kernels.compiling import kernel
-from outrider.engine.cpu.kernels.epilogue import PANEL, write_gated, write_sums
+from outrider.engine.cpu.kernels.epilogue import PANEL, write_row
 from outrider.engine.cpu.kernels.vectors import (
     I64,
     SUM,
@@ -37,6 +37,7 @@ from outrider.engine.cpu.kernels.vectors import (
     emits,
     fetch,
     pointer,
+    rows_known,
     step_numbers,
     step_weights,
 )
@@ -78,17 +79,10 @@ def _add_block(
     """Add `steps` steps of a panel to the sums [rows, PANEL] of up to GROUP rows; set them if `first`.
 
     At each step the two lines at `ahead` are fetched, which then moves on by `stride` bytes.
-    There is a loop for each number of rows, so that its sums are registers.
     """
-    done = builder.append_basic_block("done")
-    choice = builder.switch(rows, done)
-    for count in range(1, GROUP + 1):
-        block = builder.append_basic_block(f"rows_{count}")
-        choice.add_case(I64(count), block)
-        builder.position_at_end(block)
-        _add_rows(builder, kind, locality, count, x, x_stride, w, steps, ahead, stride, sums, first)
-        builder.branch(done)
-    builder.position_at_end(done)
+    with rows_known(builder, rows, GROUP) as counts:
+        for count in counts:
+            _add_rows(builder, kind, locality, count, x, x_stride, w, steps, ahead, stride, sums, first)
 
 
 def _add_rows(
@@ -177,9 +171,6 @@ def row_matmul(kind: str, locality: int) -> Callable[..., None]:
             b = bias + STRIDE * panel if bias else 0
             for row in range(rows):
                 place = y + row * y_stride + size * width * panel
-                if gated:
-                    write_gated(kind, sums + STRIDE * row, b, place, columns - width * panel)
-                else:
-                    write_sums(kind, size, sums + STRIDE * row, b, place, columns - width * panel)
+                write_row(kind, size, gated, sums + STRIDE * row, b, place, columns - width * panel)
 
     return multiply

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from outrider.engine.cpu.kernels import tiles
 from outrider.engine.cpu.kernels.compiling import inlined, kernel
-from outrider.engine.cpu.kernels.epilogue import PANEL, write_gated, write_sums
+from outrider.engine.cpu.kernels.epilogue import PANEL, write_row
 from outrider.engine.cpu.kernels.vectors import prefetch
 from outrider.engine.cpu.processor import LANES
 
@@ -125,10 +125,7 @@ def _write_chunk(
                 s = sums + ((panel - first) * groups * height + group * height + r) * STRIDE
                 b = bias + STRIDE * panel if bias else 0
                 at = y + (row + r) * y_stride + 2 * panel * width
-                if gated:
-                    write_gated("bfloat16", s, b, at, columns - panel * width)
-                else:
-                    write_sums("bfloat16", 2, s, b, at, columns - panel * width)
+                write_row("bfloat16", 2, gated, s, b, at, columns - panel * width)
 
 
 @kernel("void(intp, intp, intp, intp, intp, intp, intp, intp, intp, intp, intp, boolean, intp, intp, intp)")

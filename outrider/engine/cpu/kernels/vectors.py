@@ -9,7 +9,8 @@ is the dtype of numbers in memory, "bfloat16" or "float32", and has to be known 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from inspect import Parameter, Signature, signature
 from typing import Any, TypeAlias
 
@@ -125,6 +126,24 @@ def spread(builder: Builder, value: Value, count: int = LANES) -> Value:
     """A number in each of `count` lanes."""
     first = builder.insert_element(ir.Constant(ir.VectorType(value.type, count), ir.Undefined), value, I32(0))
     return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(I32, count), [0] * count))
+
+
+@contextmanager
+def rows_known(builder: Builder, rows: Value, most: int) -> Iterator[Iterator[int]]:
+    """Code for each number of rows from 1 to `most`, so that their sums are registers: emit one per item."""
+    done = builder.append_basic_block("done")
+    choice = builder.switch(rows, done)
+
+    def counts() -> Iterator[int]:
+        for count in range(1, most + 1):
+            block = builder.append_basic_block(f"rows_{count}")
+            choice.add_case(I64(count), block)
+            builder.position_at_end(block)
+            yield count
+            builder.branch(done)
+
+    yield counts()
+    builder.position_at_end(done)
 
 
 def below(builder: Builder, count: Value, lanes: int) -> Value:

@@ -125,6 +125,9 @@ def test_one_token_goes_through_some_experts(tmp_path: Path) -> None:
     found = read_checkpoint(str(folder))
     assert found.step_bytes(1) == (80 + 8 + 64) * 2
     assert found.step_bytes(2) == (80 + 8 + 4 * 64) * 2
+    rounded = read_checkpoint(str(folder), weights="int8")
+    assert rounded.step_bytes(1) == 8 * 2 + (80 + 64) * 8.5 / 8
+    assert rounded.weight_bytes == (80 + 8) * 2 + (80 + 4 * 64) * 8.5 / 8
 
 
 def test_the_index_says_which_files_count(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ def model(**changes: Any) -> ModelSizes:
         "dtype": "bfloat16",
         "parameters": 8 * GB,
         "looked_up": 0,
-        "resting": 0,
         "kv_numbers": 32 * 8 * (128 + 128),
         "context_length": 8192,
         "vocabulary_size": 1000,
@@ -120,14 +119,24 @@ def test_rounded_weights_take_less_of_a_device() -> None:
     assert fit(model(**large, weights="int8"), GPUS["h200"], 4000).sessions > 0
 
 
-def test_fp8_takes_16_bits_on_a_cpu() -> None:
-    """A GPU keeps its codes, where the model has 16 bits; nobody sets that."""
+def test_fp8_is_kept_where_there_are_kernels() -> None:
+    """On a CPU, and on a GPU where the model has 16 bits; nobody sets that."""
     small = model(weights="fp8", linear=7 * GB)
     assert fit(small, BIG, 4000).checkpoint.weight_bytes < 10 * GB
-    assert fit(small, Device(CPU, 80 * GB, 0.0), 4000).checkpoint.weight_bytes == 16 * GB
+    assert fit(small, Device(CPU, 80 * GB, 0.0), 4000).checkpoint.weight_bytes < 10 * GB
     assert fit(model(weights="fp8", dtype="float32"), BIG, 4000).checkpoint.weight_bytes == 32 * GB
     one = fit(small, BIG, 4000)
     assert "WEIGHTS" not in overlay(one, one, 1, 1)
+
+
+def test_experts_are_codes_on_a_cpu() -> None:
+    """A GPU has them in 16 bits; a token's step reads some of them."""
+    mixed = model(weights="int8", linear=GB, experts=7 * GB, coded_experts=7 * GB, active=0.25)
+    cpu, gpu = fit(mixed, Device(CPU, 80 * GB, 0.0), 4000), fit(mixed, BIG, 4000)
+    assert cpu.checkpoint.weight_bytes == 8.5 * GB
+    assert gpu.checkpoint.weight_bytes == 14 * GB + 8.5 / 8 * GB
+    assert cpu.checkpoint.step_bytes(1) == (1 + 7 / 4) * 8.5 / 8 * GB
+    assert gpu.checkpoint.step_bytes(1) == (7 / 2 + 8.5 / 8) * GB
 
 
 def test_rounded_weights_take_16_bits_on_a_gpu() -> None:

@@ -14,7 +14,7 @@ from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 
 from outrider.engine.fused_decoder.known_norms import described
 from outrider.engine.fused_decoder.modules import NotFused
-from outrider.engine.fused_decoder.norm import make_norm
+from outrider.engine.fused_decoder.norm import RowNorm
 
 WIDTH = 48
 NORMS = {
@@ -45,8 +45,8 @@ def test_a_norm_is_computed_as_its_module_does(name: str, dtype: torch.dtype) ->
     for random in (False, True):
         for weight in module.parameters() if random else ():
             weight.normal_(generator=torch.Generator().manual_seed(6))
-        norm = described(module)
-        computed = make_norm(norm, dtype)(rows(dtype))
+        norm = described(module, torch.empty(0, dtype=dtype))
+        computed = RowNorm(norm, dtype)(rows(dtype))
         torch.testing.assert_close(computed, module(rows(dtype)))
         assert norm.weight.dtype == (torch.float32 if name in EXACT else dtype)
 
@@ -55,7 +55,7 @@ def test_a_model_without_weights_tells_its_norms() -> None:
     """Ranks look at a model before they read a weight."""
     with torch.device("meta"):
         module = Cohere2LayerNorm(WIDTH)
-    assert described(module).centred
+    assert described(module, torch.empty(0)).centred
 
 
 def test_another_norm_is_refused() -> None:
@@ -74,6 +74,6 @@ def test_another_norm_is_refused() -> None:
             raise RuntimeError("no device")
 
     with pytest.raises(NotFused, match="OtherNorm computes something else"):
-        described(OtherNorm())
+        described(OtherNorm(), torch.empty(0))
     with pytest.raises(NotFused, match=r"BrokenNorm does not run by itself \(no device\)"):
-        described(BrokenNorm())
+        described(BrokenNorm(), torch.empty(0))

@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import layer_norm
 
 from outrider.engine.fused_decoder.decoder import Norm
-from outrider.engine.fused_decoder.norm import LayerNorm, RmsNorm, make_norm, only_add
+from outrider.engine.fused_decoder.norm import RowNorm, only_add
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -20,7 +20,7 @@ def test_rms_norm(dtype: torch.dtype) -> None:
     before = x.clone()
     exact = x.double()
     expected = exact / (exact.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight.double()
-    torch.testing.assert_close(RmsNorm(Norm(weight, 1e-6))(x), expected.to(dtype))
+    torch.testing.assert_close(RowNorm(Norm(weight, 1e-6))(x), expected.to(dtype))
     assert torch.equal(x, before)
 
 
@@ -31,7 +31,7 @@ def test_a_float32_weight_of_a_bfloat16_model() -> None:
     exact = x.double()
     expected = exact / (exact.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight.double()
     for dtype in (torch.bfloat16, None):
-        found = RmsNorm(Norm(weight, 1e-6), dtype)(x)
+        found = RowNorm(Norm(weight, 1e-6), dtype)(x)
         assert found.dtype == torch.bfloat16
         assert torch.equal(found, expected.bfloat16())
 
@@ -42,7 +42,7 @@ def test_the_norm_of_a_sum(dtype: torch.dtype, other: torch.dtype) -> None:
     """What is added stays in x, whichever dtype it has."""
     torch.manual_seed(0)
     x, added = torch.randn(5, 48).to(dtype), torch.randn(5, 48).to(other)
-    norm = RmsNorm(Norm(torch.rand(48).to(dtype), 1e-6))
+    norm = RowNorm(Norm(torch.rand(48).to(dtype), 1e-6))
     total = x.clone().add_(added)
     expected = norm(total)
     torch.testing.assert_close(norm(x, added), expected)
@@ -57,8 +57,7 @@ def test_a_norm_that_centres(dtype: torch.dtype, kernel: bool, monkeypatch: pyte
         monkeypatch.setattr("outrider.engine.fused_decoder.norm.runs", lambda *_: False)
     torch.manual_seed(0)
     x, added, weight, bias = (torch.randn(5, 48).to(dtype) for _ in range(4))
-    norm = make_norm(Norm(weight[0], 1e-5, centred=True, bias=bias[0]), dtype)
-    assert isinstance(norm, LayerNorm)
+    norm = RowNorm(Norm(weight[0], 1e-5, centred=True, bias=bias[0]), dtype)
     torch.testing.assert_close(norm(x), layer_norm(x, (48,), weight[0], bias[0]))
     total = x + added
     torch.testing.assert_close(norm(x, added), layer_norm(total, (48,), weight[0], bias[0]))
@@ -71,7 +70,7 @@ def test_a_norm_inside_wider_rows(dtype: torch.dtype, centred: bool) -> None:
     """Some columns are normalised where they are; the others stay."""
     torch.manual_seed(0)
     x, weight = torch.randn(5, 64).to(dtype), torch.randn(48).to(dtype)
-    before, norm = x.clone(), make_norm(Norm(weight, 1e-5, centred), dtype)
+    before, norm = x.clone(), RowNorm(Norm(weight, 1e-5, centred), dtype)
     norm.inside(x[:, 8:56])
     torch.testing.assert_close(x[:, 8:56], norm(before[:, 8:56].contiguous()), rtol=0, atol=0)
     assert torch.equal(x[:, :8], before[:, :8])
@@ -91,6 +90,6 @@ def test_a_norm_with_a_row_of_weights_per_head() -> None:
     """Each head of [N, heads, D] is normalised by itself and scaled by its own weights."""
     torch.manual_seed(0)
     x, weight = torch.randn(5, 3, 8), torch.rand(3, 8)
-    got = RmsNorm(Norm(weight, 1e-6))(x)
+    got = RowNorm(Norm(weight, 1e-6))(x)
     for head in range(3):
-        torch.testing.assert_close(got[:, head], RmsNorm(Norm(weight[head], 1e-6))(x[:, head]))
+        torch.testing.assert_close(got[:, head], RowNorm(Norm(weight[head], 1e-6))(x[:, head]))

@@ -18,7 +18,7 @@ from outrider.engine.loading.loader import load_model
 from tests.models import ARCHITECTURES, BOS_ID, EOS_ID, build_tokenizer
 
 Folders = Callable[[str], Path]
-PLAIN = {"deepseek_v3", "gemma4"}
+PLAIN = {"deepseek_v3", "gemma4", "hunyuan_moe"}
 
 
 def plain_model(folder: Path) -> tuple[PreTrainedModel, Plain]:
@@ -85,6 +85,13 @@ def test_a_factor_in_the_code_is_found_by_the_check(tmp_path: Path) -> None:
     model, said = loaded_as(transformers.HyperCLOVAXConfig, tmp_path, **factors)
     assert isinstance(model, PreTrainedModel)
     assert any("without the fused decoder" in line and "gives other logits" in line for line in said)
+
+
+def test_bounded_queries_are_refused(tmp_path: Path) -> None:
+    """The check's own need not reach the bound, so nothing else would show it."""
+    model, said = loaded_as(transformers.OlmoConfig, tmp_path, clip_qkv=100.0)
+    assert isinstance(model, PreTrainedModel)
+    assert any("its queries, keys and values are bounded" in line for line in said)
 
 
 def test_norms_of_other_widths_are_refused(folder_of: Folders) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 ON_KERNELS = (
     *("llama", "qwen3", "mistral", "gemma2", "gemma3", "gpt_oss"),
-    *("gpt_neox", "gpt2", "olmo2", "phi", "starcoder2"),
-    *("mixtral", "qwen3_moe", "olmoe"),
+    *("gpt_neox", "gpt2", "olmo", "olmo2", "phi", "starcoder2"),
+    *("mixtral", "qwen3_moe", "olmoe", "granite_moe"),
     *("granite", "glm4", "exaone4", "nemotron", "ministral3"),
 )

@@ -50,7 +50,8 @@ class Case:
         self.generator = torch.Generator().manual_seed(seed)
         self.reference = PagedAttention(geometry, self.slots, dtype, CPU)
         self.kernel = KernelAttention(geometry, self.slots, page, dtype, CPU, ordered=ordered, fp8=fp8)
-        for ours, theirs in zip(self.kernel.stores(), self.reference.stores(), strict=True):
+        self.entries = self.reference.keys, self.reference.values
+        for ours, theirs in zip(self.kernel.stores(), self.entries, strict=True):
             theirs.copy_(self.held(self.random(theirs.shape)))
             ours[:, : self.slots] = theirs.to(torch.float8_e4m3fn).view(torch.uint8) if fp8 else theirs
 
@@ -83,13 +84,11 @@ class Case:
         plan = (plan_in_order if self.ordered else plan_tiles)(segments, total + padding, settings)
         layout = BufferLayout(graph_capacity(total + padding, settings) if padding else plan.capacity)
         buffer = torch.from_numpy(fill(plan, layout, segments, [], settings))
-        self.kernel.current = self.kernel.open_step(buffer, layout, 1)
+        self.kernel.step = self.kernel.open_step(buffer, layout, 1)
         padded = [torch.nn.functional.pad(part, (0, 0, 0, padding)) for part in (query, key, value)]
         found, _ = self.kernel.attend(Layer(), *padded, None, **options)
         expected, packed = self.expected(segments, query, key, value, options)
-        for name, ours, theirs in zip(
-            ("keys", "values"), self.kernel.stores(), self.reference.stores(), strict=True
-        ):
+        for name, ours, theirs in zip(("keys", "values"), self.kernel.stores(), self.entries, strict=True):
             stored = ours[:, : self.slots]
             if stored.dtype == torch.uint8:
                 stored = stored.view(torch.float8_e4m3fn).to(self.dtype)

@@ -113,7 +113,7 @@ def test_columns_of_a_wider_weight_are_taken_as_they_are():
     """As parts of a fused layer have them; rows of x may be parts of wider ones too."""
     weight = in_planes(weight_of(4, 90, 32, 96, zeros=True), CPU)
     x = rows_of(4, 200, torch.float32)[:, 50:146]
-    found = coded_product(x, weight.columns(20, 61), None)
+    found = coded_product(x, weight.rows(slice(20, 61)), None)
     torch.testing.assert_close(found, x @ weight.values(torch.float32)[20:61].T, rtol=1e-4, atol=1e-4)
 
 

@@ -93,7 +93,7 @@ def attend(
     settings = PlanSettings(geometry.queries_per_kv, 16, attention.trash, 33)
     layout = BufferLayout(graph_capacity(tokens, settings))
     buffer = torch.empty(layout.tail_at + 64, dtype=torch.int64, device=DEVICE)
-    attention.current = attention.open_step(buffer, layout, 1)
+    attention.step = attention.open_step(buffer, layout, 1)
     layer = torch.nn.Module()
     layer.layer_idx = 0
     shapes = [(geometry.query_heads, geometry.head_dim)]

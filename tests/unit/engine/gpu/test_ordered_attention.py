@@ -111,13 +111,13 @@ class Texts:
         plan = plan_in_order(segments, len(tokens) + padding, settings)
         layout = BufferLayout(graph_capacity(len(tokens) + padding, settings))
         buffer = torch.from_numpy(fill(plan, layout, segments, [], settings))
-        step = self.attention.open_step(buffer, layout, 1)
+        self.attention.step = self.attention.open_step(buffer, layout, 1)
         padded = tokens + [0] * padding
         query, key, value = (rows[padded] for rows in self.rows)
-        self.attention.store(step, 0, key, value)
-        names = {"sliding_window": "window", "s_aux": "sinks"}
-        options = {names.get(name, name): each for name, each in options.items()}
-        found = self.attention.mix(step, 0, query, **options)[: len(tokens)].flatten(1)
+        parts = (part.transpose(0, 1)[None] for part in (query, key, value))
+        layer = torch.nn.Module()
+        layer.layer_idx = 0
+        found = self.attention.attend(layer, *parts, None, **options)[0][0, : len(tokens)].flatten(1)
         return list(found.split([len(segment.tokens) for segment in segments]))
 
     def alone(self, committed: int, **options) -> torch.Tensor:

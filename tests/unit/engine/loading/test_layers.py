@@ -65,7 +65,7 @@ def test_other_architectures_load_without_layers(architecture: str, tmp_path: Pa
     folder = build_model(architecture, tmp_path)
     loaded = load_model(str(folder), dtype="float32", device="cpu", threads=1, skipped_layers={0})
     whole = load_model(str(folder), dtype="float32", device="cpu", threads=1)
-    assert loaded.num_layers == whole.num_layers - 1
+    assert loaded.geometry.num_layers == whole.geometry.num_layers - 1
 
 
 @pytest.mark.parametrize("skipped", [{3}, {0, 1, 2}])

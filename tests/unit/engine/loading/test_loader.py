@@ -42,7 +42,8 @@ def test_what_is_known_of_a_loaded_model(folder_of: Folders) -> None:
     loaded = load(folder_of("llama"), dtype="auto", device="auto")
     assert (loaded.vocabulary_size, loaded.context_length) == (300, 512)
     assert (loaded.bos_token_id, loaded.eos_token_ids) == (BOS_ID, (EOS_ID,))
-    assert (loaded.num_layers, loaded.kv_heads, loaded.head_dim) == (3, 2, 16)
+    shape = loaded.geometry
+    assert (shape.num_layers, shape.kv_heads, shape.head_dim) == (3, 2, 16)
     assert loaded.dtype_name == "float32"
     assert loaded.kv_bytes_per_token == 3 * 2 * (16 + 16) * 4
     assert loaded.name == folder_of("llama").name

@@ -88,7 +88,7 @@ def test_rows_of_several_weights_are_one_weight_in_planes(zeros: tuple[bool, boo
     whole = joined_planes(parts)
     assert whole is not None
     assert torch.equal(whole.values(torch.float32), torch.cat([part.values(torch.float32) for part in parts]))
-    second = whole.columns(5, 10)
+    second = whole.rows(slice(5, 10))
     assert torch.equal(second.values(torch.float32), parts[1].values(torch.float32))
     assert second.words.untyped_storage().data_ptr() == whole.words.untyped_storage().data_ptr()
 

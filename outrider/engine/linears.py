@@ -1,0 +1,32 @@
+"""The linear layers of a model that may be rounded, packed, or held as codes."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from outrider.engine.quantization.stacked import is_stacked
+
+
+def linears_of(model: nn.Module) -> dict[str, nn.Module]:
+    """Them by their names, without routers of experts: some look at their weight's dtype (HunYuan)."""
+    routers = {
+        part
+        for block in model.modules()
+        if is_stacked(experts := getattr(block, "experts", None))
+        for part in block.modules()
+        if getattr(part, "out_features", 0) == experts.num_experts
+    }
+    return {name: part for name, part in model.named_modules() if is_linear(part) and part not in routers}
+
+
+def is_linear(module: nn.Module) -> bool:
+    """True for a linear layer of a known kind; a subclass may compute something else."""
+    return type(module) in (nn.Linear, Conv1D)
+
+
+def linear_weight(module: nn.Module) -> Tensor:
+    """[out, in] of a linear layer."""
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    return weight.t() if isinstance(module, Conv1D) else weight
