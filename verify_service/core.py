@@ -10,28 +10,16 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar, assert_never
+from typing import assert_never
 
 from outrider.engine.kv.handles import HandleTable, check_covered
 from outrider.engine.kv.pages import PoolStatistics, SequenceKv
 from outrider.protocol.errors import InvalidRequest, OutOfPages, OutriderError, StaleHandle
 from outrider.protocol.messages import KvHandle, Opened, OpenVerify, VerifyPolicy
-from outrider.rpc.queues import Deliver, Outbox
+from outrider.rpc.queues import Deliver
 from outrider.speculation.acceptance import AcceptanceModel, lookup_priors
 from outrider.telemetry.instruments import VerifyInstruments
-from verify_service.mailbox import (
-    Close,
-    Closed,
-    DropKv,
-    ForkKv,
-    KeepKv,
-    LendKv,
-    Message,
-    Open,
-    Propose,
-    ReleaseKv,
-    ReserveKv,
-)
+from verify_service.mailbox import Ask, Close, Closed, Message, Open, Propose
 from verify_service.memory import Memory, seniority
 from verify_service.report import IdleMeter, count_verdict, record_forward, verdict_of
 from verify_service.session import VerifyLimits, VerifySession
@@ -44,7 +32,6 @@ from verify_service.speculation.several_drafts import Agreement
 from verify_service.transfer.table import TransferTable
 from verify_service.verifier import Runner, StepResult, Verifier
 
-_T = TypeVar("_T")
 SWEEP_SECONDS = 1.0
 """While the engine is idle: time between searches for handles whose lease is over, and time until the page
 accounts are checked."""
@@ -146,19 +133,8 @@ class VerifyCore:
                 self._propose(message)
             case Close():
                 self._close(message)
-            case ReleaseKv(handle, reply):
-                self._answer(reply, lambda: self.handles.release(handle))
-            case ForkKv(handle, reply):
-                self._answer(reply, lambda: self.handles.fork(handle, self._runner.fork))
-            case LendKv(number, handle, lent):
-                self._answer(lent, lambda: self.transfers.lend(number, handle))
-            case ReserveKv(number, tokens, reserved):
-                self._answer(reserved, lambda: self.transfers.reserve(number, tokens))
-            case KeepKv(number, kept):
-                self._answer(kept, lambda: self.transfers.keep(number))
-            case DropKv(number):
-                self.transfers.drop(number)
-                self._count()
+            case Ask():
+                self._answer(message)
             case _:
                 assert_never(message)
 
@@ -240,12 +216,17 @@ class VerifyCore:
         self._deliver([message.stream.outbox.announce(Closed(handle))])
         self._count()
 
-    def _answer(self, reply: Outbox[_T], work: Callable[[], _T]) -> None:
+    def _answer(self, message: Ask) -> None:
         try:
-            answer = reply.announce(work())
+            answer = message.reply.announce(message.work())
         except OutriderError as error:
-            answer = reply.announce(error)
+            answer = message.reply.announce(error)
         self._deliver([answer])
+        self._count()
+
+    def fork(self, handle: KvHandle) -> KvHandle:
+        """See `HandleTable.fork`."""
+        return self.handles.fork(handle, self._runner.fork)
 
     def _make_room(self, tokens: int) -> None:
         """See `Memory.make_room`."""
