@@ -23,7 +23,8 @@ from outrider.speculation.candidate_tree import CandidateTree, Node, draft_of, t
 from verify_service.mailbox import Event
 from verify_service.speculation.drafting import Traffic
 from verify_service.speculation.forced_candidates import ForcedCandidates
-from verify_service.speculation.lookup_candidates import LookupCandidates, from_draft
+from verify_service.speculation.lookup_candidates import LookupCandidates
+from verify_service.speculation.origins import from_draft
 from verify_service.speculation.pace import Pace
 from verify_service.speculation.patience import Patience
 from verify_service.speculation.predicted_candidates import PredictedCandidates

@@ -32,8 +32,7 @@ from outrider.speculation.candidate_tree import Node
 from verify_service.features import StepFeatures, featured, layers_of
 from verify_service.scheduler import Work
 from verify_service.session import VerifySession
-from verify_service.speculation.lookup_candidates import from_draft
-from verify_service.speculation.recording import step_nodes
+from verify_service.speculation.origins import from_draft, step_nodes
 
 
 class Runner(Protocol):

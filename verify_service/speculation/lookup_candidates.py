@@ -12,15 +12,9 @@ from typing import Protocol
 from outrider.speculation.acceptance import AcceptanceModel, lookup_bucket
 from outrider.speculation.candidate_tree import CandidateTree, Node
 from outrider.speculation.lookup import GradualLookup, Keep, Proposed
+from verify_service.speculation.origins import FIRST_LOOKUP_ID
 
-FIRST_LOOKUP_ID = 2**62
-"""Node ids from here on are the verify service's own."""
 MAX_LOOKUP_NODES = 16
-
-
-def from_draft(node: Node) -> bool:
-    """True when a draft proposed the node first."""
-    return node.id < FIRST_LOOKUP_ID
 
 
 class Source(Protocol):
