@@ -1,4 +1,4 @@
-"""The draft streams of one session: what each may still send, and which of them the target waits for. Pure.
+"""What a session knows of its streams: one to a verify replica, and some to drafts. Pure.
 
 A session may have several drafts, of different kinds or on several replicas. Each has node ids of its own, so
 the verify side knows which draft proposed a node. In sequential mode the target's turn comes when every draft
@@ -10,9 +10,29 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from orchestrator.candidates import CheckedIds
+from orchestrator.candidates import BlockCheck
 from outrider.protocol.allowance import BLOCKS, NODES, Allowance
-from outrider.protocol.messages import TokenBlock
+from outrider.protocol.messages import PromptFeatures, TokenBlock
+
+
+@dataclass(slots=True)
+class VerifyStream:
+    """The verify stream; it may not be open yet."""
+
+    stream: int
+    opened: bool = False
+    endpoint: str = ""
+    room: Allowance = field(default_factory=Allowance.full)
+    """What the replica still takes before its next verdict; it ends a stream that sends more."""
+    features_to: int = 0
+    """Position of the last features that came."""
+
+    def takes(self, part: PromptFeatures, length: int) -> bool:
+        """Take in features of a text of `length` tokens; False when they do not follow the last ones."""
+        if not self.opened or not self.features_to < part.position <= length:
+            return False
+        self.features_to = part.position
+        return True
 
 
 @dataclass(slots=True)
@@ -20,7 +40,7 @@ class DraftStream:
     """One draft stream; it may not be open yet. Times in seconds."""
 
     stream: int
-    ids: CheckedIds
+    check: BlockCheck
     opened: bool = False
     endpoint: str = ""
     """Endpoint of its replica, once the stream is open."""
@@ -36,10 +56,8 @@ class DraftStream:
     """True when it sent no ready block between two verdicts: nobody waits for it until it sends one."""
     told: bool = False
     """True when it was open when the last verdict came."""
-    allowance: Allowance = field(default_factory=Allowance)
-    """What it may still send before the next verdict."""
     share: Allowance = field(default_factory=Allowance)
-    """What of that is still passed on to the verify replica, where there are other drafts."""
+    """What of its blocks is still passed on to the verify replica, where there are other drafts."""
 
     @property
     def owes(self) -> bool:
@@ -51,7 +69,7 @@ class DraftStream:
         self.late = self.told and not self.ready
         self.told = self.opened
         self.ready = False
-        self.allowance.refill()
+        self.check.allowance.refill()
         self.share = Allowance(BLOCKS // drafts, NODES // drafts)
 
     def block(self, block: TokenBlock, now: float) -> None:
