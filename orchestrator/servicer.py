@@ -6,12 +6,13 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any
 
 import grpc
 
 from orchestrator.collecting.collector import Collector
-from orchestrator.generation import Generation, Item
+from orchestrator.generation import Generation, Item, Shared
 from orchestrator.observing.observer import Observers
 from orchestrator.observing.request_end import RequestEnds
 from orchestrator.observing.tracing import RequestTrace
@@ -74,6 +75,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self.shadows = Shadows(config, fleet, instruments.shadows)
         self.collector = Collector.configure(config, instruments.collected)
         self._clock = clock
+        self._shared = Shared(config, fleet, self.observers, self.shadows, self.collector, clock)
 
     async def Generate(  # noqa: N802 - the name on the wire
         self, request: generation_pb2.GenerateRequest, context: Context
@@ -206,20 +208,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         """Generate, and record how that ended."""
         arrived_ns = time.time_ns() - round((self._clock() - arrived) * 1e9)
         trace = RequestTrace.start(request, metadata_value(context, "traceparent"), arrived_ns)
-        generation = Generation(
-            request,
-            self._fleet,
-            self._config,
-            served.tokenizer,
-            self.observers,
-            trace,
-            arrived,
-            lambda: self.admission.place(waiter),
-            self._clock,
-            self.collector,
-            self.shadows.begin,
-        )
-        spelling = served.tokenizer.spelling if served.tokenizer is not None else None
+        tokenizer = served.tokenizer
+        place = partial(self.admission.place, waiter)
+        generation = Generation(self._shared, request, tokenizer, trace, arrived, place)
+        spelling = tokenizer.spelling if tokenizer is not None else None
 
         async def write(item: Item) -> None:
             await context.write(response_to_pb(item, spelling))

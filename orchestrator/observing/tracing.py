@@ -12,6 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from orchestrator.observing.drift import Reading
+from orchestrator.observing.statistics import Statistics
 from orchestrator.observing.timeline import StepRecord
 from orchestrator.output import Completion
 from orchestrator.request.resolver import ResolvedRequest
@@ -179,7 +180,7 @@ def _operation(request: ResolvedRequest) -> str:
 
 def _attributes(request: ResolvedRequest, completions: list[Completion]) -> dict[str, Attribute]:
     """Attributes of the request, and of what it gave."""
-    sampling, statistics = request.sampling, [completion.statistics for completion in completions]
+    sampling, counts = request.sampling, Statistics.total(each.statistics for each in completions)
     assert sampling.max_tokens is not None
     return {
         "gen_ai.operation.name": _operation(request),
@@ -194,15 +195,15 @@ def _attributes(request: ResolvedRequest, completions: list[Completion]) -> dict
         "gen_ai.response.id": request.request_id,
         "gen_ai.usage.input_tokens": len(request.prompt),
         "gen_ai.usage.output_tokens": sum(completion.completion_tokens for completion in completions),
-        "gen_ai.usage.cache_read.input_tokens": max((each.cached for each in statistics), default=0),
+        "gen_ai.usage.cache_read.input_tokens": counts.cached,
         "outrider.mode": request.mode.name.lower(),
         **({"outrider.task": request.task} if request.task else {}),
         **{f"outrider.label.{name}": value for name, value in request.labels.items()},
-        "outrider.steps": sum(each.steps for each in statistics),
-        "outrider.verified": sum(each.verified for each in statistics),
-        "outrider.accepted": sum(each.accepted for each in statistics),
-        "outrider.draft_losses": sum(each.draft_losses for each in statistics),
-        "outrider.verify_losses": sum(each.verify_losses for each in statistics),
+        "outrider.steps": counts.steps,
+        "outrider.verified": counts.verified,
+        "outrider.accepted": counts.accepted,
+        "outrider.draft_losses": counts.draft_losses,
+        "outrider.verify_losses": counts.verify_losses,
     }
 
 
