@@ -16,8 +16,9 @@ from orchestrator.generation import Generation, Item, Shared
 from orchestrator.observing.observer import Observers
 from orchestrator.observing.request_end import RequestEnds
 from orchestrator.observing.tracing import RequestTrace
-from orchestrator.replicas.fleet import Fleet, ServedModel
+from orchestrator.replicas.fleet import Fleet
 from orchestrator.replicas.pool import ReplicaState
+from orchestrator.replicas.served import ServedModel
 from orchestrator.request.admission import Admission, Waiter
 from orchestrator.request.auth import digest_of
 from orchestrator.request.constraints import Constraints
