@@ -46,10 +46,16 @@ from orchestrator.events import (
 )
 from orchestrator.observing.statistics import Statistics
 from orchestrator.openings import open_draft, open_verify
-from orchestrator.replicas.losses import DRAFT_RETRY_SECONDS, VERIFY_RETRY_SECONDS, Losses
 from orchestrator.request.resolver import ResolvedRequest
 from orchestrator.soundness import VerifyEvent, problem_of
-from orchestrator.streams import DraftStream, VerifyStream, all_ready
+from orchestrator.streams import (
+    DRAFT_RETRY_SECONDS,
+    VERIFY_RETRY_SECONDS,
+    DraftStream,
+    Losses,
+    VerifyStream,
+    all_ready,
+)
 from outrider.protocol.errors import (
     Draining,
     InternalError,

@@ -1,4 +1,4 @@
-"""What a session knows of its streams: one to a verify replica, and some to drafts. Pure.
+"""What a session knows of its streams: one to a verify replica, some to drafts, and those it lost. Pure.
 
 A session may have several drafts, of different kinds or on several replicas. Each has node ids of its own, so
 the verify side knows which draft proposed a node. In sequential mode the target's turn comes when every draft
@@ -7,12 +7,18 @@ that owes a block has sent one marked ready.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.candidates import BlockCheck
 from outrider.protocol.allowance import BLOCKS, NODES, Allowance
+from outrider.protocol.errors import InternalError, OutriderError, Overloaded
 from outrider.protocol.messages import PromptFeatures, TokenBlock
+
+DRAFT_RETRY_SECONDS = (0.0, 0.25, 0.5, 1.0, 2.0, 5.0)
+"""Wait after the first, second, ... draft lost in a row without a block; the last one repeats."""
+VERIFY_RETRY_SECONDS = (0.0, 0.05, 0.1, 0.25, 0.5, 1.0)
+"""Wait after the first, second, ... verify replica lost in a row without a verdict."""
 
 
 @dataclass(slots=True)
@@ -79,6 +85,27 @@ class DraftStream:
         self.has_sent = True
         self.ready = self.ready or block.ready
         self.late = self.late and not block.ready
+
+
+@dataclass(slots=True)
+class Losses:
+    """Replicas of one kind that were lost in a row. Times in seconds."""
+
+    count: int = 0
+    internal: int = 0
+    """Those of them that were lost by an internal error."""
+    since: float = 0.0
+    """When the first of them was lost."""
+    retry_at: float = 0.0
+
+    def add(self, error: OutriderError, now: float, waits: Sequence[float]) -> None:
+        """Count one more loss; `waits` are the seconds to wait after the first, second, ... loss."""
+        if self.count == 0:
+            self.since = now
+        self.internal += isinstance(error, InternalError)
+        asked = (error.retry_after or 0.0) if isinstance(error, Overloaded) and self.count else 0.0
+        self.retry_at = now + max(waits[min(self.count, len(waits) - 1)], asked)
+        self.count += 1
 
 
 def all_ready(streams: Iterable[DraftStream]) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,88 +23,85 @@ from outrider.client.results import Collected
 from outrider.protocol.errors import InvalidRequest, UnknownModel
 
 
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What all endpoints work with; a request may take `seconds`."""
+
+    client: AsyncClient
+    bodies: Bodies
+    instruments: GatewayInstruments
+    seconds: float
+
+    async def work(self, receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+        """Do the work of a request, until its caller goes."""
+        await while_connected(receive, work, self.instruments.aborted)
+
+    def call(self, scope: Scope) -> dict[str, Any]:
+        """Options of the client's calls."""
+        return {"timeout": self.seconds, "token": scope["state"]["token"]}
+
+
+@dataclass(frozen=True, slots=True)
 class Generating:
-    """`/v1/completions` or `/v1/chat/completions`: one request to its end, or until its caller goes.
+    """`/v1/completions` or `/v1/chat/completions`; `parse` makes the request of a body's JSON."""
 
-    `asked_from` makes the request of a body.
-    """
-
-    def __init__(
-        self,
-        client: AsyncClient,
-        bodies: Bodies,
-        instruments: GatewayInstruments,
-        seconds: float,
-        asked_from: Callable[[Any], HttpRequest],
-        calls: CallFormat | None = None,
-    ) -> None:
-        self._client = client
-        self._bodies = bodies
-        self._instruments = instruments
-        self._seconds = seconds
-        self._asked_from = asked_from
-        self._calls = calls
+    resources: Resources
+    parse: Callable[[Any], HttpRequest]
+    calls: CallFormat | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
         headers = dict(scope["headers"])
-        asked = in_call_format(await self._bodies.read(headers, receive, self._asked_from), self._calls)
+        asked = in_call_format(await self.resources.bodies.read(headers, receive, self.parse), self.calls)
         asked, progress = continued(asked, headers.get(HEADER.encode(), b"").decode("latin-1"))
         progress = progress if told_ids(headers) else None
-        answer = Answer.to(asked, scope["state"]["request_id"], int(time.time()), self._calls)
-        events = self._events(asked, scope["state"])
+        answer = Answer.to(asked, scope["state"]["request_id"], int(time.time()), self.calls)
+        events = self.events(asked, scope)
         if asked.stream:
             work = send_stream(send, _parts(answer, events, progress, scope["state"]["figures"]))
         else:
-            work = self._whole(answer, events, send, scope["state"])
-        await while_connected(receive, work, self._instruments.aborted)
+            work = self._whole(answer, events, scope, send)
+        await self.resources.work(receive, work)
 
     async def _whole(
-        self, answer: Answer, events: AsyncGenerator[Event, None], send: Send, state: dict[str, Any]
+        self, answer: Answer, events: AsyncGenerator[Event, None], scope: Scope, send: Send
     ) -> None:
         collected = Collected()
         async with aclosing(events):
             async for event in events:
                 collected.add(event)
-        echoed = await self._prompts(answer.asked, state) if answer.asked.echo else ()
+        prompts = answer.asked.requests if answer.asked.echo else ()
+        echoed = [await self._prompt(one.prompt, scope) for one in prompts]
         found = collected.result().generations
-        figures = _metrics(state["figures"], [one.end for one in found])
+        figures = _metrics(scope["state"]["figures"], [one.end for one in found])
         await send_json(send, 200, answer.finished(found, echoed) | figures)
 
-    async def _prompts(self, asked: HttpRequest, state: dict[str, Any]) -> list[str]:
-        """The prompts' texts; those of token ids have all tokens spelled out."""
-        call: dict[str, Any] = {"timeout": self._seconds, "token": state["token"]}
-        texts = []
-        for one in asked.requests:
-            ids: Any = one.prompt
-            is_text = isinstance(one.prompt, str)
-            told = (
-                one.prompt
-                if is_text
-                else await self._client.detokenize(ids, keep_special_tokens=True, **call)
-            )
-            texts.append(str(told))
-        return texts
+    async def _prompt(self, prompt: Any, scope: Scope) -> str:
+        """A prompt's text; that of token ids has all tokens spelled out."""
+        if isinstance(prompt, str):
+            return prompt
+        call = self.resources.call(scope)
+        return await self.resources.client.detokenize(prompt, keep_special_tokens=True, **call)
 
-    async def _events(self, asked: HttpRequest, state: dict[str, Any]) -> AsyncGenerator[Event, None]:
+    async def events(self, asked: HttpRequest, scope: Scope) -> AsyncGenerator[Event, None]:
         """All events of a request, counted."""
-        opened, first = time.monotonic(), True
-        streams = [partial(self._client.stream, one, **self._call(state)) for one in asked.requests]
+        opened, first, instruments = time.monotonic(), True, self.resources.instruments
+        call = self.resources.call(scope) | {
+            name: scope["state"][name] for name in ("request_id", "traceparent")
+        }
+        streams = [partial(self.resources.client.stream, one, **call) for one in asked.requests]
         try:
             async with aclosing(merged(streams, asked.per_prompt)) as events:
                 async for event in events:
                     if first and isinstance(event, Chunk) and event.token_ids:
-                        self._instruments.first_text.observe(time.monotonic() - opened)
+                        instruments.first_text.observe(time.monotonic() - opened)
                         first = False
                     if isinstance(event, Complete):
                         tokens = event.usage.completion_tokens
-                        self._instruments.completed(event.model, tokens, event.speculation)
+                        instruments.completed(event.model, tokens, event.speculation)
                     yield event
         except InvalidRequest as error:
             raise asked.named(error) from None
-
-    def _call(self, state: dict[str, Any]) -> dict[str, Any]:
-        return {"timeout": self._seconds, **_credentials(state)}
 
 
 class Models:
@@ -151,7 +149,3 @@ async def _parts(
 
 def _metrics(wanted: bool, ends: list[Complete]) -> dict[str, Any]:
     return {"metrics": metrics_of(ends)} if wanted else {}
-
-
-def _credentials(state: dict[str, Any]) -> dict[str, str]:
-    return {name: state[name] for name in ("token", "request_id", "traceparent")}

@@ -8,9 +8,9 @@ from typing import Any
 from orchestrator.gateway import reading
 from orchestrator.gateway.calls.formats import CallFormat
 from orchestrator.gateway.constraints import constraint_of
-from orchestrator.gateway.conversation import ToolUse, chat_options, messages_of, tool_use
 from orchestrator.gateway.errors import wrong
 from orchestrator.gateway.fields import CHAT, COMPLETIONS, Sorted, sort_fields
+from orchestrator.gateway.messages import ToolUse, chat_options, messages_of, tool_use
 from outrider.client import Request
 from outrider.protocol.errors import InvalidRequest
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from orchestrator.gateway.calls.formats import CallFormat
 from orchestrator.gateway.chat_shape import Calls, ChatShape
-from orchestrator.gateway.conversation import ToolUse
+from orchestrator.gateway.messages import ToolUse
 from orchestrator.gateway.requests import HttpRequest
-from orchestrator.gateway.shapes import CompletionShape, Prompt, Shape, of_prompt
+from orchestrator.gateway.shapes import CompletionShape, Prompt, of_prompt
 from outrider.client import Chunk, Complete, Event, Generation, Started, Usage
 
 PREDICTED = ("accepted_prediction_tokens", "rejected_prediction_tokens")
@@ -24,7 +24,7 @@ class Answer:
     id: str
     created: int
     asked: HttpRequest
-    shape: Shape
+    shape: CompletionShape | ChatShape
     model: str = ""
     usage: dict[int, Usage] = field(default_factory=dict)
     """By choice, of those that have ended."""
@@ -42,13 +42,10 @@ class Answer:
 
     def part(self, event: Event, left: Event | None) -> dict[str, Any] | None:
         """What a stream says of an event, of which `left` is to be told; None: nothing."""
-        match event:
-            case Started():
-                self.model = event.model
-            case Complete():
-                self.usage[event.index] = event.usage
-            case Chunk():
-                pass
+        if isinstance(event, Started):
+            self.model = event.model
+        elif isinstance(event, Complete):
+            self.usage[event.index] = event.usage
         choice = None if left is None else self._choice(left)
         return None if choice is None else self._part([choice], None)
 

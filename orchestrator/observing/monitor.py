@@ -10,8 +10,7 @@ from collections.abc import Callable
 
 from orchestrator.observing.drift import Reading
 from orchestrator.observing.observer import Observer
-from orchestrator.observing.steps import Step, step_of
-from orchestrator.observing.timeline import StepRecorder, TimelineEvent
+from orchestrator.observing.timeline import Step, StepRecorder, TimelineEvent
 from orchestrator.observing.tracing import StepSpans
 from orchestrator.replicas.pool import Replica
 from orchestrator.session import Session
@@ -107,9 +106,9 @@ class SessionMonitor:
             cached = self._session.statistics.cached
             self._spans.prefill(self._prefill_ns, now_ns, verdict.base_length, cached)
             self._prefill_ns = 0
-        record = recorder.add_verdict(verdict, now_ns)
-        self._spans.step(record, drift)
-        return step_of(record) if self._session.request.record_steps else None
+        step = recorder.add_verdict(verdict, now_ns)
+        self._spans.step(step, drift)
+        return step if self._session.request.record_steps else None
 
     def _end_shadow(self) -> None:
         if self._shadow is not None:

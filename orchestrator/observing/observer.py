@@ -5,15 +5,18 @@ No I/O and no clock: `orchestrator.pipeline` says what happened and when.
 
 from __future__ import annotations
 
+from collections import deque
+
 from orchestrator.observing.draft_load import DraftLoad
 from orchestrator.observing.drift import DriftWatch, Reading
-from orchestrator.observing.token_rate import TokenRate
 from orchestrator.request.resolver import ResolvedRequest
 from outrider.protocol.messages import TokenBlock, Verdict
 from outrider.telemetry.instruments import OrchestratorInstruments
 from outrider.telemetry.logs import get_logger
 
 logger = get_logger(__name__)
+RATE_SECONDS = 10
+"""Over which the rate of tokens is taken."""
 
 
 class Observers:
@@ -155,3 +158,28 @@ class Observer:
             steps=reading.steps,
         )
         return reading
+
+
+class TokenRate:
+    """Tokens per second that this orchestrator makes, for a balancer in front of several."""
+
+    def __init__(self) -> None:
+        self._counts: deque[tuple[int, int]] = deque()
+        """Whole seconds, and the tokens of each."""
+
+    def add(self, tokens: int, now: float) -> None:
+        """Tokens were committed."""
+        second = int(now)
+        if self._counts and self._counts[-1][0] == second:
+            tokens += self._counts.pop()[1]
+        self._counts.append((second, tokens))
+        self._forget(now)
+
+    def per_second(self, now: float) -> float:
+        """The rate."""
+        self._forget(now)
+        return sum(tokens for _, tokens in self._counts) / RATE_SECONDS
+
+    def _forget(self, now: float) -> None:
+        while self._counts and self._counts[0][0] <= now - RATE_SECONDS:
+            self._counts.popleft()

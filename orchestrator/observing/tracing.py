@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from orchestrator.observing.drift import Reading
 from orchestrator.observing.statistics import Statistics
-from orchestrator.observing.timeline import StepRecord
+from orchestrator.observing.timeline import Step
 from orchestrator.output import Completion
 from orchestrator.request.resolver import ResolvedRequest
 from outrider.config import TraceDetail
@@ -102,7 +102,7 @@ class StepSpans:
         self._traceparent = traceparent
         self._detail = detail
         self._slow_seconds = slow_seconds
-        self._kept: deque[tuple[StepRecord, Reading | None]] = deque(maxlen=MAX_KEPT)
+        self._kept: deque[tuple[Step, Reading | None]] = deque(maxlen=MAX_KEPT)
 
     @property
     def of_replicas(self) -> str:
@@ -119,7 +119,7 @@ class StepSpans:
             attributes={"outrider.prefill.tokens": tokens, "outrider.prefill.cached_tokens": cached},
         )
 
-    def step(self, step: StepRecord, drift: Reading | None) -> None:
+    def step(self, step: Step, drift: Reading | None) -> None:
         """A step has ended."""
         match self._detail:
             case "all":
@@ -138,7 +138,7 @@ class StepSpans:
         self._kept.clear()
 
 
-def record_step(traceparent: str, step: StepRecord, drift: Reading | None = None) -> None:
+def record_step(traceparent: str, step: Step, drift: Reading | None = None) -> None:
     """One step, under the id that the other services derive for it too; `drift` is the alarm it raised."""
     if not is_sampled(traceparent):
         return

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from orchestrator.observing.steps import Step
-from orchestrator.observing.timeline import TimelineEvent
+from orchestrator.observing.timeline import Step, TimelineEvent
 from orchestrator.output import Chunk, Completion, Started
 from orchestrator.request.chat_wire import bytes_of, check_counts, conversation_from_pb
-from orchestrator.request.labels import MAX_LABELS
-from orchestrator.request.resolver import IncomingRequest
+from orchestrator.request.resolver import MAX_LABELS, IncomingRequest
 from orchestrator.text.jobs import ChatPrompt, Ids, Prompt, TextPrompt
 from outrider.protocol.errors import ContextTooLong, InvalidRequest, UnknownModel
 from outrider.protocol.messages import ModelInfo, TokenLogprob
@@ -223,23 +221,23 @@ def _chunk(item: Chunk, spelling: Callable[[int], bytes] | None) -> generation_p
 
 def _step(step: Step, spelling: Callable[[int], bytes] | None) -> generation_pb2.StepDetail:
     spelled = spelling or _no_spelling
-    nodes = step.nodes
+    nodes, accepted, bonus = step.nodes, step.accepted, step.bonus
     return generation_pb2.StepDetail(
-        step=step.number,
+        step=step.verdict.step,
         nodes=[
             generation_pb2.StepNode(
                 token=token,
                 spelling=spelled(token),
                 parent=None if parent < 0 else parent,
                 origin=cast(tokens_pb2.TokenOrigin, origin),
-                accepted=index in step.accepted,
+                accepted=index in accepted,
             )
             for index, (token, parent, origin) in enumerate(
                 zip(nodes.tokens, nodes.parents, nodes.origins, strict=True)
             )
         ],
-        bonus=step.bonus,
-        bonus_spelling=None if step.bonus is None else spelled(step.bonus),
+        bonus=bonus,
+        bonus_spelling=None if bonus is None else spelled(bonus),
         timeline=[_timeline_event(event) for event in step.events],
     )
 

@@ -12,7 +12,6 @@ from orchestrator.gateway.errors import wrong
 from orchestrator.gateway.page.events import shown
 from orchestrator.gateway.requests import HttpRequest, chat_from, completions_from
 from orchestrator.gateway.sending import Receive, Scope, Send, send_stream, server_sent
-from orchestrator.gateway.streams import while_connected
 from outrider.client import Event
 
 PATH = "/outrider/stream"
@@ -40,9 +39,8 @@ class Steps(Generating):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
-        asked = await self._bodies.read(dict(scope["headers"]), receive, self._asked_from)
-        events = self._events(asked, scope["state"])
-        await while_connected(receive, send_stream(send, _parts(events)), self._instruments.aborted)
+        asked = await self.resources.bodies.read(dict(scope["headers"]), receive, self.parse)
+        await self.resources.work(receive, send_stream(send, _parts(self.events(asked, scope))))
 
 
 async def _parts(events: AsyncGenerator[Event, None]) -> AsyncGenerator[bytes, None]:
