@@ -11,8 +11,8 @@ import grpc
 from orchestrator.events import BlockArrived, DraftOpened, Event
 from orchestrator.replicas.stream import ReplicaStream
 from outrider.internal.v1 import draft_pb2, draft_pb2_grpc
-from outrider.protocol.errors import InternalError, InvalidRequest, Unavailable
-from outrider.protocol.messages import OpenDraft, PromptFeatures, TokenBlock, Verdict
+from outrider.protocol.errors import InternalError, Unavailable
+from outrider.protocol.messages import OpenDraft, PromptFeatures, Verdict
 from outrider.protocol.wire import (
     block_from_pb,
     open_draft_to_pb,
@@ -81,17 +81,10 @@ class DraftClient:
     async def _receive(self, response: draft_pb2.DraftResponse) -> None:
         match response.WhichOneof("message"):
             case "block":
-                await self._deliver(BlockArrived(self.stream, _block(response)))
+                await self._deliver(BlockArrived(self.stream, block_from_pb(response.block)))
             case "opened":
                 self._opened = True
                 opened = opened_draft_from_pb(response.opened)
                 await self._deliver(DraftOpened(self.stream, opened, self._endpoint, self._may_be_silent))
             case _:
                 raise InternalError("the draft replica sent a message that says nothing")
-
-
-def _block(response: draft_pb2.DraftResponse) -> TokenBlock:
-    try:
-        return block_from_pb(response.block)
-    except InvalidRequest as error:  # the replica's mistake, not the caller's
-        raise InternalError(f"the draft replica sent a malformed block: {error}") from None

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar, cast
 import grpc
 
 from outrider.protocol.allowance import BLOCKS, LATE
-from outrider.protocol.errors import OutriderError, Unavailable
+from outrider.protocol.errors import InternalError, InvalidRequest, OutriderError, Unavailable
 from outrider.rpc.channels import error_of
 
 END_SECONDS = 1.0
@@ -95,7 +95,10 @@ class ReplicaStream(Generic[Out, In]):
     ) -> None:
         while (message := await call.read()) is not grpc.aio.EOF and not self._ended:
             self._receiving = True
-            await receive(cast(In, message))
+            try:
+                await receive(cast(In, message))
+            except InvalidRequest as error:  # the replica's mistake, not the caller's
+                raise InternalError(f"the replica sent a malformed message: {error}") from None
             self._receiving = False
 
     async def _write(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 
 from orchestrator.replicas.pool import Replica
 from orchestrator.shadow.comparison import Comparisons
@@ -33,7 +34,7 @@ def swap_of(shadows: Iterable[Replica], serving: Iterable[Replica], comparisons:
         for down, old in _named(serving)
         if (tally := comparisons.of(new, old)).won
     ]
-    return max(found, key=_gain, default=None)  # of equal ones the first
+    return max(found, key=attrgetter("gain"), default=None)  # of equal ones the first
 
 
 def _named(replicas: Iterable[Replica]) -> list[tuple[str, str]]:
@@ -41,7 +42,3 @@ def _named(replicas: Iterable[Replica]) -> list[tuple[str, str]]:
     return sorted(
         (replica.endpoint, replica.info.draft_name) for replica in replicas if replica.info is not None
     )
-
-
-def _gain(swap: Swap) -> float:
-    return swap.gain

@@ -7,31 +7,21 @@ that a match is right is learned from the committed tokens, whether the match wa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from outrider.speculation.acceptance import AcceptanceModel, lookup_bucket
 from outrider.speculation.candidate_tree import CandidateTree, Node
-from outrider.speculation.lookup import GradualLookup, Keep, Proposed
+from outrider.speculation.lookup import GradualLookup, Proposed
+from outrider.speculation.prediction import Prediction
 from verify_service.speculation.origins import FIRST_LOOKUP_ID
 
 MAX_LOOKUP_NODES = 16
-
-
-class Source(Protocol):
-    """What finds continuations of a text."""
-
-    def append(self, tokens: Sequence[int]) -> None:
-        """Add tokens to the end of the text."""
-
-    def propose(self, max_nodes: int, *, keep: Keep | None = None) -> list[Proposed]:
-        """Tokens that may follow, parents first; see `Lookup.propose`."""
 
 
 class LookupCandidates:
     """One session's lookup; the acceptance model is shared by all sessions."""
 
     def __init__(self, tokens: Sequence[int], acceptance: AcceptanceModel, task: str) -> None:
-        self._source: Source = GradualLookup(tokens)
+        self._source: GradualLookup | Prediction = GradualLookup(tokens)
         self._max_nodes = MAX_LOOKUP_NODES
         self._acceptance = acceptance
         self._task = task
