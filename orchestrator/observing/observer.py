@@ -25,37 +25,25 @@ class Observers:
     def __init__(self, instruments: OrchestratorInstruments) -> None:
         self.load = DraftLoad(instruments.draft_pool)
         self.tokens = TokenRate()
-        self._instruments = instruments
-        self._drift = DriftWatch()
+        self.drift = DriftWatch()
+        self.instruments = instruments
 
     def watch(self, request: ResolvedRequest) -> Observer:
         """An observer of one continuation, to be closed at its end."""
-        return Observer(
-            self._instruments, self.load, self._drift, request.task, self.tokens, request.served.model
-        )
+        return Observer(self, request)
 
 
 class Observer:
     """Watches one continuation; times are seconds of the caller's clock."""
 
-    def __init__(
-        self,
-        instruments: OrchestratorInstruments,
-        load: DraftLoad,
-        drift: DriftWatch,
-        task: str,
-        tokens: TokenRate,
-        model: str = "",
-    ) -> None:
-        self._tokens = tokens
-        self._instruments = instruments
-        self._load = load
-        self._drift = drift
-        self._task = task
+    def __init__(self, shared: Observers, request: ResolvedRequest) -> None:
+        self._tokens, self._load, self._drift = shared.tokens, shared.load, shared.drift
+        self._instruments = shared.instruments
+        self._task = request.task
         self._wants_draft = False
         self._drafts: list[str] = []
         """Endpoints of the open draft replicas."""
-        self._gaps = instruments.requests.of(model).gap
+        self._gaps = shared.instruments.requests.of(request.served.model).gap
         self._last_delivery: float | None = None
         self._last_verdict: float | None = None
         self._unanswered: tuple[int, float] | None = None
