@@ -7,7 +7,7 @@ the event loop.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import assert_never
@@ -22,6 +22,7 @@ from outrider.telemetry.instruments import VerifyInstruments
 from verify_service.mailbox import Ask, Close, Closed, Message, Open, Propose
 from verify_service.memory import Memory, seniority
 from verify_service.report import IdleMeter, count_verdict, record_forward, verdict_of
+from verify_service.scheduler import Work
 from verify_service.session import VerifyLimits, VerifySession
 from verify_service.speculation.controller import Controller
 from verify_service.speculation.cost_model import CostModel
@@ -112,14 +113,9 @@ class VerifyCore:
         self._memory.resume(sessions)
         now = self._clock()
         plan = self._controller.plan(sessions, now)
-        works, paused = self._memory.reserve(plan.works, sessions)
-        for session in paused:
-            self._preempted(session)
+        works = self._reserve(plan.works, sessions)
         if works:
-            for work in works:
-                work.session.started(now)
-            self._on_drafting(self._controller.drafts_at_work)
-            self._publish(self._verifier.run(works), plan.price)
+            self._publish(self._verify(works, now), plan.price)
         if plan.works:
             return 0.0
         return self._rest() if plan.until is None else max(plan.until - now, 0.0)
@@ -170,12 +166,12 @@ class VerifyCore:
         session.kv = kv
         session.idle_before = self._idle.until(now)
         if opening.lookup and self._settings.lookup:
-            session.lookup = LookupCandidates(
+            session.candidates.lookup = LookupCandidates(
                 committed, self._lookup_acceptance[opening.sampling.greedy], opening.task
             )
         if opening.prediction and opening.policy is not VerifyPolicy.OFF:
             generated = committed[opening.prompt_length :]
-            session.prediction = PredictedCandidates(
+            session.candidates.prediction = PredictedCandidates(
                 opening.prediction, generated, self._prediction_acceptance, opening.task, session.max_nodes
             )
         return session
@@ -237,13 +233,22 @@ class VerifyCore:
         largest = self._settings.max_step_tokens
         return tokens / largest * cost.seconds(largest)
 
-    def _preempted(self, session: VerifySession) -> None:
-        """Count a paused session, and end it if it will never fit again."""
-        self._instruments.preempted.inc()
-        try:
-            self._memory.check_fits(session.tree.committed_length)
-        except OutOfPages as error:
-            self._fail(session, error)
+    def _reserve(self, works: Sequence[Work], sessions: Sequence[VerifySession]) -> list[Work]:
+        """Reserve pages; sessions that are paused for want of them are counted, and end if they never fit."""
+        reserved, paused = self._memory.reserve(works, sessions)
+        for session in paused:
+            self._instruments.preempted.inc()
+            try:
+                self._memory.check_fits(session.tree.committed_length)
+            except OutOfPages as error:
+                self._fail(session, error)
+        return reserved
+
+    def _verify(self, works: Sequence[Work], now: float) -> StepResult:
+        for work in works:
+            work.session.started(now)
+        self._on_drafting(self._controller.drafts_at_work)
+        return self._verifier.run(works)
 
     def _fail(self, session: VerifySession, error: OutriderError) -> None:
         del self.sessions[session.id]

@@ -194,13 +194,13 @@ class Verifier:
             work.nodes,
             depth,
             len(accepted),
-            sum(session.needs_draft_for(work.nodes[row - 1]) for row in accepted),
+            sum(session.candidates.needs_draft_for(work.nodes[row - 1]) for row in accepted),
             committed.hit,
             committed.finish,
             _logprobs(session, logits, path, committed.tokens),
             recorded,
-            sum(map(session.predicted, work.nodes)),
-            sum(session.predicted(work.nodes[row - 1]) for row in accepted),
+            sum(map(session.candidates.predicted, work.nodes)),
+            sum(session.candidates.predicted(work.nodes[row - 1]) for row in accepted),
             b"" if features is None else features.verdict(work, path[: len(committed.tokens)]),
         )
 
