@@ -180,7 +180,7 @@ class DraftCore:
             session.grow(None, self._drafter.recall(key))
             entry.asked_at = arrived if entry.asked_at is None else entry.asked_at
         if not session.wanted:
-            entry.asked_at = None  # nobody waits for an answer
+            entry.asked_at = None  # no answer is expected
         starved = session.starved and session.wanted and not session.finished
         self._instruments.verdict(verdict, session.request.task, starved)
         wasted = sum(node.id < first_unsent for node in rerooted.dropped)

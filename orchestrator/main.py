@@ -121,7 +121,7 @@ class Orchestrator:
             raise ConfigError(f"draft: {misfits[0]}; use a draft with the target's tokenizer, or lookup")
 
     def _on_watch_end(self, watching: asyncio.Task[None]) -> None:
-        """Nobody looks after the replicas any more: unless we stop, that is a mistake of ours."""
+        """The replicas are not watched any more: unless the process stops, that is a bug."""
         if not watching.cancelled():
             logger.critical("the watch over the replicas has failed", exc_info=watching.exception())
             if self._server is not None:

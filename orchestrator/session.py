@@ -113,7 +113,7 @@ class Session:
     finished: bool = False
     step: int = 0
     """Steps verified."""
-    prompt_told: int = 1
+    prompt_logprobs_sent: int = 1
     """The client has the log probabilities of the prompt before this position, if it wants them."""
     _announced: bool = False
     """True once the client knows what it needs to resume the continuation."""
@@ -170,7 +170,7 @@ class Session:
             case VerdictArrived():
                 return self._on_verdict(verify, event.verdict, now)
             case PromptArrived():
-                self.prompt_told += len(event.part.logprobs)
+                self.prompt_logprobs_sent += len(event.part.logprobs)
                 return [EmitPrompt(event.part.logprobs)]
             case FeaturesArrived():
                 return [SendFeatures(event.part)]
@@ -236,8 +236,8 @@ class Session:
         self.statistics.add_verdict(verdict, now)
         finished = verdict.finish_reason is not FinishReason.NONE
         parked = [] if finished or verdict.draft_wanted else self._pause_drafts(now)
-        told = [SendVerdict(verdict)] if self._drafts else []
-        actions = [*parked, *told, Emit(verdict)]
+        informed = [SendVerdict(verdict)] if self._drafts else []
+        actions = [*parked, *informed, Emit(verdict)]
         if finished:
             return actions + self._finish(verdict.finish_reason)
         return actions + self._nudge() + (self._look_after_drafts(now) if verdict.draft_wanted else [])
@@ -251,8 +251,8 @@ class Session:
 
     def _can_take_along(self, kept: KvHandle) -> bool:
         """False where the rest of a prompt must be computed for its log probabilities."""
-        prompt_told = self.prompt_told >= self.request.prompt_logprobs
-        return prompt_told and 0 < kept.length < len(self.committed)
+        prompt_logprobs_sent = self.prompt_logprobs_sent >= self.request.prompt_logprobs
+        return prompt_logprobs_sent and 0 < kept.length < len(self.committed)
 
     def _on_block(self, draft: DraftStream, block: TokenBlock, now: float) -> list[Action]:
         if error := draft.check.error_of(block, len(self.committed)):

@@ -28,9 +28,9 @@ def problem_of(event: VerifyEvent, session: Session, verify: VerifyStream) -> st
         case _ if not verify.opened:
             return "results before the session was opened"
         case PromptArrived(_, found):
-            return prompt_problem_of(found, session.request, session.prompt_told)
+            return prompt_problem_of(found, session.request, session.prompt_logprobs_sent)
         case VerdictArrived(_, verdict):
-            if session.prompt_told < session.request.prompt_logprobs:
+            if session.prompt_logprobs_sent < session.request.prompt_logprobs:
                 return "verdict before all log probabilities of the prompt"
             return _verdict_problem_of(verdict, session)
 

@@ -59,8 +59,8 @@ class DraftStream:
     ready: bool = False
     """True when a block marked ready came since the last verdict."""
     late: bool = False
-    """True when it sent no ready block between two verdicts: nobody waits for it until it sends one."""
-    told: bool = False
+    """True when it sent no ready block between two verdicts: it is not waited for until it sends one."""
+    heard_verdict: bool = False
     """True when it was open when the last verdict came."""
     share: Allowance = field(default_factory=Allowance)
     """What of its blocks is still passed on to the verify replica, where there are other drafts."""
@@ -72,8 +72,8 @@ class DraftStream:
 
     def verdict(self, drafts: int) -> None:
         """A verdict came: this draft, one of `drafts`, may send more."""
-        self.late = self.told and not self.ready
-        self.told = self.opened
+        self.late = self.heard_verdict and not self.ready
+        self.heard_verdict = self.opened
         self.ready = False
         self.check.allowance.refill()
         self.share = Allowance(BLOCKS // drafts, NODES // drafts)

@@ -289,8 +289,8 @@ class VerifyCore:
         """End a session whose grammar lets nothing follow, or has become too costly."""
         if problem := session.settle():
             assert session.opening.sampling.constraint is not None
-            said = f"after {session.tree.committed_length} tokens: {problem}; simplify it"
-            self._fail(session, InvalidRequest(session.opening.sampling.constraint.field, said))
+            message = f"after {session.tree.committed_length} tokens: {problem}; simplify it"
+            self._fail(session, InvalidRequest(session.opening.sampling.constraint.field, message))
 
     def _rest(self) -> float | None:
         """Nothing to do: release what is past its lease; without sessions, check the page accounts once."""

@@ -68,7 +68,7 @@ class StepValue:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The next step. Without work, `until` is when to plan again (None: nobody waits)."""
+    """The next step. Without work, `until` is when to plan again (None: no session waits)."""
 
     works: list[Work]
     until: float | None = None

@@ -99,7 +99,7 @@ class VerifySession:
         """True when a ready block came whose draft knew the last verdict."""
         self.draft_wanted = True
         """The controller's decision; verdicts carry it to the orchestrator."""
-        self.untold = 0
+        self.features_sent = 0
         """Features of tokens before this position were sent, or are not wanted."""
         self._next_prompt_logprob = max(opening.first_prompt_logprob, 1)
         """The first position of the prompt whose log probability is wanted and not known yet."""
@@ -154,7 +154,7 @@ class VerifySession:
         first = max(self._next_prompt_logprob - 1 - start, 0)
         return range(first, max(min(chain, self.opening.prompt_length - 1 - start), first))
 
-    def told_prompt(self, rows: range) -> None:
+    def note_prompt_logprobs(self, rows: range) -> None:
         """Note that the log probabilities of these rows are known."""
         assert self.kv is not None
         self._next_prompt_logprob = self.kv.length + rows.stop + 1

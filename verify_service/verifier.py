@@ -214,7 +214,7 @@ class Verifier:
 def read_prompts(works: Sequence[Work], logits: torch.Tensor) -> tuple[torch.Tensor, list[PromptPart]]:
     """The rows that choose tokens, and what the others say of prompts: logits [W, V] of all wanted rows.
 
-    A row that a prompt's last token is read from is none that chooses: these are of different tokens.
+    No row does both: they belong to different tokens.
     """
     parts: list[PromptPart] = []
     chooses: list[int] = []
@@ -237,7 +237,7 @@ def _prompt_part(session: VerifySession, rows: range, logits: torch.Tensor) -> P
     assert count is not None
     position = kv.length + rows.start + 1
     tokens = session.tree.committed[position : position + len(rows)]
-    session.told_prompt(rows)
+    session.note_prompt_logprobs(rows)
     return PromptPart(session, PromptLogprobs(position, tuple(logprobs(logits, tokens, count))))
 
 

@@ -181,8 +181,8 @@ class _App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
         if scope["method"] not in (self._method, "HEAD" if self._method == "GET" else ""):
-            said = f"{scope['method'][:20]}: {self._path} takes {self._method}"
-            raise Problem(NOT_ALLOWED, said, None, {"allow": self._method})
+            message = f"{scope['method'][:20]}: {self._path} takes {self._method}"
+            raise Problem(NOT_ALLOWED, message, None, {"allow": self._method})
         await self._answer(scope, receive, send)
 
 

@@ -40,8 +40,8 @@ class Calls:
                 case CallArguments() if self._kept(piece.index):
                     going_on = {"index": piece.index, "function": {"arguments": ""}}
                     calls.setdefault(piece.index, going_on)["function"]["arguments"] += piece.text
-        said = {"content": content} if content else {}
-        return said | ({"tool_calls": list(calls.values())} if calls else {})
+        delta = {"content": content} if content else {}
+        return delta | ({"tool_calls": list(calls.values())} if calls else {})
 
     def _kept(self, index: int) -> bool:
         return self.parallel or index == 0

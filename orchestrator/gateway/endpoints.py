@@ -11,7 +11,7 @@ from typing import Any
 
 from orchestrator.gateway.bodies import Bodies
 from orchestrator.gateway.calls.formats import CallFormat
-from orchestrator.gateway.continuing import HEADER, StreamProgress, continued, told_ids
+from orchestrator.gateway.continuing import HEADER, StreamProgress, continued, wants_ids
 from orchestrator.gateway.figures import metrics_of
 from orchestrator.gateway.instruments import GatewayInstruments
 from orchestrator.gateway.requests import HttpRequest, in_call_format
@@ -52,12 +52,12 @@ class Generating:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
         headers = dict(scope["headers"])
-        asked = in_call_format(await self.resources.bodies.read(headers, receive, self.parse), self.calls)
-        asked, progress = continued(asked, headers.get(HEADER.encode(), b"").decode("latin-1"))
-        progress = progress if told_ids(headers) else None
-        answer = Answer.to(asked, scope["state"]["request_id"], int(time.time()), self.calls)
-        events = self.events(asked, scope)
-        if asked.stream:
+        request = in_call_format(await self.resources.bodies.read(headers, receive, self.parse), self.calls)
+        request, progress = continued(request, headers.get(HEADER.encode(), b"").decode("latin-1"))
+        progress = progress if wants_ids(headers) else None
+        answer = Answer.to(request, scope["state"]["request_id"], int(time.time()), self.calls)
+        events = self.events(request, scope)
+        if request.stream:
             work = send_stream(send, _parts(answer, events, progress, scope["state"]["figures"]))
         else:
             work = self._whole(answer, events, scope, send)
@@ -70,7 +70,7 @@ class Generating:
         async with aclosing(events):
             async for event in events:
                 collected.add(event)
-        prompts = answer.asked.requests if answer.asked.echo else ()
+        prompts = answer.request.requests if answer.request.echo else ()
         echoed = [await self._prompt(one.prompt, scope) for one in prompts]
         found = collected.result().generations
         figures = _metrics(scope["state"]["figures"], [one.end for one in found])
@@ -83,15 +83,15 @@ class Generating:
         call = self.resources.call(scope)
         return await self.resources.client.detokenize(prompt, keep_special_tokens=True, **call)
 
-    async def events(self, asked: HttpRequest, scope: Scope) -> AsyncGenerator[Event, None]:
+    async def events(self, request: HttpRequest, scope: Scope) -> AsyncGenerator[Event, None]:
         """All events of a request, counted."""
         opened, first, instruments = time.monotonic(), True, self.resources.instruments
         call = self.resources.call(scope) | {
             name: scope["state"][name] for name in ("request_id", "traceparent")
         }
-        streams = [partial(self.resources.client.stream, one, **call) for one in asked.requests]
+        streams = [partial(self.resources.client.stream, one, **call) for one in request.requests]
         try:
-            async with aclosing(merged(streams, asked.per_prompt)) as events:
+            async with aclosing(merged(streams, request.per_prompt)) as events:
                 async for event in events:
                     if first and isinstance(event, Chunk) and event.token_ids:
                         instruments.first_text.observe(time.monotonic() - opened)
@@ -101,7 +101,7 @@ class Generating:
                         instruments.completed(event.model, tokens, event.speculation)
                     yield event
         except InvalidRequest as error:
-            raise asked.named(error) from None
+            raise request.named(error) from None
 
 
 class Models:
@@ -114,13 +114,13 @@ class Models:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
         models = await self._client.models(token=scope["state"]["token"])
-        asked = scope.get("path_params", {}).get("model")
-        if asked is None:
+        name = scope.get("path_params", {}).get("model")
+        if name is None:
             await send_json(send, 200, {"object": "list", "data": [self._shown(one) for one in models]})
             return
-        found = next((one for one in models if one.name == asked), None)
+        found = next((one for one in models if one.name == name), None)
         if found is None:
-            raise UnknownModel(asked[:200], models[0].name if models else "")
+            raise UnknownModel(name[:200], models[0].name if models else "")
         await send_json(send, 200, self._shown(found))
 
     def _shown(self, model: Model) -> dict[str, Any]:
@@ -143,7 +143,7 @@ async def _parts(
             ends += [event] if isinstance(event, Complete) else []
             part = answer.part(event, event if progress is None else progress.left(event))
             yield b"" if part is None else server_sent(part, "" if progress is None else progress.id)
-    if answer.asked.include_usage:
+    if answer.request.include_usage:
         yield server_sent(answer.usage_part() | _metrics(figures, ends))
 
 

@@ -36,7 +36,7 @@ class CompletionShape:
     """Characters of the tokens so far, by choice."""
 
     def begin(self, index: int) -> dict[str, Any] | None:
-        """The first part of a choice: there is none."""
+        """The first part of a choice; a completion has none."""
         return None
 
     def text(self, index: int, chunk: Chunk) -> dict[str, Any]:

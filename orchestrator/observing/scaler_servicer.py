@@ -115,7 +115,7 @@ class ScalerServicer(externalscaler_pb2_grpc.ExternalScalerServicer):
             PER_REPLICA: demand.sessions_per_replica,
         }
         if request.metricName not in values:
-            raise InvalidRequest("metricName", f"is none of {', '.join(values)}")
+            raise InvalidRequest("metricName", f"must be one of {', '.join(values)}")
         value = values[request.metricName]
         answer = pb2.MetricValue(
             metricName=request.metricName, metricValue=math.ceil(value), metricValueFloat=value

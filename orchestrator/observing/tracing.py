@@ -95,7 +95,7 @@ class StepSpans:
     """The spans of one continuation's steps: all of them, those of a slow one at its end, or none.
 
     With `slow`, the last `MAX_KEPT` steps of a sampled request are kept until its end. The replicas record
-    nothing then: nobody knows yet whether it will be slow.
+    nothing then, because it is not known yet whether it will be slow.
     """
 
     def __init__(self, traceparent: str = "", detail: TraceDetail = "all", slow_seconds: float = 0.0) -> None:
@@ -208,7 +208,7 @@ def _attributes(request: ResolvedRequest, completions: list[Completion]) -> dict
 
 
 def _unusual(request: ResolvedRequest) -> dict[str, Attribute]:
-    """Parameters that differ from what they are when nobody sets them."""
+    """Parameters that differ from their defaults."""
     sampling = request.sampling
     given: dict[str, tuple[Attribute, Attribute]] = {
         "gen_ai.request.top_p": (sampling.top_p, 1.0),

@@ -41,10 +41,10 @@ class DraftClient:
 
     def commit(self, verdict: Verdict) -> None:
         """Tell the replica what the target committed."""
-        told = verdict if verdict.nodes is None else replace(verdict, nodes=None)  # those are the caller's
-        if told.features and not self.reads_features:
-            told = replace(told, features=b"")
-        self._messages.send(draft_pb2.DraftRequest(verdict=verdict_to_pb(told)))
+        message = verdict if verdict.nodes is None else replace(verdict, nodes=None)  # those are the caller's
+        if message.features and not self.reads_features:
+            message = replace(message, features=b"")
+        self._messages.send(draft_pb2.DraftRequest(verdict=verdict_to_pb(message)))
 
     def tell(self, features: PromptFeatures) -> None:
         """Tell the replica, if it reads that, what the target made of a part of the text."""

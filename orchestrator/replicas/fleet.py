@@ -380,7 +380,7 @@ class Fleet:
             known.warned = replica.mismatch
 
     def _changed(self) -> None:
-        """Wake whoever waits for a replica or a place; report when verify replicas appear or disappear."""
+        """Wake those who wait for a replica or a place; report when verify replicas appear or disappear."""
         self._on_change()
         self._change.set()
         self._change = asyncio.Event()

@@ -2,7 +2,7 @@
 as verify replicas have room for sessions. Whatever has no place waits in a queue:
 
     served next     the highest priority; within it the caller with the fewest continuations, running or ahead
-                    in the queue; then whoever has waited longest since its caller was last served
+                    in the queue; then the one that has waited longest since its caller was served
     reserved        one place in `PLACES_PER_RESERVED` is for callers that have none
     refused         when more than `max_queued` requests have not begun: the one that would be served last
 

@@ -263,7 +263,7 @@ def _check_resume(incoming: IncomingRequest) -> None:
 def _check_labels(labels: Mapping[str, str]) -> None:
     for name, value in labels.items():
         if not LABEL_NAME.fullmatch(name):
-            said = "is no name; use up to 32 small letters, digits and _, a letter first"
-            raise InvalidRequest(f"labels[{name[:40]!r}]", said)
+            problem = "is no name; use up to 32 small letters, digits and _, a letter first"
+            raise InvalidRequest(f"labels[{name[:40]!r}]", problem)
         if not 1 <= len(value) <= MAX_LABEL:
             raise InvalidRequest(f"labels[{name!r}]", f"must have 1 to {MAX_LABEL} characters")

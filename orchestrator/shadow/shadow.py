@@ -120,7 +120,7 @@ class Shadow:
             await self._client.run(endpoint, channel, open_seconds, may_be_silent=True)
         except OutriderError as error:
             self._instruments.failed(error.reason)
-        except Exception as error:  # a mistake of ours must not cost the session anything either
+        except Exception as error:  # a bug must not cost the session anything either
             self._instruments.failed(type(error).__name__)
 
     async def _receive(self, event: Event) -> None:

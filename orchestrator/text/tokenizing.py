@@ -145,7 +145,7 @@ class Tokenizing:
             except asyncio.CancelledError:
                 _settle([waiting, *self._jobs], Unavailable("this orchestrator stops"))
                 raise
-            except Exception as error:  # nobody may wait for ever, whatever our mistake is
+            except Exception as error:  # a bug must not leave callers waiting
                 logger.exception("a long prompt could not be tokenized")
                 outcome = InternalError(f"the prompt could not be tokenized: {type(error).__name__}")
             _settle([waiting], outcome)
@@ -196,8 +196,8 @@ def _outcome(waiting: WaitingJob, answer: tuple[str, Any]) -> Found:
         case ("checked", bool(complete)):
             return complete
         case ("too_long", int(count)):
-            said = f"{count} tokens or more do not fit the context of {waiting.positions}; shorten it"
-            raise ContextTooLong(waiting.job.field, said)
+            problem = f"{count} tokens or more do not fit the context of {waiting.positions}; shorten it"
+            raise ContextTooLong(waiting.job.field, problem)
         case (_, (str(named), str(problem))):
             raise InvalidRequest(named, problem)
     raise Unavailable(CONFUSED)

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 OWN_WEIGHT = 0.1
-"""Least weight of one observation in the estimates of the points around it. The first ones weigh more: their
+"""Smallest weight of one observation in the estimates of the points around it. The first ones weigh more: their
 mean is what counts, and the measurement at the start is one of them. Estimates of other points move half as
 far: a machine that slows down slows every step."""
 RETRY = 0.003

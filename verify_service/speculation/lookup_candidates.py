@@ -62,7 +62,7 @@ class LookupCandidates:
             children = children[token].children
 
     def found(self, node: Node) -> bool:
-        """True when the lookup proposed this node in the present round, whoever else did."""
+        """True when the lookup proposed this node in the present round, even where a draft did too."""
         return node.id in self._features
 
     def extend(self, tokens: Sequence[int]) -> None:

@@ -1,8 +1,8 @@
 """Gives keys and values to other replicas and takes theirs, page by page, while the engine goes on.
 
 The engine sets the sequence aside; its pages are then read and written here, on threads of the event loop's
-pool, some at a time. Who calls is the orchestrator, which carries the parts from one replica to the other: a
-replica connects to nobody.
+pool, some at a time. The orchestrator calls: it carries the parts from one replica to the other, and
+replicas do not connect to each other.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Any
 from outrider.client import Chunk, Complete, Event, Started, Step
 
 
-def shown(event: Event) -> dict[str, Any]:
+def event_json(event: Event) -> dict[str, Any]:
     """One event of a stream whose request asked for its steps."""
     match event:
         case Started():
