@@ -38,5 +38,5 @@ class ForcedCandidates:
             parent, siblings = node, node.children
 
     def found(self, node: Node) -> bool:
-        """True when the grammar allows only this node in the present round, even where a draft proposed it."""
+        """True when the grammar allows only this node in this round, also where a draft proposed it."""
         return node.id in self._found
