@@ -86,9 +86,9 @@ class Orchestrator:
 
     def running(self) -> int:
         """Requests that a drain waits for."""
-        statistics = self.servicer.admission.statistics()
+        queue = self.servicer.admission.queue
         waiting = self.servicer.tokenizing.waiting + self.servicer.checking.waiting
-        return statistics.running + statistics.queued + waiting
+        return queue.begun + queue.queued + waiting
 
     async def close(self) -> None:
         """Stop watching the replicas, and end the processes that tokenize and check constraints."""
