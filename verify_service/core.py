@@ -15,7 +15,7 @@ from typing import assert_never
 from outrider.engine.kv.handles import HandleTable, check_covered
 from outrider.engine.kv.pages import PoolStatistics, SequenceKv
 from outrider.protocol.errors import InvalidRequest, OutOfPages, OutriderError, StaleHandle
-from outrider.protocol.messages import KvHandle, Opened, OpenVerify, VerifyPolicy
+from outrider.protocol.messages import KvHandle, Opened, OpenVerify, Verdict, VerifyPolicy
 from outrider.rpc.queues import Deliver
 from outrider.speculation.acceptance import AcceptanceModel, lookup_priors
 from outrider.telemetry.instruments import VerifyInstruments
@@ -31,7 +31,7 @@ from verify_service.speculation.patience import Patience
 from verify_service.speculation.predicted_candidates import PredictedCandidates
 from verify_service.speculation.several_drafts import Agreement
 from verify_service.transfer.table import TransferTable
-from verify_service.verifier import Runner, StepResult, Verifier
+from verify_service.verifier import Runner, SessionOutcome, StepResult, Verifier
 
 SWEEP_SECONDS = 1.0
 """While the engine is idle: time between searches for handles whose lease is over, and time until the page
@@ -260,30 +260,25 @@ class VerifyCore:
         times = result.timings
         idle = self._idle.step(times.start, times.end)
         self._controller.decide_drafts(list(self.sessions.values()), times.end)
-        advices = [
-            self._controller.advice(o.session, price, result.tokens, times.end) for o in result.outcomes
-        ]
-        verdicts = [
-            verdict_of(outcome, result, self._idle.total, advice)
-            for outcome, advice in zip(result.outcomes, advices, strict=True)
-        ]
-        self._deliver(
-            [
-                *(part.session.outbox.announce(part.found) for part in result.prompts),
-                *(o.session.outbox.announce(v) for o, v in zip(result.outcomes, verdicts, strict=True)),
-            ]
-        )
-        for outcome, verdict in zip(result.outcomes, verdicts, strict=True):
-            self._settle(outcome.session)
-            outcome.session.published(times.end, self._idle.total, price)
-            if outcome.session.policy is VerifyPolicy.PIPELINED:
-                self._latest_patience = outcome.session.patience
+        verdicts = [(outcome, self._verdict(outcome, result, price)) for outcome in result.outcomes]
+        prompts = [(part, part.found) for part in result.prompts]
+        self._deliver([each.session.outbox.announce(event) for each, event in (*prompts, *verdicts)])
+        for outcome, verdict in verdicts:
+            session = outcome.session
+            self._settle(session)
+            session.published(times.end, self._idle.total, price)
+            if session.policy is VerifyPolicy.PIPELINED:
+                self._latest_patience = session.patience
             count_verdict(self._instruments, outcome, verdict)
             record_forward(outcome, verdict, result.tokens)
         self._controller.observe(result)
         self._instruments.step(result.tokens, result.sessions, times.end - times.start)
         self._instruments.idle.inc(idle)
         self._count()
+
+    def _verdict(self, outcome: SessionOutcome, result: StepResult, price: float) -> Verdict:
+        advice = self._controller.advice(outcome.session, price, result.tokens, result.timings.end)
+        return verdict_of(outcome, result, self._idle.total, advice)
 
     def _settle(self, session: VerifySession) -> None:
         """End a session whose grammar lets nothing follow, or has become too costly."""
