@@ -43,13 +43,13 @@ class _OpenSession:
     """When the first verdict came that no block has answered yet; None: there is none."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _ExpansionTime:
     """When a session's unsent nodes were computed, and for which verify step."""
 
     start_ns: int
-    micros: int
     step: int
+    micros: int = 0
 
 
 class DraftCore:
@@ -180,7 +180,7 @@ class DraftCore:
             session.grow(None, self._drafter.recall(key))
             entry.asked_at = arrived if entry.asked_at is None else entry.asked_at
         if not session.wanted:
-            entry.asked_at = None  # nobody waits for an answer
+            entry.asked_at = None  # no answer is expected
         starved = session.starved and session.wanted and not session.finished
         self._instruments.starved.inc(session.request.task, starved)
         wasted = sum(node.id < first_unsent for node in rerooted.dropped)
@@ -212,7 +212,8 @@ class DraftCore:
                 choice.session.grow(choice.node, proposal)
         for key in {choice.session.key for choice, proposal in grown if proposal is not None}:
             entry = self._entries[key]
-            entry.expanded = _expanded(entry.expanded, start_ns, seconds, entry.session.step + 1)
+            entry.expanded = entry.expanded or _ExpansionTime(start_ns, entry.session.step + 1)
+            entry.expanded.micros += round(seconds * 1e6)
         if grown and all(proposal is not None for _, proposal in grown):
             self._step_seconds.observe(seconds)
         self._instruments.step(len({choice.session.key for choice, _ in grown}), seconds)
@@ -263,16 +264,6 @@ class DraftCore:
         if entry.expanded is None:
             return block
         return _timed(block, entry.expanded, entry.session.request.traceparent)
-
-
-def _expanded(before: _ExpansionTime | None, start_ns: int, seconds: float, step: int) -> _ExpansionTime:
-    """The time of the expansions behind the nodes that wait to be sent, with one more expansion."""
-    micros = round(seconds * 1e6)
-    return (
-        _ExpansionTime(start_ns, micros, step)
-        if before is None
-        else replace(before, micros=before.micros + micros)
-    )
 
 
 def _timed(block: TokenBlock, expanded: _ExpansionTime, traceparent: str) -> TokenBlock:

@@ -6,7 +6,6 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from draft_service.drafters.base import Expansion
 from draft_service.drafters.eagle import EagleDrafter
 from outrider.config import DraftConfig
 from outrider.engine.eagle.head import EagleHead
@@ -14,14 +13,11 @@ from outrider.engine.eagle.loading import load_head
 from outrider.engine.kv.capacity import DEFAULT_TOKENS
 from outrider.engine.loading.tokenizer_files import json_file, load_tokenizer, vocabulary_hash
 from outrider.process import parse_cpus
-from outrider.protocol.allowance import row_bytes
 from outrider.protocol.errors import ConfigError
-from outrider.protocol.messages import ModelInfo, OpenDraft, SamplingParams
+from outrider.protocol.messages import ModelInfo
 from outrider.telemetry.logs import get_logger
 
 logger = get_logger(__name__)
-WARM_UP_KEY = -1
-WARM_UP_FORWARDS = 3
 
 
 def load_eagle(config: DraftConfig, replica: str) -> tuple[EagleDrafter, ModelInfo]:
@@ -50,7 +46,6 @@ def load_eagle(config: DraftConfig, replica: str) -> tuple[EagleDrafter, ModelIn
         context_length=info.context_length,
         eos_token_ids=info.eos_token_ids,
     )
-    _warm_up(drafter, info)
     return drafter, info
 
 
@@ -91,17 +86,3 @@ def _ids(value: int | list[int] | None) -> tuple[int, ...]:
     if value is None:
         return ()
     return (value,) if isinstance(value, int) else tuple(value)
-
-
-def _warm_up(drafter: EagleDrafter, info: ModelInfo) -> None:
-    """Run a few forwards: the first ones are slow, and no request should wait for them."""
-    sampling, layers = SamplingParams(temperature=1.0), info.feature_layers
-    nothing = bytes(row_bytes(len(layers), info.hidden_size))
-    for _ in range(WARM_UP_FORWARDS):
-        request = OpenDraft(
-            request_id="", token_ids=(0, 0), prompt_length=1, sampling=sampling, feature_layers=layers
-        )
-        drafter.open(WARM_UP_KEY, request)
-        drafter.tell(WARM_UP_KEY, nothing)
-        drafter.expand([Expansion(WARM_UP_KEY, None)])
-        drafter.close(WARM_UP_KEY)

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
 import grpc
 
+from draft_service.checks import VerdictCheck, check_open
 from draft_service.engine import DraftEngine
-from draft_service.feature_check import FeatureCheck
 from draft_service.mailbox import Admitted, DraftStream
 from outrider.grammar.compiler import GrammarCompiler
 from outrider.internal.v1 import draft_pb2, draft_pb2_grpc
 from outrider.protocol import info_wire, wire
-from outrider.protocol.errors import InvalidRequest, MismatchedPair
-from outrider.protocol.messages import ModelInfo, OpenDraft, Opened, PromptFeatures, TokenBlock, Verdict
-from outrider.protocol.vocabulary import check_vocabulary
+from outrider.protocol.errors import InvalidRequest
+from outrider.protocol.messages import ModelInfo, OpenDraft, Opened, TokenBlock
 from outrider.telemetry.logs import get_logger
 from outrider.telemetry.rpc_spans import DRAFT, server_span
 from outrider.v1 import tokens_pb2
 
 logger = get_logger(__name__)
-MAX_NODE_ID = 2**62
-"""Ids from here on belong to the verify side's own lookup."""
 
 Requests = AsyncIterator[draft_pb2.DraftRequest]
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -118,70 +115,6 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
                     raise InvalidRequest("open", "the session is already open")
                 case _:
                     raise InvalidRequest("message", "must be a verdict, prompt_features or close")
-
-
-class VerdictCheck:
-    """Follows a session's committed length, so that no verdict with a gap reaches the engine."""
-
-    def __init__(self, request: OpenDraft, info: ModelInfo) -> None:
-        self._length = len(request.token_ids)
-        self._step = request.first_step
-        self._features = FeatureCheck(request, info)
-        self._vocabulary_size = info.vocabulary_size
-        self._end = request.sampling.end_length(request.prompt_length)
-
-    def accept(self, verdict: Verdict) -> None:
-        """Take a verdict into account.
-
-        Raises:
-            InvalidRequest: it does not continue what is committed; open a new session with all tokens.
-        """
-        if verdict.base_length != self._length:
-            problem = f"is {verdict.base_length}, but {self._length} tokens are committed here"
-            raise InvalidRequest("verdict.base_length", f"{problem}; open a new session")
-        if verdict.step <= self._step:
-            raise InvalidRequest("verdict.step", f"must be above {self._step}, not {verdict.step}")
-        _check_tokens("verdict.tokens", verdict.tokens, self._vocabulary_size)
-        if self._length + len(verdict.tokens) > self._end:
-            raise InvalidRequest("verdict.tokens", f"go beyond the {self._end} that the session may have")
-        self._features.verdict(verdict)
-        self._length += len(verdict.tokens)
-        self._step = verdict.step
-
-    def accept_features(self, part: PromptFeatures) -> None:
-        """Take features of the text into account.
-
-        Raises:
-            InvalidRequest: see `FeatureCheck.prompt`.
-        """
-        self._features.prompt(part, self._length)
-
-
-def check_open(request: OpenDraft, info: ModelInfo) -> None:
-    """Check the first message of a session against what is served.
-
-    Raises:
-        InvalidRequest: a field is out of its range.
-        MismatchedPair: the target has another vocabulary.
-    """
-    if info.vocabulary_hash and request.vocabulary_hash != info.vocabulary_hash:
-        raise MismatchedPair(
-            f"vocabulary_hash: the target's is {request.vocabulary_hash!r} and that of draft model "
-            f"{info.model!r} is {info.vocabulary_hash!r}; use a draft with the target's tokenizer"
-        )
-    _check_tokens("token_ids", request.token_ids, info.vocabulary_size)
-    length = len(request.token_ids)
-    if not 1 <= request.prompt_length <= length:
-        raise InvalidRequest("prompt_length", f"must be 1 to {length}, not {request.prompt_length}")
-    if request.first_node_id >= MAX_NODE_ID:
-        raise InvalidRequest("first_node_id", f"must be below 2**62, not {request.first_node_id}")
-    check_vocabulary("sampling.logit_bias", request.sampling.logit_bias, info.vocabulary_size)
-
-
-def _check_tokens(field: str, tokens: Sequence[int], vocabulary_size: int) -> None:
-    if not tokens:
-        raise InvalidRequest(field, "must not be empty")
-    check_vocabulary(field, tokens, vocabulary_size)
 
 
 async def _opening(requests: Requests) -> OpenDraft:

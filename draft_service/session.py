@@ -27,7 +27,7 @@ Measured, see docs/history/performance.md."""
 MIN_REACH = 0.005
 """Nodes with a smaller reach are neither sent nor expanded, even where they cost the target nothing."""
 BLOCK_GAP = 0.15
-"""Least time between two blocks of a session, as a share of a step, times the sessions in the step. Each
+"""Shortest time between two blocks of a session, as a share of a step, times the sessions in the step. Each
 block takes time from the target, so nodes are sent together."""
 LATEST_BLOCK = 0.6
 """Share of a step after which a session's first block goes out at the latest; the rest is for the network."""
@@ -117,7 +117,7 @@ class DraftSession:
         return (self._round_tokens.value or 0.0) / self._next_step if self._next_step else 0.0
 
     def due(self, now: float) -> bool:
-        """True when it is time to send a block even if nobody waits for one."""
+        """True when it is time to send a block even if the verify side does not wait."""
         return now >= self._send_at
 
     @property

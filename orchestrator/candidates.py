@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from outrider.protocol.allowance import Allowance
+from outrider.protocol.errors import Flood, InternalError, OutriderError
 from outrider.protocol.messages import TokenBlock
 from outrider.speculation.candidate_tree import CandidateTree, Node, first_id_of
 
@@ -12,20 +14,30 @@ MAX_LIVE_NODES = 1024
 
 
 @dataclass(slots=True)
-class CheckedIds:
-    """The node ids that one draft stream may still use: [next_id, end_id). No other draft has any of them."""
+class BlockCheck:
+    """What one draft stream may still send: node ids in [next_id, end_id), which no other draft has, and so
+    many blocks and nodes before the next verdict."""
 
     next_id: int
     end_id: int
     vocabulary_size: int
+    allowance: Allowance = field(default_factory=Allowance)
 
     @classmethod
-    def of_draft(cls, number: int, vocabulary_size: int) -> CheckedIds:
-        """The ids of a session's draft stream; `number` counts its draft streams from 0."""
+    def of_draft(cls, number: int, vocabulary_size: int) -> BlockCheck:
+        """The check of a session's draft stream; `number` counts its draft streams from 0."""
         return cls(first_id_of(number), first_id_of(number + 1), vocabulary_size)
 
-    def problem_of(self, block: TokenBlock, committed_length: int) -> str:
-        """Why a block cannot come from a sound draft; empty when it can, and its ids are used up then."""
+    def error_of(self, block: TokenBlock, committed_length: int) -> OutriderError | None:
+        """Why a block cannot come from a sound draft; None when it can, and its ids and room are used up."""
+        problem = self._problem_of(block, committed_length)
+        if problem:
+            return InternalError(f"draft replica: {problem}")
+        if not self.allowance.spend(len(block)):
+            return Flood("draft replica: more blocks or nodes than fit between two verdicts")
+        return None
+
+    def _problem_of(self, block: TokenBlock, committed_length: int) -> str:
         if not self.next_id <= block.first_id <= self.end_id - len(block):
             return f"node ids from {block.first_id} are not in [{self.next_id}, {self.end_id})"
         if block.base_length > committed_length:

@@ -11,16 +11,18 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from orchestrator.collecting.collector import Collector
+from orchestrator.links import first_error
+from orchestrator.observing.monitor import SessionMonitor
 from orchestrator.observing.observer import Observers
 from orchestrator.observing.timeline import StepRecorder
 from orchestrator.observing.tracing import RequestTrace, StepSpans
 from orchestrator.output import Chunk, Completion, Output, Started
-from orchestrator.pipeline import Pipeline, first_error
+from orchestrator.pipeline import Pipeline
 from orchestrator.replicas.fleet import Fleet
 from orchestrator.request.resolver import ResolvedRequest
 from orchestrator.request.ticket import Ticket
 from orchestrator.session import Session, SessionLimits
-from orchestrator.shadow.shadow import Shadow
+from orchestrator.shadow.shadows import Shadows
 from orchestrator.text.text_stream import TextStream
 from orchestrator.text.tokenizer import TextTokenizer
 from outrider.config import OrchestratorConfig
@@ -33,23 +35,30 @@ Item = Started | Chunk | Completion
 Write = Callable[[Item], Awaitable[None]]
 
 
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all requests of the process share. Times are seconds of `clock`."""
+
+    config: OrchestratorConfig
+    fleet: Fleet
+    observers: Observers
+    shadows: Shadows
+    collector: Collector | None
+    """Keeps some continuations for drafts to learn from."""
+    clock: Callable[[], float]
+
+
 @dataclass(slots=True)
 class Generation:
-    """Runs `request`, which came at `arrived` on `clock`."""
+    """Runs `request`, which came at `arrived`."""
 
+    shared: Shared
     request: ResolvedRequest
-    fleet: Fleet
-    config: OrchestratorConfig
     tokenizer: TextTokenizer | None
-    observers: Observers
     trace: RequestTrace
     arrived: float
     place: Callable[[], AbstractAsyncContextManager[float]]
     """Where a continuation runs, once there is room; gives the seconds that this took from the arrival."""
-    clock: Callable[[], float] = time.monotonic
-    collector: Collector | None = None
-    """Keeps some continuations for drafts to learn from; of a request the first at most."""
-    begin_shadow: Callable[[Session], Shadow | None] = lambda session: None
     completions: list[Completion] = field(default_factory=list)
     """Continuations that have ended, for the metrics and the root span."""
 
@@ -76,41 +85,43 @@ class Generation:
 
     async def _continue(self, index: int, waited: float, emit: Write) -> None:
         """One continuation, from opening its streams to closing them."""
-        start_ns = time.time_ns()
+        start_ns, shared = time.time_ns(), self.shared
         traceparent = self.trace.continuation(index)
-        spans = StepSpans(traceparent, self.config.trace_detail, self.config.trace_slow_seconds)
+        spans = StepSpans(traceparent, shared.config.trace_detail, shared.config.trace_slow_seconds)
         session = self._session(index, spans.of_replicas)
-        output = Output(index, self._text())
-        recorded = bool(traceparent) or self.request.record_timeline or self.request.record_steps
-        recorder = StepRecorder(start_ns) if recorded else None
         pipeline = Pipeline(
             session,
-            output,
-            self.fleet,
+            Output(index, self._text()),
+            shared.fleet,
             emit,
-            self.observers.watch(self.request),
-            self.config.draft_open_timeout_ms / 1000,
-            recorder,
-            self.clock,
-            spans,
-            self.begin_shadow,
+            self._monitor(session, spans, StepRecorder(start_ns) if self._records(traceparent) else None),
+            shared.config.draft_open_timeout_ms / 1000,
+            shared.clock,
         )
 
         async def end(kept: KvHandle | None) -> None:
-            await emit(self._completion(index, waited, pipeline, output, recorder, kept))
+            await emit(self._completion(waited, pipeline, kept))
 
         try:
             await pipeline.run(end)
-            if index == 0 and self.collector is not None:
-                served = len(self.request.prompt) + len(self.request.resumed) + output.consumed
-                self.collector.offer(self.request, session.committed[:served])
+            if index == 0 and shared.collector is not None:
+                served = len(self.request.prompt) + len(self.request.resumed) + pipeline.output.consumed
+                shared.collector.offer(self.request, session.committed[:served])
         finally:
-            spans.end(self.clock() - self.arrived)
+            spans.end(shared.clock() - self.arrived)
             self.trace.record_continuation(traceparent, index, start_ns, time.time_ns())
+
+    def _records(self, traceparent: str) -> bool:
+        return bool(traceparent) or self.request.record_timeline or self.request.record_steps
+
+    def _monitor(self, session: Session, spans: StepSpans, recorder: StepRecorder | None) -> SessionMonitor:
+        shared = self.shared
+        observer = shared.observers.watch(self.request)
+        return SessionMonitor(session, observer, recorder, spans, shared.shadows.begin, shared.clock)
 
     def _session(self, index: int, traceparent: str) -> Session:
         ticket = self._usable_ticket() if index == 0 else None
-        config = self.config
+        config, fleet = self.shared.config, self.shared.fleet
         return Session(
             self.request if index == 0 else self.request.without_prompt_logprobs(),
             self.request.seed_of(index),
@@ -122,8 +133,8 @@ class Generation:
             handle=ticket.handle if ticket else None,
             handle_endpoint=ticket.endpoint if ticket else "",
             traceparent=traceparent,
-            alone=index == 0 and not any(replica.reservations for replica in self.fleet.pools["verify"]),
-            feature_layers=self.fleet.feature_layers(),
+            alone=index == 0 and not any(replica.reservations for replica in fleet.pools["verify"]),
+            feature_layers=fleet.feature_layers(),
         )
 
     def _usable_ticket(self) -> Ticket | None:
@@ -133,58 +144,48 @@ class Generation:
             return None
         if ticket is None or self.request.resumed or not ticket.covers(self.request.prompt):
             return None
-        owner = self.fleet.pools["verify"].find(ticket.endpoint)
+        owner = self.shared.fleet.pools["verify"].find(ticket.endpoint)
         if owner is None or owner.info is None or owner.info.incarnation != ticket.handle.incarnation:
             return None
         return ticket
 
     def _text(self) -> TextStream:
-        request, tokenizer = self.request, self.tokenizer
-        if tokenizer is None:
+        if self.tokenizer is None:
             return TextStream(None)
-        sampling = request.sampling
+        sampling = self.request.sampling
         special = sampling.keep_special_tokens
         return TextStream(
-            partial(tokenizer.decode, special_tokens=special),
-            tokenizer.byte_tokens,
+            partial(self.tokenizer.decode, special_tokens=special),
+            self.tokenizer.byte_tokens,
             sampling.stop,
             sampling.min_tokens,
-            request.resumed,
-            partial(tokenizer.has_no_text, special_tokens=special),
+            self.request.resumed,
+            partial(self.tokenizer.has_no_text, special_tokens=special),
             sampling.include_stop,
         )
 
-    def _completion(
-        self,
-        index: int,
-        waited: float,
-        pipeline: Pipeline,
-        output: Output,
-        recorder: StepRecorder | None,
-        kept: KvHandle | None,
-    ) -> Completion:
-        request, session = self.request, pipeline.session
-        statistics = session.statistics
+    def _completion(self, waited: float, pipeline: Pipeline, kept: KvHandle | None) -> Completion:
+        request, session, output = self.request, pipeline.session, pipeline.output
         assert pipeline.reason is not FinishReason.NONE
-        first_at = statistics.first_token_at or self.arrived
-        session_bytes = b""
+        first_at = session.statistics.first_token_at or self.arrived
+        ticket = b""
         if kept is not None and kept.length <= len(session.committed):
-            session_bytes = Ticket.issue(pipeline.endpoint, kept, session.committed).serialize()
+            ticket = Ticket.issue(pipeline.endpoint, kept, session.committed).serialize()
         return Completion(
-            index=index,
+            index=output.index,
             reason=pipeline.reason,
             stop=output.stop,
             prompt_tokens=len(request.prompt),
             completion_tokens=len(request.resumed) + output.consumed,
-            statistics=statistics,
+            statistics=session.statistics,
             admission_seconds=waited,
             first_token_seconds=first_at - self.arrived,
-            total_seconds=self.clock() - self.arrived,
-            session=session_bytes,
+            total_seconds=self.shared.clock() - self.arrived,
+            session=ticket,
             seed=session.seed,
             model=request.served.model,
             request_id=request.request_id,
-            timeline=tuple(recorder.events) if recorder is not None and request.record_timeline else (),
+            timeline=pipeline.monitor.timeline if request.record_timeline else (),
             verify=pipeline.endpoint,
             draft=pipeline.draft_endpoint,
         )

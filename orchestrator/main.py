@@ -86,9 +86,9 @@ class Orchestrator:
 
     def running(self) -> int:
         """Requests that a drain waits for."""
-        statistics = self.servicer.admission.statistics()
+        queue = self.servicer.admission.queue
         waiting = self.servicer.tokenizing.waiting + self.servicer.checking.waiting
-        return statistics.running + statistics.queued + waiting
+        return queue.begun + queue.queued + waiting
 
     async def close(self) -> None:
         """Stop watching the replicas, and end the processes that tokenize and check constraints."""
@@ -121,7 +121,7 @@ class Orchestrator:
             raise ConfigError(f"draft: {misfits[0]}; use a draft with the target's tokenizer, or lookup")
 
     def _on_watch_end(self, watching: asyncio.Task[None]) -> None:
-        """Nobody looks after the replicas any more: unless we stop, that is a mistake of ours."""
+        """The replicas are not watched any more: unless the process stops, that is a bug."""
         if not watching.cancelled():
             logger.critical("the watch over the replicas has failed", exc_info=watching.exception())
             if self._server is not None:

@@ -36,7 +36,7 @@ def open_verify(session: Session, covered: int) -> OpenVerify:
         lookup=request.mode is Mode.AUTO,
         record_steps=request.record_steps,
         prediction=() if request.mode is Mode.OFF else request.prediction,
-        first_prompt_logprob=session.prompt_told,
+        first_prompt_logprob=session.prompt_logprobs_sent,
         seconds_per_token=request.seconds_per_token,
         feature_layers=session.feature_layers,
     )

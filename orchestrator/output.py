@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.observing.statistics import Statistics
-from orchestrator.observing.steps import Step
-from orchestrator.observing.timeline import TimelineEvent
+from orchestrator.observing.timeline import Step, TimelineEvent
 from orchestrator.text.text_stream import Piece, TextStream
 from outrider.protocol.messages import FinishReason, Origin, TokenLogprob
 

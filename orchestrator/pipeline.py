@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Generic, TypeVar, assert_never
+from collections.abc import Awaitable, Callable, Sequence
+from typing import assert_never
 
 from orchestrator.events import (
     Action,
@@ -37,20 +35,16 @@ from orchestrator.events import (
     VerifyFailed,
     VerifyOpened,
 )
-from orchestrator.observing.drift import Reading
-from orchestrator.observing.observer import Observer
-from orchestrator.observing.steps import Step, step_of
-from orchestrator.observing.timeline import StepRecord, StepRecorder
-from orchestrator.observing.tracing import StepSpans
+from orchestrator.links import Client, Link, first_error
+from orchestrator.observing.monitor import SessionMonitor
 from orchestrator.output import Chunk, Output, Started
 from orchestrator.replicas.draft_client import DraftClient
 from orchestrator.replicas.fleet import Fleet
 from orchestrator.replicas.pool import Reservation
 from orchestrator.replicas.verify_client import VerifyClient
 from orchestrator.session import Session
-from orchestrator.shadow.shadow import Shadow
 from outrider.protocol.errors import Draining, Flood, NoReplica, OutriderError, Overloaded, Unavailable
-from outrider.protocol.messages import FinishReason, KvHandle, Verdict
+from outrider.protocol.messages import FinishReason, KvHandle, PromptFeatures, Verdict
 from outrider.telemetry.logs import get_logger
 
 logger = get_logger(__name__)
@@ -60,21 +54,6 @@ MAX_LATE = 64
 """Messages of replicas that may still come after a session was closed; one more cancels its calls."""
 CLOSE_SECONDS = 0.5
 """How long a replica may take to end its stream after ours has ended; then the call is cancelled."""
-
-Client = TypeVar("Client", VerifyClient, DraftClient)
-
-
-@dataclass(slots=True)
-class _Link(Generic[Client]):
-    """A stream, the task that holds it, and the reservation on its replica once there is one."""
-
-    client: Client
-    task: asyncio.Task[None] | None = None
-    reservation: Reservation | None = None
-    sent_block: bool = False
-    """True once a draft has sent a block."""
-    proven: bool = False
-    """True once a verdict came and the replica had done its part."""
 
 
 class Pipeline:
@@ -86,12 +65,9 @@ class Pipeline:
         output: Output,
         fleet: Fleet,
         emit: Callable[[Started | Chunk], Awaitable[None]],
-        observer: Observer,
+        monitor: SessionMonitor,
         draft_open_seconds: float,
-        recorder: StepRecorder | None = None,
         clock: Callable[[], float] = time.monotonic,
-        spans: StepSpans | None = None,
-        begin_shadow: Callable[[Session], Shadow | None] = lambda session: None,
     ) -> None:
         self.session = session
         self.reason = FinishReason.NONE
@@ -99,24 +75,17 @@ class Pipeline:
         """Endpoint of the verify replica that the session ended on."""
         self.draft_endpoint = ""
         """Endpoint of the last draft replica that opened."""
-        self._output = output
+        self.output = output
         self._fleet = fleet
         self._emit_item = emit
-        self._observer = observer
+        self.monitor = monitor
         self._draft_open_seconds = draft_open_seconds
-        self._recorder = recorder
         self._clock = clock
-        self._spans = spans or StepSpans()
         self._events: asyncio.Queue[Event] = asyncio.Queue(MAX_EVENTS)
         self._streams = asyncio.TaskGroup()
-        self._verify: _Link[VerifyClient] | None = None
-        self._drafts: dict[int, _Link[DraftClient]] = {}
+        self._verify: Link[VerifyClient] | None = None
+        self._drafts: dict[int, Link[DraftClient]] = {}
         """By stream."""
-        self._begin_shadow = begin_shadow
-        self._shadow: Shadow | None = None
-        """Compares another draft with those at work; nothing here waits for it."""
-        self._opened_ns = 0
-        """When a verify session was asked for, until its first verdict; then 0. Unix nanoseconds."""
         self._closing = False
         self._late = 0
         """Messages of replicas since `_closing` was set."""
@@ -136,7 +105,9 @@ class Pipeline:
                     await on_end(await self._close())
                     await self._end_streams()
         finally:
-            self._release()
+            self.monitor.close()
+            for link in self._links():
+                link.release()
 
     async def _generate(self) -> None:
         await self._carry_out(self.session.start(self._clock()))
@@ -148,13 +119,13 @@ class Pipeline:
                     self._note_block(event)
                 case VerifyOpened() | DraftOpened():
                     self._note_opened(event)
-        if not self._output.stop:
+        if not self.output.stop:
             await self._emit_rest()
 
     async def _emit_rest(self) -> None:
         """Give out the text that was held back, now that the generation is over."""
-        rest = self._output.flush()
-        if self._output.stop:
+        rest = self.output.flush()
+        if self.output.stop:
             self.reason = FinishReason.STOP
         if rest is not None:
             await self._deliver([rest])
@@ -169,27 +140,31 @@ class Pipeline:
     async def _perform(self, action: Action) -> None:
         match action:
             case SendBlock():
-                self._send_block(action)
+                assert self._verify is not None
+                self._verify.client.propose(action.block)
             case SendVerdict():
-                await self._send_verdict(action)
+                await self._send_verdict(action.verdict)
             case SendFeatures():
-                self._send_features(action)
+                self._send_features(action.part)
             case Emit():
-                await self._emit(action)
+                await self._emit(action.verdict)
             case Announce():
                 await self._announce()
             case EmitPrompt():
-                await self._emit_item(Chunk(self._output.index, "", (), prompt_logprobs=action.logprobs))
+                await self._emit_item(Chunk(self.output.index, "", (), prompt_logprobs=action.logprobs))
             case ConnectVerify():
                 self._connect_verify(action)
             case ConnectDraft():
                 await self._connect_draft(action)
             case DropVerify():
-                self._drop_verify(action)
+                assert self._verify is not None
+                self._drop(self._verify, action.error)
+                self._verify = None
             case DropDraft():
-                self._drop_draft(action)
+                self.monitor.draft_ended(action.stream)
+                self._drop(self._drafts.pop(action.stream), action.error)
             case ParkDraft():
-                self._park_draft(action)
+                self._park_draft(action.stream)
             case Finish():
                 self.reason = action.reason
             case Fail():
@@ -197,26 +172,21 @@ class Pipeline:
             case _:
                 assert_never(action)
 
-    def _send_block(self, action: SendBlock) -> None:
-        assert self._verify is not None
-        self._verify.client.propose(action.block)
-
-    def _send_features(self, action: SendFeatures) -> None:
+    def _send_features(self, part: PromptFeatures) -> None:
         for link in self._drafts.values():
-            link.client.tell(action.part)
-        if self._shadow is not None:
-            self._shadow.features(action.part)
+            link.client.tell(part)
+        self.monitor.features(part)
 
-    async def _send_verdict(self, action: SendVerdict) -> None:
+    async def _send_verdict(self, verdict: Verdict) -> None:
         for link in self._drafts.values():
-            link.client.commit(action.verdict)
+            link.client.commit(verdict)
         await asyncio.sleep(0)  # let the verdict leave before the text is made
 
     async def _announce(self) -> None:
         session = self.session
         await self._emit_item(
             Started(
-                index=self._output.index,
+                index=self.output.index,
                 request_id=session.request.request_id,
                 seed=session.seed,
                 model=session.request.served.model,
@@ -225,32 +195,32 @@ class Pipeline:
             )
         )
 
-    async def _emit(self, action: Emit) -> None:
-        verdict = action.verdict
-        step = self._note_verdict(verdict)
-        await self._deliver(self._output.push(verdict.tokens, verdict.logprobs, step))
-        if self._output.stop:
+    async def _emit(self, verdict: Verdict) -> None:
+        step = self.monitor.verdict(verdict)
+        assert self._verify is not None
+        for link in (self._verify, *(each for each in self._drafts.values() if each.sent_block)):
+            link.prove()
+        await self._deliver(self.output.push(verdict.tokens, verdict.logprobs, step))
+        if self.output.stop:
             await self._carry_out(self.session.stop())
 
     async def _deliver(self, chunks: Sequence[Chunk]) -> None:
         for chunk in chunks:
             await self._emit_item(chunk)
         if chunks:
-            self._observer.delivered(self._clock())
+            self.monitor.delivered()
 
     def _connect_verify(self, action: ConnectVerify) -> None:
         client = VerifyClient(action.stream, action.opening, self._received)
-        link = self._verify = _Link(client)
-        self._opened_ns = time.time_ns()
-        if self._recorder is not None:
-            self._recorder.reopened(self._opened_ns)
+        link = self._verify = Link("verify", client, self._fleet.pools["verify"])
+        self.monitor.verify_asked()
         link.task = self._streams.create_task(self._run_verify(link, action))
 
     async def _connect_draft(self, action: ConnectDraft) -> None:
         client = DraftClient(action.stream, action.opening, self._received)
-        beside = [_endpoint(other) for other in self._drafts.values()]
-        link = self._drafts[action.stream] = _Link(client)
-        self._observer.wants_draft()
+        beside = [other.endpoint for other in self._drafts.values()]
+        link = self._drafts[action.stream] = Link("draft", client, self._fleet.pools["draft"])
+        self.monitor.observer.wants_draft()
         prompt = self.session.request.prompt
         link.reservation = self._fleet.reserve_draft(prompt, client.abort, action.avoid, beside)
         if link.reservation is None:
@@ -261,47 +231,29 @@ class Pipeline:
             client.reads_features = info is not None and info.reads(action.opening.feature_layers)
             link.task = self._streams.create_task(self._run_draft(link, link.reservation))
 
-    def _drop_verify(self, action: DropVerify) -> None:
-        link, self._verify = self._verify, None
-        assert link is not None
-        self._drop("verify", link, action.error)
-
-    def _drop_draft(self, action: DropDraft) -> None:
-        if self._shadow is not None:
-            self._shadow.draft_ended(action.stream)
-        self._drop("draft", self._drafts.pop(action.stream), action.error)
-
-    def _park_draft(self, action: ParkDraft) -> None:
-        self._let_go("draft", self._drafts.pop(action.stream))
+    def _park_draft(self, stream: int) -> None:
+        self._drafts.pop(stream).let_go()
         if not self._drafts:
-            self._observer.parked()
-            self._end_shadow()
+            self.monitor.parked()
 
-    def _drop(self, kind: str, link: _Link[Client], error: OutriderError) -> None:
+    def _drop(self, link: Link[Client], error: OutriderError) -> None:
         if link.reservation is not None:
-            self._report_failure(kind, link.reservation, error)
-        self._let_go(kind, link)
-
-    def _let_go(self, kind: str, link: _Link[Client]) -> None:
-        """End a stream; its replica has room for another session."""
-        if link.task is not None:
-            link.task.cancel()
-        if link.reservation is not None:
-            self._fleet.pools[kind].release(link.reservation)
+            self._report_failure(link.kind, link.reservation, error)
+        link.let_go()
 
     def _report_failure(self, kind: str, reservation: Reservation, error: OutriderError) -> None:
         endpoint = reservation.replica.endpoint
         if isinstance(error, Draining):
             logger.info("session moves", kind=kind, endpoint=endpoint)
-            self._observer.moved(endpoint)
+            self.monitor.observer.moved(endpoint)
         elif kind == "verify" and isinstance(error, Overloaded):
             logger.debug("replica has no room", kind=kind, endpoint=endpoint, error=str(error))
         else:
             logger.warning("replica lost", kind=kind, endpoint=endpoint, error=str(error))
-            self._observer.lost(kind, endpoint)
+            self.monitor.observer.lost(kind, endpoint)
         self._fleet.failed(kind, reservation, error)
 
-    async def _run_verify(self, link: _Link[VerifyClient], action: ConnectVerify) -> None:
+    async def _run_verify(self, link: Link[VerifyClient], action: ConnectVerify) -> None:
         """Find a replica and run the stream to it; how that ended is an event of the session."""
         error: OutriderError = Unavailable("the verify replica ended the stream")
         try:
@@ -319,7 +271,7 @@ class Pipeline:
             await link.client.run(endpoint, channel)
         except OutriderError as failure:
             error = failure
-        await self._arrived(VerifyFailed(action.stream, error, _endpoint(link), link.client.kept))
+        await self._arrived(VerifyFailed(action.stream, error, link.endpoint, link.client.kept))
 
     async def _bring_keys(self, client: VerifyClient, endpoint: str, action: ConnectVerify) -> None:
         """Move the keys and values of the opening's handle to the replica at `endpoint` if another has them.
@@ -332,7 +284,7 @@ class Pipeline:
             moved = await self._fleet.move_kv(action.owner, endpoint, handle, action.covered)
             client.redeem(moved, action.covered)
 
-    async def _run_draft(self, link: _Link[DraftClient], reservation: Reservation) -> None:
+    async def _run_draft(self, link: Link[DraftClient], reservation: Reservation) -> None:
         """Run the stream to a draft replica; how that ended is an event of the session."""
         error: OutriderError = Unavailable("the draft replica ended the stream")
         may_be_silent = reservation.replica.info is not None and reservation.replica.info.kind == "lookup"
@@ -342,7 +294,7 @@ class Pipeline:
             await link.client.run(endpoint, channel, self._draft_open_seconds, may_be_silent)
         except OutriderError as failure:
             error = failure
-        await self._arrived(DraftFailed(link.client.stream, error, _endpoint(link)))
+        await self._arrived(DraftFailed(link.client.stream, error, link.endpoint))
 
     async def _received(self, event: Event) -> None:
         """Queue an event that a stream's reader brings; waits while the queue is full.
@@ -360,68 +312,22 @@ class Pipeline:
             await self._events.put(event)
 
     def _note_opened(self, event: VerifyOpened | DraftOpened) -> None:
-        for link in (self._verify, *self._drafts.values()):
-            if link is not None and link.client.stream == event.stream and link.reservation is not None:
+        """Note an opening of a stream that the session has not given up."""
+        for link in self._links():
+            if link.client.stream == event.stream and link.reservation is not None:
                 self._fleet.admitted(link.reservation, event.opened.incarnation)
-                if event.stream in self._drafts:
-                    self._observer.draft_opened(event.endpoint)
+                if link.kind == "draft":
                     self.draft_endpoint = event.endpoint
-                    self._compare(event.stream, link.reservation)
-
-    def _compare(self, stream: int, reservation: Reservation) -> None:
-        """A draft was opened: the session may get a shadow, which is compared with the draft."""
-        if self._shadow is None:
-            self._shadow = self._begin_shadow(self.session)
-        if self._shadow is not None and reservation.replica.info is not None:
-            self._shadow.draft_opened(stream, reservation.replica.info.draft_name, self.session.committed)
-
-    def _end_shadow(self) -> None:
-        if self._shadow is not None:
-            self._shadow.end()
-        self._shadow = None
+                    self.monitor.draft_opened(event.stream, link.reservation.replica)
 
     def _note_block(self, event: BlockArrived) -> None:
-        """Count a block that did not cost the draft its stream."""
-        link = self._drafts.get(event.stream)
-        if link is None:
-            return
-        link.sent_block = True
-        if self._shadow is not None:
-            self._shadow.block(event.stream, event.block)
-        self._observer.block(event.block, self._clock())
-        if self._recorder is not None:
-            self._recorder.add_block(event.block, time.time_ns())
+        """Note a block that did not cost the draft its stream."""
+        if event.stream in self._drafts:
+            self._drafts[event.stream].sent_block = True
+            self.monitor.block(event.stream, event.block)
 
-    def _note_verdict(self, verdict: Verdict) -> Step | None:
-        """Count and record a verdict; returns its step where the caller asked for steps."""
-        if self._shadow is not None:
-            self._shadow.verdict(verdict)
-        drift = self._observer.verdict(verdict, self._clock())
-        assert self._verify is not None
-        self._prove("verify", self._verify)
-        for link in self._drafts.values():
-            if link.sent_block:
-                self._prove("draft", link)
-        if self._recorder is None:
-            return None
-        record = self._record(self._recorder, verdict, drift)
-        return step_of(record) if self.session.request.record_steps else None
-
-    def _prove(self, kind: str, link: _Link[Client]) -> None:
-        """The replica did its part. A draft's first block alone proves nothing: a flood may follow."""
-        if not link.proven and link.reservation is not None:
-            self._fleet.pools[kind].succeeded(link.reservation)
-            link.proven = True
-
-    def _record(self, recorder: StepRecorder, verdict: Verdict, drift: Reading | None) -> StepRecord:
-        now_ns = time.time_ns()
-        if self._opened_ns:
-            cached = self.session.statistics.cached
-            self._spans.prefill(self._opened_ns, now_ns, verdict.base_length, cached)
-            self._opened_ns = 0
-        record = recorder.add_verdict(verdict, now_ns)
-        self._spans.step(record, drift)
-        return record
+    def _links(self) -> list[Link[VerifyClient] | Link[DraftClient]]:
+        return [*([self._verify] if self._verify is not None else []), *self._drafts.values()]
 
     async def _close(self) -> KvHandle | None:
         """Ask all replicas to end their sessions; wait for the kept keys and values if they are wanted."""
@@ -432,7 +338,7 @@ class Pipeline:
             link.client.close()
         if self._verify is None:
             return None
-        self.endpoint = _endpoint(self._verify)
+        self.endpoint = self._verify.endpoint
         self._verify.client.close(keep=self.session.request.keep_session)
         if self.session.request.keep_session and self._verify.task is not None:
             await asyncio.wait({self._verify.task}, timeout=CLOSE_SECONDS)
@@ -440,36 +346,8 @@ class Pipeline:
 
     async def _end_streams(self) -> None:
         """Let the streams end by themselves; cancel what has not after a moment."""
-        tasks = {
-            link.task
-            for link in (self._verify, *self._drafts.values())
-            if link is not None and link.task is not None
-        }
+        tasks = {link.task for link in self._links() if link.task is not None}
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=CLOSE_SECONDS)
             for task in late:
                 task.cancel()
-
-    def _release(self) -> None:
-        self._observer.close()
-        self._end_shadow()
-        drafts = [("draft", link) for link in self._drafts.values()]
-        for kind, link in (("verify", self._verify), *drafts):
-            if link is not None and link.reservation is not None:
-                self._fleet.pools[kind].release(link.reservation)
-
-
-def _endpoint(link: _Link[Client]) -> str:
-    return link.reservation.replica.endpoint if link.reservation is not None else ""
-
-
-@contextmanager
-def first_error() -> Iterator[None]:
-    """Around a task group: raises the first error itself instead of a group with it."""
-    try:
-        yield
-    except BaseExceptionGroup as group:
-        error: BaseException = group
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        raise error from error.__cause__

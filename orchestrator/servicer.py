@@ -6,17 +6,19 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any
 
 import grpc
 
 from orchestrator.collecting.collector import Collector
-from orchestrator.generation import Generation, Item
+from orchestrator.generation import Generation, Item, Shared
 from orchestrator.observing.observer import Observers
 from orchestrator.observing.request_end import RequestEnds
 from orchestrator.observing.tracing import RequestTrace
-from orchestrator.replicas.fleet import Fleet, ServedModel
+from orchestrator.replicas.fleet import Fleet
 from orchestrator.replicas.pool import ReplicaState
+from orchestrator.replicas.served import ServedModel
 from orchestrator.request.admission import Admission, Waiter
 from orchestrator.request.auth import digest_of
 from orchestrator.request.constraints import Constraints
@@ -74,6 +76,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self.shadows = Shadows(config, fleet, instruments.shadows)
         self.collector = Collector.configure(config, instruments.collected)
         self._clock = clock
+        self._shared = Shared(config, fleet, self.observers, self.shadows, self.collector, clock)
 
     async def Generate(  # noqa: N802 - the name on the wire
         self, request: generation_pb2.GenerateRequest, context: Context
@@ -90,7 +93,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                     served = self._served()
                     resolved = await self._prepare(request, served, deadline, request_id)
                     n, priority = resolved.sampling.n, resolved.priority
-                    self._instruments.queued.set(self.admission.statistics().queued + 1)
+                    self._instruments.queued.set(self.admission.queue.queued + 1)
                     waiter = await stack.enter_async_context(
                         self.admission.enter(caller, priority, n, deadline)
                     )
@@ -129,13 +132,13 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> generation_pb2.GetLoadResponse:
         """How busy this orchestrator and its replicas are."""
         now, pools = self._clock(), self._fleet.pools
-        admission, places = self.admission.statistics(), self._fleet.capacity()
+        queue, places = self.admission.queue, self._fleet.capacity()
         infos = [replica.info for replica in pools["verify"].usable(now) if replica.info is not None]
         return generation_pb2.GetLoadResponse(
-            running=admission.running,
-            waiting=admission.queued,
+            running=queue.begun,
+            waiting=queue.queued,
             places=places,
-            free_places=max(places - admission.continuations, 0),
+            free_places=max(places - queue.running, 0),
             pages=sum(info.pages for info in infos),
             pages_free=sum(info.pages_free for info in infos),
             verify_replicas=len(infos),
@@ -147,26 +150,18 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self, request: generation_pb2.TokenizeRequest, context: Context
     ) -> generation_pb2.TokenizeResponse:
         """The token ids of a text or a conversation."""
-        with self._counting_rejections():
-            self._rate_limit.take(self._client(context))
-            served, deadline = self._served(), self._deadline(context)
+        async with self._converting(context, "the prompt was tokenized") as served:
             prompt = prompt_from_pb(request, served.info, _bytes_per_token(served))
-            positions = served.info.context_length
-            async with self._before(deadline, "the prompt was tokenized"):
-                tokens = await self._conversion.tokens(prompt, served.tokenizer, positions)
+            tokens = await self._conversion.tokens(prompt, served.tokenizer, served.info.context_length)
             return tokens_to_pb(tokens, served.info)
 
     async def Detokenize(  # noqa: N802 - the name on the wire
         self, request: generation_pb2.DetokenizeRequest, context: Context
     ) -> generation_pb2.DetokenizeResponse:
         """The text of token ids."""
-        with self._counting_rejections():
-            self._rate_limit.take(self._client(context))
-            served, deadline = self._served(), self._deadline(context)
+        async with self._converting(context, "the text was made") as served:
             ids = ids_from_pb(request, served.info)
-            positions = served.info.context_length
-            async with self._before(deadline, "the text was made"):
-                text = await self._conversion.text(ids, served.tokenizer, positions)
+            text = await self._conversion.text(ids, served.tokenizer, served.info.context_length)
             return generation_pb2.DetokenizeResponse(text=text)
 
     def _deadline(self, context: Context) -> float:
@@ -206,20 +201,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         """Generate, and record how that ended."""
         arrived_ns = time.time_ns() - round((self._clock() - arrived) * 1e9)
         trace = RequestTrace.start(request, metadata_value(context, "traceparent"), arrived_ns)
-        generation = Generation(
-            request,
-            self._fleet,
-            self._config,
-            served.tokenizer,
-            self.observers,
-            trace,
-            arrived,
-            lambda: self.admission.place(waiter),
-            self._clock,
-            self.collector,
-            self.shadows.begin,
-        )
-        spelling = served.tokenizer.spelling if served.tokenizer is not None else None
+        tokenizer = served.tokenizer
+        place = partial(self.admission.place, waiter)
+        generation = Generation(self._shared, request, tokenizer, trace, arrived, place)
+        spelling = tokenizer.spelling if tokenizer is not None else None
 
         async def write(item: Item) -> None:
             await context.write(response_to_pb(item, spelling))
@@ -228,6 +213,15 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         with named, self._ends.recording(generation, waiter.waited):
             async with self._before(deadline, "the end of the text"):
                 await generation.run(write)
+
+    @asynccontextmanager
+    async def _converting(self, context: Context, end: str) -> AsyncIterator[ServedModel]:
+        """Around a conversion, of which `end` has to come before the deadline."""
+        with self._counting_rejections():
+            self._rate_limit.take(self._client(context))
+            served = self._served()
+            async with self._before(self._deadline(context), end):
+                yield served
 
     @asynccontextmanager
     async def _before(self, deadline: float, end: str) -> AsyncIterator[None]:
@@ -247,9 +241,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             raise
 
     def _report_load(self) -> None:
-        statistics = self.admission.statistics()
-        self._instruments.running.set(statistics.running)
-        self._instruments.queued.set(statistics.queued)
+        self._instruments.running.set(self.admission.queue.begun)
+        self._instruments.queued.set(self.admission.queue.queued)
 
 
 def _bytes_per_token(served: ServedModel) -> int:

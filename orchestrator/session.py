@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
-from orchestrator.candidates import CheckedIds, live_blocks, without_dead
-from orchestrator.draft_streams import DraftStream, all_ready
+from orchestrator.candidates import BlockCheck, live_blocks, without_dead
 from orchestrator.events import (
     Action,
     Announce,
@@ -47,13 +46,18 @@ from orchestrator.events import (
 )
 from orchestrator.observing.statistics import Statistics
 from orchestrator.openings import open_draft, open_verify
-from orchestrator.replicas.losses import DRAFT_RETRY_SECONDS, VERIFY_RETRY_SECONDS, Losses
 from orchestrator.request.resolver import ResolvedRequest
-from orchestrator.verdicts import problem_of, prompt_problem_of
-from orchestrator.verify_stream import VerifyStream
+from orchestrator.soundness import VerifyEvent, problem_of
+from orchestrator.streams import (
+    DRAFT_RETRY_SECONDS,
+    VERIFY_RETRY_SECONDS,
+    DraftStream,
+    Losses,
+    VerifyStream,
+    all_ready,
+)
 from outrider.protocol.errors import (
     Draining,
-    Flood,
     InternalError,
     InvalidRequest,
     NoReplica,
@@ -63,13 +67,7 @@ from outrider.protocol.errors import (
     StaleHandle,
     Unavailable,
 )
-from outrider.protocol.messages import (
-    FinishReason,
-    KvHandle,
-    Mode,
-    TokenBlock,
-    TokenLogprob,
-)
+from outrider.protocol.messages import FinishReason, KvHandle, Mode, TokenBlock, TokenLogprob, Verdict
 
 RECENT_BLOCKS = 256
 NO_DRAFT_RETRY_SECONDS = 0.5
@@ -115,7 +113,7 @@ class Session:
     finished: bool = False
     step: int = 0
     """Steps verified."""
-    prompt_told: int = 1
+    prompt_logprobs_sent: int = 1
     """The client has the log probabilities of the prompt before this position, if it wants them."""
     _announced: bool = False
     """True once the client knows what it needs to resume the continuation."""
@@ -153,26 +151,52 @@ class Session:
         return [*self._connect_verify(now), *(self._find_drafts(now) if self.alone else [])]
 
     def handle_event(self, event: Event, now: float) -> list[Action]:
-        """What to do about one event."""
+        """What to do about one event; nothing where its stream was given up."""
         if self.finished:
             return []
         match event:
-            case BlockArrived():
-                return self._on_block(event, now)
+            case BlockArrived() | DraftOpened() | DraftFailed():
+                draft = self._drafts.get(event.stream)
+                return [] if draft is None else self._on_draft_event(draft, event, now)
+            case _:
+                verify = self._verify
+                current = verify is not None and event.stream == verify.stream
+                return self._on_verify_event(verify, event, now) if verify and current else []
+
+    def _on_verify_event(self, verify: VerifyStream, event: VerifyEvent, now: float) -> list[Action]:
+        if problem := problem_of(event, self, verify):
+            return self._lose_verify(InternalError(f"verify replica: {problem}"), verify.endpoint, now)
+        match event:
             case VerdictArrived():
-                return self._on_verdict(event, now)
+                return self._on_verdict(verify, event.verdict, now)
             case PromptArrived():
-                return self._on_prompt(event, now)
+                self.prompt_logprobs_sent += len(event.part.logprobs)
+                return [EmitPrompt(event.part.logprobs)]
             case FeaturesArrived():
-                return self._on_features(event, now)
+                return [SendFeatures(event.part)]
             case VerifyOpened():
-                return self._on_verify_opened(event, now)
+                return self._on_verify_opened(verify, event, now)
             case VerifyFailed():
                 return self._on_verify_failed(event, now)
+            case _:
+                assert_never(event)
+
+    def _on_draft_event(
+        self, draft: DraftStream, event: BlockArrived | DraftOpened | DraftFailed, now: float
+    ) -> list[Action]:
+        match event:
+            case BlockArrived():
+                return self._on_block(draft, event.block, now)
+            case DraftOpened() if draft.opened:
+                return self._lose_draft(
+                    draft, InternalError("draft replica: opened twice"), event.endpoint, now
+                )
             case DraftOpened():
-                return self._on_draft_opened(event, now)
+                draft.opened, draft.last_block_at = True, now
+                draft.endpoint, draft.may_be_silent = event.endpoint, event.may_be_silent
+                return []
             case DraftFailed():
-                return self._on_draft_failed(event, now)
+                return self._lose_draft(draft, event.error, event.endpoint, now)
             case _:
                 assert_never(event)
 
@@ -180,12 +204,7 @@ class Session:
         """The text has reached a stop string."""
         return self._finish(FinishReason.STOP)
 
-    def _on_verify_opened(self, event: VerifyOpened, now: float) -> list[Action]:
-        verify = self._verify
-        if verify is None or event.stream != verify.stream:
-            return []
-        if verify.opened:
-            return self._lose_verify(InternalError("verify replica: opened twice"), verify.endpoint, now)
+    def _on_verify_opened(self, verify: VerifyStream, event: VerifyOpened, now: float) -> list[Action]:
         verify.opened = True
         verify.endpoint = event.endpoint
         if self.step == 0:
@@ -208,36 +227,7 @@ class Session:
             return []
         return [EmitPrompt((TokenLogprob(self.request.prompt[0], 0.0),))]
 
-    def _on_prompt(self, event: PromptArrived, now: float) -> list[Action]:
-        verify, part = self._verify, event.part
-        if verify is None or event.stream != verify.stream:
-            return []
-        problem = prompt_problem_of(part, self.request, self.prompt_told)
-        if not verify.opened:
-            problem = "log probabilities before the session was opened"
-        if problem:
-            return self._lose_verify(InternalError(f"verify replica: {problem}"), verify.endpoint, now)
-        self.prompt_told += len(part.logprobs)
-        return [EmitPrompt(part.logprobs)]
-
-    def _on_features(self, event: FeaturesArrived, now: float) -> list[Action]:
-        verify, part = self._verify, event.part
-        if verify is None or event.stream != verify.stream:
-            return []
-        if self.feature_layers and verify.takes(part, len(self.committed)):
-            return [SendFeatures(part)]
-        error = InternalError(f"verify replica: features from {part.position} on that nobody waits for")
-        return self._lose_verify(error, verify.endpoint, now)
-
-    def _on_verdict(self, event: VerdictArrived, now: float) -> list[Action]:
-        verify, verdict = self._verify, event.verdict
-        if verify is None or event.stream != verify.stream:
-            return []
-        problem = problem_of(verdict, self.request, len(self.committed), self.step)
-        if not verify.opened or self.prompt_told < self.request.prompt_logprobs:
-            problem = "verdict before the session was opened, or before all of the prompt was told"
-        if problem:
-            return self._lose_verify(InternalError(f"verify replica: {problem}"), verify.endpoint, now)
+    def _on_verdict(self, verify: VerifyStream, verdict: Verdict, now: float) -> list[Action]:
         self.committed.extend(verdict.tokens)
         self.step = verdict.step
         verify.room.refill()
@@ -246,15 +236,13 @@ class Session:
         self.statistics.add_verdict(verdict, now)
         finished = verdict.finish_reason is not FinishReason.NONE
         parked = [] if finished or verdict.draft_wanted else self._pause_drafts(now)
-        told = [SendVerdict(verdict)] if self._drafts else []
-        actions = [*parked, *told, Emit(verdict)]
+        informed = [SendVerdict(verdict)] if self._drafts else []
+        actions = [*parked, *informed, Emit(verdict)]
         if finished:
             return actions + self._finish(verdict.finish_reason)
         return actions + self._nudge() + (self._look_after_drafts(now) if verdict.draft_wanted else [])
 
     def _on_verify_failed(self, event: VerifyFailed, now: float) -> list[Action]:
-        if self._verify is None or event.stream != self._verify.stream:
-            return []
         if event.kept is not None and self._can_take_along(event.kept):
             dropped = DropVerify(event.stream, event.error)
             self.handle, self.handle_endpoint = event.kept, event.endpoint
@@ -263,32 +251,11 @@ class Session:
 
     def _can_take_along(self, kept: KvHandle) -> bool:
         """False where the rest of a prompt must be computed for its log probabilities."""
-        prompt_told = self.prompt_told >= self.request.prompt_logprobs
-        return prompt_told and 0 < kept.length < len(self.committed)
+        prompt_logprobs_sent = self.prompt_logprobs_sent >= self.request.prompt_logprobs
+        return prompt_logprobs_sent and 0 < kept.length < len(self.committed)
 
-    def _on_draft_opened(self, event: DraftOpened, now: float) -> list[Action]:
-        draft = self._drafts.get(event.stream)
-        if draft is None:
-            return []
-        if draft.opened:
-            error = InternalError("draft replica: opened twice")
-            return self._lose_draft(draft, error, event.endpoint, now)
-        draft.opened = True
-        draft.may_be_silent = event.may_be_silent
-        draft.last_block_at = now
-        draft.endpoint = event.endpoint
-        return []
-
-    def _on_block(self, event: BlockArrived, now: float) -> list[Action]:
-        draft, block = self._drafts.get(event.stream), event.block
-        if draft is None:
-            return []
-        problem = draft.ids.problem_of(block, len(self.committed))
-        if problem:
-            error: OutriderError = InternalError(f"draft replica: {problem}")
-            return self._lose_draft(draft, error, draft.endpoint, now)
-        if not draft.allowance.spend(len(block)):
-            error = Flood("draft replica: more blocks or nodes than fit between two verdicts")
+    def _on_block(self, draft: DraftStream, block: TokenBlock, now: float) -> list[Action]:
+        if error := draft.check.error_of(block, len(self.committed)):
             return self._lose_draft(draft, error, draft.endpoint, now)
         draft.block(block, now)
         self.statistics.add_block(block)
@@ -302,10 +269,6 @@ class Session:
             return []  # the rest of the room is for the others
         self._recent.append(block)
         return self._forward(block)
-
-    def _on_draft_failed(self, event: DraftFailed, now: float) -> list[Action]:
-        draft = self._drafts.get(event.stream)
-        return [] if draft is None else self._lose_draft(draft, event.error, event.endpoint, now)
 
     def _forward(self, block: TokenBlock) -> list[Action]:
         """Send a block to the verify replica: at once, or in sequential mode when the drafts are ready."""
@@ -446,11 +409,11 @@ class Session:
     def _connect_draft(self, now: float, avoid: str = "") -> list[Action]:
         if not self._drafting:
             return []
-        ids = CheckedIds.of_draft(self._opened_drafts, self.request.served.vocabulary_size)
-        draft = DraftStream(self._next_stream(), ids, last_block_at=now, wanted_at=now)
+        check = BlockCheck.of_draft(self._opened_drafts, self.request.served.vocabulary_size)
+        draft = DraftStream(self._next_stream(), check, last_block_at=now, wanted_at=now)
         self._drafts[draft.stream] = draft
         self._opened_drafts += 1
-        return [ConnectDraft(draft.stream, open_draft(self, ids.next_id), avoid)]
+        return [ConnectDraft(draft.stream, open_draft(self, check.next_id), avoid)]
 
     def _finish(self, reason: FinishReason) -> list[Action]:
         self.finished = True

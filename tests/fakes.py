@@ -42,7 +42,7 @@ from outrider.rpc.serving import GrpcServer
 from outrider.speculation.candidate_tree import CandidateTree
 from tests.hold import Hold
 from verify_service.admission import Places
-from verify_service.speculation.recording import step_nodes
+from verify_service.speculation.origins import step_nodes
 
 VOCABULARY = 256
 EOS = 255

@@ -35,7 +35,7 @@ class Places:
         return len(self._line)
 
     async def take(self, priority: int) -> None:
-        """Take a place, waiting for one; whoever is cancelled meanwhile leaves the line.
+        """Take a place, waiting for one; a call that is cancelled meanwhile leaves the line.
 
         Raises:
             Overloaded: the line is full.

@@ -7,33 +7,22 @@ the event loop.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar, assert_never
+from typing import assert_never
 
 from outrider.engine.kv.handles import HandleTable, check_covered
 from outrider.engine.kv.pages import PoolStatistics, SequenceKv
 from outrider.protocol.errors import InvalidRequest, OutOfPages, OutriderError, StaleHandle
-from outrider.protocol.messages import KvHandle, Opened, OpenVerify, VerifyPolicy
-from outrider.rpc.queues import Deliver, Outbox
+from outrider.protocol.messages import KvHandle, Opened, OpenVerify, Verdict, VerifyPolicy
+from outrider.rpc.queues import Deliver
 from outrider.speculation.acceptance import AcceptanceModel, lookup_priors
 from outrider.telemetry.instruments import VerifyInstruments
-from verify_service.mailbox import (
-    Close,
-    Closed,
-    DropKv,
-    ForkKv,
-    KeepKv,
-    LendKv,
-    Message,
-    Open,
-    Propose,
-    ReleaseKv,
-    ReserveKv,
-)
+from verify_service.mailbox import Ask, Close, Closed, Message, Open, Propose
 from verify_service.memory import Memory, seniority
 from verify_service.report import IdleMeter, count_verdict, record_forward, verdict_of
+from verify_service.scheduler import Work
 from verify_service.session import VerifyLimits, VerifySession
 from verify_service.speculation.controller import Controller
 from verify_service.speculation.cost_model import CostModel
@@ -42,9 +31,8 @@ from verify_service.speculation.patience import Patience
 from verify_service.speculation.predicted_candidates import PredictedCandidates
 from verify_service.speculation.several_drafts import Agreement
 from verify_service.transfer.table import TransferTable
-from verify_service.verifier import Runner, StepResult, Verifier
+from verify_service.verifier import Runner, SessionOutcome, StepResult, Verifier
 
-_T = TypeVar("_T")
 SWEEP_SECONDS = 1.0
 """While the engine is idle: time between searches for handles whose lease is over, and time until the page
 accounts are checked."""
@@ -125,14 +113,9 @@ class VerifyCore:
         self._memory.resume(sessions)
         now = self._clock()
         plan = self._controller.plan(sessions, now)
-        works, paused = self._memory.reserve(plan.works, sessions)
-        for session in paused:
-            self._preempted(session)
+        works = self._reserve(plan.works, sessions)
         if works:
-            for work in works:
-                work.session.started(now)
-            self._on_drafting(self._controller.drafts_at_work)
-            self._publish(self._verifier.run(works), plan.price)
+            self._publish(self._verify(works, now), plan.price)
         if plan.works:
             return 0.0
         return self._rest() if plan.until is None else max(plan.until - now, 0.0)
@@ -146,19 +129,8 @@ class VerifyCore:
                 self._propose(message)
             case Close():
                 self._close(message)
-            case ReleaseKv(handle, reply):
-                self._answer(reply, lambda: self.handles.release(handle))
-            case ForkKv(handle, reply):
-                self._answer(reply, lambda: self.handles.fork(handle, self._runner.fork))
-            case LendKv(number, handle, lent):
-                self._answer(lent, lambda: self.transfers.lend(number, handle))
-            case ReserveKv(number, tokens, reserved):
-                self._answer(reserved, lambda: self.transfers.reserve(number, tokens))
-            case KeepKv(number, kept):
-                self._answer(kept, lambda: self.transfers.keep(number))
-            case DropKv(number):
-                self.transfers.drop(number)
-                self._count()
+            case Ask():
+                self._answer(message)
             case _:
                 assert_never(message)
 
@@ -194,12 +166,12 @@ class VerifyCore:
         session.kv = kv
         session.idle_before = self._idle.until(now)
         if opening.lookup and self._settings.lookup:
-            session.lookup = LookupCandidates(
+            session.candidates.lookup = LookupCandidates(
                 committed, self._lookup_acceptance[opening.sampling.greedy], opening.task
             )
         if opening.prediction and opening.policy is not VerifyPolicy.OFF:
             generated = committed[opening.prompt_length :]
-            session.prediction = PredictedCandidates(
+            session.candidates.prediction = PredictedCandidates(
                 opening.prediction, generated, self._prediction_acceptance, opening.task, session.max_nodes
             )
         return session
@@ -240,12 +212,17 @@ class VerifyCore:
         self._deliver([message.stream.outbox.announce(Closed(handle))])
         self._count()
 
-    def _answer(self, reply: Outbox[_T], work: Callable[[], _T]) -> None:
+    def _answer(self, message: Ask) -> None:
         try:
-            answer = reply.announce(work())
+            answer = message.reply.announce(message.work())
         except OutriderError as error:
-            answer = reply.announce(error)
+            answer = message.reply.announce(error)
         self._deliver([answer])
+        self._count()
+
+    def fork(self, handle: KvHandle) -> KvHandle:
+        """See `HandleTable.fork`."""
+        return self.handles.fork(handle, self._runner.fork)
 
     def _make_room(self, tokens: int) -> None:
         """See `Memory.make_room`."""
@@ -256,13 +233,22 @@ class VerifyCore:
         largest = self._settings.max_step_tokens
         return tokens / largest * cost.seconds(largest)
 
-    def _preempted(self, session: VerifySession) -> None:
-        """Count a paused session, and end it if it will never fit again."""
-        self._instruments.preempted.inc()
-        try:
-            self._memory.check_fits(session.tree.committed_length)
-        except OutOfPages as error:
-            self._fail(session, error)
+    def _reserve(self, works: Sequence[Work], sessions: Sequence[VerifySession]) -> list[Work]:
+        """Reserve pages; sessions that are paused for want of them are counted, and end if they never fit."""
+        reserved, paused = self._memory.reserve(works, sessions)
+        for session in paused:
+            self._instruments.preempted.inc()
+            try:
+                self._memory.check_fits(session.tree.committed_length)
+            except OutOfPages as error:
+                self._fail(session, error)
+        return reserved
+
+    def _verify(self, works: Sequence[Work], now: float) -> StepResult:
+        for work in works:
+            work.session.started(now)
+        self._on_drafting(self._controller.drafts_at_work)
+        return self._verifier.run(works)
 
     def _fail(self, session: VerifySession, error: OutriderError) -> None:
         del self.sessions[session.id]
@@ -274,24 +260,15 @@ class VerifyCore:
         times = result.timings
         idle = self._idle.step(times.start, times.end)
         self._controller.decide_drafts(list(self.sessions.values()), times.end)
-        advices = [
-            self._controller.advice(o.session, price, result.tokens, times.end) for o in result.outcomes
-        ]
-        verdicts = [
-            verdict_of(outcome, result, self._idle.total, advice)
-            for outcome, advice in zip(result.outcomes, advices, strict=True)
-        ]
-        self._deliver(
-            [
-                *(part.session.outbox.announce(part.found) for part in result.prompts),
-                *(o.session.outbox.announce(v) for o, v in zip(result.outcomes, verdicts, strict=True)),
-            ]
-        )
-        for outcome, verdict in zip(result.outcomes, verdicts, strict=True):
-            self._settle(outcome.session)
-            outcome.session.published(times.end, self._idle.total, price)
-            if outcome.session.policy is VerifyPolicy.PIPELINED:
-                self._latest_patience = outcome.session.patience
+        verdicts = [(outcome, self._verdict(outcome, result, price)) for outcome in result.outcomes]
+        prompts = [(part, part.found) for part in result.prompts]
+        self._deliver([each.session.outbox.announce(event) for each, event in (*prompts, *verdicts)])
+        for outcome, verdict in verdicts:
+            session = outcome.session
+            self._settle(session)
+            session.published(times.end, self._idle.total, price)
+            if session.policy is VerifyPolicy.PIPELINED:
+                self._latest_patience = session.patience
             count_verdict(self._instruments, outcome, verdict)
             record_forward(outcome, verdict, result.tokens)
         self._controller.observe(result)
@@ -299,12 +276,16 @@ class VerifyCore:
         self._instruments.idle.inc(idle)
         self._count()
 
+    def _verdict(self, outcome: SessionOutcome, result: StepResult, price: float) -> Verdict:
+        advice = self._controller.advice(outcome.session, price, result.tokens, result.timings.end)
+        return verdict_of(outcome, result, self._idle.total, advice)
+
     def _settle(self, session: VerifySession) -> None:
         """End a session whose grammar lets nothing follow, or has become too costly."""
         if problem := session.settle():
             assert session.opening.sampling.constraint is not None
-            said = f"after {session.tree.committed_length} tokens: {problem}; simplify it"
-            self._fail(session, InvalidRequest(session.opening.sampling.constraint.field, said))
+            message = f"after {session.tree.committed_length} tokens: {problem}; simplify it"
+            self._fail(session, InvalidRequest(session.opening.sampling.constraint.field, message))
 
     def _rest(self) -> float | None:
         """Nothing to do: release what is past its lease; without sessions, check the page accounts once."""

@@ -5,31 +5,21 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TypeVar
 
 from outrider.engine.kv.pages import PoolStatistics
 from outrider.grammar.matcher import Matcher
 from outrider.protocol.errors import OutriderError
 from outrider.protocol.messages import KvHandle, OpenVerify, TokenBlock
 from outrider.rpc.engine_shell import MAX_REPLIES, MAX_UNREAD, EngineShell
-from outrider.rpc.queues import Deliver
+from outrider.rpc.queues import Deliver, Outbox
 from verify_service.admission import Places
 from verify_service.core import VerifyCore
-from verify_service.mailbox import (
-    MAX_PENDING_BLOCKS,
-    Close,
-    DropKv,
-    ForkKv,
-    KeepKv,
-    LendKv,
-    Message,
-    Open,
-    Propose,
-    ReleaseKv,
-    ReserveKv,
-    VerifyStream,
-)
+from verify_service.mailbox import MAX_PENDING_BLOCKS, Ask, Close, Message, Open, Propose, VerifyStream
 from verify_service.transfer.table import SetAside
+
+_T = TypeVar("_T")
 
 
 class VerifyEngine(EngineShell[VerifyCore, Message]):
@@ -100,50 +90,43 @@ class VerifyEngine(EngineShell[VerifyCore, Message]):
         self._close_stream(stream, Close(stream))
 
     async def release(self, handle: KvHandle) -> None:
-        """Give up what a handle holds.
+        """See `HandleTable.release`."""
+        await self._run_in_engine(lambda: self.core.handles.release(handle))
 
-        Raises:
-            StaleHandle: it holds nothing any more.
-        """
-        await self._ask(lambda reply: ReleaseKv(handle, reply))
+    async def fork(self, handle: KvHandle) -> KvHandle:
+        """See `HandleTable.fork`."""
+        return await self._run_in_engine(lambda: self.core.fork(handle))
 
-    @asynccontextmanager
-    async def lent(self, handle: KvHandle) -> AsyncIterator[SetAside]:
+    async def keep(self, reserved: SetAside) -> KvHandle:
+        """A handle for reserved pages that are written."""
+        return await self._run_in_engine(lambda: self.core.transfers.keep(reserved.number))
+
+    def lent(self, handle: KvHandle) -> AbstractAsyncContextManager[SetAside]:
         """What a handle holds, to be read by any thread until the block ends; the handle is spent.
 
         Raises:
             StaleHandle: it holds nothing any more.
         """
-        number = next(self._transfers)
-        try:
-            yield await self._ask(lambda reply: LendKv(number, handle, reply))
-        finally:
-            self._tell(DropKv(number))
+        return self._set_aside(lambda number: self.core.transfers.lend(number, handle))
 
-    @asynccontextmanager
-    async def reserved(self, tokens: tuple[int, ...]) -> AsyncIterator[SetAside]:
+    def reserved(self, tokens: tuple[int, ...]) -> AbstractAsyncContextManager[SetAside]:
         """Pages for a sequence, to be written by any thread until the block ends; see `keep`.
 
         Raises:
             OutOfPages: there are not enough.
         """
+        return self._set_aside(lambda number: self.core.transfers.reserve(number, tokens))
+
+    @asynccontextmanager
+    async def _set_aside(self, begin: Callable[[int], SetAside]) -> AsyncIterator[SetAside]:
+        """Begin a transfer, to which `begin` gives its number, and drop what is left of it at the end."""
         number = next(self._transfers)
         try:
-            yield await self._ask(lambda reply: ReserveKv(number, tokens, reply))
+            yield await self._run_in_engine(lambda: begin(number))
         finally:
-            self._tell(DropKv(number))
+            self._tell(Ask(lambda: self.core.transfers.drop(number), Outbox(max_unread=1)))
 
-    async def keep(self, reserved: SetAside) -> KvHandle:
-        """A handle for reserved pages that are written."""
-        kept: KvHandle = await self._ask(lambda reply: KeepKv(reserved.number, reply))
-        return kept
-
-    async def fork(self, handle: KvHandle) -> KvHandle:
-        """A second handle for the same tokens.
-
-        Raises:
-            StaleHandle: the first holds nothing any more.
-            OutOfPages: there is no page for the copy.
-        """
-        forked: KvHandle = await self._ask(lambda reply: ForkKv(handle, reply))
-        return forked
+    async def _run_in_engine(self, work: Callable[[], _T]) -> _T:
+        """Run something on the engine thread, between two steps."""
+        result: _T = await self._ask(lambda reply: Ask(work, reply))
+        return result

@@ -20,8 +20,8 @@ from verify_service.scheduler import Work
 
 def layers_of(works: Sequence[Work]) -> tuple[int, ...]:
     """The layers whose features some session of a step wants, ascending."""
-    told = [work.session.feature_layers for work in works if featured(work)]
-    return tuple(sorted({layer for layers in told for layer in layers}))
+    wanted = [work.session.feature_layers for work in works if featured(work)]
+    return tuple(sorted({layer for layers in wanted for layer in layers}))
 
 
 def featured(work: Work) -> range:
@@ -30,7 +30,7 @@ def featured(work: Work) -> range:
     session = work.session
     if not session.feature_layers or session.kv is None:
         return range(0)
-    first = max(session.untold, session.tree.committed_length - _most_rows(work)) - session.kv.length
+    first = max(session.features_sent, session.tree.committed_length - _most_rows(work)) - session.kv.length
     if not work.completes:
         return range(min(max(first, 0), work.chain), work.chain)
     return range(min(max(first, 0), work.chain - 1), work.tokens)
@@ -54,13 +54,13 @@ class StepFeatures:
 
         Call it before the commit.
         """
-        session, told = work.session, self._featured[work.session.id]
+        session, featured_rows = work.session, self._featured[work.session.id]
         stop = work.chain - 1 if work.completes else work.chain
-        if session.kv is None or not told or told.start >= stop:
+        if session.kv is None or not featured_rows or featured_rows.start >= stop:
             return None
-        rows = range(told.start, stop)
-        position = session.kv.length + told.start + 1
-        session.untold = session.kv.length + stop
+        rows = range(featured_rows.start, stop)
+        position = session.kv.length + featured_rows.start + 1
+        session.features_sent = session.kv.length + stop
         return PromptFeatures(position, self._bytes(work, rows))
 
     def verdict(self, work: Work, path: Sequence[int]) -> bytes:
@@ -71,7 +71,7 @@ class StepFeatures:
         """
         if not self._featured[work.session.id]:
             return b""
-        work.session.untold = work.session.tree.committed_length - 1
+        work.session.features_sent = work.session.tree.committed_length - 1
         kept = path[-_most_rows(work) :]
         return self._bytes(work, [work.chain - 1 + row for row in kept])
 

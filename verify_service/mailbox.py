@@ -6,8 +6,9 @@ dropped: they are only proposals); every other message is one or two per stream,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from outrider.grammar.matcher import Matcher
 from outrider.protocol.messages import (
@@ -20,7 +21,6 @@ from outrider.protocol.messages import (
     Verdict,
 )
 from outrider.rpc.queues import Outbox, Stream
-from verify_service.transfer.table import SetAside
 
 MAX_PENDING_BLOCKS = 128
 """Token blocks of one session that the engine has not looked at yet."""
@@ -68,52 +68,11 @@ class Close:
 
 
 @dataclass(frozen=True, slots=True)
-class ReleaseKv:
-    """Give up what a handle holds."""
+class Ask:
+    """Work for the engine thread between two steps; the reply gets its result, or the error it raised."""
 
-    handle: KvHandle
-    reply: Outbox[None]
-
-
-@dataclass(frozen=True, slots=True)
-class ForkKv:
-    """Make a second handle."""
-
-    handle: KvHandle
-    reply: Outbox[KvHandle]
+    work: Callable[[], object]
+    reply: Outbox[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class LendKv:
-    """Set what a handle holds aside for the transfer of this number, to be read."""
-
-    number: int
-    handle: KvHandle
-    reply: Outbox[SetAside]
-
-
-@dataclass(frozen=True, slots=True)
-class ReserveKv:
-    """Set pages for these tokens aside for the transfer of this number, to be written."""
-
-    number: int
-    tokens: tuple[int, ...]
-    reply: Outbox[SetAside]
-
-
-@dataclass(frozen=True, slots=True)
-class KeepKv:
-    """Pages are written: make a handle."""
-
-    number: int
-    reply: Outbox[KvHandle]
-
-
-@dataclass(frozen=True, slots=True)
-class DropKv:
-    """A transfer is over. Unknown numbers are over already."""
-
-    number: int
-
-
-Message: TypeAlias = Open | Propose | Close | ReleaseKv | ForkKv | LendKv | ReserveKv | KeepKv | DropKv
+Message: TypeAlias = Open | Propose | Close | Ask

@@ -2,7 +2,7 @@
 
 Seniority is priority first, then age. A step's works take their pages in that order. When pages run out,
 what no running session needs goes first: kept sequences of earlier turns, then finished sessions that
-nobody has closed. Next go the nodes of the work itself, and then the most junior session is *paused*:
+are not closed yet. Next go the nodes of the work itself, and then the most junior session is *paused*:
 its pages are released, its tokens kept, and it is computed anew once it fits. The most senior session
 therefore always goes on. One that does not fit the whole pool is ended.
 """

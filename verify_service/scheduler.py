@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter, itemgetter
 
 from outrider.speculation.candidate_tree import Node
 from verify_service.session import VerifySession
@@ -67,7 +68,7 @@ class StepValue:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The next step. Without work, `until` is when to plan again (None: nobody waits)."""
+    """The next step. Without work, `until` is when to plan again (None: no session waits)."""
 
     works: list[Work]
     until: float | None = None
@@ -86,7 +87,7 @@ def plan_step(sessions: Sequence[VerifySession], now: float, cost: CostModel, ma
     if not going:
         return StepPlan([], min((session.deadline for session in runnable), default=None))
     prefills = [session for session in going if session.uncomputed > 1]
-    decodes = sorted((s for s in going if s.uncomputed == 1), key=_last_verdict)[:max_tokens]
+    decodes = sorted((s for s in going if s.uncomputed == 1), key=attrgetter("last_verdict"))[:max_tokens]
     works = [Work(session, 1, True, weight=session.weight(now)) for session in decodes]
     room = max_tokens - len(works)
     value = add_nodes(works, cost, int(room * PREFILL_SHARE) if prefills else room)
@@ -112,7 +113,7 @@ def seconds_to_wait(works: Sequence[Work], now: float, value: StepValue) -> floa
     """How long a step of this value should wait for blocks that are due; None: start it now."""
     dues = [(due, work) for work in works if (due := work.session.block_due(now)) is not None]
     gains = 0.0
-    for due, work in sorted(dues, key=_due):
+    for due, work in sorted(dues, key=itemgetter(0)):
         gains += work.weight * work.session.gain(value.marginal_price / work.weight)
         if gains > value.rate * due:
             return due
@@ -132,7 +133,7 @@ def add_nodes(works: Sequence[Work], cost: CostModel, room: int) -> StepValue:
         for work in works
         for each in work.session.eligible()
     ]
-    picks.sort(key=_tokens, reverse=True)  # stable: parents stay before their children
+    picks.sort(key=itemgetter(0), reverse=True)  # stable: parents stay before their children
     base, expected = len(works), sum(work.weight for work in works)
     best_rate = expected / cost.seconds(base)
     best = 0
@@ -153,7 +154,7 @@ def _chunks(prefills: Sequence[VerifySession], room: int) -> Iterator[Work]:
     """
     chunks = dict.fromkeys((session.id for session in prefills), 0)
     rows = MAX_PROMPT_ROWS
-    for order, left_over in ((sorted(prefills, key=_uncomputed), room // 2), (prefills, 0)):
+    for order, left_over in ((sorted(prefills, key=attrgetter("uncomputed")), room // 2), (prefills, 0)):
         for session in order:
             chunk = min(session.uncomputed - chunks[session.id], room - left_over)
             if session.prompt_logprobs_left:
@@ -164,19 +165,3 @@ def _chunks(prefills: Sequence[VerifySession], room: int) -> Iterator[Work]:
     for session in prefills:
         if chunk := chunks[session.id]:
             yield Work(session, chunk, completes=chunk == session.uncomputed)
-
-
-def _uncomputed(session: VerifySession) -> int:
-    return session.uncomputed
-
-
-def _tokens(pick: tuple[float, Work, Node]) -> float:
-    return pick[0]
-
-
-def _due(pair: tuple[float, Work]) -> float:
-    return pair[0]
-
-
-def _last_verdict(session: VerifySession) -> float:
-    return session.last_verdict

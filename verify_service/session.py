@@ -7,10 +7,8 @@ logits choose the next one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from heapq import heappop, heappush
-from itertools import islice
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from outrider.engine.kv.pages import SequenceKv
 from outrider.grammar.matcher import Matcher
@@ -19,20 +17,16 @@ from outrider.protocol.messages import FinishReason, OpenVerify, TokenBlock, Ver
 from outrider.rpc.queues import Outbox
 from outrider.sampling.chooser import SamplingRow
 from outrider.sampling.history import History
-from outrider.speculation.candidate_tree import CandidateTree, Node, draft_of, tokens_to
+from outrider.speculation.candidate_tree import CandidateTree, Node, tokens_to
+from verify_service.candidates import Candidates, Eligible
 from verify_service.mailbox import Event
 from verify_service.speculation.drafting import Traffic
-from verify_service.speculation.forced_candidates import ForcedCandidates
-from verify_service.speculation.lookup_candidates import LookupCandidates, from_draft
 from verify_service.speculation.pace import Pace
 from verify_service.speculation.patience import Patience
-from verify_service.speculation.predicted_candidates import PredictedCandidates
 from verify_service.speculation.several_drafts import MAX_SILENCE, Agreement, Belief
 
 MAX_UNANSWERED = 16
 """Verdicts for which the draft's answer is still timed; older ones are forgotten."""
-NO_PARENT = -(2**62)
-"""Stands for a parent that does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +42,6 @@ class VerifyLimits:
     hidden_size: int = 1
     """Width of the target's layers."""
     max_tree_nodes: int = MAX_TREE_NODES
-
-
-@dataclass(frozen=True, slots=True)
-class Eligible:
-    """A node that may be verified, and the probability that the target commits it.
-
-    The probability is also the number of tokens that the node brings on average.
-    """
-
-    probability: float
-    node: Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +83,10 @@ class VerifySession:
         self.max_nodes = min(opening.max_nodes or limits.max_nodes, limits.max_nodes)
         self.end_length = end_length(opening, limits.context_length)
         self.history = History(committed[: opening.prompt_length], committed[opening.prompt_length :])
-        self.lookup: LookupCandidates | None = None
-        self.prediction: PredictedCandidates | None = None
+        belief = Belief(agreement or Agreement(), opening.sampling.greedy, opening.task)
+        self.candidates = Candidates(self.tree, belief, limits.vocabulary_size, matcher)
         self._matcher = matcher
         """The position of the text in its grammar; None: it has no grammar."""
-        self._forced = None if matcher is None else ForcedCandidates(matcher)
         self.patience = patience
         self._pace = Pace(opening.seconds_per_token)
         self.last_verdict = now
@@ -117,15 +99,12 @@ class VerifySession:
         """True when a ready block came whose draft knew the last verdict."""
         self.draft_wanted = True
         """The controller's decision; verdicts carry it to the orchestrator."""
-        self.untold = 0
+        self.features_sent = 0
         """Features of tokens before this position were sent, or are not wanted."""
         self._next_prompt_logprob = max(opening.first_prompt_logprob, 1)
         """The first position of the prompt whose log probability is wanted and not known yet."""
         self._silence = MAX_SILENCE
         """Verdicts since the last block."""
-        self._belief = Belief(agreement or Agreement(), opening.sampling.greedy, opening.task)
-        self._eligible: list[Eligible] | None = None
-        """What `eligible` found, until candidates or committed tokens change."""
         self._unanswered: dict[int, float] = {}
         """Committed length -> when the verdict that reached it was published, until the draft answers it."""
         stops = opening.sampling.stop_token_ids
@@ -175,7 +154,7 @@ class VerifySession:
         first = max(self._next_prompt_logprob - 1 - start, 0)
         return range(first, max(min(chain, self.opening.prompt_length - 1 - start), first))
 
-    def told_prompt(self, rows: range) -> None:
+    def note_prompt_logprobs(self, rows: range) -> None:
         """Note that the log probabilities of these rows are known."""
         assert self.kv is not None
         self._next_prompt_logprob = self.kv.length + rows.stop + 1
@@ -211,22 +190,16 @@ class VerifySession:
 
     def eligible(self) -> list[Eligible]:
         """The nodes that may be verified, most likely first, parents before children, at most `max_nodes`."""
-        if self._eligible is None:
-            # The node that commits the last token of all is not verified: its parent's row chooses it.
-            max_depth = self.end_length - self.tree.committed_length - 1
-            allows = None if self._matcher is None else self._allows
-            found = _best_first(self.tree.children, max_depth, self._belief.estimator(), allows)
-            self._eligible = list(islice(found, self.max_nodes))
-        return self._eligible
+        # The node that commits the last token of all is not verified: its parent's row chooses it.
+        max_depth = self.end_length - self.tree.committed_length - 1
+        return self.candidates.eligible(max_depth, self.max_nodes)
 
     def propose(self, block: TokenBlock, arrived: float) -> int:
         """Add a block's nodes; returns how many had no place."""
         if self.finished or self.policy is VerifyPolicy.OFF:
             return len(block)
         self._silence = 0
-        self._hear(block)
-        added = self.tree.add(_inside(block, self.limits.vocabulary_size))
-        self._eligible = None
+        added = self.candidates.add(block, self.step)
         current = block.base_length >= self.tree.committed_length
         if added.nodes or (block.ready and current):
             self._answered(block.base_length, arrived)
@@ -234,15 +207,6 @@ class VerifySession:
             self.patience.completed([each.probability for each in self.eligible()])
         self.ready = self.ready or (block.ready and current)
         return added.stale
-
-    def needs_draft_for(self, node: Node) -> bool:
-        """True when a draft proposed the node and nothing here did."""
-        own = any(own.found(node) for own in self._own_candidates)
-        return from_draft(node) and not (own or (self._forced is not None and self._forced.found(node)))
-
-    def predicted(self, node: Node) -> bool:
-        """True when the caller's prediction proposes the node at present."""
-        return self.prediction is not None and self.prediction.found(node)
 
     def row(self, node: Node | None) -> SamplingRow:
         """What is needed to choose the token after `node`, or after the committed tokens where it is None."""
@@ -264,15 +228,8 @@ class VerifySession:
     def commit(self, tokens: Sequence[int]) -> Committed:
         """Append what a step chose, cut where the generation ends."""
         kept, finish = self._cut(tokens)
-        self._eligible = None
-        if kept:  # a session opened at its very end has room for none
-            self._belief.learn(self.tree, kept)
-        for own in self._own_candidates:
-            own.learn(self.tree, kept)
-        walked = self.tree.commit(kept).walked
+        walked = self.candidates.commit(kept)
         self.history.append(kept)
-        for own in self._own_candidates:
-            own.extend(kept)
         self.finished = finish is not FinishReason.NONE
         return Committed(kept, finish, hit=len(kept) == len(tokens) == len(walked))
 
@@ -290,12 +247,7 @@ class VerifySession:
         if len(self._unanswered) > MAX_UNANSWERED:
             del self._unanswered[next(iter(self._unanswered))]
         if not self.finished:
-            for own in self._own_candidates:
-                own.propose(self.tree, price)
-                self._eligible = None
-        if self._forced is not None and not self.finished and self.policy is not VerifyPolicy.OFF:
-            self._forced.propose(self.tree)
-            self._eligible = None
+            self.candidates.refill(price, forced=self.policy is not VerifyPolicy.OFF)
         if self.policy is VerifyPolicy.SEQUENTIAL:
             self.deadline = now + self.patience.sequential_wait()
 
@@ -312,22 +264,6 @@ class VerifySession:
         if self.kv is not None:
             self.kv.release()
         self.kv = None
-
-    @property
-    def _own_candidates(self) -> list[LookupCandidates]:
-        """What proposes candidates here, without a draft: the better informed first."""
-        return [own for own in (self.prediction, self.lookup) if own is not None]
-
-    def _allows(self, node: Node) -> bool:
-        """False when the grammar allows no such node, or nothing after it. Its parent's row then says all."""
-        assert self._matcher is not None
-        return self._matcher.allows(tokens_to(node))
-
-    def _hear(self, block: TokenBlock) -> None:
-        """Note which draft sent the block. Where several are at work, each has its share of the tree."""
-        if block.tokens:
-            self._belief.hear(draft_of(block.first_id), self.step)
-            self.tree.max_per_draft = self.tree.max_nodes // len(self._belief.drafts)
 
     def _answered(self, base_length: int, arrived: float) -> None:
         """Learn how long the draft took to answer the verdict that reached `base_length`."""
@@ -351,41 +287,3 @@ class VerifySession:
 def end_length(opening: OpenVerify, context_length: int) -> int:
     """Committed length at which a generation is over."""
     return int(min(context_length, opening.sampling.end_length(opening.prompt_length)))
-
-
-def _inside(block: TokenBlock, vocabulary_size: int) -> TokenBlock:
-    """The block in which tokens outside the vocabulary have no parent, so that they are dropped with all
-    below."""
-    if max(block.tokens, default=0) < vocabulary_size:
-        return block
-    parents = tuple(
-        parent if token < vocabulary_size else NO_PARENT
-        for parent, token in zip(block.parents, block.tokens, strict=True)
-    )
-    return replace(block, parents=parents)
-
-
-def _best_first(
-    children: dict[int, Node],
-    max_depth: int,
-    belief: Callable[[Node], float],
-    allows: Callable[[Node], bool] | None,
-) -> Iterator[Eligible]:
-    """Nodes in falling order of probability; a child is never more probable than its parent."""
-    frontier: list[tuple[float, int, Node]] = []
-
-    def open_below(nodes: dict[int, Node], probability: float) -> None:
-        for node in nodes.values():
-            believed = belief(node)
-            if probability * believed > 0.0:
-                heappush(frontier, (-probability * believed, node.id, node))
-
-    if max_depth > 0:
-        open_below(children, 1.0)
-    while frontier:
-        probability, _, node = heappop(frontier)
-        if allows is not None and not allows(node):
-            continue
-        yield Eligible(-probability, node)
-        if node.depth < max_depth:
-            open_below(node.children, -probability)

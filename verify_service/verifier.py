@@ -32,8 +32,7 @@ from outrider.speculation.candidate_tree import Node
 from verify_service.features import StepFeatures, featured, layers_of
 from verify_service.scheduler import Work
 from verify_service.session import VerifySession
-from verify_service.speculation.lookup_candidates import from_draft
-from verify_service.speculation.recording import step_nodes
+from verify_service.speculation.origins import from_draft, step_nodes
 
 
 class Runner(Protocol):
@@ -151,15 +150,7 @@ class Verifier:
             prompts += [PromptPart(session, part) for session, part in parts if part is not None]
         forwarded = self._clock()
         chosen = choose(logits, rows, self._eos_token_ids) if rows else []
-        outcomes: list[SessionOutcome] = []
-        first = 0
-        for work in works:
-            if work.completes:
-                stop = first + 1 + len(work.nodes)
-                outcomes.append(self._commit(work, chosen[first:stop], logits[first:stop], features))
-                first = stop
-            else:
-                self._keep_chain(work)
+        outcomes = self._commit_all(works, chosen, logits, features)
         timings = StepTimings(start, start_ns, forwarded, self._clock())
         prompt_tokens = sum(work.chain - work.completes for work in works)
         tokens = sum(work.tokens for work in works)
@@ -172,6 +163,25 @@ class Verifier:
             return self._runner.forward(segments), None
         logits, taken = cast(FeatureRunner, self._runner).forward_with_features(segments, layers)
         return logits, StepFeatures(works, taken)
+
+    def _commit_all(
+        self,
+        works: Sequence[Work],
+        chosen: Sequence[int],
+        logits: torch.Tensor,
+        features: StepFeatures | None,
+    ) -> list[SessionOutcome]:
+        """Commit every work; `chosen` [W] and `logits` [W, V] are the rows that choose, work after work."""
+        outcomes: list[SessionOutcome] = []
+        first = 0
+        for work in works:
+            if work.completes:
+                stop = first + 1 + len(work.nodes)
+                outcomes.append(self._commit(work, chosen[first:stop], logits[first:stop], features))
+                first = stop
+            else:
+                self._keep_chain(work)
+        return outcomes
 
     def _commit(
         self, work: Work, chosen: Sequence[int], logits: torch.Tensor, features: StepFeatures | None
@@ -188,21 +198,22 @@ class Verifier:
         keep = [*range(work.chain), *(work.chain + row - 1 for row in accepted)]
         computed = session.tree.committed[session.kv.length :]
         self._runner.commit(session.kv, keep, computed[: len(keep)])
+        nodes, candidates = work.nodes, session.candidates
         return SessionOutcome(
-            session,
-            base_length,
-            committed.tokens,
-            work.nodes,
-            depth,
-            len(accepted),
-            sum(session.needs_draft_for(work.nodes[row - 1]) for row in accepted),
-            committed.hit,
-            committed.finish,
-            _logprobs(session, logits, path, committed.tokens),
-            recorded,
-            sum(map(session.predicted, work.nodes)),
-            sum(session.predicted(work.nodes[row - 1]) for row in accepted),
-            b"" if features is None else features.verdict(work, path[: len(committed.tokens)]),
+            session=session,
+            base_length=base_length,
+            tokens=committed.tokens,
+            nodes=nodes,
+            depth=depth,
+            accepted=len(accepted),
+            drafted=sum(candidates.needs_draft_for(nodes[row - 1]) for row in accepted),
+            hit=committed.hit,
+            finish=committed.finish,
+            logprobs=_logprobs(session, logits, path, committed.tokens),
+            recorded=recorded,
+            predicted=sum(map(candidates.predicted, nodes)),
+            predicted_accepted=sum(candidates.predicted(nodes[row - 1]) for row in accepted),
+            features=b"" if features is None else features.verdict(work, path[: len(committed.tokens)]),
         )
 
     def _keep_chain(self, work: Work) -> None:
@@ -215,7 +226,7 @@ class Verifier:
 def read_prompts(works: Sequence[Work], logits: torch.Tensor) -> tuple[torch.Tensor, list[PromptPart]]:
     """The rows that choose tokens, and what the others say of prompts: logits [W, V] of all wanted rows.
 
-    A row that a prompt's last token is read from is none that chooses: these are of different tokens.
+    No row does both: they belong to different tokens.
     """
     parts: list[PromptPart] = []
     chooses: list[int] = []
@@ -238,7 +249,7 @@ def _prompt_part(session: VerifySession, rows: range, logits: torch.Tensor) -> P
     assert count is not None
     position = kv.length + rows.start + 1
     tokens = session.tree.committed[position : position + len(rows)]
-    session.told_prompt(rows)
+    session.note_prompt_logprobs(rows)
     return PromptPart(session, PromptLogprobs(position, tuple(logprobs(logits, tokens, count))))
 
 

@@ -73,15 +73,12 @@ class Drafter(Protocol):
 
     def open(self, key: int, request: OpenDraft) -> int:
         """Start a sequence; returns how many of its tokens need no computing. Raises Overloaded."""
-        ...
 
     def constrain(self, key: int, matcher: Matcher) -> None:
         """Propose only what a grammar allows, as far as the drafter can; `matcher` is at the last token."""
-        ...
 
     def recall(self, key: int) -> Proposal:
         """What can be proposed below the last committed token without a forward."""
-        ...
 
     def expand(self, expansions: Sequence[Expansion]) -> list[Proposal | None]:
         """Children of each expansion, best first; None when its turn has not come (prefill goes on).
@@ -91,27 +88,21 @@ class Drafter(Protocol):
         Raises:
             OutOfPages: nothing was computed; close or reset a sequence and try again.
         """
-        ...
 
     def commit(self, key: int, tokens: Sequence[int], rerooted: Rerooted) -> None:
         """Append committed tokens; what was computed for the nodes that live on is kept."""
-        ...
 
     def fits(self, key: int) -> bool:
         """True when the memory that the sequence needs is at hand."""
-        ...
 
     def reset(self, key: int) -> None:
         """Give the sequence's memory back; it is computed anew when it is expanded again."""
-        ...
 
     def close(self, key: int) -> None:
         """End a sequence; its memory is free when this returns."""
-        ...
 
     def pages(self) -> PageCounts:
         """How much KV memory is in use."""
-        ...
 
 
 @runtime_checkable
@@ -121,8 +112,6 @@ class FeatureReader(Protocol):
     def tell(self, key: int, rows: bytes, position: int | None = None) -> None:
         """Rows of `outrider.engine.features`, the first for the token at `position`; None: for the last
         tokens. A sequence that was told none before them goes on from there."""
-        ...
 
     def waits(self, key: int) -> bool:
         """True until what goes before the last committed token is known."""
-        ...

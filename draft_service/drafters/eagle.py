@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 
 from draft_service.drafters.base import Expansion, PageCounts, Proposal
-from draft_service.drafters.text import DraftText
+from draft_service.drafters.text import DraftText, proposals_of
 from outrider.engine.eagle.head import EagleHead
 from outrider.engine.eagle.store import RowStore, seen_in_tree
 from outrider.engine.features import from_bytes
 from outrider.grammar.matcher import Matcher
 from outrider.protocol.errors import OutOfPages, Overloaded
 from outrider.protocol.messages import OpenDraft
-from outrider.sampling.chooser import prepare, rank
+from outrider.sampling.chooser import prepare
 from outrider.speculation.candidate_tree import Node, Rerooted
 
 PREFILL_CHUNK = 256
@@ -188,16 +188,10 @@ class EagleDrafter:
         logits = self._compute(fed, asked, batch)
         if logits is None:
             return proposals
-        texts = [self._sequences[each.key].text for each in asked]
-        rankings = rank(
-            logits,
-            [text.row(each.node) for text, each in zip(texts, asked, strict=True)],
-            self._children,
-            [expansions[each.index].sharpness for each in asked],
-            self._eos_token_ids,
-        )
-        for text, each, ranking in zip(texts, asked, rankings, strict=True):
-            proposals[each.index] = text.proposal(ranking, each.node)
+        rows = [(self._sequences[each.key].text, expansions[each.index]) for each in asked]
+        found = proposals_of(logits, rows, self._children, self._eos_token_ids)
+        for each, proposal in zip(asked, found, strict=True):
+            proposals[each.index] = proposal
         return proposals
 
     def commit(self, key: int, tokens: Sequence[int], rerooted: Rerooted) -> None:

@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from draft_service.drafters.base import Expansion, PageCounts, Proposal
-from draft_service.drafters.text import DraftText
+from draft_service.drafters.text import DraftText, proposals_of
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.runner import ModelRunner, Segment
 from outrider.grammar.matcher import Matcher
 from outrider.protocol.errors import Overloaded
 from outrider.protocol.messages import OpenDraft
-from outrider.sampling.chooser import prepare, rank
+from outrider.sampling.chooser import prepare
 from outrider.speculation.candidate_tree import Node, Rerooted
 
 PREFILL_CHUNK = 256
@@ -99,17 +99,12 @@ class ModelDrafter:
         logits = self._runner.forward([_segment(feed) for feed in feeds])  # [answered, V]
         for feed in feeds:
             self._settle(feed)
-        answered = [(feed.sequence, index) for feed in feeds for _, index in feed.wanted]
-        rankings = rank(
-            logits,
-            [sequence.text.row(expansions[index].node) for sequence, index in answered],
-            self._children,
-            [expansions[index].sharpness for _, index in answered],
-            self._eos_token_ids,
-        )
+        answered = [(feed.sequence.text, index) for feed in feeds for _, index in feed.wanted]
+        asked = [(text, expansions[index]) for text, index in answered]
+        found = proposals_of(logits, asked, self._children, self._eos_token_ids)
         proposals: list[Proposal | None] = [None] * len(expansions)
-        for (sequence, index), ranking in zip(answered, rankings, strict=True):
-            proposals[index] = sequence.text.proposal(ranking, expansions[index].node)
+        for (_, index), proposal in zip(answered, found, strict=True):
+            proposals[index] = proposal
         return proposals
 
     def commit(self, key: int, tokens: Sequence[int], rerooted: Rerooted) -> None:

@@ -6,12 +6,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from draft_service.drafters.base import NOTHING, Candidate, CandidateSource, Proposal
+from torch import Tensor
+
+from draft_service.drafters.base import NOTHING, Candidate, CandidateSource, Expansion, Proposal
 from draft_service.drafters.constrained import forced, possible
 from draft_service.drafters.lookup import SequenceLookup
 from outrider.grammar.matcher import Matcher
 from outrider.protocol.messages import OpenDraft, SamplingParams
-from outrider.sampling.chooser import Ranking, SamplingRow
+from outrider.sampling.chooser import Ranking, SamplingRow, rank
 from outrider.sampling.history import History, Path
 from outrider.speculation.candidate_tree import Node, tokens_to
 
@@ -84,3 +86,20 @@ class DraftText:
             for place, (token, bucket) in enumerate(zip(ranking.tokens, ranking.buckets, strict=True))
         ]
         return Proposal(candidates, ranking.winners)
+
+
+def proposals_of(
+    logits: Tensor, asked: Sequence[tuple[DraftText, Expansion]], children: int, eos_token_ids: Sequence[int]
+) -> list[Proposal]:
+    """What `logits` [asked, V] propose for each expansion: its best `children`, ranked with the noise."""
+    rankings = rank(
+        logits,
+        [text.row(expansion.node) for text, expansion in asked],
+        children,
+        [expansion.sharpness for _, expansion in asked],
+        eos_token_ids,
+    )
+    return [
+        text.proposal(ranking, expansion.node)
+        for (text, expansion), ranking in zip(asked, rankings, strict=True)
+    ]

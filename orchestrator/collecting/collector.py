@@ -1,6 +1,6 @@
 """Chooses the continuations that are kept, and has a thread write them: the event loop waits for no disk.
 
-What cannot be written is lost and counted. Requests go on as if nobody collected.
+What cannot be written is lost and counted. Requests go on all the same.
 """
 
 from __future__ import annotations

@@ -14,15 +14,15 @@ from starlette.types import ASGIApp
 
 from orchestrator.gateway.bodies import Bodies
 from orchestrator.gateway.calls.formats import CallFormat
-from orchestrator.gateway.endpoints import Generating, Models
+from orchestrator.gateway.endpoints import Generating, Models, Resources
 from orchestrator.gateway.errors import Kind, Problem
 from orchestrator.gateway.instruments import GatewayInstruments
 from orchestrator.gateway.page import endpoint as steps
 from orchestrator.gateway.page.files import page_files
-from orchestrator.gateway.requests import HttpRequest, chat_from, completions_from
+from orchestrator.gateway.requests import chat_from, completions_from
 from orchestrator.gateway.sending import Receive, Scope, Send, send_bytes, send_json, send_problem
 from orchestrator.gateway.tokens import Converting
-from orchestrator.request.auth import BearerTokens, digest_of
+from orchestrator.request.auth import REFUSED, BearerTokens, digest_of, token_of
 from outrider import __version__
 from outrider.client import AsyncClient
 from outrider.protocol.errors import Unauthenticated, Unavailable
@@ -34,7 +34,6 @@ logger = get_logger(__name__)
 NOT_FOUND = Kind(404, "invalid_request_error", "not_found")
 NOT_ALLOWED = Kind(405, "invalid_request_error", "method_not_allowed")
 TRACEPARENT = re.compile(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
-SCHEME = "bearer "
 HEALTH_SECONDS = 2.0
 OPEN = ("/health", "/version", "/metrics")
 """Need no token, and are in no log."""
@@ -71,7 +70,8 @@ class Gateway:
         self._instruments = instruments
         self._registry = registry
         self._page = page_files() if page else {}
-        self.router = Router(self._routes(client, bodies, seconds), redirect_slashes=False)
+        resources = Resources(client, bodies, instruments, seconds)
+        self.router = Router(self._routes(resources), redirect_slashes=False)
         self.router.default = cast(ASGIApp, _not_found)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -110,9 +110,8 @@ class Gateway:
     def _check_token(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         if self._tokens is None or scope["path"] in OPEN or scope["path"] in self._page:
             return
-        header = headers.get(b"authorization", b"").decode("latin-1")
-        if not self._tokens.current().know(digest_of((("authorization", header),))):
-            raise Unauthenticated("authorization: send 'Bearer <token>' with a token that this service knows")
+        if not self._tokens.current().know(digest_of(_authorization(headers))):
+            raise Unauthenticated(REFUSED)
 
     def _log(self, scope: Scope, status: int, seconds: float) -> None:
         path = scope["path"]
@@ -124,15 +123,11 @@ class Gateway:
                 "answered", endpoint=endpoint, status=status, seconds=round(seconds, 4), request_id=request_id
             )
 
-    def _routes(self, client: AsyncClient, bodies: Bodies, seconds: float) -> list[Route]:
-        def generating(asked_from: Callable[[Any], HttpRequest]) -> Any:
-            return Generating(client, bodies, self._instruments, seconds, asked_from, self._calls)
-
-        models: Any = Models(client)
-        converting = Converting(client, bodies, self._instruments, seconds)
+    def _routes(self, resources: Resources) -> list[Route]:
+        models, converting = Models(resources.client), Converting(resources)
         return [
-            _route("/v1/completions", generating(completions_from), "POST"),
-            _route("/v1/chat/completions", generating(chat_from), "POST"),
+            _route("/v1/completions", Generating(resources, completions_from, self._calls), "POST"),
+            _route("/v1/chat/completions", Generating(resources, chat_from, self._calls), "POST"),
             _route("/v1/models", models, "GET"),
             _route("/v1/models/{model:path}", models, "GET"),
             _route("/tokenize", converting.tokenize, "POST"),
@@ -140,16 +135,15 @@ class Gateway:
             _route("/health", self._healthy, "GET"),
             _route("/version", _version, "GET"),
             _route("/metrics", self._metrics, "GET"),
-            *self._page_routes(client, bodies, seconds),
+            *self._page_routes(resources),
         ]
 
-    def _page_routes(self, client: AsyncClient, bodies: Bodies, seconds: float) -> list[Route]:
+    def _page_routes(self, resources: Resources) -> list[Route]:
         """The page's files, which need no token, and the events that it reads."""
         if not self._page:
             return []
-        stream = steps.Steps(client, bodies, self._instruments, seconds, steps.steps_from)
         found = [_route(path, file, "GET") for path, file in self._page.items()]
-        return [*found, _route(steps.PATH, stream, "POST")]
+        return [*found, _route(steps.PATH, steps.Steps(resources, steps.steps_from), "POST")]
 
     async def _healthy(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         if not await self._health():
@@ -187,8 +181,8 @@ class _App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
         if scope["method"] not in (self._method, "HEAD" if self._method == "GET" else ""):
-            said = f"{scope['method'][:20]}: {self._path} takes {self._method}"
-            raise Problem(NOT_ALLOWED, said, None, {"allow": self._method})
+            message = f"{scope['method'][:20]}: {self._path} takes {self._method}"
+            raise Problem(NOT_ALLOWED, message, None, {"allow": self._method})
         await self._answer(scope, receive, send)
 
 
@@ -215,13 +209,15 @@ def _state(headers: dict[bytes, bytes]) -> dict[str, Any]:
     """What is taken from a request's headers: the caller's id, trace and token, passed on as they are."""
     given = headers.get(HEADER.encode(), b"").decode("latin-1")
     trace = headers.get(b"traceparent", b"")
-    header = headers.get(b"authorization", b"").decode("latin-1")
-    token = header[len(SCHEME) :].strip() if header[: len(SCHEME)].lower() == SCHEME else ""
     return {
         "request_id": request_id_of(given),
         "traceparent": trace.decode() if TRACEPARENT.fullmatch(trace) else "",
-        "token": token,
+        "token": token_of(_authorization(headers)),
     }
+
+
+def _authorization(headers: dict[bytes, bytes]) -> list[tuple[str, str]]:
+    return [("authorization", headers.get(b"authorization", b"").decode("latin-1"))]
 
 
 async def _not_found(scope: Scope, _receive: Receive, _send: Send) -> None:

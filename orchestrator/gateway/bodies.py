@@ -6,12 +6,13 @@ import asyncio
 import json
 import multiprocessing
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, NoReturn, TypeVar
 
 from orchestrator.gateway.errors import KINDS, Kind, Problem
+from orchestrator.gateway.sending import Receive
 from outrider.process import end_with_parent
 from outrider.protocol.errors import Flood, InvalidRequest, Unavailable
 from outrider.telemetry.logs import get_logger
@@ -27,10 +28,9 @@ SLOW = Kind(408, "invalid_request_error", "request_timeout")
 MEDIA = Kind(415, "invalid_request_error", "unsupported_media_type")
 GONE = Kind(499, "invalid_request_error", "client_closed_request")
 
-Receive = Callable[[], Awaitable[Any]]
 _T = TypeVar("_T")
-AskedFrom = Callable[[Any], _T]
-"""A function of a module, so that another process finds it."""
+Parse = Callable[[Any], _T]
+"""Makes a request of a body's JSON: a function of a module, so that another process finds it."""
 
 
 class Bodies:
@@ -42,8 +42,8 @@ class Bodies:
         self._pool: ProcessPoolExecutor | None = None
         self._parsing = 0
 
-    async def read(self, headers: dict[bytes, bytes], receive: Receive, asked_from: AskedFrom[_T]) -> _T:
-        """What a request asks for; `asked_from` makes it of the body's JSON.
+    async def read(self, headers: dict[bytes, bytes], receive: Receive, parse: Parse[_T]) -> _T:
+        """The request in a body.
 
         Raises:
             Problem: the body is too large, comes too slowly, is no JSON, or a field is wrong.
@@ -57,8 +57,8 @@ class Bodies:
         except TimeoutError:
             raise Problem(SLOW, f"the body did not come within {self._seconds:g} s") from None
         if len(data) <= INLINE_BYTES:
-            return asked(data, asked_from)
-        return await self._asked(data, asked_from)
+            return _parsed(data, parse)
+        return await self._parsed_elsewhere(data, parse)
 
     def close(self) -> None:
         """End the process that parses."""
@@ -81,13 +81,13 @@ class Bodies:
             if not message.get("more_body", False):
                 return b"".join(parts)
 
-    async def _asked(self, data: bytes, asked_from: AskedFrom[_T]) -> _T:
-        """Elsewhere: the parser holds the interpreter's lock, so that a thread would stop the event loop."""
+    async def _parsed_elsewhere(self, data: bytes, parse: Parse[_T]) -> _T:
+        """In another process: the parser holds the interpreter's lock, so a thread would stop the loop."""
         if self._parsing >= MAX_PARSING:
             raise Unavailable(f"{self._parsing} large requests are being read; try again")
         self._parsing += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._started(), asked, data, asked_from)
+            return await asyncio.get_running_loop().run_in_executor(self._started(), _parsed, data, parse)
         except BrokenProcessPool:
             logger.warning("the process that parses large requests has ended")
             self._pool = None
@@ -105,26 +105,13 @@ class Bodies:
         return Problem(KINDS[Flood], f"the body is larger than {self._max_bytes} bytes; shorten it")
 
 
-def asked(data: bytes, asked_from: AskedFrom[_T]) -> _T:
-    """What a body asks for.
-
-    Raises:
-        Problem: it is no JSON, or a field is wrong.
-    """
-    return asked_from(parsed(data))
-
-
-def parsed(data: bytes) -> Any:
-    """The value of a JSON text.
-
-    Raises:
-        Problem: it is none.
-    """
+def _parsed(data: bytes, parse: Parse[_T]) -> _T:
     try:
-        return json.loads(data, parse_constant=_refuse)
+        value = json.loads(data, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise Problem(KINDS[InvalidRequest], f"the body is no JSON: {reason[:200]}") from None
+    return parse(value)
 
 
 def _refuse(constant: str) -> NoReturn:

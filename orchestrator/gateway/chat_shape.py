@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.gateway.calls.pieces import CallArguments, CallBegun, Parser, Piece, Text
+from orchestrator.gateway.calls.call_reader import CallParser
+from orchestrator.gateway.calls.pieces import CallArguments, CallBegun, Piece, Text
 from orchestrator.gateway.shapes import Prompt, entry_of
 from outrider.client import Chunk, Complete, Generation, TokenLogprob
 
@@ -20,7 +21,7 @@ def _new_id() -> str:
 class Calls:
     """Reads the calls in one choice."""
 
-    parser: Parser
+    parser: CallParser
     parallel: bool = True
     """Otherwise those after the first are left out."""
     new_id: Callable[[], str] = _new_id
@@ -39,8 +40,8 @@ class Calls:
                 case CallArguments() if self._kept(piece.index):
                     going_on = {"index": piece.index, "function": {"arguments": ""}}
                     calls.setdefault(piece.index, going_on)["function"]["arguments"] += piece.text
-        said = {"content": content} if content else {}
-        return said | ({"tool_calls": list(calls.values())} if calls else {})
+        delta = {"content": content} if content else {}
+        return delta | ({"tool_calls": list(calls.values())} if calls else {})
 
     def _kept(self, index: int) -> bool:
         return self.parallel or index == 0
@@ -52,10 +53,9 @@ class Calls:
 
 @dataclass(frozen=True, slots=True)
 class ChatShape:
-    """The objects of `/v1/chat/completions`."""
+    """The objects of `/v1/chat/completions`; see `CompletionShape`."""
 
     top: int | None
-    """See `CompletionShape.top`."""
     read_calls: Callable[[], Calls] | None = None
     """For each choice; None: the answer is all text."""
     whole: str = "chat.completion"
@@ -64,13 +64,13 @@ class ChatShape:
     """Calls in the choices of a stream, by choice."""
 
     def begin(self, index: int) -> dict[str, Any] | None:
-        """See `Shape`."""
+        """The first part of a choice."""
         if self.read_calls is not None:
             self._calls[index] = self.read_calls()
         return self._part(index, {"role": "assistant", "content": ""})
 
     def text(self, index: int, chunk: Chunk) -> dict[str, Any] | None:
-        """See `Shape`."""
+        """New text; None: it says nothing yet."""
         calls = self._calls.get(index)
         delta = {"content": chunk.text} if calls is None else calls.delta(calls.parser.push(chunk.text))
         if not delta and not chunk.logprobs:
@@ -78,13 +78,13 @@ class ChatShape:
         return self._part(index, delta, self._logprobs(chunk.logprobs))
 
     def end(self, index: int, complete: Complete) -> dict[str, Any]:
-        """See `Shape`."""
+        """The last part of a choice."""
         calls = self._calls.get(index)
         delta = {} if calls is None else calls.delta(calls.parser.finish())
         return self._part(index, delta, None, _reason(complete, calls), complete.stop)
 
     def choice(self, index: int, generation: Generation, prompt: Prompt) -> dict[str, Any]:
-        """See `Shape`."""
+        """A whole choice."""
         calls = None if self.read_calls is None else self.read_calls()
         message: dict[str, Any] = {"role": "assistant", "content": generation.text, "refusal": None}
         if calls is not None:

@@ -51,8 +51,8 @@ def response_format(path: str, value: Any) -> Constrained | None:
                 f"{inside}.schema", reading.members(inside, members.get("json_schema"), known).get("schema")
             )
         case other:
-            said = str(other)[:40]
-            raise wrong(f"{path}.type", f"must be text, json_object or json_schema, not {said!r}")
+            kind = str(other)[:40]
+            raise wrong(f"{path}.type", f"must be text, json_object or json_schema, not {kind!r}")
 
 
 def schema(path: str, value: Any) -> Constrained:

@@ -32,8 +32,8 @@ class _Choice:
     """Characters that come again and are left out."""
 
     @property
-    def said(self) -> str:
-        """As in an id."""
+    def text(self) -> str:
+        """This choice's part of an id."""
         return f"{self.sent}{'e' if self.ended else ''}" if self.begun else "-"
 
 
@@ -46,17 +46,17 @@ class StreamProgress:
     """Seed of the first choice; each next choice has the next number."""
 
     @classmethod
-    def of(cls, asked: HttpRequest) -> StreamProgress | None:
+    def of(cls, request: HttpRequest) -> StreamProgress | None:
         """A stream from its beginning; None where ids are not sent: for several prompts, whose seeds differ,
         and with log probabilities, which belong to tokens and not to characters."""
-        if len(asked.requests) > 1 or asked.top_logprobs is not None:
+        if len(request.requests) > 1 or request.top_logprobs is not None:
             return None
-        return cls([_Choice() for _ in range(asked.per_prompt)])
+        return cls([_Choice() for _ in range(request.per_prompt)])
 
     @property
     def id(self) -> str:
         """Id of the event that is sent now."""
-        return f"{self.seed:x}" + "".join(f".{one.said}" for one in self.choices)
+        return f"{self.seed:x}" + "".join(f".{one.text}" for one in self.choices)
 
     def left(self, event: Event) -> Event | None:
         """What the caller does not have of an event; None: it has all of it."""
@@ -76,7 +76,7 @@ class StreamProgress:
                 return None if known else event
 
 
-def told_ids(headers: Mapping[bytes, bytes]) -> bool:
+def wants_ids(headers: Mapping[bytes, bytes]) -> bool:
     """Whether a stream's events have ids: its caller says that it reads events, or had ids before.
 
     Many readers of the API know `data:` lines alone, and take an id for a broken answer.
@@ -84,27 +84,27 @@ def told_ids(headers: Mapping[bytes, bytes]) -> bool:
     return EVENTS in headers.get(b"accept", b"").lower() or HEADER.encode() in headers
 
 
-def continued(asked: HttpRequest, last: str) -> tuple[HttpRequest, StreamProgress | None]:
+def continued(request: HttpRequest, last: str) -> tuple[HttpRequest, StreamProgress | None]:
     """The request that brings the text once more, and what of it the caller has.
 
     `last` is the header's value, empty in a stream's first request.
 
     Raises:
-        Problem: the id is none of ours, or not of such a request.
+        Problem: the id is not of a gateway, or not of such a request.
     """
-    progress = StreamProgress.of(asked)
+    progress = StreamProgress.of(request)
     if not last:
-        return asked, progress
+        return request, progress
     found = ID.fullmatch(last)
-    if found is None or progress is None or not asked.stream:
+    if found is None or progress is None or not request.stream:
         raise wrong(HEADER, "must be the id of an event of this stream; leave it out")
     counts = found[2].split(".")[1:]
     if len(counts) != len(progress.choices):
         raise wrong(HEADER, f"is of a stream of {len(counts)} choices, not {len(progress.choices)}")
     seed = int(found[1], 16)
     known = [_known(count) for count in counts]
-    request = replace(asked.requests[0], seed=seed)
-    return replace(asked, requests=(request,)), StreamProgress(known, seed)
+    repeated = replace(request.requests[0], seed=seed)
+    return replace(request, requests=(repeated,)), StreamProgress(known, seed)
 
 
 def _known(count: str) -> _Choice:

@@ -76,8 +76,8 @@ class Problem(Exception):
 
     def body(self) -> dict[str, Any]:
         """As OpenAI's services say it."""
-        said = {"message": self.message, "type": self.kind.type}
-        return {"error": {**said, "param": self.parameter, "code": self.kind.code}}
+        error = {"message": self.message, "type": self.kind.type}
+        return {"error": {**error, "param": self.parameter, "code": self.kind.code}}
 
 
 def wrong(parameter: str, problem: str) -> Problem:
@@ -86,7 +86,7 @@ def wrong(parameter: str, problem: str) -> Problem:
 
 
 def problem_of(error: OutriderError) -> Problem:
-    """The answer that stands for an error of ours."""
+    """The answer for one of the project's own errors."""
     kind = next(KINDS[one] for one in type(error).__mro__ if one in KINDS)
     parameter = None if error.field is None else _parameter(error.field)
     message = str(error)

@@ -42,8 +42,6 @@ class Ignored:
 class Refused:
     """Would change the text, and is not supported."""
 
-    instead: str = "leave it out"
-
 
 Field = Option | Own | Only | Ignored | Refused
 """What is done with a field. Null is the same as absent for all of them."""
@@ -188,7 +186,7 @@ def _sort(found: Sorted, name: str, value: Any, field: Field | None) -> None:
         case Only():
             _check_neutral(name, value, field)
         case Refused():
-            raise wrong(name, f"is not supported; {field.instead}")
+            raise wrong(name, "is not supported; leave it out")
         case Ignored():
             pass
         case None:

@@ -11,7 +11,7 @@ from outrider.telemetry.metric_parts import Maker
 from outrider.telemetry.request_metrics import DURATION_BUCKETS, FIRST_TOKEN_BUCKETS
 
 GONE = 499
-"""Stands for the status of an answer that nobody waited for."""
+"""Status of an answer whose caller had gone before it began."""
 
 
 class GatewayInstruments:

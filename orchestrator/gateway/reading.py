@@ -163,7 +163,7 @@ def switched_off(path: str, value: Any) -> bool:
 
 
 def never_stored(path: str, value: Any) -> bool:
-    """True where a flag is false; true is refused, for nobody could fetch what was stored."""
+    """True where a flag is false; true is refused, because what was stored could not be fetched."""
     if flag(path, value):
         raise wrong(path, "is supported as false only; leave it out")
     return True

@@ -8,9 +8,9 @@ from typing import Any
 from orchestrator.gateway import reading
 from orchestrator.gateway.calls.formats import CallFormat
 from orchestrator.gateway.constraints import constraint_of
-from orchestrator.gateway.conversation import ToolUse, chat_options, messages_of, tool_use
 from orchestrator.gateway.errors import wrong
 from orchestrator.gateway.fields import CHAT, COMPLETIONS, Sorted, sort_fields
+from orchestrator.gateway.messages import ToolUse, chat_options, messages_of, tool_use
 from outrider.client import Request
 from outrider.protocol.errors import InvalidRequest
 
@@ -68,10 +68,10 @@ def completions_from(body: Any) -> HttpRequest:
     options = {**DEFAULTS, "max_tokens": MAX_TOKENS, **_options(fields)}
     if echo and "logprobs" in options:
         options.setdefault("prompt_logprobs", options["logprobs"])
-    asked = _asked(fields, [Request(prompt=prompt, **options) for prompt in prompts], False)
+    request = _http_request(fields, [Request(prompt=prompt, **options) for prompt in prompts], False)
     if echo and options.get("truncate_prompt_tokens"):
         raise wrong("echo", "does not go with truncate_prompt_tokens; leave one of them out")
-    return replace(asked, echo=_not_streamed("echo", echo, asked))
+    return replace(request, echo=_not_streamed("echo", echo, request))
 
 
 def chat_from(body: Any) -> HttpRequest:
@@ -89,34 +89,34 @@ def chat_from(body: Any) -> HttpRequest:
     if own.get("logprobs"):
         fields.options["logprobs"] = top or 0
     options = {**DEFAULTS, **_options(fields), **chat_options(own)}
-    request = Request(prompt=messages, chat=True, **options)
-    asked = replace(_asked(fields, [request], True), tools=tool_use(own, tuple(request.tools)))
-    if asked.constrained_by and asked.tools is not None and asked.tools.required:
-        raise wrong("tool_choice", f"requires a call, which does not go with {asked.constrained_by}")
-    return asked
+    first = Request(prompt=messages, chat=True, **options)
+    request = replace(_http_request(fields, [first], True), tools=tool_use(own, tuple(first.tools)))
+    if request.constrained_by and request.tools is not None and request.tools.required:
+        raise wrong("tool_choice", f"requires a call, which does not go with {request.constrained_by}")
+    return request
 
 
-def in_call_format(asked: HttpRequest, calls: CallFormat | None) -> HttpRequest:
+def in_call_format(request: HttpRequest, calls: CallFormat | None) -> HttpRequest:
     """The request, with its answer held to calls where one is required. `calls`: how the model writes them.
 
     Raises:
         Problem: there are tools, and the gateway does not know how the model calls them.
     """
-    tools = asked.tools
+    tools = request.tools
     if tools is None:
-        return asked
+        return request
     if calls is None:
         raise wrong("tools", "needs the gateway's setting tool_call_parser; or send tool_choice 'none'")
     if not tools.required:
-        return asked
+        return request
     grammar = calls.grammar(tools.required, tools.parallel)
-    requests = tuple(replace(request, grammar=grammar) for request in asked.requests)
-    return replace(asked, requests=requests, constrained_by="tools")
+    requests = tuple(replace(one, grammar=grammar) for one in request.requests)
+    return replace(request, requests=requests, constrained_by="tools")
 
 
-def _asked(fields: Sorted, requests: list[Request], chat: bool) -> HttpRequest:
+def _http_request(fields: Sorted, requests: list[Request], chat: bool) -> HttpRequest:
     stream, constrained = fields.own.get("stream", False), constraint_of(fields.own)
-    asked = HttpRequest(
+    request = HttpRequest(
         requests=tuple(requests),
         chat=chat,
         stream=stream,
@@ -125,12 +125,12 @@ def _asked(fields: Sorted, requests: list[Request], chat: bool) -> HttpRequest:
         constrained_by=constrained.path if constrained else "",
     )
     shown = "prompt_logprobs" in fields.options
-    return replace(asked, prompt_logprobs=_not_streamed("prompt_logprobs", shown, asked))
+    return replace(request, prompt_logprobs=_not_streamed("prompt_logprobs", shown, request))
 
 
-def _not_streamed(name: str, wanted: bool, asked: HttpRequest) -> bool:
+def _not_streamed(name: str, wanted: bool, request: HttpRequest) -> bool:
     """Whether it is wanted; parts of a stream have no place for it."""
-    if wanted and asked.stream:
+    if wanted and request.stream:
         raise wrong(name, "is for whole answers; set stream to false, or leave it out")
     return wanted
 

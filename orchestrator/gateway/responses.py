@@ -9,9 +9,9 @@ from typing import Any
 
 from orchestrator.gateway.calls.formats import CallFormat
 from orchestrator.gateway.chat_shape import Calls, ChatShape
-from orchestrator.gateway.conversation import ToolUse
+from orchestrator.gateway.messages import ToolUse
 from orchestrator.gateway.requests import HttpRequest
-from orchestrator.gateway.shapes import CompletionShape, Prompt, Shape, of_prompt
+from orchestrator.gateway.shapes import CompletionShape, Prompt, of_prompt
 from outrider.client import Chunk, Complete, Event, Generation, Started, Usage
 
 PREDICTED = ("accepted_prediction_tokens", "rejected_prediction_tokens")
@@ -23,32 +23,31 @@ class Answer:
 
     id: str
     created: int
-    asked: HttpRequest
-    shape: Shape
+    request: HttpRequest
+    shape: CompletionShape | ChatShape
     model: str = ""
     usage: dict[int, Usage] = field(default_factory=dict)
     """By choice, of those that have ended."""
 
     @classmethod
-    def to(cls, asked: HttpRequest, request_id: str, created: int, calls: CallFormat | None = None) -> Answer:
+    def to(
+        cls, request: HttpRequest, request_id: str, created: int, calls: CallFormat | None = None
+    ) -> Answer:
         """An answer that has not begun; `created` is in Unix seconds. `calls`: how it writes calls."""
-        if not asked.chat:
-            shape = CompletionShape(asked.top_logprobs, asked.prompt_logprobs)
-            return cls(f"cmpl-{request_id}", created, asked, shape)
-        read_calls, tools = None, asked.tools
+        if not request.chat:
+            shape = CompletionShape(request.top_logprobs, request.prompt_logprobs)
+            return cls(f"cmpl-{request_id}", created, request, shape)
+        read_calls, tools = None, request.tools
         if calls is not None and tools is not None:
             read_calls = partial(_read_calls, calls, tools)
-        return cls(f"chatcmpl-{request_id}", created, asked, ChatShape(asked.top_logprobs, read_calls))
+        return cls(f"chatcmpl-{request_id}", created, request, ChatShape(request.top_logprobs, read_calls))
 
     def part(self, event: Event, left: Event | None) -> dict[str, Any] | None:
         """What a stream says of an event, of which `left` is to be told; None: nothing."""
-        match event:
-            case Started():
-                self.model = event.model
-            case Complete():
-                self.usage[event.index] = event.usage
-            case Chunk():
-                pass
+        if isinstance(event, Started):
+            self.model = event.model
+        elif isinstance(event, Complete):
+            self.usage[event.index] = event.usage
         choice = None if left is None else self._choice(left)
         return None if choice is None else self._part([choice], None)
 
@@ -71,20 +70,20 @@ class Answer:
         self.usage = {index: one.usage for index, one in enumerate(generations)}
         prompts = [
             Prompt(echoed[number] if echoed else "", first.prompt_logprobs)
-            for number, first in enumerate(generations[:: self.asked.per_prompt])
+            for number, first in enumerate(generations[:: self.request.per_prompt])
         ]
         choices = [
-            self.shape.choice(index, one, prompts[index // self.asked.per_prompt])
+            self.shape.choice(index, one, prompts[index // self.request.per_prompt])
             for index, one in enumerate(generations)
         ]
         model = generations[0].end.model
-        shown = self.asked.chat and self.asked.prompt_logprobs
+        shown = self.request.chat and self.request.prompt_logprobs
         own = {"prompt_logprobs": of_prompt(prompts[0].logprobs)} if shown else {}
         return {**self._head(self.shape.whole, model), "choices": choices, "usage": self._usage(), **own}
 
     def _part(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> dict[str, Any]:
         head = self._head(self.shape.part, self.model)
-        return {**head, "choices": choices, **({"usage": usage} if self.asked.include_usage else {})}
+        return {**head, "choices": choices, **({"usage": usage} if self.request.include_usage else {})}
 
     def _head(self, kind: str, model: str) -> dict[str, Any]:
         head = {"id": self.id, "object": kind, "created": self.created, "model": model}
@@ -92,7 +91,7 @@ class Answer:
 
     def _usage(self) -> dict[str, Any]:
         """Each prompt is counted once, however many continuations it has."""
-        prompts = [one for index, one in self.usage.items() if index % self.asked.per_prompt == 0]
+        prompts = [one for index, one in self.usage.items() if index % self.request.per_prompt == 0]
         prompt = sum(one.prompt_tokens for one in prompts)
         completion = sum(one.completion_tokens for one in self.usage.values())
         return {

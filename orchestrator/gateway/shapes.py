@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from outrider.client import Chunk, Complete, Generation, TokenLogprob
 
@@ -22,33 +22,9 @@ class Prompt:
     """Log probabilities of all its tokens; the first token has none."""
 
 
-class Shape(Protocol):
-    """How one endpoint writes its choices."""
-
-    @property
-    def whole(self) -> str:
-        """`object` of the whole answer."""
-
-    @property
-    def part(self) -> str:
-        """`object` of a part of a stream."""
-
-    def begin(self, index: int) -> dict[str, Any] | None:
-        """The first part of a choice; None: there is none."""
-
-    def text(self, index: int, chunk: Chunk) -> dict[str, Any] | None:
-        """New text; None: it says nothing yet."""
-
-    def end(self, index: int, complete: Complete) -> dict[str, Any]:
-        """The last part of a choice."""
-
-    def choice(self, index: int, generation: Generation, prompt: Prompt) -> dict[str, Any]:
-        """A whole choice."""
-
-
 @dataclass(slots=True)
 class CompletionShape:
-    """The objects of `/v1/completions`."""
+    """The objects of `/v1/completions`; `whole` and `part` are what `object` says of them."""
 
     top: int | None
     """Alternatives of each token to show; None: no log probabilities."""
@@ -60,19 +36,19 @@ class CompletionShape:
     """Characters of the tokens so far, by choice."""
 
     def begin(self, index: int) -> dict[str, Any] | None:
-        """See `Shape`."""
+        """The first part of a choice; a completion has none."""
         return None
 
     def text(self, index: int, chunk: Chunk) -> dict[str, Any]:
-        """See `Shape`."""
+        """New text."""
         return self._choice(index, chunk.text, chunk.logprobs, None, None)
 
     def end(self, index: int, complete: Complete) -> dict[str, Any]:
-        """See `Shape`."""
+        """The last part of a choice."""
         return self._choice(index, "", (), complete.finish_reason, complete.stop)
 
     def choice(self, index: int, generation: Generation, prompt: Prompt) -> dict[str, Any]:
-        """See `Shape`."""
+        """A whole choice."""
         end = generation.end
         shown = [*(prompt.logprobs if prompt.text else ()), *generation.logprobs]
         found = self._choice(index, prompt.text + generation.text, shown, end.finish_reason, end.stop)

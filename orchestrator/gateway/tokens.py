@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.gateway.bodies import Bodies
-from orchestrator.gateway.conversation import chat_options, messages_of
+from orchestrator.gateway.endpoints import Resources
 from orchestrator.gateway.errors import wrong
 from orchestrator.gateway.fields import DETOKENIZE, TOKENIZE, sort_fields
-from orchestrator.gateway.instruments import GatewayInstruments
+from orchestrator.gateway.messages import chat_options, messages_of
 from orchestrator.gateway.sending import Receive, Scope, Send, send_json
-from orchestrator.gateway.streams import while_connected
-from outrider.client import AsyncClient, Message
+from outrider.client import Message
 
 FOR_MESSAGES = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")
 
@@ -47,23 +46,18 @@ def detokenize_from(body: Any) -> tuple[tuple[int, ...], str]:
     return fields.own["tokens"], fields.options.get("model", "")
 
 
+@dataclass(frozen=True, slots=True)
 class Converting:
-    """What both endpoints have: one body in, one answer out, or the caller goes."""
+    """Both endpoints: one body in, one answer out."""
 
-    def __init__(
-        self, client: AsyncClient, bodies: Bodies, instruments: GatewayInstruments, seconds: float
-    ) -> None:
-        self._client = client
-        self._bodies = bodies
-        self._instruments = instruments
-        self._seconds = seconds
+    resources: Resources
 
     async def tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
         """`/tokenize`."""
-        prompt, options = await self._bodies.read(dict(scope["headers"]), receive, tokenize_from)
+        prompt, options = await self.resources.bodies.read(dict(scope["headers"]), receive, tokenize_from)
 
         async def work() -> None:
-            found = await self._client.tokenize(prompt, **self._call(scope), **options)
+            found = await self.resources.client.tokenize(prompt, **self.resources.call(scope), **options)
             answer = {
                 "count": found.count,
                 "max_model_len": found.context_length,
@@ -72,19 +66,16 @@ class Converting:
             }
             await send_json(send, 200, answer)
 
-        await while_connected(receive, work(), self._instruments.aborted)
+        await self.resources.work(receive, work())
 
     async def detokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
         """`/detokenize`; special tokens are part of the text."""
-        tokens, model = await self._bodies.read(dict(scope["headers"]), receive, detokenize_from)
+        tokens, model = await self.resources.bodies.read(dict(scope["headers"]), receive, detokenize_from)
 
         async def work() -> None:
-            text = await self._client.detokenize(
-                tokens, model=model, keep_special_tokens=True, **self._call(scope)
+            text = await self.resources.client.detokenize(
+                tokens, model=model, keep_special_tokens=True, **self.resources.call(scope)
             )
             await send_json(send, 200, {"prompt": text})
 
-        await while_connected(receive, work(), self._instruments.aborted)
-
-    def _call(self, scope: Scope) -> dict[str, Any]:
-        return {"timeout": self._seconds, "token": scope["state"]["token"]}
+        await self.resources.work(receive, work())

@@ -1,6 +1,6 @@
 """Finds out when a draft stops fitting the traffic: a change detector on acceptance.
 
-A draft that fits badly costs nothing but speed, so nobody notices without looking. The detector is
+A draft that fits badly costs nothing but speed, so it goes unnoticed. The detector is
 Page-Hinkley's (Page, Continuous inspection schemes, Biometrika 41, 1954; Hinkley, Inference about the
 change-point from cumulative sum tests, Biometrika 58, 1971), one-sided. With x the outcomes and m their mean
 since the detector began, it sums m - x - TOLERANCE and alarms when the sum has risen by THRESHOLD above its

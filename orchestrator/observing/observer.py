@@ -5,15 +5,18 @@ No I/O and no clock: `orchestrator.pipeline` says what happened and when.
 
 from __future__ import annotations
 
+from collections import deque
+
 from orchestrator.observing.draft_load import DraftLoad
 from orchestrator.observing.drift import DriftWatch, Reading
-from orchestrator.observing.token_rate import TokenRate
 from orchestrator.request.resolver import ResolvedRequest
 from outrider.protocol.messages import TokenBlock, Verdict
 from outrider.telemetry.instruments import OrchestratorInstruments
 from outrider.telemetry.logs import get_logger
 
 logger = get_logger(__name__)
+RATE_SECONDS = 10
+"""Over which the rate of tokens is taken."""
 
 
 class Observers:
@@ -22,37 +25,25 @@ class Observers:
     def __init__(self, instruments: OrchestratorInstruments) -> None:
         self.load = DraftLoad(instruments.draft_pool)
         self.tokens = TokenRate()
-        self._instruments = instruments
-        self._drift = DriftWatch()
+        self.drift = DriftWatch()
+        self.instruments = instruments
 
     def watch(self, request: ResolvedRequest) -> Observer:
         """An observer of one continuation, to be closed at its end."""
-        return Observer(
-            self._instruments, self.load, self._drift, request.task, self.tokens, request.served.model
-        )
+        return Observer(self, request)
 
 
 class Observer:
     """Watches one continuation; times are seconds of the caller's clock."""
 
-    def __init__(
-        self,
-        instruments: OrchestratorInstruments,
-        load: DraftLoad,
-        drift: DriftWatch,
-        task: str,
-        tokens: TokenRate,
-        model: str = "",
-    ) -> None:
-        self._tokens = tokens
-        self._instruments = instruments
-        self._load = load
-        self._drift = drift
-        self._task = task
+    def __init__(self, shared: Observers, request: ResolvedRequest) -> None:
+        self._tokens, self._load, self._drift = shared.tokens, shared.load, shared.drift
+        self._instruments = shared.instruments
+        self._task = request.task
         self._wants_draft = False
         self._drafts: list[str] = []
         """Endpoints of the open draft replicas."""
-        self._gaps = instruments.requests.of(model).gap
+        self._gaps = shared.instruments.requests.of(request.served.model).gap
         self._last_delivery: float | None = None
         self._last_verdict: float | None = None
         self._unanswered: tuple[int, float] | None = None
@@ -155,3 +146,28 @@ class Observer:
             steps=reading.steps,
         )
         return reading
+
+
+class TokenRate:
+    """Tokens per second that this orchestrator makes, for a balancer in front of several."""
+
+    def __init__(self) -> None:
+        self._counts: deque[tuple[int, int]] = deque()
+        """Whole seconds, and the tokens of each."""
+
+    def add(self, tokens: int, now: float) -> None:
+        """Tokens were committed."""
+        second = int(now)
+        if self._counts and self._counts[-1][0] == second:
+            tokens += self._counts.pop()[1]
+        self._counts.append((second, tokens))
+        self._forget(now)
+
+    def per_second(self, now: float) -> float:
+        """The rate."""
+        self._forget(now)
+        return sum(tokens for _, tokens in self._counts) / RATE_SECONDS
+
+    def _forget(self, now: float) -> None:
+        while self._counts and self._counts[0][0] <= now - RATE_SECONDS:
+            self._counts.popleft()

@@ -6,16 +6,20 @@ import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import grpc
 
 from orchestrator.generation import Generation
-from orchestrator.observing.request_log import fields_of
+from orchestrator.observing.statistics import Statistics
 from outrider.protocol.errors import OutriderError
 from outrider.telemetry.instruments import OrchestratorInstruments
 from outrider.telemetry.logs import get_logger
 
 logger = get_logger(__name__)
+DIGITS = 4
+"""Decimals of times in seconds."""
+OK = "OK"
 
 
 class RequestEnds:
@@ -43,11 +47,10 @@ class RequestEnds:
 
     def _record(self, generation: Generation, waited: float, problem: str) -> None:
         """`problem` is the reason of what ended the request early; empty: nothing did."""
-        seconds = generation.clock() - generation.arrived
+        seconds = generation.shared.clock() - generation.arrived
         self._count(generation, seconds, problem)
         if self._log:
-            fields = fields_of(generation.request, generation.completions, waited, seconds, problem)
-            logger.info("request ended", **fields)
+            logger.info("request ended", **_fields(generation, waited, seconds, problem))
         generation.trace.finish(generation.request, generation.completions, time.time_ns(), problem)
 
     def _count(self, generation: Generation, seconds: float, problem: str) -> None:
@@ -72,3 +75,34 @@ class RequestEnds:
                 trace_id,
                 model,
             )
+
+
+def _fields(generation: Generation, waited: float, seconds: float, problem: str) -> dict[str, Any]:
+    """The log line: counts over the continuations that ended, seconds from the request's arrival. Neither
+    its text nor its tokens are in it."""
+    request, completions = generation.request, generation.completions
+    counts = Statistics.total(one.statistics for one in completions)
+    first = min((one.first_token_seconds for one in completions if one.statistics.steps), default=None)
+    return {
+        "status": problem or OK,
+        "model": request.served.model,
+        "mode": request.mode.name.lower(),
+        "task": request.task,
+        "continuations": request.sampling.n,
+        "finish_reasons": [one.reason.name.lower() for one in completions],
+        "prompt_tokens": len(request.prompt),
+        "cached_tokens": counts.cached,
+        "output_tokens": sum(one.completion_tokens for one in completions),
+        "resumed_tokens": len(request.resumed),
+        "queue_seconds": round(waited, DIGITS),
+        "first_token_seconds": None if first is None else round(first, DIGITS),
+        "seconds": round(seconds, DIGITS),
+        "steps": counts.steps,
+        "acceptance_length": round(counts.acceptance_length, 3),
+        "verified": counts.verified,
+        "accepted": counts.accepted,
+        "verify": sorted({one.verify for one in completions if one.verify}),
+        "draft": sorted({one.draft for one in completions if one.draft}),
+        "verify_losses": counts.verify_losses,
+        "draft_losses": counts.draft_losses,
+    }

@@ -11,7 +11,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import grpc
@@ -57,14 +57,8 @@ class ScalerServicer(externalscaler_pb2_grpc.ExternalScalerServicer):
 
     def observe(self) -> None:
         """Look again; wake the streams when work has come or is over."""
-        room = self._fleet.draft_capacity()
-        seen = Observation(
-            wanted=self._load.wanted,
-            others=room.others,
-            replicas=room.replicas,
-            slots=room.slots,
-            totals=replace(self._load.totals),
-        )
+        room = asdict(self._fleet.draft_capacity())
+        seen = Observation(wanted=self._load.wanted, totals=replace(self._load.totals), **room)
         was_active, self._demand = self._active, self._scaler.observe(seen, self.clock())
         self._instruments.replicas_desired.set(self._demand.own_replicas)
         self._instruments.per_replica.set(self._demand.sessions_per_replica)
@@ -115,7 +109,7 @@ class ScalerServicer(externalscaler_pb2_grpc.ExternalScalerServicer):
             PER_REPLICA: demand.sessions_per_replica,
         }
         if request.metricName not in values:
-            raise InvalidRequest("metricName", f"is none of {', '.join(values)}")
+            raise InvalidRequest("metricName", f"must be one of {', '.join(values)}")
         value = values[request.metricName]
         answer = pb2.MetricValue(
             metricName=request.metricName, metricValue=math.ceil(value), metricValueFloat=value

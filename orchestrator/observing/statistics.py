@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from outrider.protocol.messages import TokenBlock, Verdict
+
+SUMMED = ("steps", "committed", "verified", "accepted", "draft_losses", "verify_losses")
+"""What is reported of a request with several continuations."""
 
 
 @dataclass(slots=True)
@@ -38,6 +42,16 @@ class Statistics:
     """What of them was forwards, choosing and walking."""
     first_token_at: float | None = None
     """On the clock of the caller of `add_verdict`."""
+
+    @classmethod
+    def total(cls, parts: Iterable[Statistics]) -> Statistics:
+        """The counts of several continuations of one prompt together."""
+        found = cls()
+        for part in parts:
+            for name in SUMMED:
+                setattr(found, name, getattr(found, name) + getattr(part, name))
+            found.cached = max(found.cached, part.cached)
+        return found
 
     @property
     def acceptance_length(self) -> float:

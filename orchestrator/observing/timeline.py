@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 from enum import IntEnum
 
-from outrider.protocol.messages import TokenBlock, Verdict
+from outrider.protocol.messages import Origin, StepNodes, TokenBlock, Verdict
 
 MAX_EVENTS = 20_000
 MAX_LINKS = 128
@@ -40,7 +40,7 @@ class TimelineEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class StepRecord:
+class Step:
     """One verify step as the orchestrator saw it: from the verdict before it (or the opening) to its own."""
 
     verdict: Verdict
@@ -56,6 +56,35 @@ class StepRecord:
     """Traceparents of the drafts' spans."""
     events: tuple[TimelineEvent, ...] = ()
     """The bars of the step."""
+
+    @property
+    def nodes(self) -> StepNodes:
+        """The verified nodes, where the session was opened with `record_steps`."""
+        return self.verdict.nodes or StepNodes((), (), ())
+
+    @property
+    def accepted(self) -> list[int]:
+        """Indices of the nodes that were committed, in order."""
+        nodes, path = self.nodes, list[int]()
+        index_of = {key: index for index, key in enumerate(zip(nodes.parents, nodes.tokens, strict=True))}
+        for token in self.verdict.tokens[: self.verdict.accepted]:
+            index = index_of.get((path[-1] if path else -1, token))
+            if index is None:
+                break
+            path.append(index)
+        return path
+
+    @property
+    def bonus(self) -> int | None:
+        """The token that the target chose after the accepted nodes; None where the text ended at one."""
+        tokens = self.verdict.tokens
+        return tokens[-1] if len(tokens) > len(self.accepted) else None
+
+    @property
+    def origins(self) -> list[Origin]:
+        """Who proposed each committed token first."""
+        accepted = [self.nodes.origins[index] for index in self.accepted]
+        return accepted + [Origin.TARGET] * (len(self.verdict.tokens) - len(accepted))
 
 
 class StepRecorder:
@@ -86,7 +115,7 @@ class StepRecorder:
             self._add(Lane.DRAFT, block.expand_start_ns, sent_ns, "block", step, nodes)
             self._add(Lane.WIRE, sent_ns, now_ns, "block", step, nodes)
 
-    def add_verdict(self, verdict: Verdict, now_ns: int) -> StepRecord:
+    def add_verdict(self, verdict: Verdict, now_ns: int) -> Step:
         """A verdict arrived: the step that it ends."""
         times = verdict.times
         accounted = times.queue_us + times.forward_us + times.sample_us
@@ -98,7 +127,7 @@ class StepRecorder:
             self._add(Lane.VERIFY, times.forward_start_ns, sent_ns, "verify", verdict.step, nodes, accepted)
             self._add(Lane.WIRE, sent_ns, now_ns, "verdict", verdict.step, nodes, accepted)
         links, bars = tuple(self._links), tuple(self._bars)
-        step = StepRecord(verdict, start_ns, now_ns, self._drafted, self._draft_us, wire_us, links, bars)
+        step = Step(verdict, start_ns, now_ns, self._drafted, self._draft_us, wire_us, links, bars)
         self._step = verdict.step
         self._drafted = self._draft_us = 0
         self._links = []

@@ -12,7 +12,8 @@ from collections import deque
 from dataclasses import dataclass
 
 from orchestrator.observing.drift import Reading
-from orchestrator.observing.timeline import StepRecord
+from orchestrator.observing.statistics import Statistics
+from orchestrator.observing.timeline import Step
 from orchestrator.output import Completion
 from orchestrator.request.resolver import ResolvedRequest
 from outrider.config import TraceDetail
@@ -94,14 +95,14 @@ class StepSpans:
     """The spans of one continuation's steps: all of them, those of a slow one at its end, or none.
 
     With `slow`, the last `MAX_KEPT` steps of a sampled request are kept until its end. The replicas record
-    nothing then: nobody knows yet whether it will be slow.
+    nothing then, because it is not known yet whether it will be slow.
     """
 
     def __init__(self, traceparent: str = "", detail: TraceDetail = "all", slow_seconds: float = 0.0) -> None:
         self._traceparent = traceparent
         self._detail = detail
         self._slow_seconds = slow_seconds
-        self._kept: deque[tuple[StepRecord, Reading | None]] = deque(maxlen=MAX_KEPT)
+        self._kept: deque[tuple[Step, Reading | None]] = deque(maxlen=MAX_KEPT)
 
     @property
     def of_replicas(self) -> str:
@@ -118,7 +119,7 @@ class StepSpans:
             attributes={"outrider.prefill.tokens": tokens, "outrider.prefill.cached_tokens": cached},
         )
 
-    def step(self, step: StepRecord, drift: Reading | None) -> None:
+    def step(self, step: Step, drift: Reading | None) -> None:
         """A step has ended."""
         match self._detail:
             case "all":
@@ -137,7 +138,7 @@ class StepSpans:
         self._kept.clear()
 
 
-def record_step(traceparent: str, step: StepRecord, drift: Reading | None = None) -> None:
+def record_step(traceparent: str, step: Step, drift: Reading | None = None) -> None:
     """One step, under the id that the other services derive for it too; `drift` is the alarm it raised."""
     if not is_sampled(traceparent):
         return
@@ -179,7 +180,7 @@ def _operation(request: ResolvedRequest) -> str:
 
 def _attributes(request: ResolvedRequest, completions: list[Completion]) -> dict[str, Attribute]:
     """Attributes of the request, and of what it gave."""
-    sampling, statistics = request.sampling, [completion.statistics for completion in completions]
+    sampling, counts = request.sampling, Statistics.total(each.statistics for each in completions)
     assert sampling.max_tokens is not None
     return {
         "gen_ai.operation.name": _operation(request),
@@ -194,20 +195,20 @@ def _attributes(request: ResolvedRequest, completions: list[Completion]) -> dict
         "gen_ai.response.id": request.request_id,
         "gen_ai.usage.input_tokens": len(request.prompt),
         "gen_ai.usage.output_tokens": sum(completion.completion_tokens for completion in completions),
-        "gen_ai.usage.cache_read.input_tokens": max((each.cached for each in statistics), default=0),
+        "gen_ai.usage.cache_read.input_tokens": counts.cached,
         "outrider.mode": request.mode.name.lower(),
         **({"outrider.task": request.task} if request.task else {}),
         **{f"outrider.label.{name}": value for name, value in request.labels.items()},
-        "outrider.steps": sum(each.steps for each in statistics),
-        "outrider.verified": sum(each.verified for each in statistics),
-        "outrider.accepted": sum(each.accepted for each in statistics),
-        "outrider.draft_losses": sum(each.draft_losses for each in statistics),
-        "outrider.verify_losses": sum(each.verify_losses for each in statistics),
+        "outrider.steps": counts.steps,
+        "outrider.verified": counts.verified,
+        "outrider.accepted": counts.accepted,
+        "outrider.draft_losses": counts.draft_losses,
+        "outrider.verify_losses": counts.verify_losses,
     }
 
 
 def _unusual(request: ResolvedRequest) -> dict[str, Attribute]:
-    """Parameters that differ from what they are when nobody sets them."""
+    """Parameters that differ from their defaults."""
     sampling = request.sampling
     given: dict[str, tuple[Attribute, Attribute]] = {
         "gen_ai.request.top_p": (sampling.top_p, 1.0),

@@ -11,8 +11,8 @@ import grpc
 from orchestrator.events import BlockArrived, DraftOpened, Event
 from orchestrator.replicas.stream import ReplicaStream
 from outrider.internal.v1 import draft_pb2, draft_pb2_grpc
-from outrider.protocol.errors import InternalError, InvalidRequest, Unavailable
-from outrider.protocol.messages import OpenDraft, PromptFeatures, TokenBlock, Verdict
+from outrider.protocol.errors import InternalError, Unavailable
+from outrider.protocol.messages import OpenDraft, PromptFeatures, Verdict
 from outrider.protocol.wire import (
     block_from_pb,
     open_draft_to_pb,
@@ -41,10 +41,10 @@ class DraftClient:
 
     def commit(self, verdict: Verdict) -> None:
         """Tell the replica what the target committed."""
-        told = verdict if verdict.nodes is None else replace(verdict, nodes=None)  # those are the caller's
-        if told.features and not self.reads_features:
-            told = replace(told, features=b"")
-        self._messages.send(draft_pb2.DraftRequest(verdict=verdict_to_pb(told)))
+        message = verdict if verdict.nodes is None else replace(verdict, nodes=None)  # those are the caller's
+        if message.features and not self.reads_features:
+            message = replace(message, features=b"")
+        self._messages.send(draft_pb2.DraftRequest(verdict=verdict_to_pb(message)))
 
     def tell(self, features: PromptFeatures) -> None:
         """Tell the replica, if it reads that, what the target made of a part of the text."""
@@ -81,17 +81,10 @@ class DraftClient:
     async def _receive(self, response: draft_pb2.DraftResponse) -> None:
         match response.WhichOneof("message"):
             case "block":
-                await self._deliver(BlockArrived(self.stream, _block(response)))
+                await self._deliver(BlockArrived(self.stream, block_from_pb(response.block)))
             case "opened":
                 self._opened = True
                 opened = opened_draft_from_pb(response.opened)
                 await self._deliver(DraftOpened(self.stream, opened, self._endpoint, self._may_be_silent))
             case _:
                 raise InternalError("the draft replica sent a message that says nothing")
-
-
-def _block(response: draft_pb2.DraftResponse) -> TokenBlock:
-    try:
-        return block_from_pb(response.block)
-    except InvalidRequest as error:  # the replica's mistake, not the caller's
-        raise InternalError(f"the draft replica sent a malformed block: {error}") from None

@@ -2,9 +2,6 @@
 
 Discovery lists their endpoints, which may come and go. Each listed replica is probed again and again.
 Sessions reserve places at the replicas, and wait where there is none.
-
-The model that is served is that of the first verify replica. A verify replica with another model is kept out
-until none with the old one is left. Every probe compares a draft with the served model.
 """
 
 from __future__ import annotations
@@ -18,12 +15,11 @@ from dataclasses import dataclass, field
 import grpc
 
 from orchestrator.replicas.discovery import Discovery
-from orchestrator.replicas.fit import agrees, mismatch_of
 from orchestrator.replicas.kv_relay import relay
 from orchestrator.replicas.pool import Replica, Replicas, ReplicaState, Reservation
-from orchestrator.replicas.probe import fetch_tokenizer, probe
+from orchestrator.replicas.probe import probe
 from orchestrator.replicas.retired import RetiredReplicas
-from orchestrator.text.tokenizer import TextTokenizer
+from orchestrator.replicas.served import Served, ServedModel
 from outrider.config import OrchestratorConfig
 from outrider.protocol.allowance import MAX_FEATURE_BYTES, MAX_FEATURE_LAYERS
 from outrider.protocol.errors import NoReplica, OutriderError, StaleHandle
@@ -52,14 +48,6 @@ RELAYS = 4
 DOWN_PROBE_SECONDS = 0.25
 """Time between probes of a replica that cannot be used, and between searches for the first verify replica:
 requests wait for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """The model that requests are checked against."""
-
-    info: ModelInfo
-    tokenizer: TextTokenizer | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +91,6 @@ class Fleet:
         on_change: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.served: ServedModel | None = None
         self.certificates = client_certificates(
             config.tls_client_ca, config.tls_client_cert, config.tls_client_key
         )
@@ -111,6 +98,7 @@ class Fleet:
         self.pools = {
             kind: Replicas(config.breaker_failures, config.breaker_seconds) for kind in ("verify", "draft")
         }
+        self._served = Served(self.pools)
         self._config = config
         self._instruments = instruments
         self._on_serving = on_serving
@@ -129,8 +117,12 @@ class Fleet:
         self._known: dict[tuple[str, str], _Known] = {}
         self._retired = RetiredReplicas(config.recovery_seconds)
         self._change = asyncio.Event()
-        self._adopting = asyncio.Lock()
         self._relays = asyncio.Semaphore(RELAYS)
+
+    @property
+    def served(self) -> ServedModel | None:
+        """The model that is served; None before a verify replica is known."""
+        return self._served.model
 
     async def run(self) -> None:
         """Discover and probe until cancelled."""
@@ -371,57 +363,13 @@ class Fleet:
             self.pools[kind].move(replica, self._clock(), MOVES)
 
     async def _take_in(self, endpoint: str, known: _Known, info: ModelInfo, serving: bool) -> None:
-        """A replica has said what it serves. The model of a verify replica is served from now on if none is
-        served yet, or if no replica has the served one any more."""
-        if known.kind == "verify":
-            async with self._adopting:
-                if serving and not self._is_served(info):
-                    await self._serve(info, known.channel)
-        self.pools[known.kind].seen(endpoint, info, serving, self._mismatch(known.kind, info))
+        """A replica has said what it serves."""
+        if known.kind == "verify" and serving:
+            await self._served.consider(info, known.channel)
+        self.pools[known.kind].seen(endpoint, info, serving, self._served.mismatch(known.kind, info))
         if known.kind == "verify" and known.arithmetic != info.arithmetic:
             known.arithmetic = info.arithmetic
-            self._compare_arithmetic(endpoint, info)
-
-    def _compare_arithmetic(self, endpoint: str, info: ModelInfo) -> None:
-        """Warn when a verify replica rounds otherwise than the one that the served model came from."""
-        if self.served is None or not self._agrees(info) or info.arithmetic == self.served.info.arithmetic:
-            return
-        logger.warning(
-            "verify replicas differ in arithmetic: a session that moves between them may continue otherwise "
-            "where two tokens are nearly equally likely; use one kind of processor, or set cpu_backend",
-            endpoint=endpoint,
-            arithmetic=info.arithmetic,
-            others=self.served.info.arithmetic,
-        )
-
-    def _is_served(self, info: ModelInfo) -> bool:
-        """Whether this model is served, or another one still is."""
-        return self._agrees(info) or self._verify_replicas_left()
-
-    async def _serve(self, info: ModelInfo, channel: grpc.aio.Channel) -> None:
-        """Serve this model from now on; compare every replica with it."""
-        self.served = ServedModel(info, await fetch_tokenizer(channel, info))
-        logger.info("serving model", model=info.model, vocabulary_size=info.vocabulary_size)
-        for kind, pool in self.pools.items():
-            for replica in pool:
-                if replica.info is not None:
-                    replica.mismatch = self._mismatch(kind, replica.info)
-
-    def _verify_replicas_left(self) -> bool:
-        """Whether some verify replica answered its last probe with the model that is served."""
-        return any(
-            replica.info is not None
-            and replica.serving
-            and replica.missed_probes == 0
-            and self._agrees(replica.info)
-            for replica in self.pools["verify"]
-        )
-
-    def _agrees(self, info: ModelInfo) -> bool:
-        return self.served is not None and agrees(info, self.served.info)
-
-    def _mismatch(self, kind: str, info: ModelInfo) -> str:
-        return mismatch_of(kind, info, None if self.served is None else self.served.info)
+            self._served.compare_arithmetic(endpoint, info)
 
     def _warn_of_mismatch(self, known: _Known, replica: Replica) -> None:
         """Log once why a replica cannot be paired."""
@@ -432,11 +380,11 @@ class Fleet:
             known.warned = replica.mismatch
 
     def _changed(self) -> None:
-        """Wake whoever waits for a replica or a place; report when verify replicas appear or disappear."""
+        """Wake those who wait for a replica or a place; report when verify replicas appear or disappear."""
         self._on_change()
         self._change.set()
         self._change = asyncio.Event()
-        serving = self._verify_replicas_left()
+        serving = self._served.available
         if serving is not self._serving:
             self._serving = serving
             self._on_serving(serving)

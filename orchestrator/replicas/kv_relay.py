@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import grpc
@@ -78,13 +79,12 @@ class _Watchdog:
     """Calls `on_quiet` when it is not patted for `QUIET_SECONDS`."""
 
     def __init__(self, on_quiet: Callable[[], object]) -> None:
-        self._on_quiet = on_quiet
-        self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(QUIET_SECONDS, on_quiet)
+        self._start = partial(asyncio.get_running_loop().call_later, QUIET_SECONDS, on_quiet)
+        self._timer = self._start()
 
     def pat(self) -> None:
         self.end()
-        self._timer = self._loop.call_later(QUIET_SECONDS, self._on_quiet)
+        self._timer = self._start()
 
     def end(self) -> None:
         self._timer.cancel()

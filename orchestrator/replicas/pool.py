@@ -35,7 +35,7 @@ MAX_PREFIXES = 4096
 LOST_PROBES = 3
 """Probes in a row without an answer after which running sessions are moved."""
 MIN_BUSY_SECONDS = 0.05
-"""How long, at least, a replica that refused a session for lack of room is not asked again."""
+"""Shortest time for which a replica that refused a session for lack of room is not asked again."""
 AFFINITY_SLACK = 2
 """How many sessions more than the least loaded one a replica may have and still be chosen for its pages."""
 

@@ -45,7 +45,7 @@ class RetiredReplicas:
         return None
 
     async def close_unused(self, now: float) -> None:
-        """Close the channels that nobody needs any more."""
+        """Close the channels that are not needed any more."""
         over = [gone for gone in self if self._is_over(gone, now)]
         self._all = [gone for gone in self if gone not in over]
         for gone in over:

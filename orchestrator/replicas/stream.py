@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar, cast
 import grpc
 
 from outrider.protocol.allowance import BLOCKS, LATE
-from outrider.protocol.errors import OutriderError, Unavailable
+from outrider.protocol.errors import InternalError, InvalidRequest, OutriderError, Unavailable
 from outrider.rpc.channels import error_of
 
 END_SECONDS = 1.0
@@ -43,14 +43,17 @@ class ReplicaStream(Generic[Out, In]):
         """A message is on its way to the call."""
         self._ended = False
 
-    def send(self, message: Out) -> None:
-        """Queue a message; a replica that does not read its messages is given up."""
-        self._put(message)
+    def send(self, message: Out | None) -> None:
+        """Queue a message, or None to end our side; a replica that does not read its messages is given up."""
+        try:
+            self._outbox.put_nowait(message)
+        except asyncio.QueueFull:
+            self.abort(Unavailable("the replica does not read its messages"))
 
     def end(self, last: Out) -> None:
         """Queue the last message; after it our side of the stream is closed."""
-        self._put(last)
-        self._put(None)
+        self.send(last)
+        self.send(None)
 
     def abort(self, error: OutriderError) -> None:
         """Cancel the call; `run` raises `error`."""
@@ -71,10 +74,8 @@ class ReplicaStream(Generic[Out, In]):
         if self._aborted is not None:
             call.cancel()
             raise self._aborted
-        reader, writer = (
-            asyncio.create_task(self._read(call, receive)),
-            asyncio.create_task(self._write(call)),
-        )
+        reader = asyncio.create_task(self._read(call, receive))
+        writer = asyncio.create_task(self._write(call))
         try:
             await asyncio.wait({reader})
         finally:
@@ -84,18 +85,15 @@ class ReplicaStream(Generic[Out, In]):
             raise self._aborted
         _raise_error_of(reader)
 
-    def _put(self, message: Out | None) -> None:
-        try:
-            self._outbox.put_nowait(message)
-        except asyncio.QueueFull:
-            self.abort(Unavailable("the replica does not read its messages"))
-
     async def _read(
         self, call: grpc.aio.StreamStreamCall[Any, Any], receive: Callable[[In], Awaitable[None]]
     ) -> None:
         while (message := await call.read()) is not grpc.aio.EOF and not self._ended:
             self._receiving = True
-            await receive(cast(In, message))
+            try:
+                await receive(cast(In, message))
+            except InvalidRequest as error:  # the replica's mistake, not the caller's
+                raise InternalError(f"the replica sent a malformed message: {error}") from None
             self._receiving = False
 
     async def _write(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> None:

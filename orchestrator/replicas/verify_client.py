@@ -10,8 +10,8 @@ import grpc
 from orchestrator.events import Event, FeaturesArrived, PromptArrived, VerdictArrived, VerifyOpened
 from orchestrator.replicas.stream import ReplicaStream
 from outrider.internal.v1 import verify_pb2, verify_pb2_grpc
-from outrider.protocol.errors import Draining, InternalError, InvalidRequest, OutriderError
-from outrider.protocol.messages import KvHandle, OpenVerify, TokenBlock, Verdict
+from outrider.protocol.errors import Draining, InternalError, OutriderError
+from outrider.protocol.messages import KvHandle, OpenVerify, TokenBlock
 from outrider.protocol.wire import (
     block_to_pb,
     kv_handle_from_pb,
@@ -103,7 +103,7 @@ class VerifyClient:
             raise InternalError("the verify replica went on after it had closed the session")
         match response.WhichOneof("message"):
             case "verdict":
-                await self._deliver(VerdictArrived(self.stream, _verdict(response)))
+                await self._deliver(VerdictArrived(self.stream, verdict_from_pb(response.verdict)))
             case "prompt_logprobs":
                 part = prompt_logprobs_from_pb(response.prompt_logprobs)
                 await self._deliver(PromptArrived(self.stream, part))
@@ -120,10 +120,3 @@ class VerifyClient:
                     self.kept = kv_handle_from_pb(response.closed.kv_handle)
             case _:
                 raise InternalError("the verify replica sent a message that says nothing")
-
-
-def _verdict(response: verify_pb2.VerifyResponse) -> Verdict:
-    try:
-        return verdict_from_pb(response.verdict)
-    except InvalidRequest as error:  # the replica's mistake, not the caller's
-        raise InternalError(f"the verify replica sent a malformed verdict: {error}") from None

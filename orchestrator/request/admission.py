@@ -2,7 +2,7 @@
 as verify replicas have room for sessions. Whatever has no place waits in a queue:
 
     served next     the highest priority; within it the caller with the fewest continuations, running or ahead
-                    in the queue; then whoever has waited longest since its caller was last served
+                    in the queue; then the one that has waited longest since its caller was served
     reserved        one place in `PLACES_PER_RESERVED` is for callers that have none
     refused         when more than `max_queued` requests have not begun: the one that would be served last
 
@@ -134,18 +134,6 @@ class AdmissionQueue:
         return sorted((entry for entry in ranks if entry.waiting), key=lambda entry: ranks[entry])
 
 
-@dataclass(frozen=True, slots=True)
-class AdmissionStatistics:
-    """Present numbers."""
-
-    running: int
-    """Requests that have begun."""
-    queued: int
-    """Requests that have not begun."""
-    continuations: int = 0
-    """Continuations with a place."""
-
-
 @dataclass(slots=True, eq=False)
 class Waiter:
     """One request that waits, and the places that are given to it."""
@@ -165,19 +153,15 @@ class Admission:
         self, max_queued: int, capacity: Callable[[], int], clock: Callable[[], float] = time.monotonic
     ) -> None:
         """`capacity` says how many continuations may run. Call `give_places` when it may have grown."""
-        self._queue = AdmissionQueue(max_queued)
+        self.queue = AdmissionQueue(max_queued)
         self._capacity = capacity
         self._clock = clock
         self._waiters: dict[QueueEntry, Waiter] = {}
         self._mean_seconds = 1.0
 
-    def statistics(self) -> AdmissionStatistics:
-        """Counts."""
-        return AdmissionStatistics(self._queue.begun, self._queue.queued, self._queue.running)
-
     def give_places(self) -> None:
         """Give away the places that are free."""
-        while (entry := self._queue.serve(self._capacity())) is not None:
+        while (entry := self.queue.serve(self._capacity())) is not None:
             waiter = self._waiters[entry]
             waiter.places.release()
             if not waiter.begins.done():
@@ -198,7 +182,7 @@ class Admission:
         if deadline <= waiter.arrived:
             raise _expired()
         self._waiters[entry] = waiter
-        self._queue.join(entry)
+        self.queue.join(entry)
         try:
             self.give_places()
             self._shorten()
@@ -207,7 +191,7 @@ class Admission:
             yield waiter
         finally:
             del self._waiters[entry]
-            self._queue.leave(entry)
+            self.queue.leave(entry)
             self.give_places()
 
     @asynccontextmanager
@@ -219,14 +203,14 @@ class Admission:
             yield began - waiter.arrived
         finally:
             self._mean_seconds += NEWEST_WEIGHT * (self._clock() - began - self._mean_seconds)
-            self._queue.free(waiter.entry)
+            self.queue.free(waiter.entry)
             self.give_places()
 
     def _shorten(self) -> None:
-        refused = self._queue.shorten()
+        refused = self.queue.shorten()
         if refused is None or (begins := self._waiters[refused].begins).done():  # done: it is about to leave
             return
-        message = f"{self._queue.begun} requests run and {self._queue.queued} wait; try again later"
+        message = f"{self.queue.begun} requests run and {self.queue.queued} wait; try again later"
         begins.set_exception(Overloaded(message, self._retry_after()))
 
     def _retry_after(self) -> float:

@@ -16,6 +16,7 @@ from outrider.rpc.reloading import Contents, Reloaded
 
 SCHEME = "bearer "
 SETTING = "auth_tokens_file"
+REFUSED = "authorization: send 'Bearer <token>' with a token that this service knows"
 CHECK_SECONDS = 1.0
 """Calls look at the file at most this often: a token that was taken out works no longer than that."""
 
@@ -56,13 +57,18 @@ def read_tokens(path: str, clock: Callable[[], float] = time.monotonic) -> Reloa
     return Reloaded("bearer_tokens", {SETTING: path}, BearerTokens.parse, period=CHECK_SECONDS, clock=clock)
 
 
-def digest_of(metadata: Iterable[tuple[str, str | bytes]]) -> bytes:
-    """Digest of the bearer token that a call brought; empty when it brought none, or more than one."""
+def token_of(metadata: Iterable[tuple[str, str | bytes]]) -> str:
+    """The bearer token that a call brought; empty when it brought none, or more than one."""
     headers = [value for key, value in metadata if key == "authorization"]
     header = headers[0] if len(headers) == 1 else ""
     if isinstance(header, bytes) or header[: len(SCHEME)].lower() != SCHEME:
-        return b""
-    token = header[len(SCHEME) :].strip()
+        return ""
+    return header[len(SCHEME) :].strip()
+
+
+def digest_of(metadata: Iterable[tuple[str, str | bytes]]) -> bytes:
+    """Digest of the bearer token that a call brought; empty when it brought none, or more than one."""
+    token = token_of(metadata)
     return sha256(token.encode()).digest() if token else b""
 
 
@@ -88,4 +94,4 @@ class BearerAuth(grpc.aio.ServerInterceptor):
 
 
 async def _refuse(_requests: object, _context: object) -> None:
-    raise Unauthenticated("authorization: send 'Bearer <token>' with a token that this service knows")
+    raise Unauthenticated(REFUSED)

@@ -30,7 +30,7 @@ class MemoryReturn:
     def __init__(self, resident: Callable[[], int], trim: Callable[[], object]) -> None:
         self._resident = resident
         self._trim = trim
-        self._least = resident()
+        self._baseline = resident()
 
     async def run(self) -> None:
         """Until cancelled, check from time to time."""
@@ -41,10 +41,10 @@ class MemoryReturn:
     async def check(self) -> None:
         """Trim if there is reason to."""
         now = self._resident()
-        if now > self._least + GROWTH_BYTES:
+        if now > self._baseline + GROWTH_BYTES:
             await asyncio.to_thread(self._trim)
             now = self._resident()
-        self._least = min(now, self._least + (now - self._least) // SETTLING)
+        self._baseline = min(now, self._baseline + (now - self._baseline) // SETTLING)
 
 
 def resident_bytes() -> int:

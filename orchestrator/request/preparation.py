@@ -47,7 +47,7 @@ class Preparation:
         assert incoming.prompt is not None
         prompt, prediction = await tokens(incoming.prompt), await tokens(incoming.prediction)
         request = resolver.resolve(incoming, request_id, prompt, prediction)
-        if tokenizer is None or incoming.sampling.constraint is None:
+        if tokenizer is None:
             return request
         complete = await self._constraints.complete(incoming, tokenizer, served)
         return replace(request, complete=complete)

@@ -1,7 +1,7 @@
 """Limits how often one client may call: a token bucket for each, of a bounded number of clients.
 
 A client is its bearer token where tokens are demanded, and otherwise the address that it calls from: that of
-an IPv4 host, or the /64 network of an IPv6 one, for whoever has one address there has them all.
+an IPv4 host, or the /64 network of an IPv6 one, because a client with one address there has them all.
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
-from orchestrator.request.labels import check_labels
 from orchestrator.request.ticket import Ticket
 from orchestrator.text.jobs import ChatPrompt, Prompt, TextPrompt
 from orchestrator.text.tokenizer import TextTokenizer
@@ -22,10 +22,29 @@ MAX_TASK_CHARACTERS = 64
 RANGES = {"max_nodes": (1, 256), "max_depth": (1, 64)}
 MIN_PRIORITY = -100
 MAX_SECONDS_PER_TOKEN = 3600.0
+MAX_LABELS = 8
+"""Counted where the message is read."""
+MAX_LABEL = 64
+LABEL_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IncomingRequest:
+class RunOptions:
+    """How a request is run, as its caller says."""
+
+    mode: Mode = Mode.AUTO
+    task: str = ""
+    keep_session: bool = False
+    record_timeline: bool = False
+    record_steps: bool = False
+    priority: int = 0
+    labels: Mapping[str, str] = field(default_factory=dict)
+    do_not_collect: bool = False
+    """True when its tokens must not be kept to train drafts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncomingRequest(RunOptions):
     """A GenerateRequest as it came."""
 
     model: str = ""
@@ -33,25 +52,17 @@ class IncomingRequest:
     """What has to be tokenized, or token ids; None: none came."""
     sampling: SamplingParams
     seed: int | None = None
-    mode: Mode = Mode.AUTO
     max_nodes: int | None = None
     max_depth: int | None = None
     prediction: TextPrompt | tuple[int, ...] = ()
     seconds_per_token: float | None = None
-    task: str = ""
     resume_token_ids: tuple[int, ...] = ()
     session: bytes = b""
-    keep_session: bool = False
-    record_timeline: bool = False
-    record_steps: bool = False
-    priority: int = 0
-    labels: Mapping[str, str] = field(default_factory=dict)
     truncate_prompt_tokens: int = 0
-    do_not_collect: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResolvedRequest:
+class ResolvedRequest(RunOptions):
     """A request that is checked and complete: it can be run."""
 
     request_id: str
@@ -61,26 +72,17 @@ class ResolvedRequest:
     """Generated tokens that the caller already has."""
     sampling: SamplingParams
     """Sampling parameters with max_tokens and seed filled in."""
-    mode: Mode = Mode.AUTO
     max_nodes: int = 0
     max_depth: int = 0
     prediction: tuple[int, ...] = ()
     """Token ids that the continuations will resemble."""
     seconds_per_token: float = 0.0
     """The pace that the caller asked for; 0: none."""
-    task: str = ""
-    priority: int = 0
     ticket: Ticket | None = None
-    keep_session: bool = False
-    record_timeline: bool = False
-    record_steps: bool = False
     chat: bool = False
     """True when the prompt came as messages."""
     complete: bool = False
     """True when the constraint allows nothing after the resumed tokens."""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    do_not_collect: bool = False
-    """True when its tokens must not be kept to train drafts."""
 
     @property
     def max_length(self) -> int:
@@ -143,7 +145,7 @@ class Resolver:
         if incoming.model not in ("", self.served.model):
             raise UnknownModel(incoming.model, self.served.model)
         _check_ranges(incoming, self.max_priority)
-        check_labels(incoming.labels)
+        _check_labels(incoming.labels)
         self._check_sampling(incoming.sampling)
         if incoming.prompt is None:
             raise InvalidRequest("prompt", "set one of text, token_ids and chat")
@@ -175,20 +177,13 @@ class Resolver:
             prompt=prompt,
             resumed=incoming.resume_token_ids,
             sampling=self._complete_sampling(incoming, field, len(prompt)),
-            mode=incoming.mode,
             max_nodes=incoming.max_nodes or 0,
             max_depth=incoming.max_depth or 0,
             prediction=prediction,
             seconds_per_token=incoming.seconds_per_token or 0.0,
-            task=incoming.task,
-            priority=incoming.priority,
             ticket=Ticket.parse(incoming.session) if incoming.session else None,
-            keep_session=incoming.keep_session,
-            record_timeline=incoming.record_timeline,
-            record_steps=incoming.record_steps,
             chat=chat,
-            labels=incoming.labels,
-            do_not_collect=incoming.do_not_collect,
+            **{option.name: getattr(incoming, option.name) for option in fields(RunOptions)},
         )
 
     def _check_text(self, field: str, given: Prompt | tuple[int, ...]) -> None:
@@ -263,3 +258,12 @@ def _check_resume(incoming: IncomingRequest) -> None:
         raise InvalidRequest("resume_token_ids", "continues one stream; set sampling.n to 1")
     if not incoming.sampling.greedy and incoming.seed is None:
         raise InvalidRequest("sampling.seed", "must be the seed that the stream to resume was made with")
+
+
+def _check_labels(labels: Mapping[str, str]) -> None:
+    for name, value in labels.items():
+        if not LABEL_NAME.fullmatch(name):
+            problem = "is no name; use up to 32 small letters, digits and _, a letter first"
+            raise InvalidRequest(f"labels[{name[:40]!r}]", problem)
+        if not 1 <= len(value) <= MAX_LABEL:
+            raise InvalidRequest(f"labels[{name!r}]", f"must have 1 to {MAX_LABEL} characters")

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from orchestrator.observing.steps import Step
-from orchestrator.observing.timeline import TimelineEvent
+from orchestrator.observing.timeline import Step, TimelineEvent
 from orchestrator.output import Chunk, Completion, Started
 from orchestrator.request.chat_wire import bytes_of, check_counts, conversation_from_pb
-from orchestrator.request.labels import MAX_LABELS
-from orchestrator.request.resolver import IncomingRequest
+from orchestrator.request.resolver import MAX_LABELS, IncomingRequest
 from orchestrator.text.jobs import ChatPrompt, Ids, Prompt, TextPrompt
 from outrider.protocol.errors import ContextTooLong, InvalidRequest, UnknownModel
 from outrider.protocol.messages import ModelInfo, TokenLogprob
@@ -23,6 +21,13 @@ from outrider.v1 import generation_pb2, tokens_pb2
 MAX_UINT32 = 2**32 - 1
 MAX_NAME = 512
 """Characters of the name of a model."""
+COUNTS = (
+    *("steps", "drafted", "verified", "accepted", "hits", "acceptance_length"),
+    *("draft_losses", "verify_losses"),
+)
+TIMES = ("forward", "sample", "queue", "idle", "draft", "decode", "decode_busy")
+SPANS = ("admission", "first_token", "total")
+"""Fields of `SpeculationStats` that `Statistics` and `Completion` have under the same names."""
 
 
 def check_lengths(pb: generation_pb2.GenerateRequest, positions: int, bytes_per_token: int) -> None:
@@ -223,23 +228,23 @@ def _chunk(item: Chunk, spelling: Callable[[int], bytes] | None) -> generation_p
 
 def _step(step: Step, spelling: Callable[[int], bytes] | None) -> generation_pb2.StepDetail:
     spelled = spelling or _no_spelling
-    nodes = step.nodes
+    nodes, accepted, bonus = step.nodes, step.accepted, step.bonus
     return generation_pb2.StepDetail(
-        step=step.number,
+        step=step.verdict.step,
         nodes=[
             generation_pb2.StepNode(
                 token=token,
                 spelling=spelled(token),
                 parent=None if parent < 0 else parent,
                 origin=cast(tokens_pb2.TokenOrigin, origin),
-                accepted=index in step.accepted,
+                accepted=index in accepted,
             )
             for index, (token, parent, origin) in enumerate(
                 zip(nodes.tokens, nodes.parents, nodes.origins, strict=True)
             )
         ],
-        bonus=step.bonus,
-        bonus_spelling=None if step.bonus is None else spelled(step.bonus),
+        bonus=bonus,
+        bonus_spelling=None if bonus is None else spelled(bonus),
         timeline=[_timeline_event(event) for event in step.events],
     )
 
@@ -281,24 +286,9 @@ def _complete(item: Completion) -> generation_pb2.Complete:
 def _speculation(item: Completion) -> generation_pb2.SpeculationStats:
     statistics = item.statistics
     return generation_pb2.SpeculationStats(
-        steps=statistics.steps,
-        drafted=statistics.drafted,
-        verified=statistics.verified,
-        accepted=statistics.accepted,
-        hits=statistics.hits,
-        acceptance_length=statistics.acceptance_length,
-        draft_losses=statistics.draft_losses,
-        verify_losses=statistics.verify_losses,
-        first_token_micros=_micros(item.first_token_seconds),
-        total_micros=_micros(item.total_seconds),
-        forward_micros=_uint32(statistics.forward_us),
-        sample_micros=_uint32(statistics.sample_us),
-        queue_micros=_uint32(statistics.queue_us),
-        idle_micros=_uint32(statistics.idle_us),
-        draft_micros=_uint32(statistics.draft_us),
-        admission_micros=_micros(item.admission_seconds),
-        decode_micros=_uint32(statistics.decode_us),
-        decode_busy_micros=_uint32(statistics.decode_busy_us),
+        **{name: getattr(statistics, name) for name in COUNTS},
+        **{f"{name}_micros": _uint32(getattr(statistics, f"{name}_us")) for name in TIMES},
+        **{f"{name}_micros": _micros(getattr(item, f"{name}_seconds")) for name in SPANS},
         accepted_histogram=statistics.histogram,
     )
 

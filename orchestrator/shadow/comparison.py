@@ -1,10 +1,17 @@
-"""Compares two drafts by how many tokens each foresaw, in sessions that had both. Pure."""
+"""Compares drafts by how many tokens each foresaw in sessions that had both; says which change places. Pure.
+
+A shadow takes the place of one replica of what it beat: as many drafts are at work as before. All
+orchestrators choose the same two, so it does no harm when several find out at once.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 
+from orchestrator.replicas.pool import Replica
 from orchestrator.shadow.foresight import Score
 
 MIN_TOKENS = 4096
@@ -52,3 +59,33 @@ class Comparisons:
     def of(self, shadow: str, serving: str) -> PairCounts:
         """What is known of a pair."""
         return self._tallies.get((shadow, serving), PairCounts())
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """A shadow that goes to work, and a draft that becomes one; endpoints, and the versions they have."""
+
+    up: str
+    up_version: str
+    down: str
+    down_version: str
+    gain: float
+    """Share of the tokens that is foreseen more."""
+
+
+def swap_of(shadows: Iterable[Replica], serving: Iterable[Replica], comparisons: Comparisons) -> Swap | None:
+    """The best exchange that has shown itself; None when none has."""
+    found = [
+        Swap(up, new, down, old, tally.gain)
+        for up, new in _named(shadows)
+        for down, old in _named(serving)
+        if (tally := comparisons.of(new, old)).won
+    ]
+    return max(found, key=attrgetter("gain"), default=None)  # of equal ones the first
+
+
+def _named(replicas: Iterable[Replica]) -> list[tuple[str, str]]:
+    """Endpoints and versions, in an order that is the same everywhere."""
+    return sorted(
+        (replica.endpoint, replica.info.draft_name) for replica in replicas if replica.info is not None
+    )

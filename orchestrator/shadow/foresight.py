@@ -7,8 +7,9 @@ the target verified; it is asked of a draft at work and of a shadow alike.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from outrider.protocol.messages import TokenBlock
 from outrider.speculation.candidate_tree import CandidateTree, Node
@@ -42,17 +43,9 @@ class Foresight:
         proposed = foreseen = 0
         below: dict[int, Node] = self._tree.children
         for token in tokens:
-            first = _first(below.values())
+            first = max(below.values(), key=attrgetter("acceptance"), default=None)
             proposed += first is not None
             foreseen += first is not None and first.token == token
             below = below[token].children if token in below else {}
         self._tree.commit(list(tokens))
         return Score(len(tokens), proposed, foreseen)
-
-
-def _first(nodes: Iterable[Node]) -> Node | None:
-    return max(nodes, key=_acceptance, default=None)
-
-
-def _acceptance(node: Node) -> float:
-    return node.acceptance

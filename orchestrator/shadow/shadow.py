@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import grpc
 
-from orchestrator.candidates import CheckedIds
+from orchestrator.candidates import BlockCheck
 from orchestrator.events import BlockArrived, Event
 from orchestrator.replicas.draft_client import DraftClient
 from orchestrator.shadow.comparison import Comparisons
 from orchestrator.shadow.foresight import Foresight, Score
 from outrider.protocol.allowance import Allowance
-from outrider.protocol.errors import Flood, InternalError, OutriderError
+from outrider.protocol.errors import OutriderError
 from outrider.protocol.messages import ModelInfo, OpenDraft, PromptFeatures, TokenBlock, Verdict
 from outrider.telemetry.shadow_instruments import Role, ShadowInstruments
 
@@ -51,8 +51,8 @@ class Shadow:
         self._comparisons = comparisons
         self._instruments = instruments
         self._committed = len(opening.token_ids)
-        self._ids = CheckedIds.of_draft(0, vocabulary_size)
-        self._allowance = Allowance.full()
+        self._check = BlockCheck.of_draft(0, vocabulary_size)
+        self._check.allowance = Allowance.full()
         self._client = DraftClient(0, opening, self._receive)
         self._client.reads_features = replica.reads(opening.feature_layers)
         self._begun = False
@@ -90,7 +90,7 @@ class Shadow:
         own = self._own.foresight.verdict(verdict.tokens)
         others = [(draft, draft.foresight.verdict(verdict.tokens)) for draft in self._serving.values()]
         self._committed += len(verdict.tokens)
-        self._allowance.refill()
+        self._check.allowance.refill()
         if not self._runs:
             return
         if self._begun and others and verdict.draft_wanted:
@@ -120,7 +120,7 @@ class Shadow:
             await self._client.run(endpoint, channel, open_seconds, may_be_silent=True)
         except OutriderError as error:
             self._instruments.failed(error.reason)
-        except Exception as error:  # a mistake of ours must not cost the session anything either
+        except Exception as error:  # a bug must not cost the session anything either
             self._instruments.failed(type(error).__name__)
 
     async def _receive(self, event: Event) -> None:
@@ -131,10 +131,7 @@ class Shadow:
         """
         if not isinstance(event, BlockArrived):
             return
-        problem = self._ids.problem_of(event.block, self._committed)
-        if problem:
-            raise InternalError(f"draft replica: {problem}")
-        if not self._allowance.spend(len(event.block)):
-            raise Flood("draft replica: more blocks or nodes than fit between two verdicts")
+        if error := self._check.error_of(event.block, self._committed):
+            raise error
         self._begun = True
         self._own.foresight.block(event.block)

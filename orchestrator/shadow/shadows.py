@@ -11,8 +11,7 @@ from orchestrator.openings import open_draft
 from orchestrator.replicas.fleet import Fleet
 from orchestrator.replicas.pool import ReplicaState
 from orchestrator.session import Session
-from orchestrator.shadow.comparison import Comparisons
-from orchestrator.shadow.promotion import Swap, swap_of
+from orchestrator.shadow.comparison import Comparisons, Swap, swap_of
 from orchestrator.shadow.shadow import Shadow
 from outrider.config import OrchestratorConfig
 from outrider.protocol.errors import OutriderError

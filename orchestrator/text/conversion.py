@@ -31,8 +31,8 @@ class Conversion:
             return await self._tokenizing.tokens(prompt, used, positions)
         tokens = prompt.tokens(used)
         if len(tokens) > positions:
-            said = f"{len(tokens)} tokens do not fit the context of {positions}; shorten it"
-            raise ContextTooLong(prompt.field, said)
+            problem = f"{len(tokens)} tokens do not fit the context of {positions}; shorten it"
+            raise ContextTooLong(prompt.field, problem)
         return tokens
 
     async def text(self, ids: Ids, tokenizer: TextTokenizer | None, positions: int) -> str:

@@ -16,25 +16,36 @@ INLINE_BYTES = 4096
 """What is no larger is done on the event loop: about 2 ms, at most 5."""
 
 
+class _Sized:
+    """A job of known size; a small one is quick enough for the event loop."""
+
+    __slots__ = ()
+    over_bounds = OVER_BOUNDS
+
+    @property
+    def size(self) -> int:
+        """Bytes that it counts."""
+        raise NotImplementedError
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether it may be done on the event loop."""
+        return self.size <= INLINE_BYTES
+
+
 @dataclass(frozen=True, slots=True)
-class TextPrompt:
+class TextPrompt(_Sized):
     """Plain text whose token ids are wanted."""
 
     text: str
     special_tokens: bool = True
     field: str = "text"
     """The field of the request that has it."""
-    over_bounds = OVER_BOUNDS
 
     @property
     def size(self) -> int:
         """Bytes that it counts."""
         return len(self.text.encode())
-
-    @property
-    def is_quick(self) -> bool:
-        """Whether it may be done on the event loop."""
-        return self.size <= INLINE_BYTES
 
     def tokens(self, tokenizer: TextTokenizer, positions: int | None = None) -> tuple[int, ...]:
         """See `TextTokenizer.encode`."""
@@ -42,17 +53,12 @@ class TextPrompt:
 
 
 @dataclass(frozen=True, slots=True)
-class ChatPrompt:
+class ChatPrompt(_Sized):
     """A conversation whose token ids are wanted."""
 
     chat: Conversation
     special_tokens: bool = False
-    over_bounds = OVER_BOUNDS
-
-    @property
-    def field(self) -> str:
-        """The field of the request that has it."""
-        return "chat.messages"
+    field = "chat.messages"
 
     @property
     def size(self) -> int:
@@ -70,27 +76,17 @@ class ChatPrompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Ids:
+class Ids(_Sized):
     """Token ids whose text is wanted."""
 
     ids: tuple[int, ...]
     special_tokens: bool = False
-    over_bounds = OVER_BOUNDS
-
-    @property
-    def field(self) -> str:
-        """The field of the request that has them."""
-        return "token_ids"
+    field = "token_ids"
 
     @property
     def size(self) -> int:
         """Bytes that they count."""
         return ID_BYTES * len(self.ids)
-
-    @property
-    def is_quick(self) -> bool:
-        """Whether it may be done on the event loop."""
-        return self.size <= INLINE_BYTES
 
     def text(self, tokenizer: TextTokenizer) -> str:
         """See `TextTokenizer.decode`."""

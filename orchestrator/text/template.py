@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 END = "\ue000end of the text\ue000"
-"""Put behind the last message to find where the template has written it. Nobody writes these signs."""
+"""Put behind the last message to find where the template has written it. The signs are for private use."""
 GIVEN = ("messages", "tools", "add_generation_prompt")
 """Variables that have fields of their own."""
 

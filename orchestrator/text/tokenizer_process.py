@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class TokenizerProcess:
-    """A process that tokenizes for one tokenizer; a `Worker` of `orchestrator.text.tokenizing`."""
+    """A process that tokenizes for one tokenizer, one job after another."""
 
     def __init__(
         self,
@@ -39,6 +39,7 @@ class TokenizerProcess:
         self._writer = writer
         self.tokenizer = tokenizer
         self.leaving = False
+        """True when the process ends after its last answer."""
 
     @property
     def pid(self) -> int:
@@ -67,7 +68,7 @@ class TokenizerProcess:
     async def ask(self, job: Job) -> tuple[str, Any] | None:
         """What `tokenizing_worker.answer` says of a job; None: the process has ended, or hangs.
 
-        `leaving` then says whether it ends after this answer. One job at a time.
+        One job at a time.
         """
         self._send(job)
         try:

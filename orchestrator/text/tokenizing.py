@@ -13,7 +13,7 @@ import signal
 from array import array
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from orchestrator.text.constraint_check import ConstraintCheck
 from orchestrator.text.jobs import Ids, Job, Prompt
@@ -52,22 +52,8 @@ class WaitingJob:
         return (self.size, self.number) < (other.size, other.number)
 
 
-class Worker(Protocol):
-    """Does one job after another for one tokenizer."""
-
-    tokenizer: TextTokenizer
-    leaving: bool
-    """True when the process ends after its last answer."""
-
-    async def ask(self, job: Job) -> tuple[str, Any] | None:
-        """The answer, as `tokenizing_worker.answer` gives it; None: it has ended, or hangs."""
-
-    async def end(self) -> int:
-        """End it, if it has not; its exit status, minus the signal's number after a signal."""
-
-
 Found: TypeAlias = tuple[int, ...] | str | bool
-Start = Callable[[TextTokenizer, int], Awaitable[Worker]]
+Start = Callable[[TextTokenizer, int], Awaitable[TokenizerProcess]]
 
 
 class Tokenizing:
@@ -78,7 +64,7 @@ class Tokenizing:
         self._start = start or TokenizerProcess.start
         self._jobs: list[WaitingJob] = []
         self._bytes = self._number = self.waiting = 0
-        self._worker: Worker | None = None
+        self._worker: TokenizerProcess | None = None
         self._working: asyncio.Task[None] | None = None
 
     async def tokens(self, prompt: Prompt, tokenizer: TextTokenizer, positions: int) -> tuple[int, ...]:
@@ -159,7 +145,7 @@ class Tokenizing:
             except asyncio.CancelledError:
                 _settle([waiting, *self._jobs], Unavailable("this orchestrator stops"))
                 raise
-            except Exception as error:  # nobody may wait for ever, whatever our mistake is
+            except Exception as error:  # a bug must not leave callers waiting
                 logger.exception("a long prompt could not be tokenized")
                 outcome = InternalError(f"the prompt could not be tokenized: {type(error).__name__}")
             _settle([waiting], outcome)
@@ -178,7 +164,7 @@ class Tokenizing:
                 raise InvalidRequest(waiting.job.field, waiting.job.over_bounds)
         raise Unavailable("the process that tokenizes long prompts ended twice; try again")
 
-    async def _worker_for(self, waiting: WaitingJob) -> Worker:
+    async def _worker_for(self, waiting: WaitingJob) -> TokenizerProcess:
         """The process, which has the tokenizer that is served now."""
         if self._worker is not None and self._worker.tokenizer is not waiting.tokenizer:
             await self._end_worker()
@@ -210,8 +196,8 @@ def _outcome(waiting: WaitingJob, answer: tuple[str, Any]) -> Found:
         case ("checked", bool(complete)):
             return complete
         case ("too_long", int(count)):
-            said = f"{count} tokens or more do not fit the context of {waiting.positions}; shorten it"
-            raise ContextTooLong(waiting.job.field, said)
+            problem = f"{count} tokens or more do not fit the context of {waiting.positions}; shorten it"
+            raise ContextTooLong(waiting.job.field, problem)
         case (_, (str(named), str(problem))):
             raise InvalidRequest(named, problem)
     raise Unavailable(CONFUSED)

@@ -11,9 +11,9 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 OWN_WEIGHT = 0.1
-"""Least weight of one observation in the estimates of the points around it. The first ones weigh more: their
-mean is what counts, and the measurement at the start is one of them. Estimates of other points move half as
-far: a machine that slows down slows every step."""
+"""Smallest weight of one observation in the estimates of the points around it. The first ones weigh more:
+their mean is what counts, and the measurement at the start is one of them. Estimates of other points move
+half as far: a machine that slows down slows every step."""
 RETRY = 0.003
 """Share by which each step lowers the next larger point towards the one that was run. So a point that was
 measured too slow at the start is tried again after some hundred steps; one that really is slow costs one long

@@ -6,17 +6,10 @@ from itertools import count
 
 from outrider.grammar.matcher import Matcher
 from outrider.speculation.candidate_tree import CandidateTree, Node
-from verify_service.speculation.lookup_candidates import FIRST_LOOKUP_ID
+from verify_service.speculation.origins import FIRST_FORCED_ID
 
-FIRST_FORCED_ID, END_OF_FORCED_IDS = FIRST_LOOKUP_ID + 2**60, FIRST_LOOKUP_ID + 2**61
-"""Node ids in this range are forced candidates."""
 MAX_FORCED_NODES = 16
 CERTAIN = 1.0
-
-
-def is_forced(node: Node) -> bool:
-    """True when the grammar proposed the node first."""
-    return FIRST_FORCED_ID <= node.id < END_OF_FORCED_IDS
 
 
 class ForcedCandidates:
@@ -45,5 +38,5 @@ class ForcedCandidates:
             parent, siblings = node, node.children
 
     def found(self, node: Node) -> bool:
-        """True when the grammar allows only this node in the present round, whoever else proposed it."""
+        """True when the grammar allows only this node in this round, also where a draft proposed it."""
         return node.id in self._found

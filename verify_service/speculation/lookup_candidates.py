@@ -7,37 +7,21 @@ that a match is right is learned from the committed tokens, whether the match wa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from outrider.speculation.acceptance import AcceptanceModel, lookup_bucket
 from outrider.speculation.candidate_tree import CandidateTree, Node
-from outrider.speculation.lookup import GradualLookup, Keep, Proposed
+from outrider.speculation.lookup import GradualLookup, Proposed
+from outrider.speculation.prediction import Prediction
+from verify_service.speculation.origins import FIRST_LOOKUP_ID
 
-FIRST_LOOKUP_ID = 2**62
-"""Node ids from here on are the verify service's own."""
 MAX_LOOKUP_NODES = 16
-
-
-def from_draft(node: Node) -> bool:
-    """True when a draft proposed the node first."""
-    return node.id < FIRST_LOOKUP_ID
-
-
-class Source(Protocol):
-    """What finds continuations of a text."""
-
-    def append(self, tokens: Sequence[int]) -> None:
-        """Add tokens to the end of the text."""
-
-    def propose(self, max_nodes: int, *, keep: Keep | None = None) -> list[Proposed]:
-        """Tokens that may follow, parents first; see `Lookup.propose`."""
 
 
 class LookupCandidates:
     """One session's lookup; the acceptance model is shared by all sessions."""
 
     def __init__(self, tokens: Sequence[int], acceptance: AcceptanceModel, task: str) -> None:
-        self._source: Source = GradualLookup(tokens)
+        self._source: GradualLookup | Prediction = GradualLookup(tokens)
         self._max_nodes = MAX_LOOKUP_NODES
         self._acceptance = acceptance
         self._task = task
@@ -78,7 +62,7 @@ class LookupCandidates:
             children = children[token].children
 
     def found(self, node: Node) -> bool:
-        """True when the lookup proposed this node in the present round, whoever else did."""
+        """True when the lookup proposed this node in the present round, even where a draft did too."""
         return node.id in self._features
 
     def extend(self, tokens: Sequence[int]) -> None:

@@ -8,15 +8,8 @@ from outrider.speculation.acceptance import AcceptanceModel
 from outrider.speculation.candidate_tree import CandidateTree, Node
 from outrider.speculation.lookup import Proposed
 from outrider.speculation.prediction import Prediction
-from verify_service.speculation.lookup_candidates import FIRST_LOOKUP_ID, LookupCandidates
-
-FIRST_PREDICTED_ID = FIRST_LOOKUP_ID + 2**61
-"""Node ids from here on come from predictions."""
-
-
-def is_predicted(node: Node) -> bool:
-    """True when the caller's prediction proposed the node first."""
-    return node.id >= FIRST_PREDICTED_ID
+from verify_service.speculation.lookup_candidates import LookupCandidates
+from verify_service.speculation.origins import FIRST_PREDICTED_ID
 
 
 class PredictedCandidates(LookupCandidates):

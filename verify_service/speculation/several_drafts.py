@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from outrider.speculation.acceptance import AcceptanceModel, bucket, confidence_priors
 from outrider.speculation.candidate_tree import CandidateTree, Node
-from verify_service.speculation.lookup_candidates import from_draft
+from verify_service.speculation.origins import from_draft
 from verify_service.speculation.trust import Trust
 
 MAX_SILENCE = 4

@@ -1,8 +1,8 @@
 """Gives keys and values to other replicas and takes theirs, page by page, while the engine goes on.
 
 The engine sets the sequence aside; its pages are then read and written here, on threads of the event loop's
-pool, some at a time. Who calls is the orchestrator, which carries the parts from one replica to the other: a
-replica connects to nobody.
+pool, some at a time. The orchestrator calls: it carries the parts from one replica to the other, and
+replicas do not connect to each other.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class KvExchange:
         """
         async with self._sending, _within(self._longest_seconds), self._engine.lent(handle) as lent:
             await write(self._layout)
-            keys = await in_thread(partial(all_page_keys, lent.tokens, self._layout.page_size))
+            keys = await _finished(partial(all_page_keys, lent.tokens, self._layout.page_size))
             for first in range(0, len(keys), self._pages_of_part):
-                await write(await in_thread(partial(self._read, lent, keys, first)))
+                await write(await _finished(partial(self._read, lent, keys, first)))
 
     async def receive(self, parts: AsyncIterator[KvPart]) -> KvHandle:
         """Take a sequence in; returns a handle for it.
@@ -85,13 +85,13 @@ class KvExchange:
 
     async def _fill(self, reserved: SetAside, parts: AsyncIterator[KvPart]) -> None:
         """Write the pages of a sequence as they come; returns when the parts end after the last of them."""
-        keys = await in_thread(partial(all_page_keys, reserved.tokens, self._layout.page_size))
+        keys = await _finished(partial(all_page_keys, reserved.tokens, self._layout.page_size))
         done = 0
         async for part in parts:
             if not isinstance(part, KvPages):
                 raise InvalidRequest("part", "must be pages after the layout")
             done = self._after(part, done, len(keys))
-            await in_thread(partial(self._write, reserved, keys, part))
+            await _finished(partial(self._write, reserved, keys, part))
         if done < len(keys):
             raise InvalidRequest("part.pages", f"end after {done} of {len(keys)} pages")
 
@@ -170,9 +170,9 @@ async def _within(seconds: float) -> AsyncIterator[None]:
         raise DeadlineExceeded(f"the keys and values took more than {seconds:.1f} s") from None
 
 
-async def in_thread(work: Callable[[], _T]) -> _T:
-    """Run a blocking function on a thread; who is cancelled meanwhile waits for its end, for it works on
-    pages that are given back then."""
+async def _finished(work: Callable[[], _T]) -> _T:
+    """Run a blocking function on a thread, to its end even when cancelled: it works on pages that are given
+    back afterwards."""
     task = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(task)

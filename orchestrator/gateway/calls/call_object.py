@@ -31,7 +31,7 @@ class CallObject:
         self.state = CallState.OPEN
         self.name = ""
         self.arguments = ""
-        """Text of the arguments that nobody has taken yet; it is kept until the name is known."""
+        """Text of the arguments that was not taken yet; it is kept until the name is known."""
         self._named = self._argued = False
         self._arguments_begun = False
         """A sign of them has come that is no space."""

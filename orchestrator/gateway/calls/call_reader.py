@@ -1,11 +1,12 @@
-"""Reads one call: keeps text back until it certainly is a call, then passes it on as it is written."""
+"""Reads calls: keeps text back until it certainly is a call, then passes the call on as it is written."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 from orchestrator.gateway.calls.call_object import SPACE, CallObject, CallState
-from orchestrator.gateway.calls.pieces import CallArguments, CallBegun, Piece, Text
+from orchestrator.gateway.calls.pieces import CallArguments, CallBegun, Piece, Text, joined
 
 Accepts = Callable[[str], bool]
 """Whether a function of this name may be called."""
@@ -58,3 +59,52 @@ class CallReader:
         if self._object.state is CallState.OPEN and not refused:
             return []
         return self.finish()
+
+
+class CallParser:
+    """Reads one output. What it makes of a text does not depend on how the text is cut.
+
+    A format says what comes between calls: `_between` takes a sign there.
+    """
+
+    tag: ClassVar[str]
+    """Announces a call."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+        self._call: CallReader | None = None
+        self._space = self._tag = ""
+        """Held back: what may separate calls, and behind it the beginning of a tag."""
+
+    def push(self, text: str) -> list[Piece]:
+        """The next text; what is certain now."""
+        return joined([piece for sign in text for piece in self._sign(sign)])
+
+    def finish(self) -> list[Piece]:
+        """The rest, at the end."""
+        if self._call is not None:
+            return self._call.finish()
+        held = self._space + self._tag
+        return [Text(held)] if held and not self._drops_rest() else []
+
+    def _drops_rest(self) -> bool:
+        """Whether what is held back at the end is no text: spaces after a call."""
+        return self._calls > 0 and not self._tag
+
+    def _sign(self, sign: str) -> list[Piece]:
+        return self._between(sign) if self._call is None else self._in_call(self._call, sign)
+
+    def _between(self, sign: str) -> list[Piece]:
+        raise NotImplementedError
+
+    def _in_call(self, call: CallReader, sign: str) -> list[Piece]:
+        pieces = call.push(sign)
+        if call.ended:
+            self._call = None
+            self._calls += call.begun
+            self._ended(call.begun)
+        return pieces
+
+    def _ended(self, begun: bool) -> None:
+        """A call has ended, or what looked like one was none."""
+        raise NotImplementedError

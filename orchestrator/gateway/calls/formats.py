@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.gateway.calls.call_grammar import hermes_grammar, llama3_grammar
-from orchestrator.gateway.calls.call_reader import Accepts
+from orchestrator.gateway.calls.call_reader import Accepts, CallParser
 from orchestrator.gateway.calls.hermes import HermesParser
 from orchestrator.gateway.calls.llama3 import Llama3Parser
-from orchestrator.gateway.calls.pieces import Parser
 from outrider.client import Tool
 
 
@@ -17,7 +16,7 @@ from outrider.client import Tool
 class CallFormat:
     """One way to write calls."""
 
-    parser: Callable[[Accepts], Parser]
+    parser: Callable[[Accepts], CallParser]
     """Finds calls in a text; takes what says which functions were offered."""
     grammar: Callable[[Sequence[Tool], bool], str]
     """Texts that are calls of these functions and nothing else: several, or exactly one."""

@@ -11,41 +11,26 @@ A text that is JSON looks the same, so that only functions that were offered are
 from __future__ import annotations
 
 from orchestrator.gateway.calls.call_object import SPACE
-from orchestrator.gateway.calls.call_reader import Accepts, CallReader
-from orchestrator.gateway.calls.pieces import Piece, Text, joined
+from orchestrator.gateway.calls.call_reader import Accepts, CallParser, CallReader
+from orchestrator.gateway.calls.pieces import Piece, Text
 
-TAG = "<|python_tag|>"
 BETWEEN = SPACE + ";"
 
 
-class Llama3Parser:
-    """A `Parser`; `accepts` knows the functions that were offered."""
+class Llama3Parser(CallParser):
+    """`accepts` knows the functions that were offered."""
+
+    tag = "<|python_tag|>"
 
     def __init__(self, accepts: Accepts) -> None:
+        super().__init__()
         self._accepts = accepts
-        self._calls = 0
-        self._call: CallReader | None = None
         self._plain = False
-        self._space = self._tag = ""
-        """Held back before a call: spaces and separators, and behind them (the beginning of) the tag."""
 
-    def push(self, text: str) -> list[Piece]:
-        """See `Parser`."""
-        return joined([piece for sign in text for piece in self._sign(sign)])
-
-    def finish(self) -> list[Piece]:
-        """See `Parser`."""
-        if self._call is not None:
-            return self._call.finish()
-        held = self._space + self._tag
-        return [Text(held)] if held and not (self._calls and not self._tag) else []
-
-    def _sign(self, sign: str) -> list[Piece]:
+    def _between(self, sign: str) -> list[Piece]:
         if self._plain:
             return [Text(sign)]
-        if self._call is not None:
-            return self._in_call(self._call, sign)
-        if TAG.startswith(self._tag + sign):
+        if self.tag.startswith(self._tag + sign):
             self._tag += sign
             return []
         if not self._tag and sign in (BETWEEN if self._calls else SPACE):
@@ -56,20 +41,15 @@ class Llama3Parser:
     def _begin(self, sign: str) -> list[Piece]:
         """What is neither space nor tag: a call, or text from here on."""
         held, tag = self._space + self._tag, self._tag
-        if tag == TAG and sign in SPACE:
+        if tag == self.tag and sign in SPACE:
             self._space, self._tag = held + sign, ""
             return []
         self._space = self._tag = ""
-        if sign == "{" and tag in ("", TAG):
+        if sign == "{" and tag in ("", self.tag):
             self._call = CallReader(self._calls, self._accepts, held)
-            return self._in_call(self._call, sign)
+            return self._sign(sign)
         self._plain = True
         return [Text(held + sign)]
 
-    def _in_call(self, call: CallReader, sign: str) -> list[Piece]:
-        pieces = call.push(sign)
-        if call.ended:
-            self._call = None
-            self._calls += call.begun
-            self._plain = not call.begun
-        return pieces
+    def _ended(self, begun: bool) -> None:
+        self._plain = not begun

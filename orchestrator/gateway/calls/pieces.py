@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +30,6 @@ class CallArguments:
 
 
 Piece: TypeAlias = Text | CallBegun | CallArguments
-
-
-class Parser(Protocol):
-    """Reads one output. What it makes of a text does not depend on how the text is cut."""
-
-    def push(self, text: str) -> list[Piece]:
-        """The next text; what is certain now."""
-
-    def finish(self) -> list[Piece]:
-        """The rest, at the end."""
 
 
 def joined(pieces: list[Piece]) -> list[Piece]:

@@ -9,10 +9,9 @@ from typing import Any
 
 from orchestrator.gateway.endpoints import Generating
 from orchestrator.gateway.errors import wrong
-from orchestrator.gateway.page.events import shown
+from orchestrator.gateway.page.events import event_json
 from orchestrator.gateway.requests import HttpRequest, chat_from, completions_from
 from orchestrator.gateway.sending import Receive, Scope, Send, send_stream, server_sent
-from orchestrator.gateway.streams import while_connected
 from outrider.client import Event
 
 PATH = "/outrider/stream"
@@ -25,14 +24,14 @@ def steps_from(body: Any) -> HttpRequest:
         Problem: a field is wrong or not supported; it is named.
     """
     chat = isinstance(body, dict) and body.get("messages") is not None
-    asked = chat_from(body) if chat else completions_from(body)
-    if len(asked.requests) > 1:
+    request = chat_from(body) if chat else completions_from(body)
+    if len(request.requests) > 1:
         raise wrong("prompt", "must be one prompt here")
-    if asked.per_prompt > 1:
+    if request.per_prompt > 1:
         raise wrong("n", "must be 1 here")
-    if asked.top_logprobs is not None:
+    if request.top_logprobs is not None:
         raise wrong("logprobs", "are not sent here; leave it out")
-    return replace(asked, requests=(replace(asked.requests[0], record_steps=True),), stream=True)
+    return replace(request, requests=(replace(request.requests[0], record_steps=True),), stream=True)
 
 
 class Steps(Generating):
@@ -40,12 +39,11 @@ class Steps(Generating):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
-        asked = await self._bodies.read(dict(scope["headers"]), receive, self._asked_from)
-        events = self._events(asked, scope["state"])
-        await while_connected(receive, send_stream(send, _parts(events)), self._instruments.aborted)
+        request = await self.resources.bodies.read(dict(scope["headers"]), receive, self.parse)
+        await self.resources.work(receive, send_stream(send, _parts(self.events(request, scope))))
 
 
 async def _parts(events: AsyncGenerator[Event, None]) -> AsyncGenerator[bytes, None]:
     async with aclosing(events):
         async for event in events:
-            yield server_sent(shown(event))
+            yield server_sent(event_json(event))

@@ -5,20 +5,17 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from outrider.client import Chunk, Complete, Event, Started, Step, TimelineEvent
+from outrider.client import Chunk, Complete, Event, Started, Step
 
 
-def shown(event: Event) -> dict[str, Any]:
+def event_json(event: Event) -> dict[str, Any]:
     """One event of a stream whose request asked for its steps."""
     match event:
         case Started():
             return {
                 "type": "started",
-                "request_id": event.request_id,
                 "seed": str(event.seed),
-                "model": event.model,
-                "prompt_tokens": event.prompt_tokens,
-                "cached_tokens": event.cached_tokens,
+                **_some(event, "request_id", "model", "prompt_tokens", "cached_tokens"),
             }
         case Chunk():
             return {
@@ -43,29 +40,20 @@ def _step(step: Step) -> dict[str, Any]:
     return {
         "number": step.number,
         "nodes": [
-            {
-                "id": node.token,
-                "text": _text(node.spelling),
-                "parent": node.parent,
-                "origin": node.origin,
-                "accepted": node.accepted,
-            }
+            {"id": node.token, "text": _text(node.spelling)} | _some(node, "parent", "origin", "accepted")
             for node in step.nodes
         ],
         "bonus": bonus,
-        "timeline": [_bar(bar) for bar in step.timeline],
+        "timeline": [
+            {"start_us": bar.start_ns // 1000}
+            | _some(bar, "lane", "name", "duration_us", "nodes", "accepted")
+            for bar in step.timeline
+        ],
     }
 
 
-def _bar(bar: TimelineEvent) -> dict[str, Any]:
-    return {
-        "lane": bar.lane,
-        "name": bar.name,
-        "start_us": bar.start_ns // 1000,
-        "duration_us": bar.duration_us,
-        "nodes": bar.nodes,
-        "accepted": bar.accepted,
-    }
+def _some(value: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in names}
 
 
 def _text(spelling: bytes | None) -> str | None:

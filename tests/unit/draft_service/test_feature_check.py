@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from draft_service.feature_check import MAX_MISSING, FeatureCheck
+from draft_service.checks import MAX_MISSING, FeatureCheck
 from outrider.protocol.errors import InvalidRequest
 from outrider.protocol.messages import ModelInfo, PromptFeatures
 from tests.unit.draft_service.fakes import request, verdict

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
+from draft_service.checks import check_open
 from draft_service.drafters.lookup import MAX_VOCABULARY, LookupDrafter
-from draft_service.main import load_drafter
-from draft_service.servicer import check_open
+from draft_service.load import load_drafter
 from outrider.config import DraftConfig
 from outrider.protocol.errors import InvalidRequest
 from outrider.speculation.candidate_tree import Rerooted
@@ -50,7 +50,7 @@ def test_any_vocabulary_is_accepted_without_a_tokenizer():
 def test_torch_is_not_imported():
     """A lookup replica starts at once and fits anywhere."""
     code = (
-        "import sys; from draft_service.main import load_drafter; from outrider.config import DraftConfig;"
+        "import sys; from draft_service.load import load_drafter; from outrider.config import DraftConfig;"
         "load_drafter(DraftConfig(kind='lookup'), 'd'); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.replicas.fit import mismatch_of
+from orchestrator.replicas.served import mismatch_of
 from orchestrator.session import MAX_INTERNAL_ERRORS
 from outrider.protocol.errors import InternalError
 from tests.fakes import INFO, FakeDraft, FakeVerify, continuation

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.observing.steps import Step, step_of
-from orchestrator.observing.timeline import StepRecorder
+from orchestrator.observing.timeline import Step, StepRecorder
 from orchestrator.output import Chunk, Output
 from orchestrator.text.text_stream import TextStream
 from outrider.protocol.messages import Origin, StepNodes, Verdict
@@ -22,7 +21,7 @@ def step(number: int, *tokens: int) -> Step:
     drafted = tokens[:-1]
     nodes = StepNodes(drafted, tuple(range(-1, len(drafted) - 1)), (DRAFT,) * len(drafted))
     verdict = Verdict(number, 1, tokens, accepted=len(drafted), nodes=nodes)
-    return step_of(StepRecorder(0).add_verdict(verdict, 0))
+    return StepRecorder(0).add_verdict(verdict, 0)
 
 
 def test_each_token_is_a_chunk_with_its_origin() -> None:

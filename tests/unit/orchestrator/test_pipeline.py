@@ -55,6 +55,7 @@ class EmptyFleet:
 
     def __init__(self) -> None:
         self.drafts = 0
+        self.pools = dict.fromkeys(("verify", "draft"))
 
     async def reserve_verify(self, *arguments: Any, **options: Any) -> Any:
         """There never is one."""
@@ -65,8 +66,13 @@ class EmptyFleet:
         self.drafts += 1
 
 
-class SilentObserver:
+class SilentMonitor:
     """Counts nothing."""
+
+    @property
+    def observer(self) -> SilentMonitor:
+        """Neither does this."""
+        return self
 
     def __getattr__(self, name: str) -> Any:
         return lambda *arguments: None
@@ -88,7 +94,7 @@ def test_nothing_follows_a_stop_string(after: Action) -> None:
         async def on_end(handle: object) -> None:
             assert handle is None
 
-        parts: Any = (session, StoppingOutput(), fleet, emit, SilentObserver())
+        parts: Any = (session, StoppingOutput(), fleet, emit, SilentMonitor())
         pipeline = Pipeline(*parts, draft_open_seconds=1.0)
         await pipeline.run(on_end)
         assert (pipeline.reason, fleet.drafts, emitted) == (FinishReason.STOP, 0, [])

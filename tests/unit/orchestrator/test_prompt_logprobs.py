@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.request.resolver import ResolvedRequest
-from orchestrator.verdicts import prompt_problem_of
+from orchestrator.soundness import prompt_problem_of
 from outrider.protocol.errors import InvalidRequest
 from outrider.protocol.messages import PromptLogprobs, SamplingParams, TokenLogprob
 from tests.fakes import INFO, FakeDraft, FakeVerify, continuation

@@ -256,7 +256,7 @@ def test_the_queue_counts_in_the_time_to_the_first_token() -> None:
             held = asyncio.create_task(rig.generate())
             await rig.until(lambda: verify.sessions == 1)
             queued = asyncio.create_task(rig.generate())
-            await rig.until(lambda: rig.orchestrator.servicer.admission.statistics().queued == 1)
+            await rig.until(lambda: rig.orchestrator.servicer.admission.queue.queued == 1)
             now += 4.0
             verify.hold.set()
             await held

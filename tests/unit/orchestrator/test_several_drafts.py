@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from orchestrator.draft_streams import DraftStream, all_ready
 from orchestrator.events import (
     Action,
     BlockArrived,
@@ -22,6 +21,7 @@ from orchestrator.events import (
 )
 from orchestrator.request.resolver import ResolvedRequest
 from orchestrator.session import PARK_SECONDS, STALL_VERDICTS, Session, SessionLimits
+from orchestrator.streams import DraftStream, all_ready
 from outrider.protocol.allowance import BLOCKS
 from outrider.protocol.errors import NoReplica, Unavailable
 from outrider.protocol.messages import Mode, Opened, SamplingParams, TokenBlock

@@ -6,10 +6,12 @@ from outrider.protocol.messages import Origin, SamplingParams, StepNodes
 from outrider.speculation.candidate_tree import CandidateTree
 from tests.unit.verify_service.fakes import FakeRunner, block, chain_block, greedy_text, make_session
 from verify_service.scheduler import Work
-from verify_service.speculation.forced_candidates import FIRST_FORCED_ID
-from verify_service.speculation.lookup_candidates import FIRST_LOOKUP_ID
-from verify_service.speculation.predicted_candidates import FIRST_PREDICTED_ID
-from verify_service.speculation.recording import step_nodes
+from verify_service.speculation.origins import (
+    FIRST_FORCED_ID,
+    FIRST_LOOKUP_ID,
+    FIRST_PREDICTED_ID,
+    step_nodes,
+)
 from verify_service.verifier import Verifier, most_likely_path_first, walk
 
 

@@ -193,7 +193,7 @@ def test_an_orchestrator_that_knows_no_replica_says_nothing() -> None:
 
     async def scenario() -> None:
         async with Rig(FakeVerify()) as rig:
-            keda, rig.fleet.served = Keda(rig), None
+            keda, rig.fleet._served.model = Keda(rig), None
             assert await refused(keda.active) is grpc.StatusCode.UNAVAILABLE
             assert await refused(keda.replicas) is grpc.StatusCode.UNAVAILABLE
 

@@ -8,14 +8,14 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 
 from orchestrator.observing.drift import Reading
-from orchestrator.observing.timeline import StepRecord
+from orchestrator.observing.timeline import Step
 from orchestrator.observing.tracing import MAX_KEPT, RequestTrace, StepSpans, record_step
 from orchestrator.request.resolver import ResolvedRequest
 from outrider.protocol.messages import ModelInfo, SamplingParams, Verdict
 from outrider.telemetry.spans import shutdown_tracing, use_processor
 
 TRACEPARENT = f"00-{1:032x}-{2:016x}-01"
-STEP = StepRecord(Verdict(4, 10, (5,)), 1_000, 2_000, drafted=3, draft_us=0, wire_us=0, links=())
+STEP = Step(Verdict(4, 10, (5,)), 1_000, 2_000, drafted=3, draft_us=0, wire_us=0, links=())
 SERVED = ModelInfo("target", "hash", vocabulary_size=300, context_length=20)
 ERROR_TYPES = {"": "OK", "NO_REPLICA": "UNAVAILABLE", "CANCELLED": "CANCELLED", "A_BUG": "UNKNOWN"}
 
@@ -106,7 +106,7 @@ def steps(spans: Spans) -> list[int]:
     return [one.attributes["outrider.step.number"] for one in spans.ended if one.name == "speculation.step"]
 
 
-def numbered(count: int) -> list[StepRecord]:
+def numbered(count: int) -> list[Step]:
     """So many steps."""
     return [replace(STEP, verdict=replace(STEP.verdict, step=number)) for number in range(count)]
 

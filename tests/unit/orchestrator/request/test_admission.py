@@ -163,7 +163,7 @@ async def enter(admission: Admission, n: int = 1, deadline: float = FOREVER) -> 
 
 def counts(admission: Admission) -> tuple[int, int]:
     """Running and queued requests."""
-    return admission.statistics().running, admission.statistics().queued
+    return admission.queue.begun, admission.queue.queued
 
 
 def test_waiting_time_is_reported() -> None:

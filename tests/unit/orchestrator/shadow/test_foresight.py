@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.replicas.pool import Replica
-from orchestrator.shadow.comparison import MAX_PAIRS, MIN_GAIN, MIN_TOKENS, Comparisons
+from orchestrator.shadow.comparison import MAX_PAIRS, MIN_GAIN, MIN_TOKENS, Comparisons, swap_of
 from orchestrator.shadow.foresight import Foresight, Score
-from orchestrator.shadow.promotion import swap_of
 from outrider.protocol.messages import TokenBlock
 from tests.fakes import INFO
 

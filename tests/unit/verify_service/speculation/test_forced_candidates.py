@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from outrider.speculation.candidate_tree import CandidateTree
 from tests.grammars import choice, ids, matcher
-from verify_service.speculation.forced_candidates import FIRST_FORCED_ID, ForcedCandidates
-from verify_service.speculation.lookup_candidates import from_draft
+from verify_service.speculation.forced_candidates import ForcedCandidates
+from verify_service.speculation.origins import FIRST_FORCED_ID, from_draft
 
 
 def test_the_chain_is_proposed_up_to_where_there_is_a_choice() -> None:

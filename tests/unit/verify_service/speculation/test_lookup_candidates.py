@@ -7,7 +7,8 @@ import pytest
 from outrider.speculation.acceptance import AcceptanceModel, lookup_bucket, lookup_priors
 from outrider.speculation.candidate_tree import CandidateTree
 from tests.unit.verify_service.fakes import chain_block
-from verify_service.speculation.lookup_candidates import FIRST_LOOKUP_ID, LookupCandidates
+from verify_service.speculation.lookup_candidates import LookupCandidates
+from verify_service.speculation.origins import FIRST_LOOKUP_ID
 
 TEXT = [1, 2, 3, 4, 5, 6, 1, 2, 3]
 

@@ -8,7 +8,7 @@ import pytest
 
 from outrider.speculation.candidate_tree import CandidateTree, first_id_of
 from tests.unit.verify_service.fakes import block, chain_block
-from verify_service.speculation.lookup_candidates import FIRST_LOOKUP_ID
+from verify_service.speculation.origins import FIRST_LOOKUP_ID
 from verify_service.speculation.several_drafts import MAX_SILENCE, Agreement, Belief
 
 A, B = first_id_of(0), first_id_of(1)

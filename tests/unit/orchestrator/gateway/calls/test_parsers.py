@@ -8,20 +8,21 @@ from collections.abc import Callable
 
 import pytest
 
+from orchestrator.gateway.calls.call_reader import CallParser
 from orchestrator.gateway.calls.hermes import HermesParser
 from orchestrator.gateway.calls.llama3 import Llama3Parser
-from orchestrator.gateway.calls.pieces import CallArguments, CallBegun, Parser, Piece, Text
+from orchestrator.gateway.calls.pieces import CallArguments, CallBegun, Piece, Text
 
 Read = tuple[str, list[tuple[str, str]]]
 """The text, and each call's name and arguments."""
 
 
-def hermes() -> Parser:
+def hermes() -> CallParser:
     """With any function."""
     return HermesParser()
 
 
-def llama3() -> Parser:
+def llama3() -> CallParser:
     """Offered: add and now."""
     return Llama3Parser({"add", "now"}.__contains__)
 
@@ -43,7 +44,7 @@ def put_together(pieces: list[Piece]) -> Read:
     return text, calls
 
 
-def read(make: Callable[[], Parser], *parts: str) -> Read:
+def read(make: Callable[[], CallParser], *parts: str) -> Read:
     """An output that comes in parts."""
     parser = make()
     pieces = [piece for part in parts for piece in parser.push(part)]
@@ -103,7 +104,7 @@ CASES = [(hermes, *case) for case in HERMES] + [(llama3, *case) for case in LLAM
 
 
 @pytest.mark.parametrize(("make", "output", "expected"), CASES)
-def test_every_cut_gives_the_same(make: Callable[[], Parser], output: str, expected: Read) -> None:
+def test_every_cut_gives_the_same(make: Callable[[], CallParser], output: str, expected: Read) -> None:
     """Whole, sign by sign, and in three parts at any two places."""
     assert read(make, output) == expected
     assert read(make, *output) == expected
@@ -112,7 +113,9 @@ def test_every_cut_gives_the_same(make: Callable[[], Parser], output: str, expec
 
 
 @pytest.mark.parametrize(("make", "output", "expected"), CASES)
-def test_arguments_of_whole_calls_are_json(make: Callable[[], Parser], output: str, expected: Read) -> None:
+def test_arguments_of_whole_calls_are_json(
+    make: Callable[[], CallParser], output: str, expected: Read
+) -> None:
     """As the model wrote them; only a call that the output's end cuts off has others."""
     for name, arguments in expected[1]:
         assert name

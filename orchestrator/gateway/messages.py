@@ -92,7 +92,7 @@ def _named(choice: dict[str, Any], tools: tuple[Tool, ...]) -> Tool:
     for tool in tools:
         if tool.name == name:
             return tool
-    raise wrong("tool_choice.function.name", f"{name[:40]!r} is none of the tools")
+    raise wrong("tool_choice.function.name", f"{name[:40]!r} is not one of the tools")
 
 
 def tools_of(own: Mapping[str, Any]) -> tuple[Tool, ...]:

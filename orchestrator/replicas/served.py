@@ -1,0 +1,109 @@
+"""Which model is served, and whether a replica fits it.
+
+It is the model of the first verify replica. A verify replica with another model is kept out until none with
+the old one is left. Every probe compares a draft with the served model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import grpc
+
+from orchestrator.replicas.pool import Replicas
+from orchestrator.replicas.probe import fetch_tokenizer
+from orchestrator.text.tokenizer import TextTokenizer
+from outrider.protocol.messages import ModelInfo
+from outrider.telemetry.logs import get_logger
+
+logger = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The model that requests are checked against."""
+
+    info: ModelInfo
+    tokenizer: TextTokenizer | None
+
+
+class Served:
+    """The model that the replicas of `pools` serve, once one is known."""
+
+    def __init__(self, pools: Mapping[str, Replicas]) -> None:
+        self.model: ServedModel | None = None
+        self._pools = pools
+        self._adopting = asyncio.Lock()
+
+    @property
+    def available(self) -> bool:
+        """Whether some verify replica answered its last probe with the model that is served."""
+        return any(
+            replica.info is not None
+            and replica.serving
+            and replica.missed_probes == 0
+            and self._agrees(replica.info)
+            for replica in self._pools["verify"]
+        )
+
+    async def consider(self, info: ModelInfo, channel: grpc.aio.Channel) -> None:
+        """Serve the model of this verify replica if none is served yet, or if no replica has it any more.
+
+        Raises:
+            OutriderError: its tokenizer cannot be fetched.
+        """
+        async with self._adopting:
+            if self._agrees(info) or self.available:
+                return
+            self.model = ServedModel(info, await fetch_tokenizer(channel, info))
+        logger.info("serving model", model=info.model, vocabulary_size=info.vocabulary_size)
+        for kind, pool in self._pools.items():
+            for replica in pool:
+                if replica.info is not None:
+                    replica.mismatch = self.mismatch(kind, replica.info)
+
+    def mismatch(self, kind: str, info: ModelInfo) -> str:
+        """Why a replica cannot be used; empty when it can."""
+        return mismatch_of(kind, info, None if self.model is None else self.model.info)
+
+    def compare_arithmetic(self, endpoint: str, info: ModelInfo) -> None:
+        """Warn when a verify replica rounds otherwise than the one that the served model came from."""
+        if self.model is None or not self._agrees(info) or info.arithmetic == self.model.info.arithmetic:
+            return
+        logger.warning(
+            "verify replicas differ in arithmetic: a session that moves between them may continue otherwise "
+            "where two tokens are nearly equally likely; use one kind of processor, or set cpu_backend",
+            endpoint=endpoint,
+            arithmetic=info.arithmetic,
+            others=self.model.info.arithmetic,
+        )
+
+    def _agrees(self, info: ModelInfo) -> bool:
+        return self.model is not None and not mismatch_of("verify", info, self.model.info)
+
+
+def mismatch_of(kind: str, info: ModelInfo, served: ModelInfo | None) -> str:
+    """Why a replica cannot be used with the model that is served; empty when it can."""
+    if served is None:
+        return "" if kind == "draft" else "not serving yet"
+    if kind == "verify":
+        same = (info.model, info.vocabulary_hash) == (served.model, served.vocabulary_hash)
+        return "" if same else f"serves {info.model!r}, not {served.model!r}"
+    if info.vocabulary_hash not in ("", served.vocabulary_hash):
+        return f"the vocabulary of {info.model!r} is not that of {served.model!r}"
+    return _features_mismatch(info, served)
+
+
+def _features_mismatch(draft: ModelInfo, target: ModelInfo) -> str:
+    """Why a draft cannot read the layers of a target; empty when it can, or reads none."""
+    layers = draft.feature_layers
+    if not layers:
+        return ""
+    if draft.hidden_size != target.hidden_size or max(layers) >= target.num_layers:
+        return (
+            f"{draft.model!r} reads layers {layers} of width {draft.hidden_size}, and {target.model!r} has "
+            f"{target.num_layers} of width {target.hidden_size}; use a head that was trained for it"
+        )
+    return ""
