@@ -28,7 +28,7 @@ MIN_REACH = 0.005
 """Nodes with a smaller reach are neither sent nor expanded, even where they cost the target nothing."""
 BLOCK_GAP = 0.15
 """Least time between two blocks of a session, as a share of a step, times the sessions in the step. Each
-block takes time from the target, so nodes are sent together."""
+block takes 0.25 ms of the target's core, so nodes are sent together."""
 LATEST_BLOCK = 0.6
 """Share of a step after which a session's first block goes out at the latest; the rest is for the network."""
 ROOT = -1
