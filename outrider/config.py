@@ -31,52 +31,48 @@ class ProcessConfig(Settings):
     """What every process that serves has."""
 
     host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for all.")
-    port: Port = Field(0, description="gRPC port; 0 picks a free one.")
+    port: Port = Field(0, description="gRPC port; 0: a free one.")
     grace_seconds: float = Field(30.0, ge=0, description="Longest wait for running work after SIGTERM.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severe log line."
     )
     log_format: Literal["auto", "json", "console"] = Field(
-        "auto", description="Log lines; auto is console on a terminal and JSON elsewhere."
+        "auto", description="auto: console on a terminal, else JSON."
     )
-    cpus: str = Field("", description="CPU list to pin this process to, such as 0 or 0-3; empty: not pinned.")
+    cpus: str = Field("", description="CPUs that this process is pinned to, such as 0-3; empty: all.")
     tls_cert: str = Field("", description="PEM certificate chain of this server; empty: plaintext.")
     tls_key: str = Field("", description="PEM private key of tls_cert.")
-    tls_ca: str = Field(
-        "", description="PEM authorities: on a server, clients must present a certificate of theirs."
-    )
+    tls_ca: str = Field("", description="PEM authorities; clients must show a certificate of theirs.")
 
 
 class ServiceConfig(ProcessConfig):
     """What every gRPC service has."""
 
     metrics_port: int = Field(
-        -1, ge=-1, le=65535, description="Port of the Prometheus page; 0 picks a free one, -1 serves none."
+        -1, ge=-1, le=65535, description="Port of the Prometheus page; 0: a free one, -1: none."
     )
     health_port: int = Field(
         -1,
         ge=-1,
         le=65535,
-        description="Port that answers health alone, in plaintext, for probes; 0 picks a free one, -1: none.",
+        description="Plaintext port of health probes; 0: a free one, -1: none.",
     )
-    name: str = Field(
-        "", description="Name of this replica in logs, metrics and handles; empty: host and port."
-    )
+    name: str = Field("", description="This replica's name in logs and metrics; empty: host and port.")
     max_request_mb: Positive = Field(64, description="Largest message of a caller, in MiB.")
     max_connection_seconds: float = Field(
         0.0,
         ge=0,
-        description="Longest life of a connection; its running calls end first. Callers then look for "
-        "replicas anew. 0: no limit.",
+        description="Longest life of a connection, after which callers look for replicas anew; "
+        "running calls end first. 0: no limit.",
     )
-    reflection: bool = Field(False, description="Serve gRPC reflection: tells anyone who asks what there is.")
+    reflection: bool = Field(False, description="Serve gRPC reflection.")
 
 
 class EngineConfig(ServiceConfig):
     """What services that run a model have."""
 
     max_request_mb: Positive = Field(
-        16, description="Largest message of an orchestrator, in MiB; a token of a prompt takes up to 5 bytes."
+        16, description="Largest message of an orchestrator, in MiB; a prompt's token takes up to 5 bytes."
     )
     model: str = Field("", description="Folder or hub id of the model.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
@@ -84,33 +80,32 @@ class EngineConfig(ServiceConfig):
     )
     weights: Weights = Field(
         "full",
-        description="int8 or int4 rounds the weights of linear layers at load, on the CPU and on GPUs with "
-        "Triton; full: as they are stored.",
+        description="int8 and int4 round linear layers at load, on CPUs and on GPUs with Triton; "
+        "full: as stored.",
     )
     kv_dtype: KvDtype = Field(
         "auto",
-        description="fp8 keeps keys and values in 8 bits (e4m3), of 16-bit models on GPUs with Triton; auto: "
-        "in the model's dtype.",
+        description="fp8 keeps keys and values in 8 bits (e4m3), of 16-bit models on GPUs with Triton; "
+        "auto: as the model.",
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
     threads: Positive = Field(1, description="Torch threads on the CPU.")
     cpu_backend: Literal["auto", "amx", "avx512", "avx2", "onednn"] = Field(
         "auto",
-        description="What multiplies on the CPU: kernels for AMX, AVX-512 or AVX2, or oneDNN; auto: the best "
-        "for the processor, or oneDNN where it is quicker at load.",
+        description="Kernels that multiply on the CPU; auto: the processor's best, or oneDNN where it is "
+        "faster at load.",
     )
     helper_cpus: str = Field(
         "",
-        description="CPU list of cores that help with long steps though others use them too; empty: none.",
+        description="Cores that help with long steps though others use them too; empty: none.",
     )
     max_sessions: Positive = Field(64, description="Most sessions at once.")
     kv_tokens: int = Field(
         0,
         ge=0,
-        description="Tokens that the KV memory holds; 0: 65536, or what half of the memory that is free "
-        "beside the weights holds.",
+        description="Tokens that the KV memory holds; 0: 65536, or what half of the free memory holds.",
     )
-    prefix_cache: bool = Field(True, description="Reuse keys and values of equal prompt beginnings.")
+    prefix_cache: bool = Field(True, description="Reuse keys and values of equal beginnings.")
     context_length: int = Field(0, ge=0, description="Most tokens of a sequence; 0: the model's own limit.")
     trust_remote_code: bool = Field(False, description="Run code that comes with the model.")
 
@@ -119,36 +114,33 @@ class VerifyConfig(EngineConfig):
     """The verify service."""
 
     page_size: Positive = Field(16, description="Tokens per KV page.")
-    max_step_tokens: Positive = Field(512, description="Most tokens of one forward, prefill chunks included.")
+    max_step_tokens: Positive = Field(512, description="Most tokens of one forward.")
     max_nodes: Positive = Field(
-        32, le=MAX_STEP_NODES, description="Most candidates verified for one session in one step."
+        32, le=MAX_STEP_NODES, description="Most candidates of a session in one step."
     )
-    lookup: bool = Field(True, description="Propose candidates by prompt lookup in the verify service too.")
-    lease_seconds: float = Field(60.0, gt=0, description="How long kept keys and values live without use.")
+    lookup: bool = Field(True, description="Propose candidates by prompt lookup too.")
+    lease_seconds: float = Field(60.0, gt=0, description="How long kept keys and values live unused.")
     deterministic: bool = Field(
         False,
-        description="A token's bits never depend on what is computed beside it. Refused where library "
-        "kernels compute the model.",
+        description="A token's bits never depend on its batch; refused where library kernels compute.",
     )
     generation_config: Literal["auto", "none"] = Field(
         "auto",
-        description="auto: sampling parameters of the model's generation_config.json hold for requests that "
-        "set none.",
+        description="auto: sampling defaults come from the model's generation_config.json.",
     )
     served_name: str = Field("", description="Model name on the wire; empty: the last part of `model`.")
     tensor_parallel: Positive = Field(
         1,
-        description="Processes that share each layer of the model; each has `threads`, or a GPU of its own.",
+        description="Processes that share each layer, each with `threads` or a GPU of its own.",
     )
     tensor_parallel_rank: int = Field(
         0,
         ge=0,
-        description="Which of them this one is, where they are started on several machines; 0 serves.",
+        description="Rank of this process, on several machines; 0 serves.",
     )
     tensor_parallel_address: str = Field(
         "",
-        description="host:port at which rank 0 meets those of other machines; empty: it starts them on this "
-        "machine.",
+        description="host:port where rank 0 meets other machines' ranks; empty: it starts them itself.",
     )
 
 
@@ -157,137 +149,112 @@ class DraftConfig(EngineConfig):
 
     kind: Literal["model", "eagle", "lookup"] = Field(
         "model",
-        description="A draft model, an EAGLE-3 head (which is found out for model too), or prompt lookup "
-        "without a model.",
+        description="A model or an EAGLE-3 head (both found out for model), or prompt lookup.",
     )
     target: str = Field(
         "",
-        description="Folder or hub id of the target of an EAGLE head, whose embedding and tokenizer it uses.",
+        description="Folder or hub id of an EAGLE head's target.",
     )
     skip_layers: str = Field(
         "",
-        description="Layers that the model does without, counted from 0, such as 4-9 or 2,5-7; empty: none.",
+        description="Layers to leave out, from 0, such as 2,5-7; empty: none.",
     )
     shadow: bool = Field(
         False,
-        description="Proposals are compared with the target's text, not verified, until `outrider drafts "
-        "promote`.",
+        description="Proposals are compared, not verified, until `outrider drafts promote`.",
     )
     reload_model: bool = Field(
         False,
-        description="Take up new weights when the files of `model`, or a link to their folder, change; both "
-        "are in memory meanwhile.",
+        description="Take up new weights when the files of `model`, or a link to their folder, change.",
     )
     tokenizer: str = Field(
-        "", description="Folder or hub id of the tokenizer, for kind=lookup; empty: accept any target."
+        "", description="Folder or hub id of the tokenizer, for kind=lookup; empty: any target."
     )
-    expansions: Positive = Field(8, description="Most nodes expanded in one draft forward.")
-    children: Positive = Field(8, description="Most children proposed below one node.")
-    max_nodes: Positive = Field(256, le=MAX_TREE_NODES, description="Most live nodes of one session's tree.")
+    expansions: Positive = Field(8, description="Most nodes expanded in one forward.")
+    children: Positive = Field(8, description="Most children of one node.")
+    max_nodes: Positive = Field(256, le=MAX_TREE_NODES, description="Most nodes of a session's tree.")
     max_depth: Positive = Field(24, description="Deepest node below the last committed token.")
 
 
 class OrchestratorConfig(ServiceConfig):
     """The orchestrator."""
 
-    port: Port = Field(7700, description="gRPC port; 0 picks a free one.")
+    port: Port = Field(7700, description="gRPC port; 0: a free one.")
     max_request_mb: Positive = Field(8, description="Largest message of a caller, in MiB.")
     verify: tuple[str, ...] = Field(
-        (), description="Verify replicas: host:port, or dns:name:port which is polled."
+        (), description="Verify replicas: host:port, or dns:name:port, which is polled."
     )
-    draft: tuple[str, ...] = Field(
-        (), description="Draft replicas: host:port, or dns:name:port; none: lookup only."
-    )
+    draft: tuple[str, ...] = Field((), description="Draft replicas, likewise; none: lookup only.")
     require_fit: bool = Field(
         False,
-        description="A draft that does not fit the target ends the process at start; off: it is left out.",
+        description="A draft that does not fit ends the process at start; off: it is left out.",
     )
     replicas_file: str = Field(
-        "", description="File with lines 'verify host:port' or 'draft host:port', read again when it changes."
+        "", description="File with lines 'verify host:port' or 'draft host:port', watched."
     )
-    discovery_seconds: float = Field(2.0, gt=0, description="Period of DNS polls and of replica checks.")
+    discovery_seconds: float = Field(2.0, gt=0, description="Period of DNS polls and replica checks.")
     max_running: int = Field(
         0,
         ge=0,
-        description="Most continuations that run at once; 0: as many as the verify replicas have room for.",
+        description="Most continuations at once; 0: as many as verify replicas have room for.",
     )
-    max_queued: int = Field(
-        256, ge=0, description="Most requests that wait to begin; of more, the one served last is refused."
-    )
+    max_queued: int = Field(256, ge=0, description="Most requests that wait to begin.")
     default_max_tokens: int = Field(
-        0, ge=0, description="max_tokens of requests that set none; 0: up to the context length."
+        0, ge=0, description="max_tokens of requests without; 0: the context length."
     )
-    max_priority: int = Field(
-        100, ge=-100, le=100, description="Highest priority that a request may have; above it, it is refused."
-    )
-    default_deadline_seconds: float = Field(600.0, gt=0, description="Deadline of requests that bring none.")
-    draft_open_timeout_ms: float = Field(
-        2000.0, gt=0, description="A draft that does not open within this is given up."
-    )
-    recovery_seconds: float = Field(
-        30.0, ge=0, description="How long a request waits for another verify replica when its own is lost."
-    )
+    max_priority: int = Field(100, ge=-100, le=100, description="Highest priority of a request.")
+    default_deadline_seconds: float = Field(600.0, gt=0, description="Deadline of requests without.")
+    draft_open_timeout_ms: float = Field(2000.0, gt=0, description="Longest wait for a draft to open.")
+    recovery_seconds: float = Field(30.0, ge=0, description="Longest wait for another verify replica.")
     drafts_per_session: int = Field(
         1,
         ge=1,
         le=8,
-        description="Draft replicas that one session uses at once, of different models where there are; "
-        "their nodes become one tree.",
+        description="Drafts that one session uses at once, of different models where there are.",
     )
     shadow_share: float = Field(
         0.1,
         ge=0,
         le=1,
-        description="Share of the sessions with drafts that a shadow draft, if there is one, drafts for too.",
+        description="Share of the drafted sessions that a shadow draft gets too.",
     )
     promote_shadows: bool = Field(
         False,
-        description="A shadow that foresees more of the text changes places with a draft replica by itself.",
+        description="A shadow that foresees more replaces a draft by itself.",
     )
-    breaker_failures: Positive = Field(
-        3, description="Failures in a row that open a replica's circuit breaker."
-    )
-    breaker_seconds: float = Field(5.0, gt=0, description="How long an open breaker keeps a replica out.")
+    breaker_failures: Positive = Field(3, description="Failures in a row that keep a replica out.")
+    breaker_seconds: float = Field(5.0, gt=0, description="How long a replica is kept out.")
     draft_sessions_per_replica: int = Field(
         0,
         ge=0,
-        description="Sessions that one draft replica serves well, for scaling; 0: learned from how they do.",
+        description="Sessions that one draft replica serves well, for scaling; 0: learned.",
     )
     auth_tokens_file: str = Field(
         "",
-        description="File with one bearer token per line, read again when it changes; empty: no "
-        "authentication.",
+        description="File with one bearer token per line, watched; empty: no authentication.",
     )
     client_rate: float = Field(
         0.0,
         ge=0,
         le=1e6,
-        description="Requests per second of one client (its bearer token, else its address); 0: no limit.",
+        description="Requests per second of one client (token, else address); 0: no limit.",
     )
-    client_burst: Positive = Field(
-        32, description="Requests that a client with a limit may make at once after a rest."
-    )
-    request_log: bool = Field(
-        True, description="Log one line for each request: its counts, times and replicas, never its text."
-    )
+    client_burst: Positive = Field(32, description="Requests that a limited client may make at once.")
+    request_log: bool = Field(True, description="Log a line for each request, without its text.")
     trace_detail: TraceDetail = Field(
         "all",
-        description="Which sampled requests have spans of their steps: all, slow ones (recorded by the "
-        "orchestrator alone), or none.",
+        description="Which sampled requests have spans of their steps.",
     )
-    trace_slow_seconds: float = Field(
-        10.0, ge=0, description="From here on a request is slow, for trace_detail."
-    )
+    trace_slow_seconds: float = Field(10.0, ge=0, description="A request that takes longer is slow.")
     collect: str = Field(
         "",
-        description="Folder in which served tokens, prompts too, are kept for `outrider distill`; empty: "
-        "none are.",
+        description="Folder where served tokens, prompts too, are kept for `outrider distill`; empty: none.",
     )
-    collect_share: float = Field(0.05, gt=0, le=1, description="Share of the requests that are collected.")
+    collect_share: float = Field(0.05, gt=0, le=1, description="Share of requests that are collected.")
     collect_max_mb: Positive = Field(
-        256, description="Size of all collected files together, in MiB; the oldest make room."
+        256, description="Size of all collected files, in MiB; the oldest make room."
     )
-    tls_client_cert: str = Field("", description="PEM certificate shown to draft and verify replicas.")
+    tls_client_cert: str = Field("", description="PEM certificate shown to replicas.")
     tls_client_key: str = Field("", description="PEM private key of tls_client_cert.")
     tls_client_ca: str = Field("", description="PEM authorities of the replicas; empty: plaintext to them.")
 
@@ -295,34 +262,30 @@ class OrchestratorConfig(ServiceConfig):
 class GatewayConfig(ProcessConfig):
     """The HTTP gateway."""
 
-    port: Port = Field(8000, description="HTTP port; 0 picks a free one.")
-    listen_fd: int = Field(
-        -1, ge=-1, description="A socket that is bound already, in place of host and port; -1: none."
-    )
+    port: Port = Field(8000, description="HTTP port; 0: a free one.")
+    listen_fd: int = Field(-1, ge=-1, description="A bound socket in place of host and port; -1: none.")
     orchestrator: str = Field(
         "127.0.0.1:7700",
-        description="The orchestrators: host:port, or with a scheme of gRPC's such as dns:name:port.",
+        description="The orchestrators: host:port, or dns:name:port.",
     )
     max_request_mb: Positive = Field(8, description="Largest body of a request, in MiB.")
-    deadline_seconds: float = Field(600.0, gt=0, description="Longest time that a request may take.")
+    deadline_seconds: float = Field(600.0, gt=0, description="Longest time of a request.")
     page: bool = Field(True, description="Serve a page at / that shows what speculation does.")
     response_metrics: bool = Field(
-        False, description="Answers carry their times and what speculation did, as vLLM's `metrics`."
+        False, description="Answers carry times and speculation's counts, as vLLM's `metrics`."
     )
     metrics_port: int = Field(
         -1,
         ge=-1,
         le=65535,
-        description="Port of /metrics, /health and /version alone, in plaintext, for probes and Prometheus; "
-        "0 picks a free one, -1: none. The HTTP port has them too.",
+        description="Plaintext port of /metrics, /health and /version alone; 0: a free one, -1: none.",
     )
     tool_call_parser: Literal["none", "hermes", "llama3"] = Field(
-        "none", description="How the model writes calls of tools; none: requests with tools are refused."
+        "none", description="How the model writes calls of tools; none: refused."
     )
     auth_tokens_file: str = Field(
         "",
-        description="File with one bearer token per line, read again when it changes; empty: the "
-        "orchestrator alone looks at the token, which is passed on in any case.",
+        description="File with one bearer token per line, watched; empty: the orchestrator alone checks it.",
     )
     tls_client_cert: str = Field("", description="PEM certificate shown to the orchestrators.")
     tls_client_key: str = Field("", description="PEM private key of tls_client_cert.")

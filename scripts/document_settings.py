@@ -45,19 +45,13 @@ A setting is a flag, an environment variable and a key in a TOML file, in this o
     max_sessions = 16       # below [verify], in the file that --config or OUTRIDER_CONFIG names
 
 `--print-config` prints every value with its source. Repeat the flag of a list, or separate items by commas.
-Settings that services share have each service's own prefix; a service's own entry wins. `OTEL_*` variables
-say where [traces](tracing.md) go. Below, `=` precedes the default.
+Settings that services share have each service's own prefix; a service's own row wins. `OTEL_*` variables are
+for [traces](tracing.md). Below, `=` precedes the default.
 
-Exit statuses:
-
-- 0: the command did its work, or was told to end.
-- 1: it failed: nobody answers, the stream broke for good, a process or an engine crashed.
-- 2: it was used wrongly: a flag, a setting, a missing file, a port in use, a pair that does not fit, a
-  request that would be refused again.
-- 130: Ctrl-C ended `generate` or `timeline`.
-
-With 1 and 2, one sentence on standard error says why. `outrider up` ends when a process does not start, and
-restarts one that crashes later.
+Exit statuses: 0, the command did its work, or was told to end; 1, it failed; 2, it was used wrongly (a flag,
+a setting, a missing file, a port in use, a pair that does not fit); 130, Ctrl-C ended `generate` or
+`timeline`. With 1 and 2, one sentence on standard error says why. `outrider up` ends when a process does not
+start, and restarts one that crashes later.
 """
 
 

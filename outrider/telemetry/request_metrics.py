@@ -40,7 +40,7 @@ class RequestMetrics:
             ),
             "first": make.histogram(
                 "time_to_first_token_seconds",
-                "Time from a request's arrival to its first token, in the queue too.",
+                "Time from a request's arrival to its first token.",
                 FIRST_TOKEN_BUCKETS,
                 "model",
             ),
@@ -52,17 +52,13 @@ class RequestMetrics:
             ),
             "gap": make.histogram(
                 "delivery_gap_seconds",
-                "Time from one delivery of tokens to the next of its continuation: the pauses in a text.",
+                "Time between two deliveries of a continuation.",
                 TOKEN_BUCKETS,
                 "model",
             ),
             "prompt": make.histogram("prompt_tokens", "Tokens of a prompt.", LENGTH_BUCKETS, "model"),
-            "output": make.histogram(
-                "output_tokens", "Tokens generated of a continuation.", LENGTH_BUCKETS, "model"
-            ),
-            "cached": make.counter(
-                "prompt_tokens_cached", "Prompt tokens whose keys and values were at hand.", "model"
-            ),
+            "output": make.histogram("output_tokens", "Tokens of a continuation.", LENGTH_BUCKETS, "model"),
+            "cached": make.counter("prompt_tokens_cached", "Prompt tokens that were cached.", "model"),
         }
         self._children = Children(self._bind, MAX_MODELS, self._forget)
 

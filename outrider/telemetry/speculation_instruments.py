@@ -27,9 +27,7 @@ class SpeculationInstruments:
             "undrafted": make.counter("undrafted_steps", "Steps without a node of a draft replica.", *labels),
             "drifts": make.counter("drifts", "Falls of acceptance that the drift detector found.", *labels),
         }
-        self._statistic = make.gauge(
-            "drift_statistic", "How near the drift detector is to its next alarm, 0 to 1.", *labels
-        )
+        self._statistic = make.gauge("drift_statistic", "How near the next alarm is, 0 to 1.", *labels)
         self._positions = (
             make.counter("position_verified", "Steps that verified this deep.", "position", "draft"),
             make.counter("position_accepted", "Steps that accepted this deep.", "position", "draft"),
