@@ -67,14 +67,25 @@ def _title(name: str) -> str:
 
 
 def _section(title: str, settings: type[Settings], name: str = "") -> str:
-    where = [f"Environment `OUTRIDER_{name.upper()}_...`, file `[{name}]`.", ""] if name else []
+    where = [f"Environment `OUTRIDER_{name.upper()}_...`, file `[{name}]`."] if name else []
+    passed = [f"`{setting}`" for setting in settings.__annotations__ if _passed_on(settings, setting)]
+    where += [f"Handed on to the services, which have them below: {', '.join(passed)}."] if passed else []
     rows = [_row(setting, settings.model_fields[setting]) for setting in _own(settings)]
-    return "\n".join([f"## {title}", "", *where, *rows, ""])
+    return "\n".join([f"## {title}", "", *where, *([""] if where else []), *rows, ""])
+
+
+def _passed_on(settings: type[Settings], name: str) -> bool:
+    """Whether `up` hands a setting on under the name and with the default that a service has for it."""
+    if settings is not UpConfig:
+        return False
+    default = settings.model_fields[name].default
+    services = (OrchestratorConfig, VerifyConfig)
+    return any(name in one.model_fields and one.model_fields[name].default == default for one in services)
 
 
 def _own(settings: type[Settings]) -> list[str]:
     """The settings that a class adds or changes, but for those that every command has its own version of."""
-    own = settings.__annotations__
+    own = [name for name in settings.__annotations__ if not _passed_on(settings, name)]
     users = [command for command in COMMANDS if issubclass(command, settings)]
     field = settings.model_fields
     return [name for name in own if any(_same(field[name], user.model_fields[name]) for user in users)]

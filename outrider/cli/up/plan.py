@@ -29,9 +29,9 @@ class UpConfig(Settings):
     )
     drafts_per_session: Positive = Field(1, description="Drafts that one session uses at once.")
     weights: Weights = Field("full", description="int8 and int4 round the target's.")
-    draft_weights: Weights = Field("full", description="The same for draft models.")
+    draft_weights: Weights = Field("full", description="int8 and int4 round draft models.")
     kv_dtype: KvDtype = Field("auto", description="fp8 keeps the target's keys and values in 8 bits.")
-    draft_kv_dtype: KvDtype = Field("auto", description="The same for draft models.")
+    draft_kv_dtype: KvDtype = Field("auto", description="fp8 is for keys and values of draft models.")
     draft_skip_layers: str = Field(
         "", description="Layers to leave out where the target is its own draft, such as 4-9."
     )
