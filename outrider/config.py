@@ -36,7 +36,7 @@ class RunConfig(Settings):
         "info", description="Least severe log line."
     )
     log_format: Literal["auto", "json", "console"] = Field(
-        "auto", description="Log lines; auto is console on a terminal and JSON elsewhere."
+        "auto", description="auto: console on a terminal, else JSON."
     )
 
 
@@ -48,9 +48,7 @@ class ProcessConfig(RunConfig):
     cpus: str = Field("", description="CPU list to pin this process to, such as 0 or 0-3; empty: not pinned.")
     tls_cert: str = Field("", description="PEM certificate chain of this server; empty: plaintext.")
     tls_key: str = Field("", description="PEM private key of tls_cert.")
-    tls_ca: str = Field(
-        "", description="PEM authorities: on a server, clients must present a certificate of theirs."
-    )
+    tls_ca: str = Field("", description="PEM authorities; clients must show a certificate of theirs.")
 
 
 class ServiceConfig(ProcessConfig):
@@ -62,23 +60,21 @@ class ServiceConfig(ProcessConfig):
     health_port: OptionalPort = Field(
         -1, description="Port for probes: health alone, in plaintext; 0 picks a free one, -1: none."
     )
-    name: str = Field(
-        "", description="Name of this replica in logs, metrics and handles; empty: host and port."
-    )
+    name: str = Field("", description="This replica's name in logs and metrics; empty: host and port.")
     max_request_mb: Positive = Field(64, description="Largest message of a caller, in MiB.")
     max_connection_seconds: float = Field(
         0.0,
         ge=0,
         description="Longest life of a connection, so that callers look for replicas anew; 0: no limit.",
     )
-    reflection: bool = Field(False, description="Serve gRPC reflection: tells anyone who asks what there is.")
+    reflection: bool = Field(False, description="Serve gRPC reflection.")
 
 
 class EngineConfig(ServiceConfig):
     """What services that run a model have."""
 
     max_request_mb: Positive = Field(
-        16, description="Largest message of an orchestrator, in MiB; a token of a prompt takes up to 5 bytes."
+        16, description="Largest message of an orchestrator, in MiB; a prompt's token takes up to 5 bytes."
     )
     model: str = Field("", description="Folder or hub id of the model.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
@@ -106,7 +102,7 @@ class EngineConfig(ServiceConfig):
         ge=0,
         description="Tokens that the KV memory holds; 0: 65536, or what half of the free memory holds.",
     )
-    prefix_cache: bool = Field(True, description="Reuse keys and values of equal prompt beginnings.")
+    prefix_cache: bool = Field(True, description="Reuse keys and values of equal beginnings.")
     context_length: int = Field(0, ge=0, description="Most tokens of a sequence; 0: the model's own limit.")
     trust_remote_code: bool = Field(False, description="Run code that comes with the model.")
 
@@ -116,10 +112,10 @@ class VerifyConfig(EngineConfig):
 
     max_step_tokens: Positive = Field(512, description="Most tokens of one forward, prefill chunks included.")
     max_nodes: Positive = Field(
-        32, le=MAX_STEP_NODES, description="Most candidates verified for one session in one step."
+        32, le=MAX_STEP_NODES, description="Most candidates of a session in one step."
     )
-    lookup: bool = Field(True, description="Propose candidates by prompt lookup in the verify service too.")
-    lease_seconds: float = Field(60.0, gt=0, description="How long kept keys and values live without use.")
+    lookup: bool = Field(True, description="Propose candidates by prompt lookup too.")
+    lease_seconds: float = Field(60.0, gt=0, description="How long kept keys and values live unused.")
     deterministic: bool = Field(
         False, description="A token's bits never depend on its batch; refused where library kernels compute."
     )
@@ -158,11 +154,11 @@ class DraftConfig(EngineConfig):
         False, description="Take up new weights when files of `model` change; both are in memory meanwhile."
     )
     tokenizer: str = Field(
-        "", description="Folder or hub id of the tokenizer, for kind=lookup; empty: accept any target."
+        "", description="Folder or hub id of the tokenizer, for kind=lookup; empty: any target."
     )
-    expansions: Positive = Field(8, description="Most nodes expanded in one draft forward.")
-    children: Positive = Field(8, description="Most children proposed below one node.")
-    max_nodes: Positive = Field(256, le=MAX_TREE_NODES, description="Most live nodes of one session's tree.")
+    expansions: Positive = Field(8, description="Most nodes expanded in one forward.")
+    children: Positive = Field(8, description="Most children of one node.")
+    max_nodes: Positive = Field(256, le=MAX_TREE_NODES, description="Most nodes of a session's tree.")
     max_depth: Positive = Field(24, description="Deepest node below the last committed token.")
 
 
@@ -189,40 +185,30 @@ class CollectConfig(Settings):
 class OrchestratorConfig(ServiceConfig, CallerConfig, CollectConfig):
     """The orchestrator."""
 
-    port: Port = Field(7700, description="gRPC port; 0 picks a free one.")
+    port: Port = Field(7700, description="gRPC port; 0: a free one.")
     max_request_mb: Positive = Field(8, description="Largest message of a caller, in MiB.")
     verify: tuple[str, ...] = Field(
-        (), description="Verify replicas: host:port, or dns:name:port which is polled."
+        (), description="Verify replicas: host:port, or dns:name:port, which is polled."
     )
-    draft: tuple[str, ...] = Field(
-        (), description="Draft replicas: host:port, or dns:name:port; none: lookup only."
-    )
+    draft: tuple[str, ...] = Field((), description="Draft replicas, likewise; none: lookup only.")
     require_fit: bool = Field(
         False, description="A draft that does not fit ends the process at start; off: it is left out."
     )
     replicas_file: str = Field(
-        "", description="File with lines 'verify host:port' or 'draft host:port', read again when it changes."
+        "", description="File with lines 'verify host:port' or 'draft host:port', watched."
     )
-    discovery_seconds: float = Field(2.0, gt=0, description="Period of DNS polls and of replica checks.")
+    discovery_seconds: float = Field(2.0, gt=0, description="Period of DNS polls and replica checks.")
     max_running: int = Field(
         0, ge=0, description="Most continuations at once; 0: as many as verify replicas have room for."
     )
-    max_queued: int = Field(
-        256, ge=0, description="Most requests that wait to begin; of more, the one served last is refused."
-    )
+    max_queued: int = Field(256, ge=0, description="Most requests that wait to begin.")
     default_max_tokens: int = Field(
-        0, ge=0, description="max_tokens of requests that set none; 0: up to the context length."
+        0, ge=0, description="max_tokens of requests without; 0: the context length."
     )
-    max_priority: int = Field(
-        100, ge=-100, le=100, description="Highest priority that a request may have; above it, it is refused."
-    )
-    default_deadline_seconds: float = Field(600.0, gt=0, description="Deadline of requests that bring none.")
-    draft_open_timeout_ms: float = Field(
-        2000.0, gt=0, description="A draft that does not open within this is given up."
-    )
-    recovery_seconds: float = Field(
-        30.0, ge=0, description="How long a request waits for another verify replica when its own is lost."
-    )
+    max_priority: int = Field(100, ge=-100, le=100, description="Highest priority of a request.")
+    default_deadline_seconds: float = Field(600.0, gt=0, description="Deadline of requests without.")
+    draft_open_timeout_ms: float = Field(2000.0, gt=0, description="Longest wait for a draft to open.")
+    recovery_seconds: float = Field(30.0, ge=0, description="Longest wait for another verify replica.")
     drafts_per_session: int = Field(
         1,
         ge=1,
@@ -235,10 +221,8 @@ class OrchestratorConfig(ServiceConfig, CallerConfig, CollectConfig):
     promote_shadows: bool = Field(
         False, description="A shadow that foresees more changes places with a draft replica by itself."
     )
-    breaker_failures: Positive = Field(
-        3, description="Failures in a row that open a replica's circuit breaker."
-    )
-    breaker_seconds: float = Field(5.0, gt=0, description="How long an open breaker keeps a replica out.")
+    breaker_failures: Positive = Field(3, description="Failures in a row that keep a replica out.")
+    breaker_seconds: float = Field(5.0, gt=0, description="How long a replica is kept out.")
     draft_sessions_per_replica: int = Field(
         0, ge=0, description="Sessions that a draft replica serves well, for scaling; 0: learned."
     )
@@ -248,12 +232,8 @@ class OrchestratorConfig(ServiceConfig, CallerConfig, CollectConfig):
     client_rate: float = Field(
         0.0, ge=0, le=1e6, description="Requests per second of one client (token, else address); 0: no limit."
     )
-    client_burst: Positive = Field(
-        32, description="Requests that a client with a limit may make at once after a rest."
-    )
-    request_log: bool = Field(
-        True, description="Log one line for each request: its counts, times and replicas, never its text."
-    )
+    client_burst: Positive = Field(32, description="Requests that a limited client may make at once.")
+    request_log: bool = Field(True, description="Log a line for each request, without its text.")
     trace_detail: TraceDetail = Field(
         "all", description="Which sampled requests have spans of their steps; slow ones by the orchestrator."
     )
@@ -265,25 +245,23 @@ class OrchestratorConfig(ServiceConfig, CallerConfig, CollectConfig):
 class GatewayConfig(ProcessConfig, CallerConfig):
     """The HTTP gateway."""
 
-    port: Port = Field(8000, description="HTTP port; 0 picks a free one.")
-    listen_fd: int = Field(
-        -1, ge=-1, description="A socket that is bound already, in place of host and port; -1: none."
-    )
+    port: Port = Field(8000, description="HTTP port; 0: a free one.")
+    listen_fd: int = Field(-1, ge=-1, description="A bound socket in place of host and port; -1: none.")
     orchestrator: str = Field(
         "127.0.0.1:7700",
         description="The orchestrators: host:port, or what gRPC resolves such as dns:name:port.",
     )
     max_request_mb: Positive = Field(8, description="Largest body of a request, in MiB.")
-    deadline_seconds: float = Field(600.0, gt=0, description="Longest time that a request may take.")
+    deadline_seconds: float = Field(600.0, gt=0, description="Longest time of a request.")
     page: bool = Field(True, description="Serve a page at / that shows what speculation does.")
     response_metrics: bool = Field(
-        False, description="Answers carry their times and what speculation did, as vLLM's `metrics`."
+        False, description="Answers carry times and speculation's counts, as vLLM's `metrics`."
     )
     metrics_port: OptionalPort = Field(
         -1, description="Port for probes and Prometheus, in plaintext; 0 picks a free one, -1: none."
     )
     tool_call_parser: Literal["none", "hermes", "llama3"] = Field(
-        "none", description="How the model writes calls of tools; none: requests with tools are refused."
+        "none", description="How the model writes calls of tools; none: refused."
     )
     auth_tokens_file: str = Field(
         "", description="File of bearer tokens, one per line; empty: the orchestrator alone looks at tokens."

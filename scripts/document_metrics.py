@@ -47,21 +47,20 @@ INTRODUCTION = f"""\
 
 `make docs` writes this page from the instruments.
 
-Services serve a Prometheus page when `metrics_port` is set; the gateway also has it on its HTTP port.
-Counters are raw, so that they add up over replicas; their names end in `_total`. Times are in seconds.
-Dashboards are in `k8s/components/`. In these pictures both drafts are killed near the end, on a busy machine:
-[speculation](images/dashboard-speculation.png), [serving](images/dashboard-serving.png),
-[capacity](images/dashboard-capacity.png).
+Services serve a Prometheus page when `metrics_port` is set; the gateway also has it on its HTTP port. Names
+of counters end in `_total`; they are raw, so that they add up over replicas. Of the others, all but
+histograms are gauges. Times are in seconds. Dashboards are in `k8s/components/`; in these pictures both
+drafts are killed near the end: [speculation](images/dashboard-speculation.png),
+[serving](images/dashboard-serving.png), [capacity](images/dashboard-capacity.png).
 
-`outrider top` (`pip install 'outrider[cli]'`) shows the most important figures on a terminal, of services
-here or elsewhere. `outrider up --metrics-port 9464` says where its pages are; `dns:name:port` stands for all
-addresses of a name, such as the pods of a headless service.
+`outrider top` (`pip install 'outrider[cli]'`) shows the most important figures on a terminal.
+`outrider up --metrics-port 9464` says where its pages are; `dns:name:port` stands for all addresses of a
+name.
 
 The orchestrator's histograms carry trace ids as exemplars, for Prometheus with
-`--enable-feature=exemplar-storage`. Labels are bounded: {MAX_TASKS} values of `task`,
-and of each of a caller's `labels` (the rest is `other`, none is `none`), the
-{MAX_REPLICAS} last endpoints of `draft`, the {MAX_MODELS} last names of `model`, positions from 1 to
-{MAX_POSITION}.
+`--enable-feature=exemplar-storage`. Labels are bounded: {MAX_TASKS} values of `task`, and of each of a
+caller's `labels` (the rest is `other`, none is `none`), the {MAX_REPLICAS} last endpoints of `draft`, the
+{MAX_MODELS} last names of `model`, positions from 1 to {MAX_POSITION}.
 
 ## Queries
 
@@ -95,22 +94,19 @@ and of each of a caller's `labels` (the rest is `other`, none is `none`), the
 {QUERIES["ratio"]}
 ```
 
-Nodes verified and not accepted waste target time, `outrider_draft_nodes_wasted_total` draft time. In each
-bucket `calibration_accepted` should equal `calibration_predicted`; if lower, drafts promise too much.
+In each bucket `calibration_accepted` should equal `calibration_predicted`; if lower, drafts promise too much.
 
 ## When the draft pool is short
 
-A draft always finds something to expand, so its own load says little. The pool is short when the target
-loses time for want of drafts:
-
-1. **Replicas are missing**: sessions want a draft and have none.
+A draft always finds something to expand, so its own load says little. The pool is short when sessions want a
+draft and have none:
 
 ```promql
 {QUERIES["missing"]}
 ```
 
-2. **Drafts are slow**: the target idles, and a draft answers a verdict later than a target step takes. Idle
-   with a short lag comes from the network or the orchestrator. A long lag without idle costs nothing.
+or when the target idles, and a draft answers a verdict later than a target step takes. Idle with a short lag
+comes from the network or the orchestrator. A long lag without idle costs nothing.
 
 ```promql
 {QUERIES["slow"]}
@@ -122,26 +118,23 @@ loses time for want of drafts:
 ## How many draft replicas are needed
 
 `outrider_draft_replicas_desired` is the mean number of sessions that want drafts, over the number that one
-replica serves well: four fifths of its slots, and less once the pool was short
-(`orchestrator/observing/scaler.py`). Each orchestrator exports its own share, so add up and round up:
+replica serves well: four fifths of its slots, and less once the pool was short. Each orchestrator exports its
+own share, so add up and round up; KEDA asks one orchestrator and gets the sum.
 
 ```promql
 {QUERIES["replicas"]}
 ```
 
-KEDA asks one orchestrator and gets the sum, because orchestrators see each other's sessions at the drafts.
-
 ## A line for each request
 
-Beside metrics, the orchestrator logs `request ended` for each request that was admitted (`request_log`): id,
-model, status, token counts, seconds in the queue, to the first token and in all, steps, acceptance length,
-replicas and losses. Neither text nor tokens. Refused requests are counted alone.
+The orchestrator logs `request ended` for each admitted request (`request_log`): id, model, status, token
+counts, seconds in the queue, to the first token and in all, steps, acceptance length, replicas and losses.
 
 ## Names that others use
 
-Inference gateways (Gateway API Inference Extension) choose among orchestrators by TotalQueuedRequests,
-`outrider_orchestrator_requests_queued`; TotalRunningRequests, `outrider_orchestrator_requests_running`;
-KVCacheUtilization, `outrider_orchestrator_kv_utilization`.
+Inference gateways (Gateway API Inference Extension) choose orchestrators by TotalQueuedRequests and
+TotalRunningRequests, `outrider_orchestrator_requests_queued` and `..._running`, and by KVCacheUtilization,
+`outrider_orchestrator_kv_utilization`.
 
 vLLM's names (`vllm:...`; it counts positions from 0, and a *draft* is one round of a sequence):
 
@@ -151,10 +144,10 @@ vLLM's names (`vllm:...`; it counts positions from 0, and a *draft* is one round
 - `spec_decode_num_accepted_tokens_per_pos_total`: `outrider_verify_position_accepted_total`
 - `prompt_tokens_total`, `generation_tokens_total`: `outrider_orchestrator_prompt_tokens_sum`,
   `outrider_orchestrator_tokens_total`
-- `prefix_cache_hits_total`, in tokens: `outrider_orchestrator_prompt_tokens_cached_total`
+- `prefix_cache_hits_total`: `outrider_orchestrator_prompt_tokens_cached_total`
 - `request_prompt_tokens`, `request_generation_tokens`, `inter_token_latency_seconds`:
   `outrider_orchestrator_prompt_tokens`, `outrider_orchestrator_output_tokens`,
-  `outrider_orchestrator_delivery_gap_seconds`, of deliveries, which have one token or several
+  `outrider_orchestrator_delivery_gap_seconds`
 - `num_requests_waiting`, `num_requests_running`: the gateways' gauges
 - `kv_cache_usage_perc`: `outrider_verify_kv_utilization`
 """
@@ -189,7 +182,7 @@ def _rows(service: str, without: Collection[str] = ()) -> list[str]:
 def _tables_of(shared: dict[str, list[str]]) -> Iterator[tuple[str, list[str]]]:
     """A title and its rows for each set of services."""
     for services in dict.fromkeys(tuple(services) for services in shared.values()):
-        title = f"Shared; SERVICE is {' or '.join(services)}"
+        title = f"SERVICE is {', '.join(services)}"
         yield title, [row for row, found in shared.items() if tuple(found) == services]
 
 
@@ -199,7 +192,7 @@ def _section(title: str, rows: Sequence[str]) -> str:
 
 def _row(metric: Described) -> str:
     labels = f"{{{','.join(metric.labels)}}}" if metric.labels else ""
-    kind = "" if metric.kind == "counter" else f" ({metric.kind})"
+    kind = " (histogram)" if metric.kind == "histogram" else ""
     return f"- `{metric.name}{labels}`{kind}: {metric.text}"
 
 

@@ -51,19 +51,13 @@ A setting is a flag, an environment variable and a key in a TOML file, in this o
     max_sessions = 16       # below [verify], in the file that --config or OUTRIDER_CONFIG names
 
 `--print-config` prints every value with its source. Repeat the flag of a list, or separate items by commas.
-Settings that services share have each service's own prefix; a service's own entry wins. `OTEL_*` variables
-say where [traces](tracing.md) go. Below, `=` precedes the default.
+Settings that services share have each service's own prefix; a service's own row wins. `OTEL_*` variables are
+for [traces](tracing.md). Below, `=` precedes the default.
 
-Exit statuses:
-
-- 0: the command did its work, or was told to end.
-- 1: it failed: nobody answers, the stream broke for good, a process or an engine crashed.
-- 2: it was used wrongly: a flag, a setting, a missing file, a port in use, a pair that does not fit, a
-  request that would be refused again.
-- 130: Ctrl-C ended `generate` or `timeline`.
-
-With 1 and 2, one sentence on standard error says why. `outrider up` ends when a process does not start, and
-restarts one that crashes later.
+Exit statuses: 0, the command did its work, or was told to end; 1, it failed; 2, it was used wrongly (a flag,
+a setting, a missing file, a port in use, a pair that does not fit); 130, Ctrl-C ended `generate` or
+`timeline`. With 1 and 2, one sentence on standard error says why. `outrider up` ends when a process does not
+start, and restarts one that crashes later.
 """
 
 
@@ -79,14 +73,25 @@ def _title(name: str) -> str:
 
 
 def _section(title: str, settings: type[Settings], name: str = "") -> str:
-    where = [f"Environment `OUTRIDER_{name.upper()}_...`, file `[{name}]`.", ""] if name else []
+    where = [f"Environment `OUTRIDER_{name.upper()}_...`, file `[{name}]`."] if name else []
+    passed = [f"`{setting}`" for setting in settings.__annotations__ if _passed_on(settings, setting)]
+    where += [f"Handed on to the services, which have them below: {', '.join(passed)}."] if passed else []
     rows = [_row(setting, settings.model_fields[setting]) for setting in _own(settings)]
-    return "\n".join([f"## {title}", "", *where, *rows, ""])
+    return "\n".join([f"## {title}", "", *where, *([""] if where else []), *rows, ""])
+
+
+def _passed_on(settings: type[Settings], name: str) -> bool:
+    """Whether `up` hands a setting on under the name and with the default that a service has for it."""
+    if settings is not UpConfig:
+        return False
+    default = settings.model_fields[name].default
+    services = (OrchestratorConfig, VerifyConfig)
+    return any(name in one.model_fields and one.model_fields[name].default == default for one in services)
 
 
 def _own(settings: type[Settings]) -> list[str]:
     """The settings that a class adds or changes, but for those that every command has its own version of."""
-    own = settings.__annotations__
+    own = [name for name in settings.__annotations__ if not _passed_on(settings, name)]
     users = [command for command in COMMANDS if issubclass(command, settings)]
     field = settings.model_fields
     return [name for name in own if any(_same(field[name], user.model_fields[name]) for user in users)]

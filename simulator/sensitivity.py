@@ -1,24 +1,40 @@
 """How much each constant that steers speculation matters: `python -m simulator sensitivity`.
 
-Each constant of the table in docs/architecture.md is halved and doubled; shares near 1 are moved to half and
-to twice their distance from 1. A process of its own runs the loads with the changed source, so that defaults
-that were taken from a constant change too.
+Each constant is halved and doubled; shares near 1 are moved to half and to twice their distance from 1. A
+process of its own runs the loads with the changed source, so that defaults that were taken from a constant
+change too.
 """
 
 from __future__ import annotations
 
 import ast
 import importlib.util
-import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from statistics import geometric_mean
 
-TABLE = Path(__file__).parent.parent / "docs" / "architecture.md"
-ROW = re.compile(r"^\| `([a-z_.]+)\.([A-Z_]+)` \| ([\d.]+) \|", re.MULTILINE)
+STEERING: Mapping[str, tuple[str, ...]] = {
+    "verify_service.speculation.drafting": (
+        *("FIRST_DRAFTS", "WINDOW_ROUNDS", "CLEAR", "MIN_STEPS"),
+        *("PROBE_EVERY", "MAX_LOSS", "MAX_REST"),
+    ),
+    "verify_service.scheduler": ("MIN_STRETCH",),
+    "verify_service.speculation.cost_model": ("OWN_WEIGHT", "RETRY", "LARGEST_RATIO"),
+    "verify_service.speculation.pace": ("LATE_WEIGHT",),
+    "verify_service.speculation.patience": ("SPREAD", "SEQUENTIAL_SECONDS"),
+    "verify_service.speculation.trust": ("DECAY", "PRIOR"),
+    "verify_service.speculation.several_drafts": ("MAX_SILENCE",),
+    "draft_service.scheduler": ("YIELD",),
+    "draft_service.session": ("FULL_PRICE_SESSIONS", "MIN_REACH", "BLOCK_GAP", "LATEST_BLOCK"),
+    "outrider.speculation.decayed": ("WEIGHT",),
+    "outrider.speculation.acceptance": ("FLATNESS", "DECAY", "PRIOR_WEIGHT", "SHARED_WEIGHT", "HEAD_START"),
+    "orchestrator.session": ("PARK_SECONDS",),
+}
+"""The constants by their modules: thirty at most. A docstring there gives unit, meaning and source."""
 LOADS = (
     ("widened", 1, 0.0),
     ("widened", 1, 1.0),
@@ -33,7 +49,7 @@ LOADS = (
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """One of the table."""
+    """One of them."""
 
     module: str
     name: str
@@ -48,8 +64,12 @@ class Constant:
 
 
 def constants() -> list[Constant]:
-    """Those of the table."""
-    return [Constant(module, name, float(value)) for module, name, value in ROW.findall(TABLE.read_text())]
+    """All of them, with their values."""
+    return [
+        Constant(module, name, float(getattr(import_module(module), name)))
+        for module, names in STEERING.items()
+        for name in names
+    ]
 
 
 def run(names: Sequence[str]) -> Iterator[str]:

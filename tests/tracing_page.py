@@ -12,9 +12,11 @@ def documented() -> dict[str, dict[str, bool]]:
     """Attributes by span, and whether every such span has them: no condition in brackets."""
     found: dict[str, dict[str, bool]] = {}
     attributes: dict[str, bool] = {}
-    for line in PAGE.partition("\n## Which requests")[0].splitlines():
+    lists = PAGE.partition("\n## Which requests")[0].replace("\n  ", " ")
+    for line in lists.splitlines():
         if line.startswith("### "):
             attributes = found[line.removeprefix("### ").strip("`")] = {}
-        elif entry := re.match(r"- `([\w.]+)`( \()?", line):
-            attributes[entry[1]] = not entry[2]
+        elif line.startswith("- "):
+            for name, condition in re.findall(r"`([\w.]+)`( \()?", line.partition(": ")[0]):
+                attributes[name] = not condition
     return found

@@ -15,19 +15,17 @@ class DraftPoolInstruments:
             "draft_sessions_wanted", "Running sessions that want a draft replica."
         )
         self.waiting: Gauge = make.gauge("draft_sessions_waiting", "Those of them that have none open.")
-        self.parkings: Counter = make.counter(
-            "draft_parkings", "Drafts that sessions gave up because drafting did not pay."
-        )
+        self.parkings: Counter = make.counter("draft_parkings", "Drafts ended because drafting did not pay.")
         self.slots: Gauge = make.gauge(
             "draft_slots", "Sessions that the usable draft replicas have room for."
         )
         self.per_replica: Gauge = make.gauge(
-            "draft_sessions_per_replica", "Sessions that one draft replica is taken to serve well."
+            "draft_sessions_per_replica", "Sessions that one draft replica serves well."
         )
         pool = Maker("outrider_draft", make.registry)
         self.replicas_desired: Gauge = pool.gauge(
             "replicas_desired",
-            "Draft replicas that this orchestrator's sessions need; add up over orchestrators.",
+            "Draft replicas that this orchestrator's sessions need.",
         )
         make.made += pool.made
         self.wanted_seconds: Counter = make.counter(
@@ -37,10 +35,10 @@ class DraftPoolInstruments:
             "draft_missing_seconds", "The part of it without an open draft replica."
         )
         self.idle_seconds: Counter = make.counter(
-            "draft_idle_seconds", "The part of it in which the session waited and its target ran no step."
+            "draft_idle_seconds", "The part of it in which the target ran no step."
         )
         self.lag_seconds = make.histogram(
             "draft_lag_seconds",
-            "Time from a verdict to the draft's first block that knows of it.",
+            "Time from a verdict to the first block after it.",
             STEP_BUCKETS,
         )

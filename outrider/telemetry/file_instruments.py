@@ -21,7 +21,7 @@ class FileInstruments:
         )
         self._expires = make.gauge(
             "certificate_expires_timestamp_seconds",
-            "When the certificate in use expires, in Unix time; 0 without one.",
+            "Unix time when the certificate in use expires, or 0.",
             "files",
         )
         start_at_zero(self._refused, CERTIFICATES)

@@ -80,13 +80,13 @@ class VerifyInstruments:
         self._step_seconds = make.histogram("step_seconds", "Time of a verify step.", STEP_BUCKETS)
         self._step_tokens = make.histogram("step_tokens", "Tokens of a verify step's forward.", SIZE_BUCKETS)
         self._step_sessions = make.histogram("step_sessions", "Sessions of a verify step.", SIZE_BUCKETS)
-        self.idle = make.counter("idle_seconds", "Time in which no step ran although sessions were open.")
+        self.idle = make.counter("idle_seconds", "Time without a step although sessions were open.")
         self.sessions = make.gauge("sessions", "Open sessions.")
         self.queued = make.gauge("queued_sessions", "Sessions that wait for KV pages.")
         self.pages = PageMetrics(make)
         self.capacity = Capacity(make)
         self.preempted = make.counter("preemptions", "Sessions paused because no KV page was left.")
-        self.stale_handles = make.counter("stale_handles", "KV handles refused, by reason.", "reason")
+        self.stale_handles = make.counter("stale_handles", "KV handles refused.", "reason")
         start_at_zero(self.stale_handles, ("replica", "incarnation", "lease"))
         self.files = FileInstruments(make)
 
@@ -157,7 +157,7 @@ class DraftInstruments:
         )
         self.lag = make.histogram(
             "lag_seconds",
-            "Time from a verdict's arrival to the next token block of its session.",
+            "Time from a verdict to the session's next token block.",
             STEP_BUCKETS,
         )
         self.sessions = make.gauge("sessions", "Open sessions.")
@@ -184,22 +184,18 @@ class OrchestratorInstruments:
         make = Maker("outrider_orchestrator", registry)
         self.described = make.made
         self._admitted = make.counter("requests_admitted", "Requests admitted.")
-        self.rejected = make.counter("requests_rejected", "Requests refused, by reason.", "reason")
-        self._finished = make.counter("requests_finished", "Continuations ended, by reason.", "reason")
+        self.rejected = make.counter("requests_rejected", "Requests refused.", "reason")
+        self._finished = make.counter("requests_finished", "Continuations ended.", "reason")
         self._tokens = make.counter("tokens", "Tokens generated.")
         self._queue_seconds = make.histogram(
-            "queue_seconds", "Time that an admitted request waited for its admission.", FIRST_TOKEN_BUCKETS
+            "queue_seconds", "Time that an admitted request waited.", FIRST_TOKEN_BUCKETS
         )
         self.requests = request_metrics(make)
         self.queued = make.gauge("requests_queued", "Requests that wait for admission.")
         self.running = make.gauge("requests_running", "Requests that run.")
-        self.kv_utilization = make.gauge(
-            "kv_utilization", "Share of the usable verify replicas' KV pages that is in use, 0 to 1."
-        )
-        self.fallbacks = make.counter("fallbacks", "Times a request went on without a replica.", "kind")
-        self.kv_moves = make.counter(
-            "kv_moves", "Keys and values asked for at another verify replica, by outcome.", "outcome"
-        )
+        self.kv_utilization = make.gauge("kv_utilization", "Share of the verify replicas' KV pages in use.")
+        self.fallbacks = make.counter("fallbacks", "Times a request lost a replica.", "kind")
+        self.kv_moves = make.counter("kv_moves", "Sessions whose keys and values were to move.", "outcome")
         start_at_zero(self.kv_moves, ("moved", "recomputed"))
         self.replicas = make.gauge("replicas", "Known replicas.", "kind", "state")
         start_at_zero(self.rejected, REJECTIONS)
@@ -209,9 +205,7 @@ class OrchestratorInstruments:
         self.draft_pool = DraftPoolInstruments(make)
         self.files = FileInstruments(make)
         self.labels = LabelInstruments(make)
-        self.collected = make.counter(
-            "collected", "Continuations chosen to be kept for drafts to learn from, by outcome.", "outcome"
-        )
+        self.collected = make.counter("collected", "Continuations chosen to be collected.", "outcome")
         start_at_zero(self.collected, COLLECTED)
         self.shadows = ShadowInstruments(make)
 

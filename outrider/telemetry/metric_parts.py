@@ -165,7 +165,7 @@ class PageMetrics:
         self._used = make.gauge("pages_used", "KV pages that sessions or leases hold.")
         self._cached = make.gauge("pages_cached", "KV pages kept for reuse; reclaimed when needed.")
         self._free = make.gauge("pages_free", "KV pages that hold nothing.")
-        self._utilization = make.gauge("kv_utilization", "Share of the KV pages that is in use, 0 to 1.")
+        self._utilization = make.gauge("kv_utilization", "Share of the KV pages in use.")
 
     def set(self, total: int, used: int, cached: int) -> None:
         """What is held now."""
@@ -200,7 +200,7 @@ class Estimates(Collector):
     BUCKETS = 10
     NAMES = (
         ("calibration_nodes", "Verified nodes whose estimated reach lies in the bucket."),
-        ("calibration_predicted", "Sum of their estimated reaches: the nodes expected to be accepted."),
+        ("calibration_predicted", "Sum of their estimated reaches."),
         ("calibration_accepted", "Those of them that were accepted."),
     )
 

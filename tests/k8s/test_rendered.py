@@ -193,7 +193,7 @@ def test_the_pages_examples_are_valid(tmp_path: Path) -> None:
     for folder in ("../../components", "../gpu"):
         path = (K8S / "overlays/any" / folder).resolve()
         text = text.replace(f"- {folder}", f"- {os.path.relpath(path, tmp_path.resolve())}")
-    overlay_of_your_own, fill, *more = re.findall(r"^```yaml\n(.*?)^```", text, re.M | re.S)
+    overlay_of_your_own, *more = re.findall(r"^```yaml\n(.*?)^```", text, re.M | re.S)
     assert [one.splitlines()[0] for one in more] == ["patches:"] * 4
     patches = "patches:\n" + "".join(one.removeprefix("patches:\n") for one in more)
     wanted = ("gateway-api", "weights-fetch")
@@ -205,7 +205,7 @@ def test_the_pages_examples_are_valid(tmp_path: Path) -> None:
     assert of_kind(manifests, "HTTPRoute")["outrider"]["spec"]["hostnames"] == ["llm.example.com"]
     assert of_kind(manifests, "ConfigMap")["weights-fetch"]["data"]["TARGET"] == "your/target"
     assert settings_of(manifests, "verify")["OUTRIDER_VERIFY_SERVED_NAME"] == "my-model"
-    for manifest in (*manifests, yaml.safe_load(fill)):
+    for manifest in (*manifests, yaml.safe_load((K8S / "fill.yaml").read_text())):
         check(manifest, VERSIONS[-1])
     check_namespace(manifests, NAMESPACE)
     assert "nvidia.com/mig-1g.10gb" in container(manifests, "draft")["resources"]["limits"]

@@ -43,10 +43,19 @@ def test_every_span_has_a_table() -> None:
     }
 
 
-@pytest.mark.parametrize("text", [(COMPONENT / "config.yaml").read_text(), TAIL_SAMPLING])
-def test_a_pipeline_uses_what_is_defined(text: str) -> None:
+def merged() -> dict[str, Any]:
+    """The component's configuration with the page's block, as a collector merges two files."""
+    config: dict[str, Any] = yaml.safe_load((COMPONENT / "config.yaml").read_text())
+    more = yaml.safe_load(TAIL_SAMPLING)
+    assert set(more) == {"processors", "service"}
+    config["processors"] |= more["processors"]
+    config["service"]["pipelines"]["traces"] |= more["service"]["pipelines"]["traces"]
+    return config
+
+
+@pytest.mark.parametrize("config", [yaml.safe_load((COMPONENT / "config.yaml").read_text()), merged()])
+def test_a_pipeline_uses_what_is_defined(config: dict[str, Any]) -> None:
     """Every receiver, processor, exporter and extension is defined, and everything defined is used."""
-    config: dict[str, Any] = yaml.safe_load(text)
     service = config["service"]
     used = {
         "extensions": set(service["extensions"]),

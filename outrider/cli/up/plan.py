@@ -24,20 +24,16 @@ class UpConfig(RunConfig, CollectConfig):
     draft: tuple[str, ...] = Field(
         (LOOKUP,),
         min_length=1,
-        description="Folder or hub id of a draft model or an EAGLE head, lookup (no model) or none (no "
-        "drafts); several for drafts of different kinds.",
+        description="Folder or hub id of a draft model or an EAGLE head, lookup or none; several for drafts "
+        "of different kinds.",
     )
-    drafts_per_session: Positive = Field(
-        1, description="Drafts that one session uses at once; see `serve orchestrator`."
-    )
-    weights: Weights = Field("full", description="int8 or int4 rounds the target's; see `serve verify`.")
-    draft_weights: Weights = Field("full", description="The same for draft models.")
-    kv_dtype: KvDtype = Field(
-        "auto", description="fp8 keeps the target's keys and values in 8 bits; see `serve verify`."
-    )
-    draft_kv_dtype: KvDtype = Field("auto", description="The same for draft models.")
+    drafts_per_session: Positive = Field(1, description="Drafts that one session uses at once.")
+    weights: Weights = Field("full", description="int8 and int4 round the target's.")
+    draft_weights: Weights = Field("full", description="int8 and int4 round draft models.")
+    kv_dtype: KvDtype = Field("auto", description="fp8 keeps the target's keys and values in 8 bits.")
+    draft_kv_dtype: KvDtype = Field("auto", description="fp8 is for keys and values of draft models.")
     draft_skip_layers: str = Field(
-        "", description="Layers that the target does without where it is its own draft, such as 4-9."
+        "", description="Layers to leave out where the target is its own draft, such as 4-9."
     )
     host: str = Field("127.0.0.1", description="Address that the orchestrator listens on; 0.0.0.0 for all.")
     port: Port = Field(7700, description="Port of the orchestrator; 0 picks a free one.")
@@ -46,25 +42,21 @@ class UpConfig(RunConfig, CollectConfig):
         description="Port of the OpenAI API over HTTP; 0 picks a free one, -1: none. Unless it is set, "
         "another is taken where it is in use.",
     )
-    dtype: str = Field("auto", description="Arithmetic of both models: auto, float32, bfloat16 or float16.")
-    device: str = Field("auto", description="Device of the models: auto, cpu, cuda or cuda:N.")
+    dtype: str = Field("auto", description="auto, float32, bfloat16 or float16, of both models.")
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
     draft_device: str = Field("", description="Device of the draft model; empty: same as device.")
     drafts: Positive = Field(1, description="Draft replicas of each kind.")
     verifies: Positive = Field(1, description="Verify replicas.")
-    threads: Positive = Field(1, description="Torch threads of each replica on the CPU.")
-    tensor_parallel: Positive = Field(
-        1, description="Processes that share each layer of the target; see `serve verify`."
-    )
+    threads: Positive = Field(1, description="Torch threads of each replica.")
+    tensor_parallel: Positive = Field(1, description="Processes that share each layer of the target.")
     cpu_backend: Literal["auto", "amx", "avx512", "avx2", "onednn"] = Field(
-        "auto", description="What multiplies on the CPU; see `serve verify`."
+        "auto", description="Kernels that multiply on the CPU."
     )
-    deterministic: bool = Field(
-        False, description="The target's tokens are the same in every mode and batch; see `serve verify`."
-    )
+    deterministic: bool = Field(False, description="The target's bits never depend on the batch.")
     cpus: Literal["auto", "off"] = Field(
         "auto",
-        description="auto: where there are enough, every replica has CPU cores of its own, and the "
-        "orchestrator uses the drafts', which also help with the target's long steps.",
+        description="auto: where there are enough, every replica has cores of its own; the drafts' "
+        "also serve the orchestrator and the target's long steps.",
     )
     metrics_port: OptionalPort = Field(
         -1,

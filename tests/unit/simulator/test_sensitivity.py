@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from simulator.sensitivity import Constant, constants
+from simulator.sensitivity import STEERING, Constant, constants
 
 
 @pytest.mark.parametrize(
@@ -20,11 +23,29 @@ def test_a_constant_is_halved_and_doubled(value: float, half: float, double: flo
     assert constant.changed(2.0) == pytest.approx(double)
 
 
-def test_the_table_is_read() -> None:
-    """Every constant of docs/architecture.md."""
+def test_there_are_few_constants() -> None:
+    """Thirty at most, with the values of their modules."""
     found = {constant.name: constant.value for constant in constants()}
     assert found["BLOCK_GAP"] == 0.15
-    assert len(found) > 20
+    assert 20 < len(constants()) <= 30
+
+
+@pytest.mark.parametrize("module", STEERING)
+def test_every_constant_is_explained(module: str) -> None:
+    """A docstring follows it, or the assignments after it: what it means, and where its value comes from."""
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    told: set[str] = set()
+    group: list[str] = []
+    for node in ast.parse(Path(spec.origin).read_text()).body:
+        if isinstance(node, ast.Assign):
+            group.append(ast.unparse(node.targets[0]))
+            continue
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            told |= set(group)
+        group = []
+    assert set(STEERING[module]) <= told
 
 
 def test_defaults_taken_from_a_constant_change_too() -> None:

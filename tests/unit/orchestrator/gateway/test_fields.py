@@ -1,10 +1,9 @@
-"""Every field of docs/openai.md does what its row says."""
+"""Every field of docs/openai.md does what the page says."""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,6 @@ from orchestrator.gateway.requests import chat_from, completions_from
 from orchestrator.gateway.tokens import detokenize_from, tokenize_from
 
 PAGE = (Path(__file__).resolve().parents[4] / "docs/openai.md").read_text()
-ROW = re.compile(
-    r"^\| `(\w+)` \| (both|completions|chat|tokenize|detokenize) \| (\w+)[^|]*\| `(.+)` \|$", re.M
-)
 BASE: dict[str, dict[str, Any]] = {
     "completions": {"prompt": "x"},
     "chat": {"messages": [{"role": "user", "content": "x"}]},
@@ -49,13 +45,119 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
 """What else a field needs to mean something."""
 
 
+EXAMPLES: dict[str, Any] = {
+    "model": "target",
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "n": 2,
+    "seed": -1,
+    "stop": ["\n", "def"],
+    "temperature": 0.7,
+    "top_p": 0.9,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.5,
+    "logit_bias": {"5": -1.5},
+    "max_tokens": 5,
+    "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "array"}}},
+    "top_k": 40,
+    "min_p": 0.05,
+    "repetition_penalty": 1.1,
+    "ignore_eos": True,
+    "min_tokens": 2,
+    "stop_token_ids": [5],
+    "include_stop_str_in_output": True,
+    "priority": 3,
+    "skip_special_tokens": False,
+    "prompt_logprobs": 1,
+    "truncate_prompt_tokens": 8,
+    "guided_json": {"type": "object"},
+    "guided_regex": "a+",
+    "guided_choice": ["a"],
+    "guided_grammar": "start: /a+/",
+    "structured_outputs": {"regex": "a+"},
+    "task": "code",
+    "labels": {"team": "search"},
+    "speculation": {"mode": "off"},
+    "prompt": ["a", "b"],
+    "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}],
+    "max_completion_tokens": 5,
+    "top_logprobs": 3,
+    "tools": [{"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}],
+    "tool_choice": "none",
+    "parallel_tool_calls": False,
+    "prediction": {"type": "content", "content": "x"},
+    "store": False,
+    "add_generation_prompt": False,
+    "continue_final_message": True,
+    "chat_template_kwargs": {"enable_thinking": False},
+    "tokens": [5, 6],
+    "user": "somebody",
+    "metadata": {"a": "b"},
+    "service_tier": "auto",
+    "safety_identifier": "somebody",
+    "prompt_cache_key": "key",
+    "prompt_cache_retention": "24h",
+    "use_beam_search": False,
+    "length_penalty": 1.0,
+    "spaces_between_special_tokens": False,
+    "best_of": 1,
+    "suffix": "",
+    "functions": [],
+    "function_call": "none",
+    "modalities": ["text"],
+    "reasoning_effort": "none",
+    "return_token_strs": False,
+    "audio": {"voice": "x"},
+    "verbosity": "low",
+    "web_search_options": {},
+    "chat_template": "x",
+    "documents": [{"text": "x"}],
+    "media_io_kwargs": {"image": {}},
+    "mm_processor_kwargs": {"crop": True},
+}
+"""A value that means something, by field."""
+OWN_EXAMPLES: dict[tuple[str, str], Any] = {
+    ("completions", "logprobs"): 3,
+    ("chat", "logprobs"): True,
+    ("completions", "echo"): True,
+    ("chat", "echo"): False,
+    ("completions", "add_special_tokens"): True,
+    ("chat", "add_special_tokens"): False,
+    ("tokenize", "add_special_tokens"): False,
+    ("tokenize", "prompt"): "a",
+}
+"""Of fields that are something else at other endpoints."""
+BOTH = ("completions", "chat")
+WITHOUT_EFFECT = {"ignored": "ignored", "accepted at one value": "only", "refused": "refused"}
+
+
+def _endpoints(named: str) -> tuple[str, ...]:
+    return BOTH if named in ("", "completions and chat") else (named,)
+
+
+def _supported() -> Iterator[tuple[str, str, str]]:
+    """Endpoint, field and "supported", from the lists: names stand before an entry's colon."""
+    for named, entries in re.findall(r"^(?:.* )?Fields of\s+([\w ]+):\n\n((?:[- ] .*\n)+)", PAGE, re.M):
+        for entry in re.split(r"^- ", entries, flags=re.M)[1:]:
+            names = re.sub(r"\([^)]*\)", "", entry).partition(":")[0]
+            for name in re.findall(r"`(\w+)`", names):
+                yield from ((endpoint, name, "supported") for endpoint in _endpoints(named))
+
+
+def _without_effect() -> Iterator[tuple[str, str, str]]:
+    """Endpoint, field and what happens, from the table: `chat: ...; tokenize: ...`."""
+    for title, what in WITHOUT_EFFECT.items():
+        (fields,) = re.findall(rf"^\| {title} \| (.*) \|$", PAGE, re.M)
+        for part in fields.split("; "):
+            named, _, names = part.rpartition(": ")
+            for name in re.findall(r"`(\w+)`", names):
+                yield from ((endpoint, name, what) for endpoint in _endpoints(named))
+
+
 def _rows() -> list[tuple[str, str, str, Any]]:
-    rows = [(name, where, what, json.loads(example)) for name, where, what, example in ROW.findall(PAGE)]
     return [
-        (endpoint, name, what, example)
-        for name, where, what, example in rows
-        for endpoint in BASE
-        if where == endpoint or (where == "both" and endpoint in ("completions", "chat"))
+        (endpoint, name, what, OWN_EXAMPLES.get((endpoint, name), EXAMPLES.get(name)))
+        for endpoint, name, what in (*_supported(), *_without_effect())
     ]
 
 
