@@ -13,15 +13,11 @@ on the verify side is off unless --lookup is given.
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from benchmarks import machine, pairs, workload
 from benchmarks.answers import Answers
@@ -29,13 +25,11 @@ from benchmarks.flags import command, new_parser
 from benchmarks.pairs import Pair, load_pair
 from benchmarks.workload import SEED, Tokens, load_workload
 from outrider.client import Client
-from scripts.child import Child, ChildError
 from scripts.console import progress, run
-from scripts.local_services import metric
+from scripts.local_services import metric, serve, wait_for_drafts
 
 OFF = "none"
 HEADING = f"\n{'kind':36}   T  memory MB  draft step ms  acceptance  length  tokens/s   ÷ none"
-KNOWN_SECONDS = 30.0
 
 Drafts = tuple[tuple[str, ...], ...]
 """Flags of each draft replica of a kind."""
@@ -171,34 +165,24 @@ class Services:
         self._common = ("--dtype", pair.dtype, "--device", "cpu", "--threads", str(flags.threads))
         model = ("--model", str(pair.target), "--weights", pair.weights, *self._common, "--no-prefix-cache")
         lookup = () if flags.lookup else ("--no-lookup",)
-        self._verify = str(self._start("verify", "verify", 0, *model, *lookup)["endpoint"])
+        self._verify = self._start("verify", "verify", 0, *model, *lookup)["endpoint"]
 
     def kind(self, name: str, drafts: Drafts) -> Kind:
         """Start the draft replicas and the orchestrator of a kind."""
         progress(f"starting: {name}")
         ready = [self._start("draft", name, 1, *flags, *self._common) for flags in drafts]
         flags = ["--verify", self._verify, "--drafts-per-session", str(max(len(drafts), 1))]
-        flags += [word for one in ready for word in ("--draft", str(one["endpoint"]))]
-        endpoint = str(self._start("orchestrator", name, 1, *flags)["endpoint"])
+        flags += [word for one in ready for word in ("--draft", one["endpoint"])]
+        endpoint = self._start("orchestrator", name, 1, *flags)["endpoint"]
+        wait_for_drafts(endpoint, len(drafts))
         client = self._stack.enter_context(Client(endpoint, timeout=600))
-        _wait_for_drafts(client, len(drafts))
-        return Kind(name, client, [str(one["metrics"]) for one in ready])
+        return Kind(name, client, [one["metrics"] for one in ready])
 
-    def _start(self, service: str, name: str, core: int, *flags: str) -> dict[str, Any]:
-        """The ready line of a process; it ends with the stack."""
-        always = ["--port", "0", "--metrics-port", "0", "--parent-pid", str(os.getpid())]
+    def _start(self, service: str, name: str, core: int, *flags: str) -> dict[str, str]:
+        """The ready line of a process, which ends with the stack."""
         pinned = ["--cpus", str(self._cores[core])] if len(self._cores) > 1 else []
-        command = [sys.executable, "-m", "outrider", "serve", service, *always, *pinned, *flags]
-        log = self._folder / f"{service} {name.replace('/', ' ')}.log"
-        return self._stack.enter_context(Child(command, log)).receive()
-
-
-def _wait_for_drafts(client: Client, count: int) -> None:
-    end = time.monotonic() + KNOWN_SECONDS
-    while client.model_info().draft_replicas < count:
-        if time.monotonic() > end:
-            raise ChildError("the orchestrator found too few draft replicas")
-        time.sleep(0.05)
+        name = f"{service} {name.replace('/', ' ')}"
+        return serve(self._stack, self._folder, service, name, *pinned, *flags).receive()
 
 
 if __name__ == "__main__":

@@ -33,8 +33,8 @@ from typing import Any, Literal
 from benchmarks.flags import new_parser
 from benchmarks.plot import draw_learning
 from outrider.client import Client
-from scripts.child import ROOT, Child
-from scripts.local_services import DRAFT, TARGET, metric, widened_target
+from scripts.child import ROOT
+from scripts.local_services import DRAFT, TARGET, metric, serve, widened_target
 
 Phase = Literal["code", "turned", "distil", "canary", "after", "done"]
 Event = dict[str, Any]
@@ -108,13 +108,11 @@ class Services:
         flags = self._flags
         collect = ("--collect", str(flags.folder / "tokens"), "--collect-share", "1")
         shadows = ("--shadow-share", "1", "--promote-shadows", "--discovery-seconds", "0.5")
-        replicas = ("--replicas-file", str(self._replicas), "--metrics-port", "0")
+        replicas = ("--replicas-file", str(self._replicas))
         return Traffic(self._start("orchestrator", "orchestrator", *replicas, *collect, *shadows), flags)
 
     def _start(self, service: str, name: str, *arguments: str) -> dict[str, str]:
-        serve = [sys.executable, "-m", "outrider", "serve", service, "--name", name, "--port", "0"]
-        child = Child([*serve, *arguments], self._flags.folder / f"{name}.log")
-        return self._stack.enter_context(child).receive()
+        return serve(self._stack, self._flags.folder, service, name, *arguments).receive()
 
 
 class Traffic:

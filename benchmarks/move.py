@@ -12,9 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import random
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -33,7 +31,7 @@ from outrider.protocol.wire import kv_handle_from_pb, open_verify_to_pb
 from outrider.rpc.channels import open_channel
 from scripts.child import ROOT, Child
 from scripts.console import progress, run
-from scripts.local_services import START_SECONDS
+from scripts.local_services import START_SECONDS, serve
 
 TRANSFER_SECONDS = 120.0
 VOCABULARY = 256
@@ -47,7 +45,7 @@ def main() -> int:
     flags.out.parent.mkdir(parents=True, exist_ok=True)
     progress("starting two verify replicas")
     with ExitStack() as stack:
-        children = [stack.enter_context(_replica(flags, pair, name)) for name in ("owner", "receiver")]
+        children = [_replica(flags, pair, name, stack) for name in ("owner", "receiver")]
         endpoints = [str(child.receive(START_SECONDS)["endpoint"]) for child in children]
         rows = asyncio.run(measure(endpoints, flags))
     about = machine.describe() | {"command": command("move"), "target": pair.name, "dtype": pair.dtype}
@@ -71,21 +69,17 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _replica(flags: argparse.Namespace, pair: pairs.Pair, name: str) -> Child:
+def _replica(flags: argparse.Namespace, pair: pairs.Pair, name: str, stack: ExitStack) -> Child:
     cpus = flags.cpus[name == "receiver"]
     settings = {
         "model": pair.target,
         "dtype": pair.dtype,
         "device": "cpu",
-        "name": name,
-        "port": 0,
         "kv-tokens": 4 * max(flags.lengths) + 1024,
         "threads": flags.threads,
-        "parent-pid": os.getpid(),
     } | ({"cpus": cpus} if cpus else {})
     words = [word for setting, value in settings.items() for word in (f"--{setting}", str(value))]
-    start = [sys.executable, "-m", "outrider", "serve", "verify", *words, "--no-prefix-cache"]
-    return Child(start, flags.out.with_name(f"move-{name}.log"))
+    return serve(stack, flags.out.parent, "verify", f"move-{name}", *words, "--no-prefix-cache")
 
 
 async def measure(endpoints: Sequence[str], flags: argparse.Namespace) -> list[dict[str, Any]]:

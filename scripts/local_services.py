@@ -54,6 +54,13 @@ def services(target: Path, dtype: str, log: Path, weights: str = "full") -> Iter
             raise SystemExit(f"The services did not start: {error}") from None
 
 
+def serve(stack: ExitStack, folder: Path, service: str, name: str, *flags: str) -> Child:
+    """Start `outrider serve` on free ports, its log in `folder`; it ends with the stack."""
+    always = ["--name", name, "--port", "0", "--metrics-port", "0", "--parent-pid", str(os.getpid())]
+    command = [sys.executable, "-m", "outrider", "serve", service, *always, *flags]
+    return stack.enter_context(Child(command, folder / f"{name}.log"))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
     """Which models run where: draft replicas by name, CPU lists, arithmetic."""
@@ -112,7 +119,7 @@ class LocalServices:
             flags += ["--helper-cpus", layout.draft_cpus]
         flags += ["--weights", layout.weights] if service == "verify" else []
         flags += [] if layout.prefix_cache else ["--no-prefix-cache"]
-        return self._serve(service, name, *flags, "--device", "cpu")
+        return serve(self._stack, layout.folder, service, name, *flags, "--device", "cpu")
 
     def _orchestrator(self, draft: str, remote: bool) -> str:
         flags = ["--cpus", self._layout.draft_cpus] if self._layout.draft_cpus else []
@@ -120,9 +127,10 @@ class LocalServices:
             endpoint = self.ready[name]["endpoint"]
             flags += [f"--{kind}", self._proxied(endpoint, name) if remote else endpoint]
         name = f"orchestrator-{draft}-{'remote' if remote else 'local'}"
-        self.ready[name] = self._serve("orchestrator", name, *flags).receive(START_SECONDS)
+        child = serve(self._stack, self._layout.folder, "orchestrator", name, *flags)
+        self.ready[name] = child.receive(START_SECONDS)
         endpoint = self.ready[name]["endpoint"]
-        _wait_for_draft(endpoint)
+        wait_for_drafts(endpoint)
         return str(endpoint)
 
     def _proxied(self, endpoint: str, name: str) -> str:
@@ -131,12 +139,6 @@ class LocalServices:
         proxy = self._stack.enter_context(Child(command, log))
         self._proxies.append(proxy)
         return str(proxy.receive(START_SECONDS)["endpoint"])
-
-    def _serve(self, service: str, name: str, *flags: str) -> Child:
-        always = ["--name", name, "--port", "0", "--metrics-port", "0", "--parent-pid", str(os.getpid())]
-        command = [sys.executable, "-m", "outrider", "serve", service, *always, *flags]
-        log = self._layout.folder / f"{name}.log"
-        return self._stack.enter_context(Child(command, log))
 
 
 @contextmanager
@@ -151,12 +153,12 @@ def fleet(layout: Deployment) -> Iterator[LocalServices]:
         yield LocalServices(layout, stack)
 
 
-def _wait_for_draft(endpoint: str) -> None:
-    """Block until an orchestrator has seen its draft replica."""
+def wait_for_drafts(endpoint: str, count: int = 1) -> None:
+    """Block until an orchestrator has seen its draft replicas."""
     end = time.monotonic() + START_SECONDS
     with grpc.insecure_channel(endpoint) as channel:
         stub = generation_pb2_grpc.GenerationServiceStub(channel)  # type: ignore[no-untyped-call]
-        while not stub.GetModelInfo(generation_pb2.GetModelInfoRequest(), timeout=10).draft_replicas:
+        while stub.GetModelInfo(generation_pb2.GetModelInfoRequest(), timeout=10).draft_replicas < count:
             if time.monotonic() > end:
-                raise ChildError(f"{endpoint} found no draft replica")
+                raise ChildError(f"{endpoint} found too few draft replicas")
             time.sleep(0.05)

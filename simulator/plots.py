@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from matplotlib.figure import Figure
 mpl.use("Agg")
 Row = Mapping[str, Any]
 """One report, with its study and label."""
+Point = tuple[float, float]
 COLORS = {"auto": "#4a5fd0", "sequential": "#d9603b", "off": "#8a919e", "lockstep": "#2f9e77"}
 NAMES = {
     "auto": "pipelined: 1 target + 1 draft device",
@@ -40,51 +42,29 @@ def read(folder: Path) -> list[Row]:
 def _worth(rows: Sequence[Row], path: Path) -> None:
     """Latency and throughput per device by sessions, a column per pair."""
     figure = Figure(figsize=(10, 7), layout="constrained")
-    for column, profile in enumerate(TITLES):
+    values = {"ms per token": _latency, "tokens/s per device": _per_device}
+    for place, ((name, value), profile) in enumerate(product(values.items(), TITLES), 1):
+        axes = _panel(figure.add_subplot(2, 2, place), TITLES[profile], "sessions", name)
         here = [row for row in rows if row["profile"] == profile]
-        for line, (axis, value) in enumerate(
-            (("ms per token", _latency), ("tokens/s per device", _per_device))
-        ):
-            axes = figure.add_subplot(2, 2, 1 + column + 2 * line)
-            for arm in dict.fromkeys(row["arm"] for row in here):
-                chosen = [row for row in here if row["arm"] == arm]
-                devices = chosen[0]["devices"]
-                axes.plot(
-                    [row["sessions"] for row in chosen],
-                    [value(row) for row in chosen],
-                    "o-",
-                    color=COLORS[arm],
-                    label=f"{NAMES[arm]} ({devices} devices)",
-                )
-            _label(axes, "sessions" if line else "", axis)
-            axes.set_xscale("log")
-            axes.set_yscale("log")
-            if line == 0:
-                axes.set_title(TITLES[profile], fontsize=10)
-                axes.legend(fontsize=7)
+        for arm in dict.fromkeys(row["arm"] for row in here):
+            chosen = [row for row in here if row["arm"] == arm]
+            label = f"{NAMES[arm]} ({chosen[0]['devices']} devices)"
+            points = [(row["sessions"], value(row)) for row in chosen]
+            axes.plot(*zip(*points, strict=True), "o-", color=COLORS[arm], label=label)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.legend(fontsize=7)
     figure.savefig(path)
 
 
 def _distance(rows: Sequence[Row], path: Path) -> None:
     """Latency by round trip, a panel per pair and load."""
     figure = Figure(figsize=(10, 6), layout="constrained")
-    panels = [(profile, sessions) for sessions in (1, 16) for profile in TITLES]
-    for place, (profile, sessions) in enumerate(panels, 1):
-        axes = figure.add_subplot(2, 2, place)
+    for place, (sessions, profile) in enumerate(product((1, 16), TITLES), 1):
+        title = f"{TITLES[profile]}, {sessions} sessions"
+        axes = _panel(figure.add_subplot(2, 2, place), title, "round trip, ms", "ms per token")
         here = [row for row in rows if row["profile"] == profile and row["sessions"] == sessions]
-        for arm in ("auto", "sequential", "off"):
-            chosen = [row for row in here if row["arm"] == arm]
-            axes.plot(
-                [1e3 * row["rtt"] for row in chosen],
-                [_latency(row) for row in chosen],
-                "o-",
-                color=COLORS[arm],
-                label=NAMES[arm].partition(":")[0],
-            )
-        axes.set_title(f"{TITLES[profile]}, {sessions} sessions", fontsize=10)
-        axes.set_ylim(bottom=0)
-        _label(axes, "round trip, ms", "ms per token")
-    figure.axes[0].legend(fontsize=8)
+        _arms(axes, here, ("auto", "sequential", "off"), lambda row: (1e3 * row["rtt"], _latency(row)))
     figure.savefig(path)
 
 
@@ -92,22 +72,17 @@ def _fan_out(rows: Sequence[Row], path: Path) -> None:
     """What sharing a draft costs: speed of a target against the same target without drafts."""
     figure = Figure(figsize=(10, 3.6), layout="constrained")
     for place, profile in enumerate(TITLES, 1):
-        axes = figure.add_subplot(1, 2, place)
+        names = "targets that share one draft device", "speed against no drafts"
+        axes = _panel(figure.add_subplot(1, 2, place), TITLES[profile], *names)
         here = [row for row in rows if row["profile"] == profile]
         alone = {row["sessions"]: row for row in here if row["arm"] == "off"}
         for each, base in alone.items():
             chosen = [row for row in here if row["label"] == str(each)]
-            axes.plot(
-                [row["verify_replicas"] for row in chosen],
-                [base["per_token_p50"] / row["per_token_p50"] for row in chosen],
-                "o-",
-                label=f"{each} sessions per target",
-            )
+            points = [(row["verify_replicas"], _latency(base) / _latency(row)) for row in chosen]
+            axes.plot(*zip(*points, strict=True), "o-", label=f"{each} sessions per target")
         axes.axhline(1.0, color=COLORS["off"], linewidth=1)
         axes.set_xscale("log", base=2)
-        axes.set_title(TITLES[profile], fontsize=10)
         axes.set_ylim(bottom=0)
-        _label(axes, "targets that share one draft device", "speed against no drafts")
         axes.legend(fontsize=8)
     figure.savefig(path)
 
@@ -116,21 +91,29 @@ def _host(rows: Sequence[Row], path: Path) -> None:
     """Throughput by the processor time of the services' own code."""
     figure = Figure(figsize=(10, 3.6), layout="constrained")
     for place, sessions in enumerate((16, 256), 1):
-        axes = figure.add_subplot(1, 2, place)
-        for arm in ("auto", "off"):
-            chosen = [row for row in rows if row["arm"] == arm and row["sessions"] == sessions]
-            axes.plot(
-                [float(row["label"]) for row in chosen],
-                [row["tokens_per_second"] for row in chosen],
-                "o-",
-                color=COLORS[arm],
-                label=NAMES[arm].partition(":")[0],
-            )
-        axes.set_title(f"8 B target on one H100, {sessions} sessions", fontsize=10)
-        axes.set_ylim(bottom=0)
-        _label(axes, "host time against today's", "tokens/s")
-        axes.legend(fontsize=8)
+        title = f"8 B target on one H100, {sessions} sessions"
+        axes = _panel(figure.add_subplot(1, 2, place), title, "host time against today's", "tokens/s")
+        here = [row for row in rows if row["sessions"] == sessions]
+        _arms(axes, here, ("auto", "off"), lambda row: (float(row["label"]), row["tokens_per_second"]))
     figure.savefig(path)
+
+
+def _panel(axes: Axes, title: str, x: str, y: str) -> Axes:
+    axes.set_title(title, fontsize=10)
+    axes.set_xlabel(x, fontsize=9)
+    axes.set_ylabel(y, fontsize=9)
+    axes.grid(alpha=0.3)
+    return axes
+
+
+def _arms(axes: Axes, rows: Sequence[Row], arms: Sequence[str], point: Callable[[Row], Point]) -> None:
+    """A line per arm, from zero up."""
+    for arm in arms:
+        points = [point(row) for row in rows if row["arm"] == arm]
+        label = NAMES[arm].partition(":")[0]
+        axes.plot(*zip(*points, strict=True), "o-", color=COLORS[arm], label=label)
+    axes.set_ylim(bottom=0)
+    axes.legend(fontsize=8)
 
 
 def _latency(row: Row) -> float:
@@ -139,12 +122,6 @@ def _latency(row: Row) -> float:
 
 def _per_device(row: Row) -> float:
     return float(row["tokens_per_second_per_device"])
-
-
-def _label(axes: Axes, x: str, y: str) -> None:
-    axes.set_xlabel(x, fontsize=9)
-    axes.set_ylabel(y, fontsize=9)
-    axes.grid(alpha=0.3)
 
 
 PICTURES: Mapping[str, Callable[[Sequence[Row], Path], None]] = {

@@ -8,22 +8,22 @@ from statistics import quantiles
 
 from simulator.clients import ServedRequest
 from simulator.devices import StepTotals
+from simulator.profile import Profile
 from simulator.topology import Load, Topology
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Run:
     """A finished run: what clients got, and what each engine did."""
 
-    profile: str
+    profile: Profile
     topology: Topology
     load: Load
-    devices: int
     served: Sequence[ServedRequest]
     targets: Sequence[StepTotals]
     drafts: Sequence[StepTotals]
     cores: Mapping[str, Sequence[float]]
-    """Busy seconds of the processes' cores, by kind."""
+    """Busy seconds of the processes' cores, by kind of process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,22 +84,23 @@ def summarise(run: Run) -> Report:
     seconds = max(s.ended for s in run.served) - min(s.asked for s in run.served)
     tokens = sum(len(s.tokens) for s in run.served)
     rounds = sum(s.statistics.steps for s in run.served)
-    cores = {kind: sum(busy) / len(busy) / seconds if busy else 0.0 for kind, busy in run.cores.items()}
+    cores = {kind: sum(busy) / len(busy) / seconds for kind, busy in run.cores.items() if busy}
+    devices = run.topology.devices(run.profile.target_devices)
     target, draft = total(run.targets), total(run.drafts)
     firsts, pers = [s.first_token for s in run.served], [s.per_token for s in run.served]
     return Report(
-        profile=run.profile,
+        profile=run.profile.name,
         arm=run.topology.arm.value,
         temperature=run.load.temperature,
         sessions=run.load.sessions,
         verify_replicas=run.topology.verify_replicas,
         draft_replicas=run.topology.drafts,
-        devices=run.devices,
+        devices=devices,
         rtt=run.topology.rtt,
         tokens=tokens,
         seconds=seconds,
         tokens_per_second=tokens / seconds,
-        tokens_per_second_per_device=tokens / seconds / run.devices,
+        tokens_per_second_per_device=tokens / seconds / devices,
         first_token_p50=percentile(firsts, 50),
         first_token_p99=percentile(firsts, 99),
         per_token_p50=percentile(pers, 50),
@@ -114,9 +115,9 @@ def summarise(run: Run) -> Report:
         step_seconds=target.seconds / target.steps,
         target_busy=target.seconds / seconds / len(run.targets),
         draft_busy=draft.seconds / seconds / max(len(run.drafts), 1),
-        target_core_busy=cores["verify"],
-        draft_core_busy=cores["draft"],
-        orchestrator_busy=cores["orchestrator"],
+        target_core_busy=cores.get("verify", 0.0),
+        draft_core_busy=cores.get("draft", 0.0),
+        orchestrator_busy=cores.get("orchestrator", 0.0),
         draft_expansions=draft.tokens / max(draft.steps, 1),
     )
 

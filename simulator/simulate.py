@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from random import Random
 
-from simulator.clients import Clients, ServedRequest
+from simulator.clients import Clients
 from simulator.cluster import Builder
 from simulator.devices import StepTotals
 from simulator.lockstep import run_lockstep
@@ -14,32 +13,15 @@ from simulator.report import Report, Run, summarise
 from simulator.topology import ArmKind, Load, Topology
 from simulator.traces import Corpus, load_corpus
 
-Outcome = tuple[
-    Sequence[ServedRequest], Sequence[StepTotals], Sequence[StepTotals], Mapping[str, Sequence[float]]
-]
-"""What clients got, the totals of targets and drafts, and the busy seconds of the processes' cores."""
-
 
 def simulate(profile: Profile, topology: Topology, load: Load, corpus: Corpus | None = None) -> Report:
     """Run to the end of the load, with the profile's texts unless others are given."""
     corpus = corpus or load_corpus(FOLDER / profile.traces, load.temperature)
     way = _lockstep if topology.arm is ArmKind.LOCKSTEP else _services
-    served, targets, drafts, cores = way(profile, topology, load, corpus)
-    return summarise(
-        Run(
-            profile=profile.name,
-            topology=topology,
-            load=load,
-            devices=topology.devices(profile.target_devices),
-            served=served,
-            targets=targets,
-            drafts=drafts,
-            cores=cores,
-        )
-    )
+    return summarise(way(profile, topology, load, corpus))
 
 
-def _services(profile: Profile, topology: Topology, load: Load, corpus: Corpus) -> Outcome:
+def _services(profile: Profile, topology: Topology, load: Load, corpus: Corpus) -> Run:
     """The project's own code."""
     jitter = Random(f"jitter {load.seed}")
     cluster = Builder(profile, topology, corpus, load.temperature, jitter).build()
@@ -47,13 +29,13 @@ def _services(profile: Profile, topology: Topology, load: Load, corpus: Corpus) 
     clients.start()
     cluster.timeline.run(until=lambda: clients.done)
     busy = {kind: [core.busy for core in cores] for kind, cores in cluster.cores.items()}
-    return clients.served, cluster.targets, cluster.drafts, busy
+    return Run(profile, topology, load, clients.served, cluster.targets, cluster.drafts, busy)
 
 
-def _lockstep(profile: Profile, topology: Topology, load: Load, corpus: Corpus) -> Outcome:
+def _lockstep(profile: Profile, topology: Topology, load: Load, corpus: Corpus) -> Run:
     """The baseline: its replicas share nothing, so that one stands for all."""
     busy = min(topology.verify_replicas, load.sessions)
     run = run_lockstep(profile, corpus, load, -(-load.sessions // busy))
     idle = [StepTotals()] * (topology.verify_replicas - busy)
-    cores: dict[str, list[float]] = {"verify": [], "draft": [], "orchestrator": []}
-    return run.served * busy, [run.target] * busy + idle, [run.draft] * busy + idle, cores
+    targets, drafts = ([totals] * busy + idle for totals in (run.target, run.draft))
+    return Run(profile, topology, load, run.served * busy, targets, drafts, cores={})

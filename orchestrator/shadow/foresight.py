@@ -8,8 +8,8 @@ the target verified; it is asked of a draft at work and of a shadow alike.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from operator import attrgetter
+from typing import NamedTuple
 
 from outrider.protocol.messages import TokenBlock
 from outrider.speculation.candidate_tree import CandidateTree, Node
@@ -17,14 +17,13 @@ from outrider.speculation.candidate_tree import CandidateTree, Node
 MAX_NODES = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Score:
+class Score(NamedTuple):
     """Counts of committed tokens."""
 
-    tokens: int = 0
-    proposed: int = 0
+    tokens: int
+    proposed: int
     """Tokens for whose position the draft had proposed something."""
-    foreseen: int = 0
+    foreseen: int
     """Tokens that the draft had proposed."""
 
 

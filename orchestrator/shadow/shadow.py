@@ -110,9 +110,9 @@ class Shadow:
         return self._task is not None and not self._task.done()
 
     def _count(self, own: Score, others: Sequence[tuple[_Draft, Score]]) -> None:
-        self._instruments.compared(self._task_label, self._own.version, Role.SHADOW, own)
+        self._instruments.compared(self._task_label, self._own.version, Role.SHADOW, *own)
         for draft, score in others:
-            self._instruments.compared(self._task_label, draft.version, Role.SERVING, score)
+            self._instruments.compared(self._task_label, draft.version, Role.SERVING, *score)
             self._comparisons.add(self._own.version, draft.version, own, score)
 
     async def _run(self, endpoint: str, channel: grpc.aio.Channel, open_seconds: float) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Protocol
 
 from outrider.telemetry.metric_parts import MAX_REPLICAS, MAX_TASKS, OTHER, Bundle, Maker, Tasks
 
@@ -17,22 +16,6 @@ class Role(StrEnum):
 
     SERVING = "serving"
     SHADOW = "shadow"
-
-
-class Counts(Protocol):
-    """Committed tokens, those that the draft proposed something for, and those that it foresaw."""
-
-    @property
-    def tokens(self) -> int:
-        """All."""
-
-    @property
-    def proposed(self) -> int:
-        """Some."""
-
-    @property
-    def foreseen(self) -> int:
-        """The best of them."""
 
 
 class ShadowInstruments:
@@ -64,12 +47,14 @@ class ShadowInstruments:
         for reason in USUAL:
             self._failures.labels(self._reasons.name(reason))
 
-    def compared(self, task: str, version: str, role: Role, counts: Counts) -> None:
+    def compared(
+        self, task: str, version: str, role: Role, tokens: int, proposed: int, foreseen: int
+    ) -> None:
         """A verdict came in a session that has a shadow."""
         compared = self._compared.of(self._tasks.name(task), version, role)
-        compared.tokens.inc(counts.tokens)
-        compared.proposed.inc(counts.proposed)
-        compared.foreseen.inc(counts.foreseen)
+        compared.tokens.inc(tokens)
+        compared.proposed.inc(proposed)
+        compared.foreseen.inc(foreseen)
 
     def failed(self, reason: str) -> None:
         """A shadow ended by an error."""

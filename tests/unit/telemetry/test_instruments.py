@@ -184,9 +184,7 @@ def use_everything(registry: CollectorRegistry) -> None:
     orchestrator.labels.finished({"team": "search"}, 20)
     orchestrator.replicas.labels("draft", "ready").set(2)
     orchestrator.collected.labels("written").inc()
-    orchestrator.shadows.compared(
-        "", "0a1b2c3d", Role.SHADOW, SimpleNamespace(tokens=3, proposed=2, foreseen=1)
-    )
+    orchestrator.shadows.compared("", "0a1b2c3d", Role.SHADOW, tokens=3, proposed=2, foreseen=1)
     orchestrator.shadows.failed("UNAVAILABLE")
     orchestrator.shadows.promoted()
     orchestrator.shadows.replicas([("draft-1:7701", "0a1b2c3d", Role.SERVING)])
