@@ -31,4 +31,4 @@ class TileMatmul(Matmul):
         height = -(-rows // -(-rows // tiles.ROWS))
         configuration = _CONFIGURATIONS[height].data_ptr()
         room = self._rests[member], self._sums[member]
-        tile_matmul(x, x_stride, w, self._numbers, *rest, height, self._gated, configuration, *room)
+        tile_matmul(x, x_stride, w, self.numbers, *rest, height, self.gated, configuration, *room)
