@@ -10,7 +10,7 @@ import threading
 
 from outrider.config import VerifyConfig
 from outrider.engine.loading.check_forward import CHECK_PAGE_SIZE, CHECK_PAGES
-from outrider.engine.loading.replica import kv_pages, largest_step
+from outrider.engine.loading.replica import largest_step, runner_of
 from outrider.engine.make_runner import make_runner
 from outrider.engine.parallel.meeting import open_store
 from outrider.engine.parallel.mirror import follow
@@ -66,13 +66,7 @@ def carry_out(order: Order) -> None:
     loaded, _ = shard.small(ranks)
     follow(make_runner(loaded, CHECK_PAGES, CHECK_PAGE_SIZE), ranks)
     loaded = shard.whole(ranks)
-    runner = make_runner(
-        loaded,
-        kv_pages(config, loaded, config.page_size, logger.info),
-        config.page_size,
-        largest=largest_step(config),
-        say=logger.info,
-    )
+    runner = runner_of(config, loaded, config.page_size, largest=largest_step(config), say=logger.info)
     ranks.meet(READY)
     ranks.spent = [] if order.timed else None
     follow(runner, ranks)

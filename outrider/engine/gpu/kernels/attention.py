@@ -139,26 +139,10 @@ def _load_entries(places, inside, keys, values, dtype: tl.constexpr, SHAPE: tl.c
 
 @triton.jit
 def _block(
-    state,
-    q,
-    rows,
-    sequence,
-    start,
-    end,
-    keys,
-    values,
-    buffer,
-    head,
-    scale,
-    softcap,
-    SHAPE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    PAGE: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    PRECISION: tl.constexpr,
-    SCRATCH: tl.constexpr,
-):
+    state, q, rows, sequence, start, end, keys, values, buffer, head, scale, softcap,
+    SHAPE: tl.constexpr, BLOCK_N: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, SCRATCH: tl.constexpr,
+):  # fmt: skip
     """One block of a sequence's entries into the running softmax; SCRATCH: some may not be committed."""
     entries = start + tl.arange(0, BLOCK_N)
     inside = entries < end
