@@ -9,6 +9,7 @@ import torch
 
 from benchmarks.gpu_bench import Bench, captured_ms, one_step
 from benchmarks.gpu_pair import committed, open_step, tree_segment
+from outrider.engine.fused_decoder.decoder import Scores
 from outrider.engine.gpu.runner import GraphRunner
 from outrider.engine.runner import Segment
 
@@ -56,7 +57,8 @@ def _attention(
     times, found = [], []
     for runner in runners:
         times.append(_milliseconds(bench, runner, segments, query, layers))
-        found.append(runner.attention.mix(open_step(runner, segments), 0, query).float())
+        runner.attention.step = open_step(runner, segments)
+        found.append(runner.attention.mix(0, query, _scores(query)).float())
     for kv in texts:
         kv.release()
     return times, float((found[0] - found[1]).norm() / found[1].norm())
@@ -66,8 +68,11 @@ def _milliseconds(
     bench: Bench, runner: GraphRunner, segments: Sequence[Segment], query: torch.Tensor, layers: range
 ) -> float:
     """Of one layer, launches left out."""
-    step = open_step(runner, segments)
+    runner.attention.step, scores = open_step(runner, segments), _scores(query)
     with torch.inference_mode():
-        return captured_ms(bench, lambda layer: runner.attention.mix(step, layer, query), layers) / len(
-            layers
-        )
+        whole = captured_ms(bench, lambda layer: runner.attention.mix(layer, query, scores), layers)
+    return whole / len(layers)
+
+
+def _scores(query: torch.Tensor) -> Scores:
+    return Scores(query.shape[-1] ** -0.5, None)

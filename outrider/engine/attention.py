@@ -207,7 +207,8 @@ class PagedAttention(Attention):
     def _apart(self, entries: Tensor) -> tuple[Tensor, Tensor]:
         """Views of the keys [..., H, D] and values [..., H, V] of entries [..., H (D + V)]."""
         width, heads = self._kv_heads * self._widths[0], (self._kv_heads, -1)
-        return entries[..., :width].unflatten(-1, heads), entries[..., width:].unflatten(-1, heads)
+        keys, values = entries[..., :width], entries[..., width:]
+        return keys.view(*keys.shape[:-1], *heads), values.view(*keys.shape[:-1], *heads)
 
 
 def _register(attention: Attention) -> None:

@@ -13,9 +13,9 @@ def linears_of(model: nn.Module) -> dict[str, nn.Module]:
     routers = {
         part
         for block in model.modules()
-        if is_stacked(experts := getattr(block, "experts", None))
+        if is_stacked(getattr(block, "experts", None))
         for part in block.modules()
-        if getattr(part, "out_features", 0) == experts.num_experts
+        if getattr(part, "out_features", 0) == getattr(block.experts, "num_experts", None)
     }
     return {name: part for name, part in model.named_modules() if is_linear(part) and part not in routers}
 

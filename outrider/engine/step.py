@@ -118,19 +118,17 @@ class PackedStep:
 
     def view(self, group: Group, window: int | None, fold: bool) -> View:
         """What `group` sees in a layer with this sliding window; `fold` forces folding."""
-        folded = fold or group.width <= FOLD_LIMIT
-        kind = self.queries_per_kv if folded else 0
-        view = group.views.get((window, kind))
-        if view is None:
-            view = group.views[window, kind] = _make_view(group, window, folded, self)
-        return view
+        return self._view(group, window, fold or group.width <= FOLD_LIMIT)
 
     def plain_view(self, group: Group, window: int | None) -> View:
         """The same for a kernel that reads one row of the mask for each query; it is never `causal`."""
-        view = group.views.get((window, None))
-        if view is None:
-            view = group.views[window, None] = _make_view(group, window, None, self)
-        return view
+        return self._view(group, window, None)
+
+    def _view(self, group: Group, window: int | None, folded: bool | None) -> View:
+        kind = self.queries_per_kv if folded else None if folded is None else 0
+        if (window, kind) not in group.views:
+            group.views[window, kind] = _make_view(group, window, folded, self)
+        return group.views[window, kind]
 
 
 def pack_step(

@@ -8,18 +8,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar, TypeAlias
 
 from torch import Tensor
 
-from outrider.engine.cpu.panels import (
-    PANEL,
-    bias_in_panels,
-    in_panels,
-    paired,
-)
+from outrider.engine.cpu.panels import PANEL, bias_in_panels, in_panels, paired
 from outrider.engine.cpu.worker_pool import WorkerPool
 
 MIN_SHARE = 2**21
@@ -34,24 +28,6 @@ Group: TypeAlias = tuple[int, int, int]
 """A weight, and the rows [start, stop) that it is multiplied with."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Panels:
-    """A weight as a kernel reads it, and what its products look like."""
-
-    weight: Tensor
-    """[panels, ...] contiguous."""
-    bias: Tensor | None
-    """[panels * columns of a panel before the gate] float32."""
-    numbers: int
-    """In a row that is multiplied."""
-    columns: int
-    """Columns of the result."""
-    panel_columns: int
-    """Columns of the result that one panel makes; the last one may make fewer."""
-    itemsize: int
-    """Bytes of a number in rows and result."""
-
-
 class PanelProduct(ABC):
     """Rows times a weight in panels, whose work the worker pool shares."""
 
@@ -62,30 +38,31 @@ class PanelProduct(ABC):
     shared_rows: ClassVar[int]
     """Rows of a pass where the panels are too few to be shared evenly."""
 
-    def __init__(self, held: Panels, workers: WorkerPool, *, gated: bool) -> None:
-        self._workers, self._gated = workers, gated
-        self._weight, self._bias = held.weight, held.bias
-        self._numbers, self._columns, self._size = held.numbers, held.columns, held.itemsize
-        self._panels, self._panel_columns = len(held.weight), held.panel_columns
-        self._panel_bytes = held.weight.nbytes // self._panels
-        self._bias_bytes = 0 if held.bias is None else held.bias.nbytes // self._panels
-        self._weight_at = held.weight.data_ptr()
-        self._bias_at = 0 if held.bias is None else held.bias.data_ptr()
-
-    @property
-    def numbers(self) -> int:
-        """In a row that is multiplied."""
-        return self._numbers
-
-    @property
-    def columns(self) -> int:
-        """Columns of the result."""
-        return self._columns
-
-    @property
-    def gated(self) -> bool:
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        workers: WorkerPool,
+        shape: tuple[int, int],
+        *,
+        gated: bool,
+        panel_columns: int,
+        itemsize: int,
+    ) -> None:
+        """`weight` [panels, ...] is as the kernel reads it, `bias` [panels * columns of a panel] float32, and
+        `shape` (out, in). A panel makes `panel_columns` columns of the result, the last one perhaps fewer;
+        numbers of rows and result have `itemsize` bytes.
+        """
+        self._workers, self._weight, self._bias = workers, weight, bias
+        self.gated = gated
         """The result is SiLU(gate) up of the weight's two halves."""
-        return self._gated
+        self.columns, self.numbers = shape[0] // 2 if gated else shape[0], shape[1]
+        """Of the result, and in a row that is multiplied."""
+        self._panels, self._panel_columns, self._size = len(weight), panel_columns, itemsize
+        self._panel_bytes = weight.nbytes // self._panels
+        self._bias_bytes = 0 if bias is None else bias.nbytes // self._panels
+        self._weight_at = weight.data_ptr()
+        self._bias_at = 0 if bias is None else bias.data_ptr()
 
     def __call__(self, rows: Tensor) -> Tensor:
         """[R, in] contiguous -> [R, out or its half], R >= 0. Not for several threads at once.
@@ -94,8 +71,8 @@ class PanelProduct(ABC):
             ValueError: the rows have another width; the kernel would read what lies behind them.
         """
         count, width = rows.shape
-        if width != self._numbers:
-            raise ValueError(f"rows of {width} numbers for a layer that takes {self._numbers}")
+        if width != self.numbers:
+            raise ValueError(f"rows of {width} numbers for a layer that takes {self.numbers}")
         return multiply_groups((self,), ((0, 0, count),), rows, self._workers.size(count))
 
     def _prepared(self, rows: Tensor) -> Tensor:
@@ -112,7 +89,7 @@ class PanelProduct(ABC):
         """Compute a part for the rows at address x into the result at y."""
         first, end, start, stop = part
         column = first * self._panel_columns
-        y_stride = self._size * self._columns
+        y_stride = self._size * self.columns
         self._multiply(
             member,
             x + start * x_stride,
@@ -122,7 +99,7 @@ class PanelProduct(ABC):
             self._bias_at and self._bias_at + first * self._bias_bytes,
             y + start * y_stride + self._size * column,
             y_stride,
-            self._columns - column,
+            self.columns - column,
             stop - start,
         )
 
@@ -184,17 +161,20 @@ class Matmul(PanelProduct):
         gated: bool = False,
         passing: bool = False,
     ) -> None:
-        self._passing = passing
-        out, numbers = weight.shape
+        self._passing, shape, size = passing, weight.shape, weight.itemsize
         if gated:
             weight, bias = paired(weight), None if bias is None else paired(bias)
-        held = Panels(
-            in_panels(weight, self.multiple),
+        held = in_panels(weight, self.multiple)
+        self._steps = held.shape[1]
+        super().__init__(
+            held,
             None if bias is None else bias_in_panels(bias),
-            *(numbers, out // 2 if gated else out, PANEL // 2 if gated else PANEL, weight.itemsize),
+            workers,
+            (shape[0], shape[1]),
+            gated=gated,
+            panel_columns=PANEL // 2 if gated else PANEL,
+            itemsize=size,
         )
-        self._steps = held.weight.shape[1]
-        super().__init__(held, workers, gated=gated)
 
 
 def padded(rows: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from outrider.engine.cpu.kernels.quantized_matmul import (
     quantized_matmul,
     stand_apart,
 )
-from outrider.engine.cpu.matmul import PanelProduct, Panels, padded
+from outrider.engine.cpu.matmul import PanelProduct, padded
 from outrider.engine.cpu.panels import PANEL, aligned
 from outrider.engine.cpu.processor import LANES, features
 from outrider.engine.cpu.row_matmul import locality
@@ -48,13 +48,15 @@ class QuantizedMatmul(PanelProduct):
         self._group = weight.group
         self._groups, self._per_word = weight.scales.shape[1], WORD_BITS // weight.bits
         out, numbers = weight.shape
-        width = (PANEL // 2 if gated else PANEL) * STRIP
-        held = Panels(
+        super().__init__(
             in_strips(weight, STRIP, stand_apart, gated=gated, pairs=pairs),
             None if bias is None else aligned(columns(bias.float(), STRIP, gated=gated)).flatten(),
-            *(numbers, out // 2 if gated else out, width, dtype.itemsize),
+            workers,
+            (out, numbers),
+            gated=gated,
+            panel_columns=(PANEL // 2 if gated else PANEL) * STRIP,
+            itemsize=dtype.itemsize,
         )
-        super().__init__(held, workers, gated=gated)
         self._whole = pairs and weight.zeros is None and numbers % weight.group == 0
         self._row_bytes = self._groups * ((2 if pairs else 4) * self._group + 4)
         self._row_bytes += -self._row_bytes % 64
@@ -71,14 +73,14 @@ class QuantizedMatmul(PanelProduct):
             return padded(rows)
         made = torch.empty(len(rows), self._row_bytes, dtype=torch.uint8)
         self._prepare(
-            *(rows.data_ptr(), self._numbers, len(rows), self._group, self._groups),
+            *(rows.data_ptr(), self.numbers, len(rows), self._group, self._groups),
             *(self._factors.data_ptr(), made.data_ptr(), self._row_bytes),
         )
         return made
 
     def _multiply(self, member: int, x: int, x_stride: int, w: int, *rest: int) -> None:
         words, sums = self._group // self._per_word, self._sums[member]
-        self._kernel(x, x_stride, w, self._groups, words, *rest, self._gated, sums)
+        self._kernel(x, x_stride, w, self._groups, words, *rest, self.gated, sums)
 
 
 def multiplies_pairs(dtype: torch.dtype) -> bool:

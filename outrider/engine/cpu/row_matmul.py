@@ -29,7 +29,7 @@ class RowMatmul(Matmul):
         return padded(rows)
 
     def _multiply(self, member: int, x: int, x_stride: int, w: int, *rest: int) -> None:
-        self._kernel(x, x_stride, w, self._steps, *rest, self._gated, self._sums[member])
+        self._kernel(x, x_stride, w, self._steps, *rest, self.gated, self._sums[member])
 
 
 def locality(passing: bool) -> int:

@@ -27,8 +27,10 @@ class TileMatmul(Matmul):
         self._sums = workers.room(4 * CHUNK * (MAX_ROWS + tiles.ROWS) * PANEL)
 
     def _multiply(self, member: int, x: int, x_stride: int, w: int, *rest: int) -> None:
-        rows = rest[-1]
+        panels, bias, y, y_stride, columns, rows = rest
         height = -(-rows // -(-rows // tiles.ROWS))
         configuration = _CONFIGURATIONS[height].data_ptr()
-        room = self._rests[member], self._sums[member]
-        tile_matmul(x, x_stride, w, self._numbers, *rest, height, self._gated, configuration, *room)
+        tile_matmul(
+            *(x, x_stride, w, self.numbers, panels, bias, y, y_stride, columns, rows, height, self.gated),
+            *(configuration, self._rests[member], self._sums[member]),
+        )

@@ -27,6 +27,7 @@ from outrider.engine.cpu.layer import Angles
 from outrider.engine.eagle.checkpoint import EMBEDDING, LAYER, OUTPUT
 from outrider.engine.eagle.description import HeadConfig
 from outrider.engine.fused_decoder.decoder import Gate, Norm
+from outrider.engine.fused_decoder.joining import linear_of
 from outrider.engine.fused_decoder.norm import RowNorm
 from outrider.engine.fused_decoder.rotation import Rotations, rotate
 
@@ -102,11 +103,8 @@ class EagleHead(nn.Module):
 def _linear(tensors: Mapping[str, Tensor], *names: str) -> nn.Linear:
     """One layer that computes the results of all side by side."""
     weight = torch.cat([tensors[f"{name}.weight"] for name in names])
-    made = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    made.weight = nn.Parameter(weight, requires_grad=False)
-    if f"{names[0]}.bias" in tensors:
-        made.bias = nn.Parameter(torch.cat([tensors[f"{name}.bias"] for name in names]), requires_grad=False)
-    return made
+    biased = f"{names[0]}.bias" in tensors
+    return linear_of(weight, torch.cat([tensors[f"{name}.bias"] for name in names]) if biased else None)
 
 
 def _tokens_of(d2t: Tensor, vocabulary: int) -> Tensor | None:

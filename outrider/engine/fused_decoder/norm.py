@@ -19,8 +19,9 @@ class RowNorm:
         self._norm, weight = norm, norm.weight
         self._dtype = weight.dtype if dtype is None else dtype
         kernel_runs = weight.ndim == 1 and runs(self._dtype, weight.device)
-        options = {"centred": norm.centred, "bias": norm.bias}
-        self._kernel = NormKernel(weight, norm.eps, self._dtype, **options) if kernel_runs else None
+        self._kernel = None
+        if kernel_runs:
+            self._kernel = NormKernel(weight, norm.eps, self._dtype, centred=norm.centred, bias=norm.bias)
         width = weight.shape[-1]
         self._scaled = weight.float() * width**0.5
         self._floor = torch.tensor([(norm.eps * width) ** 0.5], device=weight.device)

@@ -16,7 +16,7 @@ from outrider.engine.attention import Attention
 from outrider.engine.fused_decoder.decoder import Scores
 from outrider.engine.gpu.accelerator import multiprocessors
 from outrider.engine.gpu.kernels.attention import attend_kernel, combine_kernel, move_kernel, store_kernel
-from outrider.engine.gpu.kernels.ordered_attention import attend_in_order_kernel, join_kernel
+from outrider.engine.gpu.kernels.ordered_attention import attend_in_order_kernel
 from outrider.engine.gpu.layout import MOVES, BufferLayout, DeviceStep
 from outrider.engine.gpu.plan import BLOCK_KEYS, block_rows
 from outrider.engine.gpu.shapes import check_rows, check_shape
@@ -164,8 +164,7 @@ class KernelAttention(Attention):
 
     def _combine(self, step: DeviceStep, out: Tensor) -> None:
         """Join the parts of tiles with several items, and zero the padding: out [N, Q, V]."""
-        kernel = join_kernel if self._ordered else combine_kernel
-        kernel[tuple(out.shape[:2])](
+        combine_kernel[tuple(out.shape[:2])](
             out,
             step.partial,
             step.statistics,
@@ -175,4 +174,5 @@ class KernelAttention(Attention):
             step.layout.capacity.items,
             SHAPE=self._shape,
             BLOCK_M=step.block_rows,
+            ORDERED=self._ordered,
         )

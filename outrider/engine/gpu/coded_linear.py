@@ -111,10 +111,8 @@ def _biases(parts: Sequence[CodedLinear]) -> Tensor | None:
 
 
 def _bias(part: CodedLinear) -> Tensor:
-    if part.bias is not None:
-        bias: Tensor = part.bias.detach()
-        return bias
-    return torch.zeros(part.out_features, dtype=part.dtype, device=part.words.device)
+    zeros = part.scales.new_zeros(part.out_features, dtype=part.dtype)
+    return zeros if part.bias is None else part.bias.detach()
 
 
 def _kernel() -> Product:

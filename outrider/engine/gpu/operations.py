@@ -54,17 +54,15 @@ class GpuOperations(Operations[DeviceStep, RotatedStep]):
 
     def __init__(self, decoder: FusedDecoder, attention: KernelAttention) -> None:
         self._attention = attention
-        self._ropes = [(rope.frequencies.float(), rope.stretch) for rope in decoder.ropes]
-        self._growths = [rope.growth for rope in decoder.ropes]
+        self._ropes = decoder.ropes
 
     def begin(self, step: DeviceStep) -> RotatedStep:
         """The rotations of the step's positions."""
         positions = step.positions[0]
         angles = positions.float()[:, None]
-        turns = [_turns(angles * rope, stretch) for rope, stretch in self._ropes]
-        return RotatedStep(
-            step, turns, [None if one is None else one.factors(positions) for one in self._growths]
-        )
+        turns = [_turns(angles * rope.frequencies.float(), rope.stretch) for rope in self._ropes]
+        factors = [None if rope.growth is None else rope.growth.factors(positions) for rope in self._ropes]
+        return RotatedStep(step, turns, factors)
 
     def norm(self, norm: Norm | None) -> AddNorm:
         """One launch, the residual add included."""

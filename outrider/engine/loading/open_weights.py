@@ -95,11 +95,11 @@ def _files(model: str) -> list[Path]:
     index = find_file(model, INDEX) if (one := find_file(model, ONE_FILE)) is None else None
     if index is not None:
         names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        found = [find_file(model, name) for name in names]
-        if None in found:
-            raise FileNotFoundError(f"{names[found.index(None)]} is missing")
-    else:
-        found = sorted(Path(model).glob("*.safetensors")) if one is None else [one]
+        paths = {name: find_file(model, name) for name in names}
+        if missing := [name for name, path in paths.items() if path is None]:
+            raise FileNotFoundError(f"{missing[0]} is missing")
+        return [path for path in paths.values() if path is not None]
+    found = sorted(Path(model).glob("*.safetensors")) if one is None else [one]
     if not found:
         raise cannot_load(model, "has no weights in safetensors; convert others where you trust them")
-    return [path for path in found if path is not None]
+    return found

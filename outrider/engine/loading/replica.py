@@ -43,18 +43,31 @@ def load_runner(
         kv_dtype=config.kv_dtype,
         progress=say,
     )
-    runner = make_runner(loaded, kv_pages(config, loaded, say), PAGE_SIZE, largest=largest, say=say)
+    return runner_of(config, loaded, largest=largest, say=say)
+
+
+def runner_of(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    *,
+    largest: StepSize,
+    say: Callable[[str], None],
+) -> ModelRunner:
+    """A loaded model with KV memory for what the settings ask for.
+
+    Raises:
+        ModelError: the memory does not hold it.
+    """
+    pages = _kv_pages(config, loaded, say)
+    runner = make_runner(loaded, pages, PAGE_SIZE, largest=largest, say=say)
     runner.pool.sharing = config.prefix_cache
     return runner
 
 
-def kv_pages(config: EngineConfig, loaded: LoadedModel, say: Callable[[str], None]) -> int:
+def _kv_pages(config: EngineConfig, loaded: LoadedModel, say: Callable[[str], None]) -> int:
     """Pages for what the settings ask for, or for what fits.
 
     All ranks of a model need the same number, so what one of them has free does not count there.
-
-    Raises:
-        ModelError: the memory does not hold what is asked for.
     """
     free = 0 if loaded.ranks > 1 else device_memory(str(loaded.device))[0]
     tokens = kv_capacity(config.kv_tokens, loaded.kv_bytes_per_token, free)

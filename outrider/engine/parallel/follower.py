@@ -9,9 +9,8 @@ import sys
 import threading
 
 from outrider.config import VerifyConfig
-from outrider.engine.kv.capacity import PAGE_SIZE
 from outrider.engine.loading.check_forward import CHECK_PAGE_SIZE, CHECK_PAGES
-from outrider.engine.loading.replica import kv_pages, largest_step
+from outrider.engine.loading.replica import largest_step, runner_of
 from outrider.engine.make_runner import make_runner
 from outrider.engine.parallel.meeting import open_store
 from outrider.engine.parallel.mirror import follow
@@ -67,13 +66,7 @@ def carry_out(order: Order) -> None:
     loaded, _ = shard.small(ranks)
     follow(make_runner(loaded, CHECK_PAGES, CHECK_PAGE_SIZE), ranks)
     loaded = shard.whole(ranks)
-    runner = make_runner(
-        loaded,
-        kv_pages(config, loaded, logger.info),
-        PAGE_SIZE,
-        largest=largest_step(config),
-        say=logger.info,
-    )
+    runner = runner_of(config, loaded, largest=largest_step(config), say=logger.info)
     ranks.meet(READY)
     ranks.spent = [] if order.timed else None
     follow(runner, ranks)

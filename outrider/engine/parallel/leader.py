@@ -10,11 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from outrider.config import VerifyConfig
-from outrider.engine.kv.capacity import PAGE_SIZE
 from outrider.engine.loading.check_determinism import check_determinism, refuse_library
 from outrider.engine.loading.check_forward import check_paged
-from outrider.engine.loading.replica import kv_pages, largest_step
-from outrider.engine.make_runner import make_runner
+from outrider.engine.loading.replica import largest_step, runner_of
 from outrider.engine.parallel.follower import READY, TIMES
 from outrider.engine.parallel.meeting import open_store
 from outrider.engine.parallel.mirror import Leading
@@ -127,14 +125,7 @@ def _load(config: VerifyConfig, shard: Shard, group: Group, say: Callable[[str],
     loaded = shard.whole(group.ranks)
     if config.deterministic:
         refuse_library(loaded)
-    runner = make_runner(
-        loaded,
-        kv_pages(config, loaded, say),
-        PAGE_SIZE,
-        largest=largest_step(config),
-        say=say,
-    )
+    runner = runner_of(config, loaded, largest=largest_step(config), say=say)
     group.ranks.meet(READY)
-    runner.pool.sharing = config.prefix_cache
     lead(runner)
     return runner

@@ -71,7 +71,7 @@ def attach_expert_codes(module: Any, found: Mapping[str, QuantizedWeight]) -> in
     if not all(codes.values()):
         return 0
     module.codes = codes
-    return module.num_experts * sum(len(layers[0]) for layers in LAYERS.values())
+    return len(codes[DOWN] or ()) * sum(len(ways[0]) for ways in LAYERS.values())
 
 
 def _of_layers(module: Any, name: str, found: Mapping[str, QuantizedWeight]) -> list[QuantizedWeight] | None:

@@ -86,7 +86,8 @@ def decoded(codes: Tensor, zeros: Tensor | None, bits: int, e4m3: bool) -> Tenso
 
 def joined(parts: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
     """The rows of all, one after the other; None where their groups differ."""
-    return joined_along(0, parts)
+    whole: QuantizedWeight | None = joined_along(0, parts)
+    return whole
 
 
 def joined_along(axis: int, parts: Sequence[Any]) -> Any:

@@ -163,18 +163,9 @@ def _add_values(
 
 @inlined
 def _mix(
-    kind: str,
-    size: int,
-    lanes: int,
-    tile: _Tile,
-    seen: _Seen,
-    weights: int,
-    inverses: int,
-    columns: int,
-    out: int,
-    out_bytes: int,
-    sums: int,
-) -> None:
+    kind: str, size: int, lanes: int, tile: _Tile, seen: _Seen, weights: int, inverses: int, columns: int,
+    out: int, out_bytes: int, sums: int,
+) -> None:  # fmt: skip
     """Write what each row of the tile, which has at most `lanes`, gets of the values."""
     for column in range(0, columns, LANES * (LANES // lanes)):
         _add_values(kind, size, lanes, seen, weights, column, columns, sums)
@@ -194,26 +185,10 @@ def attention(kind: str) -> Callable[..., None]:
 
     @kernel(f"void({'intp, ' * 17} float64, intp)")
     def attend(
-        q: int,
-        token_bytes: int,
-        out: int,
-        out_bytes: int,
-        counts: int,
-        sequences: int,
-        entries: int,
-        entry_bytes: int,
-        slots: int,
-        keys: int,
-        hidden: int,
-        ends: int,
-        mask_rows: int,
-        open_keys: int,
-        kv_heads: int,
-        per_kv: int,
-        head_bytes: int,
-        scale: float,
-        room: int,
-    ) -> None:
+        q: int, token_bytes: int, out: int, out_bytes: int, counts: int, sequences: int, entries: int,
+        entry_bytes: int, slots: int, keys: int, hidden: int, ends: int, mask_rows: int, open_keys: int,
+        kv_heads: int, per_kv: int, head_bytes: int, scale: float, room: int,
+    ) -> None:  # fmt: skip
         """Attend from Q [tokens, token_bytes] to OUT [tokens, out_bytes].
 
         Both have `per_kv` heads for each of `kv_heads`, a head of `head_bytes`. Sequences of `counts`

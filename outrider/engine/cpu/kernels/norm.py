@@ -38,17 +38,9 @@ def norm(kind: str, centred: bool) -> Callable[..., None]:
 
     @kernel(f"void({'intp, ' * 8} float64, float64)", keeps_lock=True)
     def normalise(
-        x: int,
-        added: int,
-        scale: int,
-        shift: int,
-        y: int,
-        width: int,
-        stride: int,
-        rows: int,
-        share: float,
-        eps: float,
-    ) -> None:
+        x: int, added: int, scale: int, shift: int, y: int, width: int, stride: int, rows: int,
+        share: float, eps: float,
+    ) -> None:  # fmt: skip
         """Y = (X - mean(X)) / sqrt(mean((X - mean(X))^2) + eps) * scale + shift, or without the means.
 
         X, Y and `added` are [rows, width], rows `stride` numbers apart; `scale` and `shift` are [width]

@@ -92,23 +92,10 @@ def stand_apart(head: int) -> bool:
 
 @emits(types.void, *[Address] * 10, literals=5)
 def _add_strip(
-    builder: Builder,
-    code: str,
-    pairs: int,
-    kind: str,
-    zeros: int,
-    locality: int,
-    rows: Value,
-    x: Value,
-    x_stride: Value,
-    shares: Value,
-    scales: Value,
-    w: Value,
-    panels: Value,
-    groups: Value,
-    words: Value,
+    builder: Builder, code: str, pairs: int, kind: str, zeros: int, locality: int, rows: Value, x: Value,
+    x_stride: Value, shares: Value, scales: Value, w: Value, panels: Value, groups: Value, words: Value,
     sums: Value,
-) -> None:
+) -> None:  # fmt: skip
     """Add groups of `words` words of a strip's panels to the sums of up to GROUP rows.
 
     As many panels at once as their sums fit into registers; the last ones alone.
@@ -140,18 +127,9 @@ class _Groups:
         """Bytes of the scales of a group, or of its zeros."""
 
     def add_groups(
-        self,
-        builder: Builder,
-        x: Value,
-        x_stride: Value,
-        shares: Value,
-        scales: Value,
-        w: Value,
-        first: Value,
-        groups: Value,
-        words: Value,
-        sums: Value,
-    ) -> None:
+        self, builder: Builder, x: Value, x_stride: Value, shares: Value, scales: Value, w: Value,
+        first: Value, groups: Value, words: Value, sums: Value,
+    ) -> None:  # fmt: skip
         """All groups of a block."""
         totals = {cell: [cgutils.alloca_once(builder, SUM) for _ in self.rows] for cell in self.cells}
         steps = self.codes.steps(builder)
@@ -215,15 +193,9 @@ class _Groups:
         return builder.fmul(alone, spread(builder, builder.load(pointer(builder, share), typ=F32, align=4)))
 
     def _add_word(
-        self,
-        builder: Builder,
-        steps: Steps,
-        totals: dict[tuple[int, int], list[Value]],
-        line: Value,
-        ahead: Value,
-        step: Value,
-        x_stride: Value,
-    ) -> None:
+        self, builder: Builder, steps: Steps, totals: dict[tuple[int, int], list[Value]], line: Value,
+        ahead: Value, step: Value, x_stride: Value,
+    ) -> None:  # fmt: skip
         """The products of a word of each column. As many bytes are fetched, from `ahead` on."""
         for at in range(0, STRIDE * self.panels, LINE):
             fetch(builder, self.locality, builder.add(ahead, I64(at)))
@@ -303,20 +275,9 @@ def quantized_matmul(
 
     @kernel("void(intp, intp, intp, intp, intp, intp, intp, intp, intp, intp, intp, boolean, intp)")
     def multiply(
-        x: int,
-        x_stride: int,
-        w: int,
-        groups: int,
-        words: int,
-        strips: int,
-        bias: int,
-        y: int,
-        y_stride: int,
-        columns: int,
-        rows: int,
-        gated: bool,
-        sums: int,
-    ) -> None:
+        x: int, x_stride: int, w: int, groups: int, words: int, strips: int, bias: int, y: int,
+        y_stride: int, columns: int, rows: int, gated: bool, sums: int,
+    ) -> None:  # fmt: skip
         """Compute Y [rows, columns] of prepared rows X and some strips of W.
 
         Each strip of W is for each group [STRIP, PANEL] scales, and as many zeros if there are any, and then

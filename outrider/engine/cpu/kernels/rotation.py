@@ -45,23 +45,10 @@ def rotation(kind: str) -> Callable[..., None]:
 
     @kernel(f"void({'intp, ' * 14} float64, float64)", keeps_lock=True)
     def turn(
-        qkv: int,
-        row_bytes: int,
-        rows: int,
-        heads: int,
-        width: int,
-        half: int,
-        table: int,
-        positions: int,
-        entries: int,
-        slots: int,
-        stored: int,
-        own_bytes: int,
-        entry_bytes: int,
-        scale: int,
-        share: float,
+        qkv: int, row_bytes: int, rows: int, heads: int, width: int, half: int, table: int, positions: int,
+        entries: int, slots: int, stored: int, own_bytes: int, entry_bytes: int, scale: int, share: float,
         eps: float,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Rotate the first 2 half of `width` numbers of the first `heads` heads of QKV [rows, row_bytes].
 
         `table` [positions, 2, half] float32 holds the cosines and sines of a position, `positions` [rows]

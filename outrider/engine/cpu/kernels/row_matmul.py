@@ -63,19 +63,9 @@ MAX_ROWS = 10 * GROUP
 
 @emits(types.void, *[Address] * 8, types.boolean, literals=2)
 def _add_block(
-    builder: Builder,
-    kind: str,
-    locality: int,
-    rows: Value,
-    x: Value,
-    x_stride: Value,
-    w: Value,
-    steps: Value,
-    ahead: Value,
-    stride: Value,
-    sums: Value,
-    first: Value,
-) -> None:
+    builder: Builder, kind: str, locality: int, rows: Value, x: Value, x_stride: Value, w: Value,
+    steps: Value, ahead: Value, stride: Value, sums: Value, first: Value,
+) -> None:  # fmt: skip
     """Add `steps` steps of a panel to the sums [rows, PANEL] of up to GROUP rows; set them if `first`.
 
     At each step the two lines at `ahead` are fetched, which then moves on by `stride` bytes.
@@ -86,19 +76,9 @@ def _add_block(
 
 
 def _add_rows(
-    builder: Builder,
-    kind: str,
-    locality: int,
-    rows: int,
-    x: Value,
-    x_stride: Value,
-    w: Value,
-    steps: Value,
-    ahead: Value,
-    stride: Value,
-    sums: Value,
-    first: Value,
-) -> None:
+    builder: Builder, kind: str, locality: int, rows: int, x: Value, x_stride: Value, w: Value,
+    steps: Value, ahead: Value, stride: Value, sums: Value, first: Value,
+) -> None:  # fmt: skip
     """The loop of `_add_block` for a number of rows."""
     cells = [(row, half) for row in range(rows) for half in range(2)]
     places = [
@@ -133,19 +113,9 @@ def row_matmul(kind: str, locality: int) -> Callable[..., None]:
 
     @kernel("void(intp, intp, intp, intp, intp, intp, intp, intp, intp, intp, boolean, intp)")
     def multiply(
-        x: int,
-        x_stride: int,
-        w: int,
-        steps: int,
-        panels: int,
-        bias: int,
-        y: int,
-        y_stride: int,
-        columns: int,
-        rows: int,
-        gated: bool,
-        sums: int,
-    ) -> None:
+        x: int, x_stride: int, w: int, steps: int, panels: int, bias: int, y: int, y_stride: int,
+        columns: int, rows: int, gated: bool, sums: int,
+    ) -> None:  # fmt: skip
         """Compute Y [rows, columns] of X [rows, 4 steps bytes] and some panels of W.
 
         W is [panels, steps, STRIDE bytes]; `bias` [panels, PANEL] float32, or 0. Rows of X and Y are

@@ -38,18 +38,9 @@ MAX_ROWS = 256
 
 @inlined
 def _add_block(
-    x0: int,
-    x1: int,
-    two: bool,
-    stride: int,
-    w: int,
-    count: int,
-    ahead: int,
-    lines: int,
-    s0: int,
-    s1: int,
+    x0: int, x1: int, two: bool, stride: int, w: int, count: int, ahead: int, lines: int, s0: int, s1: int,
     first: bool,
-) -> None:
+) -> None:  # fmt: skip
     """Add `count` tiles of a panel to the sums of one group or two; sums begin with the `first` block.
 
     Of what comes next `lines` cache lines per tile are fetched.
@@ -104,17 +95,9 @@ def _multiply_block(
 
 @inlined
 def _write_chunk(
-    first: int,
-    end: int,
-    bias: int,
-    y: int,
-    y_stride: int,
-    columns: int,
-    rows: int,
-    height: int,
-    gated: bool,
-    sums: int,
-) -> None:
+    first: int, end: int, bias: int, y: int, y_stride: int, columns: int, rows: int, height: int,
+    gated: bool, sums: int,
+) -> None:  # fmt: skip
     """Write the results of panels [first, end), row by row."""
     groups = (rows + height - 1) // height
     width = LANES if gated else PANEL
@@ -130,22 +113,9 @@ def _write_chunk(
 
 @kernel("void(intp, intp, intp, intp, intp, intp, intp, intp, intp, intp, intp, boolean, intp, intp, intp)")
 def tile_matmul(
-    x: int,
-    x_stride: int,
-    w: int,
-    numbers: int,
-    panels: int,
-    bias: int,
-    y: int,
-    y_stride: int,
-    columns: int,
-    rows: int,
-    height: int,
-    gated: bool,
-    configuration: int,
-    rest: int,
-    sums: int,
-) -> None:
+    x: int, x_stride: int, w: int, numbers: int, panels: int, bias: int, y: int, y_stride: int,
+    columns: int, rows: int, height: int, gated: bool, configuration: int, rest: int, sums: int,
+) -> None:  # fmt: skip
     """Compute Y [rows, columns] of X [rows, numbers] and some panels of W.
 
     W is [panels, tiles, 16, 32, 2], with zeros behind `numbers`; `bias` [32 panels] float32, or 0. Rows of X

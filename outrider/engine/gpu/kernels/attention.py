@@ -139,26 +139,10 @@ def _load_entries(places, inside, keys, values, dtype: tl.constexpr, SHAPE: tl.c
 
 @triton.jit
 def _block(
-    state,
-    q,
-    rows,
-    sequence,
-    start,
-    end,
-    keys,
-    values,
-    buffer,
-    head,
-    scale,
-    softcap,
-    SHAPE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    PAGE: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    PRECISION: tl.constexpr,
-    SCRATCH: tl.constexpr,
-):
+    state, q, rows, sequence, start, end, keys, values, buffer, head, scale, softcap,
+    SHAPE: tl.constexpr, BLOCK_N: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, SCRATCH: tl.constexpr,
+):  # fmt: skip
     """One block of a sequence's entries into the running softmax; SCRATCH: some may not be committed."""
     entries = start + tl.arange(0, BLOCK_N)
     inside = entries < end
@@ -243,7 +227,20 @@ def attend_kernel(
 
 
 @triton.jit
-def _joined(partial, statistics, first, splits, step, totals_at, SHAPE: tl.constexpr):
+def _joined(earlier, later):
+    """Two running softmaxes as one. Additions are fused by name: compilers choose that for themselves else,
+    and two kernels do this."""
+    raised = tl.maximum(earlier[0], later[0])
+    base = tl.where(raised == float("-inf"), 0.0, raised)  # neither may have seen anything
+    first = tl.exp2(earlier[0] - base)
+    second = tl.exp2(later[0] - base)
+    total = tl.fma(earlier[1], first, later[1] * second)
+    mixed = tl.fma(earlier[2], first[:, None], later[2] * second[:, None])
+    return raised, total, mixed
+
+
+@triton.jit
+def _joined_at_once(partial, statistics, first, splits, step, totals_at, SHAPE: tl.constexpr):
     """The result [V] of one row from its parts; part i stands at row `first + i * step`."""
     BLOCK_V: tl.constexpr = SHAPE[5]
     columns = tl.arange(0, BLOCK_V)
@@ -270,6 +267,21 @@ def _joined(partial, statistics, first, splits, step, totals_at, SHAPE: tl.const
     return mixed / total
 
 
+@triton.jit
+def _joined_in_order(partial, statistics, first, splits, step, totals_at, SHAPE: tl.constexpr):
+    """The same from the first part to the last, as `ordered_attention` asks."""
+    columns = tl.arange(0, SHAPE[5])[None, :]
+    place = first + tl.zeros([1], tl.int64)
+    found = _fresh(tl.full([1], float("-inf"), tl.float32), 1, SHAPE)
+    for _ in range(splits):
+        largest = tl.load(statistics + place)
+        total = tl.load(statistics + totals_at + place)
+        mixed = tl.load(partial + place[:, None] * SHAPE[3] + columns, mask=columns < SHAPE[3], other=0.0)
+        found = _joined(found, (largest, total, mixed))
+        place += step
+    return tl.reshape(found[2] / found[1][:, None], [SHAPE[5]])
+
+
 @triton.jit(do_not_specialize=["max_items"])
 def combine_kernel(
     out,  # [N, Q, V]
@@ -281,8 +293,9 @@ def combine_kernel(
     max_items,
     SHAPE: tl.constexpr,
     BLOCK_M: tl.constexpr,
+    ORDERED: tl.constexpr,
 ):
-    """Join the items of one token and query head (grid [N, Q]); padding tokens get zeros."""
+    """Join the items of one token and query head (grid [N, Q]), one by one if ORDERED; padding gets zeros."""
     token = tl.program_id(0).to(tl.int64)
     query_head = tl.program_id(1)
     columns = tl.arange(0, SHAPE[5])
@@ -296,7 +309,10 @@ def combine_kernel(
         row = (token - tl.load(fields)) * SHAPE[1] + query_head % SHAPE[1]
         first = (tl.load(fields + 6) * SHAPE[0] + query_head // SHAPE[1]) * BLOCK_M + row
         step = SHAPE[0] * BLOCK_M
-        mixed = _joined(partial, statistics, first, splits, step, max_items * step, SHAPE)
+        if ORDERED:
+            mixed = _joined_in_order(partial, statistics, first, splits, step, max_items * step, SHAPE)
+        else:
+            mixed = _joined_at_once(partial, statistics, first, splits, step, max_items * step, SHAPE)
         tl.store(result, mixed.to(out.dtype.element_ty), mask=columns < SHAPE[3])
 
 

@@ -3,8 +3,8 @@
 A token's *text* is the committed entries, then its own ancestors by depth: number e of a text stands at place
 e of its sums, whether it is committed or a node of a tree. A text is cut into splits, and these into blocks,
 at places that depend on the token's position alone. `_joined` joins the splits from first to last, in
-registers where an item has several, by `join_kernel` where each is an item. So neither the plan nor the batch
-changes what is added to what.
+registers where an item has several, by `combine_kernel` where each is an item. So neither the plan nor the
+batch changes what is added to what.
 
 A tile has rows of several tokens, to read committed entries once for all. What a row does not see changes
 none of its bits: it weighs 0 beside a factor of 1.
@@ -20,25 +20,13 @@ from outrider.engine.gpu.kernels.attention import (
     _absorb,
     _capped,
     _fresh,
+    _joined,
     _load_entries,
     _load_query,
     _tile_rows,
     _write,
     _write_part,
 )
-
-
-@triton.jit
-def _joined(earlier, later):
-    """Two running softmaxes as one. Additions are fused by name: compilers choose that for themselves else,
-    and two kernels do this."""
-    raised = tl.maximum(earlier[0], later[0])
-    base = tl.where(raised == float("-inf"), 0.0, raised)  # neither may have seen anything
-    first = tl.exp2(earlier[0] - base)
-    second = tl.exp2(later[0] - base)
-    total = tl.fma(earlier[1], first, later[1] * second)
-    mixed = tl.fma(earlier[2], first[:, None], later[2] * second[:, None])
-    return raised, total, mixed
 
 
 @triton.jit
@@ -156,40 +144,3 @@ def attend_in_order_kernel(
         else:
             at = (item * SHAPE[0] + head) * BLOCK_M + tl.arange(0, BLOCK_M)
             _write_part(partial, statistics, found, at, max_items * SHAPE[0] * BLOCK_M, real, SHAPE)
-
-
-@triton.jit(do_not_specialize=["max_items"])
-def join_kernel(
-    out,  # [N, Q, V]
-    partial,
-    statistics,
-    buffer,
-    tile_of_at,
-    tiles_at,
-    max_items,
-    SHAPE: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-):
-    """Join the items of one token and query head (grid [N, Q]) in their order; padding tokens get zeros."""
-    token = tl.program_id(0).to(tl.int64)
-    query_head = tl.program_id(1)
-    columns = tl.arange(0, SHAPE[5])[None, :]
-    inside = columns < SHAPE[3]
-    result = out + (token * (SHAPE[0] * SHAPE[1]) + query_head) * SHAPE[3] + columns
-    tile = tl.load(buffer + tile_of_at + token)
-    fields = buffer + tiles_at + tl.maximum(tile, 0) * TILE_FIELDS
-    splits = tl.where(tile < 0, 0, tl.load(fields + 7))
-    if splits == 0:
-        tl.store(result, tl.zeros_like(columns).to(out.dtype.element_ty), mask=inside)
-    if splits > 1:
-        row = (token - tl.load(fields)) * SHAPE[1] + query_head % SHAPE[1]
-        place = (tl.load(fields + 6) * SHAPE[0] + query_head // SHAPE[1]) * BLOCK_M + row
-        place += tl.zeros([1], tl.int64)
-        found = _fresh(tl.full([1], float("-inf"), tl.float32), 1, SHAPE)
-        for _ in range(splits):
-            largest = tl.load(statistics + place)
-            total = tl.load(statistics + max_items * SHAPE[0] * BLOCK_M + place)
-            mixed = tl.load(partial + place[:, None] * SHAPE[3] + columns, mask=inside, other=0.0)
-            found = _joined(found, (largest, total, mixed))
-            place += SHAPE[0] * BLOCK_M
-        tl.store(result, (found[2] / found[1][:, None]).to(out.dtype.element_ty), mask=inside)

@@ -53,8 +53,8 @@ KERNELS = {
     *("add_norm_kernel", "rotation_kernel"),
     *("activation_kernel", "peaks_kernel", "listed_kernel", "weights_kernel", "coded_product_kernel"),
 }
-ORDERED = {"attend_in_order_kernel", "join_kernel", "product_kernel"}
-"""In place of those of attention with `deterministic`, and of the library's products."""
+ORDERED = {"attend_in_order_kernel", "combine_kernel", "product_kernel"}
+"""Those of attention with `deterministic`, and in place of the library's products."""
 
 
 class Resources(NamedTuple):

@@ -162,14 +162,13 @@ def test_products_with_codes_are_one_launch_each(bits):
 
 
 def test_deterministic_takes_as_many_launches():
-    """Kernels of the project in place of the library's products, and others for attention."""
+    """Kernels of the project in place of the library's products, and another for attention."""
     runner = GraphRunner(model(LLAMA_8B, LAYERS, ordered=True), 100, 16, buckets=())
     with counted() as work:
         prompt(runner)
     kernels = MOVING + Counter({name: LAYERS * each for name, each in PER_LAYER.items()})
     kernels["add_norm_kernel"] += 1
     kernels["attend_in_order_kernel"] = kernels.pop("attend_kernel")
-    kernels["join_kernel"] = kernels.pop("combine_kernel")
     kernels["product_kernel"] = 4 * LAYERS + 1
     assert work.kernels == kernels
     assert work.operations["mm"] == 0

@@ -63,7 +63,8 @@ def test_every_architecture_computes_with_rounded_layers(architecture: str, fold
     wanted = expected(folder_of(architecture), BITS["int4"], experts=False)
     assert torch.allclose(logits(network), wanted, atol=1e-4 * wanted.std().item())
     own = run_plain(network, 512)
-    loaded = loader._described(network, "tiny", own, 512, CPU)
+    vocabulary, shape = own.logits.shape[-1], {"context_length": 512, "geometry": own.geometry}
+    loaded = loader.described(network, "tiny", vocabulary, model=network, device=CPU, **shape)
     check_paged(loader._made_fused(loaded, network, own, silent), own)
 
 
