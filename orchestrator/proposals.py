@@ -65,13 +65,8 @@ class Proposals:
         if not any(draft.opened for draft in drafts):
             self._held.clear()
             return self.nudge(verify, length, drafts)
-        if (
-            not self.sequential
-            or verify is None
-            or not verify.opened
-            or not lost.owes
-            or not all_ready(drafts)
-        ):
+        waited = self.sequential and lost.owes and all_ready(drafts)
+        if not waited or verify is None or not verify.opened:
             return []
         self._held.append(_empty_ready(length))
         return self._send_held(verify)
