@@ -311,7 +311,7 @@ class Session:
         """Go on without a draft; connect another one now or at a later verdict."""
         del self._drafts[draft.stream]
         blocks = self._proposals.draft_lost(draft, self._verify, len(self.committed), self._drafts.values())
-        dropped = [DropDraft(draft.stream, error), *blocks]
+        dropped: list[Action] = [DropDraft(draft.stream, error), *blocks]
         if isinstance(error, NoReplica):
             self._draft_losses.retry_at = now + NO_DRAFT_RETRY_SECONDS
             return dropped
