@@ -172,7 +172,7 @@ class DraftCore:
         if entry is None:
             return
         session = entry.session
-        first_unsent = session.first_unsent
+        first_unsent = session.outbound.first_id
         rerooted = session.commit(verdict, self._clock())
         self._drafter.commit(key, verdict.tokens, rerooted)
         self._tell(key, verdict.features)
@@ -250,7 +250,7 @@ class DraftCore:
             session = entry.session
             if session.finished or entry.outbox.full:
                 continue
-            ready = not session.ready_sent and is_ready(session, share, step_seconds)
+            ready = not session.outbound.ready_sent and is_ready(session, share, step_seconds)
             if should_send(session, ready, now):
                 self._leaving.append(entry.outbox.announce(self._block(entry, ready, now)))
                 entry.expanded = None

@@ -58,10 +58,10 @@ def should_send(session: DraftSession, ready: bool, now: float) -> bool:
     """True when a block should go out: the verify side waits for it, or it is time to send new nodes."""
     if not session.wanted:
         return False
-    due = session.best_reach == 0.0 or session.due(now)  # 0: no further nodes will come
+    due = session.best_reach == 0.0 or session.outbound.due(now)  # 0: no further nodes will come
     if ready:
         return due or session.starved or not session.pipelined
-    return due and session.has_unsent and not session.spent
+    return due and bool(session.outbound.nodes) and not session.outbound.spent
 
 
 def share_of(sessions: Iterable[DraftSession], count: int) -> int:

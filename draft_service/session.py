@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from draft_service.calibration import TaskCalibration
 from draft_service.drafters.base import Candidate, CandidateSource, Proposal
-from outrider.protocol.allowance import BLOCKS
+from draft_service.outbound import Outbound
 from outrider.protocol.messages import FinishReason, OpenDraft, TokenBlock, Verdict
 from outrider.speculation.candidate_tree import CandidateTree, Node, Rerooted
 from outrider.speculation.decayed import Decayed
@@ -26,11 +26,6 @@ share of this number: the tree serves later rounds too, in which an unlikely nod
 Measured, see docs/history/performance.md."""
 MIN_REACH = 0.005
 """Nodes with a smaller reach are neither sent nor expanded, even where they cost the target nothing."""
-BLOCK_GAP = 0.15
-"""Shortest time between two blocks of a session, as a share of a step, times the sessions in the step. Each
-block takes time from the target, so nodes are sent together."""
-LATEST_BLOCK = 0.6
-"""Share of a step after which a session's first block goes out at the latest; the rest is for the network."""
 ROOT = -1
 """Stands for the last committed token where node ids are keys."""
 
@@ -64,7 +59,7 @@ class DraftSession:
     """What the engine knows of one session.
 
     Invariants: the parent of an expanded node is expanded; every frontier node is live, unexpanded and
-    has an expanded parent; ids of unsent nodes are consecutive.
+    has an expanded parent.
     """
 
     def __init__(
@@ -78,8 +73,7 @@ class DraftSession:
         self.calibration = calibration
         self.wanted = True
         """False while the verify side wants no draft: the session pauses."""
-        self.ready_sent = False
-        """True when a ready block went out since the last verdict."""
+        self.outbound = Outbound(request.first_node_id)
         self.starved = True
         """True when the last commit left the verify side without candidates."""
         self.finished = False
@@ -94,36 +88,20 @@ class DraftSession:
         self._round_tokens = Decayed()
         self._next_step = 0.0
         """Seconds from a verdict to the step that its blocks should reach."""
-        self._blocks = 0
-        """Blocks sent since the last verdict."""
-        self._send_at = 0.0
-        self._block_gap = 0.0
         self._end = request.sampling.end_length(request.prompt_length)
         self._proposed: dict[int, _Proposed] = {ROOT: _Proposed()}
         self._frontier: list[tuple[float, int, Node]] = []
-        self._next_id = request.first_node_id
-        self._unsent: list[Node] = []
-        self._unsent_parents: list[int] = []
 
     @property
     def growing(self) -> bool:
         """False when nothing may be expanded before the next verdict."""
         stopped = self.finished or self.suspended or self.waiting or not self.wanted
-        return not (stopped or (self.ready_sent and not self.pipelined))
+        return not (stopped or (self.outbound.ready_sent and not self.pipelined))
 
     @property
     def rate(self) -> float:
         """Tokens per second that the session commits; 0 before the first verdict."""
         return (self._round_tokens.value or 0.0) / self._next_step if self._next_step else 0.0
-
-    def due(self, now: float) -> bool:
-        """True when it is time to send a block even if the verify side does not wait."""
-        return now >= self._send_at
-
-    @property
-    def spent(self) -> bool:
-        """True when only one block may still go out before the next verdict: the one marked ready."""
-        return self._blocks >= BLOCKS - 1
 
     @property
     def best_reach(self) -> float:
@@ -174,53 +152,28 @@ class DraftSession:
         rerooted = self.tree.commit(list(verdict.tokens))
         self._rekey(rerooted, len(verdict.tokens))
         self._rebuild_frontier()
-        self._discard_unsent(rerooted)
-        self.starved = not self._any_sent()
-        self.ready_sent = False
+        self.outbound.drop({node.id for node in rerooted.dropped})
+        self.starved = not any(node.id < self.outbound.first_id for node in self.tree.nodes())
         self.finished = verdict.finish_reason is not FinishReason.NONE
         self._revive()
         return rerooted
 
     def _obey(self, verdict: Verdict, now: float) -> None:
         """Take over what the verify side asks for: drafts or none, the price of a node, when to send."""
+        self.outbound.verdict(verdict, now)
         self.wanted = verdict.draft_wanted
         share = min(verdict.batch_size / FULL_PRICE_SESSIONS, 1.0) ** 2
         self._min_reach = max(verdict.node_price * share, MIN_REACH)
         self._next_step = verdict.next_step_us * 1e-6
-        self._block_gap = BLOCK_GAP * verdict.batch_size * self._next_step
-        self._send_at = now + min(self._block_gap, LATEST_BLOCK * self._next_step)
-        self._blocks = 0
 
     def forget_expansions(self) -> None:
         """The drafter's memory of the session is gone: every node counts as unexpanded."""
         self._proposed = {ROOT: _Proposed()}
         self._rebuild_frontier()
 
-    @property
-    def has_unsent(self) -> bool:
-        """True when nodes wait to be sent."""
-        return bool(self._unsent)
-
-    @property
-    def first_unsent(self) -> int:
-        """Nodes with smaller ids have been sent."""
-        return self._unsent[0].id if self._unsent else self._next_id
-
     def next_block(self, ready: bool, now: float) -> TokenBlock:
-        """The unsent nodes as a block, sent at `now`. There may be none where the block only says ready."""
-        self._blocks += 1
-        self._send_at = max(self._send_at, now + self._block_gap)
-        first_id = self.first_unsent
-        nodes, parents, self._unsent, self._unsent_parents = self._unsent, self._unsent_parents, [], []
-        self.ready_sent = self.ready_sent or ready
-        return TokenBlock(
-            first_id=first_id,
-            parents=tuple(parents),
-            tokens=tuple(node.token for node in nodes),
-            acceptances=tuple(node.acceptance for node in nodes),
-            ready=ready,
-            base_length=self.tree.committed_length,
-        )
+        """The unsent nodes as a block; see `Outbound.take`."""
+        return self.outbound.take(ready, self.tree.committed_length, now)
 
     def _propose(self, parent: Node | None, candidate: Candidate) -> Node | None:
         ranked = self._at(parent).ranked
@@ -241,12 +194,10 @@ class DraftSession:
             return None
         if candidate.token in self._limits.end_tokens:
             return None
-        node = self.tree.add_child(self._next_id, parent, candidate.token, acceptance)
+        node = self.tree.add_child(self.outbound.next_id, parent, candidate.token, acceptance)
         if node is None:
             return None
-        self._next_id += 1
-        self._unsent.append(node)
-        self._unsent_parents.append(parent.id if parent is not None else -self.tree.committed_length)
+        self.outbound.add(node, parent.id if parent is not None else -self.tree.committed_length)
         self._open(node)
         return node
 
@@ -315,15 +266,6 @@ class DraftSession:
         for node in (*walked, *rerooted.dropped):
             self._proposed.pop(node.id, None)
         self._proposed[ROOT] = proposed or _Proposed()
-
-    def _discard_unsent(self, rerooted: Rerooted) -> None:
-        """Drop the unsent nodes if the commit has dropped all of them."""
-        dropped = {node.id for node in rerooted.dropped}
-        if all(node.id in dropped for node in self._unsent):
-            self._unsent, self._unsent_parents = [], []
-
-    def _any_sent(self) -> bool:
-        return any(node.id < self.first_unsent for node in self.tree.nodes())
 
     def _revive(self) -> None:
         """Make nodes of remembered candidates that have become likely enough."""

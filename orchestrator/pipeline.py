@@ -198,8 +198,10 @@ class Pipeline:
     async def _emit(self, verdict: Verdict) -> None:
         step = self.monitor.verdict(verdict)
         assert self._verify is not None
-        for link in (self._verify, *(each for each in self._drafts.values() if each.sent_block)):
-            link.prove()
+        self._verify.prove()
+        for link in self._drafts.values():
+            if link.sent_block:
+                link.prove()
         await self._deliver(self.output.push(verdict.tokens, verdict.logprobs, step))
         if self.output.stop:
             await self._carry_out(self.session.stop())

@@ -4,8 +4,7 @@
     verify      the stream to a verify replica; lost, another is opened with the committed tokens
     drafts      the streams to draft replicas, or none: the target goes on by itself meanwhile
                 opened when the verify replica says that drafts are wanted, ended when it has not for a while
-    recent      blocks that drafts sent lately; what of them still hangs below the last committed token
-                is given to every verify replica that opens, so drafts need not know that one was lost
+    proposals   blocks of drafts on their way to the verify replica
 
 Streams are numbered; events of a stream that was given up are ignored. `orchestrator.pipeline` carries
 the actions out in the order given.
@@ -13,12 +12,10 @@ the actions out in the order given.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
-from orchestrator.candidates import BlockCheck, live_blocks, without_dead
+from orchestrator.candidates import BlockCheck, without_dead
 from orchestrator.events import (
     Action,
     Announce,
@@ -37,7 +34,6 @@ from orchestrator.events import (
     Finish,
     ParkDraft,
     PromptArrived,
-    SendBlock,
     SendFeatures,
     SendVerdict,
     VerdictArrived,
@@ -46,6 +42,7 @@ from orchestrator.events import (
 )
 from orchestrator.observing.statistics import Statistics
 from orchestrator.openings import open_draft, open_verify
+from orchestrator.proposals import Proposals
 from orchestrator.request.resolver import ResolvedRequest
 from orchestrator.soundness import VerifyEvent, problem_of
 from orchestrator.streams import (
@@ -54,7 +51,6 @@ from orchestrator.streams import (
     DraftStream,
     Losses,
     VerifyStream,
-    all_ready,
 )
 from outrider.protocol.errors import (
     Draining,
@@ -69,7 +65,6 @@ from outrider.protocol.errors import (
 )
 from outrider.protocol.messages import FinishReason, KvHandle, Mode, TokenBlock, TokenLogprob, Verdict
 
-RECENT_BLOCKS = 256
 NO_DRAFT_RETRY_SECONDS = 0.5
 """Time between searches for a draft replica when none could be used."""
 MAX_INTERNAL_ERRORS = 3
@@ -126,12 +121,11 @@ class Session:
     _verify_losses: Losses = field(default_factory=Losses)
     _draft_losses: Losses = field(default_factory=Losses)
     _drafting: bool = True
-    _held: list[TokenBlock] = field(default_factory=list)
-    """Sequential mode: blocks that wait for one marked ready."""
-    _recent: deque[TokenBlock] = field(default_factory=lambda: deque(maxlen=RECENT_BLOCKS))
+    _proposals: Proposals = field(init=False)
 
     def __post_init__(self) -> None:
         self.committed = [*self.request.prompt, *self.request.resumed]
+        self._proposals = Proposals(self.request.mode is Mode.SEQUENTIAL)
         self._drafting = self.request.mode is not Mode.OFF
         self.feature_layers = self.feature_layers if self._drafting else ()
 
@@ -209,10 +203,9 @@ class Session:
         verify.endpoint = event.endpoint
         if self.step == 0:
             self.statistics.cached = min(event.opened.cached_length, len(self.request.prompt))
-        self._held.clear()  # `_recent` has them too, and those are sent again
-        blocks = live_blocks(self.committed, self._recent, all_ready(self._drafts.values()))
+        blocks = self._proposals.verify_opened(verify, self.committed, self._drafts.values())
         drafts = self._find_drafts(now) if event.opened.draft_wanted else []
-        return [*self._propose(blocks), *drafts, *self._nudge(), *self._announce()]
+        return [*blocks, *drafts, *self._announce()]
 
     def _announce(self) -> list[Action]:
         """Announce the continuation, once, before the first token."""
@@ -240,7 +233,8 @@ class Session:
         actions = [*parked, *informed, Emit(verdict)]
         if finished:
             return actions + self._finish(verdict.finish_reason)
-        return actions + self._nudge() + (self._look_after_drafts(now) if verdict.draft_wanted else [])
+        nudge = self._proposals.nudge(verify, len(self.committed), self._drafts.values())
+        return [*actions, *nudge, *(self._look_after_drafts(now) if verdict.draft_wanted else [])]
 
     def _on_verify_failed(self, event: VerifyFailed, now: float) -> list[Action]:
         if event.kept is not None and self._can_take_along(event.kept):
@@ -267,27 +261,7 @@ class Session:
             return []
         if others and not draft.share.spend(len(block)):
             return []  # the rest of the room is for the others
-        self._recent.append(block)
-        return self._forward(block)
-
-    def _forward(self, block: TokenBlock) -> list[Action]:
-        """Send a block to the verify replica: at once, or in sequential mode when the drafts are ready."""
-        if self._verify is None or not self._verify.opened:
-            return []
-        if self.request.mode is not Mode.SEQUENTIAL:
-            return self._propose([block])
-        self._held.append(block)
-        return self._propose_held() if block.ready else []
-
-    def _propose_held(self) -> list[Action]:
-        blocks, self._held = self._held, []
-        return self._propose(blocks)
-
-    def _propose(self, blocks: Sequence[TokenBlock]) -> list[Action]:
-        """Send blocks as far as the verify replica takes them. The rest may be lost: they only propose."""
-        assert self._verify is not None
-        room = self._verify.room
-        return [SendBlock(block) for block in blocks if room.spend(len(block))]
+        return list(self._proposals.add(block, self._verify))
 
     def _credit_drafts(self) -> None:
         """A verdict came: drafts may send more. Once all have sent sound blocks, earlier losses are over."""
@@ -305,17 +279,6 @@ class Session:
                 del self._drafts[draft.stream]
                 parked.append(ParkDraft(draft.stream))
         return parked
-
-    def _nudge(self) -> list[Action]:
-        """Sequential mode without a draft: an empty ready block, so that the target takes its turn."""
-        alone = not any(draft.opened for draft in self._drafts.values())
-        open_ = self._verify is not None and self._verify.opened
-        if self.request.mode is not Mode.SEQUENTIAL or not alone or not open_:
-            return []
-        return self._propose([self._empty_ready()])
-
-    def _empty_ready(self) -> TokenBlock:
-        return TokenBlock(0, (), (), (), ready=True, base_length=len(self.committed))
 
     def _look_after_drafts(self, now: float) -> list[Action]:
         """After a verdict that wants drafts: find missing ones, give up those that have become silent."""
@@ -347,7 +310,8 @@ class Session:
     ) -> list[Action]:
         """Go on without a draft; connect another one now or at a later verdict."""
         del self._drafts[draft.stream]
-        dropped = [DropDraft(draft.stream, error), *self._without_turn_of(draft)]
+        blocks = self._proposals.draft_lost(draft, self._verify, len(self.committed), self._drafts.values())
+        dropped: list[Action] = [DropDraft(draft.stream, error), *blocks]
         if isinstance(error, NoReplica):
             self._draft_losses.retry_at = now + NO_DRAFT_RETRY_SECONDS
             return dropped
@@ -356,17 +320,6 @@ class Session:
         self._drafting = not isinstance(error, InvalidRequest)  # the request itself does not suit drafts
         again = self._connect_draft(now, endpoint) if now >= self._draft_losses.retry_at else []
         return [*dropped, *again]
-
-    def _without_turn_of(self, draft: DraftStream) -> list[Action]:
-        """Sequential mode: blocks that waited only for this draft go out now."""
-        if not any(other.opened for other in self._drafts.values()):
-            self._held.clear()
-            return self._nudge()
-        open_ = self._verify is not None and self._verify.opened
-        if self.request.mode is Mode.SEQUENTIAL and open_ and draft.owes and all_ready(self._drafts.values()):
-            self._held.append(self._empty_ready())
-            return self._propose_held()
-        return []
 
     def _lose_verify(self, error: OutriderError, endpoint: str, now: float) -> list[Action]:
         """Open another verify replica with the committed tokens, unless the request itself is at fault."""

@@ -261,8 +261,8 @@ class VerifyCore:
         idle = self._idle.step(times.start, times.end)
         self._controller.decide_drafts(list(self.sessions.values()), times.end)
         verdicts = [(outcome, self._verdict(outcome, result, price)) for outcome in result.outcomes]
-        prompts = [(part, part.found) for part in result.prompts]
-        self._deliver([each.session.outbox.announce(event) for each, event in (*prompts, *verdicts)])
+        prompts = [part.session.outbox.announce(part.found) for part in result.prompts]
+        self._deliver([*prompts, *(each.session.outbox.announce(verdict) for each, verdict in verdicts)])
         for outcome, verdict in verdicts:
             session = outcome.session
             self._settle(session)

@@ -12,14 +12,14 @@ from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, 
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
-from orchestrator.gateway.bodies import Bodies
 from orchestrator.gateway.calls.formats import CallFormat
 from orchestrator.gateway.endpoints import Generating, Models, Resources
 from orchestrator.gateway.errors import Kind, Problem
+from orchestrator.gateway.incoming.bodies import Bodies
+from orchestrator.gateway.incoming.requests import chat_from, completions_from
 from orchestrator.gateway.instruments import GatewayInstruments
 from orchestrator.gateway.page import endpoint as steps
 from orchestrator.gateway.page.files import page_files
-from orchestrator.gateway.requests import chat_from, completions_from
 from orchestrator.gateway.sending import Receive, Scope, Send, send_bytes, send_json, send_problem
 from orchestrator.gateway.tokens import Converting
 from orchestrator.request.auth import REFUSED, BearerTokens, digest_of, token_of

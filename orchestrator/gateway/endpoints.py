@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from orchestrator.gateway.bodies import Bodies
 from orchestrator.gateway.calls.formats import CallFormat
-from orchestrator.gateway.continuing import HEADER, StreamProgress, continued, wants_ids
-from orchestrator.gateway.figures import metrics_of
+from orchestrator.gateway.incoming.bodies import Bodies
+from orchestrator.gateway.incoming.continuing import HEADER, StreamProgress, continued, wants_ids
+from orchestrator.gateway.incoming.requests import HttpRequest, in_call_format
 from orchestrator.gateway.instruments import GatewayInstruments
-from orchestrator.gateway.requests import HttpRequest, in_call_format
-from orchestrator.gateway.responses import Answer
+from orchestrator.gateway.outgoing.figures import metrics_of
+from orchestrator.gateway.outgoing.responses import Answer
 from orchestrator.gateway.sending import Receive, Scope, Send, send_json, send_stream, server_sent
 from orchestrator.gateway.streams import merged, while_connected
 from outrider.client import AsyncClient, Chunk, Complete, Event, Model

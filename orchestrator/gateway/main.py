@@ -9,8 +9,8 @@ import ssl
 from typing import Any
 
 from orchestrator.gateway.app import Gateway, health_of
-from orchestrator.gateway.bodies import Bodies
 from orchestrator.gateway.calls.formats import FORMATS
+from orchestrator.gateway.incoming.bodies import Bodies
 from orchestrator.gateway.inner import inner_page
 from orchestrator.gateway.instruments import GatewayInstruments
 from orchestrator.gateway.server import Server, server_config, url_of

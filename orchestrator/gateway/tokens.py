@@ -7,8 +7,8 @@ from typing import Any
 
 from orchestrator.gateway.endpoints import Resources
 from orchestrator.gateway.errors import wrong
-from orchestrator.gateway.fields import DETOKENIZE, TOKENIZE, sort_fields
-from orchestrator.gateway.messages import chat_options, messages_of
+from orchestrator.gateway.incoming.fields import DETOKENIZE, TOKENIZE, sort_fields
+from orchestrator.gateway.incoming.messages import chat_options, messages_of
 from orchestrator.gateway.sending import Receive, Scope, Send, send_json
 from outrider.client import Message
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from orchestrator.gateway.endpoints import Generating
 from orchestrator.gateway.errors import wrong
+from orchestrator.gateway.incoming.requests import HttpRequest, chat_from, completions_from
 from orchestrator.gateway.page.events import event_json
-from orchestrator.gateway.requests import HttpRequest, chat_from, completions_from
 from orchestrator.gateway.sending import Receive, Scope, Send, send_stream, server_sent
 from outrider.client import Event
 

@@ -93,7 +93,7 @@ def test_nodes_that_all_died_before_they_were_sent_are_not_sent():
     held = session()
     expand(held, (10, 60))
     held.commit(verdict(3, 99), now=0.0)
-    assert not held.has_unsent
+    assert not held.outbound.nodes
 
 
 def test_nodes_that_were_committed_before_they_were_sent_still_lead_to_their_children():
@@ -179,7 +179,7 @@ def test_forgotten_expansions_start_at_the_root_again():
     held.forget_expansions()
     expand(held, (10, 60))
     expand(held, (20, 90), token=10)
-    assert not held.has_unsent
+    assert not held.outbound.nodes
 
 
 def test_a_lookup_that_repeats_itself_is_learned_from_once():

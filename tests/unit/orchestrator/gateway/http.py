@@ -12,7 +12,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from orchestrator.gateway.app import Gateway
-from orchestrator.gateway.bodies import Bodies
+from orchestrator.gateway.incoming.bodies import Bodies
 from orchestrator.gateway.instruments import GatewayInstruments
 from orchestrator.request.auth import BearerTokens
 from outrider.client import AsyncClient, Retries

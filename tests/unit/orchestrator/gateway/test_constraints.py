@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from orchestrator.gateway.errors import Problem
-from orchestrator.gateway.requests import HttpRequest, chat_from, completions_from
+from orchestrator.gateway.incoming.requests import HttpRequest, chat_from, completions_from
 from outrider.protocol.errors import InvalidRequest
 
 HELLO = [{"role": "user", "content": "hello"}]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from orchestrator.gateway.errors import Problem
-from orchestrator.gateway.fields import CHAT, COMPLETIONS, DETOKENIZE, TOKENIZE
-from orchestrator.gateway.requests import chat_from, completions_from
+from orchestrator.gateway.incoming.fields import CHAT, COMPLETIONS, DETOKENIZE, TOKENIZE
+from orchestrator.gateway.incoming.requests import chat_from, completions_from
 from orchestrator.gateway.tokens import detokenize_from, tokenize_from
 
 PAGE = (Path(__file__).resolve().parents[4] / "docs/openai.md").read_text()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.gateway.figures import metrics_of
+from orchestrator.gateway.outgoing.figures import metrics_of
 from outrider.client import Complete, Usage
 from tests.unit.client.fake_orchestrator import FakeOrchestrator, serving
 from tests.unit.orchestrator.gateway.http import Response, rig

@@ -8,8 +8,8 @@ import pytest
 
 from orchestrator.gateway.calls.formats import FORMATS
 from orchestrator.gateway.errors import Problem
-from orchestrator.gateway.messages import ToolUse
-from orchestrator.gateway.requests import chat_from, completions_from, in_call_format
+from orchestrator.gateway.incoming.messages import ToolUse
+from orchestrator.gateway.incoming.requests import chat_from, completions_from, in_call_format
 from outrider.client import Message, Request, Tool, ToolCall
 from outrider.protocol.errors import InvalidRequest
 

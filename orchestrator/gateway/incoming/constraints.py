@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from orchestrator.gateway import reading
 from orchestrator.gateway.errors import wrong
+from orchestrator.gateway.incoming import values
 
 FIELDS = (
     *("response_format", "structured_outputs"),
@@ -38,7 +38,7 @@ def constraint_of(own: Mapping[str, Any]) -> Constrained | None:
 
 def response_format(path: str, value: Any) -> Constrained | None:
     """OpenAI's; `strict`, `name` and `description` change nothing: the schema is always held."""
-    members = reading.members(path, value, {"type", "json_schema"})
+    members = values.members(path, value, {"type", "json_schema"})
     match members.get("type"):
         case "text":
             return None
@@ -48,7 +48,7 @@ def response_format(path: str, value: Any) -> Constrained | None:
             inside = f"{path}.json_schema"
             known = {"name", "description", "schema", "strict"}
             return schema(
-                f"{inside}.schema", reading.members(inside, members.get("json_schema"), known).get("schema")
+                f"{inside}.schema", values.members(inside, members.get("json_schema"), known).get("schema")
             )
         case other:
             kind = str(other)[:40]
@@ -64,12 +64,12 @@ def schema(path: str, value: Any) -> Constrained:
 
 def regex(path: str, value: Any) -> Constrained:
     """A regular expression."""
-    return Constrained(path, "regex", reading.text(path, value))
+    return Constrained(path, "regex", values.text(path, value))
 
 
 def choice(path: str, value: Any) -> Constrained:
     """Texts."""
-    texts = reading.listed(path, value, reading.text)
+    texts = values.listed(path, value, values.text)
     if not texts:
         raise wrong(path, "must have at least one text")
     return Constrained(path, "choice", texts)
@@ -77,13 +77,13 @@ def choice(path: str, value: Any) -> Constrained:
 
 def grammar(path: str, value: Any) -> Constrained:
     """A grammar."""
-    return Constrained(path, "grammar", reading.text(path, value))
+    return Constrained(path, "grammar", values.text(path, value))
 
 
 def structured_outputs(path: str, value: Any) -> Constrained | None:
     """vLLM's object, of one member."""
     readers = {"json": schema, "regex": regex, "choice": choice, "grammar": grammar}
-    members = reading.members(path, value, {*readers, "json_object"})
+    members = values.members(path, value, {*readers, "json_object"})
     if members.pop("json_object", None) is True:
         members["json_object"] = True
     if len(members) > 1:

@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator.gateway.calls.call_reader import CallParser
 from orchestrator.gateway.calls.pieces import CallArguments, CallBegun, Piece, Text
-from orchestrator.gateway.shapes import Prompt, entry_of
+from orchestrator.gateway.outgoing.shapes import Prompt, entry_of
 from outrider.client import Chunk, Complete, Generation, TokenLogprob
 
 

@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any
 
 from orchestrator.gateway.calls.formats import CallFormat
-from orchestrator.gateway.chat_shape import Calls, ChatShape
-from orchestrator.gateway.messages import ToolUse
-from orchestrator.gateway.requests import HttpRequest
-from orchestrator.gateway.shapes import CompletionShape, Prompt, of_prompt
+from orchestrator.gateway.incoming.messages import ToolUse
+from orchestrator.gateway.incoming.requests import HttpRequest
+from orchestrator.gateway.outgoing.chat_shape import Calls, ChatShape
+from orchestrator.gateway.outgoing.shapes import CompletionShape, Prompt, of_prompt
 from outrider.client import Chunk, Complete, Event, Generation, Started, Usage
 
 PREDICTED = ("accepted_prediction_tokens", "rejected_prediction_tokens")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from orchestrator.gateway import reading
 from orchestrator.gateway.calls.formats import CallFormat
-from orchestrator.gateway.constraints import constraint_of
 from orchestrator.gateway.errors import wrong
-from orchestrator.gateway.fields import CHAT, COMPLETIONS, Sorted, sort_fields
-from orchestrator.gateway.messages import ToolUse, chat_options, messages_of, tool_use
+from orchestrator.gateway.incoming import values
+from orchestrator.gateway.incoming.constraints import constraint_of
+from orchestrator.gateway.incoming.fields import CHAT, COMPLETIONS, Sorted, sort_fields
+from orchestrator.gateway.incoming.messages import ToolUse, chat_options, messages_of, tool_use
 from outrider.client import Request
 from outrider.protocol.errors import InvalidRequest
 
@@ -157,13 +157,13 @@ def _max_tokens(own: dict[str, Any]) -> int | None:
 def _speculation(value: Any) -> dict[str, Any]:
     if value is None:
         return {}
-    found = reading.members("speculation", value, {"mode", "max_nodes", "max_depth", "seconds_per_token"})
+    found = values.members("speculation", value, {"mode", "max_nodes", "max_depth", "seconds_per_token"})
     if found.get("mode", "auto") not in MODES:
         raise wrong("speculation.mode", f"must be one of {', '.join(MODES)}")
     for name in {"max_nodes", "max_depth"} & found.keys():
-        reading.count(f"speculation.{name}", found[name])
+        values.count(f"speculation.{name}", found[name])
     if "seconds_per_token" in found:
-        reading.number("speculation.seconds_per_token", found["seconds_per_token"])
+        values.number("speculation.seconds_per_token", found["seconds_per_token"])
     return found
 
 
@@ -173,9 +173,9 @@ def _include_usage(value: Any, stream: bool) -> bool:
     if not stream:
         raise wrong("stream_options", "needs stream to be true")
     known = {"include_usage", "include_obfuscation", "continuous_usage_stats"}
-    found = reading.members("stream_options", value, known)
+    found = values.members("stream_options", value, known)
     for name, flag in found.items():
-        reading.flag(f"stream_options.{name}", flag)
+        values.flag(f"stream_options.{name}", flag)
     if found.get("continuous_usage_stats"):
         raise wrong("stream_options.continuous_usage_stats", "is not supported; use include_usage")
     return bool(found.get("include_usage", False))
@@ -190,9 +190,9 @@ def _prompts(value: Any) -> list[str] | list[tuple[int, ...]]:
     if not isinstance(value, list) or not value:
         raise wrong("prompt", "must be a string, a list of strings, token ids, or lists of token ids")
     if isinstance(value[0], int):
-        return [reading.ids("prompt", value)]
+        return [values.ids("prompt", value)]
     if len(value) > MAX_PROMPTS:
         raise wrong("prompt", f"must have at most {MAX_PROMPTS} prompts, not {len(value)}")
     if isinstance(value[0], str):
-        return reading.listed("prompt", value, reading.text)
-    return reading.listed("prompt", value, reading.ids)
+        return values.listed("prompt", value, values.text)
+    return values.listed("prompt", value, values.ids)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.gateway import reading
 from orchestrator.gateway.errors import wrong
+from orchestrator.gateway.incoming import values
 from outrider.client import Message, Tool, ToolCall
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -38,7 +38,7 @@ def messages_of(value: Any) -> tuple[Message, ...]:
     Raises:
         Problem: there are none, or one is wrong.
     """
-    messages = reading.listed("messages", value, _message)
+    messages = values.listed("messages", value, _message)
     if not messages:
         raise wrong("messages", "must have at least one message")
     return tuple(messages)
@@ -84,10 +84,10 @@ def _required(choice: Any, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
 
 
 def _named(choice: dict[str, Any], tools: tuple[Tool, ...]) -> Tool:
-    members = reading.members("tool_choice", choice, {"type", "function"})
+    members = values.members("tool_choice", choice, {"type", "function"})
     if members.get("type") != "function":
         raise wrong("tool_choice.type", f"{str(members.get('type'))[:40]!r} is not supported; use function")
-    function = reading.members("tool_choice.function", members.get("function"), {"name"})
+    function = values.members("tool_choice.function", members.get("function"), {"name"})
     name = _filled("tool_choice.function.name", function.get("name"))
     for tool in tools:
         if tool.name == name:
@@ -101,53 +101,53 @@ def tools_of(own: Mapping[str, Any]) -> tuple[Tool, ...]:
     Raises:
         Problem: one is wrong.
     """
-    return tuple(reading.listed("tools", own.get("tools", []), _tool))
+    return tuple(values.listed("tools", own.get("tools", []), _tool))
 
 
 def _tool(path: str, value: Any) -> Tool:
-    tool = reading.members(path, value, {"type", "function"})
+    tool = values.members(path, value, {"type", "function"})
     if tool.get("type") != "function":
         raise wrong(f"{path}.type", f"{str(tool.get('type'))[:40]!r} is not supported; use function")
     path = f"{path}.function"
-    function = reading.members(path, tool.get("function"), FUNCTION)
+    function = values.members(path, tool.get("function"), FUNCTION)
     parameters = function.get("parameters")
     if parameters is not None and not isinstance(parameters, dict):
         raise wrong(f"{path}.parameters", "must be an object")
     return Tool(
         name=_filled(f"{path}.name", function.get("name")),
-        description=reading.text(f"{path}.description", function.get("description", "")),
+        description=values.text(f"{path}.description", function.get("description", "")),
         parameters="" if parameters is None else _json(f"{path}.parameters", parameters),
     )
 
 
 def _message(path: str, value: Any) -> Message:
-    message = reading.members(path, value, MESSAGE)
+    message = values.members(path, value, MESSAGE)
     for name in ("refusal", "annotations"):
         if message.get(name):
             raise wrong(f"{path}.{name}", "is not supported; leave it out")
-    role = reading.text(f"{path}.role", message.get("role"))
+    role = values.text(f"{path}.role", message.get("role"))
     if role not in ROLES:
         raise wrong(f"{path}.role", f"must be one of {', '.join(ROLES)}")
-    calls = tuple(reading.listed(f"{path}.tool_calls", message.get("tool_calls", []), _call))
+    calls = tuple(values.listed(f"{path}.tool_calls", message.get("tool_calls", []), _call))
     content = message.get("content", "" if calls else None)
     return Message(
         role=INSTEAD.get(role, role),
         content=_content(f"{path}.content", content),
-        name=reading.text(f"{path}.name", message.get("name", "")),
+        name=values.text(f"{path}.name", message.get("name", "")),
         tool_calls=calls,
-        tool_call_id=reading.text(f"{path}.tool_call_id", message.get("tool_call_id", "")),
+        tool_call_id=values.text(f"{path}.tool_call_id", message.get("tool_call_id", "")),
     )
 
 
 def _call(path: str, value: Any) -> ToolCall:
-    call = reading.members(path, value, {"id", "type", "function", "index"})
+    call = values.members(path, value, {"id", "type", "function", "index"})
     if call.get("type", "function") != "function":
         raise wrong(f"{path}.type", f"{str(call['type'])[:40]!r} is not supported; use function")
-    function = reading.members(f"{path}.function", call.get("function"), {"name", "arguments"})
+    function = values.members(f"{path}.function", call.get("function"), {"name", "arguments"})
     return ToolCall(
-        id=reading.text(f"{path}.id", call.get("id", "")),
+        id=values.text(f"{path}.id", call.get("id", "")),
         name=_filled(f"{path}.function.name", function.get("name")),
-        arguments=reading.text(f"{path}.function.arguments", function.get("arguments", "")),
+        arguments=values.text(f"{path}.function.arguments", function.get("arguments", "")),
     )
 
 
@@ -156,7 +156,7 @@ def _content(path: str, value: Any) -> str | tuple[str, ...]:
         return value
     if not isinstance(value, list):
         raise wrong(path, "must be a string, or a list of parts of text")
-    return tuple(reading.listed(path, value, reading.part_of_text))
+    return tuple(values.listed(path, value, values.part_of_text))
 
 
 def _json(path: str, value: Any) -> str:
@@ -167,7 +167,7 @@ def _json(path: str, value: Any) -> str:
 
 
 def _filled(path: str, value: Any) -> str:
-    text = reading.text(path, value)
+    text = values.text(path, value)
     if not text:
         raise wrong(path, "must not be empty")
     return text

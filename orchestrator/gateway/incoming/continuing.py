@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from orchestrator.gateway.errors import wrong
-from orchestrator.gateway.requests import HttpRequest
+from orchestrator.gateway.incoming.requests import HttpRequest
 from outrider.client import Chunk, Complete, Event, Started
 
 HEADER = "last-event-id"

@@ -1,0 +1,1 @@
+"""From an HTTP request to requests of the client."""

@@ -1,0 +1,1 @@
+"""From the client's events to OpenAI's objects."""
