@@ -86,9 +86,12 @@ def demo(cluster, tmp_path_factory):
     return DemoStack(cluster, tmp_path_factory.mktemp("models"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def up(tmp_path_factory):
-    """`outrider up` on the demo pair, ready, with the OpenAI API."""
+    """`outrider up` on the demo pair, ready, with the OpenAI API.
+
+    Who ends one of its processes waits until it is back. Who needs drafts asks for the sequential mode.
+    """
     from tests.integration.cluster import demo_up
 
     with demo_up(tmp_path_factory.mktemp("up")) as process:

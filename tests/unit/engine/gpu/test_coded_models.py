@@ -62,10 +62,19 @@ def assert_near(found, wanted, most=2e-3):
     assert torch.allclose(found, wanted, atol=most * wanted.std().item()), (found - wanted).abs().max()
 
 
-@pytest.mark.parametrize("weights", BITS)
+FUSED = {"llama": True, "qwen2": True, "phi3": True, "gpt_neox": True, "gpt2": True, "phi": False}
+FEWEST_BITS = "int4"
+
+
 @pytest.mark.parametrize(
-    ("architecture", "fused"),
-    [("llama", True), ("qwen2", True), ("phi3", True), ("gpt_neox", True), ("gpt2", True), ("phi", False)],
+    ("architecture", "fused", "weights"),
+    [
+        pytest.param(
+            *each, weights, marks=() if weights == FEWEST_BITS or each[0] == "llama" else pytest.mark.slow
+        )
+        for each in FUSED.items()
+        for weights in BITS
+    ],
 )
 def test_a_model_is_transformers_with_rounded_weights(folder_of, architecture, fused, weights):
     """Fused, with biases, with parts that are one layer already, with rows in another order, with transposed
