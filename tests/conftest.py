@@ -10,12 +10,18 @@ import signal
 from collections.abc import Callable
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 os.environ["OMP_NUM_THREADS"] = "1"  # tests run side by side; who wants more threads says so
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
 # A shell ignores SIGINT in what it starts in the background; the tests send it to themselves and to services.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# The same examples in every run; on a busy machine none of them is fast.
+settings.register_profile(
+    "tests", max_examples=50, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("tests")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
