@@ -10,7 +10,7 @@ INSTALL_LOCKED := $(PIP) install --require-hashes --no-deps
 ENGINE := .venv/.engine
 DEV := .venv/.dev
 
-.PHONY: help demo test test-slow check install lint format protos docs lock clean
+.PHONY: help demo test tests test-slow check install lint style types format protos docs lock clean
 .DEFAULT_GOAL := help
 
 help:
@@ -24,10 +24,14 @@ help:
 demo: $(ENGINE)
 	.venv/bin/python -m scripts.demo $(ARGS)
 
+# The types are checked beside the tests, on a core that these often leave idle.
+test: style
+	$(MAKE) -j 2 types tests
+
 # Two at a time, however many cores there are: tests start services of several processes. In the order of the
 # folders: those of real processes take longest and come first. They share the cores with other tests, so those that
 # failed (pytest's status 1, nothing else) run a second time by themselves, and then have to pass.
-test: lint
+tests: install
 	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder $(QUICK) || { [ $$? = 1 ] && \
 		echo 'A second time, by themselves: the tests that failed above.' && \
 		$(PYTEST) --last-failed --last-failed-no-failures none $(QUICK); }
@@ -38,9 +42,13 @@ test-slow: install
 check: install
 	.venv/bin/python -m scripts.check
 
-lint: install
+lint: style types
+
+style: install
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
+
+types: install
 	.venv/bin/mypy
 
 format: install

@@ -10,12 +10,18 @@ import signal
 from collections.abc import Callable
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 os.environ["OMP_NUM_THREADS"] = "1"  # tests run side by side; who wants more threads says so
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
 # A shell ignores SIGINT in what it starts in the background; the tests send it to themselves and to services.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# The same examples in every run; on a busy machine none of them is fast.
+settings.register_profile(
+    "tests", max_examples=50, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("tests")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -86,9 +92,12 @@ def demo(cluster, tmp_path_factory):
     return DemoStack(cluster, tmp_path_factory.mktemp("models"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def up(tmp_path_factory):
-    """`outrider up` on the demo pair, ready, with the OpenAI API."""
+    """`outrider up` on the demo pair, ready, with the OpenAI API.
+
+    Who ends one of its processes waits until it is back. Who needs drafts asks for the sequential mode.
+    """
     from tests.integration.cluster import demo_up
 
     with demo_up(tmp_path_factory.mktemp("up")) as process:

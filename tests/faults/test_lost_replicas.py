@@ -13,6 +13,7 @@ import pytest
 
 from tests.integration.client import (
     AUTO,
+    SEQUENTIAL,
     Client,
     Generation,
     collect,
@@ -29,6 +30,8 @@ TOKENS = 1500
 """Greedy text repeats itself and is committed six tokens a step: long enough to be broken in the middle."""
 NUMBERS = count(1)
 """Of requests."""
+MAX_TEXTS = 20
+"""Most texts until one meets a fault that needs a draft at work."""
 SAMPLERS: list[dict[str, Any]] = [
     {"max_tokens": TOKENS},
     {"max_tokens": TOKENS // 2, "temperature": 1.0, "ignore_eos": True},
@@ -50,11 +53,6 @@ class Pair:
         counts = samples(self.orchestrator)
         steps, undrafted = "outrider_orchestrator_steps_total", "outrider_orchestrator_undrafted_steps_total"
         return counts.get(steps, 0.0) - counts.get(undrafted, 0.0)
-
-    def kill_draft(self, drafted_before: float) -> None:
-        """Kill the draft once it takes part in the request that began after so many drafted steps."""
-        eventually(lambda: self.drafted_steps() > drafted_before, "the draft takes part")
-        self.draft.kill()
 
     def serving(self) -> Process:
         """The verify replica that runs a session now."""
@@ -88,6 +86,27 @@ def new_traffic() -> dict[str, str]:
     return {"task": f"text {next(NUMBERS)}"}
 
 
+def used_again(client: Client, prompt) -> bool:
+    """A draft takes part in a request that waits for its draft: in other modes one that is late may rest."""
+    generation = client.generate(prompt, mode=SEQUENTIAL, max_tokens=24)
+    return generation.statistics.draft_micros > 0
+
+
+def without_the_draft(pair: Pair, prompt, **options: Any) -> Generation:
+    """Generate, and kill the draft once it takes part; `draft_losses` tells whether it did so in time.
+
+    The draft runs again afterwards.
+    """
+    before, responses = pair.drafted_steps(), []
+    for response in pair.client.stream(request(prompt, mode=AUTO, **new_traffic(), **options)):
+        responses.append(response)
+        if pair.draft.running and pair.drafted_steps() > before:
+            pair.draft.kill()
+    if not pair.draft.running:
+        pair.draft = pair.cluster.restart(pair.draft)
+    return collect(responses)[0]
+
+
 def broken_after(client: Client, prompt, break_it, chunks: int = 3, **options: Any) -> Generation:
     """Generate, and break something once some chunks have come."""
     call = client.stream(request(prompt, mode=AUTO, **{"max_tokens": TOKENS, **new_traffic(), **options}))
@@ -101,20 +120,21 @@ def broken_after(client: Client, prompt, break_it, chunks: int = 3, **options: A
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=["greedy", "T=1"])
 def test_a_draft_killed_mid_sentence_costs_no_token(pair, reference, prompts, sampler):
-    """The request goes on without its draft; a restarted draft serves the next one."""
+    """The request goes on without its draft; a restarted draft serves the next one.
+
+    On a busy machine blocks come late, so a draft rests, or the text ends first: then the next text meets it.
+    """
     prompt = prompts(5)[4]
     expected = pair.client.generate(prompt, **sampler).tokens
-    before = pair.drafted_steps()
-    generation = broken_after(pair.client, prompt, lambda: pair.kill_draft(before), **sampler)
-    pair.draft = pair.cluster.restart(pair.draft)
-    assert_same(reference, prompt, expected, generation.tokens)
-    assert generation.statistics.draft_losses == 1
-
-    def drafted_again() -> bool:
-        again = pair.client.generate(prompt, max_tokens=24, **new_traffic())
-        return again.statistics.draft_micros > 0
-
-    eventually(drafted_again, "the restarted draft is used")
+    losses = 0
+    for _ in range(MAX_TEXTS):
+        generation = without_the_draft(pair, prompt, **sampler)
+        assert_same(reference, prompt, expected, generation.tokens)
+        losses = generation.statistics.draft_losses
+        if losses:
+            break
+    assert losses == 1
+    eventually(lambda: used_again(pair.client, prompt), "the restarted draft is used")
 
 
 def test_a_hanging_draft_costs_no_token(pair, reference, prompts):
@@ -128,12 +148,7 @@ def test_a_hanging_draft_costs_no_token(pair, reference, prompts):
         assert_same(reference, prompt, expected, while_it_hangs.tokens)
     finally:
         pair.draft.signal(signal.SIGCONT)
-
-    def drafted_again() -> bool:
-        again = pair.client.generate(prompt, max_tokens=24, **new_traffic())
-        return again.statistics.draft_micros > 0
-
-    eventually(drafted_again, "the draft is back")
+    eventually(lambda: used_again(pair.client, prompt), "the draft is back")
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=["greedy", "T=1"])

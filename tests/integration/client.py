@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 from outrider.internal.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
@@ -32,6 +33,9 @@ SAMPLERS: dict[str, dict[str, Any]] = {
     "T=1.3 min-p 0.05 bias": {"temperature": 1.3, "min_p": 0.05, "logit_bias": {5: 1.5, 11: -2.0, 17: 3.0}},
 }
 """The sampler settings under which every draft must leave the tokens alone."""
+FEW = ("greedy", "T=1 top-k 40 penalties")
+SAMPLER_SWEEP = [pytest.param(name, marks=() if name in FEW else pytest.mark.slow) for name in SAMPLERS]
+"""Parameters of tests that have another sweep besides: `test_exactness_demo.py` has all samplers at once."""
 
 
 @dataclass(slots=True)

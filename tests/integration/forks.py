@@ -16,15 +16,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PRELOADED = (
-    "torch",
-    "transformers.modeling_utils",
-    "transformers.generation.utils",
-    "transformers.models.auto.modeling_auto",
-    "transformers.models.llama.modeling_llama",
-)
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(list(PRELOADED))
+_context.set_forkserver_preload(["tests.integration.preloaded"])
 _lock = threading.Lock()
 """A status can be read once; starting a process reads those of all others."""
 

@@ -42,7 +42,7 @@ def check(found: dict[str, Any]) -> None:
 
 def test_grpc(up: Process, tmp_path: Path) -> None:
     """All tokens come, and the service tells of its drafts."""
-    found = bench(tmp_path, "--endpoint", up.endpoint, "--slo", "e2e=100s")
+    found = bench(tmp_path, "--endpoint", up.endpoint, "--slo", "e2e=100s", "--mode", "sequential")
     check(found)
     speculation = found["summary"]["speculation"]
     assert speculation["acceptance_length"] >= 1.0

@@ -88,7 +88,7 @@ def g_test(observed: np.ndarray, probabilities: np.ndarray) -> float:
     return float(power_divergence(pooled_observed, pooled_expected, lambda_="log-likelihood").pvalue)
 
 
-@pytest.mark.parametrize("requests", [120, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("requests", [60, pytest.param(2000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("mode", "temperature", "top_k"), [(AUTO, 1.0, 0), (SEQUENTIAL, 0.7, 0), (AUTO, 1.4, 4)]
 )

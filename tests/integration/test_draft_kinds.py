@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.client import AUTO, OFF, SAMPLERS, SEQUENTIAL, Client, eventually
+from tests.integration.client import AUTO, OFF, SAMPLER_SWEEP, SAMPLERS, SEQUENTIAL, Client, eventually
 from tests.integration.cluster import DEMO_TARGET
 from tests.integration.reference import assert_same
 
@@ -31,7 +31,7 @@ def client(request, demo):
         one.kill()
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("sampler", SAMPLER_SWEEP)
 def test_drafts_of_the_target_change_nothing(client, demo, reference, prompts, sampler):
     """Their nodes are accepted, and the tokens are those of the target alone."""
     chosen = prompts(3)

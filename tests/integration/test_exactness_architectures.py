@@ -1,4 +1,7 @@
-"""The tokens are the target's own for every supported architecture, through all three services."""
+"""The tokens are the target's own for every supported architecture, through all three services.
+
+The engine alone computes with each of them in `tests/unit/engine`; so most are slow tests here.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,16 @@ from random import Random
 import pytest
 
 from tests.integration import fake_drafts
-from tests.integration.client import AUTO, OFF, SAMPLERS, SEQUENTIAL, Client, eventually, verify_info
+from tests.integration.client import (
+    AUTO,
+    OFF,
+    SAMPLER_SWEEP,
+    SAMPLERS,
+    SEQUENTIAL,
+    Client,
+    eventually,
+    verify_info,
+)
 from tests.integration.cluster import Cluster
 from tests.integration.oracle_draft import OracleDraft
 from tests.integration.reference import Reference, assert_same
@@ -17,8 +29,17 @@ from tests.models import ARCHITECTURES, build_model
 TOKENS = 24
 VOCABULARY = 300
 QUICK, ALL = 4, 30
-IN_RANKS = [(name, 2) for name in ("gpt2", "gpt_neox", "olmo2", "mixtral", "olmoe", "gpt_oss")]
+IN_RANKS = ("gpt2", "gpt_neox", "olmo2", "mixtral", "olmoe", "gpt_oss")
 """Architectures that run in several processes too."""
+UNLIKE = ("llama", "mistral", "gemma2", "gpt2", "deepseek_v3", "gpt_oss", "gemma4")
+"""Those that differ in what a service keeps of a text: windows, learned positions, compressed keys, shared
+ones, sinks; and in experts."""
+UNLIKE_IN_RANKS = ("gpt2", "gpt_oss")
+SETUPS = [
+    pytest.param((name, ranks), marks=() if name in quick else pytest.mark.slow)
+    for names, ranks, quick in ((ARCHITECTURES, 1, UNLIKE), (IN_RANKS, 2, UNLIKE_IN_RANKS))
+    for name in names
+]
 
 
 @dataclass
@@ -32,7 +53,7 @@ class Stack:
 
 @pytest.fixture(
     scope="module",
-    params=[*((architecture, 1) for architecture in ARCHITECTURES), *IN_RANKS],
+    params=SETUPS,
     ids=lambda one: one[0] if one[1] == 1 else f"{one[0]} in {one[1]} ranks",
 )
 def stack(request, tmp_path_factory):
@@ -57,7 +78,7 @@ def random_prompts(count: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("count", [QUICK, pytest.param(ALL, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("sampler", SAMPLER_SWEEP)
 def test_all_modes_say_what_the_target_says(stack, sampler, count):
     """Greedy equals `transformers`; speculation equals no speculation, greedy and sampled."""
     prompts = random_prompts(count)

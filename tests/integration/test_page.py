@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from outrider.client import Chunk, Client
 from scripts.browser import browser, chromium
-from tests.integration.cluster import Process
+from tests.integration.cluster import Process, demo_up
 from tests.unit.client.fake_orchestrator import FakeOrchestrator, serving
 from tests.unit.orchestrator.gateway.test_process import gateway
 
@@ -30,6 +30,13 @@ SEEN = """token => {
 needs_chromium = pytest.mark.skipif(
     chromium() is None, reason="NO BROWSER: the page was not opened; install the Debian package chromium"
 )
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    """`outrider up` of this module: nobody has made its drafts rest."""
+    with demo_up(tmp_path_factory.mktemp("up")) as process:
+        yield process
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,16 @@ import pytest
 
 from tests import checkpoints
 from tests.integration import fake_drafts
-from tests.integration.client import AUTO, OFF, SAMPLERS, SEQUENTIAL, Client, eventually, verify_info
+from tests.integration.client import (
+    AUTO,
+    OFF,
+    SAMPLER_SWEEP,
+    SAMPLERS,
+    SEQUENTIAL,
+    Client,
+    eventually,
+    verify_info,
+)
 from tests.integration.cluster import Cluster
 from tests.integration.oracle_draft import OracleDraft
 from tests.integration.reference import Reference, assert_same
@@ -68,7 +77,7 @@ def stack(request, tmp_path_factory):
     server.stop(None)
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("sampler", SAMPLER_SWEEP)
 def test_all_modes_say_what_the_quantized_target_says(stack, sampler):
     """Greedy equals `transformers` with what the codes stand for; speculation equals no speculation."""
     prompts, options = random_prompts(4), {"max_tokens": TOKENS, **SAMPLERS[sampler]}

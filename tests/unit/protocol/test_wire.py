@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.internal.v1 import draft_pb2, session_pb2, verify_pb2
@@ -31,9 +31,6 @@ from outrider.protocol.messages import (
     VerifyPolicy,
 )
 from outrider.v1 import tokens_pb2
-
-settings.register_profile("wire", max_examples=50, deadline=None, derandomize=True)
-settings.load_profile("wire")
 
 uint32 = st.integers(0, 2**32 - 1)
 uint64 = st.integers(0, 2**64 - 1)

@@ -21,6 +21,7 @@ from outrider.engine.loading.loader import _described
 from outrider.engine.quantization.rounding import BITS, rounded
 from outrider.engine.runner import ModelRunner, Segment
 from tests.checkpoints import write
+from tests.models import build_model
 from tests.unit.engine.gpu.fakes import FakeGraphs
 from tests.unit.engine.gpu.test_runner import script
 from tests.unit.engine.loading.test_rounded import TOKENS, expected
@@ -62,10 +63,19 @@ def assert_near(found, wanted, most=2e-3):
     assert torch.allclose(found, wanted, atol=most * wanted.std().item()), (found - wanted).abs().max()
 
 
-@pytest.mark.parametrize("weights", BITS)
+FUSED = {"llama": True, "qwen2": True, "phi3": True, "gpt_neox": True, "gpt2": True, "phi": False}
+FEWEST_BITS = "int4"
+
+
 @pytest.mark.parametrize(
-    ("architecture", "fused"),
-    [("llama", True), ("qwen2", True), ("phi3", True), ("gpt_neox", True), ("gpt2", True), ("phi", False)],
+    ("architecture", "fused", "weights"),
+    [
+        pytest.param(
+            *each, weights, marks=() if weights == FEWEST_BITS or each[0] == "llama" else pytest.mark.slow
+        )
+        for each in FUSED.items()
+        for weights in BITS
+    ],
 )
 def test_a_model_is_transformers_with_rounded_weights(folder_of, architecture, fused, weights):
     """Fused, with biases, with parts that are one layer already, with rows in another order, with transposed
@@ -92,9 +102,9 @@ def test_a_model_of_e4m3_is_transformers_with_its_numbers(folder_of, tmp_path, n
     assert_near(found, theirs)
 
 
-def test_every_step_of_a_script_is_the_plain_runner_s(folder_of):
+def test_every_step_of_a_script_is_the_plain_runner_s(tmp_path):
     """Chunks, a tree, commits, a fork and a batch, with graphs, against numbers that layers make."""
-    loaded, _ = rounded_model(folder_of("llama"), "int4")
+    loaded, _ = rounded_model(build_model("llama", tmp_path, num_hidden_layers=1), "int4")
     found = script(GraphRunner(loaded, PAGES, PAGE, buckets=(4, 8), graphs=FakeGraphs()))
     compute_from_codes(loaded.model, False)
     for ours, theirs in zip(found, script(ModelRunner(loaded, PAGES, PAGE)), strict=True):
