@@ -11,6 +11,8 @@ MAX_LABELS = 8
 """Counted where the message is read."""
 MAX_VALUE = 64
 NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+"""Prometheus refuses a whole page for one of these, and a terminal obeys them."""
 
 
 def check_labels(labels: Mapping[str, str]) -> None:
@@ -25,3 +27,14 @@ def check_labels(labels: Mapping[str, str]) -> None:
             raise InvalidRequest(f"labels[{name[:40]!r}]", said)
         if not 1 <= len(value) <= MAX_VALUE:
             raise InvalidRequest(f"labels[{name!r}]", f"must have 1 to {MAX_VALUE} characters")
+        check_printable(f"labels[{name!r}]", value)
+
+
+def check_printable(field: str, value: str) -> None:
+    """Whether a text of the caller can stand on metrics, log lines and terminals.
+
+    Raises:
+        InvalidRequest: it has a control character.
+    """
+    if found := CONTROL.search(value):
+        raise InvalidRequest(field, f"must not have control characters such as {found[0]!r}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from orchestrator.request.labels import check_labels
+from orchestrator.request.labels import check_labels, check_printable
 from orchestrator.request.ticket import Ticket
 from orchestrator.text.jobs import ChatPrompt, Prompt, TextPrompt
 from orchestrator.text.tokenizer import TextTokenizer
@@ -143,6 +143,7 @@ class Resolver:
         if incoming.model not in ("", self.served.model):
             raise UnknownModel(incoming.model, self.served.model)
         _check_ranges(incoming, self.max_priority)
+        check_printable("task", incoming.task)
         check_labels(incoming.labels)
         self._check_sampling(incoming.sampling)
         if incoming.prompt is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import subprocess
 import sys
 from types import ModuleType
@@ -60,6 +62,25 @@ def test_the_command_line_starts_without_torch() -> None:
     check += "import outrider.cli.up.command, outrider.process\n"
     check += "sys.exit(sum(name in sys.modules for name in ('torch', 'transformers', 'numpy', 'numba')))"
     assert subprocess.run([sys.executable, "-c", check], timeout=60).returncode == 0
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no full device")
+def test_a_full_disk_is_one_sentence() -> None:
+    """Output that finds no room ends the command without a traceback."""
+    command = [sys.executable, "-m", "outrider", "up", "--target", "x", "--print-config"]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    said = "outrider: no space is left where the output goes; make room there\n"
+    assert (ended.returncode, ended.stderr) == (1, said)
+
+
+def test_characters_that_a_terminal_lacks_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest of the output is shown."""
+    shown = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="ascii"))
+    assert main(["up", "--target", "x", "--print-config"]) == 0
+    print("caf\u00e9", flush=True)
+    assert shown.getvalue().endswith(b"caf?\n")
 
 
 def test_a_service_that_is_not_installed_says_how_to_install_it(
