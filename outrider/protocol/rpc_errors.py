@@ -34,8 +34,8 @@ from outrider.protocol.errors import (
 
 DOMAIN = "outrider"
 TOO_LARGE = ("CLIENT: Received message larger than max", "received metadata size exceeds")
-"""How gRPC itself says that what a server sent is above the limit of the channel or the method, and that headers
-are above the server's."""
+"""How gRPC itself says that an answer is above the limit of the channel or the method, or headers above the
+server's."""
 DETAILS_KEY = "grpc-status-details-bin"
 NO_DETAILS: dict[grpc.StatusCode, type[OutriderError]] = {
     grpc.StatusCode.UNAVAILABLE: Unavailable,
