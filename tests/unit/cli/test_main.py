@@ -50,6 +50,13 @@ def test_a_wrong_setting_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().err == "outrider: --max-sessions: must be greater than 0, not '0'\n"
 
 
+@pytest.mark.parametrize("flag", ["--drafts", "--verifies"])
+def test_replicas_beyond_any_machine_are_refused(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before thousands of processes take all memory."""
+    assert main(["up", "--target", "x", "--print-config", flag, "65"]) == 2
+    assert f"outrider: {flag}: must be less than or equal to 64" in capsys.readouterr().err
+
+
 def test_abbreviated_flags_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """A script that says --max-sess would break when another flag begins alike."""
     assert main(["serve", "verify", "--max-sess", "3"]) == 2
