@@ -6,10 +6,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
+from orchestrator.request.labels import check_labels, check_printable
 from orchestrator.request.ticket import Ticket
 from orchestrator.text.jobs import ChatPrompt, Prompt, TextPrompt
 from orchestrator.text.tokenizer import TextTokenizer
@@ -22,10 +22,6 @@ MAX_TASK_CHARACTERS = 64
 RANGES = {"max_nodes": (1, 256), "max_depth": (1, 64)}
 MIN_PRIORITY = -100
 MAX_SECONDS_PER_TOKEN = 3600.0
-MAX_LABELS = 8
-"""Counted where the message is read."""
-MAX_LABEL = 64
-LABEL_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +141,8 @@ class Resolver:
         if incoming.model not in ("", self.served.model):
             raise UnknownModel(incoming.model, self.served.model)
         _check_ranges(incoming, self.max_priority)
-        _check_labels(incoming.labels)
+        check_printable("task", incoming.task)
+        check_labels(incoming.labels)
         self._check_sampling(incoming.sampling)
         if incoming.prompt is None:
             raise InvalidRequest("prompt", "set one of text, token_ids and chat")
@@ -258,12 +255,3 @@ def _check_resume(incoming: IncomingRequest) -> None:
         raise InvalidRequest("resume_token_ids", "continues one stream; set sampling.n to 1")
     if not incoming.sampling.greedy and incoming.seed is None:
         raise InvalidRequest("sampling.seed", "must be the seed that the stream to resume was made with")
-
-
-def _check_labels(labels: Mapping[str, str]) -> None:
-    for name, value in labels.items():
-        if not LABEL_NAME.fullmatch(name):
-            problem = "is no name; use up to 32 small letters, digits and _, a letter first"
-            raise InvalidRequest(f"labels[{name[:40]!r}]", problem)
-        if not 1 <= len(value) <= MAX_LABEL:
-            raise InvalidRequest(f"labels[{name!r}]", f"must have 1 to {MAX_LABEL} characters")

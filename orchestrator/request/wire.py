@@ -8,7 +8,8 @@ from typing import Any, cast
 from orchestrator.observing.timeline import Step, TimelineEvent
 from orchestrator.output import Chunk, Completion, Started
 from orchestrator.request.chat_wire import bytes_of, check_counts, conversation_from_pb
-from orchestrator.request.resolver import MAX_LABELS, IncomingRequest
+from orchestrator.request.labels import MAX_LABELS
+from orchestrator.request.resolver import IncomingRequest
 from orchestrator.text.jobs import ChatPrompt, Ids, Prompt, TextPrompt
 from outrider.protocol.errors import ContextTooLong, InvalidRequest, UnknownModel
 from outrider.protocol.messages import ModelInfo, TokenLogprob

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -38,6 +40,8 @@ examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 0, 1 (failed), 2 (asked for wrongly), 130 (Ctrl-C)."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that is not UTF-8 lacks most characters
+        sys.stdout.reconfigure(errors="replace")
     parser = _parser()
     parsed, unknown = parser.parse_known_args(arguments)
     if unknown:
@@ -52,8 +56,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader of our output has gone, as in `outrider generate ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 1
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _drop_output()
+        print("outrider: no space is left where the output goes; make room there", file=sys.stderr)
+        return 1
+
+
+def _drop_output() -> None:
+    """Python writes what is left of it at its end; that would fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -61,6 +76,7 @@ def _run(arguments: argparse.Namespace) -> int:
     module, _, name = arguments.run.partition(":")
     try:
         status: int = getattr(import_module(module), name)(arguments)
+        print(end="", flush=True)  # what cannot be written fails here, not when Python ends
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if not arguments.extra or package in OURS:

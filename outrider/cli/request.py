@@ -157,7 +157,7 @@ def request_of(arguments: argparse.Namespace, record_timeline: bool) -> Request:
     prompt = _prompt(arguments)
     return Request(
         prompt=prompt,
-        chat=arguments.chat and arguments.token_ids is None,
+        chat=arguments.chat,
         **numbers,
         stop=arguments.stop,
         stop_token_ids=_ids("--stop-token-ids", arguments.stop_token_ids),
@@ -181,6 +181,7 @@ def request_of(arguments: argparse.Namespace, record_timeline: bool) -> Request:
 
 
 def _prompt(arguments: argparse.Namespace) -> str | tuple[int, ...] | tuple[Message, ...]:
+    _check_prompt(arguments)
     if arguments.token_ids is not None:
         return tuple(_ids("--token-ids", arguments.token_ids))
     text = _text(arguments)
@@ -190,6 +191,18 @@ def _prompt(arguments: argparse.Namespace) -> str | tuple[int, ...] | tuple[Mess
 
     system = [Message("system", arguments.system)] if arguments.system else []
     return (*system, Message("user", text))
+
+
+def _check_prompt(arguments: argparse.Namespace) -> None:
+    """Whether all that is given has an effect."""
+    prompts = {"--token-ids": arguments.token_ids, "--file": arguments.file, "prompt": arguments.prompt}
+    given = [name for name, value in prompts.items() if value is not None]
+    if len(given) > 1:
+        raise InvalidRequest(given[1], f"does not go with {given[0]}; leave one of them out")
+    if arguments.chat and arguments.token_ids is not None:
+        raise InvalidRequest("--chat", "does not go with --token-ids; leave one of them out")
+    if arguments.system and not arguments.chat:
+        raise InvalidRequest("--system", "needs --chat")
 
 
 def _text(arguments: argparse.Namespace) -> str:

@@ -15,6 +15,8 @@ from outrider.protocol.errors import DeadlineExceeded, InvalidRequest
 
 ENDPOINT = "127.0.0.1:7700"
 TIMEOUT_SECONDS = 600.0
+LONGEST_SECONDS = 365 * 86400.0
+"""What longer timeouts are cut to: gRPC takes one of centuries for a deadline that has passed."""
 
 
 class Tls(TypedDict):
@@ -103,11 +105,11 @@ class RunningRequest:
 
 
 def checked_timeout(seconds: float) -> float:
-    """A timeout that can be one.
+    """A timeout that can be one, a year at most.
 
     Raises:
         InvalidRequest: it is not above 0, or not finite.
     """
     if not 0.0 < seconds < math.inf:
         raise InvalidRequest("timeout", f"must be a number of seconds above 0, not {seconds}")
-    return seconds
+    return min(seconds, LONGEST_SECONDS)

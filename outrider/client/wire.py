@@ -254,4 +254,6 @@ def _problem(value: object, error: Exception) -> str:
     """What is wrong with a value that a field does not take."""
     if isinstance(value, int) and isinstance(error, ValueError):
         return f"{value} is out of the range of its field; use {'0 or more' if value < 0 else 'less'}"
+    if isinstance(error, UnicodeEncodeError):
+        return f"has half a character (\\u{ord(error.object[error.start]):04x}); send whole ones"
     return f"is of the wrong kind or out of range ({error})"

@@ -10,7 +10,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 from outrider.grammar.matcher import on_one_line
 from outrider.grammar.places import find_in_grammar, find_in_regex, find_in_schema
 from outrider.protocol.constraint import Constraint, ConstraintKind
-from outrider.protocol.errors import InvalidRequest
+from outrider.protocol.errors import InvalidRequest, no_json
 
 LIMITS = LLParserLimits(
     max_items_in_row=2_000,
@@ -74,8 +74,7 @@ def _schema(constraint: Constraint) -> dict[str, Any]:
     try:
         schema = json.loads(constraint.texts[0])
     except (ValueError, RecursionError) as error:
-        said = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise InvalidRequest(constraint.field, f"is no JSON: {said}") from None
+        raise InvalidRequest(constraint.field, f"is no JSON: {no_json(error)}") from None
     if not isinstance(schema, dict):
         raise InvalidRequest(constraint.field, "must be a JSON object")
     return schema

@@ -18,6 +18,13 @@ class Status(enum.Enum):
     UNAUTHENTICATED = 16
 
 
+def no_json(error: ValueError | RecursionError) -> str:
+    """Why a text is no JSON, of what Python's parser raised."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    return str(error) if type(error) is not ValueError else "a number has too many digits"
+
+
 class OutriderError(Exception):
     """Base of all errors; `str()` is one sentence that says what to change."""
 

@@ -31,8 +31,9 @@ from outrider.protocol.errors import (
 )
 
 DOMAIN = "outrider"
-TOO_LARGE = "CLIENT: Received message larger than max"
-"""How gRPC itself says that what a server sent is above the limit of the channel or the method."""
+TOO_LARGE = ("CLIENT: Received message larger than max", "received metadata size exceeds")
+"""How gRPC itself says that an answer is above the limit of the channel or the method, or headers above the
+server's."""
 DETAILS_KEY = "grpc-status-details-bin"
 NO_DETAILS: dict[grpc.StatusCode, type[OutriderError]] = {
     grpc.StatusCode.UNAVAILABLE: Unavailable,
@@ -109,7 +110,8 @@ def error_of(call_error: grpc.aio.AioRpcError) -> OutriderError:
             if error is not None:
                 return error
     details = call_error.details() or "no details"
-    kind = Flood if TOO_LARGE in details else NO_DETAILS.get(call_error.code(), InternalError)
+    too_large = any(said in details for said in TOO_LARGE)
+    kind = Flood if too_large else NO_DETAILS.get(call_error.code(), InternalError)
     made = kind(f"{call_error.code().name}: {details}")
     if isinstance(made, Unavailable):
         made.retry_after = None  # nobody has said when to come again

@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeVar
 from orchestrator.gateway.errors import KINDS, Kind, Problem
 from orchestrator.gateway.sending import Receive
 from outrider.process import end_with_parent
-from outrider.protocol.errors import Flood, InvalidRequest, Unavailable
+from outrider.protocol.errors import Flood, InvalidRequest, Unavailable, no_json
 from outrider.telemetry.logs import get_logger
 
 logger = get_logger(__name__)
@@ -51,6 +51,8 @@ class Bodies:
         """
         if not _is_json(headers.get(b"content-type", b"")):
             raise Problem(MEDIA, "content-type: must be application/json")
+        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            raise Problem(MEDIA, "content-encoding: is not supported; send the JSON as it is")
         try:
             async with asyncio.timeout(self._seconds):
                 data = await self._bytes(headers, receive)
@@ -109,13 +111,16 @@ def _parsed(data: bytes, parse: Parse[_T]) -> _T:
     try:
         value = json.loads(data, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise Problem(KINDS[InvalidRequest], f"the body is no JSON: {reason[:200]}") from None
+        raise _no_json(no_json(error)) from None
     return parse(value)
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no number of JSON")
+    raise _no_json(f"{constant} is no number of JSON")
+
+
+def _no_json(reason: str) -> Problem:
+    return Problem(KINDS[InvalidRequest], f"the body is no JSON: {reason[:200]}")
 
 
 def _is_json(content_type: bytes) -> bool:

@@ -15,6 +15,8 @@ from outrider.protocol.errors import ConfigError
 
 LOOKUP = "lookup"
 NONE = "none"
+MAX_REPLICAS = 64
+"""Of a kind: each is a process with a model of its own, and they all start at once."""
 
 
 class UpConfig(RunConfig, CollectConfig):
@@ -45,8 +47,8 @@ class UpConfig(RunConfig, CollectConfig):
     dtype: str = Field("auto", description="auto, float32, bfloat16 or float16, of both models.")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
     draft_device: str = Field("", description="Device of the draft model; empty: same as device.")
-    drafts: Positive = Field(1, description="Draft replicas of each kind.")
-    verifies: Positive = Field(1, description="Verify replicas.")
+    drafts: Positive = Field(1, le=MAX_REPLICAS, description="Draft replicas of each kind.")
+    verifies: Positive = Field(1, le=MAX_REPLICAS, description="Verify replicas.")
     threads: Positive = Field(1, description="Torch threads of each replica.")
     tensor_parallel: Positive = Field(1, description="Processes that share each layer of the target.")
     cpu_backend: Literal["auto", "amx", "avx512", "avx2", "onednn"] = Field(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -25,7 +26,10 @@ from outrider.protocol.errors import ModelError
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 _RECURRENT = {"linear_attention", "conv", "mamba", "recurrent", "hybrid", "hybrid_sliding"}
 """Kinds of layers by the names that configurations give them."""
-LOAD_ERRORS = (OSError, ValueError, ImportError, RuntimeError, KeyError, TypeError, SafetensorError)
+LOAD_ERRORS = (
+    *(OSError, ValueError, ImportError, RuntimeError, KeyError, TypeError),
+    *(SafetensorError, StrictDataclassError),
+)
 """What transformers raises for files that are missing, unreadable, too large or not a known model."""
 
 

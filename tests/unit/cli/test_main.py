@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import subprocess
 import sys
 from types import ModuleType
@@ -48,6 +50,13 @@ def test_a_wrong_setting_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().err == "outrider: --max-sessions: must be greater than 0, not '0'\n"
 
 
+@pytest.mark.parametrize("flag", ["--drafts", "--verifies"])
+def test_replicas_beyond_any_machine_are_refused(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before thousands of processes take all memory."""
+    assert main(["up", "--target", "x", "--print-config", flag, "65"]) == 2
+    assert f"outrider: {flag}: must be less than or equal to 64" in capsys.readouterr().err
+
+
 def test_abbreviated_flags_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """A script that says --max-sess would break when another flag begins alike."""
     assert main(["serve", "verify", "--max-sess", "3"]) == 2
@@ -60,6 +69,25 @@ def test_the_command_line_starts_without_torch() -> None:
     check += "import outrider.cli.up.command, outrider.process\n"
     check += "sys.exit(sum(name in sys.modules for name in ('torch', 'transformers', 'numpy', 'numba')))"
     assert subprocess.run([sys.executable, "-c", check], timeout=60).returncode == 0
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no full device")
+def test_a_full_disk_is_one_sentence() -> None:
+    """Output that finds no room ends the command without a traceback."""
+    command = [sys.executable, "-m", "outrider", "up", "--target", "x", "--print-config"]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    said = "outrider: no space is left where the output goes; make room there\n"
+    assert (ended.returncode, ended.stderr) == (1, said)
+
+
+def test_characters_that_a_terminal_lacks_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest of the output is shown."""
+    shown = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="ascii"))
+    assert main(["up", "--target", "x", "--print-config"]) == 0
+    print("caf\u00e9", flush=True)
+    assert shown.getvalue().endswith(b"caf?\n")
 
 
 def test_a_service_that_is_not_installed_says_how_to_install_it(

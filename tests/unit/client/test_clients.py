@@ -33,6 +33,7 @@ from outrider.client import (
 from outrider.client.wire import request_to_pb
 from outrider.protocol.errors import (
     DeadlineExceeded,
+    Flood,
     InvalidRequest,
     Overloaded,
     Unauthenticated,
@@ -404,6 +405,23 @@ def test_nobody_there_is_said(kind: Kind) -> None:
     """With the endpoint that was tried."""
     with pytest.raises(Unavailable, match=r"cannot reach 127\.0\.0\.1:1; is"):
         kind("127.0.0.1:1", retries=NEVER).generate("count")
+
+
+def test_a_token_above_what_headers_take_is_not_tried_again(kind: Kind, fake: FakeOrchestrator) -> None:
+    """The same call would be refused again and again."""
+    with pytest.raises(Flood, match="metadata size exceeds"):
+        kind(fake.endpoint).generate("count", token="x" * 40_000)
+
+
+def test_half_a_character_is_named(kind: Kind, fake: FakeOrchestrator) -> None:
+    """As what it is, not as a mistake of Python's."""
+    with pytest.raises(InvalidRequest, match=r"text: has half a character \(\\ud83d\); send whole"):
+        kind(fake.endpoint).generate("count \ud83d")
+
+
+def test_a_deadline_of_centuries_has_not_passed(kind: Kind, fake: FakeOrchestrator) -> None:
+    """gRPC would take it for one that has."""
+    assert kind(fake.endpoint, timeout=1e300).generate("count").text == WORDS
 
 
 def test_the_deadline_is_that_of_the_whole_request(kind: Kind, fake: FakeOrchestrator) -> None:

@@ -27,6 +27,7 @@ WRONG = [
     (Constraint(ConstraintKind.JSON_SCHEMA, ('{"a": ',)), "is no JSON: Expecting value: line 1 column 7"),
     (Constraint(ConstraintKind.JSON_SCHEMA, ('{"a":' * 200 + "1" + "}" * 200,)), "line 1 column"),
     (Constraint(ConstraintKind.JSON_SCHEMA, ("[" * 50_000,)), "is nested too deeply"),
+    (Constraint(ConstraintKind.JSON_SCHEMA, ("9" * 5_000,)), "is no JSON: a number has too many digits"),
     (regex("a(b"), "at character 2: unclosed group"),
     (regex("x[z-a]"), "at character 3: invalid character class range"),
     (regex("a\\"), "at character 2: nothing follows the backslash"),

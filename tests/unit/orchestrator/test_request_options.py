@@ -131,6 +131,7 @@ def test_labels_are_counted() -> None:
         ({"labels": {"": "x"}}, "labels['']"),
         ({"labels": {"team": ""}}, "labels['team']"),
         ({"labels": {"team": "x" * 65}}, "labels['team']"),
+        ({"labels": {"team": "a\0"}}, "labels['team']"),
         ({"priority": 6}, "priority"),
         ({"priority": -101}, "priority"),
         ({"prompt_logprobs": 21}, "sampling.prompt_logprobs"),

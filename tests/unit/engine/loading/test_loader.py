@@ -124,6 +124,15 @@ def test_a_broken_config_is_refused(folder_of: Folders, tmp_path: Path) -> None:
         load(changed(folder_of("llama"), tmp_path, model_type="no-such-model"))
 
 
+@pytest.mark.parametrize("values", [{"hidden_size": 7, "num_attention_heads": 2}, {"hidden_size": "wide"}])
+def test_a_config_that_contradicts_itself_is_refused(
+    folder_of: Folders, tmp_path: Path, values: dict[str, Any]
+) -> None:
+    """In one sentence, though transformers has errors of its own kind for it."""
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load(changed(folder_of("llama"), tmp_path, **values))
+
+
 def test_an_unknown_device_is_refused(folder_of: Folders) -> None:
     """The setting and its possible values are named."""
     with pytest.raises(ModelError, match="device: 'tpu9' is unknown"):

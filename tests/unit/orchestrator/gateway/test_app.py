@@ -192,7 +192,9 @@ def test_an_error_of_one_prompt_ends_all(fake: FakeOrchestrator) -> None:
         (b"[" * 100_000, {}, 400),
         (b'{"prompt": NaN}', {}, 400),
         (b"\xff", {}, 400),
+        (b'{"prompt": ' + b"9" * 5_000 + b"}", {}, 400),
         (b"{}", {"content-type": "text/plain"}, 415),
+        (b"{}", {"content-encoding": "gzip"}, 415),
         (b"x" * (2 << 20), {}, 413),
         (b"{}", {"content-length": "99999999999"}, 413),
     ],
@@ -204,6 +206,7 @@ def test_bodies_that_cannot_be_read(
     answer = _post(fake, COMPLETIONS, body, **headers)
     assert answer.status == status
     assert answer.error["message"]
+    assert "sys." not in answer.error["message"]
     assert not fake.requests
 
 

@@ -71,6 +71,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"session": b"outrider1:[1,2]"}, "session"),
     ({"session": b"outrider1:" + b"[" * 4000}, "session"),
     ({"task": "x" * 65}, "task (characters)"),
+    ({"task": "a\0"}, "task"),
+    ({"task": "\x1b[2J"}, "task"),
     ({"priority": 101}, "priority"),
     ({"priority": -101}, "priority"),
     ({"speculation": {"mode": 7}}, "speculation.mode"),
