@@ -73,9 +73,8 @@ class Detokenizer:
 
     @property
     def broken(self) -> str:
-        """The text of the tokens held back, if nothing that follows completes it; empty where they are byte
-        tokens, which are never given out without what follows."""
-        return "" if self._run else self._decode(self._tokens)[len(self._given_text) :]
+        """The text of the tokens held back, if nothing follows that changes it."""
+        return self._decode(self._tokens)[len(self._given_text) :]
 
     def push(self, tokens: Sequence[int]) -> Piece:
         """Add tokens; the piece has those whose text is now certain."""

@@ -65,8 +65,8 @@ def run_plain(network: PreTrainedModel, context_length: int, *, fp8_kv: bool = F
     With `fp8_kv` it attends to keys and values that are rounded to 8 bits.
 
     Raises:
-        ModelError: it does not run, or calls no attention that can be replaced, or one with another window
-            than its cache has.
+        ModelError: it does not run, computes no numbers, or calls no attention that can be replaced, or one
+            with another window than its cache has.
     """
     kind = type(network).__name__
     if context_length < LENGTH:
@@ -91,9 +91,13 @@ def run_plain(network: PreTrainedModel, context_length: int, *, fp8_kv: bool = F
         raise ModelError(
             f"model: {kind} does not run as a plain decoder ({error}); use another model"
         ) from error
-    return Plain(
-        tokens=tokens, logits=output.logits.float(), geometry=geometry, windows=windows, observed=seen
-    )
+    logits = output.logits.float()
+    if not logits.isfinite().all():
+        raise ModelError(
+            f"model: logits of {kind} in {network.dtype} are NaN or infinite; set another dtype, or repair "
+            "its weights"
+        )
+    return Plain(tokens=tokens, logits=logits, geometry=geometry, windows=windows, observed=seen)
 
 
 def _windows(geometry: Geometry, cached: Sequence[Any]) -> dict[int, int | None]:

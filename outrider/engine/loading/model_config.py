@@ -15,7 +15,6 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
-    GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
 )
@@ -149,20 +148,32 @@ def rope_settings(config: PretrainedConfig) -> list[dict[str, Any]]:
 
 def eos_token_ids(network: PreTrainedModel) -> tuple[int, ...]:
     """The tokens that end a text."""
-    ids = generation_setting(network, "eos_token_id")
-    if ids is None:
-        return ()
-    return (ids,) if isinstance(ids, int) else tuple(ids)
+    return _token_ids(network, "eos_token_id")
 
 
-def generation_setting(network: PreTrainedModel, name: str) -> Any:
-    """A token id from generation_config.json, else from config.json."""
-    generation: GenerationConfig | None = network.generation_config
-    value = getattr(generation, name, None)
-    return value if value is not None else getattr(network.config.get_text_config(), name, None)
+def generation_setting(network: PreTrainedModel, name: str) -> int | None:
+    """A token id; None where there is none."""
+    return next(iter(_token_ids(network, name)), None)
+
+
+def _token_ids(network: PreTrainedModel, name: str) -> tuple[int, ...]:
+    """From generation_config.json, else from config.json. Some name what no token has, such as -1 for none.
+
+    Raises:
+        ModelError: they are no whole numbers.
+    """
+    text, generation = network.config.get_text_config(), network.generation_config
+    given = getattr(generation, name, None)
+    given = getattr(text, name, None) if given is None else given
+    ids = given if isinstance(given, list | tuple) else [] if given is None else [given]
+    if not all(isinstance(id, int) for id in ids):
+        raise ModelError(f"model: its {name} is {given!r}; write whole numbers in generation_config.json")
+    return tuple(id for id in ids if 0 <= id < text.vocab_size)
 
 
 def unreadable(model: str, error: Exception) -> ModelError:
     """The error for a model whose files cannot be read."""
     reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
+    if "trust_remote_code" in str(error):
+        reason = "it has code of its own, which runs only with trust_remote_code"
     return cannot_load(model, f"cannot be loaded ({reason})")

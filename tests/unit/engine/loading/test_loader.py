@@ -49,6 +49,26 @@ def test_what_is_known_of_a_loaded_model(folder_of: Folders) -> None:
     assert loaded.name == folder_of("llama").name
 
 
+@pytest.mark.parametrize(("ids", "known"), [([1, 5, 300, -1], (1, 5)), (-1, ()), ([], ())])
+def test_ids_that_no_token_has_are_left_out(
+    folder_of: Folders, tmp_path: Path, ids: Any, known: tuple[int, ...]
+) -> None:
+    """Some files write -1 for none, and a vocabulary may have been cut."""
+    folder = changed(folder_of("llama"), tmp_path)
+    settings = {"eos_token_id": ids, "bos_token_id": -1}
+    (folder / "generation_config.json").write_text(json.dumps(settings))
+    loaded = load(folder)
+    assert (loaded.eos_token_ids, loaded.bos_token_id) == (known, None)
+
+
+def test_ids_that_are_no_numbers_are_refused(folder_of: Folders, tmp_path: Path) -> None:
+    """The sentence names the file to repair."""
+    folder = changed(folder_of("llama"), tmp_path)
+    (folder / "generation_config.json").write_text('{"eos_token_id": "1"}')
+    with pytest.raises(ModelError, match=r"eos_token_id is '1'; .* generation_config\.json"):
+        load(folder)
+
+
 def test_linear_layers_are_packed(folder_of: Folders) -> None:
     """On the CPU every linear layer is, GPT-2's kind and the tied output layer included."""
     network = load(folder_of("gpt2")).model
@@ -131,6 +151,26 @@ def test_a_config_that_contradicts_itself_is_refused(
     """In one sentence, though transformers has errors of its own kind for it."""
     with pytest.raises(ModelError, match="cannot be loaded"):
         load(changed(folder_of("llama"), tmp_path, **values))
+
+
+def test_code_of_a_model_is_not_run(folder_of: Folders, tmp_path: Path) -> None:
+    """The sentence names the setting that lets it run."""
+    code = {"AutoConfig": "configuration_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.Own"}
+    folder = changed(folder_of("llama"), tmp_path, model_type="own", auto_map=code)
+    with pytest.raises(ModelError, match="has code of its own, which runs only with trust_remote_code"):
+        load(folder)
+
+
+def test_weights_that_give_no_numbers_are_refused(tmp_path: Path) -> None:
+    """As where a model's numbers are too large for 16 bits; the sentence names the dtype."""
+    folder = build_model("llama", tmp_path)
+    network = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        network.lm_head.weight *= 1e5
+    network.save_pretrained(folder)
+    with pytest.raises(ModelError, match=r"in torch\.float16 are NaN or infinite; set another dtype"):
+        load(folder, dtype="float16")
+    load(folder)
 
 
 def test_an_unknown_device_is_refused(folder_of: Folders) -> None:

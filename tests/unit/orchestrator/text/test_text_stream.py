@@ -288,3 +288,15 @@ def test_a_character_that_never_becomes_whole_comes_once(broken: str) -> None:
         given = tokens[: sum(piece.tokens for piece in whole[:cut])]
         rest = pieces_of(stream(BYTE_LEVEL, resumed=given), tokens[len(given) :], [])
         assert "".join(piece.text for piece in [*whole[:cut], *rest]) == BYTE_LEVEL.decode(tokens)
+
+
+@pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, METASPACE])
+@settings(max_examples=100, deadline=None)
+@given(tokens=st.lists(st.integers(0, 266), min_size=1, max_size=12), share=st.floats(0, 1))
+def test_a_stream_goes_on_behind_any_piece(tokenizer: TextTokenizer, tokens: list[int], share: float) -> None:
+    """Behind the last one too, which brought bytes that nothing followed."""
+    whole = pieces_of(stream(tokenizer), tokens, [])
+    before = whole[: round(share * len(whole))]
+    given = tokens[: sum(piece.tokens for piece in before)]
+    rest = pieces_of(stream(tokenizer, resumed=given), tokens[len(given) :], [])
+    assert "".join(piece.text for piece in [*before, *rest]) == tokenizer.decode(tokens)
