@@ -14,9 +14,8 @@ import grpc
 import pytest
 
 from tests.integration.client import AUTO, SEQUENTIAL, Client, eventually
-from tests.integration.cluster import DEMO_TARGET, ROOT, demo_up
+from tests.integration.cluster import ROOT, demo_up
 from tests.integration.reference import assert_same
-from tests.integration.test_distribution import tiny_llama
 
 COMMAND = (sys.executable, "-m", "outrider.cli.main")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -145,15 +144,6 @@ def test_an_interrupt_stops_everything(up):
     assert up.wait(30) == 0
     for pid in services.values():
         assert not Path(f"/proc/{pid}").exists()
-
-
-def test_a_pair_that_does_not_fit_ends_up(own_cluster, tmp_path):
-    """`outrider up` names both models, exits with 2, and never says that it is ready."""
-    wrong = tiny_llama(tmp_path / "wrong", 1, 8)
-    process = own_cluster.launch("up", "--target", str(DEMO_TARGET), "--draft", str(wrong), "--port", "0")
-    assert process.wait(120) == 2
-    assert process.ready == {}
-    assert "the vocabulary of 'wrong' is not that of 'target'" in process.tail()
 
 
 def test_an_unreachable_endpoint_is_explained():

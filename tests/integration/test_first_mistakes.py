@@ -141,11 +141,12 @@ MISTAKES = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_told_with_its_mend(places: Places, mistake: str, tmp_path: Path) -> None:
-    """The last line says what to change; the status is 1 or 2."""
+    """The last line says what to change; the status is 1 or 2, and nothing was ready."""
     line, sentence = MISTAKES[mistake]
     fields = {name: getattr(places, name) for name in Places.__slots__}
     done = outrider(line.format(**fields), tmp_path)
     assert done.returncode in (1, 2), done.stderr
+    assert '"event": "ready"' not in done.stdout
     assert "Traceback" not in done.stderr
     assert _said(sentence.format(**fields), done.stderr), done.stderr
 
