@@ -111,9 +111,8 @@ def _biases(parts: Sequence[CodedLinear]) -> Tensor | None:
 
 
 def _bias(part: CodedLinear) -> Tensor:
-    if part.bias is None:
-        return part.scales.new_zeros(part.out_features, dtype=part.dtype)
-    return part.bias.detach()
+    zeros: Tensor = part.scales.new_zeros(part.out_features, dtype=part.dtype)
+    return zeros if part.bias is None else part.bias.detach()
 
 
 def _kernel() -> Product:
