@@ -69,8 +69,8 @@ class VerifyInstruments:
         tasks = Tasks()
         self._acceptance = AcceptanceMetrics(make, tasks)
         self._verified = ByTask(tasks, make.counter("nodes_verified", "Candidate nodes verified.", "task"))
-        self._lookup = make.counter("lookup_nodes_verified", "Verified nodes that came from prompt lookup.")
-        self.nodes_dropped = make.counter("nodes_dropped", "Proposed nodes that were stale when they came.")
+        self._lookup = make.counter("lookup_nodes_verified", "Verified nodes of the lookup.")
+        self.nodes_dropped = make.counter("nodes_dropped", "Nodes that were stale when they came.")
         self._estimates = Estimates(make)
         self._rounds = Rounds(make, tasks)
         self._step_seconds = make.histogram("step_seconds", "Time of a verify step.", STEP_BUCKETS)
@@ -128,10 +128,10 @@ class DraftInstruments:
         self._nodes = ByTask(tasks, make.counter("nodes", "Nodes sent in token blocks.", "task"))
         drafted = make.counter("position_drafted", "Nodes sent for this position.", "position", "task")
         self._drafted = Children(lambda key: Positions(drafted, task=key[0]), MAX_TASKS + 2)
-        wasted = make.counter("nodes_wasted", "Sent nodes dropped because the target went elsewhere.", "task")
+        wasted = make.counter("nodes_wasted", "Sent nodes that the target did not take.", "task")
         self.wasted = ByTask(tasks, wasted)
         self._starved = ByTask(
-            tasks, make.counter("starvations", "Verdicts that left the target without candidates.", "task")
+            tasks, make.counter("starvations", "Verdicts without candidates left.", "task")
         )
         self.lag = make.histogram(
             "lag_seconds",

@@ -150,15 +150,15 @@ class AcceptanceMetrics:
     def __init__(self, make: Maker, tasks: Tasks) -> None:
         self._steps = ByTask(tasks, make.counter("steps", "Session steps.", "task"))
         self._tokens = ByTask(tasks, make.counter("tokens", "Tokens committed.", "task"))
-        accepted_nodes = make.counter("nodes_accepted", "Tokens committed because a node matched.", "task")
+        accepted_nodes = make.counter("nodes_accepted", "Tokens accepted.", "task")
         self._accepted_nodes = ByTask(tasks, accepted_nodes)
-        hits = make.counter("hits", "Steps whose bonus token was already a candidate.", "task")
+        hits = make.counter("hits", "Steps whose bonus token was a candidate.", "task")
         self._hits = ByTask(tasks, hits)
         verified = make.counter(
-            "position_verified", "Session steps that verified candidates this deep.", "position", "task"
+            "position_verified", "Session steps that verified this deep.", "position", "task"
         )
         accepted = make.counter(
-            "position_accepted", "Session steps that accepted a candidate this deep.", "position", "task"
+            "position_accepted", "Session steps that accepted this deep.", "position", "task"
         )
         self._tasks = tasks
         self._verified = Children(lambda key: Positions(verified, task=key[0]), MAX_TASKS + 2)
@@ -216,7 +216,7 @@ class Estimates(Collector):
 
     BUCKETS = 10
     NAMES = (
-        ("calibration_nodes", "Verified nodes whose estimated reach lies in the bucket."),
+        ("calibration_nodes", "Verified nodes by estimated reach."),
         ("calibration_predicted", "Sum of their estimated reaches."),
         ("calibration_accepted", "Those of them that were accepted."),
     )

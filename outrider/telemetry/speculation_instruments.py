@@ -22,10 +22,10 @@ class SpeculationInstruments:
         self._counters = {
             "steps": make.counter("steps", "Verify steps of all requests.", *labels),
             "nodes": make.counter("nodes_verified", "Candidate nodes verified.", *labels),
-            "accepted": make.counter("tokens_accepted", "Tokens committed because a node matched.", *labels),
-            "hits": make.counter("hits", "Steps whose bonus token was already a candidate.", *labels),
-            "undrafted": make.counter("undrafted_steps", "Steps without a node of a draft replica.", *labels),
-            "drifts": make.counter("drifts", "Falls of acceptance that the drift detector found.", *labels),
+            "accepted": make.counter("tokens_accepted", "Tokens accepted.", *labels),
+            "hits": make.counter("hits", "Steps whose bonus token was a candidate.", *labels),
+            "undrafted": make.counter("undrafted_steps", "Steps without a draft's nodes.", *labels),
+            "drifts": make.counter("drifts", "Falls of acceptance that were found.", *labels),
         }
         self._statistic = make.gauge("drift_statistic", "How near the next alarm is, 0 to 1.", *labels)
         self._positions = (
