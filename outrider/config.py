@@ -62,8 +62,7 @@ class ServiceConfig(ProcessConfig):
     max_connection_seconds: float = Field(
         0.0,
         ge=0,
-        description="Longest life of a connection, after which callers look for replicas anew; "
-        "running calls end first. 0: no limit.",
+        description="Longest life of a connection; callers then look for replicas anew. 0: no limit.",
     )
     reflection: bool = Field(False, description="Serve gRPC reflection.")
 
