@@ -132,16 +132,11 @@ times, acceptance length, replicas and losses.
 
 Inference gateways (Gateway API Inference Extension) choose orchestrators by TotalQueuedRequests,
 TotalRunningRequests and KVCacheUtilization: `outrider_orchestrator_requests_queued`, `..._requests_running`,
-`..._kv_utilization`. vLLM's names (`vllm:...`; a *draft* is one round of a sequence):
-
-- `spec_decode_num_drafts_total`: `outrider_verify_position_verified_total{{position="1"}}`
-- `spec_decode_num_draft_tokens_total`: `outrider_verify_nodes_verified_total`
-- `spec_decode_num_accepted_tokens_total`: `outrider_verify_nodes_accepted_total`
-- `prompt_tokens_total`: `outrider_orchestrator_prompt_tokens_sum`
-- `generation_tokens_total`: `outrider_orchestrator_tokens_total`
-- `prefix_cache_hits_total`: `outrider_orchestrator_prompt_tokens_cached_total`
-- `inter_token_latency_seconds`: `outrider_orchestrator_delivery_gap_seconds`
-- `num_requests_running`, `kv_cache_usage_perc`: the gateways' gauge, `outrider_verify_kv_utilization`
+`..._kv_utilization`. Of vLLM's names (`vllm:...`), `spec_decode_num_drafts_total` is
+`outrider_verify_position_verified_total{{position="1"}}`, `spec_decode_num_draft_tokens_total`
+`outrider_verify_nodes_verified_total`, `spec_decode_num_accepted_tokens_total`
+`outrider_verify_nodes_accepted_total`, `generation_tokens_total` `outrider_orchestrator_tokens_total`,
+`inter_token_latency_seconds` `outrider_orchestrator_delivery_gap_seconds`.
 """
 
 
