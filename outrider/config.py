@@ -37,7 +37,7 @@ class ProcessConfig(Settings):
         "info", description="Least severe log line."
     )
     log_format: Literal["auto", "json", "console"] = Field(
-        "auto", description="auto: console on a terminal, else JSON."
+        "auto", description="auto: console on a terminal, else json."
     )
     cpus: str = Field("", description="CPUs that this process is pinned to, such as 0-3; empty: all.")
     tls_cert: str = Field("", description="PEM certificate chain of this server; empty: plaintext.")

@@ -76,7 +76,7 @@ class UpConfig(Settings):
         "info", description="Least severe log line."
     )
     log_format: Literal["auto", "json", "console"] = Field(
-        "auto", description="auto: console on a terminal, else JSON."
+        "auto", description="auto: console on a terminal, else json."
     )
 
 
