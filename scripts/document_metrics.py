@@ -35,7 +35,6 @@ QUERIES = {
         "idle": "v:idle_seconds_total / (v:step_seconds_sum + v:idle_seconds_total)",
         "length": "v:tokens_total / v:steps_total by task",
         "acceptance": "v:position_accepted_total / v:position_verified_total by position, task",
-        "ratio": "(mean d:step_seconds) / (mean v:step_seconds)",
         "missing": "o:draft_missing_seconds_total / o:draft_wanted_seconds_total > 0.1",
         "slow": "o:draft_idle_seconds_total / o:draft_wanted_seconds_total > 0.2 "
         "and mean o:draft_lag_seconds > mean v:step_seconds",
@@ -88,12 +87,6 @@ caller's `labels` (the rest is `other`, none is `none`), the {MAX_REPLICAS} last
 {QUERIES["acceptance"]}
 ```
 
-**Draft step to target step**:
-
-```promql
-{QUERIES["ratio"]}
-```
-
 In each bucket `calibration_accepted` should equal `calibration_predicted`; if lower, drafts promise too much.
 
 ## When the draft pool is short
@@ -122,11 +115,6 @@ own share, so add up and round up; KEDA asks one orchestrator and gets the sum.
 ```promql
 {QUERIES["replicas"]}
 ```
-
-## A line for each request
-
-The orchestrator logs `request ended` for each admitted request (`request_log`): id, model, status, counts,
-times, acceptance length, replicas and losses.
 
 ## Names that others use
 
