@@ -62,7 +62,7 @@ class ServiceConfig(ProcessConfig):
     max_connection_seconds: float = Field(
         0.0,
         ge=0,
-        description="Longest life of a connection; callers then look for replicas anew. 0: no limit.",
+        description="Longest life of a connection; 0: no limit.",
     )
     reflection: bool = Field(False, description="Serve gRPC reflection.")
 
@@ -70,9 +70,7 @@ class ServiceConfig(ProcessConfig):
 class EngineConfig(ServiceConfig):
     """What services that run a model have."""
 
-    max_request_mb: Positive = Field(
-        16, description="Largest message of an orchestrator, in MiB; a prompt's token takes up to 5 bytes."
-    )
+    max_request_mb: Positive = Field(16, description="Largest message of an orchestrator, in MiB.")
     model: str = Field("", description="Folder or hub id of the model.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Arithmetic of the weights; auto is the checkpoint's own."
@@ -183,7 +181,7 @@ class OrchestratorConfig(ServiceConfig):
     verify: tuple[str, ...] = Field(
         (), description="Verify replicas: host:port, or dns:name:port, which is polled."
     )
-    draft: tuple[str, ...] = Field((), description="Draft replicas, likewise; none: lookup only.")
+    draft: tuple[str, ...] = Field((), description="Draft replicas, likewise.")
     require_fit: bool = Field(
         False,
         description="A draft that does not fit ends the process at start; off: it is left out.",
