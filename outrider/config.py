@@ -36,7 +36,7 @@ class RunConfig(Settings):
         "info", description="Least severe log line."
     )
     log_format: Literal["auto", "json", "console"] = Field(
-        "auto", description="auto: console on a terminal, else JSON."
+        "auto", description="auto: console on a terminal, else json."
     )
 
 
@@ -73,9 +73,7 @@ class ServiceConfig(ProcessConfig):
 class EngineConfig(ServiceConfig):
     """What services that run a model have."""
 
-    max_request_mb: Positive = Field(
-        16, description="Largest message of an orchestrator, in MiB; a prompt's token takes up to 5 bytes."
-    )
+    max_request_mb: Positive = Field(16, description="Largest message of an orchestrator, in MiB.")
     model: str = Field("", description="Folder or hub id of the model.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Arithmetic of the weights; auto is the checkpoint's own."
@@ -190,7 +188,7 @@ class OrchestratorConfig(ServiceConfig, CallerConfig, CollectConfig):
     verify: tuple[str, ...] = Field(
         (), description="Verify replicas: host:port, or dns:name:port, which is polled."
     )
-    draft: tuple[str, ...] = Field((), description="Draft replicas, likewise; none: lookup only.")
+    draft: tuple[str, ...] = Field((), description="Draft replicas, likewise.")
     require_fit: bool = Field(
         False, description="A draft that does not fit ends the process at start; off: it is left out."
     )

@@ -35,7 +35,6 @@ QUERIES = {
         "idle": "v:idle_seconds_total / (v:step_seconds_sum + v:idle_seconds_total)",
         "length": "v:tokens_total / v:steps_total by task",
         "acceptance": "v:position_accepted_total / v:position_verified_total by position, task",
-        "ratio": "(mean d:step_seconds) / (mean v:step_seconds)",
         "missing": "o:draft_missing_seconds_total / o:draft_wanted_seconds_total > 0.1",
         "slow": "o:draft_idle_seconds_total / o:draft_wanted_seconds_total > 0.2 "
         "and mean o:draft_lag_seconds > mean v:step_seconds",
@@ -88,32 +87,24 @@ caller's `labels` (the rest is `other`, none is `none`), the {MAX_REPLICAS} last
 {QUERIES["acceptance"]}
 ```
 
-**Draft step to target step**:
-
-```promql
-{QUERIES["ratio"]}
-```
-
 In each bucket `calibration_accepted` should equal `calibration_predicted`; if lower, drafts promise too much.
 
 ## When the draft pool is short
 
-A draft always finds something to expand, so its own load says little. The pool is short when sessions want a
-draft and have none:
+The pool is short when sessions want a draft and have none:
 
 ```promql
 {QUERIES["missing"]}
 ```
 
 or when the target idles, and a draft answers a verdict later than a target step takes. Idle with a short lag
-comes from the network or the orchestrator. A long lag without idle costs nothing.
+comes from the network or the orchestrator.
 
 ```promql
 {QUERIES["slow"]}
 ```
 
-`outrider_draft_lag_seconds` is the part of the lag inside a draft. `draft_sessions_wanted` against
-`draft_slots` warns before the pool is short.
+`draft_sessions_wanted` against `draft_slots` warns before that.
 
 ## How many draft replicas are needed
 
@@ -125,31 +116,15 @@ own share, so add up and round up; KEDA asks one orchestrator and gets the sum.
 {QUERIES["replicas"]}
 ```
 
-## A line for each request
-
-The orchestrator logs `request ended` for each admitted request (`request_log`): id, model, status, token
-counts, seconds in the queue, to the first token and in all, steps, acceptance length, replicas and losses.
-
 ## Names that others use
 
-Inference gateways (Gateway API Inference Extension) choose orchestrators by TotalQueuedRequests and
-TotalRunningRequests, `outrider_orchestrator_requests_queued` and `..._running`, and by KVCacheUtilization,
-`outrider_orchestrator_kv_utilization`.
-
-vLLM's names (`vllm:...`; it counts positions from 0, and a *draft* is one round of a sequence):
-
-- `spec_decode_num_drafts_total`: `outrider_verify_position_verified_total{{position="1"}}`
-- `spec_decode_num_draft_tokens_total`: `outrider_verify_nodes_verified_total`
-- `spec_decode_num_accepted_tokens_total`: `outrider_verify_nodes_accepted_total`
-- `spec_decode_num_accepted_tokens_per_pos_total`: `outrider_verify_position_accepted_total`
-- `prompt_tokens_total`, `generation_tokens_total`: `outrider_orchestrator_prompt_tokens_sum`,
-  `outrider_orchestrator_tokens_total`
-- `prefix_cache_hits_total`: `outrider_orchestrator_prompt_tokens_cached_total`
-- `request_prompt_tokens`, `request_generation_tokens`, `inter_token_latency_seconds`:
-  `outrider_orchestrator_prompt_tokens`, `outrider_orchestrator_output_tokens`,
-  `outrider_orchestrator_delivery_gap_seconds`
-- `num_requests_waiting`, `num_requests_running`: the gateways' gauges
-- `kv_cache_usage_perc`: `outrider_verify_kv_utilization`
+Inference gateways (Gateway API Inference Extension) choose orchestrators by TotalQueuedRequests,
+TotalRunningRequests and KVCacheUtilization: `outrider_orchestrator_requests_queued`, `..._requests_running`,
+`..._kv_utilization`. Of vLLM's names (`vllm:...`), `spec_decode_num_drafts_total` is
+`outrider_verify_position_verified_total{{position="1"}}`, `spec_decode_num_draft_tokens_total`
+`outrider_verify_nodes_verified_total`, `spec_decode_num_accepted_tokens_total`
+`outrider_verify_nodes_accepted_total`, `generation_tokens_total` `outrider_orchestrator_tokens_total`,
+`inter_token_latency_seconds` `outrider_orchestrator_delivery_gap_seconds`.
 """
 
 

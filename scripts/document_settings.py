@@ -106,10 +106,11 @@ def _row(name: str, field: FieldInfo) -> str:
 
 
 def _meaning(field: FieldInfo) -> str:
-    """What a setting means, with what it may be where the default does not tell."""
+    """What a setting means, with what it may be where neither text nor default tells."""
     kind, text = field.annotation, str(field.description).removesuffix(".")
     if typing.get_origin(kind) is typing.Literal:
-        return f"{text} (`{'`, `'.join(typing.get_args(kind))}`)."
+        values = typing.get_args(kind)
+        return f"{text}." if all(value in text for value in values) else f"{text} (`{'`, `'.join(values)}`)."
     return f"{text} (a list)." if typing.get_origin(kind) is tuple else f"{text}."
 
 

@@ -16,9 +16,7 @@ class DraftPoolInstruments:
         )
         self.waiting: Gauge = make.gauge("draft_sessions_waiting", "Those of them that have none open.")
         self.parkings: Counter = make.counter("draft_parkings", "Drafts ended because drafting did not pay.")
-        self.slots: Gauge = make.gauge(
-            "draft_slots", "Sessions that the usable draft replicas have room for."
-        )
+        self.slots: Gauge = make.gauge("draft_slots", "Sessions that draft replicas have room for.")
         self.per_replica: Gauge = make.gauge(
             "draft_sessions_per_replica", "Sessions that one draft replica serves well."
         )

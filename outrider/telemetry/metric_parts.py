@@ -199,7 +199,7 @@ class Estimates(Collector):
 
     BUCKETS = 10
     NAMES = (
-        ("calibration_nodes", "Verified nodes whose estimated reach lies in the bucket."),
+        ("calibration_nodes", "Verified nodes by estimated reach."),
         ("calibration_predicted", "Sum of their estimated reaches."),
         ("calibration_accepted", "Those of them that were accepted."),
     )

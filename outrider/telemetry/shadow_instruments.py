@@ -35,7 +35,7 @@ class ShadowInstruments:
             foreseen=make.counter("compared_foreseen", "Those of them that were its first choice.", *labels),
         )
         self._failures = make.counter("shadow_failures", "Shadows that ended by an error.", "reason")
-        self._promotions = make.counter("promotions", "Shadows that were promoted because they foresee more.")
+        self._promotions = make.counter("promotions", "Shadows that were promoted.")
         self._weights = make.gauge(
             "draft_weights",
             "1 for each draft replica, with its weights and role.",

@@ -17,7 +17,6 @@ from outrider.config import OrchestratorConfig, VerifyConfig
 from outrider.engine.parallel.order import check_settings, split_address
 from tests.k8s.manifests import (
     K8S,
-    ROOT,
     WORKLOADS,
     Manifest,
     Manifests,
@@ -182,10 +181,10 @@ def test_pods_are_valid_and_restricted(manifests: Manifests, role: str, version:
 @pytest.mark.parametrize("role", ROLES)
 def test_other_components_and_an_overlay_reach_the_pods(role: str, tmp_path: Path) -> None:
     """Those that are named before: certificates, weights as images, a writable root, settings; images, the
-    namespace and the size of the overlay, as the page patches it."""
+    namespace and the size of the overlay, as the example patches it."""
     names = ("mtls", "otel", "weights-image", "writable-root", COMPONENT)
-    text = (ROOT / "docs/kubernetes.md").read_text()
-    (patches,) = re.findall(r"^```yaml\n(patches:\n[^`]*kind: LeaderWorkerSet.*?)^```", text, re.M | re.S)
+    example = yaml.safe_load((K8S / "overlays/example/kustomization.yaml").read_text())
+    patches = [patch for patch in example["patches"] if patch["target"]["kind"] == "LeaderWorkerSet"]
     content = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
@@ -196,7 +195,7 @@ def test_other_components_and_an_overlay_reach_the_pods(role: str, tmp_path: Pat
         "configMapGenerator": [
             {"name": "verify", "behavior": "merge", "literals": ["OUTRIDER_VERIFY_SERVED_NAME=my-model"]}
         ],
-        **yaml.safe_load(patches),
+        "patches": patches,
     }
     (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(content))
     manifests = render(tmp_path)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 from functools import cache
 from pathlib import Path
 
@@ -27,7 +25,6 @@ from tests.k8s.manifests import (
     container,
     of_kind,
     overlay,
-    render,
     workload,
 )
 from tests.k8s.manifests import (
@@ -186,22 +183,9 @@ def test_a_changed_setting_rolls_the_pods(tmp_path: Path) -> None:
     assert source(compose(K8S / "overlays/gpu", (), tmp_path)) == source(overlay("gpu"))
 
 
-def test_the_pages_examples_are_valid(tmp_path: Path) -> None:
-    """The overlay and the patches of docs/kubernetes.md, put together, render and are valid; so is the pod
-    that fills the claim."""
-    text = (K8S.parent / "docs/kubernetes.md").read_text()
-    for folder in ("../../components", "../gpu"):
-        path = (K8S / "overlays/any" / folder).resolve()
-        text = text.replace(f"- {folder}", f"- {os.path.relpath(path, tmp_path.resolve())}")
-    overlay_of_your_own, *more = re.findall(r"^```yaml\n(.*?)^```", text, re.M | re.S)
-    assert [one.splitlines()[0] for one in more] == ["patches:"] * 4
-    patches = "patches:\n" + "".join(one.removeprefix("patches:\n") for one in more)
-    wanted = ("gateway-api", "weights-fetch")
-    folders = [os.path.relpath(K8S / "components" / one, tmp_path.resolve()) for one in wanted]
-    components = "components:\n" + "".join(f"  - {folder}\n" for folder in folders)
-    whole = overlay_of_your_own.replace("components:\n", components) + patches
-    (tmp_path / "kustomization.yaml").write_text(whole)
-    manifests = render(tmp_path)
+def test_the_example_is_valid() -> None:
+    """The overlay that people copy, with all of its patches; so is the pod that fills the claim."""
+    manifests = overlay("example")
     assert of_kind(manifests, "HTTPRoute")["outrider"]["spec"]["hostnames"] == ["llm.example.com"]
     assert of_kind(manifests, "ConfigMap")["weights-fetch"]["data"]["TARGET"] == "your/target"
     assert settings_of(manifests, "verify")["OUTRIDER_VERIFY_SERVED_NAME"] == "my-model"
