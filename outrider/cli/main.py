@@ -40,8 +40,8 @@ examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 0, 1 (failed), 2 (asked for wrongly), 130 (Ctrl-C)."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that is not UTF-8 lacks most characters
-        sys.stdout.reconfigure(errors="replace")
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
+        sys.stdout.reconfigure(errors="replace")  # such a terminal lacks most characters
     parser = _parser()
     parsed, unknown = parser.parse_known_args(arguments)
     if unknown:

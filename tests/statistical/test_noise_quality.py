@@ -57,7 +57,7 @@ def test_two_tokens_are_independent(other: int) -> None:
 def test_the_top_tail_is_right_and_without_gaps() -> None:
     """Of 2^26 tokens' noise, as many exceed each height as should, and no two of the largest are equal."""
     groups = 2**17
-    largest = torch.cat([peaks(row_keys([seed], [0]), groups).noise[0] for seed in range(8)])
+    largest = torch.cat([peaks(row_keys([seed], [0]), groups)[0][0] for seed in range(8)])
     for height in (8.0, 10.0, 12.0, 14.0, 16.0):
         expected = 8 * groups * -math.expm1(-GROUP * math.exp(-height))
         seen = int((largest > height).sum())
@@ -69,8 +69,8 @@ def test_the_top_tail_is_right_and_without_gaps() -> None:
 
 def test_peaks_are_the_maximum_of_their_group_in_law() -> None:
     """The largest of 64 Gumbel variables is Gumbel plus ln 64, its place uniform and independent of it."""
-    found = peaks(row_keys([3], [3]), SIZE)
-    assert kstest(found.noise[0].numpy() - math.log(GROUP), gumbel_r.cdf).pvalue > SMALLEST_P
-    high = found.noise[0] > found.noise[0].median()
-    places = [found.member[0][half].bincount(minlength=GROUP).tolist() for half in (high, ~high)]
+    noise, tokens = (found[0] for found in peaks(row_keys([3], [3]), SIZE))
+    assert kstest(noise.numpy() - math.log(GROUP), gumbel_r.cdf).pvalue > SMALLEST_P
+    high = noise > noise.median()
+    places = [(tokens % GROUP)[half].bincount(minlength=GROUP).tolist() for half in (high, ~high)]
     assert chi2_contingency(places, lambda_="log-likelihood").pvalue > SMALLEST_P

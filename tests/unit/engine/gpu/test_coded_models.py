@@ -17,7 +17,7 @@ from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loading import stored
 from outrider.engine.loading.check_forward import check_paged, run_plain
 from outrider.engine.loading.code_weights import code_weights
-from outrider.engine.loading.loader import _described
+from outrider.engine.loading.loader import described
 from outrider.engine.quantization.rounding import BITS, rounded
 from outrider.engine.runner import ModelRunner, Segment
 from tests.checkpoints import write
@@ -39,7 +39,9 @@ def network_of(folder, dtype=torch.float32):
 def loaded_of(network, *, fused=True):
     """A model as a GPU has it, and what it computes by itself."""
     plain = run_plain(network, 512)
-    loaded = _described(network, "tiny", plain, 512, CPU)
+    shape = {"context_length": 512, "geometry": plain.geometry}
+    vocabulary = plain.logits.shape[-1]
+    loaded = described(network, "tiny", vocabulary, model=network, device=CPU, **shape)
     if fused:
         loaded = replace(loaded, model=fused_decoder(network, plain.geometry, plain.windows, plain.observed))
     return loaded, plain
