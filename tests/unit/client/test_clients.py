@@ -42,8 +42,7 @@ from outrider.protocol.errors import (
 from tests.unit.client.fake_orchestrator import SEED, FakeOrchestrator, serving
 
 ROOT = Path(__file__).resolve().parents[3]
-UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
-WORDS = "one two three"
+UNAVAILABLE, WORDS = grpc.StatusCode.UNAVAILABLE, "one two three"
 AT_ONCE = Retries((0.0, 0.0), (0.0, 0.0))
 
 

@@ -148,7 +148,7 @@ def test_with_them_threads_and_helpers_change_no_bit(
 
 def test_without_it_bits_differ(folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison above finds the library's attention out."""
-    monkeypatch.setattr("outrider.engine.runner.attends", lambda *shape: False)
+    monkeypatch.setattr("outrider.engine.attention.attends", lambda *shape: False)
     loaded = load_model(str(folder_of("llama")), dtype="float32", device="cpu", threads=1, fused=False)
     with pytest.raises(AssertionError, match="from token"):
         read_all(random_text(loaded), runner_of(loaded, 4), 0)
