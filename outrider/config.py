@@ -89,7 +89,7 @@ class EngineConfig(ServiceConfig):
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
     threads: Positive = Field(1, description="Torch threads on the CPU.")
     cpu_backend: Literal["auto", "amx", "avx512", "avx2", "onednn"] = Field(
-        "auto", description="What multiplies on the CPU; auto: what is quickest on the processor."
+        "auto", description="Kernels that multiply on the CPU; auto: the fastest on this processor."
     )
     helper_cpus: str = Field(
         "", description="CPU list of cores that help with long steps beside other work; empty: none."

@@ -128,13 +128,13 @@ class _Standing:
     def profit(self, quiet: CostModel) -> float:
         """Tokens that drafts brought in the window, less those that their time cost.
 
-        Where steps were shorter than without drafts, that was chance: who brings nothing has no profit.
+        Steps that were shorter than without drafts are chance, so drafts that bring nothing have no profit.
         """
         lost = sum(_lost(entry, quiet) for entry in self.window)
         return sum(entry.drafted for entry in self.window) - max(lost, 0.0)
 
     def give_up(self, quiet: CostModel) -> None:
-        """Rest in proportion to the loss, and twice as long for it the next time."""
+        """Rest in proportion to the loss; each further failure in a row doubles the rest."""
         committed = sum(entry.without for entry in self.window)
         steps_lost = -self.profit(quiet) * len(self.window) / max(committed, 1)
         rest = max(round(steps_lost / MAX_LOSS), MIN_STEPS) << self.failures
