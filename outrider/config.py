@@ -17,6 +17,9 @@ from outrider.protocol.messages import MAX_STEP_NODES
 Port = Annotated[int, Field(ge=0, le=65535)]
 OptionalPort = Annotated[int, Field(ge=-1, le=65535)]
 Positive = Annotated[int, Field(gt=0)]
+MAX_THREADS = 1024
+"""Of one process: more than the largest machines have cores."""
+Threads = Annotated[int, Field(gt=0, le=MAX_THREADS)]
 Weights = Literal["full", "int8", "int4"]
 KvDtype = Literal["auto", "fp8"]
 TraceDetail = Literal["none", "slow", "all"]
@@ -87,7 +90,7 @@ class EngineConfig(ServiceConfig):
         description="fp8 keeps keys and values in 8 bits, of 16-bit models on GPUs; auto: as the model.",
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
-    threads: Positive = Field(1, description="Torch threads on the CPU.")
+    threads: Threads = Field(1, description="Torch threads on the CPU.")
     cpu_backend: Literal["auto", "amx", "avx512", "avx2", "onednn"] = Field(
         "auto", description="Kernels that multiply on the CPU; auto: the fastest on this processor."
     )

@@ -40,6 +40,8 @@ examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 0, 1 (failed), 2 (asked for wrongly), 130 (Ctrl-C)."""
+    if sys.stdout is None:  # closed by the shell, as in `outrider generate ... >&-`: nobody wants it
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
         sys.stdout.reconfigure(errors="replace")  # such a terminal lacks most characters
     parser = _parser()

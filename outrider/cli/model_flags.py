@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 
 from outrider.cli import values
+from outrider.config import MAX_THREADS
 
 Group = argparse.ArgumentParser | argparse._ArgumentGroup
 Number = int | float
@@ -41,4 +42,4 @@ def add_machine_flags(group: Group, dtype: str = "arithmetic of the model") -> N
     """What computes, and how."""
     group.add_argument("--dtype", default="auto", help=f"{dtype}: auto (default), float32 or bfloat16")
     group.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
-    add_number(group, "--threads", values.count, 1, "torch threads on the CPU")
+    add_number(group, "--threads", values.at_least(1, MAX_THREADS), 1, "torch threads on the CPU")

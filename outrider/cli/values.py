@@ -23,16 +23,17 @@ def url(text: str) -> str:
     return text.rstrip("/")
 
 
-def at_least(least: int) -> Callable[[str], int]:
-    """Reads a whole number of `least` or more."""
+def at_least(least: int, most: float = math.inf) -> Callable[[str], int]:
+    """Reads a whole number of `least` or more, and of `most` at most."""
+    wanted = f"{least} or more" if most == math.inf else f"{least} to {most}"
 
     def read(text: str) -> int:
         try:
             value = int(text)
         except ValueError:
             value = least - 1
-        if value < least:
-            raise argparse.ArgumentTypeError(f"must be a whole number of {least} or more, not {text!r}")
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"must be a whole number of {wanted}, not {text!r}")
         return value
 
     return read

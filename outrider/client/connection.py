@@ -100,7 +100,7 @@ class RunningRequest:
         if request is None:
             return None
         if self.left <= 0:
-            raise DeadlineExceeded("the deadline passed before the end of the text")
+            raise DeadlineExceeded("the time was over before the end of the text; raise the timeout")
         return wire.request_to_pb(request)
 
 

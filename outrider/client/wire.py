@@ -11,7 +11,7 @@ from google.protobuf.message import Message as Pb
 from outrider.client.conversation import Message
 from outrider.client.request import Prompt, Request, TokenizeOptions, request_of
 from outrider.client.results import Load, Model, ModelInfo, Tokens
-from outrider.protocol.errors import ConfigError, InvalidRequest, OutriderError, Unavailable
+from outrider.protocol.errors import ConfigError, DeadlineExceeded, InvalidRequest, OutriderError, Unavailable
 from outrider.protocol.rpc_errors import error_of
 from outrider.protocol.same_names import plain_fields
 from outrider.protocol.sampling_wire import defaults_from_pb
@@ -32,6 +32,8 @@ UNREACHABLE = ("UNAVAILABLE: failed to connect", "UNAVAILABLE: errors resolving"
 """How gRPC's message begins for an endpoint that it cannot connect to."""
 HTTP_1 = "http1.x server"
 """Part of gRPC's message for an endpoint that does not speak HTTP/2."""
+LATE = "Deadline Exceeded"
+"""gRPC's message when the time is over; it says no more."""
 NOT_TLS = ("WRONG_VERSION_NUMBER", "packet length too long")
 """gRPC's message for an endpoint that does not speak TLS has one of these."""
 
@@ -141,6 +143,8 @@ def detokenize_to_pb(
 def explained(error: Any, endpoint: str) -> OutriderError:
     """The error that a failed call to an endpoint stands for."""
     found = error_of(error)
+    if str(found).endswith(LATE):
+        return DeadlineExceeded(f"no whole answer of {endpoint} came in time; raise the timeout")
     if type(found) is not Unavailable or not str(found).startswith(UNREACHABLE):
         return found
     if HTTP_1 in str(found):

@@ -136,7 +136,9 @@ def _read(address: str) -> Page | str:
     try:
         with urllib.request.urlopen(url_of(address), timeout=SECONDS) as answer:
             return parsed(answer.read(MAX_BYTES).decode())
-    except (OSError, http.client.HTTPException) as error:
+    except http.client.HTTPException:  # what it says may be a frame of gRPC
+        return "does not speak HTTP/1, as Prometheus pages do"
+    except OSError as error:
         return f"cannot be read ({getattr(error, 'reason', None) or error})"
     except ValueError as error:
         return f"is no Prometheus page ({error})"

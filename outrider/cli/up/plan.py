@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import Field
 
 from outrider.cli.settings import Resolved, flag_of
-from outrider.config import CollectConfig, KvDtype, OptionalPort, Port, Positive, RunConfig, Weights
+from outrider.config import CollectConfig, KvDtype, OptionalPort, Port, Positive, RunConfig, Threads, Weights
 from outrider.protocol.errors import ConfigError
 
 LOOKUP = "lookup"
@@ -49,7 +49,7 @@ class UpConfig(RunConfig, CollectConfig):
     draft_device: str = Field("", description="Device of the draft model; empty: same as device.")
     drafts: Positive = Field(1, le=MAX_REPLICAS, description="Draft replicas of each kind.")
     verifies: Positive = Field(1, le=MAX_REPLICAS, description="Verify replicas.")
-    threads: Positive = Field(1, description="Torch threads of each replica.")
+    threads: Threads = Field(1, description="Torch threads of each replica.")
     tensor_parallel: Positive = Field(1, description="Processes that share each layer of the target.")
     cpu_backend: Literal["auto", "amx", "avx512", "avx2", "onednn"] = Field(
         "auto", description="Kernels that multiply on the CPU."
@@ -175,7 +175,7 @@ def _model(config: UpConfig, service: str, number: int) -> list[str]:
         return ["--model", config.target, *_rounded(config.weights, config.kv_dtype)]
     draft = config.draft[number // config.drafts]
     if draft == LOOKUP:
-        return ["--kind", "lookup", "--tokenizer", config.target]
+        return ["--kind", "lookup"]
     flags = ["--kind", "model", "--model", draft, "--target", config.target]
     flags += _rounded(config.draft_weights, config.draft_kv_dtype)
     skips = config.draft_skip_layers and draft == config.target

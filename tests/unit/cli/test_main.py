@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import subprocess
 import sys
 from types import ModuleType
@@ -79,6 +80,26 @@ def test_a_full_disk_is_one_sentence() -> None:
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
     said = "outrider: no space is left where the output goes; make room there\n"
     assert (ended.returncode, ended.stderr) == (1, said)
+
+
+def test_a_closed_output_is_no_traceback() -> None:
+    """As in `outrider version >&-`: nobody wants what it prints."""
+    command = [sys.executable, "-m", "outrider", "up", "--target", "x", "--print-config"]
+    ended = subprocess.run(
+        command, stderr=subprocess.PIPE, text=True, timeout=60, preexec_fn=lambda: os.close(1)
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("line", ["up --target x", "serve draft --model x", "layers --target x --prompts y"])
+def test_more_threads_than_any_machine_has_are_refused(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The sentence names the bound."""
+    try:
+        status: object = main([*line.split(), "--threads", "100000"])
+    except SystemExit as end:
+        status = end.code
+    assert status == 2
+    assert re.search("--threads: must be .* 1024, not '100000'", capsys.readouterr().err)
 
 
 def test_characters_that_a_terminal_lacks_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

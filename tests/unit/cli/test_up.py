@@ -1,4 +1,4 @@
-"""The HTTP door of `outrider up`: which port it gets."""
+"""What `outrider up` refuses before it starts anything, and which HTTP port it gets."""
 
 from __future__ import annotations
 
@@ -64,3 +64,26 @@ def test_a_bound_socket_listens_for_whoever_gets_it() -> None:
         listener.listen()
         with socket.create_connection(listener.getsockname(), timeout=5):
             pass
+
+
+def test_a_model_that_neither_disk_nor_hub_has_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub is asked once; the replicas would ask it again and again."""
+
+    def nobody(*_: object, **__: object) -> None:
+        raise ConnectionError("Connection refused")
+
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", nobody)
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: None)
+    with pytest.raises(
+        ConfigError, match=r"--target: there is no folder 'owner/it'.* \(Connection refused\)"
+    ):
+        command.check_models(UpConfig(target="owner/it"))
+    with pytest.raises(ConfigError, match="--draft: there is no folder 'owner/it'"):
+        command.check_models(UpConfig(draft=("owner/it",)))
+
+
+def test_a_model_that_was_downloaded_needs_no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is asked."""
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: "/cache/config.json")
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", None)
+    command.check_models(UpConfig(target="owner/it"))

@@ -199,6 +199,22 @@ def test_pages_are_read_and_problems_are_sentences() -> None:
     assert "refused" in found.problems[nobody]
 
 
+def test_a_grpc_port_is_named_without_what_it_sends() -> None:
+    """A frame of HTTP/2, which no terminal should see."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            with server.accept()[0] as caller:
+                caller.sendall(bytes([0, 0, 18, 4, 0, 0, 0, 0, 0, 0, 3, 127, 255, 10]))
+                caller.recv(4096)
+
+        threading.Thread(target=answer, daemon=True).start()
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        assert read_snapshot([address]).problems == {
+            address: "does not speak HTTP/1, as Prometheus pages do",
+        }
+
+
 def _arguments(*pages: str) -> argparse.Namespace:
     return argparse.Namespace(metrics=list(pages), interval=0.01, once=True)
 
