@@ -71,7 +71,6 @@ def _add_timeline_flags(parser: argparse.ArgumentParser) -> None:
         required=True,
         help=".html (self-contained page), .svg, or .json (Chrome trace: ui.perfetto.dev or chrome://tracing)",
     )
-    parser.add_argument("--from-json", metavar="FILE", help="draw a saved .json instead of running a request")
 
 
 def _add_top_flags(parser: argparse.ArgumentParser) -> None:
@@ -120,7 +119,7 @@ COMMANDS = (
     Command(
         "timeline",
         "draw the steps of one request",
-        "Run one request, or read a saved one, and draw what draft, wire and target did when.",
+        "Run one request, and draw what draft, wire and target did when.",
         _add_timeline_flags,
         "outrider.cli.generate:timeline",
     ),

@@ -15,7 +15,7 @@ from typing import Any
 
 from outrider.cli.request import client_of, request_of
 from outrider.cli.say import check_folder, write_file
-from outrider.cli.timeline.bars import from_trace, to_trace
+from outrider.cli.timeline.bars import to_trace
 from outrider.cli.timeline.picture import to_html, to_svg
 from outrider.client.results import Chunk, Collected, Generation, TimelineEvent, TokenLogprob
 from outrider.client.retries import Retries
@@ -60,18 +60,14 @@ def timeline(arguments: argparse.Namespace) -> int:
     """Draw one request's steps.
 
     Raises:
-        OutriderError: the request failed, or the saved one cannot be read.
+        OutriderError: the request failed, or the file cannot be written.
     """
     if Path(arguments.output).suffix not in WRITERS:
         raise InvalidRequest("--output", f"{arguments.output!r} must end in {', '.join(WRITERS)}")
     check_folder("--output", arguments.output)
-    if arguments.from_json:
-        bars: Sequence[TimelineEvent] = _read(arguments.from_json)
-    else:
-        answer = asyncio.run(_ask(arguments, _discard, record_timeline=True))
-        print(f"[{summary(answer)}]", file=sys.stderr)
-        bars = answer.generation.end.timeline
-    _write(arguments.output, bars)
+    answer = asyncio.run(_ask(arguments, _discard, record_timeline=True))
+    print(f"[{summary(answer)}]", file=sys.stderr)
+    _write(arguments.output, answer.generation.end.timeline)
     return 0
 
 
@@ -157,13 +153,6 @@ def _print_now(text: str) -> None:
 
 def _discard(_text: str) -> None:
     pass
-
-
-def _read(path: str) -> Sequence[TimelineEvent]:
-    try:
-        return from_trace(json.loads(Path(path).read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
-        raise InvalidRequest("--from-json", f"cannot read {path!r} ({error})") from error
 
 
 def _write(path: str, bars: Sequence[TimelineEvent]) -> None:

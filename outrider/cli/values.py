@@ -58,11 +58,6 @@ def not_negative(text: str) -> float:
     return _checked(text, "a number of 0 or more", lambda value: 0 <= value < math.inf)
 
 
-def share(text: str) -> float:
-    """A number from 0 to 1."""
-    return _checked(text, "a number from 0 to 1", lambda value: 0 <= value <= 1)
-
-
 def part(text: str) -> float:
     """A number above 0 and below 1."""
     return _checked(text, "a number between 0 and 1", lambda value: 0 < value < 1)

@@ -42,7 +42,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help=f"sessions at once that matter ({','.join(map(str, SESSIONS))})",
     )
     parser.add_argument("--dtype", default="auto", help="arithmetic: auto, float32 or bfloat16")
-    parser.add_argument("--device", default="cpu", help="cpu: others cannot be measured")
     parser.add_argument("--json", metavar="FILE", help="write all figures")
 
 
@@ -52,11 +51,6 @@ def check_flags(arguments: argparse.Namespace) -> None:
     Raises:
         ConfigError: names the flag.
     """
-    if arguments.device not in ("cpu", "auto"):
-        raise ConfigError(
-            f"--device: {arguments.device} cannot be measured, only cpu; for GPUs `outrider plan` says what "
-            "fits, and `python -m simulator run` simulates modelled ones"
-        )
     if arguments.dtype not in ("auto", "float32", "bfloat16"):
         raise ConfigError(f"--dtype: must be auto, float32 or bfloat16, not {arguments.dtype!r}")
 

@@ -57,8 +57,7 @@ def setting(arguments: argparse.Namespace) -> str:
     """The load in a line."""
     rate = arguments.request_rate
     load = f"concurrency {arguments.concurrency or 1}" if rate is None else f"{rate:g} requests/s"
-    spread = f" +- {arguments.random_range:.0%}" if arguments.random_range else ""
-    source = arguments.prompts or f"{arguments.random_prompt_tokens}{spread} random tokens"
+    source = arguments.prompts or f"{arguments.random_prompt_tokens} random tokens"
     mode = "" if arguments.openai else f", mode {arguments.mode or 'auto'}"
     return (
         f"{arguments.requests} requests, {load}, prompts: {source}, "
@@ -100,11 +99,11 @@ def _prompts(
     if given is not None:
         found = prompts.take(given, count)
     else:
-        lengths = prompts.random_lengths(count, arguments.random_prompt_tokens, arguments.random_range, rng)
+        length = arguments.random_prompt_tokens
         if served.vocabulary is None or arguments.chat:
-            found = prompts.random_words(lengths, rng)
+            found = prompts.random_words(count, length, rng)
         else:
-            found = prompts.random_ids(lengths, served.vocabulary, served.eos_token_ids, rng)
+            found = prompts.random_ids(count, length, served.vocabulary, served.eos_token_ids, rng)
     if arguments.chat:
         return [prompts.conversation(prompt) for prompt in found]
     return [prompts.plain(prompt) for prompt in found] if arguments.openai else found

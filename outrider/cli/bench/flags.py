@@ -56,8 +56,6 @@ def check(arguments: argparse.Namespace) -> None:
         raise InvalidRequest("--extra-body", "goes with --openai")
     if (arguments.openai or "").startswith("http:") and (arguments.tls_ca or arguments.tls_cert):
         raise InvalidRequest("--openai", "must begin with https:// where a TLS file is given")
-    if arguments.random_range and arguments.prompts:
-        raise InvalidRequest("--random-range", "goes with --random-prompt-tokens, not with --prompts")
     if arguments.json:
         check_folder("--json", arguments.json)
 
@@ -125,7 +123,6 @@ def _add_prompt_flags(group: argparse._ArgumentGroup) -> None:
     )
     random = "random token ids, with --openai or --chat words, which tell little about acceptance"
     add_number(kind, "--random-prompt-tokens", values.count, 128, random)
-    add_number(group, "--random-range", values.share, 0.0, "lengths from N (1 - X) to N (1 + X); 0 to 1")
 
 
 def _add_request_flags(group: argparse._ArgumentGroup) -> None:

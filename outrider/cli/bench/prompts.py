@@ -58,24 +58,18 @@ def take(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
     return [prompts[index % len(prompts)] for index in range(count)]
 
 
-def random_lengths(count: int, middle: int, spread: float, rng: random.Random) -> list[int]:
-    """Lengths drawn evenly from `middle` less and more a share `spread` of it; none is below 1."""
-    low, high = max(1, round(middle * (1 - spread))), max(1, round(middle * (1 + spread)))
-    return [rng.randint(low, high) for _ in range(count)]
-
-
 def random_ids(
-    lengths: Sequence[int], vocabulary: int, avoid: Sequence[int], rng: random.Random
+    count: int, length: int, vocabulary: int, avoid: Sequence[int], rng: random.Random
 ) -> list[Prompt]:
-    """Token ids below `vocabulary`; none of `avoid`."""
+    """So many prompts of token ids below `vocabulary`; none of `avoid`."""
     tokens = [token for token in range(vocabulary) if token not in set(avoid)]
-    return [tuple(rng.choices(tokens, k=length)) for length in lengths]
+    return [tuple(rng.choices(tokens, k=length)) for _ in range(count)]
 
 
-def random_words(lengths: Sequence[int], rng: random.Random) -> list[Prompt]:
-    """Texts of common words, for servers that do not tell their vocabulary."""
+def random_words(count: int, length: int, rng: random.Random) -> list[Prompt]:
+    """So many texts of common words, for servers that do not tell their vocabulary."""
     words = TEXT.split()
-    return [" ".join(rng.choices(words, k=length)) for length in lengths]
+    return [" ".join(rng.choices(words, k=length)) for _ in range(count)]
 
 
 def conversation(prompt: Prompt) -> Prompt:

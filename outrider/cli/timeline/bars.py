@@ -1,4 +1,4 @@
-"""The steps of one request as bars in lanes: saved as a Chrome trace, laid out for a picture. Pure."""
+"""The steps of one request as bars in lanes: as a Chrome trace, laid out for a picture. Pure."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def lay_out(bars: Sequence[TimelineEvent]) -> TimelineLayout:
 
 
 def to_trace(bars: Sequence[TimelineEvent]) -> dict[str, Any]:
-    """Chrome trace JSON, for ui.perfetto.dev and chrome://tracing; `from_trace` reads it back."""
+    """Chrome trace JSON, for ui.perfetto.dev and chrome://tracing."""
     names: list[dict[str, Any]] = [
         {"ph": "M", "name": "thread_name", "pid": 1, "tid": tid, "args": {"name": lane}}
         for tid, lane in enumerate(LANES, 1)
@@ -75,18 +75,6 @@ def to_trace(bars: Sequence[TimelineEvent]) -> dict[str, Any]:
         for bar in bars
     ]
     return {"displayTimeUnit": "ms", "traceEvents": names + slices}
-
-
-def from_trace(trace: Any) -> list[TimelineEvent]:
-    """The bars of a trace that `to_trace` made.
-
-    Raises:
-        ValueError: it is something else.
-    """
-    try:
-        return [TimelineEvent(**event["args"]) for event in trace["traceEvents"] if event["ph"] == "X"]
-    except (KeyError, TypeError) as error:
-        raise ValueError("not a timeline written by outrider") from error
 
 
 def _free_row(free_at: list[int], bar: TimelineEvent) -> int:

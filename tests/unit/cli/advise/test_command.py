@@ -52,7 +52,6 @@ def test_a_target_is_advised(
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--device", "cuda"], "--device: cuda cannot be measured, only cpu; for GPUs `outrider plan`"),
         (["--dtype", "int4"], "--dtype"),
         (["--draft-skip-layers", "1"], "add --draft T"),
         ([], "--target: there is no folder 'T'"),

@@ -170,7 +170,6 @@ WRONG = (
     ("--openai http://[/v1", "argument --openai: must be such as http://host:8000/v1, not"),
     ("--slo ttft=5", "argument --slo: must be such as ttft=500ms,tpot=50ms,e2e=10s, not 'ttft=5'"),
     ("--extra-body [1]", "argument --extra-body: must be a JSON object, not '[1]'"),
-    ("--random-range 2", "argument --random-range: must be a number from 0 to 1, not '2'"),
     ("--prompts x --random-prompt-tokens 3", "not allowed with argument --prompts"),
     ("--mode fast", "argument --mode: invalid choice: 'fast'"),
 )
@@ -179,7 +178,6 @@ CONFLICTING = (
     ('--extra-body {"a":1}', "outrider: --extra-body: goes with --openai\n"),
     ("--openai http://a/v1 --tls-ca x", "outrider: --openai: must begin with https://"),
     ("--openai https://a/v1 --tls-ca /none", "outrider: --tls-ca, --tls-cert or --tls-key: cannot be used"),
-    ("--prompts x --random-range 0.5", "outrider: --random-range: goes with --random-prompt-tokens"),
     ("--json /none/x.json", "outrider: --json: there is no folder '/none'\n"),
     ("--prompts /none.json", "outrider: --prompts: cannot read '/none.json'"),
 )

@@ -66,22 +66,14 @@ def test_prompts_go_round() -> None:
     assert prompts.take(["a", "b"], 5) == ["a", "b", "a", "b", "a"]
 
 
-def test_random_lengths_stay_in_their_range() -> None:
-    """Both ends are drawn; without a range all are the same."""
-    lengths = prompts.random_lengths(500, 10, 0.2, random.Random(0))
-    assert set(lengths) == {8, 9, 10, 11, 12}
-    assert prompts.random_lengths(3, 10, 0.0, random.Random(0)) == [10, 10, 10]
-    assert min(prompts.random_lengths(100, 2, 1.0, random.Random(0))) == 1
-
-
 def test_random_prompts_have_their_lengths() -> None:
     """Ids of the vocabulary without those that end a text; or as many words. A seed gives them again."""
-    ids = prompts.random_ids([50, 3], 4, [0, 3], random.Random(1))
-    assert [len(prompt) for prompt in ids] == [50, 3]
+    ids = prompts.random_ids(2, 50, 4, [0, 3], random.Random(1))
+    assert [len(prompt) for prompt in ids] == [50, 50]
     assert {token for prompt in ids for token in prompt} == {1, 2}
-    words = prompts.random_words([5], random.Random(1))
+    words = prompts.random_words(1, 5, random.Random(1))
     assert [len(str(text).split()) for text in words] == [5]
-    assert words == prompts.random_words([5], random.Random(1))
+    assert words == prompts.random_words(1, 5, random.Random(1))
 
 
 def test_what_suits_an_endpoint() -> None:
