@@ -2,7 +2,6 @@
 text.
 
     python -m scripts.train_eagle --target models/demo/target --out out/eagle --minutes 12
-    python -m scripts.train_eagle --target models/demo/target --out out/eagle --minutes 20    # goes on
 
 The head learns the target's distributions on the source of the Python standard library, as the demo draft
 did. Each of its `--steps` reads what the step before made of the same position, as it will when it drafts (Li
@@ -10,16 +9,13 @@ and others 2025, "EAGLE-3: Scaling up Inference Acceleration of Large Language M
 Test"). It begins as a copy of the target's last layer and proposes the `--draft-vocabulary` most frequent
 tokens.
 
-Takes up where it was interrupted: `training.pt` in the folder holds what that needs. For Llama-like targets,
-folders with one file of weights.
+For Llama-like targets, folders with one file of weights.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,11 +25,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from scripts.train_demo_pair import MATRIX_RATE, OTHER_RATE, Data, batches, rate, read_data
+from scripts.train_demo_pair import Data, batches, optimizers, read_data, train
 
 STEP_WEIGHT = 0.8
 """Of a step's loss, of the weight of the step before."""
-SAVE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,93 +193,17 @@ def most_frequent(tokens: Tensor, count: int, vocabulary_size: int) -> Tensor:
     return found.sort().values
 
 
-def loss_of(logits: list[Tensor], said: Tensor, plan: Plan) -> Tensor:
-    """Cross-entropy with the target's distribution, `said` [B, W, V], over all steps."""
+def loss_of(head: Head, teacher: Teacher, windows: Tensor, plan: Plan, steps: int) -> Tensor:
+    """Cross-entropy with the target's distribution over all steps of windows [B, W]."""
+    features, embedded, said = teacher(windows)
+    rows = windows.shape[1] - steps
     total, weight = torch.zeros(()), 1.0
     shares = said.softmax(-1)[..., plan.tokens]
-    for step, found in enumerate(logits):
+    for step, found in enumerate(head(features[:, :rows], embedded, steps)):
         wanted = shares[:, step + 1 : step + 1 + found.shape[1]]
         total = total - weight * (wanted * found.log_softmax(-1)).sum(-1).mean()
         weight *= STEP_WEIGHT
     return total
-
-
-class Training:
-    """A training that can be interrupted: what it has learned, and for how long."""
-
-    def __init__(self, head: Head, file: Path) -> None:
-        matrices = [weight for weight in head.parameters() if weight.ndim == 2]
-        matrices = [weight for weight in matrices if weight is not head.lm_head.weight]
-        chosen = {id(weight) for weight in matrices}
-        others = [weight for weight in head.parameters() if id(weight) not in chosen]
-        self.head, self.seconds, self.step = head, 0.0, 0
-        self._optimizers = [
-            torch.optim.Muon(matrices, lr=MATRIX_RATE, weight_decay=0.01),
-            torch.optim.AdamW(others, lr=OTHER_RATE / 4, betas=(0.9, 0.95), weight_decay=0.0),
-        ]
-        self._rates = [group["lr"] for group in self._groups()]
-        self._file = file
-
-    def learn(self, loss: Tensor, progress: float) -> None:
-        """One step down."""
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.head.parameters(), 1.0)
-        for group, full in zip(self._groups(), self._rates, strict=True):
-            group["lr"] = full * rate(progress)
-        for optimizer in self._optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-        self.step += 1
-
-    def save(self) -> None:
-        """Keep what an interrupted training needs; replaced as a whole."""
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        new = self._file.with_suffix(".new")
-        optimizers = [optimizer.state_dict() for optimizer in self._optimizers]
-        state = {"head": self.head.state_dict(), "optimizers": optimizers}
-        torch.save({**state, "seconds": self.seconds, "step": self.step}, new)
-        new.replace(self._file)
-
-    def resume(self) -> None:
-        """Take up an interrupted one, if there is one."""
-        if not self._file.is_file():
-            return
-        state = torch.load(self._file, weights_only=True)
-        self.head.load_state_dict(state["head"])
-        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
-        self.seconds, self.step = state["seconds"], state["step"]
-        print(f"goes on after {self.seconds / 60:.1f} minutes and {self.step} steps")
-
-    def _groups(self) -> list[dict[str, float]]:
-        return [group for optimizer in self._optimizers for group in optimizer.param_groups]
-
-
-def train(
-    training: Training, teacher: Teacher, data: Iterator[Tensor], plan: Plan, flags: argparse.Namespace
-):
-    """Until the minutes are over; says about twenty times how it goes and how long it will take."""
-    whole, told, saved = 60 * flags.minutes, 0.0, time.monotonic()
-    last = time.monotonic()
-    for _ in range(training.step):
-        next(data)  # the windows that an interrupted training has seen
-    while (progress := training.seconds / whole) < 1.0:
-        features, embedded, said = teacher(next(data))
-        rows = said.shape[1] - flags.steps
-        loss = loss_of(training.head(features[:, :rows], embedded, flags.steps), said, plan)
-        training.learn(loss, progress)
-        now = time.monotonic()
-        training.seconds, last = training.seconds + now - last, now
-        if progress >= told:
-            left = max(whole - training.seconds, 0.0) / 60
-            print(
-                f"  {progress:4.0%}  step {training.step}  loss {loss.item():.3f}  {left:.1f} min left",
-                flush=True,
-            )
-            told = progress + 0.05
-        if now - saved > SAVE_SECONDS:
-            training.save()
-            saved = now
 
 
 @torch.no_grad()
@@ -367,11 +286,13 @@ def main() -> None:
     head = Head(teacher.config, plan)
     start_from(head, teacher, plan)
     print(f"head: {sum(weight.numel() for weight in head.parameters()) / 1e6:.2f} M parameters", flush=True)
-    training = Training(head, flags.out / "training.pt")
-    training.resume()
     windows = batches(data.training, flags.batch, flags.window, "cpu")
-    train(training, teacher, windows, plan, flags)
-    training.save()
+    chosen = optimizers(head, [head.fc, head.midlayer])
+
+    def loss(_: Head, some: Tensor) -> Tensor:
+        return loss_of(head, teacher, some, plan, flags.steps)
+
+    train(head, chosen, windows, loss, flags.minutes)
     held_out = data.held_out[: len(data.held_out) // flags.window * flags.window].view(-1, flags.window)[:64]
     shares = agreement(head, teacher, held_out, plan, flags.steps)
     print("agrees with the target in held-out text, by step: " + " ".join(f"{share:.3f}" for share in shares))

@@ -1,7 +1,5 @@
 """Widen the MLP of a Llama-style checkpoint without changing what it computes.
 
-    python scripts/widen.py models/demo/target .cache/target-wide --intermediate-size 46336
-
 New rows of `gate_proj` and `up_proj` are random, the columns of `down_proj` that read them are zero:
 every logit stays the same while a forward reads the weights of a larger model. It makes a small trained
 pair show the memory-bound timing of a large one.
@@ -9,7 +7,6 @@ pair show the memory-bound timing of a large one.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 from pathlib import Path
@@ -65,19 +62,3 @@ def _copy_tokenizer(source: Path, destination: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         if (source / name).exists():
             shutil.copyfile(source / name, destination / name)
-
-
-def main() -> None:
-    """Parse the flags and widen."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("source", type=Path)
-    parser.add_argument("destination", type=Path)
-    parser.add_argument("--intermediate-size", type=int, default=DEMO_INTERMEDIATE_SIZE)
-    parser.add_argument("--seed", type=int, default=0)
-    flags = parser.parse_args()
-    parameters = widen(flags.source, flags.destination, flags.intermediate_size, flags.seed)
-    print(f"{flags.destination}: {parameters / 1e6:.1f} M parameters")
-
-
-if __name__ == "__main__":
-    main()

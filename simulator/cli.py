@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+from outrider.protocol.errors import OutriderError
 from simulator.capacity import STUDIES, run
 from simulator.modelled import PAIRS, modelled
 from simulator.profile import FOLDER, Profile
@@ -22,7 +24,7 @@ _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def main() -> None:
-    """Parse the command line and do it."""
+    """Parse the command line and do it; what cannot be done ends with a sentence and status 1."""
     parser = argparse.ArgumentParser(
         prog="python -m simulator",
         description="Run the project's scheduling code on a virtual clock.",
@@ -35,7 +37,10 @@ def main() -> None:
     _add_capacity(_command(commands, "capacity", "the runs and pictures of docs/capacity.md"))
     _add_sensitivity(_command(commands, "sensitivity", "how much each steering constant matters"))
     flags = parser.parse_args()
-    flags.go(flags)
+    try:
+        flags.go(flags)
+    except OutriderError as error:
+        sys.exit(f"simulator: {error}")
 
 
 def _command(commands: _Commands, name: str, help: str) -> argparse.ArgumentParser:
@@ -53,17 +58,25 @@ def find_profile(name: str) -> Profile:
     return Profile.read(Path(name) if name.endswith(".json") else FOLDER / f"{name}.json")
 
 
+def _several(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    """Values with commas between them."""
+
+    def values(text: str) -> list[Any]:
+        return [kind(part) for part in text.split(",")]
+
+    return values
+
+
 def _add_run(run: argparse.ArgumentParser) -> None:
     add = run.add_argument
     add("--profile", default="widened", help=f"times: a name in profiles/, a file, or {', '.join(PAIRS)}")
-    add("--mode", default="auto,off,sequential", help=f"arms to compare: {', '.join(ArmKind)}")
-    add("--sessions", default="1,8,32", help="sessions at once")
-    add("--temperature", default="0", help="temperatures of the recorded texts")
-    add("--rtt-ms", default="0", help="round trip between the orchestrator and a replica")
-    add("--jitter-ms", type=float, default=0.0, help="mean delay of a message beyond that")
+    arms = f"arms to compare: {', '.join(ArmKind)}"
+    add("--mode", type=_several(ArmKind), default="auto,off,sequential", help=arms)
+    add("--sessions", type=_several(int), default="1,8,32", help="sessions at once")
+    add("--temperature", type=_several(float), default="0", help="temperatures of the recorded texts")
+    add("--rtt-ms", type=_several(float), default="0", help="round trip from the orchestrator to a replica")
     add("--verify", type=int, default=1, help="verify replicas")
     add("--draft", type=int, default=1, help="draft replicas")
-    add("--expansions", type=int, default=8, help="most nodes that a draft forward expands")
     add("--orchestrators", type=int, default=1)
     add("--rounds", type=int, default=1, help="requests of each session, one after the other")
     add("--prompt-tokens", type=int, default=32, help="0: the recorded texts from their beginning")
@@ -87,26 +100,24 @@ def _run(flags: argparse.Namespace) -> None:
 
 def _cases(flags: argparse.Namespace) -> Iterator[tuple[Topology, Load]]:
     lists = (flags.temperature, flags.rtt_ms, flags.sessions, flags.mode)
-    for temperature, rtt, sessions, arm in product(*(text.split(",") for text in lists)):
+    for temperature, rtt, sessions, arm in product(*lists):
         topology = Topology(
-            arm=ArmKind(arm),
+            arm=arm,
             verify_replicas=flags.verify,
             draft_replicas=flags.draft,
             orchestrators=flags.orchestrators,
-            expansions=flags.expansions,
-            rtt=float(rtt) / 1e3,
-            jitter=flags.jitter_ms / 1e3,
-            max_sessions=max(64, int(sessions)),
+            rtt=rtt / 1e3,
+            max_sessions=max(64, sessions),
         )
         yield (
             topology,
             Load(
-                sessions=int(sessions),
+                sessions=sessions,
                 rounds=flags.rounds,
                 prompt_tokens=flags.prompt_tokens,
                 new_tokens=flags.new_tokens,
                 warm_up=flags.warm_up,
-                temperature=float(temperature),
+                temperature=temperature,
                 seed=flags.seed,
             ),
         )

@@ -159,7 +159,7 @@ class Clients:
             partial(self._send_back, served, kept, then),
         )
         served.statistics = generation.session.statistics
-        Link(cluster.timeline, cluster.client, orchestrator, lambda: 0.0).send(generation.start)
+        Link(cluster.timeline, cluster.client, orchestrator).send(generation.start)
 
     def _send_back(
         self, served: ServedRequest, kept: list[ServedRequest], then: Callable[[], None], verdict: Verdict

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from random import Random
 
 from outrider.config import DraftConfig, VerifyConfig
 from outrider.engine.kv.capacity import PAGE_SIZE
@@ -65,8 +64,6 @@ class Builder:
     topology: Topology
     corpus: Corpus
     temperature: float
-    random: Random
-    """For the jitter of links."""
     timeline: Timeline = field(default_factory=Timeline)
     scripts: dict[int, Script] = field(default_factory=dict)
     _cores: list[Core] = field(default_factory=list)
@@ -85,7 +82,7 @@ class Builder:
             self.timeline,
             self.corpus,
             self.scripts,
-            SimulatedFleet(verify, draft, self._served(), self._delay),
+            SimulatedFleet(verify, draft, self._served(), self.topology.rtt / 2),
             orchestrators,
             # Clients are many and elsewhere, unless there is one small machine for all.
             self._host(Floating(self._cores)) if self._cores else self._elsewhere(),
@@ -104,11 +101,6 @@ class Builder:
             context_length=self.profile.context_length,
             max_sessions=self.topology.max_sessions,
         )
-
-    def _delay(self) -> float:
-        topology = self.topology
-        jitter = self.random.expovariate(1.0 / topology.jitter) if topology.jitter else 0.0
-        return topology.rtt / 2 + jitter
 
     def _place(self, pinned: int) -> Place:
         """Where an engine runs: on a core that it is pinned to, or an accelerator with a core beside it."""
@@ -168,9 +160,7 @@ class Builder:
 
     def _draft(self, name: str, place: Place) -> SimulatedDraftReplica:
         sessions = self.topology.max_sessions * self.topology.verify_replicas
-        config = DraftConfig.model_validate(
-            {"max_sessions": sessions, "expansions": self.topology.expansions}
-        )
+        config = DraftConfig.model_validate({"max_sessions": sessions})
         drafter = self._drafter(place, config)
         return SimulatedDraftReplica(
             name, self.timeline, self._host(place.core), drafter, config, self.profile.host.wake

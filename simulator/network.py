@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from simulator.devices import Device, Thread
 from simulator.timeline import Call, Timeline
@@ -33,14 +32,13 @@ class Link:
     timeline: Timeline
     sender: Host
     receiver: Host
-    delay: Callable[[], float]
-    """Seconds on the way, drawn anew for every message."""
-    _last: float = field(default=0.0)
+    delay: float = 0.0
+    """Seconds on the way."""
 
     def send(self, deliver: Call) -> None:
         """Send a message; `deliver` is called when the receiver has read it."""
         self.sender.loop.do(self.sender.send_seconds, lambda: self._fly(deliver))
 
     def _fly(self, deliver: Call) -> None:
-        self._last = max(self.timeline.now + self.delay(), self._last)
-        self.timeline.at(self._last, lambda: self.receiver.loop.do(self.receiver.receive_seconds, deliver))
+        receiver = self.receiver
+        self.timeline.after(self.delay, lambda: receiver.loop.do(receiver.receive_seconds, deliver))

@@ -64,7 +64,7 @@ class SimulatedFleet:
     verify: Mapping[str, SimulatedVerifyReplica]
     draft: Mapping[str, SimulatedDraftReplica]
     served: ModelInfo
-    delay: Callable[[], float]
+    delay: float
     """Seconds of one message on its way between the services."""
     pools: dict[str, Replicas] = field(init=False)
 

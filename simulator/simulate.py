@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from random import Random
-
+from outrider.protocol.errors import ConfigError
 from simulator.clients import Clients
 from simulator.cluster import Builder
 from simulator.devices import StepTotals
@@ -15,7 +14,16 @@ from simulator.traces import Corpus, load_corpus
 
 
 def simulate(profile: Profile, topology: Topology, load: Load, corpus: Corpus | None = None) -> Report:
-    """Run to the end of the load, with the profile's texts unless others are given."""
+    """Run to the end of the load, with the profile's texts unless others are given.
+
+    Raises:
+        ConfigError: the profile's models do not take texts of that length.
+    """
+    if load.prompt_tokens + load.new_tokens > profile.context_length:
+        raise ConfigError(
+            f"a prompt of {load.prompt_tokens} tokens and {load.new_tokens} new ones are more than the "
+            f"{profile.context_length} of profile {profile.name}; ask for less"
+        )
     corpus = corpus or load_corpus(FOLDER / profile.traces, load.temperature)
     way = _lockstep if topology.arm is ArmKind.LOCKSTEP else _services
     return summarise(way(profile, topology, load, corpus))
@@ -23,8 +31,7 @@ def simulate(profile: Profile, topology: Topology, load: Load, corpus: Corpus | 
 
 def _services(profile: Profile, topology: Topology, load: Load, corpus: Corpus) -> Run:
     """The project's own code."""
-    jitter = Random(f"jitter {load.seed}")
-    cluster = Builder(profile, topology, corpus, load.temperature, jitter).build()
+    cluster = Builder(profile, topology, corpus, load.temperature).build()
     clients = Clients(cluster, load, topology.arm)
     clients.start()
     cluster.timeline.run(until=lambda: clients.done)

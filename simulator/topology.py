@@ -37,10 +37,6 @@ class Topology:
     orchestrators: int = 1
     rtt: float = 0.0
     """Seconds between the orchestrator and a replica, there and back."""
-    jitter: float = 0.0
-    """Mean of what a message takes longer, exponentially distributed."""
-    expansions: int = 8
-    """Most nodes that a draft forward expands: the draft service's setting of that name."""
     max_sessions: int = 64
     """That one replica holds."""
 

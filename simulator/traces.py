@@ -14,6 +14,7 @@ from pathlib import Path
 from random import Random
 from string import ascii_lowercase, ascii_uppercase, digits
 
+from outrider.protocol.errors import ConfigError
 from outrider.sampling.chooser import Ranking
 from outrider.speculation.acceptance import BUCKETS
 
@@ -113,13 +114,13 @@ def load_corpus(path: Path, temperature: float) -> Corpus:
     """Read the traces of one temperature.
 
     Raises:
-        KeyError: the pair was not recorded at that temperature.
+        ConfigError: the pair was not recorded at that temperature.
     """
     document = json.loads(path.read_text())
-    return Corpus(
-        document["vocabulary_size"],
-        tuple(_decode(entry) for entry in document["traces"][str(float(temperature))]),
-    )
+    recorded, wanted = document["traces"], str(float(temperature))
+    if wanted not in recorded:
+        raise ConfigError(f"there are no texts of temperature {wanted}; use one of {', '.join(recorded)}")
+    return Corpus(document["vocabulary_size"], tuple(_decode(entry) for entry in recorded[wanted]))
 
 
 def encode(trace: Trace) -> dict[str, object]:

@@ -23,15 +23,15 @@ def test_a_tiny_pair_is_trained_in_seconds(tmp_path):
     done = subprocess.run([*command, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert "target: held-out loss" in done.stdout
-    assert "acceptance at T = 0.7" in done.stdout
+    assert "draft: held-out loss" in done.stdout
     for name in ("target", "draft"):
         assert AutoModelForCausalLM.from_pretrained(tmp_path / name).config.vocab_size == 512
         assert AutoTokenizer.from_pretrained(tmp_path / name)("x = 1").input_ids[0] == 0
 
 
 @pytest.mark.slow
-def test_a_head_is_trained_in_seconds_and_goes_on(tmp_path):
-    """A few seconds give a head that is loaded; asked for more, the training goes on where it was."""
+def test_a_head_is_trained_in_seconds(tmp_path):
+    """A few seconds give a head that is loaded."""
     command = [
         sys.executable,
         "-m",
@@ -53,11 +53,9 @@ def test_a_head_is_trained_in_seconds_and_goes_on(tmp_path):
         "--layers",
         "1,3",
     ]
-    for minutes in ("0.05", "0.1"):
-        arguments = [*command, *small, "--minutes", minutes]
-        done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
-        assert ("goes on after" in done.stdout) == (minutes == "0.1")
-        config, tensors = read_head(str(tmp_path), str(DEMO_TARGET))
-        assert config.feature_layers == (2, 4)
-        assert tensors["lm_head.weight"].shape == (256, 256)
+    arguments = [*command, *small, "--minutes", "0.05"]
+    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    config, tensors = read_head(str(tmp_path), str(DEMO_TARGET))
+    assert config.feature_layers == (2, 4)
+    assert tensors["lm_head.weight"].shape == (256, 256)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -21,8 +22,17 @@ def test_run_prints_a_line_per_case_and_writes_them(make_profile, tmp_path, monk
     assert cases == [(1, "auto"), (1, "off"), (2, "auto"), (2, "off")]
 
 
-def test_an_unknown_arm_is_refused(monkeypatch):
-    """Before anything runs."""
-    monkeypatch.setattr("sys.argv", ["simulator", "run", "--mode", "magic"])
-    with pytest.raises(ValueError, match="magic"):
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--mode magic", "argument --mode: .* 'magic'"),
+        ("--prompt-tokens 2000", "a prompt of 2000 tokens and 128 new ones are more than .*; ask for less"),
+        ("--temperature 0.3", "no texts of temperature 0.3; use one of 0.0, 0.7, 1.0"),
+    ],
+)
+def test_what_cannot_be_run_is_one_sentence(monkeypatch, capsys, flags, said):
+    """It says what to change."""
+    monkeypatch.setattr("sys.argv", ["simulator", "run", "--sessions", "1", *flags.split()])
+    with pytest.raises(SystemExit) as end:
         main()
+    assert re.search(said, f"{end.value.code} {capsys.readouterr().err}")

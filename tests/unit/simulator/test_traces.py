@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from outrider.protocol.errors import ConfigError
 from simulator.profile import FOLDER
 from simulator.traces import (
     MIN_VOCABULARY,
@@ -37,7 +38,7 @@ def test_an_unrecorded_temperature_is_refused(tmp_path):
     """Another one would be a silent lie."""
     path = tmp_path / "traces.json"
     path.write_text(json.dumps({"vocabulary_size": 100, "traces": {"0.7": []}}))
-    with pytest.raises(KeyError):
+    with pytest.raises(ConfigError, match=r"use one of 0\.7"):
         load_corpus(path, 0.5)
 
 
