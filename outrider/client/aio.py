@@ -46,10 +46,6 @@ class AsyncClient(Connection):
                 collected.add(event)
         return collected.result()
 
-    async def chat(self, messages: Conversation, **options: Unpack[CallOptions]) -> Result:
-        """The answer to a conversation."""
-        return await self.generate(messages, **options)
-
     async def stream(
         self, prompt: Prompt | Request, **options: Unpack[CallOptions]
     ) -> AsyncGenerator[Event, None]:

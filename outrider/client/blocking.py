@@ -48,10 +48,6 @@ class Client(Connection):
                 collected.add(event)
         return collected.result()
 
-    def chat(self, messages: Conversation, **options: Unpack[CallOptions]) -> Result:
-        """The answer to a conversation."""
-        return self.generate(messages, **options)
-
     def stream(
         self, prompt: Prompt | Request, **options: Unpack[CallOptions]
     ) -> Generator[Event, None, None]:

@@ -33,7 +33,7 @@ UNREACHABLE = ("UNAVAILABLE: failed to connect", "UNAVAILABLE: errors resolving"
 HTTP_1 = "http1.x server"
 """Part of gRPC's message for an endpoint that does not speak HTTP/2."""
 LATE = "Deadline Exceeded"
-"""gRPC's message when the time is over; it says no more."""
+"""What gRPC's message has when the time is over; it says no more than that."""
 NOT_TLS = ("WRONG_VERSION_NUMBER", "packet length too long")
 """gRPC's message for an endpoint that does not speak TLS has one of these."""
 
@@ -143,7 +143,7 @@ def detokenize_to_pb(
 def explained(error: Any, endpoint: str) -> OutriderError:
     """The error that a failed call to an endpoint stands for."""
     found = error_of(error)
-    if str(found).endswith(LATE):
+    if isinstance(found, DeadlineExceeded) and LATE in str(found):
         return DeadlineExceeded(f"no whole answer of {endpoint} came in time; raise the timeout")
     if type(found) is not Unavailable or not str(found).startswith(UNREACHABLE):
         return found

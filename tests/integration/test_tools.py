@@ -171,7 +171,7 @@ def test_langchain(scripted: tuple[ScriptedOrchestrator, str], up: Process) -> N
     whole = model.invoke("hello")
     assert "".join(str(part.content) for part in model.stream("hello")) == whole.content
     with Client(up.endpoint) as client:
-        assert whole.content == client.chat([{"role": "user", "content": "hello"}], max_tokens=12).text
+        assert whole.content == client.generate([{"role": "user", "content": "hello"}], max_tokens=12).text
 
 
 def test_litellm(
@@ -196,7 +196,7 @@ def test_litellm(
     options: Any = {"messages": [QUESTION], "temperature": 0, "max_tokens": 12}
     plain = litellm.completion(api_base=up.ready["http"] + "/v1", **options, **settings)
     with Client(up.endpoint) as client:
-        assert plain.choices[0].message.content == client.chat([QUESTION], max_tokens=12).text
+        assert plain.choices[0].message.content == client.generate([QUESTION], max_tokens=12).text
     options["messages"] = [QUESTION, plain.choices[0].message, {"role": "user", "content": "and now?"}]
     turn = litellm.completion(api_base=up.ready["http"] + "/v1", **options, **settings)
     assert turn.usage.prompt_tokens > plain.usage.total_tokens

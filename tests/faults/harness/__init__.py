@@ -1,4 +1,4 @@
-"""Load, faults and what must hold under them: one harness for the tests, the soak and the recovery times.
+"""Load, faults and what must hold under them: one harness for the tests and the soak.
 
 plan        what is asked and what is broken, drawn from a seed; pure
 system      the processes and the proxies before them, and how each fault is carried out
