@@ -116,9 +116,10 @@ def prediction(path: str, value: Any) -> str:
 
 
 def part_of_text(path: str, value: Any) -> str:
-    """The text of a part; parts of other types are refused."""
+    """The text of a part; parts of other types are refused. Where a cache may end changes no text."""
     kind = value.get("type") if isinstance(value, dict) else None
-    part = members(path, value, {"type", "text"} if kind == "text" else set(value or ()))
+    known = {"type", "text", "prompt_cache_breakpoint"}
+    part = members(path, value, known if kind == "text" else set(value or ()))
     if kind != "text":
         raise wrong(f"{path}.type", f"{str(part.get('type'))[:40]!r} is not supported; use text")
     return text(f"{path}.text", part.get("text"))

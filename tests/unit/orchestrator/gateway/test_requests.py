@@ -320,3 +320,11 @@ def test_a_wrong_field_of_a_conversation_is_named(fields: dict[str, Any], parame
     with pytest.raises(Problem) as failure:
         chat_from({"messages": [USER], **fields})
     assert failure.value.parameter == parameter
+
+
+def test_where_a_cache_may_end_changes_nothing() -> None:
+    """OpenAI's client marks parts of text so."""
+    part = {"type": "text", "text": "hi"}
+    marked = part | {"prompt_cache_breakpoint": {"mode": "explicit"}}
+    one, other = (_chat(messages=[{"role": "user", "content": [each]}]) for each in (part, marked))
+    assert one == other
