@@ -76,7 +76,7 @@ class Output:
         self._tokens: deque[int] = deque()
         self._logprobs: deque[TokenLogprob] = deque()
         self._origins: deque[Origin] = deque()
-        self.stop = ""
+        self.stop = text.stop
         """The stop string that was reached; nothing follows it."""
 
     @property

@@ -110,7 +110,7 @@ class Pipeline:
                 link.release()
 
     async def _generate(self) -> None:
-        await self._carry_out(self.session.start(self._clock()))
+        await self._carry_out(self.session.start(self._clock(), stopped=bool(self.output.stop)))
         while self.reason is FinishReason.NONE:
             event = await self._events.get()
             await self._carry_out(self.session.handle_event(event, self._clock()))

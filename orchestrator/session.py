@@ -134,12 +134,13 @@ class Session:
         """Committed tokens after the prompt."""
         return self.committed[len(self.request.prompt) :]
 
-    def start(self, now: float) -> list[Action]:
-        """Open the stream to a verify replica, or end at once when the resumed tokens are all there is.
+    def start(self, now: float, stopped: bool = False) -> list[Action]:
+        """Open the stream to a verify replica, or end at once when the resumed tokens are all there is:
+        by the request's rules, or because their text was `stopped` by a stop string.
 
         A lone session opens the one to a draft replica with it.
         """
-        reason = self.request.finished_by(self.request.resumed)
+        reason = FinishReason.STOP if stopped else self.request.finished_by(self.request.resumed)
         if reason is not FinishReason.NONE:
             return [*self._announce(), *self._finish(reason)]
         return [*self._connect_verify(now), *(self._find_drafts(now) if self.alone else [])]

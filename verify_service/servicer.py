@@ -98,6 +98,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
             chat_template=self._tokenizer.chat_template,
             special_tokens=self._tokenizer.special_tokens,
             add_bos_token=self._tokenizer.add_bos_token,
+            tool_chat_template=self._tokenizer.tool_chat_template,
         )
 
     async def ReleaseKv(  # noqa: N802

@@ -1,11 +1,12 @@
-"""Connections of the gateway: what comes before a request's body has a bound in bytes and in seconds."""
+"""Connections of the gateway: what comes before a request's body has a bound in bytes and in seconds, and
+callers that speak HTTP/1.0 get no chunks."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 HEAD_BYTES = 64 << 10
 """Of a request's first line and headers. What has come at once with the last of them is not counted."""
@@ -51,6 +52,8 @@ class Connection(HttpToolsProtocol):
         """See uvicorn."""
         self._end_wait()
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            _send_without_chunks(self.cycle)
 
     def _await_head(self) -> None:
         self._end_wait()
@@ -61,3 +64,16 @@ class Connection(HttpToolsProtocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+
+def _send_without_chunks(cycle: RequestResponseCycle) -> None:
+    """An answer of unknown length ends with its connection: HTTP/1.0 knows no chunks."""
+    send = cycle.send
+
+    async def sent(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            cycle.expected_content_length = len(message.get("body", b""))  # each part is as long as it is
+        await send(message)
+
+    cycle.chunked_encoding = False
+    cycle.send = sent  # type: ignore[method-assign]

@@ -63,7 +63,9 @@ async def fetch_tokenizer(channel: grpc.aio.Channel, info: ModelInfo) -> TextTok
     if not files.tokenizer_json:
         return None
     bos = info.bos_token_id if files.add_bos_token else None
-    return TextTokenizer(files.tokenizer_json, files.chat_template, dict(files.special_tokens), bos)
+    return TextTokenizer(
+        files.tokenizer_json, files.chat_template, dict(files.special_tokens), bos, files.tool_chat_template
+    )
 
 
 async def _model_info(kind: str, channel: grpc.aio.Channel) -> ModelInfo:

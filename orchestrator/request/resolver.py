@@ -233,11 +233,12 @@ def _check_ranges(incoming: IncomingRequest, max_priority: int) -> None:
         "speculation.max_nodes": (incoming.max_nodes, RANGES["max_nodes"]),
         "speculation.max_depth": (incoming.max_depth, RANGES["max_depth"]),
         "priority": (incoming.priority, (MIN_PRIORITY, max_priority)),
-        "task (characters)": (len(incoming.task), (0, MAX_TASK_CHARACTERS)),
     }
     for name, (value, (low, high)) in named.items():
         if value is not None and not low <= value <= high:
             raise InvalidRequest(name, f"must be between {low} and {high}, not {value}")
+    if len(incoming.task) > MAX_TASK_CHARACTERS:
+        raise InvalidRequest("task", f"must have at most {MAX_TASK_CHARACTERS} characters")
     pace = incoming.seconds_per_token
     if pace is not None and not 0.0 < pace <= MAX_SECONDS_PER_TOKEN:
         raise InvalidRequest(

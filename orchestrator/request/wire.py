@@ -56,7 +56,7 @@ def check_lengths(pb: generation_pb2.GenerateRequest, positions: int, bytes_per_
 
 def _check_name(model: str) -> None:
     if len(model) > MAX_NAME:
-        raise InvalidRequest("model (characters)", f"must be at most {MAX_NAME}")
+        raise InvalidRequest("model", f"must have at most {MAX_NAME} characters")
 
 
 def _check_chat(chat: generation_pb2.Chat, positions: int, bytes_per_token: int) -> None:

@@ -132,10 +132,15 @@ class StopStrings:
     """True when a stop string that is found stays in the text."""
     _pending: list[Piece] = field(default_factory=list)
 
+    @property
+    def pending(self) -> str:
+        """The text kept back."""
+        return "".join(piece.text for piece in self._pending)
+
     def push(self, piece: Piece) -> Piece:
         """Add a piece; the result has what can be given out, and the stop string when one is complete."""
         self._pending.append(piece)
-        text = "".join(pending.text for pending in self._pending)
+        text = self.pending
         matches = [(at, stop) for stop in self.stops if (at := text.find(stop)) >= 0]
         if matches:
             at, stop = min(matches)
@@ -143,8 +148,7 @@ class StopStrings:
             return Piece(self._release(end, begun=True), text[:end], stop)
         certain = len(text) - self._longest_beginning(text)
         tokens = self._release(certain, begun=False)
-        kept = sum(len(pending.text) for pending in self._pending)
-        return Piece(tokens, text[: len(text) - kept])
+        return Piece(tokens, text.removesuffix(self.pending))
 
     def flush(self) -> Piece:
         """The pieces that are still kept back: no stop string will follow."""
@@ -189,17 +193,32 @@ class TextStream:
         self._stops = StopStrings(stops, include_stop) if stops else None
         self.consumed = 0
         """Tokens of the text so far; those after a stop string do not count."""
-        self._exempt = max(0, min_tokens - len(resumed))
+        self._exempt = min_tokens if stops else 0
         """Tokens whose text is not searched for stop strings."""
         self._already_given = 0
-        """Tokens kept back that the caller has already, because it resumed in the middle of a character."""
-        self._broken = ""
-        """Their text, which the caller has too where the character never becomes whole."""
+        """Resumed tokens that are kept back: they may be a part of a character, or begin a stop string."""
+        self._text_given = ""
+        """Their text. Of a character that becomes whole later the caller has nothing."""
+        self.stop = ""
+        """The stop string that the resumed tokens have reached; nothing follows it."""
         if self._detokenizer is not None and resumed:
-            for at in range(0, len(resumed), RESUMED_AT_ONCE):
-                self._detokenizer.push(resumed[at : at + RESUMED_AT_ONCE])
-            self._already_given = self._detokenizer.held
-            self._broken = self._detokenizer.broken if self._already_given else ""
+            self._resume(self._detokenizer, resumed)
+
+    def _resume(self, detokenizer: Detokenizer, resumed: Sequence[int]) -> None:
+        """Take in what the caller has, and find what was kept back when it came."""
+        given = at = 0
+        while at < len(resumed):
+            size = self._exempt - detokenizer.held if self._exempt > 0 else RESUMED_AT_ONCE
+            tokens = resumed[at : at + max(1, min(size, RESUMED_AT_ONCE))]
+            at += len(tokens)
+            for piece in self._search(detokenizer.push(tokens)):
+                given += piece.tokens
+                self.stop = piece.stop
+            if self.stop:
+                return
+        self._already_given = len(resumed) - given
+        pending = self._stops.pending if self._stops is not None else ""
+        self._text_given = pending + (detokenizer.broken if detokenizer.held else "")
 
     def push(self, tokens: Sequence[int]) -> list[Piece]:
         """Add tokens; returns the pieces that can be given out. A piece with `stop` is the last one."""
@@ -207,11 +226,11 @@ class TextStream:
             self.consumed += len(tokens)
             if self._detokenizer is None:
                 return [Piece(len(tokens), "")]
-            return self._given(self._detokenizer.push(tokens))
+            return self._new(self._search(self._detokenizer.push(tokens)))
         pieces: list[Piece] = []
         for token in tokens:  # one by one: a stop string ends at a token
             self.consumed += 1
-            pieces += self._search(self._detokenizer.push((token,)))
+            pieces += self._new(self._search(self._detokenizer.push((token,))))
             if pieces and pieces[-1].stop:
                 break
         return pieces
@@ -220,23 +239,31 @@ class TextStream:
         """The rest, at the end; it may still complete a stop string."""
         if self._detokenizer is None:
             return []
-        last = self._detokenizer.flush()
-        if self._stops is None:
-            return self._given(last)
-        pieces = self._search(last)
-        return pieces if pieces and pieces[-1].stop else pieces + self._given(self._stops.flush())
+        pieces = self._search(self._detokenizer.flush())
+        if self._stops is not None and not (pieces and pieces[-1].stop):
+            pieces.append(self._stops.flush())
+        return self._new(pieces)
 
     def _search(self, piece: Piece) -> list[Piece]:
-        assert self._stops is not None
+        if self._stops is None:
+            return [piece]
         if self._exempt > 0:
             self._exempt -= piece.tokens
-            return self._given(piece)
-        return self._given(self._stops.push(piece))
+            return [piece]
+        return [self._stops.push(piece)]
 
-    def _given(self, piece: Piece) -> list[Piece]:
+    def _new(self, pieces: Sequence[Piece]) -> list[Piece]:
+        """What the caller does not have of some pieces; those that bring nothing are left out."""
+        return [self._without_known(piece) for piece in pieces if piece.tokens or piece.stop]
+
+    def _without_known(self, piece: Piece) -> Piece:
         known = min(self._already_given, piece.tokens)
+        if not known:
+            return piece
         self._already_given -= known
-        if piece.tokens == 0 and not piece.stop:
-            return []
-        text = piece.text.removeprefix(self._broken) if known else piece.text
-        return [Piece(piece.tokens - known, text, piece.stop)]
+        text, given = piece.text, self._text_given
+        if given.startswith(text):
+            text, self._text_given = "", given[len(text) :]
+        else:
+            text, self._text_given = text.removeprefix(given), ""
+        return Piece(piece.tokens - known, text, piece.stop)

@@ -31,6 +31,7 @@ class TokenizerParts(NamedTuple):
     chat_template: str
     special_tokens: dict[str, str]
     bos_token_id: int | None
+    tool_chat_template: str
 
 
 class TextTokenizer:
@@ -42,8 +43,10 @@ class TextTokenizer:
         chat_template: str = "",
         special_tokens: Mapping[str, str] | None = None,
         bos_token_id: int | None = None,
+        tool_chat_template: str = "",
     ) -> None:
         """`bos_token_id` is put before plain text unless the tokenizer does so itself; None: nothing is.
+        Conversations with tools are in `tool_chat_template`; where that is empty, in the same as others.
 
         Raises:
             InternalError: the tokenizer cannot be read.
@@ -56,11 +59,12 @@ class TextTokenizer:
             raise InternalError(f"the model's tokenizer.json cannot be read: {error}") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self.files = TokenizerParts(tokenizer_json, chat_template, dict(special_tokens or {}), bos_token_id)
-        self._bos_token_id = bos_token_id
-        self._template = (
-            ChatTemplate.parse(chat_template, self.files.special_tokens) if chat_template else None
+        self.files = TokenizerParts(
+            tokenizer_json, chat_template, dict(special_tokens or {}), bos_token_id, tool_chat_template
         )
+        self._bos_token_id = bos_token_id
+        self._template = self._parsed(chat_template)
+        self._tool_template = self._parsed(tool_chat_template) or self._template
         self.byte_tokens = _byte_tokens(self._tokenizer)
         """Ids of the byte tokens of a byte-fallback vocabulary, such as `<0x0A>`."""
         self.bytes_per_token = _longest_token(self._tokenizer)
@@ -94,9 +98,10 @@ class TextTokenizer:
         Raises:
             InvalidRequest: there is no template, or it refuses the conversation.
         """
-        if self._template is None:
+        template = self._tool_template if chat.tools else self._template
+        if template is None:
             raise InvalidRequest("chat", "the model came without a chat template; send text or token_ids")
-        return self.encode(self._template.render(chat), positions, special_tokens)
+        return self.encode(template.render(chat), positions, special_tokens)
 
     def has_no_text(self, token: int, special_tokens: bool = False) -> bool:
         """Whether `decode` leaves a token out: it is special, or an id that the tokenizer does not have."""
@@ -106,6 +111,9 @@ class TextTokenizer:
     def spelling(self, token: int) -> bytes:
         """What a token stands for, special or not; empty for an id that the tokenizer does not have."""
         return self._spellings.of(token)
+
+    def _parsed(self, source: str) -> ChatTemplate | None:
+        return ChatTemplate.parse(source, self.files.special_tokens) if source else None
 
     def _ids(self, text: str, special_tokens: bool, positions: int | None) -> list[int]:
         """With `positions`, time and memory go by them and not by the text.

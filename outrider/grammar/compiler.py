@@ -115,7 +115,7 @@ def _begun(base: LLMatcher, constraint: Constraint, generated: Sequence[int]) ->
     matcher = Matcher(base.deep_copy())
     followed = replay(matcher, generated)
     if followed < len(generated):
-        raise InvalidRequest(f"token_ids (generated token {followed})", f"does not follow {constraint.field}")
+        raise InvalidRequest("token_ids", f"generated token {followed} does not follow {constraint.field}")
     if matcher.complete:
         raise InvalidRequest("token_ids", f"are all that {constraint.field} allows; nothing follows them")
     if problem := matcher.settle():

@@ -112,7 +112,7 @@ class SamplingParams:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest("sampling.min_tokens", f"must not exceed max_tokens {self.max_tokens}")
         for index, text in enumerate(self.stop):
-            _within(f"sampling.stop[{index}] (characters)", len(text), 1, 1024)
+            _within(f"sampling.stop[{index}]", len(text), 1, 1024, "characters")
         if self.logprobs is not None:
             _within("sampling.logprobs", self.logprobs, 0, 20)
         if self.prompt_logprobs is not None:
@@ -136,13 +136,15 @@ def check_entries(name: str, entries: int) -> None:
     Raises:
         InvalidRequest: it is not.
     """
-    _within(f"sampling.{name} (entries)", entries, 0, MAX_ENTRIES[name])
+    _within(f"sampling.{name}", entries, 0, MAX_ENTRIES[name], "entries")
 
 
-def _within(name: str, value: float, low: float, high: float) -> None:
+def _within(name: str, value: float, low: float, high: float, counted: str = "") -> None:
+    """`counted` says what a number is of; without it the number is the field's own value."""
     if not low <= value <= high:  # also refuses NaN
         said = [f"{one:.16g}" for one in (low, high, value)]
-        raise InvalidRequest(name, f"must be between {said[0]} and {said[1]}, not {said[2]}")
+        must, unit = ("must have", f" {counted}") if counted else ("must be", "")
+        raise InvalidRequest(name, f"{must} between {said[0]} and {said[1]}{unit}, not {said[2]}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,6 +112,8 @@ CHAT: Mapping[str, Field] = {
     "safety_identifier": Ignored(),
     "prompt_cache_key": Ignored(),
     "prompt_cache_retention": Ignored(),
+    "prompt_cache_options": Ignored(),
+    "moderation": Refused(),
     "echo": Only((False,)),
     "tools": Own(values.tools),
     "tool_choice": Own(_anything),

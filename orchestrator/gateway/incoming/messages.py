@@ -41,6 +41,9 @@ def messages_of(value: Any) -> tuple[Message, ...]:
     messages = values.listed("messages", value, _message)
     if not messages:
         raise wrong("messages", "must have at least one message")
+    values.bounded("messages", sum(len(one.tool_calls) for one in messages), "calls")
+    parts = sum(len(one.content) for one in messages if not isinstance(one.content, str))
+    values.bounded("messages", parts, "parts")
     return tuple(messages)
 
 

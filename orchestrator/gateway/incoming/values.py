@@ -13,6 +13,9 @@ Reader = Callable[[str, Any], Any]
 SEEDS = 2**64
 MAX_UINT32 = 2**32 - 1
 MAX_NUMBER = 1e30
+MAX_ENTRIES = 4096
+"""Of a list or an object; the service takes no more of anything but token ids. Reading more would take
+seconds, and passing it on would keep other callers waiting."""
 
 
 def text(path: str, value: Any) -> str:
@@ -87,15 +90,18 @@ def stop(path: str, value: Any) -> tuple[str, ...]:
 
 def ids(path: str, value: Any) -> tuple[int, ...]:
     """A list of token ids; a long one is looked over quickly, and gone through only to name what is wrong."""
-    if isinstance(value, list) and all(type(one) is int and 0 <= one <= MAX_UINT32 for one in value):
+    if not isinstance(value, list):
+        raise wrong(path, f"must be a list, not {_kind(value)}")
+    if all(type(one) is int and 0 <= one <= MAX_UINT32 for one in value):
         return tuple(value)
-    return tuple(listed(path, value, count))
+    return tuple(count(f"{path}[{index}]", one) for index, one in enumerate(value))
 
 
 def bias(path: str, value: Any) -> dict[int, float]:
     """A number for each token id; the ids are strings, as keys in JSON are."""
     if not isinstance(value, dict):
         raise wrong(path, f"must be an object, not {_kind(value)}")
+    bounded(path, len(value))
     found = {}
     for token, added in value.items():
         if not (token.isascii() and token.isdigit() and len(token) <= 10):
@@ -116,9 +122,10 @@ def prediction(path: str, value: Any) -> str:
 
 
 def part_of_text(path: str, value: Any) -> str:
-    """The text of a part; parts of other types are refused."""
+    """The text of a part; parts of other types are refused. Where a cache may end changes no text."""
     kind = value.get("type") if isinstance(value, dict) else None
-    part = members(path, value, {"type", "text"} if kind == "text" else set(value or ()))
+    known = {"type", "text", "prompt_cache_breakpoint"}
+    part = members(path, value, known if kind == "text" else set(value or ()))
     if kind != "text":
         raise wrong(f"{path}.type", f"{str(part.get('type'))[:40]!r} is not supported; use text")
     return text(f"{path}.text", part.get("text"))
@@ -128,7 +135,14 @@ def listed(path: str, value: Any, each: Reader) -> list[Any]:
     """A list whose entries are all read by `each`."""
     if not isinstance(value, list):
         raise wrong(path, f"must be a list, not {_kind(value)}")
+    bounded(path, len(value))
     return [each(f"{path}[{index}]", entry) for index, entry in enumerate(value)]
+
+
+def bounded(path: str, size: int, entries: str = "entries") -> None:
+    """Refuse what is too much to be read."""
+    if size > MAX_ENTRIES:
+        raise wrong(path, f"must have at most {MAX_ENTRIES} {entries}, not {size}")
 
 
 def members(path: str, value: Any, known: set[str]) -> dict[str, Any]:
@@ -149,7 +163,8 @@ def mapping(path: str, value: Any) -> dict[str, Any]:
 
 def texts(path: str, value: Any) -> dict[str, str]:
     """An object whose members are strings."""
-    return {name: text(f"{path}.{name[:100]}", member) for name, member in mapping(path, value).items()}
+    bounded(path, len(mapping(path, value)))
+    return {name: text(f"{path}.{name[:100]}", member) for name, member in value.items()}
 
 
 def tools(path: str, value: Any) -> list[Any]:

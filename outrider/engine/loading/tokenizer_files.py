@@ -14,6 +14,8 @@ from outrider.protocol.errors import ModelError
 
 OLDER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 """Any of these means a tokenizer from before `tokenizer.json`."""
+TEMPLATE_FILES = {"default": "chat_template.jinja", "tool_use": "additional_chat_templates/tool_use.jinja"}
+"""Chat templates by the names that `transformers` gives them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,8 @@ class TokenizerFiles:
     """By role, such as bos_token and eos_token: what chat templates refer to."""
     add_bos_token: bool = False
     """The tokenizer's settings ask for a beginning-of-sequence token in front of every prompt."""
+    tool_chat_template: str = ""
+    """Jinja source for conversations with tools; empty: `chat_template` is for them too."""
 
 
 def load_tokenizer(model: str) -> TokenizerFiles | None:
@@ -40,7 +44,7 @@ def load_tokenizer(model: str) -> TokenizerFiles | None:
     if tokenizer_json is None:
         return None
     settings = json_file(model, "tokenizer_config.json")
-    template = _file(model, "chat_template.jinja")
+    templates = _templates(model, settings)
     special_tokens = {
         name: text
         for name, value in {**json_file(model, "special_tokens_map.json"), **settings}.items()
@@ -48,9 +52,10 @@ def load_tokenizer(model: str) -> TokenizerFiles | None:
     }
     return TokenizerFiles(
         tokenizer_json=tokenizer_json,
-        chat_template=_text(model, template) if template is not None else _default_template(settings),
+        chat_template=templates.get("default", ""),
         special_tokens=special_tokens,
         add_bos_token=bool(settings.get("add_bos_token", False)),
+        tool_chat_template=templates.get("tool_use", ""),
     )
 
 
@@ -111,28 +116,29 @@ def json_file(model: str, name: str) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-def _text(model: str, template: bytes) -> str:
+def _templates(model: str, settings: dict[str, Any]) -> dict[str, str]:
+    """The chat templates by name. Files come before tokenizer_config.json, which has one or several."""
+    files = {name: content for name, path in TEMPLATE_FILES.items() if (content := _file(model, path))}
+    if files:
+        return {name: _text(model, TEMPLATE_FILES[name], content) for name, content in files.items()}
+    found = settings.get("chat_template")
+    if isinstance(found, list):
+        named = [(entry.get("name"), entry.get("template")) for entry in found if isinstance(entry, dict)]
+        return {str(name): text for name, text in named if isinstance(text, str)}
+    return {"default": found} if isinstance(found, str) else {}
+
+
+def _text(model: str, name: str, template: bytes) -> str:
     try:
         return template.decode()
     except UnicodeDecodeError as error:
-        raise ModelError(
-            f"model: chat_template.jinja of {model!r} is not UTF-8; repair or remove it"
-        ) from error
+        raise ModelError(f"model: {name} of {model!r} is not UTF-8; repair or remove it") from error
 
 
 def _token_text(value: Any) -> str:
     """A special token is written as its text or as an object with `content`."""
     text = value.get("content") if isinstance(value, dict) else value
     return text if isinstance(text, str) else ""
-
-
-def _default_template(settings: dict[str, Any]) -> str:
-    """The template in tokenizer_config.json: one text, or several by name."""
-    template = settings.get("chat_template") or ""
-    if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default") or ""
-    return template if isinstance(template, str) else ""
 
 
 def _first_line(error: Exception) -> str:

@@ -137,7 +137,7 @@ class GetTokenizerRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetTokenizerResponse(_message.Message):
-    __slots__ = ("tokenizer_json", "chat_template", "special_tokens", "add_bos_token")
+    __slots__ = ("tokenizer_json", "chat_template", "special_tokens", "add_bos_token", "tool_chat_template")
     class SpecialTokensEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -149,11 +149,13 @@ class GetTokenizerResponse(_message.Message):
     CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ADD_BOS_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     tokenizer_json: bytes
     chat_template: str
     special_tokens: _containers.ScalarMap[str, str]
     add_bos_token: bool
-    def __init__(self, tokenizer_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., special_tokens: _Optional[_Mapping[str, str]] = ..., add_bos_token: _Optional[bool] = ...) -> None: ...
+    tool_chat_template: str
+    def __init__(self, tokenizer_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., special_tokens: _Optional[_Mapping[str, str]] = ..., add_bos_token: _Optional[bool] = ..., tool_chat_template: _Optional[str] = ...) -> None: ...
 
 class ReleaseKvRequest(_message.Message):
     __slots__ = ("kv_handle",)

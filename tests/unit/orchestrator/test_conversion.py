@@ -109,7 +109,7 @@ def test_special_tokens_are_the_callers_choice() -> None:
 WRONG: list[tuple[str, dict[str, Any], type[OutriderError], str]] = [
     ("Tokenize", {}, InvalidRequest, "prompt"),
     ("Tokenize", {"text": "x", "model": "gpt-5"}, UnknownModel, "model"),
-    ("Tokenize", {"text": "x", "model": "m" * 600}, InvalidRequest, "model (characters)"),
+    ("Tokenize", {"text": "x", "model": "m" * 600}, InvalidRequest, "model"),
     ("Tokenize", {"text": "x", "add_generation_prompt": True}, InvalidRequest, "add_generation_prompt"),
     ("Tokenize", {"text": "x" * 900}, ContextTooLong, "text"),
     ("Tokenize", {"text": "hell" * 3000}, ContextTooLong, "text"),

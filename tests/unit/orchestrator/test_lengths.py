@@ -65,11 +65,11 @@ LARGE: list[tuple[dict[str, Any], str]] = [
     ({"chat": {"messages": [{"tool_calls": [{"arguments": "x" * LARGEST}]}]}}, "chat.messages"),
     ({"chat": {"messages": [{"parts": [{"text": "x" * LARGEST}]}]}}, "chat.messages"),
     ({"chat": {"chat_template_kwargs": "x" * LARGEST}}, "chat.messages"),
-    ({"model": "m" * LARGEST}, "model (characters)"),
-    ({"sampling": {"logit_bias": dict.fromkeys(range(700_000), 1.0)}}, "sampling.logit_bias (entries)"),
-    ({"sampling": {"stop": ["x"] * 700_000}}, "sampling.stop (entries)"),
-    ({"sampling": {"stop": ["x" * LARGEST]}}, "sampling.stop[0] (characters)"),
-    ({"sampling": {"stop_token_ids": [1] * LARGEST}}, "sampling.stop_token_ids (entries)"),
+    ({"model": "m" * LARGEST}, "model"),
+    ({"sampling": {"logit_bias": dict.fromkeys(range(700_000), 1.0)}}, "sampling.logit_bias"),
+    ({"sampling": {"stop": ["x"] * 700_000}}, "sampling.stop"),
+    ({"sampling": {"stop": ["x" * LARGEST]}}, "sampling.stop[0]"),
+    ({"sampling": {"stop_token_ids": [1] * LARGEST}}, "sampling.stop_token_ids"),
 ]
 
 

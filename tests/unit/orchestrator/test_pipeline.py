@@ -26,7 +26,7 @@ class ScriptedSession:
     def __init__(self, wants: list[Action]) -> None:
         self.wants = wants
 
-    def start(self, now: float) -> list[Action]:
+    def start(self, now: float, stopped: bool = False) -> list[Action]:
         """Everything."""
         return self.wants
 

@@ -159,6 +159,12 @@ def test_finished_resumed_tokens_need_no_replica(resumed: tuple[int, ...], reaso
     assert session(resumed=resumed).start(0.0) == [Announce(), Finish(reason)]
 
 
+def test_a_text_that_was_stopped_needs_no_replica() -> None:
+    """Its tokens alone would not say that."""
+    actions = session(resumed=(7, 8)).start(0.0, stopped=True)
+    assert actions == [Announce(), Finish(FinishReason.STOP)]
+
+
 def test_verdict_goes_to_the_draft_first() -> None:
     """A verdict is forwarded before its tokens are turned into text."""
     actions = started().handle_event(verdict(4, 11, 12), 0.1)

@@ -297,7 +297,7 @@ REFUSED = [
         tokens_pb2.SamplingParams(logit_bias={7: math.inf}),
         "sampling.logit_bias[7]",
     ),
-    (sampling_wire.sampling_from_pb, tokens_pb2.SamplingParams(stop=[""]), "sampling.stop[0] (characters)"),
+    (sampling_wire.sampling_from_pb, tokens_pb2.SamplingParams(stop=[""]), "sampling.stop[0]"),
     (wire.mode_from_pb, 9, "speculation.mode"),
 ]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
+from transformers import AutoTokenizer
 
 from outrider.engine.loading.tokenizer_files import load_tokenizer, vocabulary_hash
 from outrider.grammar.vocabulary import load_vocabulary
@@ -57,6 +58,26 @@ def test_a_chat_template_in_its_own_file(folder: Path) -> None:
     files = load_tokenizer(str(folder))
     assert files is not None
     assert files.chat_template == "{{ own }}"
+
+
+@pytest.mark.parametrize("in_files", [False, True])
+def test_a_chat_template_for_tools(folder: Path, in_files: bool) -> None:
+    """Of several templates the one that transformers takes for conversations with tools, wherever it is."""
+    named = {"default": "{{ x }}", "rag": "{{ y }}", "tool_use": "{{ tools }}"}
+    if in_files:
+        (folder / "additional_chat_templates").mkdir()
+        for name, template in named.items():
+            (folder / "additional_chat_templates" / f"{name}.jinja").write_text(template)
+        (folder / "chat_template.jinja").write_text(named["default"])
+    else:
+        entries = [{"name": name, "template": template} for name, template in named.items()]
+        (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": entries}))
+    files = load_tokenizer(str(folder))
+    assert files is not None
+    assert (files.chat_template, files.tool_chat_template) == ("{{ x }}", "{{ tools }}")
+    chosen = AutoTokenizer.from_pretrained(str(folder))
+    assert chosen.get_chat_template(tools=[{}]) == files.tool_chat_template
+    assert chosen.get_chat_template() == files.chat_template
 
 
 def test_broken_settings_are_refused(folder: Path) -> None:

@@ -22,10 +22,19 @@ async def answer(_scope: Any, _receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b"ok"})
 
 
+async def parts(_scope: Any, _receive: Any, send: Any) -> None:
+    """An application that says o and k."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"o", "more_body": True})
+    await send({"type": "http.response.body", "body": b"k"})
+
+
 @contextlib.asynccontextmanager
-async def connected() -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A connection to a server of that application."""
-    server, listener = Server(server_config(answer, 16, 1.0)), bound("127.0.0.1", 0)
+async def connected(
+    application: Any = answer,
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection to a server of an application."""
+    server, listener = Server(server_config(application, 16, 1.0)), bound("127.0.0.1", 0)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await server.up.wait()
     reader, writer = await asyncio.open_connection(*listener.getsockname())
@@ -75,3 +84,29 @@ def test_each_request_of_a_connection_has_bounds_of_its_own() -> None:
             return answers
 
     assert all(one.startswith(b"HTTP/1.1 200") for one in asyncio.run(run()))
+
+
+@pytest.mark.parametrize("application", [answer, parts])
+def test_http_1_0_gets_no_chunks(application: Any) -> None:
+    """It knows none: the end of the connection is that of the answer."""
+
+    async def run() -> bytes:
+        async with connected(application) as (reader, writer):
+            writer.write(b"GET / HTTP/1.0\r\n\r\n")
+            return await reader.read()
+
+    head, _, body = asyncio.run(run()).partition(b"\r\n\r\n")
+    assert body == b"ok"
+    assert b"transfer-encoding" not in head
+    assert b"connection: close" in head
+
+
+def test_http_1_1_gets_chunks() -> None:
+    """Its connection stays for the next request."""
+
+    async def run() -> bytes:
+        async with connected(parts) as (reader, writer):
+            writer.write(BEGUN + b"\r\n")
+            return await reader.readuntil(b"0\r\n\r\n")
+
+    assert asyncio.run(run()).endswith(b"\r\n\r\n1\r\no\r\n1\r\nk\r\n0\r\n\r\n")

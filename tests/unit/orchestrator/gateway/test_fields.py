@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from openai.types import completion_create_params as completions
+from openai.types.chat import completion_create_params
 
 from orchestrator.gateway.errors import Problem
 from orchestrator.gateway.incoming.fields import CHAT, COMPLETIONS, DETOKENIZE, TOKENIZE
@@ -97,6 +99,7 @@ EXAMPLES: dict[str, Any] = {
     "safety_identifier": "somebody",
     "prompt_cache_key": "key",
     "prompt_cache_retention": "24h",
+    "prompt_cache_options": {"mode": "implicit"},
     "use_beam_search": False,
     "length_penalty": 1.0,
     "spaces_between_special_tokens": False,
@@ -108,6 +111,7 @@ EXAMPLES: dict[str, Any] = {
     "reasoning_effort": "none",
     "return_token_strs": False,
     "audio": {"voice": "x"},
+    "moderation": {"model": "x"},
     "verbosity": "low",
     "web_search_options": {},
     "chat_template": "x",
@@ -172,6 +176,14 @@ def _asked(endpoint: str, **fields: Any) -> Any:
 def test_the_page_has_every_field_once(endpoint: str, known: dict[str, Any]) -> None:
     """And no other."""
     assert sorted(name for where, name, _, _ in ROWS if where == endpoint) == sorted(known)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "params"), [("chat", completion_create_params), ("completions", completions)]
+)
+def test_every_field_of_openais_client_has_its_row(endpoint: str, params: Any) -> None:
+    """Whatever it may send is looked at."""
+    assert set(params.CompletionCreateParamsBase.__annotations__) <= set(KNOWN[endpoint])
 
 
 @pytest.mark.parametrize(("endpoint", "name", "what", "example"), ROWS, ids=lambda value: str(value)[:30])

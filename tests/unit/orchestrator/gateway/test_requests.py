@@ -8,10 +8,15 @@ import pytest
 
 from orchestrator.gateway.calls.formats import FORMATS
 from orchestrator.gateway.errors import Problem
+from orchestrator.gateway.incoming import values
 from orchestrator.gateway.incoming.messages import ToolUse
 from orchestrator.gateway.incoming.requests import chat_from, completions_from, in_call_format
+from orchestrator.request.chat_wire import MAX_MESSAGES, MAX_TOOLS
+from orchestrator.request.labels import MAX_LABELS
 from outrider.client import Message, Request, Tool, ToolCall
+from outrider.protocol.constraint import MAX_CHOICES
 from outrider.protocol.errors import InvalidRequest
+from outrider.protocol.messages import MAX_ENTRIES
 
 USER = {"role": "user", "content": "hi"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "now", "arguments": '{"zone": 1}'}}
@@ -320,3 +325,44 @@ def test_a_wrong_field_of_a_conversation_is_named(fields: dict[str, Any], parame
     with pytest.raises(Problem) as failure:
         chat_from({"messages": [USER], **fields})
     assert failure.value.parameter == parameter
+
+
+def test_where_a_cache_may_end_changes_nothing() -> None:
+    """OpenAI's client marks parts of text so."""
+    part = {"type": "text", "text": "hi"}
+    marked = part | {"prompt_cache_breakpoint": {"mode": "explicit"}}
+    one, other = (_chat(messages=[{"role": "user", "content": [each]}]) for each in (part, marked))
+    assert one == other
+
+
+MANY = values.MAX_ENTRIES + 1
+PART = {"type": "text", "text": "x"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"messages": [{"role": "user", "content": "x"}] * MANY}, "messages"),
+        ({"messages": [{"role": "user", "content": [PART] * (MANY // 2)}] * 3}, "messages"),
+        ({"messages": [{"role": "assistant", "tool_calls": [CALL] * (MANY // 2)}] * 3}, "messages"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}] * MANY}, "tools"),
+        ({"stop": ["x"] * MANY}, "stop"),
+        ({"logit_bias": {str(token): 1 for token in range(MANY)}}, "logit_bias"),
+        ({"labels": {str(token): "x" for token in range(MANY)}}, "labels"),
+        ({"guided_choice": ["x"] * MANY}, "guided_choice"),
+    ],
+)
+def test_more_than_the_service_takes_is_refused_here(fields: dict[str, Any], named: str) -> None:
+    """Before it is passed on, which would keep other callers waiting."""
+    with pytest.raises(Problem, match="at most 4096") as caught:
+        _chat(**fields)
+    assert caught.value.parameter == named
+
+
+def test_what_the_service_takes_is_not_refused_here() -> None:
+    """Its own bounds are no larger; of token ids there may be as many as the context has."""
+    assert max(MAX_MESSAGES, MAX_TOOLS, MAX_CHOICES, MAX_LABELS, *MAX_ENTRIES.values()) <= values.MAX_ENTRIES
+    assert completions_from({"prompt": [1] * MANY}).requests[0].prompt == (1,) * MANY
+    with pytest.raises(Problem) as caught:
+        completions_from({"prompt": [*[1] * MANY, -1]})
+    assert caught.value.parameter == f"prompt[{MANY}]"

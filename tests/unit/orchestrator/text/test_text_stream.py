@@ -300,3 +300,55 @@ def test_a_stream_goes_on_behind_any_piece(tokenizer: TextTokenizer, tokens: lis
     given = tokens[: sum(piece.tokens for piece in before)]
     rest = pieces_of(stream(tokenizer, resumed=given), tokens[len(given) :], [])
     assert "".join(piece.text for piece in [*before, *rest]) == tokenizer.decode(tokens)
+
+
+def resumed_everywhere(tokens: list[int], **options: object) -> list[tuple[str, str, int]]:
+    """What a caller has in the end, the stop string and the tokens, of streams cut behind each piece."""
+    tokenizer, found = BYTE_LEVEL, []
+    whole = pieces_of(stream(tokenizer, **options), tokens, [])
+    for cut in range(len(whole) + 1):
+        text = "".join(piece.text for piece in whole[:cut])
+        given = tokens[: sum(piece.tokens for piece in whole[:cut])]
+        rest = stream(tokenizer, resumed=given, **options)
+        stop, pieces = rest.stop, [] if rest.stop else pieces_of(rest, tokens[len(given) :], [])
+        text += "".join(piece.text for piece in pieces)
+        found.append((text, stop or (pieces[-1].stop if pieces else ""), len(given) + rest.consumed))
+    return found
+
+
+HE, HELL = BYTE_LEVEL.encode("he")[0], BYTE_LEVEL.encode("hell")[0]
+
+
+@pytest.mark.parametrize("include", [False, True])
+@pytest.mark.parametrize("stop", ["l", "ell", "llo", "lo", "hello", "he"])
+def test_a_stop_string_ends_a_resumed_text(stop: str, include: bool) -> None:
+    """Wherever the stream was cut: also behind its last piece, whose token may have begun before the stop
+    string and ended in it, so that the caller has the token and a part of its text."""
+    tokens = [*BYTE_LEVEL.encode("x"), HELL, *BYTE_LEVEL.encode("oy")]
+    expected = "xhelloy"[: "xhelloy".find(stop) + len(stop) * include]
+    consumed = 2 if stop in "hell" else 3
+    assert set(resumed_everywhere(tokens, stops=[stop], include_stop=include)) == {(expected, stop, consumed)}
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    tokens=st.lists(st.sampled_from([HE, HELL, *BYTE_LEVEL.encode("hélo")]), max_size=12),
+    stops=st.lists(st.text("helo", min_size=1, max_size=4), min_size=1, max_size=3),
+    min_tokens=st.integers(0, 4),
+    include=st.booleans(),
+)
+def test_a_resumed_text_stops_where_the_whole_one_does(
+    tokens: list[int], stops: list[str], min_tokens: int, include: bool
+) -> None:
+    """Whatever the stop strings, and with tokens that are not searched."""
+    options = {"stops": stops, "min_tokens": min_tokens, "include_stop": include}
+    assert len(set(resumed_everywhere(tokens, **options))) == 1
+
+
+def test_long_resumed_texts_are_searched_for_stop_strings() -> None:
+    """Also where tokens at the beginning are not searched."""
+    tokens = [*BYTE_LEVEL.encode("ab" * 3000), *BYTE_LEVEL.encode("c")]
+    for min_tokens in (0, 2000):
+        rest = stream(BYTE_LEVEL, stops=["cd"], min_tokens=min_tokens, resumed=tokens)
+        assert (rest.stop, rest.push(BYTE_LEVEL.encode("x"))) == ("", [Piece(1, "x")])
+        assert stream(BYTE_LEVEL, stops=["bc"], min_tokens=min_tokens, resumed=tokens).stop == "bc"

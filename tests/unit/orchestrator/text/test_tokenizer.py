@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tokenizers import Tokenizer
 
-from orchestrator.text.conversation import ChatMessage, Conversation
+from orchestrator.text.conversation import ChatMessage, Conversation, Tool
 from orchestrator.text.tokenizer import TextTokenizer
 from outrider.protocol.errors import InternalError, InvalidRequest
 from tests.unit.orchestrator.text.test_text_stream import byte_level
@@ -99,6 +99,16 @@ def test_template_helpers() -> None:
     )
     tokens = chat.encode_chat(chat_of(ChatMessage("user", "<é>"), ChatMessage("user", "no")))
     assert chat.decode(tokens) == '"<é>"4'
+
+
+def test_conversations_with_tools_may_have_a_template_of_their_own() -> None:
+    """Where the model has none for them, they are in the one for all."""
+    data, user = byte_level()._tokenizer.to_str().encode(), ChatMessage("user", "hi")
+    plain, tools = chat_of(user), Conversation(messages=(user,), tools=(Tool("f"),))
+    both = TextTokenizer(data, "default", tool_chat_template="for {{ tools[0].function.name }}")
+    assert [both.decode(both.encode_chat(chat)) for chat in (plain, tools)] == ["default", "for f"]
+    one = tokenizer("default")
+    assert one.encode_chat(plain) == one.encode_chat(tools)
 
 
 def test_unreadable_files() -> None:
