@@ -118,7 +118,10 @@ def broken_after(client: Client, prompt, break_it, chunks: int = 3, **options: A
     return collect(responses)[0]
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS, ids=["greedy", "T=1"])
+@pytest.mark.parametrize(
+    "sampler",
+    [pytest.param(SAMPLERS[0], id="greedy", marks=pytest.mark.slow), pytest.param(SAMPLERS[1], id="T=1")],
+)
 def test_a_draft_killed_mid_sentence_costs_no_token(pair, reference, prompts, sampler):
     """The request goes on without its draft; a restarted draft serves the next one.
 

@@ -26,10 +26,16 @@ class Fork:
     """One process in a session of its own; its standard error goes to a log file."""
 
     def __init__(
-        self, module: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path
+        self,
+        module: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        folder: Path = ROOT,
     ) -> None:
+        """`folder` is where it works."""
         reader, writer = _context.Pipe(duplex=False)
-        given = (module, arguments, environment, log, writer)
+        given = (module, arguments, environment, log, folder, writer)
         self._process = _context.Process(target=_run, args=given, daemon=True)
         with _lock:
             self._process.start()
@@ -62,11 +68,12 @@ def _run(
     arguments: Sequence[str],
     environment: Mapping[str, str],
     log: Path,
+    folder: Path,
     output: Connection,
 ) -> None:
     """Be the command."""
     os.setsid()
-    os.chdir(ROOT)
+    os.chdir(folder)
     with log.open("ab") as errors:
         os.dup2(errors.fileno(), 2)
     os.dup2(output.fileno(), 1)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.integration.cluster import ROOT, Process
-from tests.integration.test_cli import COMMAND, ENVIRONMENT, outrider
+from tests.integration.command import COMMAND, ENVIRONMENT, outrider
 
 LOAD = ("--requests", "6", "--concurrency", "2", "--max-tokens", "16", "--ignore-eos")
 TEXTS = ["def main():\n", "import os\n", "class Queue:\n"]

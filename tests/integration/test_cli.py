@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import grpc
@@ -15,16 +14,8 @@ import pytest
 
 from tests.integration.client import AUTO, SEQUENTIAL, Client, eventually
 from tests.integration.cluster import ROOT, demo_up
+from tests.integration.command import COMMAND, ENVIRONMENT, outrider
 from tests.integration.reference import assert_same
-
-COMMAND = (sys.executable, "-m", "outrider.cli.main")
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
-
-
-def outrider(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end."""
-    command = [*COMMAND, *arguments]
-    return subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
 
 
 def children(pid: int) -> dict[str, int]:

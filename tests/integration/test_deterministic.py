@@ -47,12 +47,15 @@ class Replicas:
 def replicas(cluster: Cluster) -> Replicas:
     """Processes of this module, with the demo draft."""
     common = {"dtype": "bfloat16", "device": "cpu"}
+    # One after the other: the first compiles the kernels, and the others find them in the cache.
     verifies = [
-        cluster.serve("verify", model=DEMO_TARGET, name=f"verify-bits-{i}", deterministic=True, **common)
+        cluster.serve(
+            "verify", model=DEMO_TARGET, name=f"verify-bits-{i}", deterministic=True, **common
+        ).wait_ready()
         for i in range(2)
     ]
     draft = cluster.serve("draft", model=DEMO_DRAFT, name="draft-bits", **common).wait_ready()
-    endpoints = [verify.wait_ready().endpoint for verify in verifies]
+    endpoints = [verify.endpoint for verify in verifies]
     clients = []
     for verify in (*endpoints, tuple(endpoints)):
         process = cluster.serve("orchestrator", verify=verify, draft=draft.endpoint).wait_ready()

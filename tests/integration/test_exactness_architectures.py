@@ -34,7 +34,7 @@ IN_RANKS = ("gpt2", "gpt_neox", "olmo2", "mixtral", "olmoe", "gpt_oss")
 UNLIKE = ("llama", "mistral", "gemma2", "gpt2", "deepseek_v3", "gpt_oss", "gemma4")
 """Those that differ in what a service keeps of a text: windows, learned positions, compressed keys, shared
 ones, sinks; and in experts."""
-UNLIKE_IN_RANKS = ("gpt2", "gpt_oss")
+UNLIKE_IN_RANKS = ("gpt_oss",)
 SETUPS = [
     pytest.param((name, ranks), marks=() if name in quick else pytest.mark.slow)
     for names, ranks, quick in ((ARCHITECTURES, 1, UNLIKE), (IN_RANKS, 2, UNLIKE_IN_RANKS))

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
 from outrider.sockets import bound
-from tests.integration.cluster import DEMO_TARGET, ROOT, Process
+from tests.integration.cluster import DEMO_TARGET, Process
+from tests.integration.command import outrider
 from tests.integration.test_distribution import tiny_llama
 
 
@@ -140,12 +139,18 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
+LONG = "a draft with another vocabulary"
+"""Loads a pair before it is found out; `tests/unit/orchestrator/test_main.py` has the sentence too."""
+
+
+@pytest.mark.parametrize(
+    "mistake", [pytest.param(name, marks=pytest.mark.slow if name == LONG else ()) for name in MISTAKES]
+)
 def test_a_mistake_is_told_with_its_mend(places: Places, mistake: str, tmp_path: Path) -> None:
     """The last line says what to change; the status is 1 or 2, and nothing was ready."""
     line, sentence = MISTAKES[mistake]
     fields = {name: getattr(places, name) for name in Places.__slots__}
-    done = outrider(line.format(**fields), tmp_path)
+    done = run(line.format(**fields), tmp_path)
     assert done.returncode in (1, 2), done.stderr
     assert '"event": "ready"' not in done.stdout
     assert "Traceback" not in done.stderr
@@ -154,23 +159,14 @@ def test_a_mistake_is_told_with_its_mend(places: Places, mistake: str, tmp_path:
 
 def test_the_words_are_not_a_log(places: Places, tmp_path: Path) -> None:
     """A command that asks once says its one sentence and nothing else."""
-    done = outrider(f"generate hi --endpoint {places.http}", tmp_path)
+    done = run(f"generate hi --endpoint {places.http}", tmp_path)
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"outrider: {places.http} speaks HTTP")
 
 
-def outrider(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a command line without anything on standard input."""
-    words = [word.strip("'") for word in line.split(" ")]
-    return subprocess.run(
-        [sys.executable, "-m", "outrider", *words],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+def run(line: str, folder: Path) -> CompletedProcess[str]:
+    """Run a command line in a folder."""
+    return outrider(*(word.strip("'") for word in line.split(" ")), folder=folder)
 
 
 def _said(sentence: str, text: str) -> bool:

@@ -102,7 +102,7 @@ def test_shadow_and_promotion_change_no_token(demo, reference, prompts, worse, c
         one.kill()
 
 
-@pytest.mark.parametrize("sampler", CHOSEN)
+@pytest.mark.parametrize("sampler", [pytest.param("greedy", marks=pytest.mark.slow), "T=1"])
 def test_new_weights_in_a_running_session_change_no_token(demo, reference, prompts, worse, tmp_path, sampler):
     """The draft stays the session's; files that are no model are refused, and it goes on."""
     current = tmp_path / "current"

@@ -146,8 +146,16 @@ def moved_without_prefill(pair: Pair, sampling: dict[str, Any]) -> bool:
     return moves(pair) > before and large_steps(other) == steps[other.pid]
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("mode", [AUTO, SEQUENTIAL, OFF])
+@pytest.mark.parametrize(
+    ("mode", "sampler"),
+    [
+        *((AUTO, sampler) for sampler in SAMPLERS),
+        (SEQUENTIAL, "greedy"),
+        (OFF, "T=1"),
+        pytest.param(SEQUENTIAL, "T=1", marks=pytest.mark.slow),
+        pytest.param(OFF, "greedy", marks=pytest.mark.slow),
+    ],
+)
 def test_sessions_move_without_prefill(pair: Pair, mode: Any, sampler: str) -> None:
     """Two long texts go on at the other replica, which computes no prompt; the tokens are always the same.
 
@@ -173,6 +181,7 @@ def test_a_replica_that_is_killed_while_it_drains_costs_no_token(pair: Pair) -> 
     pair.replicas = [pair.cluster.restart(leaving), next(one for one in pair.replicas if one is not leaving)]
 
 
+@pytest.mark.slow
 def test_the_benchmark_runs(target, tmp_path) -> None:
     """At a tiny size: what moved is not computed, and the table has a line per length."""
     out = tmp_path / "move.json"

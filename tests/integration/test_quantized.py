@@ -31,6 +31,8 @@ SETUPS = {
     "int4 experts": ("int4", 1, "qwen3_moe"),
 }
 """Kinds, numbers of processes, and architectures."""
+LONG = "awq in 2 ranks"
+"""int4 says the same of ranks, and `tests/unit/engine/parallel/test_shard.py` of checkpoints in them."""
 GROUP = 32
 CHECKPOINTS = {
     "awq": (
@@ -53,7 +55,7 @@ class Stack:
 
 @pytest.fixture(
     scope="module",
-    params=SETUPS,
+    params=[pytest.param(name, marks=pytest.mark.slow if name == LONG else ()) for name in SETUPS],
 )
 def stack(request, tmp_path_factory):
     """Verify service and orchestrator for one kind of weights; gone when the next one comes."""

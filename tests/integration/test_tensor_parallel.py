@@ -22,6 +22,7 @@ from outrider.protocol.errors import LostRank
 from tests.integration.client import (
     AUTO,
     OFF,
+    SAMPLER_SWEEP,
     SAMPLERS,
     SEQUENTIAL,
     Client,
@@ -97,7 +98,10 @@ def forward_many(parallel: ParallelRunner) -> torch.Tensor:
     return parallel.runner.forward([Segment(kv, LONG, None, range(len(LONG))) for kv in sequences])
 
 
-@pytest.mark.parametrize(("architecture", "ranks"), [("llama", 2), ("llama", 4), ("qwen3_moe", 4)])
+@pytest.mark.parametrize(
+    ("architecture", "ranks"),
+    [("llama", 2), pytest.param("llama", 4, marks=pytest.mark.slow), ("qwen3_moe", 4)],
+)
 def test_processes_compute_what_one_does(tmp_path: Path, architecture: str, ranks: int) -> None:
     """Logits are those of transformers but for rounding, twice the same bits, and closing ends all."""
     folder = build_model(architecture, tmp_path)
@@ -184,7 +188,7 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
     cluster.stop()
 
 
-@pytest.mark.parametrize("sampler", ["greedy", "T=1", "T=1 top-k 40 penalties"])
+@pytest.mark.parametrize("sampler", SAMPLER_SWEEP)
 def test_all_modes_say_the_same(services: Services, reference: Any, prompts: Any, sampler: str) -> None:
     """Greedy equals transformers; speculation equals no speculation, alone and four at once."""
     chosen = prompts(4)

@@ -15,7 +15,7 @@ import pytest
 
 from tests.integration.client import SEQUENTIAL
 from tests.integration.cluster import ROOT, Process
-from tests.integration.test_cli import COMMAND, ENVIRONMENT, outrider
+from tests.integration.command import COMMAND, ENVIRONMENT, outrider
 
 SECONDS = 60.0
 LEAVES_THE_SCREEN = b"\x1b[?1049l"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
@@ -29,6 +29,17 @@ from tests.unit.engine.loading.test_stored import FP8, plain
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 PAGES, PAGE = 48, 4
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory):
+    """The folder of a tiny model of one layer by architecture."""
+
+    @cache
+    def build(architecture):
+        return build_model(architecture, tmp_path_factory.mktemp(architecture), num_hidden_layers=1)
+
+    return build
 
 
 def network_of(folder, dtype=torch.float32):

@@ -57,6 +57,15 @@ ORDERED = {"attend_in_order_kernel", "combine_kernel", "product_kernel"}
 """Those of attention with `deterministic`, and in place of the library's products."""
 
 
+def slow(capability: int) -> Any:
+    """A parameter of the long sweep: there the kernel has more room than on the GPU that is left."""
+    return pytest.param(capability, marks=pytest.mark.slow)
+
+
+TIGHTEST = [80, slow(90), slow(100)]
+"""Every kernel is compiled for all three in one test; its shapes for the one with the least memory."""
+
+
 class Resources(NamedTuple):
     """What a compiled kernel takes of a multiprocessor."""
 
@@ -182,7 +191,7 @@ def test_attention_of_llama_fits_the_smallest_gpu():
     assert all(fits(each, 86) for each in found), found
 
 
-@pytest.mark.parametrize("capability", [80, 86, 90, 100])
+@pytest.mark.parametrize("capability", [slow(80), 86, slow(90), slow(100)])
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 4096, "softcap": 50.0}, {"fp8": True}])
 def test_the_widest_heads_fit_every_gpu(capability, options):
     """Those of Gemma, also as Gemma 2 asks for them; more registers spill than of other heads."""
@@ -199,7 +208,7 @@ def test_layers_of_models_compile(sizes, norms):
     assert all(fits(each, 90) for each in found), found
 
 
-@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize("capability", TIGHTEST)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_layers_of_other_families_compile(family, capability):
     """Norms that centre rows, that take all heads together, with float32 weights; heads that turn in part or
@@ -214,7 +223,7 @@ def test_layers_of_other_families_compile(family, capability):
 EXPERTS = {"choose_kernel", "arrange_kernel", "expert_product_kernel", "expert_sum_kernel"}
 
 
-@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize("capability", TIGHTEST)
 @pytest.mark.parametrize("family", MIXTURES)
 def test_experts_compile(family, capability):
     """Weights as they are and turned, 8 to 128 experts; two programs of a product fit a multiprocessor."""
@@ -226,7 +235,7 @@ def test_experts_compile(family, capability):
     assert all(each.stack == 0 and 2 * each.shared <= SHARED_MEMORY[capability] for each in ours), ours
 
 
-@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize("capability", [80, 90, slow(100)])
 def test_keys_and_values_of_8_bits_compile_for_every_supported_gpu(capability):
     """Stored in two places, read by both kinds of attention; capability 8.0 has no e4m3 of its own."""
     found = compiled(capability, lambda: forward(LLAMA_8B, 33, fp8=True))
@@ -241,7 +250,7 @@ TILES = [(1, 10**9), (1, 1), (64, 10**9), (64, 1)]
 """Rows, and programs wanted: tiles of both heights, the narrowest and the widest."""
 
 
-@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize("capability", TIGHTEST)
 @pytest.mark.parametrize(("bits", "kind"), [(8, {}), (4, {"zeros": True}), (8, {"e4m3": True})])
 def test_products_with_codes_compile(capability, bits, kind, monkeypatch):
     """At the gate and up of Llama 3 8B two programs and more fit a multiprocessor; next to nothing spills."""

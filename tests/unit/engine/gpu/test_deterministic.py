@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from outrider.engine.fused_decoder import FusedDecoder
-from outrider.engine.gpu import ordered_plan, runner
+from outrider.engine.gpu import attention, ordered_plan, runner
 from outrider.engine.gpu.coded_linear import CodedLinear
 from outrider.engine.gpu.ordered_linear import OrderedLinear
 from outrider.engine.gpu.runner import GraphRunner
@@ -30,19 +30,27 @@ from tests.unit.engine.gpu.fakes import FakeGraphs
 from tests.unit.engine.gpu.test_coded_models import code_some, loaded_of, network_of, rounded_model
 from tests.unit.engine.reading import VOCABULARY, Target, read_all, token_by_token
 
-LENGTH, CHUNK = 72, 60
+LENGTH, CHUNK = 40, 28
 PAGES = 100
 BUCKETS = (1, 4, 12)
 GPU = torch.device("cuda:0")
+TWO_LAYERS = ("llama", "gemma2", "gpt_oss")
+"""Architectures whose layers differ, and one more: what one layer says is what the next one reads."""
 
 
 @pytest.fixture(autouse=True)
 def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts of the tests have two splits, and steps little padding: interpreting takes time."""
-    monkeypatch.setattr(ordered_plan, "SPLIT", 64)
-    monkeypatch.setattr(runner, "EAGER_MULTIPLE", 1)
-    monkeypatch.setattr(check_determinism, "CONTEXT", 60)
+    shrink(monkeypatch)
+    monkeypatch.setattr(check_determinism, "CONTEXT", CHUNK)
     monkeypatch.setattr(check_determinism, "LENGTH", 8)
+
+
+def shrink(patch: pytest.MonkeyPatch) -> None:
+    """Blocks and splits of 32 entries, and steps without padding."""
+    patch.setattr(attention, "BLOCK_KEYS", 32)
+    patch.setattr(ordered_plan, "SPLIT", 32)
+    patch.setattr(runner, "EAGER_MULTIPLE", 1)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +59,8 @@ def folder_of(tmp_path_factory) -> Callable[[str], Path]:
 
     @cache
     def build(architecture: str) -> Path:
-        return build_model(architecture, tmp_path_factory.mktemp(architecture), num_hidden_layers=2)
+        layers = 2 if architecture in TWO_LAYERS else 1
+        return build_model(architecture, tmp_path_factory.mktemp(architecture), num_hidden_layers=layers)
 
     return build
 
@@ -60,6 +69,12 @@ def folder_of(tmp_path_factory) -> Callable[[str], Path]:
 def one_layer(tmp_path_factory) -> Path:
     """The folder of a smaller Llama."""
     return build_model("llama", tmp_path_factory.mktemp("one"), num_hidden_layers=1)
+
+
+@pytest.fixture(scope="module")
+def small(one_layer) -> LoadedModel:
+    """The same, put in order."""
+    return in_order(one_layer)
 
 
 def plainly_loaded(folder: Path, dtype: str = "float32", **options: Any) -> LoadedModel:
@@ -78,7 +93,7 @@ def target_of(loaded: LoadedModel) -> Target:
     """A text over the edge of a split and one that begins alike; their last tokens one by one."""
     generator = random.Random(1)
     text, other = ([generator.randrange(VOCABULARY) for _ in range(LENGTH)] for _ in range(2))
-    texts = [text, text[:20] + other[:6]]
+    texts = [text, text[:12] + other[:6]]
     eager = GraphRunner(loaded, PAGES, 4, buckets=())
     return Target(loaded, texts, [token_by_token(eager, each, min(CHUNK, len(each) - 6)) for each in texts])
 
@@ -95,9 +110,9 @@ def test_any_way_of_computing_gives_the_same_bits(folder_of, architecture):
     assert graphs.replayed > 2
 
 
-def test_bfloat16_with_other_pages(folder_of):
+def test_bfloat16_with_other_pages(one_layer):
     """As models on GPUs are."""
-    loaded = in_order(folder_of("llama"), "bfloat16")
+    loaded = in_order(one_layer, "bfloat16")
     read_all(target_of(loaded), GraphRunner(loaded, PAGES, 7, buckets=()), 1)
 
 
@@ -121,14 +136,14 @@ def _codes_in_place(model, network, place, weights, say) -> None:
         code_weights(network, place, BITS[weights], say)
 
 
-def test_a_model_is_loaded_in_order_and_checked(folder_of, monkeypatch):
+def test_a_model_is_loaded_in_order_and_checked(one_layer, monkeypatch):
     """All its linear layers are replaced; what it computes is what the model computes."""
     on_kernels(monkeypatch)
     said: list[str] = []
-    loaded = plainly_loaded(folder_of("llama"), deterministic=True, progress=said.append)
+    loaded = plainly_loaded(one_layer, deterministic=True, progress=said.append)
     assert loaded.ordered
     assert isinstance(loaded.model, FusedDecoder)
-    assert sum(isinstance(module, OrderedLinear) for module in loaded.model.modules()) == 4 * 2 + 1
+    assert sum(isinstance(module, OrderedLinear) for module in loaded.model.modules()) == 4 + 1
     assert not any(type(module) is torch.nn.Linear for module in loaded.model.modules())
     assert said[-1] == "checking that a token's bits do not depend on its batch"
 
@@ -167,13 +182,12 @@ def test_layers_without_codes_beside_those_that_have_some_are_put_in_order(one_l
     assert check_determinism.library_part(replace(loaded, device=GPU)) is None
 
 
-def test_the_check_at_load_refuses_other_bits(folder_of, monkeypatch):
+def test_the_check_at_load_refuses_other_bits(small, monkeypatch):
     """A product whose results depend on how many rows there are is found out."""
-    loaded = in_order(folder_of("llama"))
     product = OrderedLinear.forward
     monkeypatch.setattr(OrderedLinear, "forward", lambda self, x: product(self, x) * (1.0 + 1e-5 * len(x)))
     with pytest.raises(ModelError, match="LlamaForCausalLM in float32 computes other bits for a token"):
-        check_determinism.check_determinism(loaded)
+        check_determinism.check_determinism(small)
 
 
 @pytest.mark.parametrize(
@@ -184,9 +198,9 @@ def test_the_check_at_load_refuses_other_bits(folder_of, monkeypatch):
         ({"ordered": False, "ranks": 2}, "a model in 2 ranks on cuda:0"),
     ],
 )
-def test_what_has_no_such_kernels_is_refused(folder_of, changes, part):
+def test_what_has_no_such_kernels_is_refused(small, changes, part):
     """Plain torch, a model's own modules and several ranks; the sentence names it."""
-    loaded = replace(in_order(folder_of("llama")), device=GPU, **changes)
+    loaded = replace(small, device=GPU, **changes)
     with pytest.raises(ModelError, match=f"^deterministic: {part} is computed by the library's kernels"):
         check_determinism.refuse_library(loaded)
 
@@ -204,7 +218,7 @@ def test_parts_that_torch_computes_are_refused(tmp_path, architecture, changes, 
     assert check_determinism.library_part(replace(in_order(folder), device=GPU)) == part
 
 
-def test_kernels_that_do_not_fit_are_said(folder_of, monkeypatch):
+def test_kernels_that_do_not_fit_are_said(one_layer, monkeypatch):
     """Nothing else takes their place."""
     from triton.runtime.errors import OutOfResources
 
@@ -214,4 +228,4 @@ def test_kernels_that_do_not_fit_are_said(folder_of, monkeypatch):
     on_kernels(monkeypatch)
     monkeypatch.setattr(loader, "check_determinism", misfit)
     with pytest.raises(ModelError, match=r"^deterministic: kernels for it do not fit cpu \(out of resource"):
-        plainly_loaded(folder_of("llama"), deterministic=True)
+        plainly_loaded(one_layer, deterministic=True)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from outrider.engine.gpu import ordered_plan, runner
 from outrider.engine.gpu.runner import GraphRunner
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loading import loader
@@ -20,7 +19,7 @@ from outrider.protocol.errors import InvalidRequest, ModelError
 from outrider.protocol.messages import SamplingParams, VerifyPolicy
 from tests.models import build_model
 from tests.unit.engine.gpu.fakes import FakeGraphs
-from tests.unit.engine.gpu.test_deterministic import plainly_loaded
+from tests.unit.engine.gpu.test_deterministic import plainly_loaded, shrink
 from tests.unit.engine.reading import Target, read_all, token_by_token
 from tests.unit.verify_service.fakes import Bench, Clock, opening, text, verdicts
 from tests.unit.verify_service.test_exactness import LARGE, propose
@@ -107,11 +106,10 @@ def test_every_mode_commits_what_the_target_says_alone(loaded, truths, name, kin
 
 def test_deterministic_gives_the_same_bits_in_any_way(folder, monkeypatch):
     """Chunks, trees, batches, graphs and reused prefixes against one token at a time, in bfloat16."""
-    monkeypatch.setattr(ordered_plan, "SPLIT", 64)
-    monkeypatch.setattr(runner, "EAGER_MULTIPLE", 1)
+    shrink(monkeypatch)
     one = loader._in_order(replace(plainly_loaded(folder, "bfloat16"), kernels=True, fp8_kv=True))
-    tokens = [random.Random(1).randrange(300) for _ in range(72)]
-    rows = token_by_token(GraphRunner(one, PAGES, PAGE, buckets=()), tokens, 64)
+    tokens = [random.Random(1).randrange(300) for _ in range(40)]
+    rows = token_by_token(GraphRunner(one, PAGES, PAGE, buckets=()), tokens, 28)
     read_all(Target(one, [tokens], [rows]), graphed(one), 0)
 
 
