@@ -44,6 +44,7 @@ from outrider.engine.loading.model_config import (
 )
 from outrider.engine.loading.model_path import cannot_load, check_model_path
 from outrider.engine.loading.move_weights import move_weights
+from outrider.engine.loading.own_attention import uses_alibi
 from outrider.engine.loading.stored import FULL, read_quantized
 from outrider.engine.make_runner import without_kernels
 from outrider.engine.quantization.modules import round_linears
@@ -94,6 +95,8 @@ def load_model(
     limit = find_context_length(config, context_length, say)
     say(f"loading the weights of {model}")
     network, stored = _read_weights(model, dtype, place, trust_remote_code, say)
+    if fp8 and uses_alibi(network):
+        raise no_fp8("its keys carry positions, which 8 bits do not hold")
     if skipped_layers:
         leave_out(network, skipped_layers)
     place_weights(model, network, place, weights, say)
