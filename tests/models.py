@@ -35,6 +35,13 @@ _SIZES: dict[str, Any] = {
     "max_position_embeddings": 512,
     "initializer_range": 0.25,
 }
+_GPT2_SIZES: dict[str, Any] = {
+    "n_embd": 64,
+    "n_layer": 3,
+    "n_head": 4,
+    "n_positions": 512,
+    "initializer_range": 0.25,
+}
 _ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
 
 ARCHITECTURES: dict[str, Callable[..., PretrainedConfig]] = {
@@ -66,9 +73,7 @@ ARCHITECTURES: dict[str, Callable[..., PretrainedConfig]] = {
     "gpt_neox": lambda **common: transformers.GPTNeoXConfig(
         **{name: size for name, size in _SIZES.items() if name != "num_key_value_heads"}, **common
     ),
-    "gpt2": lambda **common: transformers.GPT2Config(
-        n_embd=64, n_layer=3, n_head=4, n_positions=512, initializer_range=0.25, **common
-    ),
+    "gpt2": lambda **common: transformers.GPT2Config(**_GPT2_SIZES, **common),
     "olmo": lambda **common: transformers.OlmoConfig(**_SIZES, **common),
     "olmo2": lambda **common: transformers.Olmo2Config(**_SIZES, **common),
     "phi": lambda **common: transformers.PhiConfig(**_SIZES, **common),
@@ -180,8 +185,47 @@ ARCHITECTURES: dict[str, Callable[..., PretrainedConfig]] = {
         **common,
     ),
     "apertus": lambda **common: transformers.ApertusConfig(**_SIZES, **common),
+    "gpt_neo": lambda **common: transformers.GPTNeoConfig(
+        **{name: size for name, size in _SIZES.items() if name != "num_key_value_heads"},
+        attention_types=[[["global", "local"], 1], [["local"], 1]],
+        window_size=WINDOW,
+        **common,
+    ),
+    "gptj": lambda **common: transformers.GPTJConfig(**_GPT2_SIZES, rotary_dim=8, **common),
+    "codegen": lambda **common: transformers.CodeGenConfig(**_GPT2_SIZES, rotary_dim=8, **common),
+    "gpt_neox_japanese": lambda **common: transformers.GPTNeoXJapaneseConfig(
+        **{name: size for name, size in _SIZES.items() if name != "num_key_value_heads"}, **common
+    ),
+    "xglm": lambda **common: transformers.XGLMConfig(
+        d_model=64,
+        ffn_dim=96,
+        num_layers=3,
+        attention_heads=4,
+        max_position_embeddings=512,
+        init_std=0.25,
+        **common,
+    ),
+    "falcon": lambda **common: transformers.FalconConfig(
+        **{
+            name: size
+            for name, size in _SIZES.items()
+            if name not in ("num_key_value_heads", "intermediate_size")
+        },
+        num_kv_heads=2,
+        new_decoder_architecture=True,
+        **common,
+    ),
+    "bloom": lambda **common: transformers.BloomConfig(
+        hidden_size=64, n_layer=3, n_head=4, seq_length=512, initializer_range=0.25, **common
+    ),
+    "mpt": lambda **common: transformers.MptConfig(
+        d_model=64, n_layers=3, n_heads=4, max_seq_len=512, initializer_range=0.25, **common
+    ),
 }
 """Configurations by short name; tokens and vocabulary are added by `build_model`."""
+
+OWN_ATTENTION = ("gpt_neo", "gptj", "codegen", "gpt_neox_japanese", "xglm", "falcon", "bloom", "mpt")
+"""Those whose modules compute attention themselves."""
 
 UNSUPPORTED: dict[str, Callable[..., PretrainedConfig]] = {
     "t5": lambda **common: transformers.T5Config(
@@ -190,7 +234,9 @@ UNSUPPORTED: dict[str, Callable[..., PretrainedConfig]] = {
     "mamba": lambda **common: transformers.MambaConfig(
         hidden_size=32, state_size=4, num_hidden_layers=2, **common
     ),
-    "bloom": lambda **common: transformers.BloomConfig(hidden_size=32, n_layer=2, n_head=4, **common),
+    "rembert": lambda **common: transformers.RemBertConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, is_decoder=True, **common
+    ),
     "bart": lambda **common: transformers.BartConfig(
         d_model=32, decoder_layers=2, decoder_attention_heads=4, is_encoder_decoder=False, **common
     ),

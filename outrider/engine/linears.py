@@ -21,8 +21,8 @@ def linears_of(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """True for a linear layer of a known kind; a subclass may compute something else."""
-    return type(module) in (nn.Linear, Conv1D)
+    """True for a linear layer of a known kind; another subclass may compute something else."""
+    return type(module) in (nn.Linear, Conv1D) or type(module).__name__ == "FalconLinear"
 
 
 def linear_weight(module: nn.Module) -> Tensor:

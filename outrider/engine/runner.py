@@ -24,6 +24,7 @@ from outrider.engine.fused_decoder.forward import Inputs
 from outrider.engine.kv.page_memory import PageMemory
 from outrider.engine.kv.pages import Move, PagePool, SequenceKv
 from outrider.engine.loaded_model import LoadedModel
+from outrider.engine.loading.own_attention import set_attention
 from outrider.engine.mixed_attention import MixedAttention
 from outrider.engine.step import PackedStep, Segment, pack_step
 
@@ -60,7 +61,7 @@ class ModelRunner:
         if isinstance(network, FusedDecoder):
             self._logits = self.make_fused(network)
         else:
-            network.set_attn_implementation(self.attention.name)
+            set_attention(network, self.attention.name)
             self._selects_rows = "logits_to_keep" in inspect.signature(network.forward).parameters
 
     def forward(self, segments: Sequence[Segment]) -> torch.Tensor:

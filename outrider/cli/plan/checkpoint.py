@@ -114,7 +114,7 @@ def read_checkpoint(
         parameters=sum(one.elements for one in tensors),
         looked_up=_looked_up(tensors),
         kv_numbers=_kv_numbers(config),
-        context_length=getattr(config, "max_position_embeddings", None) or 0,
+        context_length=_context(config),
         vocabulary_size=config.vocab_size,
         linear=sum(one.elements for one in layers if not _is_expert(one)),
         experts=sum(one.elements for one in tensors if _of_experts(one.name)),
@@ -134,13 +134,23 @@ def _kv_numbers(config: Any) -> int:
     return sum(_layer_numbers(layer) for layer, mode in zip(layers, modes, strict=True) if mode != "reuse")
 
 
+def _context(config: Any) -> int:
+    from outrider.engine.loading.model_config import context_limit  # which imports transformers, too
+
+    return context_limit(config) or 0
+
+
 def _layer_numbers(config: Any) -> int:
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    if config.model_type == "falcon" and (config.new_decoder_architecture or config.multi_query):
+        heads = config.num_kv_heads if config.new_decoder_architecture else 1
     if getattr(config, "qk_nope_head_dim", None):  # latent attention (DeepSeek) makes keys of two parts
         width: int = config.qk_nope_head_dim + config.qk_rope_head_dim
     else:
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(heads * (width + (getattr(config, "v_head_dim", None) or width)))
+    alibi = config.model_type in ("bloom", "mpt") or getattr(config, "alibi", False)
+    carried = 2 if alibi else 0  # columns of keys for their positions
+    return int(heads * (width + carried + (getattr(config, "v_head_dim", None) or width)))
 
 
 def _config(path: Path) -> Any:
@@ -220,7 +230,7 @@ def _is_head(name: str) -> bool:
 
 
 def _is_embedding(name: str) -> bool:
-    return name.endswith(("embed_tokens.weight", "wte.weight", "embed_in.weight"))
+    return name.endswith(("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight"))
 
 
 def _of_layers(name: str) -> bool:

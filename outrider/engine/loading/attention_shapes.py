@@ -17,6 +17,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from outrider.engine.fused_decoder.turning import Observed
 from outrider.engine.loaded_model import Geometry
+from outrider.engine.loading.own_attention import set_attention
 
 NAME = "record_shapes"
 _recorded: ContextVar[dict[int, LayerCall]] = ContextVar("recorded_shapes")
@@ -60,14 +61,14 @@ def attention_calls(network: PreTrainedModel, position: int = 0) -> dict[int, La
     """
     found: dict[int, LayerCall] = {}
     recorded, before = _recorded.set(found), network.config._attn_implementation
-    network.set_attn_implementation(NAME)
+    set_attention(network, NAME)
     try:
         at = torch.full((1, 1), position, dtype=torch.int64, device=network.device)
         # One of many: the first and last tokens may be padding, whose rows are zeros.
         token = torch.full_like(at, network.config.get_text_config().vocab_size // 2)
         network(token, position_ids=at, use_cache=False)
     finally:
-        network.set_attn_implementation(before)
+        set_attention(network, before)
         _recorded.reset(recorded)
     return dict(sorted(found.items()))
 

@@ -22,6 +22,7 @@ from outrider.engine.loaded_model import Geometry, LoadedModel
 from outrider.engine.loading.attention_shapes import attention_calls, geometry_of, observed
 from outrider.engine.loading.fp8_kv import RoundedCache
 from outrider.engine.loading.model_config import no_interface
+from outrider.engine.loading.own_attention import has_known_attention
 from outrider.engine.make_runner import make_runner
 from outrider.engine.runner import ModelRunner, Segment
 from outrider.protocol.errors import ModelError
@@ -83,10 +84,12 @@ def run_plain(network: PreTrainedModel, context_length: int, *, fp8_kv: bool = F
         if not calls:
             raise no_interface(network)
         geometry = geometry_of(calls)
-        windows = _windows(geometry, output.past_key_values.layers)
-        _check_windows(kind, {i: call.window for i, call in calls.items()}, windows, context_length)
+        windows = seen = {i: call.window for i, call in calls.items()}
+        if not has_known_attention(network):  # GPT-Neo's cache knows of no windows
+            windows = _windows(geometry, output.past_key_values.layers)
+        _check_windows(kind, seen, windows, context_length)
         with torch.inference_mode():
-            seen = [] if geometry.parts else observed(network, context_length - 1)
+            turned = [] if geometry.parts else observed(network, context_length - 1)
     except _RUN_ERRORS as error:
         raise ModelError(
             f"model: {kind} does not run as a plain decoder ({error}); use another model"
@@ -97,7 +100,7 @@ def run_plain(network: PreTrainedModel, context_length: int, *, fp8_kv: bool = F
             f"model: logits of {kind} in {network.dtype} are NaN or infinite; set another dtype, or repair "
             "its weights"
         )
-    return Plain(tokens=tokens, logits=logits, geometry=geometry, windows=windows, observed=seen)
+    return Plain(tokens=tokens, logits=logits, geometry=geometry, windows=windows, observed=turned)
 
 
 def _windows(geometry: Geometry, cached: Sequence[Any]) -> dict[int, int | None]:

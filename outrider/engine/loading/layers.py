@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -80,9 +79,9 @@ def _set_layers(layers: nn.ModuleList, kept: list[nn.Module]) -> None:
     for index, layer in enumerate(kept):
         layers.append(layer)
         for module in layer.modules():
-            holder: Any = module
-            if isinstance(getattr(holder, "layer_idx", None), int):
-                holder.layer_idx = index
+            for name in ("layer_idx", "layer_id"):  # that of GPT-Neo
+                if isinstance(getattr(module, name, None), int):
+                    setattr(module, name, index)
 
 
 def spell_layers(layers: Collection[int]) -> str:

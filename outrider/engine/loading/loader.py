@@ -25,6 +25,7 @@ from outrider.engine.gpu.accelerator import kernel_errors
 from outrider.engine.gpu.coded_linear import without_codes
 from outrider.engine.linears import linear_weight, linears_of
 from outrider.engine.loaded_model import LoadedModel
+from outrider.engine.loading.alibi import uses_alibi
 from outrider.engine.loading.check_determinism import check_determinism
 from outrider.engine.loading.check_forward import TOLERANCE, Plain, check_paged, moved_by_fp8, run_plain
 from outrider.engine.loading.code_weights import code_weights
@@ -94,6 +95,8 @@ def load_model(
     limit = find_context_length(config, context_length, say)
     say(f"loading the weights of {model}")
     network, stored = _read_weights(model, dtype, place, trust_remote_code, say)
+    if fp8 and uses_alibi(network):
+        raise no_fp8("its keys carry positions, which 8 bits do not hold")
     if skipped_layers:
         leave_out(network, skipped_layers)
     place_weights(model, network, place, weights, say)

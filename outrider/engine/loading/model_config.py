@@ -19,7 +19,9 @@ from transformers import (
     PreTrainedModel,
 )
 
+from outrider.engine.loading.alibi import uses_alibi
 from outrider.engine.loading.model_path import cannot_load
+from outrider.engine.loading.own_attention import has_known_attention
 from outrider.protocol.errors import ModelError
 
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
@@ -96,9 +98,11 @@ def skeleton_of(model: str, config: PretrainedConfig, trust_remote_code: bool) -
             f"model: {kind} has layers ({', '.join(sorted(other_layers))}) whose attention leaves out tokens "
             "in a way that is not computed here; use a model with full or sliding attention"
         )
-    if not skeleton._can_set_attn_implementation():
+    known = has_known_attention(skeleton)
+    if not known and not skeleton._can_set_attn_implementation():
         raise no_interface(skeleton)
-    if "position_ids" not in inspect.signature(skeleton.forward).parameters:
+    takes_positions = "position_ids" in inspect.signature(skeleton.forward).parameters
+    if not takes_positions and not (known and uses_alibi(skeleton)):
         raise ModelError(
             f"model: {kind} takes no positions of tokens, without which it cannot compute several candidates "
             "at once; use another architecture"
@@ -121,7 +125,7 @@ def find_context_length(config: PretrainedConfig, asked: int, say: Callable[[str
         ModelError: more are asked for, or there is no limit and none is.
     """
     text = config.get_text_config()
-    limit = getattr(text, "max_position_embeddings", None)
+    limit = context_limit(text)
     if limit is None:
         if not asked:
             raise ModelError("context_length: config.json of the model names none; set one")
@@ -138,6 +142,12 @@ def find_context_length(config: PretrainedConfig, asked: int, say: Callable[[str
     if asked > limit:
         raise ModelError(f"context_length: {asked} is more than the {limit} of the model; lower it")
     return int(asked or limit)
+
+
+def context_limit(text: PretrainedConfig) -> int | None:
+    """The most tokens that a configuration names; MPT and BLOOM have names of their own for it."""
+    names = ("max_position_embeddings", "max_seq_len", "seq_length")
+    return next((limit for name in names if (limit := getattr(text, name, None))), None)
 
 
 def rope_settings(config: PretrainedConfig) -> list[dict[str, Any]]:

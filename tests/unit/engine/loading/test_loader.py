@@ -114,7 +114,7 @@ def test_a_rope_that_changes_with_the_length_is_cut(folder_of: Folders, tmp_path
     [
         ("t5", "encoder-decoder; use a decoder-only model"),
         ("mamba", "cannot be rolled back; use a model with attention in every layer"),
-        ("bloom", "does not let its attention be replaced"),
+        ("rembert", "does not let its attention be replaced"),
     ],
 )
 def test_other_kinds_of_model_are_refused(folder_of: Folders, kind: str, reason: str) -> None:

@@ -1,0 +1,132 @@
+"""Models whose modules compute attention themselves, not through transformers' attention interface.
+
+For each such module there is a function here that makes queries, keys and values as the module does and hands
+them to a function of that interface. It takes the place of the module's `forward`, or of `_attn` where the
+module has a method for attention alone.
+
+Shapes: N packed tokens, one batch; Q query heads, H kv heads, D and V widths of keys and values.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+from transformers import AttentionInterface, PreTrainedModel
+
+from outrider.engine.loading.alibi import Alibi, alibi_of
+
+_THEIRS = ("eager", "sdpa")
+"""Attention that the modules compute themselves."""
+Mix = Callable[..., Tensor]
+"""Takes a module, its query [1, Q, N, D], key and value [1, H, N, ...], and options: [1, N, Q, V]."""
+
+
+def has_known_attention(network: PreTrainedModel) -> bool:
+    """Whether modules of the model compute attention themselves, in a way that is known here."""
+    return bool(_modules(network))
+
+
+def set_attention(network: PreTrainedModel, name: str) -> None:
+    """Make the model compute with this function of transformers' attention interface; with the name that its
+    configuration had at first it computes as at first."""
+    modules = _modules(network)
+    if not modules:
+        network.set_attn_implementation(name)
+        return
+    network.config._attn_implementation = name
+    functions: Any = AttentionInterface()  # type: ignore[no-untyped-call]
+    mix = None if name in _THEIRS else partial(_mix, functions[name], alibi_of(network))
+    for module in modules:
+        place, compute = _KNOWN[type(module).__name__]
+        vars(module).pop(place, None)
+        if mix is not None:
+            setattr(module, place, partial(compute, module, mix))
+
+
+def _modules(network: PreTrainedModel) -> list[Any]:
+    """Those that are known here; code that comes with a model may have others of the same name."""
+    return [
+        module
+        for module in network.modules()
+        if type(module).__name__ in _KNOWN and type(module).__module__.startswith("transformers.models.")
+    ]
+
+
+def _mix(
+    attend: Any, alibi: Alibi | None, module: Any, query: Tensor, key: Tensor, value: Tensor, **options: Any
+) -> Tensor:
+    if alibi is not None:
+        query, key = alibi.columns(query, key, options["scaling"])
+    mixed: Tensor = attend(module, query, key, value, None, **options)[0]
+    return mixed
+
+
+def _scored(
+    module: Any, mix: Mix, query: Tensor, key: Tensor, value: Tensor, _: Any = None
+) -> tuple[Tensor, None]:
+    """CodeGen turns queries and keys in float32."""
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    return mix(module, query, key, value, scaling=query.shape[-1] ** -0.5).transpose(1, 2), None
+
+
+def _gpt_neo(
+    module: Any, mix: Mix, query: Tensor, key: Tensor, value: Tensor, _: Any = None
+) -> tuple[Tensor, None]:
+    module.layer_idx = module.layer_id
+    window = module.config.window_size if module.attention_type == "local" else None
+    return mix(module, query, key, value, scaling=1.0, sliding_window=window).transpose(1, 2), None
+
+
+def _apart(fused: Tensor, groups: int, width: int) -> list[Tensor]:
+    """Queries, keys and values [1, heads, N, D] of rows in which those of a kv head follow each other."""
+    heads = fused.view(*fused.shape[:2], groups, -1, width)
+    parts = heads[..., :-2, :].flatten(2, 3), heads[..., -2, :], heads[..., -1, :]
+    return [part.transpose(1, 2) for part in parts]
+
+
+def _bloom(module: Any, mix: Mix, rows: Tensor, residual: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
+    parts = _apart(module.query_key_value(rows), module.num_heads, module.head_dim)
+    mixed = mix(module, *parts, scaling=module.head_dim**-0.5)
+    return residual + module.dense(mixed.flatten(2)), None
+
+
+def _falcon(
+    module: Any, mix: Mix, rows: Tensor, alibi: Any, *_: Any, position_embeddings: Any, **__: Any
+) -> tuple[Tensor, None]:
+    query, key, value = _apart(module.query_key_value(rows), module.num_kv_heads, module.head_dim)
+    if alibi is None:
+        turn = sys.modules[type(module).__module__].apply_rotary_pos_emb
+        query, key = turn(query, key, *position_embeddings)
+    mixed = mix(module, query, key, value, scaling=module.head_dim**-0.5)
+    return module.dense(mixed.flatten(2)), None
+
+
+def _mpt(module: Any, mix: Mix, rows: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
+    fused = module.Wqkv(rows)
+    if module.clip_qkv:
+        fused = fused.clamp(-module.clip_qkv, module.clip_qkv)
+    parts = fused.view(*rows.shape[:2], 3, module.n_heads, -1).permute(2, 0, 3, 1, 4)
+    return module.out_proj(mix(module, *parts, scaling=module.softmax_scale).flatten(2)), None
+
+
+def _xglm(module: Any, mix: Mix, rows: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
+    made = (each(rows) for each in (module.q_proj, module.k_proj, module.v_proj))
+    parts = [rows.unflatten(-1, (module.num_heads, -1)).transpose(1, 2) for rows in made]
+    return module.out_proj(mix(module, *parts, scaling=module.scaling).flatten(2)), None
+
+
+_KNOWN: dict[str, tuple[str, Callable[..., tuple[Tensor, None]]]] = {
+    "BloomAttention": ("forward", _bloom),
+    "CodeGenAttention": ("_attn", _scored),
+    "FalconAttention": ("forward", _falcon),
+    "GPTJAttention": ("_attn", _scored),
+    "GPTNeoSelfAttention": ("_attn", _gpt_neo),
+    "GPTNeoXJapaneseAttention": ("_attn", _scored),
+    "MptAttention": ("forward", _mpt),
+    "XGLMAttention": ("forward", _xglm),
+}
+"""Modules, what of them is replaced, and by what."""
