@@ -55,7 +55,7 @@ class UpConfig(RunConfig, CollectConfig):
     deterministic: bool = Field(False, description="The target's bits never depend on the batch.")
     cpus: Literal["auto", "off"] = Field(
         "auto",
-        description="auto: replicas have cores of their own, if enough; the drafts' also help others.",
+        description="auto: replicas have cores of their own, if enough; the drafts' also serve others.",
     )
     metrics_port: OptionalPort = Field(
         -1,
