@@ -22,7 +22,6 @@ from random import Random
 from secrets import token_hex
 from sys import executable
 
-from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
@@ -35,6 +34,7 @@ from benchmarks.samples import Spread, decode_rate, paired_ratio
 from benchmarks.workload import SEED, Tokens, Workload, load_workload
 from outrider.client import Chunk, Client, Complete
 from outrider.telemetry import spans
+from outrider.telemetry.otlp import request_of
 from scripts.child import ROOT, Child
 from scripts.console import progress, run
 from scripts.local_services import LocalServices, fleet, metric
@@ -128,7 +128,7 @@ def measure_parts() -> dict[str, float]:
             spans.record_span("verify.forward", parent=below, start_ns=1, end_ns=2, attributes=attributes)
 
     def export() -> None:
-        encode_spans(memory.get_finished_spans()).SerializeToString()
+        request_of(memory.get_finished_spans()).SerializeToString()
 
     found = {"record": _least(record), "export": _least(export)}
     spans.shutdown_tracing()

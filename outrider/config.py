@@ -47,28 +47,24 @@ class ProcessConfig(RunConfig):
     """What every process that serves has."""
 
     host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for all.")
-    port: Port = Field(0, description="gRPC port; 0 picks a free one.")
-    cpus: str = Field("", description="CPU list to pin this process to, such as 0 or 0-3; empty: not pinned.")
+    port: Port = Field(0, description="gRPC port; 0: a free one.")
+    cpus: str = Field("", description="Cores to pin this process to, such as 0-3; empty: any.")
     tls_cert: str = Field("", description="PEM certificate chain of this server; empty: plaintext.")
     tls_key: str = Field("", description="PEM private key of tls_cert.")
-    tls_ca: str = Field("", description="PEM authorities; clients must show a certificate of theirs.")
+    tls_ca: str = Field("", description="PEM authorities of the certificates that clients must show.")
 
 
 class ServiceConfig(ProcessConfig):
     """What every gRPC service has."""
 
-    metrics_port: OptionalPort = Field(
-        -1, description="Port of the Prometheus page; 0 picks a free one, -1 serves none."
-    )
-    health_port: OptionalPort = Field(
-        -1, description="Port for probes: health alone, in plaintext; 0 picks a free one, -1: none."
-    )
-    name: str = Field("", description="This replica's name in logs and metrics; empty: host and port.")
+    metrics_port: OptionalPort = Field(-1, description="Prometheus port; 0: a free one, -1: none.")
+    health_port: OptionalPort = Field(-1, description="Plaintext port for probes; 0: a free one, -1: none.")
+    name: str = Field("", description="Name in logs and metrics; empty: host and port.")
     max_request_mb: Positive = Field(64, description="Largest message of a caller, in MiB.")
     max_connection_seconds: float = Field(
         0.0,
         ge=0,
-        description="Longest life of a connection, so that callers look for replicas anew; 0: no limit.",
+        description="Longest life of a connection; callers then look for replicas anew; 0: no limit.",
     )
     reflection: bool = Field(False, description="Serve gRPC reflection.")
 
@@ -83,25 +79,25 @@ class EngineConfig(ServiceConfig):
     )
     weights: Weights = Field(
         "full",
-        description="int8 or int4 rounds the weights of linear layers at load; full: as they are stored.",
+        description="int8 or int4 rounds linear layers at load; full: as stored.",
     )
     kv_dtype: KvDtype = Field(
         "auto",
-        description="fp8 keeps keys and values in 8 bits, of 16-bit models on GPUs; auto: as the model.",
+        description="fp8: keys and values in 8 bits, of 16-bit models on GPUs; auto: as the model.",
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
     threads: Threads = Field(1, description="Torch threads on the CPU.")
     cpu_backend: Literal["auto", "amx", "avx512", "avx2", "onednn"] = Field(
-        "auto", description="Kernels that multiply on the CPU; auto: the fastest on this processor."
+        "auto", description="CPU kernels; auto: the fastest on this processor."
     )
     helper_cpus: str = Field(
-        "", description="CPU list of cores that help with long steps beside other work; empty: none."
+        "", description="Cores that help with long steps beside other work; empty: none."
     )
     max_sessions: Positive = Field(64, description="Most sessions at once.")
     kv_tokens: int = Field(
         0,
         ge=0,
-        description="Tokens that the KV memory holds; 0: 65536, or what half of the free memory holds.",
+        description="Tokens of KV memory; 0: 65536, or what half of the free memory holds.",
     )
     prefix_cache: bool = Field(True, description="Reuse keys and values of equal beginnings.")
     context_length: int = Field(0, ge=0, description="Most tokens of a sequence; 0: the model's own limit.")
@@ -121,17 +117,17 @@ class VerifyConfig(EngineConfig):
         False, description="A token's bits never depend on its batch; refused where library kernels compute."
     )
     generation_config: Literal["auto", "none"] = Field(
-        "auto", description="auto: parameters of the model's generation_config.json where a request has none."
+        "auto", description="auto: defaults of requests from the model's generation_config.json."
     )
     served_name: str = Field("", description="Model name on the wire; empty: the last part of `model`.")
     tensor_parallel: Positive = Field(
-        1, description="Processes that share each layer, each with `threads` or a GPU of its own."
+        1, description="Processes that share each layer, each with `threads` or a GPU."
     )
     tensor_parallel_rank: int = Field(
-        0, ge=0, description="Number of this one, where they are started on several machines; 0 serves."
+        0, ge=0, description="Rank of this one, if each is started by itself; 0 serves."
     )
     tensor_parallel_address: str = Field(
-        "", description="host:port of rank 0 for those of other machines; empty: it starts them here."
+        "", description="host:port of rank 0, if each is started by itself; empty: it starts them here."
     )
 
 
@@ -139,24 +135,18 @@ class DraftConfig(EngineConfig):
     """The draft service."""
 
     kind: Literal["model", "eagle", "lookup"] = Field(
-        "model", description="A draft model, an EAGLE-3 head (found out for model too), or prompt lookup."
+        "model", description="Draft model, EAGLE-3 head (found out for model too), or prompt lookup."
     )
-    target: str = Field(
-        "", description="Folder or hub id of an EAGLE head's target: it uses its embedding and tokenizer."
-    )
-    skip_layers: str = Field(
-        "", description="Layers to leave out, counted from 0, such as 4-9 or 2,5-7; empty: none."
-    )
+    target: str = Field("", description="Folder or hub id of an EAGLE head's target.")
+    skip_layers: str = Field("", description="Layers to leave out, from 0, such as 2,5-7; empty: none.")
     shadow: bool = Field(
         False,
-        description="Proposals are compared with the text, not verified, until `outrider drafts promote`.",
+        description="Proposals are compared, not verified, until `outrider drafts promote`.",
     )
     reload_model: bool = Field(
-        False, description="Take up new weights when files of `model` change; both are in memory meanwhile."
+        False, description="Take up new weights when files of `model` change; both in memory meanwhile."
     )
-    tokenizer: str = Field(
-        "", description="Folder or hub id of the tokenizer, for kind=lookup; empty: any target."
-    )
+    tokenizer: str = Field("", description="Tokenizer for kind=lookup; empty: any target.")
     expansions: Positive = Field(8, description="Most nodes expanded in one forward.")
     children: Positive = Field(8, description="Most children of one node.")
     max_nodes: Positive = Field(256, le=MAX_TREE_NODES, description="Most nodes of a session's tree.")
@@ -166,7 +156,7 @@ class DraftConfig(EngineConfig):
 class CallerConfig(Settings):
     """What processes that call other services have."""
 
-    tls_client_cert: str = Field("", description="PEM certificate shown to the services that it calls.")
+    tls_client_cert: str = Field("", description="PEM certificate shown to services.")
     tls_client_key: str = Field("", description="PEM private key of tls_client_cert.")
     tls_client_ca: str = Field("", description="PEM authorities of these services; empty: plaintext to them.")
 
@@ -175,11 +165,11 @@ class CollectConfig(Settings):
     """What is kept for drafts to learn from."""
 
     collect: str = Field(
-        "", description="Folder for served tokens, prompts too, for `outrider distill`; empty: none are kept."
+        "", description="Folder for tokens, prompts too, for `outrider distill`; empty: none are kept."
     )
     collect_share: float = Field(0.05, gt=0, le=1, description="Share of the requests that are collected.")
     collect_max_mb: Positive = Field(
-        256, description="Size of all collected files together, in MiB; the oldest make room."
+        256, description="Size of all collected files, in MiB; the oldest make room."
     )
 
 
@@ -193,14 +183,14 @@ class OrchestratorConfig(ServiceConfig, CallerConfig, CollectConfig):
     )
     draft: tuple[str, ...] = Field((), description="Draft replicas, likewise.")
     require_fit: bool = Field(
-        False, description="A draft that does not fit ends the process at start; off: it is left out."
+        False, description="A draft that does not fit ends the process; off: is left out."
     )
     replicas_file: str = Field(
         "", description="File with lines 'verify host:port' or 'draft host:port', watched."
     )
     discovery_seconds: float = Field(2.0, gt=0, description="Period of DNS polls and replica checks.")
     max_running: int = Field(
-        0, ge=0, description="Most continuations at once; 0: as many as verify replicas have room for."
+        0, ge=0, description="Most continuations at once; 0: what verify replicas have room for."
     )
     max_queued: int = Field(256, ge=0, description="Most requests that wait to begin.")
     default_max_tokens: int = Field(
@@ -214,13 +204,13 @@ class OrchestratorConfig(ServiceConfig, CallerConfig, CollectConfig):
         1,
         ge=1,
         le=8,
-        description="Draft replicas that one session uses at once; their nodes become one tree.",
+        description="Drafts that one session uses at once.",
     )
     shadow_share: float = Field(
-        0.1, ge=0, le=1, description="Share of the sessions with drafts that a shadow drafts for too."
+        0.1, ge=0, le=1, description="Share of the sessions that a shadow drafts for too."
     )
     promote_shadows: bool = Field(
-        False, description="A shadow that foresees more changes places with a draft replica by itself."
+        False, description="A better shadow changes places with a draft replica by itself."
     )
     breaker_failures: Positive = Field(3, description="Failures in a row that keep a replica out.")
     breaker_seconds: float = Field(5.0, gt=0, description="How long a replica is kept out.")
@@ -228,19 +218,15 @@ class OrchestratorConfig(ServiceConfig, CallerConfig, CollectConfig):
         0, ge=0, description="Sessions that a draft replica serves well, for scaling; 0: learned."
     )
     auth_tokens_file: str = Field(
-        "", description="File of bearer tokens, one per line, read again when it changes; empty: none needed."
+        "", description="File of bearer tokens, one per line, watched; empty: none needed."
     )
     client_rate: float = Field(
         0.0, ge=0, le=1e6, description="Requests per second of one client (token, else address); 0: no limit."
     )
     client_burst: Positive = Field(32, description="Requests that a limited client may make at once.")
     request_log: bool = Field(True, description="Log a line for each request, without its text.")
-    trace_detail: TraceDetail = Field(
-        "all", description="Which sampled requests have spans of their steps; slow ones by the orchestrator."
-    )
-    trace_slow_seconds: float = Field(
-        10.0, ge=0, description="From here on a request is slow, for trace_detail."
-    )
+    trace_detail: TraceDetail = Field("all", description="Which sampled requests have spans of their steps.")
+    trace_slow_seconds: float = Field(10.0, ge=0, description="From here on a request is slow.")
 
 
 class GatewayConfig(ProcessConfig, CallerConfig):
@@ -250,20 +236,18 @@ class GatewayConfig(ProcessConfig, CallerConfig):
     listen_fd: int = Field(-1, ge=-1, description="A bound socket in place of host and port; -1: none.")
     orchestrator: str = Field(
         "127.0.0.1:7700",
-        description="The orchestrators: host:port, or what gRPC resolves such as dns:name:port.",
+        description="Orchestrators: host:port, or what gRPC resolves, such as dns:name:port.",
     )
     max_request_mb: Positive = Field(8, description="Largest body of a request, in MiB.")
     deadline_seconds: float = Field(600.0, gt=0, description="Longest time of a request.")
-    page: bool = Field(True, description="Serve a page at / that shows what speculation does.")
-    response_metrics: bool = Field(
-        False, description="Answers carry times and speculation's counts, as vLLM's `metrics`."
-    )
+    page: bool = Field(True, description="Serve the page at /.")
+    response_metrics: bool = Field(False, description="Answers carry vLLM's `metrics`.")
     metrics_port: OptionalPort = Field(
-        -1, description="Port for probes and Prometheus, in plaintext; 0 picks a free one, -1: none."
+        -1, description="Plaintext port for probes and Prometheus; 0: a free one, -1: none."
     )
     tool_call_parser: Literal["none", "hermes", "llama3"] = Field(
-        "none", description="How the model writes calls of tools; none: refused."
+        "none", description="How the model writes tool calls; none: refused."
     )
     auth_tokens_file: str = Field(
-        "", description="File of bearer tokens, one per line; empty: the orchestrator alone looks at tokens."
+        "", description="File of bearer tokens, one per line; empty: the orchestrator looks at them."
     )

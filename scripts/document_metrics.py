@@ -44,73 +44,64 @@ QUERIES = {
 INTRODUCTION = f"""\
 # Metrics
 
-`make docs` writes this page from the instruments.
+`make docs` writes this page.
 
-Services serve a Prometheus page when `metrics_port` is set; the gateway also has it on its HTTP port. Names
-of counters end in `_total`; they are raw, so that they add up over replicas. Of the others, all but
-histograms are gauges. Times are in seconds. Dashboards are in `k8s/components/`; in these pictures both
-drafts are killed near the end: [speculation](images/dashboard-speculation.png),
-[serving](images/dashboard-serving.png), [capacity](images/dashboard-capacity.png).
+Services serve a Prometheus page when `metrics_port` is set; the gateway also has it on its HTTP port.
+Counters end in `_total`; of the others, all but histograms are gauges. Times are in seconds. Dashboards are
+in `k8s/components/`; in these pictures both drafts are killed near the end:
+[speculation](images/dashboard-speculation.png), [serving](images/dashboard-serving.png),
+[capacity](images/dashboard-capacity.png). `outrider top` (`pip install 'outrider[cli]'`) shows the most
+important figures on a terminal; `outrider up --metrics-port 9464` says where its pages are, `dns:name:port`
+stands for all addresses of a name.
 
-`outrider top` (`pip install 'outrider[cli]'`) shows the most important figures on a terminal.
-`outrider up --metrics-port 9464` says where its pages are; `dns:name:port` stands for all addresses of a
-name.
-
-The orchestrator's histograms carry trace ids as exemplars, for Prometheus with
-`--enable-feature=exemplar-storage`. Labels are bounded: {MAX_TASKS} values of `task`, and of each of a
-caller's `labels` (the rest is `other`, none is `none`), the {MAX_REPLICAS} last endpoints of `draft`, the
-{MAX_MODELS} last names of `model`, positions from 1 to {MAX_POSITION}.
+Labels are bounded: {MAX_TASKS} values of `task`, and of each of a caller's `labels` (the rest is `other`,
+none is `none`), the {MAX_REPLICAS} last endpoints of `draft`, the {MAX_MODELS} last names of `model`,
+positions from 1 to {MAX_POSITION}. The orchestrator's histograms carry trace ids as exemplars (Prometheus:
+`--enable-feature=exemplar-storage`).
 
 ## Queries
 
-**Pipeline efficiency**: time of a session's steps over the period of its rounds; 1 is the best.
+**Pipeline efficiency**: a session's steps over its rounds; 1 is the best.
 
 ```promql
 {QUERIES["efficiency"]}
 ```
 
-**Idle share of the target**; the better figure with several sessions:
+**Idle share of the target**, better with several sessions:
 
 ```promql
 {QUERIES["idle"]}
 ```
 
-**Acceptance length**: tokens per step, the bonus token included; 1 without speculation.
+**Acceptance length**: tokens per step, the bonus token included.
 
 ```promql
 {QUERIES["length"]}
 ```
 
-**Acceptance at a position**, by task; the orchestrator has the same by draft replica:
+**Acceptance at a position**:
 
 ```promql
 {QUERIES["acceptance"]}
 ```
 
-In each bucket `calibration_accepted` should equal `calibration_predicted`; if lower, drafts promise too much.
+Where `calibration_accepted` is below `calibration_predicted` of its bucket, drafts promise too much.
 
 ## When the draft pool is short
 
-The pool is short when sessions want a draft and have none:
+Sessions want a draft and have none, or the target idles and a draft answers a verdict later than a target
+step takes. Idle with a short lag comes from the network or the orchestrator.
 
 ```promql
 {QUERIES["missing"]}
-```
-
-or when the target idles, and a draft answers a verdict later than a target step takes. Idle with a short lag
-comes from the network or the orchestrator.
-
-```promql
 {QUERIES["slow"]}
 ```
-
-`draft_sessions_wanted` against `draft_slots` warns before that.
 
 ## How many draft replicas are needed
 
 `outrider_draft_replicas_desired` is the mean number of sessions that want drafts, over the number that one
 replica serves well: four fifths of its slots, and less once the pool was short. Each orchestrator exports its
-own share, so add up and round up; KEDA asks one orchestrator and gets the sum.
+own share; KEDA asks one orchestrator and gets the sum.
 
 ```promql
 {QUERIES["replicas"]}
@@ -118,9 +109,9 @@ own share, so add up and round up; KEDA asks one orchestrator and gets the sum.
 
 ## Names that others use
 
-Inference gateways (Gateway API Inference Extension) choose orchestrators by TotalQueuedRequests,
-TotalRunningRequests and KVCacheUtilization: `outrider_orchestrator_requests_queued`, `..._requests_running`,
-`..._kv_utilization`. Of vLLM's names (`vllm:...`), `spec_decode_num_drafts_total` is
+Inference gateways (Gateway API Inference Extension): TotalQueuedRequests, TotalRunningRequests and
+KVCacheUtilization are `outrider_orchestrator_requests_queued`, `..._requests_running` and
+`..._kv_utilization`. vLLM's `spec_decode_num_drafts_total` is
 `outrider_verify_position_verified_total{{position="1"}}`, `spec_decode_num_draft_tokens_total`
 `outrider_verify_nodes_verified_total`, `spec_decode_num_accepted_tokens_total`
 `outrider_verify_nodes_accepted_total`, `generation_tokens_total` `outrider_orchestrator_tokens_total`,

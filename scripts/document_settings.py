@@ -42,7 +42,7 @@ SHARED: dict[type[Settings], str] = {
 INTRODUCTION = """\
 # Configuration
 
-`make docs` writes this page from the settings classes.
+`make docs` writes this page.
 
 A setting is a flag, an environment variable and a key in a TOML file, in this order of precedence:
 
@@ -51,13 +51,13 @@ A setting is a flag, an environment variable and a key in a TOML file, in this o
     max_sessions = 16       # below [verify], in the file that --config or OUTRIDER_CONFIG names
 
 `--print-config` prints every value with its source. Repeat the flag of a list, or separate items by commas.
-Settings that services share have each service's own prefix; a service's own row wins. `OTEL_*` variables are
-for [traces](tracing.md). Below, `=` precedes the default.
+Shared settings have each service's own prefix; a service's own row wins. `OTEL_*` variables are for
+[traces](tracing.md). Below, `=` precedes the default.
 
-Exit statuses: 0, the command did its work, or was told to end; 1, it failed; 2, it was used wrongly (a flag,
-a setting, a missing file, a port in use, a pair that does not fit); 130, Ctrl-C ended `generate` or
-`timeline`. With 1 and 2, one sentence on standard error says why. `outrider up` ends when a process does not
-start, and restarts one that crashes later.
+Exit statuses: 0, done, or told to end; 1, failed; 2, used wrongly (a flag, a setting, a missing file, a port
+in use, a pair that does not fit); 130, Ctrl-C ended `generate` or `timeline`. With 1 and 2, one sentence on
+standard error says why. `outrider up` ends when a process does not start, and restarts one that crashes
+later.
 """
 
 

@@ -22,11 +22,11 @@ class GatewayInstruments:
         self.described = make.made
         """All metrics of our own names."""
         self._finished = make.counter("requests", "Requests answered.", "endpoint", "status")
-        self.aborted = make.counter("requests_aborted", "Requests whose caller went before the end.")
+        self.aborted = make.counter("requests_aborted", "Requests whose caller had gone.")
         self.running = make.gauge("requests_running", "Requests that run.")
         self.first_text = make.histogram(
             "time_to_first_token_seconds",
-            "Time from a body to its first text.",
+            "Time to the first text.",
             FIRST_TOKEN_BUCKETS,
         )
         self._seconds = make.histogram("request_seconds", "Time of a whole request.", DURATION_BUCKETS)

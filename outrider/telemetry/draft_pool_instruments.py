@@ -11,29 +11,25 @@ class DraftPoolInstruments:
     """Whether there are enough drafts; `docs/metrics.md` says when the pool is short."""
 
     def __init__(self, make: Maker) -> None:
-        self.wanted: Gauge = make.gauge(
-            "draft_sessions_wanted", "Running sessions that want a draft replica."
-        )
-        self.waiting: Gauge = make.gauge("draft_sessions_waiting", "Those of them that have none open.")
+        self.wanted: Gauge = make.gauge("draft_sessions_wanted", "Sessions that want a draft.")
+        self.waiting: Gauge = make.gauge("draft_sessions_waiting", "Of them, those without.")
         self.parkings: Counter = make.counter("draft_parkings", "Drafts ended because drafting did not pay.")
         self.slots: Gauge = make.gauge("draft_slots", "Sessions that draft replicas have room for.")
         self.per_replica: Gauge = make.gauge(
-            "draft_sessions_per_replica", "Sessions that one draft replica serves well."
+            "draft_sessions_per_replica", "Sessions that a draft replica serves well."
         )
         pool = Maker("outrider_draft", make.registry)
         self.replicas_desired: Gauge = pool.gauge(
             "replicas_desired",
-            "Draft replicas that this orchestrator's sessions need.",
+            "Draft replicas that this orchestrator needs.",
         )
         make.made += pool.made
         self.wanted_seconds: Counter = make.counter(
-            "draft_wanted_seconds", "Session time between verdicts in which drafts were wanted."
+            "draft_wanted_seconds", "Session time in which drafts were wanted."
         )
-        self.missing_seconds: Counter = make.counter(
-            "draft_missing_seconds", "The part of it without an open draft replica."
-        )
+        self.missing_seconds: Counter = make.counter("draft_missing_seconds", "Of it, without a draft.")
         self.idle_seconds: Counter = make.counter(
-            "draft_idle_seconds", "The part of it in which the target ran no step."
+            "draft_idle_seconds", "Of it, without a step of the target."
         )
         self.lag_seconds = make.histogram(
             "draft_lag_seconds",

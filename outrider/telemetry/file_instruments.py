@@ -16,12 +16,10 @@ class FileInstruments:
     """Files that are renewed while a service runs: certificates and tokens."""
 
     def __init__(self, make: Maker) -> None:
-        self._refused = make.counter(
-            "files_refused", "New certificates or tokens that could not be used.", "files"
-        )
+        self._refused = make.counter("files_refused", "New files that could not be used.", "files")
         self._expires = make.gauge(
             "certificate_expires_timestamp_seconds",
-            "Unix time when the certificate in use expires, or 0.",
+            "When the certificate expires, in Unix time, or 0.",
             "files",
         )
         start_at_zero(self._refused, CERTIFICATES)

@@ -74,18 +74,18 @@ class VerifyInstruments:
         self._positions = Children(
             lambda key: (Positions(verified, task=key[0]), Positions(accepted, task=key[0])), MAX_TASKS + 2
         )
-        self._lookup = make.counter("lookup_nodes_verified", "Verified nodes that came from prompt lookup.")
-        self.nodes_dropped = make.counter("nodes_dropped", "Proposed nodes that were stale when they came.")
+        self._lookup = make.counter("lookup_nodes_verified", "Verified nodes of prompt lookup.")
+        self.nodes_dropped = make.counter("nodes_dropped", "Proposed nodes that came stale.")
         self._estimates = Estimates(make)
-        self._step_seconds = make.histogram("step_seconds", "Time of a verify step.", STEP_BUCKETS)
-        self._step_tokens = make.histogram("step_tokens", "Tokens of a verify step's forward.", SIZE_BUCKETS)
-        self._step_sessions = make.histogram("step_sessions", "Sessions of a verify step.", SIZE_BUCKETS)
-        self.idle = make.counter("idle_seconds", "Time without a step although sessions were open.")
+        self._step_seconds = make.histogram("step_seconds", "Time of a step.", STEP_BUCKETS)
+        self._step_tokens = make.histogram("step_tokens", "Tokens of a step's forward.", SIZE_BUCKETS)
+        self._step_sessions = make.histogram("step_sessions", "Sessions of a step.", SIZE_BUCKETS)
+        self.idle = make.counter("idle_seconds", "Time without a step, with sessions open.")
         self.sessions = make.gauge("sessions", "Open sessions.")
         self.queued = make.gauge("queued_sessions", "Sessions that wait for KV pages.")
         self.pages = PageMetrics(make)
         self.capacity = Capacity(make)
-        self.preempted = make.counter("preemptions", "Sessions paused because no KV page was left.")
+        self.preempted = make.counter("preemptions", "Sessions paused for want of KV pages.")
         self.stale_handles = make.counter("stale_handles", "KV handles refused.", "reason")
         start_at_zero(self.stale_handles, ("replica", "incarnation", "lease"))
         self.files = FileInstruments(make)
@@ -132,11 +132,11 @@ def _by_task(make: Maker) -> Bundle:
         steps=counter("steps", "Session steps."),
         tokens=counter("tokens", "Tokens committed."),
         verified=counter("nodes_verified", "Candidate nodes verified."),
-        accepted=counter("nodes_accepted", "Tokens committed because a node matched."),
-        hits=counter("hits", "Steps whose bonus token was already a candidate."),
-        seconds=counter("round_seconds", "Time between verdicts of a session, after its first."),
-        busy=counter("round_busy_seconds", "The part of it that the session's step took."),
-        idle=counter("round_idle_seconds", "The part of it in which the target ran no step."),
+        accepted=counter("nodes_accepted", "Tokens that matched a node."),
+        hits=counter("hits", "Steps whose bonus token was a candidate."),
+        seconds=counter("round_seconds", "Time between a session's verdicts, after the first."),
+        busy=counter("round_busy_seconds", "Of it, the session's step."),
+        idle=counter("round_idle_seconds", "Of it, without a step of the target."),
     )
 
 
@@ -147,17 +147,17 @@ class DraftInstruments:
         make = Maker("outrider_draft", registry)
         self.described = make.made
         tasks = Tasks()
-        self._seconds = make.histogram("step_seconds", "Time of a draft forward with ranking.", STEP_BUCKETS)
+        self._seconds = make.histogram("step_seconds", "Time of a draft forward.", STEP_BUCKETS)
         self._step_sessions = make.histogram("step_sessions", "Sessions of a draft forward.", SIZE_BUCKETS)
         self.nodes = ByTask(tasks, make.counter("nodes", "Nodes sent in token blocks.", "task"))
-        wasted = make.counter("nodes_wasted", "Sent nodes dropped because the target went elsewhere.", "task")
+        wasted = make.counter("nodes_wasted", "Sent nodes dropped, as the target went elsewhere.", "task")
         self.wasted = ByTask(tasks, wasted)
         self.starved = ByTask(
             tasks, make.counter("starvations", "Verdicts that left the target without candidates.", "task")
         )
         self.lag = make.histogram(
             "lag_seconds",
-            "Time from a verdict to the session's next token block.",
+            "Time from a verdict to the next block.",
             STEP_BUCKETS,
         )
         self.sessions = make.gauge("sessions", "Open sessions.")
@@ -187,15 +187,13 @@ class OrchestratorInstruments:
         self.rejected = make.counter("requests_rejected", "Requests refused.", "reason")
         self._finished = make.counter("requests_finished", "Continuations ended.", "reason")
         self._tokens = make.counter("tokens", "Tokens generated.")
-        self._queue_seconds = make.histogram(
-            "queue_seconds", "Time that an admitted request waited.", FIRST_TOKEN_BUCKETS
-        )
+        self._queue_seconds = make.histogram("queue_seconds", "Time to admission.", FIRST_TOKEN_BUCKETS)
         self.requests = request_metrics(make)
         self.queued = make.gauge("requests_queued", "Requests that wait for admission.")
         self.running = make.gauge("requests_running", "Requests that run.")
-        self.kv_utilization = make.gauge("kv_utilization", "Share of the verify replicas' KV pages in use.")
+        self.kv_utilization = make.gauge("kv_utilization", "Share of KV pages in use.")
         self.fallbacks = make.counter("fallbacks", "Times a request lost a replica.", "kind")
-        self.kv_moves = make.counter("kv_moves", "Sessions whose keys and values were to move.", "outcome")
+        self.kv_moves = make.counter("kv_moves", "Sessions that were to move.", "outcome")
         start_at_zero(self.kv_moves, ("moved", "recomputed"))
         self.replicas = make.gauge("replicas", "Known replicas.", "kind", "state")
         start_at_zero(self.rejected, REJECTIONS)

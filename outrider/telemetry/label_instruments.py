@@ -14,7 +14,7 @@ class LabelInstruments:
     def __init__(self, make: Maker) -> None:
         labels = ("label", "value")
         self._requests = make.counter("labelled_requests", "Requests that ended, by label.", *labels)
-        self._tokens = make.counter("labelled_tokens", "Tokens generated, by label of the request.", *labels)
+        self._tokens = make.counter("labelled_tokens", "Tokens generated, by label.", *labels)
         self._names = Tasks()
         self._values: defaultdict[str, Tasks] = defaultdict(Tasks)
 

@@ -162,8 +162,8 @@ class PageMetrics:
 
     def __init__(self, make: Maker) -> None:
         self._total = make.gauge("pages", "KV pages in all.")
-        self._used = make.gauge("pages_used", "KV pages that sessions or leases hold.")
-        self._cached = make.gauge("pages_cached", "KV pages kept for reuse; reclaimed when needed.")
+        self._used = make.gauge("pages_used", "KV pages of sessions and leases.")
+        self._cached = make.gauge("pages_cached", "KV pages kept for reuse.")
         self._free = make.gauge("pages_free", "KV pages that hold nothing.")
         self._utilization = make.gauge("kv_utilization", "Share of the KV pages in use.")
 
@@ -180,9 +180,9 @@ class Capacity:
     """Sessions that a replica has room for, and memory of its model's device, asked when the page is read."""
 
     def __init__(self, make: Maker) -> None:
-        self._limit = make.gauge("session_limit", "Sessions that may be open at once.")
-        self._total = make.gauge("device_memory_bytes", "Memory of the model's device.")
-        self._free = make.gauge("device_memory_free_bytes", "Unused memory of the model's device.")
+        self._limit = make.gauge("session_limit", "Most sessions.")
+        self._total = make.gauge("device_memory_bytes", "Memory of the device.")
+        self._free = make.gauge("device_memory_free_bytes", "Free memory of the device.")
 
     def set(self, sessions: int, free_and_total: Callable[[], tuple[int, int]]) -> None:
         """What there is; `free_and_total` tells bytes of the device, now."""
@@ -200,8 +200,8 @@ class Estimates(Collector):
     BUCKETS = 10
     NAMES = (
         ("calibration_nodes", "Verified nodes by estimated reach."),
-        ("calibration_predicted", "Sum of their estimated reaches."),
-        ("calibration_accepted", "Those of them that were accepted."),
+        ("calibration_predicted", "Sum of their estimates."),
+        ("calibration_accepted", "Those that were accepted."),
     )
 
     def __init__(self, make: Maker) -> None:

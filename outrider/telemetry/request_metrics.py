@@ -19,11 +19,11 @@ def request_metrics(make: Maker) -> Bundle:
     return Bundle(
         MAX_MODELS,
         seconds=make.histogram(
-            "request_seconds", "Time from a request's arrival to its end.", DURATION_BUCKETS, model
+            "request_seconds", "Time of a request, in the queue too.", DURATION_BUCKETS, model
         ),
         first=make.histogram(
             "time_to_first_token_seconds",
-            "Time from a request's arrival to its first token, in the queue too.",
+            "Time to the first token, in the queue too.",
             FIRST_TOKEN_BUCKETS,
             model,
         ),
@@ -32,13 +32,11 @@ def request_metrics(make: Maker) -> Bundle:
         ),
         gap=make.histogram(
             "delivery_gap_seconds",
-            "Time from one delivery of tokens to the next of its continuation: the pauses in a text.",
+            "Pauses in a text.",
             TOKEN_BUCKETS,
             model,
         ),
         prompt=make.histogram("prompt_tokens", "Tokens of a prompt.", LENGTH_BUCKETS, model),
-        output=make.histogram("output_tokens", "Tokens generated of a continuation.", LENGTH_BUCKETS, model),
-        cached=make.counter(
-            "prompt_tokens_cached", "Prompt tokens whose keys and values were at hand.", model
-        ),
+        output=make.histogram("output_tokens", "Tokens of a continuation.", LENGTH_BUCKETS, model),
+        cached=make.counter("prompt_tokens_cached", "Prompt tokens found cached.", model),
     )

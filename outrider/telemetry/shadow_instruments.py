@@ -26,19 +26,15 @@ class ShadowInstruments:
         self._tasks = Tasks()
         self._compared = Bundle(
             MAX_TASKS * 8,
-            tokens=make.counter(
-                "compared_tokens", "Tokens committed in sessions that have a shadow.", *labels
-            ),
-            proposed=make.counter(
-                "compared_proposed", "Those of them that the draft proposed something for.", *labels
-            ),
-            foreseen=make.counter("compared_foreseen", "Those of them that were its first choice.", *labels),
+            tokens=make.counter("compared_tokens", "Tokens committed in sessions with a shadow.", *labels),
+            proposed=make.counter("compared_proposed", "Of them, those with a proposal.", *labels),
+            foreseen=make.counter("compared_foreseen", "Of them, those proposed first.", *labels),
         )
         self._failures = make.counter("shadow_failures", "Shadows that ended by an error.", "reason")
         self._promotions = make.counter("promotions", "Shadows that were promoted.")
         self._weights = make.gauge(
             "draft_weights",
-            "1 for each draft replica, with its weights and role.",
+            "1 for each draft replica.",
             "draft",
             "version",
             "role",

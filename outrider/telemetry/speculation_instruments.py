@@ -25,15 +25,13 @@ class SpeculationInstruments:
         labels = ("task", "draft")
         self._steps = Bundle(
             MAX_REPLICAS * 4,
-            steps=make.counter("steps", "Verify steps of all requests.", *labels),
+            steps=make.counter("steps", "Verify steps.", *labels),
             nodes=make.counter("nodes_verified", "Candidate nodes verified.", *labels),
-            accepted=make.counter("tokens_accepted", "Tokens committed because a node matched.", *labels),
-            hits=make.counter("hits", "Steps whose bonus token was already a candidate.", *labels),
-            undrafted=make.counter("undrafted_steps", "Steps without a node of a draft replica.", *labels),
-            drifts=make.counter("drifts", "Falls of acceptance that the drift detector found.", *labels),
-            statistic=make.gauge(
-                "drift_statistic", "How near the drift detector is to its next alarm, 0 to 1.", *labels
-            ),
+            accepted=make.counter("tokens_accepted", "Tokens that matched a node.", *labels),
+            hits=make.counter("hits", "Steps whose bonus token was a candidate.", *labels),
+            undrafted=make.counter("undrafted_steps", "Steps without nodes of a draft replica.", *labels),
+            drifts=make.counter("drifts", "Falls of acceptance.", *labels),
+            statistic=make.gauge("drift_statistic", "How near the next alarm is, 0 to 1.", *labels),
         )
         self._positions = (
             make.counter("position_verified", "Steps that verified this deep.", "position", "draft"),

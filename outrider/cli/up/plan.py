@@ -26,27 +26,25 @@ class UpConfig(RunConfig, CollectConfig):
     draft: tuple[str, ...] = Field(
         (LOOKUP,),
         min_length=1,
-        description="Folder or hub id of a draft model or an EAGLE head, lookup or none; several for drafts "
-        "of different kinds.",
+        description="Folder or hub id of a draft model or EAGLE head, lookup, none, or several kinds.",
     )
     drafts_per_session: Positive = Field(1, description="Drafts that one session uses at once.")
     weights: Weights = Field("full", description="int8 and int4 round the target's.")
-    draft_weights: Weights = Field("full", description="int8 and int4 round draft models.")
+    draft_weights: Weights = Field("full", description="Rounds draft models.")
     kv_dtype: KvDtype = Field("auto", description="fp8 keeps the target's keys and values in 8 bits.")
-    draft_kv_dtype: KvDtype = Field("auto", description="fp8 is for keys and values of draft models.")
+    draft_kv_dtype: KvDtype = Field("auto", description="Keys and values of draft models.")
     draft_skip_layers: str = Field(
-        "", description="Layers to leave out where the target is its own draft, such as 4-9."
+        "", description="Layers to leave out of a target that drafts for itself, such as 4-9."
     )
     host: str = Field("127.0.0.1", description="Address that the orchestrator listens on; 0.0.0.0 for all.")
-    port: Port = Field(7700, description="Port of the orchestrator; 0 picks a free one.")
+    port: Port = Field(7700, description="Port of the orchestrator; 0: a free one.")
     http_port: OptionalPort = Field(
         8000,
-        description="Port of the OpenAI API over HTTP; 0 picks a free one, -1: none. Unless it is set, "
-        "another is taken where it is in use.",
+        description="Port of the OpenAI API; 0: a free one, -1: none. Unless set, another if in use.",
     )
     dtype: str = Field("auto", description="auto, float32, bfloat16 or float16, of both models.")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
-    draft_device: str = Field("", description="Device of the draft model; empty: same as device.")
+    draft_device: str = Field("", description="Device of the draft; empty: as device.")
     drafts: Positive = Field(1, le=MAX_REPLICAS, description="Draft replicas of each kind.")
     verifies: Positive = Field(1, le=MAX_REPLICAS, description="Verify replicas.")
     threads: Threads = Field(1, description="Torch threads of each replica.")
@@ -57,8 +55,7 @@ class UpConfig(RunConfig, CollectConfig):
     deterministic: bool = Field(False, description="The target's bits never depend on the batch.")
     cpus: Literal["auto", "off"] = Field(
         "auto",
-        description="auto: where there are enough, every replica has cores of its own; the drafts' "
-        "also serve the orchestrator and the target's long steps.",
+        description="auto: replicas have cores of their own, if enough; the drafts' also serve others.",
     )
     metrics_port: OptionalPort = Field(
         -1,
