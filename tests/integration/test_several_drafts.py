@@ -23,7 +23,7 @@ from tests.integration.reference import assert_same
 
 TOKENS = 24
 CHOSEN = ("greedy", "T=0.7 top-p 0.9", "T=1")
-PATIENT = {"breaker_failures": 1_000_000, "breaker_seconds": 0.001, "draft_open_timeout_ms": 200}
+PATIENT = {"breaker_failures": 1_000_000, "breaker_seconds": 0.001, "draft_open_timeout_ms": 1000}
 """A refused attack must not keep the next one out."""
 
 
