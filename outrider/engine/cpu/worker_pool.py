@@ -9,9 +9,12 @@ taken is not waited for: a core that is busy does not hold up the rest.
 from __future__ import annotations
 
 import os
+import weakref
+from _thread import LockType
 from collections.abc import Callable, Sequence
-from concurrent.futures import BrokenExecutor, ThreadPoolExecutor, wait
-from typing import TypeVar
+from functools import partial
+from threading import Lock, Thread
+from typing import TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +23,7 @@ from outrider.engine.cpu.panels import aligned
 from outrider.protocol.errors import ConfigError
 
 _T = TypeVar("_T")
+_Job: TypeAlias = Callable[[], None]
 HELPED_ROWS = 15
 """Helpers join from so many rows on while their cores have other work. With drafts at work and one session,
 helpers from 1 row on made AUTO slower on a Xeon with AMX: 0.95 (T = 0), 0.74 (T = 1) of the tokens/s."""
@@ -36,7 +40,7 @@ class WorkerPool:
 
     def __init__(self, threads: int = 1, helper_cores: Sequence[int] = ()) -> None:
         self._threads = threads
-        members = [ThreadPoolExecutor(1, "worker") for _ in range(threads - 1)]
+        members = [_Member("worker") for _ in range(threads - 1)]
         self._others = members + [_helper(core) for core in helper_cores]
         self._rooms: dict[int, Tensor] = {}
         self.helpers_idle = False
@@ -65,26 +69,63 @@ class WorkerPool:
             for part in left:
                 work(member, part)
 
-        others = [other.submit(work_off, member) for member, other in enumerate(self._others[: size - 1], 1)]
+        others = self._others[: size - 1]
+        for member, other in enumerate(others, 1):
+            other.begin(partial(work_off, member))
         try:
             work_off(0)
         finally:
             begun = [other for other in others if not other.cancel()]
-            wait(begun)
-        for other in begun:
-            other.result()
+            errors = [error for other in begun if (error := other.wait()) is not None]
+        if errors:
+            raise errors[0]
 
 
-def _helper(core: int) -> ThreadPoolExecutor:
+class _Member:
+    """A thread that does one job at a time, woken by a lock: a future costs several times as much."""
+
+    def __init__(self, name: str) -> None:
+        self._begun, self._done = Lock(), Lock()
+        self._begun.acquire()
+        self._done.acquire()
+        self._jobs: list[_Job] = []
+        self._errors: list[BaseException] = []
+        arguments = self._begun, self._done, self._jobs, self._errors
+        Thread(target=_work, args=arguments, name=name, daemon=True).start()
+        weakref.finalize(self, self._begun.release)  # without a job the thread ends
+
+    def begin(self, job: _Job) -> None:
+        """Hand over a job; `cancel` or `wait` has to follow."""
+        self._jobs.append(job)
+        self._begun.release()
+
+    def cancel(self) -> bool:
+        """Take the job back; False when it has begun."""
+        if not self._begun.acquire(blocking=False):
+            return False
+        self._jobs.clear()
+        return True
+
+    def wait(self) -> BaseException | None:
+        """Wait until the job is done; what it raised."""
+        self._done.acquire()
+        return self._errors.pop() if self._errors else None
+
+
+def _work(begun: LockType, done: LockType, jobs: list[_Job], errors: list[BaseException]) -> None:
+    """The thread of a member: it knows nothing of it, so that the member can go."""
+    while begun.acquire() and jobs:
+        try:
+            jobs.pop()()
+        except BaseException as error:  # the caller's to raise
+            errors.append(error)
+        done.release()
+
+
+def _helper(core: int) -> _Member:
     """A thread on a core, and the proof that it runs there."""
-    helper = ThreadPoolExecutor(1, "helper", _pin, (core,))
-    try:
-        helper.submit(int).result()
-    except BrokenExecutor as error:
+    helper = _Member("helper")
+    helper.begin(partial(os.sched_setaffinity, 0, {core}))
+    if (error := helper.wait()) is not None:
         raise ConfigError(f"helper_cpus: core {core} cannot be used by this process; name others") from error
     return helper
-
-
-def _pin(core: int) -> None:
-    """Keep the calling thread on a core."""
-    os.sched_setaffinity(0, {core})

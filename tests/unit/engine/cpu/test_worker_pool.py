@@ -33,11 +33,37 @@ def test_helpers_whose_cores_are_idle_work_in_every_step() -> None:
 
 def test_a_member_that_is_busy_elsewhere_is_not_waited_for() -> None:
     """Its core has other work: the caller does all parts."""
-    workers, done, free = WorkerPool(2), [], threading.Event()
-    workers._others[0].submit(free.wait)
+    workers, done, begun, free = WorkerPool(2), [], threading.Event(), threading.Event()
+
+    def other_work() -> None:
+        begun.set()
+        free.wait()
+
+    workers._others[0].begin(other_work)
+    begun.wait()
     workers.share(2, range(10), lambda member, part: done.append((part, member)))
     free.set()
     assert done == [(part, 0) for part in range(10)]
+
+
+def test_members_end_with_their_pool() -> None:
+    """A model that is let go leaves no thread behind."""
+    before = threading.active_count()
+    workers = WorkerPool(3)
+    assert threading.active_count() == before + 2
+    threads = [thread for thread in threading.enumerate() if thread.name == "worker"][-2:]
+    del workers
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_members_take_turns_for_a_long_time() -> None:
+    """No job is lost or done twice, whoever wakes first."""
+    workers, done = WorkerPool(3), []
+    for turn in range(2000):
+        workers.share(3, range(3), lambda member, part, turn=turn: done.append(3 * turn + part))
+    assert sorted(done) == list(range(6000))
 
 
 def test_a_helper_needs_its_core() -> None:
