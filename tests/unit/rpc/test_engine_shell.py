@@ -72,8 +72,9 @@ class NotingCore:
     def turn(self, messages: list[Message]) -> float | None:
         """Note the messages and answer them."""
         self.turns += 1
-        self.in_turn.set()
-        self.held.wait(10)
+        if not self.held.is_set():
+            self.in_turn.set()
+            self.held.wait(10)
         for message in messages:
             self._absorb(message)
         return None
@@ -123,8 +124,8 @@ class Shell(EngineShell[NotingCore, Message]):
 
     async def hold(self) -> None:
         """Return once the core stands in a turn that has taken what came before."""
-        self.core.held.clear()
         self.core.in_turn.clear()
+        self.core.held.clear()
         self._inbox.wake()
         await asyncio.to_thread(self.core.in_turn.wait, 10)
 
