@@ -90,7 +90,7 @@ def check_hub(model: str) -> None:
         get_hf_file_metadata(hf_hub_url(model, CONFIG), timeout=HUB_SECONDS)
     except Exception as error:  # its HTTP library changes from version to version
         reason = str(error).strip().split("\n", 1)[0]
-        raise cannot_load(model, f"cannot be had ({reason})") from error
+        raise cannot_load(model, f"cannot be downloaded ({reason})") from error
 
 
 def http_listener(resolved: Resolved[UpConfig]) -> socket.socket | None:

@@ -29,10 +29,10 @@ class UpConfig(RunConfig, CollectConfig):
         description="Folder or hub id of a draft model or EAGLE head, lookup, none, or several kinds.",
     )
     drafts_per_session: Positive = Field(1, description="Drafts that one session uses at once.")
-    weights: Weights = Field("full", description="int8 and int4 round the target's.")
-    draft_weights: Weights = Field("full", description="Rounds draft models.")
+    weights: Weights = Field("full", description="int8 and int4 round the target's weights.")
+    draft_weights: Weights = Field("full", description="int8 and int4 round those of draft models.")
     kv_dtype: KvDtype = Field("auto", description="fp8 keeps the target's keys and values in 8 bits.")
-    draft_kv_dtype: KvDtype = Field("auto", description="Keys and values of draft models.")
+    draft_kv_dtype: KvDtype = Field("auto", description="fp8: the same for draft models.")
     draft_skip_layers: str = Field(
         "", description="Layers to leave out of a target that drafts for itself, such as 4-9."
     )
@@ -40,7 +40,7 @@ class UpConfig(RunConfig, CollectConfig):
     port: Port = Field(7700, description="Port of the orchestrator; 0: a free one.")
     http_port: OptionalPort = Field(
         8000,
-        description="Port of the OpenAI API; 0: a free one, -1: none. Unless set, another if in use.",
+        description="Port of the OpenAI API; 0: a free one, -1: none. Unless set, another if 8000 is taken.",
     )
     dtype: str = Field("auto", description="auto, float32, bfloat16 or float16, of both models.")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
@@ -55,7 +55,8 @@ class UpConfig(RunConfig, CollectConfig):
     deterministic: bool = Field(False, description="The target's bits never depend on the batch.")
     cpus: Literal["auto", "off"] = Field(
         "auto",
-        description="auto: replicas have cores of their own, if enough; the drafts' also serve others.",
+        description="auto: if there are enough, replicas have cores of their own; those of drafts also run "
+        "the orchestrator and help the target.",
     )
     metrics_port: OptionalPort = Field(
         -1,

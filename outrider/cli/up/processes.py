@@ -19,7 +19,7 @@ from typing import Any
 
 from outrider.cli.up.child import ERROR, SupervisedChild
 from outrider.cli.up.plan import ChildSpec
-from outrider.cli.up.supervisor import Supervisor
+from outrider.cli.up.supervisor import GiveUp, Restart, Supervisor
 
 WRONG = 2
 """Exit status of a child that was asked for something wrong."""
@@ -133,15 +133,15 @@ class ServiceProcesses:
         """False when there is no going on."""
         name = child.spec.name
         decision = self.supervisor.exited(name, time.monotonic())
-        if decision == "give up":
+        if isinstance(decision, GiveUp):
             print(f"outrider: {name} did not start: {_sentence(child.problem, status)}", file=sys.stderr)
             return False
-        if isinstance(decision, float):
-            self._say(name, f"exited with status {status}; restarting in {decision:g} s")
+        if isinstance(decision, Restart):
+            self._say(name, f"exited with status {status}; restarting in {decision.pause_seconds:g} s")
             self.endpoints.pop(name, None)
             self._write_replicas()
             self._pausing.add(name)
-            self._spawn(self._relaunch(name, decision))
+            self._spawn(self._relaunch(name, decision.pause_seconds))
         return True
 
     async def _launch(self, name: str) -> None:

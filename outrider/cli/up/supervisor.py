@@ -7,7 +7,6 @@ that a crash is a fault to live with: restart, with growing pauses while it keep
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 FIRST_PAUSE_SECONDS = 0.5
 MAX_PAUSE_SECONDS = 30.0
@@ -15,8 +14,27 @@ STEADY_SECONDS = 60.0
 """A child that was ready for this long has proven itself: its next crash counts as the first."""
 
 
-Decision = Literal["give up", "leave"] | float
-"""Stop all children and fail; nothing, as the exit was expected; or start it again after so many seconds."""
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """Start the child again after a pause."""
+
+    name: str
+    pause_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Stop all children and exit with an error."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """The exit was expected."""
+
+
+Decision = Restart | GiveUp | Nothing
 
 
 @dataclass(slots=True)
@@ -48,13 +66,14 @@ class Supervisor:
         child = self._children[name]
         ready_at, child.ready_at = child.ready_at, None
         if self.stopping:
-            return "leave"
+            return Nothing()
         if not self.up:
-            return "give up"
+            return GiveUp(name)
         if ready_at is not None and now - ready_at >= STEADY_SECONDS:
             child.crashes = 0
         child.crashes += 1
-        return min(FIRST_PAUSE_SECONDS * 2.0 ** min(child.crashes - 1, 10), MAX_PAUSE_SECONDS)
+        pause = FIRST_PAUSE_SECONDS * 2.0 ** min(child.crashes - 1, 10)
+        return Restart(name, min(pause, MAX_PAUSE_SECONDS))
 
     def stop(self) -> None:
         """Exits are expected from now on."""

@@ -82,7 +82,9 @@ class WorkerPool:
 
 
 class _Member:
-    """A thread that does one job at a time, woken by a lock: a future costs several times as much."""
+    """A thread that does one job at a time. A lock wakes it: futures take longer
+    (docs/history/performance.md).
+    """
 
     def __init__(self, name: str) -> None:
         self._begun, self._done = Lock(), Lock()
