@@ -288,7 +288,7 @@ def _segment(work: Work) -> Segment:
     chooses = range(work.chain - 1, len(tokens)) if work.completes else range(0)
     prompt = work.session.prompt_rows(work.chain)
     wanted = [*prompt, *chooses] if prompt else chooses
-    return Segment(kv, tokens, _parents(work), wanted, featured(work))
+    return Segment(kv, tokens, _parents(work), wanted, featured(work), certain=work.chain)
 
 
 def _parents(work: Work) -> list[int] | None:

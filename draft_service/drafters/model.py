@@ -218,4 +218,5 @@ def _offset(feed: _Feed, node: Node | None) -> int:
 
 
 def _segment(feed: _Feed) -> Segment:
-    return Segment(feed.kv, feed.tokens, feed.parents, [place for place, _ in feed.wanted])
+    wanted = [place for place, _ in feed.wanted]
+    return Segment(feed.kv, feed.tokens, feed.parents, wanted, certain=len(feed.tail))

@@ -7,6 +7,9 @@ from transformers.pytorch_utils import Conv1D
 
 from outrider.engine.quantization.stacked import is_stacked
 
+_READ_BY_OTHERS = ".dt_proj"
+"""A layer whose weight Mamba's modules read, without a call."""
+
 
 def linears_of(model: nn.Module) -> dict[str, nn.Module]:
     """Them by their names, without routers of experts: some look at their weight's dtype (HunYuan)."""
@@ -17,7 +20,11 @@ def linears_of(model: nn.Module) -> dict[str, nn.Module]:
         for part in block.modules()
         if getattr(part, "out_features", 0) == getattr(block.experts, "num_experts", None)
     }
-    return {name: part for name, part in model.named_modules() if is_linear(part) and part not in routers}
+    return {
+        name: part
+        for name, part in model.named_modules()
+        if is_linear(part) and part not in routers and not name.endswith(_READ_BY_OTHERS)
+    }
 
 
 def is_linear(module: nn.Module) -> bool:

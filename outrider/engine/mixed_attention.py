@@ -26,7 +26,11 @@ class MixedAttention(Attention):
         """See `Attention.allocate`."""
         self._shapes = geometry.parts
         self._parts = [PagedAttention(part, num_slots, dtype, device) for part in geometry.parts]
-        self._places = [(self._parts[part], layer) for part, layer in geometry.places]
+        self._places = {
+            layer: (self._parts[place[0]], place[1])
+            for layer, place in enumerate(geometry.places)
+            if place is not None
+        }
 
     def stores(self) -> tuple[Tensor, ...]:
         """See `Attention.stores`."""

@@ -26,6 +26,7 @@ from outrider.engine.kv.pages import Move, PagePool, SequenceKv
 from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.loading.own_attention import set_attention
 from outrider.engine.mixed_attention import MixedAttention
+from outrider.engine.recurrent import RecurrentLayers
 from outrider.engine.step import PackedStep, Segment, pack_step
 
 __all__ = ["Mirror", "ModelRunner", "Segment"]
@@ -56,12 +57,15 @@ class ModelRunner:
         self.pool = PagePool(num_pages, page_size)
         self.mirror: Mirror | None = None
         self.attention = self.make_attention(num_pages * page_size)
+        self._recurrent: RecurrentLayers | None = None
         network: Any = loaded.model
         self._logits: Callable[[Any], torch.Tensor] = self._module_logits
         if isinstance(network, FusedDecoder):
             self._logits = self.make_fused(network)
         else:
             set_attention(network, self.attention.name)
+            self._recurrent = RecurrentLayers(network)
+            self.pool.sharing = not self._recurrent  # pages hold no states
             self._selects_rows = "logits_to_keep" in inspect.signature(network.forward).parameters
 
     def forward(self, segments: Sequence[Segment]) -> torch.Tensor:
@@ -81,6 +85,8 @@ class ModelRunner:
             device=self.loaded.device,
         )
         self.tap.rows = step.featured
+        if self._recurrent:
+            self._recurrent.begin(segments, step.first_rows, self.loaded.device)
         wanted = sum(len(segment.wanted) for segment in segments)
         # A copy outside of inference mode: callers may write into it.
         return self._run(step)[:wanted].to(torch.float32, copy=True)
@@ -102,8 +108,11 @@ class ModelRunner:
         return row_edges(self.loaded.model)
 
     def page_memory(self) -> PageMemory | None:
-        """The bytes of the pages, for other replicas; None where several ranks have a part of each."""
-        return None if self.mirror is not None else PageMemory(self.attention.stores(), self.pool.page_size)
+        """The bytes of the pages, for other replicas; None where these are not all that a sequence has: several
+        ranks have a part of each, or recurrent layers have states."""
+        if self.mirror is not None or self._recurrent:
+            return None
+        return PageMemory(self.attention.stores(), self.pool.page_size)
 
     def settle(self) -> None:
         """Carry out what commits have put off: the pages are then as their sequences say."""

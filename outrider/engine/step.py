@@ -43,6 +43,8 @@ class Segment:
     wanted: Sequence[int]
     featured: Sequence[int] = ()
     """Indices of the tokens whose features are taken, where a forward takes any."""
+    certain: int = 0
+    """So many tokens at the beginning follow each other, and the next commit keeps them all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,8 @@ class PackedStep:
     """Arithmetic of the attention."""
     featured: Sequence[int] = ()
     """[F] packed positions of the tokens whose features are taken."""
+    first_rows: Sequence[int] = ()
+    """Packed position of each segment's first token."""
 
     def view(self, group: Group, window: int | None, fold: bool) -> View:
         """What `group` sees in a layer with this sliding window; `fold` forces folding."""
@@ -167,6 +171,7 @@ def pack_step(
         queries_per_kv=queries_per_kv,
         dtype=torch.float32 if device.type == "cpu" else dtype,
         featured=[first_row[i] + index for i, segment in enumerate(segments) for index in segment.featured],
+        first_rows=first_row,
     )
 
 

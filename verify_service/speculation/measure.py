@@ -52,7 +52,7 @@ def _round(runner: Runner, points: list[int], clock: Callable[[], float], end: f
 def _time_step(runner: Runner, tokens: int, clock: Callable[[], float]) -> float:
     kv = SequenceKv.open(runner.pool, [], reuse=False)
     start = clock()
-    logits = runner.forward([Segment(kv, [0] * tokens, None, range(min(tokens, MAX_ROWS)))])
+    logits = runner.forward([Segment(kv, [0] * tokens, None, range(min(tokens, MAX_ROWS)), certain=tokens)])
     logits.argmax(dim=-1).tolist()  # waits for the device
     elapsed = clock() - start
     kv.release()

@@ -12,7 +12,7 @@ partial page on belongs to this sequence alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +43,10 @@ class SequenceKv:
         self.parents: list[int] = []
         self.depths: list[int] = []
         """1 for a child of the last committed token."""
+        self.states: list[Any] = []
+        """What recurrent layers keep behind each scratch entry, where they have computed that."""
+        self.end_states: Any = None
+        """The same behind the last committed token."""
         self._slots: Slots = np.empty(0, dtype=np.int64)
         self._ancestors: npt.NDArray[np.bool_] | None = None
         """[n, n] ancestor-or-self relation of the scratch; None while it is one chain."""
@@ -143,6 +147,7 @@ class SequenceKv:
         self.depths = depths
         self.scratch_tokens.extend(tokens)
         self.parents += added
+        self.states += [None] * count
         if self._ancestors is not None or added != chained:
             self._extend_ancestors(start)
 
@@ -172,6 +177,7 @@ class SequenceKv:
         entries = self._slots[self.length : self.length + self.scratch]
         moves = [(int(entries[old]), int(entries[new])) for new, old in enumerate(order) if old != new]
         self.tokens.extend(tokens)
+        self.end_states = self.states[keep[-1]] if keep else self.end_states
         self._keep_scratch(survivors, len(keep))
         self._publish_full_pages()
         self._trim()
@@ -194,6 +200,7 @@ class SequenceKv:
         self.pool.retain(self.pages[:full])
         copy = SequenceKv(self.pool, self.tokens, self.pages[:full] + tail, self._end_key)
         copy._published, copy._private = self._published, self._private
+        copy.end_states = self.end_states
         moves = [(self.pages[full] * size + i, tail[0] * size + i) for i in range(rest)]
         return copy, moves
 
@@ -201,6 +208,7 @@ class SequenceKv:
         """Give back every page; the sequence is empty afterwards. Doing it twice is harmless."""
         pages, self.pages = self.pages, []
         self.tokens.clear()
+        self.end_states = None
         self._keep_scratch((), 0)
         self._published, self._end_key = 0, b""
         self.pool.release(pages)
@@ -234,6 +242,7 @@ class SequenceKv:
             self._ancestors = None if linear else self._ancestors[np.ix_(survivors, survivors)]
         self.scratch_tokens = [self.scratch_tokens[old] for old in survivors]
         self.depths = [self.depths[old] - committed for old in survivors]
+        self.states = [self.states[old] for old in survivors]
         self.parents = parents
 
     def _publish_full_pages(self) -> None:

@@ -86,23 +86,19 @@ def observed(network: PreTrainedModel, position: int) -> list[Observed]:
 
 
 def geometry_of(calls: Mapping[int, LayerCall]) -> Geometry:
-    """The shape of what is kept of layers that made these calls.
-
-    Raises:
-        ValueError: they are not counted from 0.
-    """
-    if [*calls] != [*range(len(calls))]:
-        raise ValueError(f"attention is in the layers {[*calls]} alone")
+    """The shape of what is kept of layers that made these calls."""
     owners: dict[tuple[int, int], int] = {}
-    sources = [owners.setdefault(call.memory, layer) for layer, call in calls.items()]
-    shapes = [call.shapes for call in calls.values()]
-    if len(owners) == len(sources) and len(set(shapes)) == 1:
-        return Geometry(len(shapes), *shapes[0])
+    sources = {layer: owners.setdefault(call.memory, layer) for layer, call in calls.items()}
+    shapes = {layer: call.shapes for layer, call in calls.items()}
+    kinds, first = [*dict.fromkeys(shapes.values())], next(iter(shapes.values()))
+    if len(owners) == len(calls) == max(calls) + 1 and len(kinds) == 1:
+        return Geometry(len(calls), *first)
     # Query heads tell parts apart, too: they say how rows are folded.
-    kept = [[layer for layer in owners.values() if shapes[layer] == one] for one in dict.fromkeys(shapes)]
+    kept = [[layer for layer in owners.values() if shapes[layer] == kind] for kind in kinds]
     where = {layer: (part, i) for part, layers in enumerate(kept) for i, layer in enumerate(layers)}
-    parts = tuple(Geometry(len(layers), *shapes[layers[0]]) for layers in kept)
-    return Geometry(len(shapes), *shapes[0], parts, tuple(where[source] for source in sources))
+    parts = tuple(Geometry(len(layers), *kind) for layers, kind in zip(kept, kinds, strict=True))
+    places = tuple(where[sources[i]] if i in sources else None for i in range(max(calls) + 1))
+    return Geometry(len(places), *first, parts, places)
 
 
 def _record(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **options: Any) -> Any:

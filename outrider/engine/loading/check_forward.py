@@ -106,8 +106,8 @@ def run_plain(network: PreTrainedModel, context_length: int, *, fp8_kv: bool = F
 def _windows(geometry: Geometry, cached: Sequence[Any]) -> dict[int, int | None]:
     """The window of each layer, that of the first one with its keys: only this one has them in the cache."""
     places = geometry.places or [(0, layer) for layer in range(geometry.num_layers)]
-    owners = [cached[places.index(place)] for place in places]
-    return {i: owner.sliding_window if owner.is_sliding else None for i, owner in enumerate(owners)}
+    owners = {i: cached[places.index(place)] for i, place in enumerate(places) if place is not None}
+    return {i: owner.sliding_window if owner.is_sliding else None for i, owner in owners.items()}
 
 
 def moved_by_fp8(network: PreTrainedModel, plain: Plain, context_length: int) -> float:
@@ -167,10 +167,13 @@ def _run_paged(runner: ModelRunner, tokens: list[list[int]]) -> list[Result]:
     results: list[Result] = []
 
     def forward(what: str, segments: list[Segment], rows: list[tuple[int, int]]) -> None:
-        results.append((what, rows, runner.forward(segments)))
+        logits = runner.forward(segments).split([len(segment.wanted) for segment in segments])
+        for part in logits:  # each is judged by itself
+            results.append((what, rows[: len(part)], part))
+            rows = rows[len(part) :]
 
     start = SHARED - 1
-    forward("first chunk", [Segment(kv, tokens[0][:7], None, range(7))], [(0, i) for i in range(7)])
+    forward("first chunk", [Segment(kv, tokens[0][:7], None, range(7), certain=7)], [(0, i) for i in range(7)])
     second = [(0, position) for position in range(7, start)]
     forward("second chunk", [Segment(kv, tokens[0][7:start], None, range(start - 7))], second)
     runner.commit(kv, range(start), tokens[0][:start])
@@ -184,7 +187,10 @@ def _run_paged(runner: ModelRunner, tokens: list[list[int]]) -> list[Result]:
     rest = LENGTH - 18
     forward(
         "ragged batch",
-        [Segment(kv, tokens[2][18:], None, range(rest)), Segment(other, tokens[3], None, range(LENGTH))],
+        [
+            Segment(kv, tokens[2][18:], None, range(rest), certain=rest),
+            Segment(other, tokens[3], None, range(LENGTH), certain=LENGTH),
+        ],
         [(2, position) for position in range(18, LENGTH)] + [(3, position) for position in range(LENGTH)],
     )
     return results

@@ -22,9 +22,11 @@ from transformers import (
 from outrider.engine.loading.alibi import uses_alibi
 from outrider.engine.loading.model_path import cannot_load
 from outrider.engine.loading.own_attention import has_known_attention
+from outrider.engine.recurrent import recurrent_modules
 from outrider.protocol.errors import ModelError
 
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
+_STATELESS = {"moe", "mlp"}
 _RECURRENT = {"linear_attention", "conv", "mamba", "recurrent", "hybrid", "hybrid_sliding"}
 """Kinds of layers by the names that configurations give them."""
 LOAD_ERRORS = (
@@ -88,12 +90,14 @@ def skeleton_of(model: str, config: PretrainedConfig, trust_remote_code: bool) -
         raise unreadable(model, error) from error
     kind = type(skeleton).__name__
     other_layers = set(getattr(config.get_text_config(), "layer_types", None) or ()) - _ATTENTION
-    if getattr(skeleton, "_is_stateful", False) or other_layers & _RECURRENT:
+    takes_positions = "position_ids" in inspect.signature(skeleton.forward).parameters
+    recurrent = getattr(skeleton, "_is_stateful", False) or bool(other_layers & _RECURRENT)
+    if recurrent and not (takes_positions and recurrent_modules(skeleton)):
         raise ModelError(
-            f"model: {kind} has layers ({', '.join(sorted(other_layers)) or 'recurrent'}) whose state cannot "
-            "be rolled back; use a model with attention in every layer"
+            f"model: {kind} has layers ({', '.join(sorted(other_layers)) or 'recurrent'}) whose state is not "
+            "known here, or no attention beside them; use another architecture"
         )
-    if other_layers:
+    if other_layers - _RECURRENT - _STATELESS:
         raise ModelError(
             f"model: {kind} has layers ({', '.join(sorted(other_layers))}) whose attention leaves out tokens "
             "in a way that is not computed here; use a model with full or sliding attention"
@@ -101,7 +105,6 @@ def skeleton_of(model: str, config: PretrainedConfig, trust_remote_code: bool) -
     known = has_known_attention(skeleton)
     if not known and not skeleton._can_set_attn_implementation():
         raise no_interface(skeleton)
-    takes_positions = "position_ids" in inspect.signature(skeleton.forward).parameters
     if not takes_positions and not (known and uses_alibi(skeleton)):
         raise ModelError(
             f"model: {kind} takes no positions of tokens, without which it cannot compute several candidates "
@@ -145,8 +148,8 @@ def find_context_length(config: PretrainedConfig, asked: int, say: Callable[[str
 
 
 def context_limit(text: PretrainedConfig) -> int | None:
-    """The most tokens that a configuration names; MPT and BLOOM have names of their own for it."""
-    names = ("max_position_embeddings", "max_seq_len", "seq_length")
+    """The most tokens that a configuration names; MPT, BLOOM and Kimi have names of their own for it."""
+    names = ("max_position_embeddings", "max_seq_len", "seq_length", "model_max_length")
     return next((limit for name in names if (limit := getattr(text, name, None))), None)
 
 
