@@ -43,6 +43,37 @@ _GPT2_SIZES: dict[str, Any] = {
     "initializer_range": 0.25,
 }
 _ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
+_HYBRID: dict[str, Any] = {
+    **_SIZES,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+}
+_DELTA: dict[str, Any] = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 16,
+}
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "qk_nope_head_dim": 16,
+    "head_dim": 8,
+    "linear_head_dim": 16,
+    "linear_num_heads": 4,
+    "num_experts": 4,
+    "num_experts_per_token": 2,
+    "moe_intermediate_size": 32,
+    "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+}
+_MAMBA: dict[str, Any] = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 32,
+    "mamba_d_state": 16,
+    "mamba_chunk_size": 8,
+}
 
 ARCHITECTURES: dict[str, Callable[..., PretrainedConfig]] = {
     "llama": lambda **common: transformers.LlamaConfig(**_SIZES, **common),
@@ -221,8 +252,67 @@ ARCHITECTURES: dict[str, Callable[..., PretrainedConfig]] = {
     "mpt": lambda **common: transformers.MptConfig(
         d_model=64, n_layers=3, n_heads=4, max_seq_len=512, initializer_range=0.25, **common
     ),
+    "qwen3_5": lambda **common: transformers.Qwen3_5TextConfig(**_HYBRID, **_DELTA, head_dim=16, **common),
+    "qwen3_next": lambda **common: transformers.Qwen3NextConfig(
+        **_HYBRID,
+        **_DELTA,
+        head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=32,
+        **common,
+    ),
+    "olmo_hybrid": lambda **common: transformers.OlmoHybridConfig(**_HYBRID, **_DELTA, **common),
+    "kimi_linear": lambda **common: transformers.KimiLinearConfig(**{**_HYBRID, **_LATENT}, **common),
+    "bailing_hybrid": lambda **common: transformers.BailingHybridConfig(
+        **{**_HYBRID, **_LATENT}, n_group=1, num_expert_group=1, topk_group=1, **common
+    ),
+    "lfm2": lambda **common: transformers.Lfm2Config(
+        **{**_HYBRID, "layer_types": ["conv", "full_attention"] * 2}, block_auto_adjust_ff_dim=False, **common
+    ),
+    "granitemoehybrid": lambda **common: transformers.GraniteMoeHybridConfig(
+        **{**_HYBRID, "layer_types": ["mamba", "attention"] * 2},
+        **_MAMBA,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        shared_intermediate_size=32,
+        **common,
+    ),
+    "bamba": lambda **common: transformers.BambaConfig(
+        **_SIZES, **_MAMBA, attn_layer_indices=[1], **common
+    ),
+    "falcon_h1": lambda **common: transformers.FalconH1Config(**_SIZES, **_MAMBA, mamba_d_ssm=128, **common),
+    "nemotron_h": lambda **common: transformers.NemotronHConfig(
+        **_SIZES,
+        hybrid_override_pattern="M*-",
+        mamba_num_heads=4,
+        mamba_head_dim=16,
+        ssm_state_size=16,
+        chunk_size=8,
+        n_groups=2,
+        head_dim=16,
+        time_step_min=1e-9,  # transformers bounds steps in prompts alone, so its own logits differ
+        **common,
+    ),
+    "jamba": lambda **common: transformers.JambaConfig(
+        **_SIZES,
+        mamba_d_state=8,
+        mamba_dt_rank=8,
+        attn_layer_period=2,
+        attn_layer_offset=1,
+        num_experts=2,
+        num_experts_per_tok=1,
+        **common,
+    ),
 }
 """Configurations by short name; tokens and vocabulary are added by `build_model`."""
+
+RECURRENT = (
+    *("qwen3_5", "qwen3_next", "olmo_hybrid", "kimi_linear", "bailing_hybrid", "lfm2"),
+    *("granitemoehybrid", "bamba", "falcon_h1", "nemotron_h", "jamba"),
+)
+"""Those with recurrent layers beside attention."""
 
 OWN_ATTENTION = ("gpt_neo", "gptj", "codegen", "gpt_neox_japanese", "xglm", "falcon", "bloom", "mpt")
 """Those whose modules compute attention themselves."""

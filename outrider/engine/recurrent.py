@@ -19,18 +19,22 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
+from outrider.engine.kv.kept_states import joined, part, tensors_of
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.step import Segment
 from outrider.protocol.errors import InternalError
 
 States: TypeAlias = dict[int, Any]
 """What each recurrent layer keeps behind a token, by the layer's index."""
+STATES_EVERY = 256
+"""Tokens of a prompt from states to states that are kept for other sequences which begin alike."""
 _CACHE_NAMES = ("cache_params", "past_key_values")
 
 
@@ -83,19 +87,33 @@ def batches_of(segments: Sequence[Segment], first_rows: Sequence[int], device: t
     """
     levels: dict[tuple[int, int, bool], list[Piece]] = defaultdict(list)
     for segment, row in zip(segments, first_rows, strict=True):
-        kv, depth = segment.kv, {}
+        kv, depth = segment.kv, dict[int, int]()
         start = kv.scratch - len(segment.tokens)
-        at = start
-        while at < kv.scratch:
-            count = segment.certain if at == start and segment.certain else 1
+        for at, count in _cut(segment, start):
             parent, last = kv.parents[at], at + count - 1
             piece = Piece(row + at - start, _before(kv, parent))
             depth[last] = depth.get(parent, -1) + 1
             levels[depth[last], count, piece.before is None].append(piece)
             kv.states[last] = piece.after
-            at += count
     ordered = sorted(levels.items(), key=lambda level: level[0])
     return [_batch(pieces, count, device) for (_, count, _), pieces in ordered]
+
+
+def _cut(segment: Segment, start: int) -> Iterator[tuple[int, int]]:
+    """The pieces of a segment whose scratch entries begin at `start`: the first one of each, and how many.
+
+    What is certain to stay is cut where others may begin to differ, at the last full page and every so often.
+    """
+    stop = start + segment.certain
+    if segment.certain:
+        first = int(segment.kv.positions(start)[0])
+        end = first + segment.certain
+        cuts = {end - end % segment.kv.pool.page_size, *range(first - first % STATES_EVERY, end, STATES_EVERY)}
+        places = [first, *sorted(cut for cut in cuts if first < cut < end), end]
+        for here, there in pairwise(places):
+            yield start + here - first, there - here
+    for at in range(stop, segment.kv.scratch):
+        yield at, 1
 
 
 def _before(kv: SequenceKv, parent: int) -> States | None:
@@ -140,6 +158,8 @@ class _Layer:
         self._cache, self._cache_name = cache, _cache_name(module)
         self._fresh = vars(cache.layers[self._index])
         self._forward = _original(module)
+        for child in module.modules():
+            vars(child).pop("forward", None)  # that of an earlier runner
         self._inputs, self._output = _ends(module, width)
         """Linear layers that read the module's input, and the one that makes its output."""
         self._made: dict[nn.Module, Tensor] = {}
@@ -147,8 +167,8 @@ class _Layer:
         self._batch: Batch | None = None
         """The one that is computed."""
         self._continues = _continues(module, self._cache, self._cache_name, width)
-        for part in self._inputs:
-            part.forward = partial(self._taken, part)
+        for linear in self._inputs:
+            linear.forward = partial(self._taken, linear)
         if self._output is not None:
             self._output.forward = lambda x: x
         module.forward = self.compute
@@ -156,7 +176,7 @@ class _Layer:
     def compute(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
         """[1, N, C] -> [1, N, C]; padding becomes what zeros become."""
         hidden = hidden_states[0]
-        self._made = {part: _original(part)(hidden) for part in self._inputs}
+        self._made = {linear: _original(linear)(hidden) for linear in self._inputs}
         result: Tensor | None = None
         for batch in self.batches:
             made = self._computed(hidden, batch)
@@ -169,13 +189,13 @@ class _Layer:
         """[B, n, ...] what a batch becomes, without the last linear layer; its pieces get their states."""
         given = [self._fresh if piece.before is None else piece.before[self._index] for piece in batch.pieces]
         state = copy.copy(self._cache.layers[self._index])
-        vars(state).update(_joined(given))
+        vars(state).update(joined(given))
         self._cache.layers[self._index] = state
         at_once = self._continues or batch.pieces[0].before is None
-        parts = [batch] if at_once else [_token(batch, index) for index in range(batch.count)]
-        made = torch.cat([self._step(hidden, part) for part in parts], 1)
+        steps = [batch] if at_once else [_token(batch, index) for index in range(batch.count)]
+        made = torch.cat([self._step(hidden, step) for step in steps], 1)
         for index, piece in enumerate(batch.pieces):
-            piece.after[self._index] = _part(vars(state), index)
+            piece.after[self._index] = part(vars(state), index)
         return made
 
     def _step(self, hidden: Tensor, batch: Batch) -> Tensor:
@@ -185,11 +205,11 @@ class _Layer:
         made: Tensor = self._forward(rows, **{self._cache_name: self._cache})
         return made
 
-    def _taken(self, part: nn.Module, _: Tensor) -> Tensor:
+    def _taken(self, linear: nn.Module, _: Tensor) -> Tensor:
         """What a linear layer made of the batch."""
         batch = self._batch
         assert batch is not None, "inside of a batch"
-        return self._made[part].index_select(0, batch.rows).view(len(batch.pieces), batch.count, -1)
+        return self._made[linear].index_select(0, batch.rows).view(len(batch.pieces), batch.count, -1)
 
 
 def _token(batch: Batch, index: int) -> Batch:
@@ -205,28 +225,19 @@ def _continues(module: Any, cache: DynamicCache, cache_name: str, width: int) ->
 
     def after(state: Any, tokens: Tensor) -> Any:
         cache.layers[module.layer_idx] = layer = copy.copy(fresh)
-        vars(layer).update(_joined([state]))
+        vars(layer).update(joined([state]))
         with torch.inference_mode():
             made = forward(tokens, **{cache_name: cache})
         return {**vars(layer), "made": made}
 
     state = {**after(vars(fresh), tokens[:, :1])}
     del state["made"]
-    others = [state, *(_joined([state]) for _ in _tensors(state))]
+    others = [state, *(joined([state]) for _ in tensors_of(state))]
     for index, other in enumerate(others[1:]):
-        list(_tensors(other))[index].add_(1.0)
-    ends = [list(_tensors(after(other, tokens[:, 1:]))) for other in others]
+        list(tensors_of(other))[index].add_(1.0)
+    ends = [list(tensors_of(after(other, tokens[:, 1:]))) for other in others]
     cache.layers[module.layer_idx] = fresh
     return not any(all(map(torch.equal, ends[0], end)) for end in ends[1:])
-
-
-def _tensors(state: Any) -> Iterator[Tensor]:
-    """All that a layer keeps."""
-    if isinstance(state, Tensor):
-        yield state
-    elif isinstance(state, dict):
-        for each in state.values():
-            yield from _tensors(each)
 
 
 def _original(module: nn.Module) -> Callable[..., Any]:
@@ -238,11 +249,11 @@ def _ends(module: nn.Module, width: int) -> tuple[list[nn.Module], nn.Module | N
     """The linear layers that read a module's input as it comes, and the one whose output is the module's."""
     calls: dict[nn.Module, tuple[Any, Any]] = {}
 
-    def note(part: nn.Module, given: tuple[Any, ...], made: Any) -> None:
-        calls[part] = given[0] if given else None, made
+    def note(linear: nn.Module, given: tuple[Any, ...], made: Any) -> None:
+        calls[linear] = given[0] if given else None, made
 
-    linears = [part for part in module.modules() if hasattr(part, "out_features")]
-    hooks = [part.register_forward_hook(note) for part in linears]
+    linears = [child for child in module.modules() if hasattr(child, "out_features")]
+    hooks = [linear.register_forward_hook(note) for linear in linears]
     weight = next(module.parameters())
     hidden = weight.new_zeros(1, 2, width)
     try:
@@ -251,24 +262,5 @@ def _ends(module: nn.Module, width: int) -> tuple[list[nn.Module], nn.Module | N
     finally:
         for hook in hooks:
             hook.remove()
-    readers = [part for part, (given, _) in calls.items() if given is hidden]
-    return readers, next((part for part, (_, made) in calls.items() if made is result), None)
-
-
-def _joined(states: Sequence[Any]) -> Any:
-    """The states of several sequences as those of a batch, copied."""
-    first = states[0]
-    if isinstance(first, Tensor):
-        return torch.cat(list(states))
-    if isinstance(first, dict):
-        return {name: _joined([state[name] for state in states]) for name in first}
-    return first
-
-
-def _part(state: Any, index: int) -> Any:
-    """The state of one sequence of a batch."""
-    if isinstance(state, Tensor):
-        return state[index : index + 1]
-    if isinstance(state, dict):
-        return {name: _part(each, index) for name, each in state.items()}
-    return state
+    readers = [linear for linear, (given, _) in calls.items() if given is hidden]
+    return readers, next((linear for linear, (_, made) in calls.items() if made is result), None)

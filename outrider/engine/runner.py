@@ -21,6 +21,7 @@ from outrider.engine.features import FeatureTap
 from outrider.engine.fused_decoder import FusedDecoder, FusedForward
 from outrider.engine.fused_decoder.cpu_operations import CpuOperations
 from outrider.engine.fused_decoder.forward import Inputs
+from outrider.engine.kv.kept_states import KeptStates
 from outrider.engine.kv.page_memory import PageMemory
 from outrider.engine.kv.pages import Move, PagePool, SequenceKv
 from outrider.engine.loaded_model import LoadedModel
@@ -65,7 +66,7 @@ class ModelRunner:
         else:
             set_attention(network, self.attention.name)
             self._recurrent = RecurrentLayers(network)
-            self.pool.sharing = not self._recurrent  # pages hold no states
+            self.pool.kept_states = KeptStates() if self._recurrent else None
             self._selects_rows = "logits_to_keep" in inspect.signature(network.forward).parameters
 
     def forward(self, segments: Sequence[Segment]) -> torch.Tensor:

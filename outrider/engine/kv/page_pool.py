@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from outrider.engine.kv.kept_states import KeptStates
 from outrider.protocol.errors import InternalError, OutOfPages
 
 
@@ -44,6 +45,8 @@ class PagePool:
         self.page_size = page_size
         self.sharing = True
         """Full pages are published for reuse."""
+        self.kept_states: KeptStates | None = None
+        """States of recurrent layers behind some published pages; None where a model has no such layers."""
         self._references = [0] * num_pages
         self._free = list(range(num_pages - 1, -1, -1))
         self._page_of: dict[bytes, int] = {}
@@ -103,16 +106,20 @@ class PagePool:
             self._key_of[page] = key
 
     def cached_prefix(self, tokens: Sequence[int]) -> tuple[list[int], bytes]:
-        """Pages that hold the longest published beginning of `tokens`, and the hash at its end."""
+        """Pages that hold the longest published beginning of `tokens`, and the hash at its end.
+
+        Where a model has recurrent layers, their states behind it are known.
+        """
         pages: list[int] = []
-        end = b""
+        count, end = 0, b""
         for key in page_keys(tokens, self.page_size):
             page = self._page_of.get(key)
             if page is None:
                 break
             pages.append(page)
-            end = key
-        return pages, end
+            if self.kept_states is None or key in self.kept_states:
+                count, end = len(pages), key
+        return pages[:count], end
 
     def check_integrity(self, owners: Iterable[PageOwner]) -> None:
         """Check that `owners` are all who hold pages, and that every page is in exactly one state.

@@ -11,7 +11,7 @@ partial page on belongs to this sequence alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -68,7 +68,9 @@ class SequenceKv:
         known = tokens[:-1] if max_cached is None else tokens[:-1][:max_cached]
         pages, end_key = pool.cached_prefix(known) if reuse else ([], b"")
         pool.retain(pages)
-        return cls(pool, tokens[: len(pages) * pool.page_size], pages, end_key)
+        opened = cls(pool, tokens[: len(pages) * pool.page_size], pages, end_key)
+        opened.end_states = pool.kept_states.find(end_key) if pages and pool.kept_states is not None else None
+        return opened
 
     @classmethod
     def adopt(cls, pool: PagePool, tokens: Sequence[int]) -> SequenceKv:
@@ -176,10 +178,11 @@ class SequenceKv:
         order = [*keep, *survivors]
         entries = self._slots[self.length : self.length + self.scratch]
         moves = [(int(entries[old]), int(entries[new])) for new, old in enumerate(order) if old != new]
+        states = {self.length + place: self.states[old] for place, old in enumerate(keep, 1)}
         self.tokens.extend(tokens)
-        self.end_states = self.states[keep[-1]] if keep else self.end_states
+        self.end_states = states[self.length] if keep else self.end_states
         self._keep_scratch(survivors, len(keep))
-        self._publish_full_pages()
+        self._publish_full_pages(states)
         self._trim()
         return moves
 
@@ -245,7 +248,8 @@ class SequenceKv:
         self.states = [self.states[old] for old in survivors]
         self.parents = parents
 
-    def _publish_full_pages(self) -> None:
+    def _publish_full_pages(self, states: Mapping[int, Any]) -> None:
+        """`states` of recurrent layers are by length."""
         if self._private:
             return
         size = self.pool.page_size
@@ -253,6 +257,9 @@ class SequenceKv:
             self._end_key = chain(self._end_key, self.tokens[index * size : (index + 1) * size])
             self.pool.publish(self.pages[index], self._end_key)
             self._published = index + 1
+            behind = states.get((index + 1) * size)
+            if self.pool.kept_states is not None and behind is not None:
+                self.pool.kept_states.keep(self._end_key, behind)
 
     def _trim(self) -> None:
         """Release the pages behind the last entry."""

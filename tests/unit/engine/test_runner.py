@@ -25,7 +25,7 @@ def tokens_of(seed: int, count: int) -> list[int]:
 
 def assert_same(logits: torch.Tensor, expected: torch.Tensor) -> None:
     """Equal but for float32 rounding, and the same token chosen."""
-    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=5e-4)
     assert logits.argmax(-1).tolist() == expected.argmax(-1).tolist()
 
 
@@ -38,7 +38,7 @@ def prefill(runner: ModelRunner, tokens: list[int]) -> SequenceKv:
     """A sequence with all of `tokens` committed."""
     kv = SequenceKv.open(runner.pool, tokens)
     rest = tokens[kv.length :]
-    runner.forward([Segment(kv, rest, None, [])])
+    runner.forward([Segment(kv, rest, None, [], certain=len(rest))])
     runner.commit(kv, range(len(rest)), rest)
     return kv
 

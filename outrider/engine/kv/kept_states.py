@@ -1,0 +1,77 @@
+"""States of recurrent layers behind published pages: what a sequence needs to go on there.
+
+A state is large, so few are kept: the least recently used give way. States are nested dicts with tensors, as
+`outrider.engine.recurrent` makes them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MAX_BYTES = 2**30
+"""Of all states that are kept."""
+
+
+class KeptStates:
+    """States by the hash of all tokens before them. Belongs to the engine thread, as the pool does."""
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._states: OrderedDict[bytes, Any] = OrderedDict()
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._states
+
+    def keep(self, key: bytes, states: Any) -> None:
+        """Keep a copy, if it is not there already and not larger than all may be."""
+        if key in self._states:
+            return
+        self._states[key] = copied = mapped([states], lambda tensors: tensors[0].clone())
+        self._bytes += size_of(copied)
+        while self._bytes > self._max_bytes:
+            self._bytes -= size_of(self._states.popitem(last=False)[1])
+
+    def find(self, key: bytes) -> Any:
+        """The states behind these tokens, which must be here."""
+        self._states.move_to_end(key)
+        return self._states[key]
+
+
+def mapped(states: Sequence[Any], of: Callable[[list[Tensor]], Tensor]) -> Any:
+    """States of one shape as one, whose tensors are made of theirs; all else is the first one's."""
+    first = states[0]
+    if isinstance(first, Tensor):
+        return of(list(states))
+    if isinstance(first, dict):
+        return {name: mapped([state[name] for state in states], of) for name in first}
+    return first
+
+
+def joined(states: Sequence[Any]) -> Any:
+    """The states of several sequences as those of a batch, copied."""
+    return mapped(states, torch.cat)
+
+
+def part(states: Any, index: int) -> Any:
+    """The states of one sequence of a batch, which share its memory."""
+    return mapped([states], lambda tensors: tensors[0][index : index + 1])
+
+
+def tensors_of(states: Any) -> Iterator[Tensor]:
+    """All tensors of states."""
+    if isinstance(states, Tensor):
+        yield states
+    elif isinstance(states, dict):
+        for each in states.values():
+            yield from tensors_of(each)
+
+
+def size_of(states: Any) -> int:
+    """Bytes of states."""
+    return sum(tensor.nbytes for tensor in tensors_of(states))
