@@ -149,7 +149,7 @@ class DraftCore:
         config, params = self._config, request.sampling
         eos = frozenset[int]() if params.ignore_eos else self._eos_token_ids
         return DraftLimits(
-            max_nodes=min(request.max_nodes or config.max_nodes, config.max_nodes),
+            max_nodes=min(request.max_nodes or config.max_nodes, config.max_nodes, self._drafter.max_nodes),
             max_depth=min(request.max_depth or config.max_depth, config.max_depth),
             context_length=self._drafter.context_length,
             end_tokens=eos.union(params.stop_token_ids),

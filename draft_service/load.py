@@ -105,7 +105,8 @@ def _load_model(config: DraftConfig, replica: str) -> tuple[Drafter, ModelInfo]:
     largest = StepSize(PREFILL_CHUNK + config.expansions, config.expansions)
     runner = load_runner(config, largest=largest, say=logger.info)
     info = model_info(config, runner.loaded, load_tokenizer(config.model), kind="model", replica=replica)
-    return ModelDrafter(runner, children=config.children, max_nodes=config.max_nodes), info
+    max_nodes = runner.candidates(config.max_nodes)
+    return ModelDrafter(runner, children=config.children, max_nodes=max_nodes), info
 
 
 def _warm_up(drafter: Drafter, info: ModelInfo) -> None:

@@ -17,6 +17,7 @@ from draft_service.drafters.model import PREFILL_CHUNK
 from draft_service.drafters.text import LOOKUP_DEPTH, LOOKUP_NODES, SHORTEST_MATCH
 from outrider.config import DraftConfig
 from outrider.grammar.matcher import Matcher
+from outrider.protocol.allowance import MAX_TREE_NODES
 from outrider.protocol.messages import OpenDraft
 from outrider.speculation.candidate_tree import Node, Rerooted
 from simulator.devices import Place, StepTotals, work
@@ -40,6 +41,7 @@ class ScriptedDrafter:
 
     kind = "model"
     expands = True
+    max_nodes = MAX_TREE_NODES
 
     def __init__(
         self,

@@ -279,9 +279,7 @@ ARCHITECTURES: dict[str, Callable[..., PretrainedConfig]] = {
         shared_intermediate_size=32,
         **common,
     ),
-    "bamba": lambda **common: transformers.BambaConfig(
-        **_SIZES, **_MAMBA, attn_layer_indices=[1], **common
-    ),
+    "bamba": lambda **common: transformers.BambaConfig(**_SIZES, **_MAMBA, attn_layer_indices=[1], **common),
     "falcon_h1": lambda **common: transformers.FalconH1Config(**_SIZES, **_MAMBA, mamba_d_ssm=128, **common),
     "nemotron_h": lambda **common: transformers.NemotronHConfig(
         **_SIZES,

@@ -181,7 +181,7 @@ def make_engine(
     settings = CoreSettings(
         replica=info.replica,
         incarnation=info.incarnation,
-        limits=_limits(config, target.runner.loaded),
+        limits=_limits(config, target.runner),
         max_step_tokens=target.max_step_tokens,
         lease_seconds=config.lease_seconds,
         lookup=config.lookup,
@@ -198,9 +198,10 @@ def make_engine(
     )
 
 
-def _limits(config: VerifyConfig, loaded: LoadedModel) -> VerifyLimits:
+def _limits(config: VerifyConfig, runner: ModelRunner) -> VerifyLimits:
+    loaded = runner.loaded
     return VerifyLimits(
-        max_nodes=config.max_nodes,
+        max_nodes=runner.candidates(config.max_nodes),
         context_length=loaded.context_length,
         vocabulary_size=loaded.vocabulary_size,
         eos_token_ids=frozenset(loaded.eos_token_ids),

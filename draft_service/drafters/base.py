@@ -70,6 +70,8 @@ class Drafter(Protocol):
     """False when there is nothing to compute: all candidates come from `recall`."""
     context_length: int
     """Positions that can be computed are below this."""
+    max_nodes: int
+    """Most nodes of a sequence's tree."""
 
     def open(self, key: int, request: OpenDraft) -> int:
         """Start a sequence; returns how many of its tokens need no computing. Raises Overloaded."""

@@ -130,7 +130,7 @@ class EagleDrafter:
         self.context_length = context_length
         self._head = head
         self._children = children
-        self._max_nodes = max_nodes
+        self.max_nodes = max_nodes
         self._max_rows = max_rows
         self._eos_token_ids = eos_token_ids
         self._sequences: dict[int, _Sequence] = {}
@@ -205,7 +205,7 @@ class EagleDrafter:
 
     def fits(self, key: int) -> bool:
         """See Drafter."""
-        return self._rows() + self._max_nodes <= self._max_rows
+        return self._rows() + self.max_nodes <= self._max_rows
 
     def reset(self, key: int) -> None:
         """See Drafter; rows that were told cannot be had again, so the sequence goes on from the next

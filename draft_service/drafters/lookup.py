@@ -38,7 +38,7 @@ class LookupDrafter:
     context_length = MAX_VOCABULARY
 
     def __init__(self, max_nodes: int, max_depth: int) -> None:
-        self._max_nodes = max_nodes
+        self.max_nodes = max_nodes
         self._max_depth = max_depth
         self._recalls: dict[int, SequenceLookup] = {}
 
@@ -52,7 +52,7 @@ class LookupDrafter:
 
     def recall(self, key: int) -> Proposal:
         """See Drafter."""
-        return self._recalls[key].propose(self._max_nodes, self._max_depth)
+        return self._recalls[key].propose(self.max_nodes, self._max_depth)
 
     def expand(self, expansions: Sequence[Expansion]) -> list[Proposal | None]:
         """See Drafter; nothing follows from a forward here."""

@@ -64,7 +64,7 @@ class ModelDrafter:
         self.context_length = runner.loaded.context_length
         self._runner = runner
         self._children = children
-        self._max_nodes = max_nodes
+        self.max_nodes = max_nodes
         self._eos_token_ids = runner.loaded.eos_token_ids
         self._sequences: dict[int, _Sequence] = {}
         prepare()
@@ -160,7 +160,7 @@ class ModelDrafter:
     def _has_room(self, tokens: int) -> bool:
         """True when so many tokens and a tree below them can be stored."""
         pool = self._runner.pool
-        return tokens + self._max_nodes <= pool.available * pool.page_size
+        return tokens + self.max_nodes <= pool.available * pool.page_size
 
     def _kv(self, sequence: _Sequence) -> SequenceKv:
         if sequence.kv is None:

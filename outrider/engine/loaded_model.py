@@ -22,11 +22,11 @@ class Geometry:
     head_dim: int
     value_dim: int
     parts: tuple[Geometry, ...] = ()
-    """Where layers differ, have no attention, or see keys and values of another one: what is kept, by shape. The
-    heads above are those of the first layer with attention."""
+    """Where layers differ, have no attention, or see keys and values of another one: what is kept, by shape.
+    The heads above are those of the first layer with attention."""
     places: tuple[tuple[int, int] | None, ...] = ()
-    """With parts, of each layer: the part that has its keys and values, and which of its layers they are. None
-    of a layer without attention."""
+    """With parts, of each layer: the part that has its keys and values, and which of its layers they are.
+    None of a layer without attention."""
 
     @property
     def queries_per_kv(self) -> int:

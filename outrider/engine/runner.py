@@ -27,7 +27,7 @@ from outrider.engine.kv.pages import Move, PagePool, SequenceKv
 from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.loading.own_attention import set_attention
 from outrider.engine.mixed_attention import MixedAttention
-from outrider.engine.recurrent import RecurrentLayers
+from outrider.engine.recurrent.layers import RecurrentLayers, recurrent_layers
 from outrider.engine.step import PackedStep, Segment, pack_step
 
 __all__ = ["Mirror", "ModelRunner", "Segment"]
@@ -65,8 +65,8 @@ class ModelRunner:
             self._logits = self.make_fused(network)
         else:
             set_attention(network, self.attention.name)
-            self._recurrent = RecurrentLayers(network)
-            self.pool.kept_states = KeptStates() if self._recurrent else None
+            self._recurrent = recurrent_layers(network)
+            self.pool.kept_states = None if self._recurrent is None else KeptStates()
             self._selects_rows = "logits_to_keep" in inspect.signature(network.forward).parameters
 
     def forward(self, segments: Sequence[Segment]) -> torch.Tensor:
@@ -86,7 +86,7 @@ class ModelRunner:
             device=self.loaded.device,
         )
         self.tap.rows = step.featured
-        if self._recurrent:
+        if self._recurrent is not None:
             self._recurrent.begin(segments, step.first_rows, self.loaded.device)
         wanted = sum(len(segment.wanted) for segment in segments)
         # A copy outside of inference mode: callers may write into it.
@@ -108,10 +108,15 @@ class ModelRunner:
         """Token counts behind which a forward takes longer."""
         return row_edges(self.loaded.model)
 
+    def candidates(self, wanted: int) -> int:
+        """How many candidates of one sequence may be computed: those that are wanted, if there is room for
+        what they leave behind."""
+        return wanted if self._recurrent is None else self._recurrent.candidates(wanted)
+
     def page_memory(self) -> PageMemory | None:
-        """The bytes of the pages, for other replicas; None where these are not all that a sequence has: several
+        """The bytes of the pages, for other replicas; None where a sequence has more than these: several
         ranks have a part of each, or recurrent layers have states."""
-        if self.mirror is not None or self._recurrent:
+        if self.mirror is not None or self._recurrent is not None:
             return None
         return PageMemory(self.attention.stores(), self.pool.page_size)
 

@@ -31,9 +31,9 @@ VOCABULARY = 300
 QUICK, ALL = 4, 30
 IN_RANKS = ("gpt2", "gpt_neox", "olmo2", "mixtral", "olmoe", "gpt_oss")
 """Architectures that run in several processes too."""
-UNLIKE = ("llama", "mistral", "gemma2", "gpt2", "deepseek_v3", "gpt_oss", "gemma4", "bloom")
+UNLIKE = ("llama", "mistral", "gemma2", "gpt2", "deepseek_v3", "gpt_oss", "gemma4", "bloom", "qwen3_5")
 """Those that differ in what a service keeps of a text: windows, learned positions, compressed keys, shared
-ones, sinks, positions in keys; and in experts."""
+ones, sinks, positions in keys, states of recurrent layers; and in experts."""
 UNLIKE_IN_RANKS = ("gpt_oss",)
 SETUPS = [
     pytest.param((name, ranks), marks=() if name in quick else pytest.mark.slow)

@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from outrider.engine.kv.kept_states import copied
 from outrider.engine.kv.pages import PagePool, SequenceKv
 from outrider.protocol.errors import StaleHandle
 from outrider.protocol.messages import KvHandle
@@ -78,6 +79,7 @@ class HandleTable:
     def keep(self, kv: SequenceKv, moves: bool = False) -> KvHandle:
         """Take `kv` over, without its scratch, and give out a handle for it."""
         kv.rollback()
+        kv.end_states = copied(kv.end_states)  # it may be a part of those of many sequences
         handle = KvHandle(
             owner=self.replica,
             incarnation=self.incarnation,

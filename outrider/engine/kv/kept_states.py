@@ -32,8 +32,8 @@ class KeptStates:
         """Keep a copy, if it is not there already and not larger than all may be."""
         if key in self._states:
             return
-        self._states[key] = copied = mapped([states], lambda tensors: tensors[0].clone())
-        self._bytes += size_of(copied)
+        self._states[key] = own = copied(states)
+        self._bytes += size_of(own)
         while self._bytes > self._max_bytes:
             self._bytes -= size_of(self._states.popitem(last=False)[1])
 
@@ -56,6 +56,11 @@ def mapped(states: Sequence[Any], of: Callable[[list[Tensor]], Tensor]) -> Any:
 def joined(states: Sequence[Any]) -> Any:
     """The states of several sequences as those of a batch, copied."""
     return mapped(states, torch.cat)
+
+
+def copied(states: Any) -> Any:
+    """The same states in memory of their own."""
+    return mapped([states], lambda tensors: tensors[0].clone())
 
 
 def part(states: Any, index: int) -> Any:

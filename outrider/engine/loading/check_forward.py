@@ -167,13 +167,15 @@ def _run_paged(runner: ModelRunner, tokens: list[list[int]]) -> list[Result]:
     results: list[Result] = []
 
     def forward(what: str, segments: list[Segment], rows: list[tuple[int, int]]) -> None:
-        logits = runner.forward(segments).split([len(segment.wanted) for segment in segments])
-        for part in logits:  # each is judged by itself
+        logits = runner.forward(segments)
+        for part in torch.split(logits, [len(segment.wanted) for segment in segments]):  # each by itself
             results.append((what, rows[: len(part)], part))
             rows = rows[len(part) :]
 
     start = SHARED - 1
-    forward("first chunk", [Segment(kv, tokens[0][:7], None, range(7), certain=7)], [(0, i) for i in range(7)])
+    forward(
+        "first chunk", [Segment(kv, tokens[0][:7], None, range(7), certain=7)], [(0, i) for i in range(7)]
+    )
     second = [(0, position) for position in range(7, start)]
     forward("second chunk", [Segment(kv, tokens[0][7:start], None, range(start - 7))], second)
     runner.commit(kv, range(start), tokens[0][:start])

@@ -22,7 +22,7 @@ from transformers import (
 from outrider.engine.loading.alibi import uses_alibi
 from outrider.engine.loading.model_path import cannot_load
 from outrider.engine.loading.own_attention import has_known_attention
-from outrider.engine.recurrent import recurrent_modules
+from outrider.engine.recurrent.probing import recurrent_modules
 from outrider.protocol.errors import ModelError
 
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}

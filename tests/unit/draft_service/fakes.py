@@ -82,6 +82,7 @@ class TableDrafter:
 
     kind = "model"
     expands = True
+    max_nodes = 1000
     context_length = 1000
 
     def __init__(self, children, *, room=1000, prefill_turns=1):

@@ -39,11 +39,11 @@ SAMPLINGS = {
 LARGE = replace(LIMITS, vocabulary_size=VOCABULARY, eos_token_ids=frozenset({1}))
 
 
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    """A tiny random Llama."""
+@pytest.fixture(scope="module", params=["llama", "qwen3_5"])
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    """A tiny random model, with attention alone and with recurrent layers."""
     torch.set_num_threads(1)
-    folder: Path = build_model("llama", tmp_path_factory.mktemp("llama"), vocab_size=VOCABULARY)
+    folder: Path = build_model(request.param, tmp_path_factory.mktemp("model"), vocab_size=VOCABULARY)
     return load_model(str(folder), dtype="float32", device="cpu", threads=1)
 
 

@@ -1,0 +1,10 @@
+"""Recurrent layers: they keep a state of all earlier tokens where attention keeps keys and values.
+
+Mamba, the gated delta rule and short convolutions are of this kind. A state cannot be cut back to an earlier
+token, so each scratch entry of a sequence has the states behind it, and a commit keeps those of its last
+token. States are never written to: a layer gets copies.
+
+    pieces     the order in which a step's tokens go through such a layer
+    layers     the model's own modules compute them, from states in the cache of transformers
+    probing    what is found out about a module by running it
+"""

@@ -1,0 +1,110 @@
+"""Runs the recurrent layers of a model from the states of the sequences in a step.
+
+The model's own modules compute. Linear layers that read a module's input, or make its output, run once for
+all tokens of a step: they read most of the weights.
+
+Shapes: N packed tokens, C width of the model, B pieces of a batch, n tokens of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedModel
+
+from outrider.engine.kv.kept_states import part, size_of
+from outrider.engine.recurrent.pieces import Batch, batches_of
+from outrider.engine.recurrent.probing import StatefulModule, forward_of, recurrent_modules
+from outrider.engine.step import Segment
+
+MAX_BYTES = 2**30
+"""Of the states of one sequence's candidates."""
+
+
+class RecurrentLayers:
+    """The recurrent layers of a model, which work on the states of a runner's sequences from now on."""
+
+    def __init__(self, network: PreTrainedModel, modules: Sequence[nn.Module]) -> None:
+        cache, width = DynamicCache(config=network.config), network.config.get_text_config().hidden_size
+        self._layers = [_Layer(module, cache, width) for module in modules]
+        self.state_bytes = sum(layer.state_bytes for layer in self._layers)
+        """Of the states behind one token."""
+
+    def candidates(self, wanted: int) -> int:
+        """How many candidates of one sequence may have states: those that are wanted, if there is room."""
+        return min(wanted, max(MAX_BYTES // self.state_bytes, 1))
+
+    def begin(self, segments: Sequence[Segment], first_rows: Sequence[int], device: torch.device) -> None:
+        """The next forward is of these segments; see `batches_of`."""
+        batches = batches_of(segments, first_rows, device)
+        for layer in self._layers:
+            layer.batches = batches
+
+
+def recurrent_layers(network: PreTrainedModel) -> RecurrentLayers | None:
+    """The recurrent layers of a model, if it has any."""
+    modules = recurrent_modules(network)
+    return RecurrentLayers(network, modules) if modules else None
+
+
+class _Layer:
+    """One module, whose `forward` this replaces."""
+
+    def __init__(self, module: Any, cache: DynamicCache, width: int) -> None:
+        self.batches: Sequence[Batch] = ()
+        for child in module.modules():
+            vars(child).pop("forward", None)  # that of an earlier runner
+        self._index: int = module.layer_idx
+        self._module = StatefulModule(module, cache, width)
+        self._at_once = self._module.reads_all_of_a_state()
+        """It takes several tokens behind a state."""
+        self.state_bytes = size_of(self._module.example)
+        self._inputs, self._output = self._module.linear_ends(module)
+        self._made: dict[nn.Module, Tensor] = {}
+        """What the linear layers of the input have made of all tokens, [N, out]."""
+        self._batch: Batch
+        """The one that is computed."""
+        for linear in self._inputs:
+            linear.forward = partial(self._rows_of, linear)
+        if self._output is not None:
+            self._output.forward = lambda x: x
+        module.forward = self.compute
+
+    def compute(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
+        """[1, N, C] -> [1, N, C]; padding becomes what zeros become."""
+        hidden = hidden_states[0]
+        self._made = {linear: forward_of(linear)(hidden) for linear in self._inputs}
+        computed = [self._computed(hidden, batch) for batch in self.batches]
+        result = computed[0].new_zeros(len(hidden), computed[0].shape[-1])
+        for batch, made in zip(self.batches, computed, strict=True):
+            result.index_copy_(0, batch.rows, made.flatten(0, 1))
+        return (result if self._output is None else forward_of(self._output)(result))[None]
+
+    def _computed(self, hidden: Tensor, batch: Batch) -> Tensor:
+        """[B, n, ...] what a batch becomes, but for the last linear layer; its pieces get their states."""
+        fresh = self._module.fresh
+        given = [fresh if piece.before is None else piece.before[self._index] for piece in batch.pieces]
+        state = self._module.enter(given)
+        steps = [batch] if self._at_once or batch.begins else batch.tokens()
+        made = torch.cat([self._step(hidden, step) for step in steps], 1)
+        for index, piece in enumerate(batch.pieces):
+            piece.after[self._index] = part(state, index)
+        return made
+
+    def _step(self, hidden: Tensor, batch: Batch) -> Tensor:
+        self._batch = batch
+        made: Tensor = self._module(_rows(hidden, batch))
+        return made
+
+    def _rows_of(self, linear: nn.Module, _: Tensor) -> Tensor:
+        """What a linear layer made of the batch."""
+        return _rows(self._made[linear], self._batch)
+
+
+def _rows(packed: Tensor, batch: Batch) -> Tensor:
+    """[N, ...] -> [B, n, ...]"""
+    return packed.index_select(0, batch.rows).view(len(batch.pieces), batch.count, -1)

@@ -1,0 +1,111 @@
+"""The order in which a step's tokens go through a recurrent layer.
+
+Tokens that are certain to stay, of a prompt, go through at once. Candidates go level by level: those of all
+sequences that have their parents' states.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from outrider.engine.kv.pages import SequenceKv
+from outrider.engine.step import Segment
+from outrider.protocol.errors import InternalError
+
+States: TypeAlias = dict[int, Any]
+"""What each recurrent layer keeps behind a token, by the layer's index."""
+STATES_EVERY = 256
+"""Tokens of a prompt from states to states that are kept for other sequences which begin alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Tokens of one sequence that follow each other."""
+
+    row: int
+    """Packed position of the first."""
+    before: States | None
+    """Behind the token before them; None at the beginning of a text."""
+    after: States = field(default_factory=dict)
+    """Behind the last of them, filled in by each layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Pieces that a layer computes at once."""
+
+    pieces: Sequence[Piece]
+    count: int
+    """Tokens of each piece."""
+    rows: Tensor
+    """[pieces * count] int64, their packed positions."""
+
+    @property
+    def begins(self) -> bool:
+        """True when these are the first tokens of their texts."""
+        return self.pieces[0].before is None
+
+    def tokens(self) -> list[Batch]:
+        """The first tokens of all pieces, then the second ones, and so on."""
+        columns = self.rows.view(-1, self.count).unbind(1)
+        return [Batch(self.pieces, 1, rows) for rows in columns]
+
+
+def batches_of(segments: Sequence[Segment], first_rows: Sequence[int], device: torch.device) -> list[Batch]:
+    """A step's tokens in the order in which a layer can compute them; `first_rows` are of the segments.
+
+    The scratch entries that end a piece get its states.
+
+    Raises:
+        InternalError: an entry follows one in the middle of a piece, whose states nobody has.
+    """
+    levels: dict[tuple[int, int, bool], list[Piece]] = defaultdict(list)
+    for segment, row in zip(segments, first_rows, strict=True):
+        kv, level_of = segment.kv, dict[int, int]()
+        start = kv.scratch - len(segment.tokens)
+        for first, count in _cut(segment, start):
+            parent, last = kv.parents[first], first + count - 1
+            piece = Piece(row + first - start, _states_at(kv, parent))
+            level_of[last] = level_of.get(parent, -1) + 1
+            levels[level_of[last], count, piece.before is None].append(piece)
+            kv.states[last] = piece.after
+    return [_batch(levels[key], key[1], device) for key in sorted(levels)]
+
+
+def _cut(segment: Segment, start: int) -> Iterator[tuple[int, int]]:
+    """The pieces of a segment whose scratch entries begin at `start`: the first entry, and how many.
+
+    What is certain to stay is cut at its last full page and every so often: another sequence may go on there.
+    """
+    certain, position = segment.certain, int(segment.kv.positions(start)[0])
+    if certain:
+        end = position + certain
+        often = range(-(-position // STATES_EVERY) * STATES_EVERY, end, STATES_EVERY)
+        page = end - end % segment.kv.pool.page_size
+        inside = {cut for cut in (page, *often) if position < cut < end}
+        for here, there in pairwise([position, *sorted(inside), end]):
+            yield start + here - position, there - here
+    for entry in range(start + certain, segment.kv.scratch):
+        yield entry, 1
+
+
+def _states_at(kv: SequenceKv, entry: int) -> States | None:
+    """The states behind a scratch entry, or behind the last committed token; None where a text begins."""
+    if entry < 0 and not kv.length:
+        return None
+    states: States | None = kv.states[entry] if entry >= 0 else kv.end_states
+    if states is None:
+        raise InternalError(f"scratch entry {entry} has no states of recurrent layers")
+    return states
+
+
+def _batch(pieces: Sequence[Piece], count: int, device: torch.device) -> Batch:
+    rows = torch.tensor([piece.row for piece in pieces])[:, None] + torch.arange(count)
+    return Batch(pieces, count, rows.flatten().to(device))

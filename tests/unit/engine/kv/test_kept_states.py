@@ -1,0 +1,60 @@
+"""States that are kept for sequences that begin alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from outrider.engine.kv.kept_states import KeptStates, joined, part, size_of, tensors_of
+from outrider.engine.kv.pages import PagePool, SequenceKv
+
+PAGE = 4
+
+
+def states(number: float) -> Any:
+    """Of one layer: 16 bytes."""
+    return {0: {"recurrent": {0: torch.full((1, 4), number)}, "known": True, "device": None}}
+
+
+def test_states_join_to_a_batch_and_part_again() -> None:
+    """What is no tensor is the first one's."""
+    batch = joined([states(1.0), states(2.0)])
+    assert batch[0]["recurrent"][0].shape == (2, 4)
+    assert batch[0]["known"] is True
+    assert [tensor.tolist() for tensor in tensors_of(part(batch, 1))] == [[[2.0] * 4]]
+
+
+def test_the_least_recently_used_give_way() -> None:
+    """Room for two: the one that was found last stays."""
+    kept = KeptStates(max_bytes=2 * size_of(states(0.0)))
+    kept.keep(b"a", states(1.0))
+    kept.keep(b"b", states(2.0))
+    kept.find(b"a")
+    kept.keep(b"c", states(3.0))
+    assert [key in kept for key in (b"a", b"b", b"c")] == [True, False, True]
+
+
+def test_what_is_kept_is_a_copy() -> None:
+    """It neither changes with the first one nor holds its memory."""
+    kept, batch = KeptStates(), joined([states(1.0), states(2.0)])
+    kept.keep(b"a", part(batch, 0))
+    batch[0]["recurrent"][0].zero_()
+    (tensor,) = tensors_of(kept.find(b"a"))
+    assert tensor.tolist() == [[1.0] * 4]
+    assert tensor.untyped_storage().nbytes() == 16
+
+
+def test_a_prefix_ends_where_states_are_known() -> None:
+    """Two full pages are published, and of the first alone the states are there."""
+    pool = PagePool(8, PAGE)
+    pool.kept_states = KeptStates()
+    kv = SequenceKv.open(pool, [])
+    kv.reserve(2 * PAGE)
+    kv.append(range(2 * PAGE), None)
+    kv.states[PAGE - 1] = states(1.0)
+    kv.commit(range(2 * PAGE), list(range(2 * PAGE)))
+    other = SequenceKv.open(pool, [*range(2 * PAGE), 5])
+    assert other.length == PAGE
+    assert [tensor.tolist() for tensor in tensors_of(other.end_states)] == [[[1.0] * 4]]
+    assert SequenceKv.open(pool, [9] * 9).end_states is None

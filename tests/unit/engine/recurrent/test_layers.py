@@ -1,0 +1,86 @@
+"""Recurrent layers of models; `test_runner.py` compares all of them with the plain model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from outrider.engine.kv.kept_states import size_of
+from outrider.engine.kv.pages import SequenceKv
+from outrider.engine.recurrent.layers import MAX_BYTES, recurrent_layers
+from outrider.engine.recurrent.probing import StatefulModule, recurrent_modules
+from outrider.engine.runner import ModelRunner, Segment
+from tests.models import ARCHITECTURES, RECURRENT
+from tests.unit.engine.conftest import Pair
+
+PAGE, PROMPT = 4, list(range(2, 43))
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "gemma4"])
+def test_models_with_attention_alone_have_none(pair_of: Callable[..., Pair], architecture: str) -> None:
+    """Convolutions or caches alone make no recurrent layer."""
+    assert architecture in ARCHITECTURES
+    assert recurrent_layers(pair_of(architecture).plain) is None
+
+
+@pytest.mark.parametrize("architecture", RECURRENT)
+def test_states_are_read_by_several_tokens_at_once(pair_of: Callable[..., Pair], architecture: str) -> None:
+    """But in Jamba, whose module starts anew: its tokens go one by one."""
+    plain = pair_of(architecture).plain
+    cache = DynamicCache(config=plain.config)
+    found = {
+        StatefulModule(module, cache, plain.config.hidden_size).reads_all_of_a_state()
+        for module in recurrent_modules(plain)
+    }
+    assert found == {architecture != "jamba"}
+
+
+@pytest.mark.parametrize("architecture", ["qwen3_5", "lfm2", "kimi_linear", "bamba"])
+def test_projections_run_once_for_all_tokens(pair_of: Callable[..., Pair], architecture: str) -> None:
+    """A tree of three levels calls each of them once a step."""
+    loaded = pair_of(architecture).loaded
+    runner = ModelRunner(loaded, 64, PAGE)
+    modules = recurrent_modules(loaded.model)
+    calls: list[torch.nn.Module] = []
+    kinds = {
+        type(child) for module in modules for child in module.modules() if hasattr(child, "out_features")
+    }
+    kv = SequenceKv.open(runner.pool, [])
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in kinds:
+            original = kind.forward
+
+            def noted(self: torch.nn.Module, x: torch.Tensor, original: Callable = original) -> torch.Tensor:
+                calls.append(self)
+                return original(self, x)
+
+            patch.setattr(kind, "forward", noted)
+        runner.forward([Segment(kv, [3, 4, 5, 6], [-1, 0, 1, 1], [3])])
+    for module in modules:
+        ends = [child for name, child in module.named_modules() if name in ("in_proj", "out_proj", "q_proj")]
+        assert ends
+        assert [calls.count(end) for end in ends] == [1] * len(ends)
+
+
+def test_a_state_takes_the_bytes_that_it_says(pair_of: Callable[..., Pair]) -> None:
+    """And bounds how many candidates a sequence has."""
+    loaded = pair_of("qwen3_5").loaded
+    runner = ModelRunner(loaded, 64, PAGE)
+    kv = SequenceKv.open(runner.pool, [])
+    runner.forward([Segment(kv, PROMPT, None, [], certain=len(PROMPT))])
+    runner.commit(kv, range(len(PROMPT)), PROMPT)
+    layers = runner._recurrent
+    assert layers is not None
+    assert layers.state_bytes == size_of(kv.end_states)
+    layers.state_bytes = MAX_BYTES // 10
+    assert (runner.candidates(4), runner.candidates(64)) == (4, 10)
+    layers.state_bytes = 2 * MAX_BYTES
+    assert runner.candidates(64) == 1
+
+
+def test_pages_alone_do_not_move(pair_of: Callable[..., Pair]) -> None:
+    """Another replica would lack the states."""
+    assert ModelRunner(pair_of("qwen3_5").loaded, 8, PAGE).page_memory() is None
