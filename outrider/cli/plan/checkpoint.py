@@ -19,6 +19,8 @@ CODED = {"int8": 8.5, "int4": 4.5, FP8: 8.25}
 """Bits of a number of a linear layer with codes, its share of a scale included."""
 STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F8_E4M3": FP8}
 """Kinds of weights whose sizes are known; others are quantized."""
+_WITHOUT_ATTENTION = {"linear_attention", "mamba", "conv", "moe", "mlp"}
+"""Kinds of layers by the names that configurations give them."""
 MAX_HEADER = 100 << 20
 """Bytes; the format's own limit."""
 
@@ -128,10 +130,15 @@ def read_checkpoint(
 
 
 def _kv_numbers(config: Any) -> int:
-    """Of all layers but those that see another one's (Gemma 4)."""
+    """Of all layers with attention but those that see another one's (Gemma 4)."""
     layers = getattr(config, "per_layer_config", None) or [config] * config.num_hidden_layers
     modes = getattr(config, "kv_sharing_modes", None) or [None] * len(layers)
-    return sum(_layer_numbers(layer) for layer, mode in zip(layers, modes, strict=True) if mode != "reuse")
+    kinds = getattr(config, "layer_types", None) or [None] * len(layers)
+    return sum(
+        _layer_numbers(layer)
+        for layer, mode, kind in zip(layers, modes, kinds, strict=True)
+        if mode != "reuse" and kind not in _WITHOUT_ATTENTION
+    )
 
 
 def _context(config: Any) -> int:

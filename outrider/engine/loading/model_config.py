@@ -26,8 +26,8 @@ from outrider.engine.recurrent.probing import recurrent_modules
 from outrider.protocol.errors import ModelError
 
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
-_STATELESS = {"moe", "mlp"}
 _RECURRENT = {"linear_attention", "conv", "mamba", "recurrent", "hybrid", "hybrid_sliding"}
+_STATELESS = {"moe", "mlp"}
 """Kinds of layers by the names that configurations give them."""
 LOAD_ERRORS = (
     *(OSError, ValueError, ImportError, RuntimeError, KeyError, TypeError),
@@ -88,29 +88,34 @@ def skeleton_of(model: str, config: PretrainedConfig, trust_remote_code: bool) -
             skeleton: PreTrainedModel = factory.from_config(config, trust_remote_code=trust_remote_code)
     except LOAD_ERRORS as error:
         raise unreadable(model, error) from error
-    kind = type(skeleton).__name__
-    other_layers = set(getattr(config.get_text_config(), "layer_types", None) or ()) - _ATTENTION
     takes_positions = "position_ids" in inspect.signature(skeleton.forward).parameters
-    recurrent = getattr(skeleton, "_is_stateful", False) or bool(other_layers & _RECURRENT)
-    if recurrent and not (takes_positions and recurrent_modules(skeleton)):
-        raise ModelError(
-            f"model: {kind} has layers ({', '.join(sorted(other_layers)) or 'recurrent'}) whose state is not "
-            "known here, or no attention beside them; use another architecture"
-        )
-    if other_layers - _RECURRENT - _STATELESS:
-        raise ModelError(
-            f"model: {kind} has layers ({', '.join(sorted(other_layers))}) whose attention leaves out tokens "
-            "in a way that is not computed here; use a model with full or sliding attention"
-        )
+    _check_layers(skeleton, takes_positions)
     known = has_known_attention(skeleton)
     if not known and not skeleton._can_set_attn_implementation():
         raise no_interface(skeleton)
+    kind = type(skeleton).__name__
     if not takes_positions and not (known and uses_alibi(skeleton)):
         raise ModelError(
             f"model: {kind} takes no positions of tokens, without which it cannot compute several candidates "
             "at once; use another architecture"
         )
     return skeleton
+
+
+def _check_layers(skeleton: PreTrainedModel, takes_positions: bool) -> None:
+    """Raises ModelError for kinds of layers that cannot run here, or not alone."""
+    kinds = set(getattr(skeleton.config.get_text_config(), "layer_types", None) or ())
+    named = f"model: {type(skeleton).__name__} has layers ({', '.join(sorted(kinds)) or 'recurrent'})"
+    if getattr(skeleton, "_is_stateful", False) or kinds & _RECURRENT:
+        if not recurrent_modules(skeleton):
+            raise ModelError(f"{named} whose states are not known here; use another architecture")
+        if not takes_positions:
+            raise ModelError(f"{named} and no attention beside them; use another architecture")
+    if kinds - _ATTENTION - _RECURRENT - _STATELESS:
+        raise ModelError(
+            f"{named} whose attention leaves out tokens in a way that is not computed here; use a model with "
+            "full or sliding attention"
+        )
 
 
 def no_interface(network: PreTrainedModel) -> ModelError:

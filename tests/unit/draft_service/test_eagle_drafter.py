@@ -54,10 +54,10 @@ def rows(first: int, stop: int, layers: int = 2) -> bytes:
 class Rig(Bench):
     """A core over the head, turned by hand, beside the head spelled out."""
 
-    def __init__(self, head, folders, *, max_rows: int = 10_000, **config):
+    def __init__(self, head, folders, *, max_rows: int = 10_000, nodes: int = 32, **config):
         self.plain = PlainHead(*folders)
         self.drafter = EagleDrafter(
-            head, children=CHILDREN, max_nodes=32, max_rows=max_rows, context_length=500
+            head, children=CHILDREN, max_nodes=nodes, max_rows=max_rows, context_length=500
         )
         super().__init__(self.drafter, **config)
         self.core.calibration = _Sure()
@@ -139,7 +139,7 @@ def test_it_waits_for_what_the_target_makes_of_the_last_token(head, folders):
 
 def test_the_tree_is_what_the_head_says_of_the_text(head, folders):
     """Below the root with the target's features, further down with its own."""
-    rig = Rig(head, folders)
+    rig = Rig(head, folders, nodes=256)
     stream, _ = opened(rig)
     rig.tell(stream, PromptFeatures(1, rows(1, 5)))
     rig.commit(stream, [31], 1)

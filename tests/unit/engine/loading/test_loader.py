@@ -113,7 +113,7 @@ def test_a_rope_that_changes_with_the_length_is_cut(folder_of: Folders, tmp_path
     ("kind", "reason"),
     [
         ("t5", "encoder-decoder; use a decoder-only model"),
-        ("mamba", "whose state is not known here, or no attention beside them"),
+        ("mamba", "no attention beside them; use another architecture"),
         ("rembert", "does not let its attention be replaced"),
     ],
 )
