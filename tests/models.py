@@ -290,7 +290,7 @@ ARCHITECTURES: dict[str, Callable[..., PretrainedConfig]] = {
         chunk_size=8,
         n_groups=2,
         head_dim=16,
-        time_step_min=1e-9,  # transformers bounds steps in prompts alone, so its own logits differ
+        time_step_min=1e-9,  # transformers bounds steps in prompts alone: logits then depend on what is one
         **common,
     ),
     "jamba": lambda **common: transformers.JambaConfig(

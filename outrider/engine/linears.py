@@ -7,8 +7,8 @@ from transformers.pytorch_utils import Conv1D
 
 from outrider.engine.quantization.stacked import is_stacked
 
-_READ_BY_OTHERS = ".dt_proj"
-"""A layer whose weight Mamba's modules read, without a call."""
+_READ_BY_OTHERS = {"dt_proj", "classifier"}
+"""Layers whose weights are read without a call: of Mamba's steps, of the routers of LongCat."""
 
 
 def linears_of(model: nn.Module) -> dict[str, nn.Module]:
@@ -23,7 +23,7 @@ def linears_of(model: nn.Module) -> dict[str, nn.Module]:
     return {
         name: part
         for name, part in model.named_modules()
-        if is_linear(part) and part not in routers and not name.endswith(_READ_BY_OTHERS)
+        if is_linear(part) and part not in routers and name.rpartition(".")[2] not in _READ_BY_OTHERS
     }
 
 

@@ -44,9 +44,9 @@ class KeptStates:
 
 
 def mapped(states: Sequence[Any], of: Callable[[list[Tensor]], Tensor]) -> Any:
-    """States of one shape as one, whose tensors are made of theirs; all else is the first one's."""
+    """States of one shape as one, whose tensors are made of theirs; all else, numbers too, is the first's."""
     first = states[0]
-    if isinstance(first, Tensor):
+    if isinstance(first, Tensor) and first.ndim:
         return of(list(states))
     if isinstance(first, dict):
         return {name: mapped([state[name] for state in states], of) for name in first}

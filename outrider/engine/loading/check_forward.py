@@ -24,6 +24,7 @@ from outrider.engine.loading.fp8_kv import RoundedCache
 from outrider.engine.loading.model_config import no_interface
 from outrider.engine.loading.own_attention import has_known_attention
 from outrider.engine.make_runner import make_runner
+from outrider.engine.recurrent.probing import recurrent_modules
 from outrider.engine.runner import ModelRunner, Segment
 from outrider.protocol.errors import ModelError
 
@@ -32,6 +33,8 @@ SEQUENCES, LENGTH = 4, 24
 CHECK_PAGES, CHECK_PAGE_SIZE = 64, 4
 SHARED = 13
 """The first three sequences begin with the same tokens: they are the paths of the tree."""
+PROMPT = SHARED - 1
+"""Tokens before the tree."""
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
 """Largest accepted distance of logits, relative to how they spread."""
 FP8_NOISE = 2.0
@@ -79,7 +82,7 @@ def run_plain(network: PreTrainedModel, context_length: int, *, fp8_kv: bool = F
     try:
         cache: dict[str, Any] = {"past_key_values": RoundedCache(config=network.config)} if fp8_kv else {}
         with torch.inference_mode():
-            output = network(torch.tensor(tokens, device=network.device), use_cache=True, **cache)
+            logits, output = _own_logits(network, torch.tensor(tokens, device=network.device), cache)
             calls = attention_calls(network)
         if not calls:
             raise no_interface(network)
@@ -94,13 +97,29 @@ def run_plain(network: PreTrainedModel, context_length: int, *, fp8_kv: bool = F
         raise ModelError(
             f"model: {kind} does not run as a plain decoder ({error}); use another model"
         ) from error
-    logits = output.logits.float()
     if not logits.isfinite().all():
         raise ModelError(
             f"model: logits of {kind} in {network.dtype} are NaN or infinite; set another dtype, or repair "
             "its weights"
         )
     return Plain(tokens=tokens, logits=logits, geometry=geometry, windows=windows, observed=turned)
+
+
+def _own_logits(
+    network: PreTrainedModel, tokens: torch.Tensor, cache: dict[str, Any]
+) -> tuple[torch.Tensor, Any]:
+    """Logits [R, T, V] float32 of tokens [R, T], and what the model returned last.
+
+    With recurrent layers the first PROMPT tokens go together and the others one by one, as in the check:
+    their modules may compute the two differently (Nemotron H bounds its time steps in prompts alone).
+    """
+    prompt = PROMPT if recurrent_modules(network) else tokens.shape[1]
+    outputs = [network(tokens[:, :prompt], use_cache=True, **cache)]
+    for at in range(prompt, tokens.shape[1]):
+        token, earlier = tokens[:, at : at + 1], outputs[-1].past_key_values
+        position = torch.full_like(token, at)  # Bamba counts wrong
+        outputs.append(network(token, position_ids=position, past_key_values=earlier, use_cache=True))
+    return torch.cat([output.logits for output in outputs], 1).float(), outputs[-1]
 
 
 def _windows(geometry: Geometry, cached: Sequence[Any]) -> dict[int, int | None]:
@@ -172,26 +191,29 @@ def _run_paged(runner: ModelRunner, tokens: list[list[int]]) -> list[Result]:
             results.append((what, rows[: len(part)], part))
             rows = rows[len(part) :]
 
-    start = SHARED - 1
     forward(
         "first chunk", [Segment(kv, tokens[0][:7], None, range(7), certain=7)], [(0, i) for i in range(7)]
     )
-    second = [(0, position) for position in range(7, start)]
-    forward("second chunk", [Segment(kv, tokens[0][7:start], None, range(start - 7))], second)
-    runner.commit(kv, range(start), tokens[0][:start])
+    second = [(0, position) for position in range(7, PROMPT)]
+    forward(
+        "second chunk",
+        [Segment(kv, tokens[0][7:PROMPT], None, range(PROMPT - 7), certain=PROMPT - 7)],
+        second,
+    )
+    runner.commit(kv, range(PROMPT), tokens[0][:PROMPT])
     # Sequences 0, 1 and 2 as a tree, one level after the other: [root, 0 1, 0 1, 0 1 2, 0 1 2, 0 1 2]
-    nodes = [(0, start), (0, 13), (1, 13), (0, 14), (1, 14)]
+    nodes = [(0, PROMPT), (0, 13), (1, 13), (0, 14), (1, 14)]
     nodes += [(row, position) for position in (15, 16, 17) for row in (0, 1, 2)]
     parents = [-1, 0, 0, 1, 2, 3, 4, 3, 5, 6, 7, 8, 9, 10]
     branch = [tokens[row][position] for row, position in nodes]
     forward("tree", [Segment(kv, branch, parents, range(len(nodes)))], nodes)
-    runner.commit(kv, [0, 1, 3, 7], tokens[2][start:16], survivors=[10, 13])
+    runner.commit(kv, [0, 1, 3, 7], tokens[2][PROMPT:16], survivors=[10, 13])
     rest = LENGTH - 18
     forward(
         "ragged batch",
         [
-            Segment(kv, tokens[2][18:], None, range(rest), certain=rest),
-            Segment(other, tokens[3], None, range(LENGTH), certain=LENGTH),
+            Segment(kv, tokens[2][18:], None, range(rest)),
+            Segment(other, tokens[3], None, range(LENGTH), certain=PROMPT),
         ],
         [(2, position) for position in range(18, LENGTH)] + [(3, position) for position in range(LENGTH)],
     )

@@ -83,13 +83,14 @@ def _cut(segment: Segment, start: int) -> Iterator[tuple[int, int]]:
     """The pieces of a segment whose scratch entries begin at `start`: the first entry, and how many.
 
     What is certain to stay is cut at its last full page and every so often: another sequence may go on there.
+    No piece of it has one token: modules may compute a prompt and a single token differently.
     """
     certain, position = segment.certain, int(segment.kv.positions(start)[0])
     if certain:
         end = position + certain
         often = range(-(-position // STATES_EVERY) * STATES_EVERY, end, STATES_EVERY)
         page = end - end % segment.kv.pool.page_size
-        inside = {cut for cut in (page, *often) if position < cut < end}
+        inside = {cut for cut in (page, *often) if position + 1 < cut < end - 1}
         for here, there in pairwise([position, *sorted(inside), end]):
             yield start + here - position, there - here
     for entry in range(start + certain, segment.kv.scratch):

@@ -43,8 +43,9 @@ def logits(loaded: LoadedModel) -> Tensor:
 
 
 def expected(folder: Path, bits: int, *, experts: bool = True) -> Tensor:
-    """The same by transformers with the numbers that the codes stand for; the output layer has 8 bits, and
-    without `experts` these are not rounded, and routers (`wg`, HunYuan's) and steps (`dt_proj`, Mamba's) never.
+    """The same by transformers with the numbers that the codes stand for; the output layer has 8 bits.
+
+    Without `experts` these are not rounded, and routers (`wg`, HunYuan's) and steps (`dt_proj`) never are.
     """
     network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     head = network.get_output_embeddings()

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
-from transformers import DynamicCache
+from transformers import AutoModelForCausalLM, DynamicCache
 
 from outrider.engine.kv.kept_states import size_of
 from outrider.engine.kv.pages import SequenceKv
+from outrider.engine.loading.loader import load_model
 from outrider.engine.recurrent.layers import MAX_BYTES, recurrent_layers
 from outrider.engine.recurrent.probing import StatefulModule, recurrent_modules
 from outrider.engine.runner import ModelRunner, Segment
-from tests.models import ARCHITECTURES, RECURRENT
+from tests.models import ARCHITECTURES, RECURRENT, build_model
 from tests.unit.engine.conftest import Pair
 
 PAGE, PROMPT = 4, list(range(2, 43))
@@ -79,6 +81,22 @@ def test_a_state_takes_the_bytes_that_it_says(pair_of: Callable[..., Pair]) -> N
     assert (runner.candidates(4), runner.candidates(64)) == (4, 10)
     layers.state_bytes = 2 * MAX_BYTES
     assert runner.candidates(64) == 1
+
+
+def test_a_model_that_computes_prompts_otherwise_runs_as_it_generates(tmp_path: Path) -> None:
+    """Nemotron H bounds its time steps in prompts alone; the check at load knows what is one."""
+    folder = build_model("nemotron_h", tmp_path, time_step_min=0.5)
+    loaded = load_model(str(folder), dtype="float32", device="cpu", threads=1)
+    plain = AutoModelForCausalLM.from_pretrained(folder).eval()
+    with torch.inference_mode():
+        prompt = plain(torch.tensor([PROMPT]), use_cache=True)
+        step = plain(torch.tensor([[7]]), past_key_values=prompt.past_key_values).logits[0]
+        otherwise = plain(torch.tensor([[*PROMPT, 7]])).logits[0, -1:]
+    runner = ModelRunner(loaded, 64, PAGE)
+    kv = SequenceKv.open(runner.pool, [])
+    segment = Segment(kv, [*PROMPT, 7], None, [len(PROMPT)], certain=len(PROMPT))
+    torch.testing.assert_close(runner.forward([segment]), step, rtol=1e-4, atol=5e-4)
+    assert not torch.allclose(otherwise, step, rtol=1e-4, atol=5e-4)
 
 
 def test_pages_alone_do_not_move(pair_of: Callable[..., Pair]) -> None:

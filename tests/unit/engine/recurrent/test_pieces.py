@@ -76,6 +76,12 @@ def test_a_long_prompt_is_cut_where_others_may_go_on(pool: PagePool) -> None:
     assert counts == [STATES_EVERY - 10, STATES_EVERY, 8, 2]
 
 
+def test_no_piece_of_a_prompt_has_one_token(pool: PagePool) -> None:
+    """Nine tokens with a page's end behind the eighth."""
+    batches = batches_of([appended(SequenceKv.open(pool, []), 9, certain=9)], [0], CPU)
+    assert [batch.count for batch in batches] == [9]
+
+
 def test_nothing_follows_the_middle_of_a_piece(pool: PagePool) -> None:
     """Nobody has its states."""
     kv = SequenceKv.open(pool, [])
