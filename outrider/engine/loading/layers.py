@@ -53,10 +53,15 @@ def leave_out(network: PreTrainedModel, skipped: Collection[int]) -> None:
         raise ModelError(
             f"skip_layers: the model has the layers 0 to {len(layers) - 1}, and one at least must stay"
         )
-    _set_layers(layers, [layers[index] for index in kept])
     kinds = getattr(config, "layer_types", None)
     if kinds is not None:
-        config.layer_types = [kinds[index] for index in kept]
+        try:
+            config.layer_types = [kinds[index] for index in kept]
+        except AttributeError as error:  # computed from other settings, as that of Jamba
+            raise ModelError(
+                f"skip_layers: the kinds of layers of {type(network).__name__} cannot be set; leave it out"
+            ) from error
+    _set_layers(layers, [layers[index] for index in kept])
     config.num_hidden_layers = len(kept)
 
 

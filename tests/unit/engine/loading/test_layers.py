@@ -59,7 +59,7 @@ def test_a_layer_left_out_is_passed_by(llama: Path) -> None:
     assert torch.allclose(_logits(llama, skipped_layers={1}), expected, atol=1e-4)
 
 
-@pytest.mark.parametrize("architecture", ["gemma2", "gpt2", "gpt_neox", "qwen3"])
+@pytest.mark.parametrize("architecture", ["gemma2", "gpt2", "gpt_neox", "qwen3", "qwen3_5"])
 def test_other_architectures_load_without_layers(architecture: str, tmp_path: Path) -> None:
     """Windows and memory are those of the layers that stay; the self check has passed."""
     folder = build_model(architecture, tmp_path)
@@ -87,6 +87,15 @@ def test_leaving_out_for_a_while(llama: Path) -> None:
         leave_out(network, {0, 2})
         assert torch.allclose(network(tokens, use_cache=False).logits, part)
     assert not torch.allclose(part, whole)
+
+
+def test_kinds_of_layers_that_cannot_be_set_are_named(tmp_path: Path) -> None:
+    """Jamba's follow from a period."""
+    folder = str(build_model("jamba", tmp_path))
+    with pytest.raises(
+        ModelError, match="skip_layers: the kinds of layers of JambaForCausalLM cannot be set"
+    ):
+        load_model(folder, dtype="float32", device="cpu", threads=1, skipped_layers={2})
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
