@@ -261,8 +261,10 @@ class Pipeline:
         try:
             await asyncio.sleep(max(0.0, action.not_before - self._clock()))
             link.reservation = await self._fleet.reserve_verify(
+                self.session.request.served,
                 self.session.request.prompt,
                 link.client.lose,
+                begun=bool(self.session.generated),
                 avoid=action.avoid,
                 prefer=action.prefer,
                 give_up_at=action.give_up_at,

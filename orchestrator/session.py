@@ -56,6 +56,7 @@ from outrider.protocol.errors import (
     Draining,
     InternalError,
     InvalidRequest,
+    ModelGone,
     NoReplica,
     OutOfPages,
     OutriderError,
@@ -336,7 +337,10 @@ class Session:
         self.statistics.verify_losses += opened
         losses = self._verify_losses
         losses.add(error, now, VERIFY_RETRY_SECONDS)
-        hopeless = isinstance(error, InvalidRequest | NoReplica) or losses.internal >= MAX_INTERNAL_ERRORS
+        hopeless = (
+            isinstance(error, InvalidRequest | ModelGone | NoReplica)
+            or losses.internal >= MAX_INTERNAL_ERRORS
+        )
         if hopeless or losses.retry_at >= losses.since + self.limits.recovery_seconds:
             self.finished = True
             return [dropped, Fail(error)]

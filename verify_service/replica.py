@@ -153,7 +153,8 @@ def describe(config: VerifyConfig, target: LoadedTarget, replica: str) -> ModelI
     )
     memory = target.runner.page_memory()
     kv_layout = "" if memory is None else layout_of(target.runner, memory).name
-    return replace(info, sampling_defaults=target.sampling_defaults, kv_layout=kv_layout)
+    weights = target.runner.loaded.fingerprint
+    return replace(info, sampling_defaults=target.sampling_defaults, kv_layout=kv_layout, version=weights)
 
 
 def layout_of(runner: ModelRunner, memory: PageMemory) -> KvLayout:

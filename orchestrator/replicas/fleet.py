@@ -22,7 +22,7 @@ from orchestrator.replicas.retired import RetiredReplicas
 from orchestrator.replicas.served import Served, ServedModel
 from outrider.config import OrchestratorConfig
 from outrider.protocol.allowance import MAX_FEATURE_BYTES, MAX_FEATURE_LAYERS
-from outrider.protocol.errors import NoReplica, OutriderError, StaleHandle
+from outrider.protocol.errors import ModelGone, NoReplica, OutriderError, StaleHandle
 from outrider.protocol.messages import KvHandle, ModelInfo
 from outrider.rpc.channels import open_channel
 from outrider.rpc.tls import client_certificates
@@ -221,20 +221,26 @@ class Fleet:
 
     async def reserve_verify(
         self,
+        model: ModelInfo,
         tokens: Sequence[int],
         on_lost: Callable[[OutriderError], None],
         *,
+        begun: bool,
         avoid: str,
         prefer: str,
         give_up_at: float,
     ) -> Reservation:
-        """A verify replica, waiting for one until `give_up_at`, or for as long as all are merely full.
+        """A verify replica with a model, waiting for one until `give_up_at`, or for as long as all are merely
+        full. `begun`: it has to have the weights too.
 
         Raises:
             NoReplica: there was none in time.
+            ModelGone: another model is served by now.
         """
         pool = self.pools["verify"]
         while True:
+            if problem := self._served.gone(model, begun):
+                raise ModelGone(problem)
             change = self._change
             now = self._clock()
             reservation = pool.reserve(now, on_lost, tokens=tokens, avoid=avoid, prefer=prefer)

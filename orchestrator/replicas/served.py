@@ -1,14 +1,18 @@
 """Which model is served, and whether a replica fits it.
 
-It is the model of the first verify replica. A verify replica with another model is kept out until none with
-the old one is left. Every probe compares a draft with the served model.
+It is the model of the first verify replica. A verify replica with another model, or with other weights, is
+kept out until none with the old one is left; requests for the old one end then. Every probe compares a draft
+with the served model.
+
+Replicas of one model may differ in what requests are checked against, such as the context. That is taken from
+a verify replica that is there: one that was started again with another context tells the new one.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import grpc
 
@@ -40,22 +44,16 @@ class Served:
     @property
     def available(self) -> bool:
         """Whether some verify replica answered its last probe with the model that is served."""
-        return any(
-            replica.info is not None
-            and replica.serving
-            and replica.missed_probes == 0
-            and self._agrees(replica.info)
-            for replica in self._pools["verify"]
-        )
+        return any(self._agrees(info) for info in self._answering())
 
     async def consider(self, info: ModelInfo, channel: grpc.aio.Channel) -> None:
-        """Serve the model of this verify replica if none is served yet, or if no replica has it any more.
+        """Serve what this verify replica does if nothing is served yet, or if no replica does that any more.
 
         Raises:
             OutriderError: its tokenizer cannot be fetched.
         """
         async with self._adopting:
-            if self._agrees(info) or self.available:
+            if self.model is not None and not self._takes_over(info, self.model.info):
                 return
             self.model = ServedModel(info, await fetch_tokenizer(channel, info))
         logger.info("serving model", model=info.model, vocabulary_size=info.vocabulary_size)
@@ -80,6 +78,35 @@ class Served:
             others=self.model.info.arithmetic,
         )
 
+    def gone(self, info: ModelInfo, begun: bool) -> str:
+        """Why a request that was checked against this model cannot go on; empty when it can. One that has not
+        begun may be served with other weights of the same model."""
+        if self.model is None:
+            return ""
+        served = self.model.info
+        other = mismatch_of("verify", served, info if begun else replace(info, version=served.version))
+        return (
+            other and f"model: {info.model!r} of this request is served no more: a replica {other}; ask anew"
+        )
+
+    def _takes_over(self, info: ModelInfo, served: ModelInfo) -> bool:
+        """Whether a verify replica tells from now on what is served: it is another model, or has other
+        limits, and no replica that answers is as before."""
+        if not self._agrees(info):
+            return not self.available
+        as_before = [
+            other for other in self._answering() if self._agrees(other) and _checks(other) == _checks(served)
+        ]
+        return _checks(info) != _checks(served) and not as_before
+
+    def _answering(self) -> list[ModelInfo]:
+        """Of the verify replicas that answered their last probe."""
+        return [
+            replica.info
+            for replica in self._pools["verify"]
+            if replica.info is not None and replica.serving and replica.missed_probes == 0
+        ]
+
     def _agrees(self, info: ModelInfo) -> bool:
         return self.model is not None and not mismatch_of("verify", info, self.model.info)
 
@@ -89,11 +116,18 @@ def mismatch_of(kind: str, info: ModelInfo, served: ModelInfo | None) -> str:
     if served is None:
         return "" if kind == "draft" else "not serving yet"
     if kind == "verify":
-        same = (info.model, info.vocabulary_hash) == (served.model, served.vocabulary_hash)
-        return "" if same else f"serves {info.model!r}, not {served.model!r}"
+        if (info.model, info.vocabulary_hash) != (served.model, served.vocabulary_hash):
+            return f"serves {info.model!r}, not {served.model!r}"
+        known = info.version and served.version
+        return f"serves {info.model!r} with other weights" if known and info.version != served.version else ""
     if info.vocabulary_hash not in ("", served.vocabulary_hash):
         return f"the vocabulary of {info.model!r} is not that of {served.model!r}"
     return _features_mismatch(info, served)
+
+
+def _checks(info: ModelInfo) -> tuple[object, ...]:
+    """What requests are checked against or completed with, beside the model."""
+    return info.context_length, info.eos_token_ids, info.bos_token_id, dict(info.sampling_defaults)
 
 
 def _features_mismatch(draft: ModelInfo, target: ModelInfo) -> str:

@@ -69,6 +69,13 @@ class UnknownModel(OutriderError):
         super().__init__(f"model: {asked!r} is not served here; use {served!r} or leave the field empty")
 
 
+class ModelGone(UnknownModel):
+    """The model of a request is served no more."""
+
+    def __init__(self, problem: str) -> None:
+        OutriderError.__init__(self, problem)
+
+
 class StaleHandle(OutriderError):
     """A KV handle can no longer be used; send the tokens instead."""
 

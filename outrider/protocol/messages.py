@@ -291,7 +291,7 @@ class ModelInfo:
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     """Sampling parameters of requests that set none, by the names of `SamplingParams`."""
     version: str = ""
-    """A draft's weights: a short hash of their files."""
+    """Its weights: a draft's as a short hash of their files; a target's as the fingerprint of its model."""
     shadow: bool = False
     """True when the draft's proposals are compared with the target's text, not verified."""
     feature_layers: tuple[int, ...] = ()

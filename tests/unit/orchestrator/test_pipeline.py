@@ -21,7 +21,8 @@ AFTER = [ConnectDraft(2, OpenDraft(**OPEN)), ParkDraft(2), Finish(FinishReason.L
 class ScriptedSession:
     """A session that wants a list of things at its start, and ends at a stop string."""
 
-    request = SimpleNamespace(prompt=(1,), keep_session=False)
+    request = SimpleNamespace(prompt=(1,), keep_session=False, served=None)
+    generated = ()
 
     def __init__(self, wants: list[Action]) -> None:
         self.wants = wants

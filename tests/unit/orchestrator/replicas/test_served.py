@@ -1,0 +1,100 @@
+"""What an orchestrator serves while verify replicas with other models, weights and limits come and go."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.replicas.served import Served, ServedModel
+from outrider.protocol.errors import ContextTooLong, ModelGone, UnknownModel
+from tests.fakes import INFO, FakeVerify, continuation
+from tests.unit.orchestrator.rig import PROMPT, Rig, run
+
+OTHER = replace(INFO, model="other")
+OLD, NEW = replace(INFO, version="old"), replace(INFO, version="new")
+
+
+def test_limits_are_those_of_a_replica_that_is_there() -> None:
+    """A replica that was started again with a shorter context and another end tells the new ones: what does
+    not fit is refused, not cut short."""
+
+    async def scenario() -> None:
+        verify = FakeVerify()
+        async with Rig(verify) as rig:
+            verify.info = replace(verify.info, incarnation="2", context_length=30, eos_token_ids=(7,))
+            await rig.until(lambda: rig.fleet.served is not None and rig.fleet.served.info == verify.info)
+            with pytest.raises(ContextTooLong):
+                await rig.generate(max_tokens=40)
+
+    run(scenario)
+
+
+def test_limits_stay_while_a_replica_has_them() -> None:
+    """One of two replicas changes its context: requests are checked as before."""
+
+    async def scenario() -> None:
+        first, second = FakeVerify(), FakeVerify()
+        async with Rig(first, second) as rig:
+            second.info = replace(second.info, incarnation="2", context_length=30)
+            pool = rig.fleet.pools["verify"]
+            await rig.until(lambda: pool.find(second.endpoint).info == second.info)  # type: ignore[union-attr]
+            assert rig.fleet.served is not None
+            assert rig.fleet.served.info.context_length == INFO.context_length
+
+    run(scenario)
+
+
+def test_a_text_is_not_continued_with_other_weights() -> None:
+    """A replica that comes back with other weights of the same name ends the texts that it had begun."""
+
+    async def scenario() -> None:
+        verify = FakeVerify(OLD)
+        verify.hold.at = 3
+        async with Rig(verify) as rig:
+            asking = asyncio.create_task(rig.generate())
+            await rig.until(lambda: not verify.hold.is_set())
+            verify.info = replace(verify.info, incarnation="2", version="new")
+            await rig.until(lambda: rig.fleet.served is not None and rig.fleet.served.info == verify.info)
+            verify.die_at_verdict, verify.hold.at = verify.verdicts, None
+            verify.hold.set()
+            with pytest.raises(UnknownModel, match="other weights"):
+                await asking
+            assert len(verify.openings) == 1
+            assert (await rig.generate()).tokens[0] == continuation(PROMPT, 40)
+
+    run(scenario)
+
+
+def test_the_last_replica_of_a_model_takes_its_requests_with_it() -> None:
+    """They end at once, and do not count against the replica of another model that is left."""
+
+    async def scenario() -> None:
+        first, second = FakeVerify(), FakeVerify(OTHER)
+        async with Rig(first, second, recovery_seconds=30, breaker_failures=1) as rig:
+            await rig.until(lambda: rig.metric("replicas", kind="verify", state="mismatched") == 1)
+            assert rig.fleet.served is not None
+            if rig.fleet.served.info.model == OTHER.model:
+                first, second = second, first
+            first.hold.at = 3
+            asking = asyncio.create_task(rig.generate())
+            await rig.until(lambda: not first.hold.is_set())
+            await first.kill()
+            with pytest.raises(ModelGone, match="ask anew"):
+                await asking
+            assert second.openings == []
+            assert (await rig.generate()).tokens[0] == continuation(PROMPT, 40)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("served", "begun", "goes_on"),
+    [(OLD, True, True), (NEW, False, True), (NEW, True, False), (OTHER, False, False)],
+)
+def test_which_requests_go_on(served: object, begun: bool, goes_on: bool) -> None:
+    """With other weights those that have no token yet, with another model none."""
+    found = Served({})
+    found.model = ServedModel(served, None)  # type: ignore[arg-type]
+    assert (found.gone(OLD, begun) == "") is goes_on
