@@ -63,7 +63,7 @@ def distill(arguments: argparse.Namespace) -> int:
     except Stopped:
         say(f"stopped; the same command goes on from {work}")
         return 130
-    except OutriderError:
+    except (OutriderError, KeyboardInterrupt):
         if [path.name for path in work.iterdir()] == [FLAGS]:  # nothing to go on from, with whatever flags
             shutil.rmtree(work)
         raise
