@@ -9,7 +9,13 @@ from collections.abc import Sequence
 
 from outrider.protocol.errors import InvalidRequest, OutriderError
 
-FLAGS = {"text": "prompt", "token_ids.ids": "--token-ids", "chat.messages": "prompt", "chat": "--chat"}
+FLAGS = {
+    "text": "prompt",
+    "token_ids.ids": "--token-ids",
+    "chat.messages": "prompt",
+    "chat": "--chat",
+    "token": "--token",
+}
 """How fields of a request are called on the command line; those of `sampling` are flags of the same name."""
 CLIENT_FILES = re.compile(r"\btls_client_(ca|cert|key)\b")
 SAMPLING = "sampling."
@@ -24,7 +30,9 @@ def unknown_arguments(
     command = _command(parser, arguments)
     first = unknown[0].partition("=")[0]
     if not first.startswith("-"):
-        return f"{first!r} is more than {command.prog} takes; put a text of several words in quotes"
+        text = any(action.dest == "prompt" and not action.option_strings for action in command._actions)
+        hint = "put a text of several words in quotes" if text else "leave it out, or put a flag before it"
+        return f"{first!r} is more than {command.prog} takes; {hint}"
     near = difflib.get_close_matches(first, _flags(command), 1, LIKENESS)
     meant = f"did you mean {near[0]}?" if near else f"`{command.prog} --help` lists them"
     return f"{first} is no flag of {command.prog}; {meant}"

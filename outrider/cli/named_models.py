@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from outrider.engine.loading.model_path import WANTED, cannot_load, check_model_path
@@ -12,18 +14,29 @@ HUB_SECONDS = 10.0
 """Longest wait for the hub."""
 
 
+@contextmanager
+def naming(flag: str) -> Iterator[None]:
+    """Has errors of a model name its flag.
+
+    Raises:
+        ConfigError: in place of a `ModelError`.
+    """
+    try:
+        yield
+    except ModelError as error:
+        raise ConfigError(f"{flag}: {str(error).removeprefix('model: ')}") from error
+
+
 def check_model(flag: str, model: str) -> None:
     """Refuse what is plainly no model.
 
     Raises:
         ConfigError: names the flag.
     """
-    try:
+    with naming(flag):
         check_model_path(model)
         if not Path(model).is_dir():
             check_hub(model)
-    except ModelError as error:
-        raise ConfigError(f"{flag}{str(error).removeprefix('model')}") from error
     if Path(model).is_dir() and not (Path(model) / CONFIG).is_file():
         raise ConfigError(f"{flag}: {model!r} has no {CONFIG}; {WANTED}")
 
