@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Any
+from typing import Any, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -18,6 +18,8 @@ PROCESSING = b"HTTP/1.1 102 Processing\r\n\r\n"
 """Changes nothing for a caller that listens; the system of one that has gone answers it with a reset."""
 LOOK_SECONDS = 0.1
 """How often a connection that may be gone is looked at."""
+LINGER_SECONDS = 5.0
+"""Longest wait for the rest of a body whose answer has been sent."""
 TOO_LARGE = f"The request's headers are larger than {HEAD_BYTES} bytes; shorten them."
 
 
@@ -84,13 +86,17 @@ class Connection(HttpToolsProtocol):
             return
         self._end_wait()
         super().on_headers_complete()
+        self.cycle.transport = cast(asyncio.Transport, _Lingering(self, self.cycle))
         if self.scope["http_version"] == "1.0":
             _send_without_chunks(self.cycle)
 
     def on_message_complete(self) -> None:
         """See uvicorn."""
-        if not self._comes_again():
-            super().on_message_complete()
+        if self._comes_again():
+            return
+        super().on_message_complete()
+        if self.cycle.response_complete and not self.cycle.keep_alive:
+            self.transport.close()  # the end that `_Lingering` waits for
 
     def plain_head(self) -> bytes:
         """The headers that have come, without the wish for another protocol."""
@@ -112,6 +118,26 @@ class Connection(HttpToolsProtocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+
+class _Lingering:
+    """The transport of one answer. Closed while the body still comes, it would be reset, and the caller would
+    not see why: so the rest is read, and dropped."""
+
+    def __init__(self, connection: Connection, cycle: RequestResponseCycle) -> None:
+        self._connection = connection
+        self._cycle = cycle
+        self.write = connection.transport.write
+        self.is_closing = connection.transport.is_closing
+
+    def close(self) -> None:
+        """See asyncio."""
+        transport = self._connection.transport
+        if self._cycle.response_complete and self._cycle.more_body and transport.can_write_eof():
+            transport.write_eof()
+            self._connection.loop.call_later(LINGER_SECONDS, transport.close)
+        else:
+            transport.close()
 
 
 class _Parser(httptools.HttpRequestParser):

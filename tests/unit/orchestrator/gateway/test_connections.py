@@ -232,3 +232,17 @@ def test_a_caller_that_has_gone_is_noticed(begun: bool) -> None:
             await gone.wait()
 
     asyncio.run(run())
+
+
+def test_an_answer_before_the_end_of_a_body_arrives() -> None:
+    """With `Connection: close` too, where a reset would take it away from a caller that still sends."""
+    size = 16 << 20
+    head = BEGUN.replace(b"GET", b"POST") + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % size
+
+    async def run() -> bytes:
+        async with asyncio.timeout(20), connected() as (reader, writer):
+            writer.write(head + b"x" * size)
+            await writer.drain()
+            return await reader.read()
+
+    assert asyncio.run(run()).endswith(b"\r\n\r\nok")
