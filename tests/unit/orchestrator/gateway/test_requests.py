@@ -330,6 +330,7 @@ WRONG_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"chat_template_kwargs": []}, "chat_template_kwargs"),
     ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
     ({"labels": {"team": 3}}, "labels.team"),
+    ({"priority": 101}, "priority"),
 ]
 
 
