@@ -2,12 +2,13 @@
 
 
 def main() -> int:
-    """See `outrider.cli.main.main`; Ctrl-C ends its imports without a traceback."""
+    """See `outrider.cli.main.main`; Ctrl-C ends its imports and its parsing without a traceback."""
     try:
         from outrider.cli.main import main as run
+
+        return run()
     except KeyboardInterrupt:
         return 130
-    return run()
 
 
 if __name__ == "__main__":

@@ -1,17 +1,25 @@
-"""Connections of the gateway: what comes before a request's body has a bound in bytes and in seconds, and
-callers that speak HTTP/1.0 get no chunks."""
+"""Connections of the gateway: what comes before a request's body has a bound in bytes and in seconds. Callers
+that speak HTTP/1.0, ask for another protocol or have closed their sending side are answered too."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import socket
+from typing import Any, cast
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 HEAD_BYTES = 64 << 10
 """Of a request's first line and headers. What has come at once with the last of them is not counted."""
 HEAD_SECONDS = 20.0
 """Longest wait for them, from a connection's beginning or a further request's first byte."""
+PROCESSING = b"HTTP/1.1 102 Processing\r\n\r\n"
+"""Changes nothing for a caller that listens; the system of one that has gone answers it with a reset."""
+LOOK_SECONDS = 0.1
+"""How often a connection that may be gone is looked at."""
+LINGER_SECONDS = 5.0
+"""Longest wait for the rest of a body whose answer has been sent."""
 TOO_LARGE = f"The request's headers are larger than {HEAD_BYTES} bytes; shorten them."
 
 
@@ -20,6 +28,7 @@ class Connection(HttpToolsProtocol):
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
+        self.parser = _Parser(self)
         self._head_bytes = 0
         self._deadline: asyncio.TimerHandle | None = None
         """Set while the end of the headers is waited for."""
@@ -43,6 +52,29 @@ class Connection(HttpToolsProtocol):
         if self._head_bytes > HEAD_BYTES and not self.transport.is_closing():
             self.send_400_response(TOO_LARGE)
 
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """The caller sends no more: it has gone, or only closed its sending side and waits for the answer."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or cycle.more_body or self._deadline is not None:
+            return None
+        begun = cycle.response_started or bool(self.pipeline)
+        if self.scheme == "https" or not (begun or self.scope["http_version"] == "1.1"):
+            return None  # TLS closes both sides; before an answer HTTP/1.0 takes nothing that would tell
+        if not begun:
+            self.transport.write(PROCESSING)
+        cycle.keep_alive = False
+        self._look()
+        return True
+
+    def _look(self) -> None:
+        """End a connection that the other side has reset. Nothing else would: it is read no more."""
+        if self.transport.is_closing() or self.cycle.response_complete:
+            return
+        if self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.transport.abort()
+        else:
+            self.loop.call_later(LOOK_SECONDS, self._look)
+
     def on_message_begin(self) -> None:
         """See uvicorn."""
         super().on_message_begin()
@@ -50,10 +82,32 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """See uvicorn."""
+        if self._comes_again():
+            return
         self._end_wait()
         super().on_headers_complete()
+        self.cycle.transport = cast(asyncio.Transport, _Lingering(self, self.cycle))
         if self.scope["http_version"] == "1.0":
             _send_without_chunks(self.cycle)
+
+    def on_message_complete(self) -> None:
+        """See uvicorn."""
+        if self._comes_again():
+            return
+        super().on_message_complete()
+        if self.cycle.response_complete and not self.cycle.keep_alive:
+            self.transport.close()  # the end that `_Lingering` waits for
+
+    def plain_head(self) -> bytes:
+        """The headers that have come, without the wish for another protocol."""
+        lines = [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+        version = self.parser.get_http_version().encode()
+        first = self.parser.get_method() + b" " + self.url + b" HTTP/" + version
+        return b"\r\n".join([first, *lines, b"", b""])
+
+    def _comes_again(self) -> bool:
+        """Whether the parser ends the message here because of `upgrade`, and reads it once more without."""
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
     def _await_head(self) -> None:
         self._end_wait()
@@ -64,6 +118,47 @@ class Connection(HttpToolsProtocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+
+class _Lingering:
+    """The transport of one answer. Closed while the body still comes, it would be reset, and the caller would
+    not see why: so the rest is read, and dropped."""
+
+    def __init__(self, connection: Connection, cycle: RequestResponseCycle) -> None:
+        self._connection = connection
+        self._cycle = cycle
+        self.write = connection.transport.write
+        self.is_closing = connection.transport.is_closing
+
+    def close(self) -> None:
+        """See asyncio."""
+        transport = self._connection.transport
+        if self._cycle.response_complete and self._cycle.more_body and transport.can_write_eof():
+            transport.write_eof()
+            self._connection.loop.call_later(LINGER_SECONDS, transport.close)
+        else:
+            transport.close()
+
+
+class _Parser(httptools.HttpRequestParser):
+    """httptools', which would end a request with `upgrade` at its headers. No other protocol is spoken here,
+    so it is a request like others, whose body follows."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
+        self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+        self._connection = connection
+
+    def feed_data(self, data: Any) -> None:
+        """See httptools. A new parser goes on: the old one may hold that the connection ends here."""
+        parser, connection = self, self._connection
+        while True:
+            try:
+                httptools.HttpRequestParser.feed_data(parser, data)
+                return
+            except httptools.HttpParserUpgrade as end:
+                data = connection.plain_head() + data[end.args[0] :]
+                parser = connection.parser = _Parser(connection)
 
 
 def _send_without_chunks(cycle: RequestResponseCycle) -> None:

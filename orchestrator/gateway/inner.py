@@ -51,7 +51,9 @@ async def inner_page(host: str, port: int, gateway: Gateway) -> AsyncIterator[st
     try:
         listener = bound(host, port)
     except OSError as error:
-        raise ConfigError(f"metrics_port: cannot listen on {host}:{port} ({error.strerror})") from error
+        raise ConfigError(
+            f"metrics_port: cannot listen on {host}:{port} ({error.strerror}); choose another"
+        ) from error
     server = Server(server_config(Inner(gateway), MAX_CONNECTIONS, grace_seconds=1))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:

@@ -90,7 +90,7 @@ def listening(config: GatewayConfig) -> socket.socket:
         return bound(config.host, config.port)
     except OSError as error:
         where = f"listen_fd {config.listen_fd}" if config.listen_fd >= 0 else f"{config.host}:{config.port}"
-        raise ConfigError(f"port: cannot listen on {where} ({error.strerror})") from error
+        raise ConfigError(f"port: cannot listen on {where} ({error.strerror}); choose another") from error
 
 
 async def _serve(

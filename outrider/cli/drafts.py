@@ -6,12 +6,14 @@ import argparse
 import asyncio
 from typing import TYPE_CHECKING
 
-from outrider.cli.request import add_transport_flags, tls_of
+from outrider.cli.request import add_transport_flags, endpoint_of, tls_of
+from outrider.protocol.errors import DeadlineExceeded, InternalError, Unavailable
 
 if TYPE_CHECKING:
     from outrider.protocol.messages import ModelInfo
 
 HEADING = f"{'address':24}{'version':10}{'role':10}{'sessions':>9}  model"
+ASK_SECONDS = 5.0
 COMMANDS = {
     "list": ("show what replicas serve", None),
     "promote": ("have a shadow's proposals verified from now on", False),
@@ -25,7 +27,7 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, (text, shadow) in COMMANDS.items():
         one = commands.add_parser(name, help=text, description=f"{text.capitalize()}.", allow_abbrev=False)
-        one.add_argument("replicas", nargs="+", metavar="HOST:PORT", help="draft replicas")
+        one.add_argument("replicas", type=endpoint_of, nargs="+", metavar="HOST:PORT", help="draft replicas")
         if shadow is not None:
             one.add_argument(
                 "--version-of-weights",
@@ -33,7 +35,7 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
                 metavar="X",
                 help="refuse replicas that have other weights",
             )
-        add_transport_flags(one.add_argument_group("connection"))
+        add_transport_flags(one.add_argument_group("connection"), seconds=ASK_SECONDS)
         one.set_defaults(shadow=shadow)
 
 
@@ -43,9 +45,11 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         OutriderError: a replica cannot be reached, or refuses; those before it have done what was asked.
     """
-    print(HEADING)
+    heading = f"{HEADING}\n"
     for endpoint in arguments.replicas:
-        print(_row(endpoint, asyncio.run(_ask(endpoint, arguments))), flush=True)
+        row = _row(endpoint, asyncio.run(_ask(endpoint, arguments)))
+        print(f"{heading}{row}", flush=True)
+        heading = ""
     return 0
 
 
@@ -53,10 +57,14 @@ async def _ask(endpoint: str, arguments: argparse.Namespace) -> ModelInfo:
     from outrider.rpc.channels import open_channel
     from outrider.rpc.draft_admin import draft_info, set_shadow
 
-    async with open_channel(endpoint, **tls_of(arguments)) as channel, asyncio.timeout(arguments.timeout):
-        if arguments.shadow is None:
-            return await draft_info(channel)
-        return await set_shadow(channel, arguments.shadow, arguments.version_of_weights)
+    try:
+        async with open_channel(endpoint, **tls_of(arguments)) as channel:
+            if arguments.shadow is None:
+                return await draft_info(channel, arguments.timeout)
+            version = arguments.version_of_weights
+            return await set_shadow(channel, arguments.shadow, version, arguments.timeout)
+    except (DeadlineExceeded, InternalError, Unavailable) as error:
+        raise Unavailable(f"{endpoint} does not answer as a draft replica ({error}); name others") from error
 
 
 def _row(endpoint: str, info: ModelInfo) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from outrider.cli import values
 from outrider.cli.bench.prompts import read_prompts
 from outrider.cli.model_flags import add_folder, add_machine_flags, add_number, add_traffic_flags
+from outrider.cli.named_models import check_model
 from outrider.cli.prompt_ids import token_ids_of
 from outrider.cli.say import say
 
@@ -109,6 +110,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def _agreement(arguments: argparse.Namespace) -> LayerAgreement:
     prompts = read_prompts(arguments.prompts)[: arguments.max_prompts]
+    check_model("--target", arguments.target)
     from outrider.engine.loading.layer_agreement import LayerAgreement
     from outrider.engine.loading.loader import load_network
 

@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(parsed)
     except OutriderError as error:
-        print(f"outrider: {in_flags(error)}", file=sys.stderr)
+        print(f"outrider: {in_flags(error, parsed)}", file=sys.stderr)
         return 2 if isinstance(error, ASKED_WRONGLY) else 1
     except KeyboardInterrupt:
         return 130

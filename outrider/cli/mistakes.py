@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
 from collections.abc import Sequence
 
 from outrider.protocol.errors import InvalidRequest, OutriderError
 
-FLAGS = {"text": "prompt", "token_ids.ids": "--token-ids", "chat.messages": "prompt", "chat": "--chat"}
+FLAGS = {
+    "text": "prompt",
+    "token_ids.ids": "--token-ids",
+    "chat.messages": "prompt",
+    "chat": "--chat",
+    "token": "--token",
+}
 """How fields of a request are called on the command line; those of `sampling` are flags of the same name."""
+CLIENT_FILES = re.compile(r"\btls_client_(ca|cert|key)\b")
 SAMPLING = "sampling."
 LIKENESS = 0.75
 """From here on a flag may have been meant for another, as `difflib` measures it; 1 is equal."""
@@ -22,15 +30,19 @@ def unknown_arguments(
     command = _command(parser, arguments)
     first = unknown[0].partition("=")[0]
     if not first.startswith("-"):
-        return f"{first!r} is more than {command.prog} takes; put a text of several words in quotes"
+        text = any(action.dest == "prompt" and not action.option_strings for action in command._actions)
+        hint = "put a text of several words in quotes" if text else "leave it out, or put a flag before it"
+        return f"{first!r} is more than {command.prog} takes; {hint}"
     near = difflib.get_close_matches(first, _flags(command), 1, LIKENESS)
     meant = f"did you mean {near[0]}?" if near else f"`{command.prog} --help` lists them"
     return f"{first} is no flag of {command.prog}; {meant}"
 
 
-def in_flags(error: OutriderError) -> str:
-    """What an error says, with the flag in place of the field of the request that it names."""
+def in_flags(error: OutriderError, arguments: argparse.Namespace) -> str:
+    """What an error says, with flags in place of what it names: a field of the request, a client's file."""
     said = str(error)
+    if {"timeout", "tls_ca"} <= vars(arguments).keys():  # a client's flags; services have settings
+        said = CLIENT_FILES.sub(r"--tls-\1", said)
     if not isinstance(error, InvalidRequest) or not error.field or not said.startswith(error.field):
         return said
     name = error.field.removeprefix(SAMPLING)

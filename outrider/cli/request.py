@@ -25,7 +25,7 @@ Number = int | float
 
 SAMPLING: tuple[tuple[str, type[Number], str], ...] = (
     ("max_tokens", int, "most tokens to generate (default: up to the context length)"),
-    ("temperature", float, "0 is greedy and the default"),
+    ("temperature", float, "0 is greedy (default: the model's, else 0)"),
     ("top_p", float, "keep the smallest set of tokens with this probability"),
     ("top_k", int, "keep this many of the most likely tokens"),
     ("min_p", float, "keep tokens with this share of the best one's probability"),
@@ -83,7 +83,7 @@ def add_constraint_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--json-object", action="store_true", help="some JSON object")
     group.add_argument("--regex", metavar="REGEX", help="a match of a regular expression")
     group.add_argument("--choice", action="append", default=[], metavar="TEXT", help="one of these texts")
-    group.add_argument("--grammar", metavar="FILE", help="what the Lark grammar in a file derives")
+    group.add_argument("--grammar", metavar="FILE", help="what the grammar in a file derives: Lark or GBNF")
 
 
 def add_connection_flags(parser: argparse.ArgumentParser) -> None:
@@ -103,16 +103,18 @@ def add_endpoint_flag(group: argparse._ArgumentGroup) -> None:
     """Which orchestrator."""
     group.add_argument(
         "--endpoint",
-        type=_endpoint,
+        type=endpoint_of,
         metavar="HOST:PORT",
         default=os.environ.get("OUTRIDER_ENDPOINT", "127.0.0.1:7700"),
         help="the orchestrator (environment OUTRIDER_ENDPOINT; default 127.0.0.1:7700)",
     )
 
 
-def add_transport_flags(group: argparse._ArgumentGroup) -> None:
+def add_transport_flags(group: argparse._ArgumentGroup, seconds: float = 600.0) -> None:
     """How long to wait for an answer, and TLS."""
-    group.add_argument("--timeout", type=values.seconds, default=600.0, metavar="SECONDS", help="default 600")
+    group.add_argument(
+        "--timeout", type=values.seconds, default=seconds, metavar="SECONDS", help=f"default {seconds:g}"
+    )
     group.add_argument(
         "--tls-ca", default="", metavar="FILE", help="PEM authorities, or system; turns TLS on"
     )
@@ -243,7 +245,7 @@ def _bias(text: str) -> tuple[int, float]:
         raise InvalidRequest("--logit-bias", f"must be ID=X such as 42=-1.5, not {text!r}") from None
 
 
-def _endpoint(text: str) -> str:
+def endpoint_of(text: str) -> str:
     """What gRPC can resolve: `host:port`, or with a scheme such as `ipv4:host:port,host:port`."""
     if text.startswith(("http://", "https://")):
         raise argparse.ArgumentTypeError(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from google.protobuf.message import Message as Pb
 
 from outrider.client.conversation import Message
-from outrider.client.request import Prompt, Request, TokenizeOptions, request_of
+from outrider.client.request import Mode, Prompt, Request, TokenizeOptions, request_of
 from outrider.client.results import Load, Model, ModelInfo, Tokens
 from outrider.protocol.errors import ConfigError, DeadlineExceeded, InvalidRequest, OutriderError, Unavailable
 from outrider.protocol.rpc_errors import error_of
@@ -28,6 +28,7 @@ PLAIN = (
     *("truncate_prompt_tokens", "record_steps", "do_not_collect"),
 )
 """Fields of `GenerateRequest` that are one value."""
+MODES = get_args(Mode)
 UNREACHABLE = ("UNAVAILABLE: failed to connect", "UNAVAILABLE: errors resolving")
 """How gRPC's message begins for an endpoint that it cannot connect to."""
 HTTP_1 = "http1.x server"
@@ -61,6 +62,8 @@ def request_to_pb(request: Request) -> generation_pb2.GenerateRequest:
     _extend(pb.sampling, "sampling.", "stop_token_ids", request.stop_token_ids)
     _fill_map(pb.sampling.logit_bias, "sampling.logit_bias", request.logit_bias)
     _fill_constraint(pb.sampling, request)
+    if request.mode not in MODES:
+        raise InvalidRequest("speculation.mode", f"must be one of {', '.join(MODES)}, not {request.mode!r}")
     _set(pb.speculation, "speculation.", "mode", generation_pb2.Mode.Value(f"MODE_{request.mode.upper()}"))
     for name in ("max_nodes", "max_depth", "seconds_per_token"):
         _set(pb.speculation, "speculation.", name, getattr(request, name))

@@ -14,16 +14,18 @@ from outrider.rpc.channels import error_of
 ASK_SECONDS = 5.0
 
 
-async def draft_info(channel: grpc.aio.Channel) -> ModelInfo:
+async def draft_info(channel: grpc.aio.Channel, seconds: float = ASK_SECONDS) -> ModelInfo:
     """What a replica serves.
 
     Raises:
         OutriderError: it cannot be reached, or does not answer in time.
     """
-    return await _ask(channel, "GetModelInfo", draft_pb2.DraftServiceGetModelInfoRequest())
+    return await _ask(channel, "GetModelInfo", draft_pb2.DraftServiceGetModelInfoRequest(), seconds)
 
 
-async def set_shadow(channel: grpc.aio.Channel, shadow: bool, version: str = "") -> ModelInfo:
+async def set_shadow(
+    channel: grpc.aio.Channel, shadow: bool, version: str = "", seconds: float = ASK_SECONDS
+) -> ModelInfo:
     """Make a replica a shadow, or one whose proposals are verified; what it serves then.
 
     With a `version` only if it has these weights.
@@ -31,13 +33,14 @@ async def set_shadow(channel: grpc.aio.Channel, shadow: bool, version: str = "")
     Raises:
         OutriderError: it cannot be reached, does not answer in time, or has other weights.
     """
-    return await _ask(channel, "SetShadow", draft_pb2.SetShadowRequest(shadow=shadow, version=version))
+    request = draft_pb2.SetShadowRequest(shadow=shadow, version=version)
+    return await _ask(channel, "SetShadow", request, seconds)
 
 
-async def _ask(channel: grpc.aio.Channel, method: str, request: Any) -> ModelInfo:
+async def _ask(channel: grpc.aio.Channel, method: str, request: Any, seconds: float) -> ModelInfo:
     stub = draft_pb2_grpc.DraftServiceStub(channel)  # type: ignore[no-untyped-call]
     try:
-        answer = await getattr(stub, method)(request, timeout=ASK_SECONDS)
+        answer = await getattr(stub, method)(request, timeout=seconds)
     except grpc.aio.AioRpcError as error:
         raise error_of(error) from None
     return model_info_from_pb(answer.info)

@@ -56,7 +56,9 @@ def start_metrics(port: int, host: str = "0.0.0.0", registry: CollectorRegistry 
     try:
         return serve_page(port, host, registry)
     except OSError as error:
-        raise ConfigError(f"metrics_port: cannot listen on {host}:{port} ({error.strerror})") from error
+        raise ConfigError(
+            f"metrics_port: cannot listen on {host}:{port} ({error.strerror}); choose another"
+        ) from error
 
 
 class VerifyInstruments:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from orchestrator.gateway.errors import wrong
 from orchestrator.gateway.incoming import values
@@ -54,7 +54,7 @@ def chat_options(own: Mapping[str, Any]) -> dict[str, Any]:
         Problem: a field is wrong.
     """
     found: dict[str, Any] = {}
-    if (tools := tools_of(own)) and own.get("tool_choice") != NO_CALLS:
+    if tools := _allowed(own.get("tool_choice"), tools_of(own)):
         found["tools"] = tools
     if own.get("chat_template_kwargs"):
         found["chat_template_kwargs"] = _json("chat_template_kwargs", own["chat_template_kwargs"])
@@ -62,8 +62,10 @@ def chat_options(own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tool_use(own: Mapping[str, Any], tools: tuple[Tool, ...]) -> ToolUse | None:
-    """What calls the answer may have; None: it is all text."""
+    """What calls the answer may have; None: it is all text. `tools`: those that the choice leaves."""
     choice = own.get("tool_choice")
+    if _names_several(choice):
+        choice = choice["allowed_tools"]["mode"]
     required = _required(choice, tools)
     if not tools:
         return None
@@ -81,21 +83,42 @@ def _required(choice: Any, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
                 raise wrong("tool_choice", "is required, but there are no tools; send tools, or leave it out")
             return tools
         case dict():
-            return (_named(choice, tools),)
+            return (_named("tool_choice", choice, tools),)
         case _:
             raise wrong("tool_choice", "must be none, auto, required, or an object that names a function")
 
 
-def _named(choice: dict[str, Any], tools: tuple[Tool, ...]) -> Tool:
-    members = values.members("tool_choice", choice, {"type", "function"})
+def _allowed(choice: Any, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
+    """The functions that a choice leaves; the model sees no others."""
+    if choice == NO_CALLS:
+        return ()
+    if not _names_several(choice):
+        return tools
+    path = "tool_choice.allowed_tools"
+    choice = values.members("tool_choice", choice, {"type", "allowed_tools"})
+    allowed = values.members(path, choice.get("allowed_tools"), {"mode", "tools"})
+    if allowed.get("mode") not in ("auto", "required"):
+        raise wrong(f"{path}.mode", "must be auto or required")
+    named = values.listed(f"{path}.tools", allowed.get("tools"), lambda at, one: _named(at, one, tools))
+    if not named:
+        raise wrong(f"{path}.tools", "must name a function; or send tool_choice 'none'")
+    return tuple(tool for tool in tools if tool in named)
+
+
+def _names_several(choice: Any) -> TypeGuard[dict[str, Any]]:
+    return isinstance(choice, dict) and choice.get("type") == "allowed_tools"
+
+
+def _named(path: str, value: Any, tools: tuple[Tool, ...]) -> Tool:
+    members = values.members(path, value, {"type", "function"})
     if members.get("type") != "function":
-        raise wrong("tool_choice.type", f"{str(members.get('type'))[:40]!r} is not supported; use function")
-    function = values.members("tool_choice.function", members.get("function"), {"name"})
-    name = _filled("tool_choice.function.name", function.get("name"))
+        raise wrong(f"{path}.type", f"{str(members.get('type'))[:40]!r} is not supported; use function")
+    function = values.members(f"{path}.function", members.get("function"), FUNCTION)
+    name = _filled(f"{path}.function.name", function.get("name"))
     for tool in tools:
         if tool.name == name:
             return tool
-    raise wrong("tool_choice.function.name", f"{name[:40]!r} is not one of the tools")
+    raise wrong(f"{path}.function.name", f"{name[:40]!r} is not one of the tools")
 
 
 def tools_of(own: Mapping[str, Any]) -> tuple[Tool, ...]:

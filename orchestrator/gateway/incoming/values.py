@@ -13,6 +13,7 @@ Reader = Callable[[str, Any], Any]
 SEEDS = 2**64
 MAX_UINT32 = 2**32 - 1
 MAX_NUMBER = 1e30
+MAX_PRIORITY = 100
 MAX_ENTRIES = 4096
 """Of a list or an object; the service takes no more of anything but token ids. Reading more would take
 seconds, and passing it on would keep other callers waiting."""
@@ -79,8 +80,12 @@ def top_k(path: str, value: Any) -> int:
 
 
 def priority(path: str, value: Any) -> int:
-    """vLLM's, where the lowest is served first; ours is the other way round."""
-    return -whole(path, value)
+    """vLLM's, where the lowest is served first; ours is the other way round. Refused here already, as the
+    service would name the number turned round."""
+    found = whole(path, value)
+    if abs(found) > MAX_PRIORITY:
+        raise wrong(path, f"must be between {-MAX_PRIORITY} and {MAX_PRIORITY}, not {found}")
+    return -found
 
 
 def stop(path: str, value: Any) -> tuple[str, ...]:

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.cli.bench.prompts import read_prompts
+from outrider.cli.named_models import check_model
 from outrider.cli.prompt_ids import token_ids_of
 from outrider.cli.say import say
-from outrider.protocol.errors import ConfigError
+from outrider.protocol.errors import ConfigError, OutriderError
 
 if TYPE_CHECKING:
     from outrider.collected import Collected
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from outrider.distill.training import Progress
     from outrider.distill.writing import Prompt
 
+FLAGS = "flags.json"
+"""In the folder of what is not done: the flags that it was begun with."""
 SAY_SECONDS = 10.0
 """Between lines of progress."""
 MAY_CHANGE = ("passes", "minutes", "threads", "device")
@@ -49,6 +52,8 @@ def distill(arguments: argparse.Namespace) -> int:
         OutriderError: the models or the texts cannot be used.
     """
     arguments.answers = _answers(arguments)
+    check_model("--target", arguments.target)
+    check_model("--draft", arguments.draft)
     out = Path(arguments.out)
     if out.exists():
         raise ConfigError(f"--out: {str(out)!r} exists; name a new folder")
@@ -58,6 +63,10 @@ def distill(arguments: argparse.Namespace) -> int:
     except Stopped:
         say(f"stopped; the same command goes on from {work}")
         return 130
+    except (OutriderError, KeyboardInterrupt):
+        if [path.name for path in work.iterdir()] == [FLAGS]:  # nothing to go on from, with whatever flags
+            shutil.rmtree(work)
+        raise
 
 
 def _distill(arguments: argparse.Namespace, out: Path, work: Path) -> int:
@@ -127,7 +136,7 @@ def _work_folder(out: Path, arguments: argparse.Namespace) -> Path:
         for name, value in vars(arguments).items()
         if isinstance(value, str | int | float) and name not in MAY_CHANGE
     }
-    known = work / "flags.json"
+    known = work / FLAGS
     if known.exists() and json.loads(known.read_text()) != flags:
         raise ConfigError(
             f"--out: {str(work)!r} was begun with other flags; remove it, or name another folder"

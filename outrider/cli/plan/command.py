@@ -6,6 +6,7 @@ import argparse
 import shlex
 import sys
 
+from outrider.cli.named_models import naming
 from outrider.cli.plan.checkpoint import read_checkpoint
 from outrider.cli.plan.devices import GB, device_of
 from outrider.cli.plan.overlay import overlay
@@ -21,13 +22,11 @@ def plan(arguments: argparse.Namespace) -> int:
         ConfigError: a model cannot be read, the pair does not fit together, or does not fit the device.
     """
     device = device_of(arguments.gpu, arguments.memory, arguments.bandwidth)
-    models = [
-        read_checkpoint(folder, arguments.dtype, weights, kv_dtype)
-        for folder, weights, kv_dtype in (
-            (arguments.target, arguments.weights, arguments.kv_dtype),
-            (arguments.draft, arguments.draft_weights, arguments.draft_kv_dtype),
-        )
-    ]
+    with naming("--target"):
+        read = read_checkpoint(arguments.target, arguments.dtype, arguments.weights, arguments.kv_dtype)
+    with naming("--draft"):
+        own = arguments.draft_weights, arguments.draft_kv_dtype
+        models = [read, read_checkpoint(arguments.draft, arguments.dtype, *own)]
     sizes = models[0].vocabulary_size, models[1].vocabulary_size
     check_vocabulary(arguments.target, arguments.draft, sizes)
     target = fit(models[0], device, arguments.context)

@@ -11,18 +11,15 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
+from outrider.cli.named_models import check_model
 from outrider.cli.say import say
 from outrider.cli.settings import Resolved, resolve
 from outrider.cli.up.plan import LOOKUP, NONE, UpConfig, plan_gateway, plan_orchestrator, plan_replicas
 from outrider.cli.up.processes import ServiceProcesses
-from outrider.engine.loading.model_path import WANTED, cannot_load, check_model_path
-from outrider.protocol.errors import ConfigError, ModelError
+from outrider.protocol.errors import ConfigError
 from outrider.sockets import bound
 
 GATEWAY_NEEDS = "uvicorn"
-CONFIG = "config.json"
-HUB_SECONDS = 10.0
-"""Longest wait for the hub."""
 
 
 def up(arguments: argparse.Namespace) -> int:
@@ -66,31 +63,7 @@ def check_models(config: UpConfig) -> None:
     for flag, model in given:
         if not model or (flag == "draft" and model in (LOOKUP, NONE)):
             continue
-        try:
-            check_model_path(model)
-            if not Path(model).is_dir():
-                check_hub(model)
-        except ModelError as error:
-            raise ConfigError(f"--{flag}{str(error).removeprefix('model')}") from error
-        if Path(model).is_dir() and not (Path(model) / CONFIG).is_file():
-            raise ConfigError(f"--{flag}: {model!r} has no {CONFIG}; {WANTED}")
-
-
-def check_hub(model: str) -> None:
-    """Ask the hub once for a model that was not downloaded: the replicas would ask for minutes.
-
-    Raises:
-        ModelError: the hub cannot be reached, or does not give it.
-    """
-    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-
-    if isinstance(try_to_load_from_cache(model, CONFIG), str):
-        return
-    try:
-        get_hf_file_metadata(hf_hub_url(model, CONFIG), timeout=HUB_SECONDS)
-    except Exception as error:  # its HTTP library changes from version to version
-        reason = str(error).strip().split("\n", 1)[0]
-        raise cannot_load(model, f"cannot be downloaded ({reason})") from error
+        check_model(f"--{flag}", model)
 
 
 def http_listener(resolved: Resolved[UpConfig]) -> socket.socket | None:
@@ -113,6 +86,8 @@ def http_listener(resolved: Resolved[UpConfig]) -> socket.socket | None:
         return bound(host, port)
     except OSError as error:
         if asked:
-            raise ConfigError(f"--http-port: cannot listen on {host}:{port} ({error.strerror})") from error
+            raise ConfigError(
+                f"--http-port: cannot listen on {host}:{port} ({error.strerror}); choose another"
+            ) from error
     say(f"port {port} is in use; HTTP gets another, and --http-port chooses one")
     return bound(host, 0)

@@ -81,11 +81,13 @@ def plan_replicas(resolved: Resolved[UpConfig], cores: list[int], gpu: bool) -> 
     """The verify and draft processes; only what was asked for is passed on, so that the file counts.
 
     Raises:
-        ConfigError: no target was named.
+        ConfigError: no target was named, or no draft is one that layers can be left out of.
     """
     config = resolved.config
     if not config.target:
         raise ConfigError("--target: name the target model, a folder or a hub id")
+    if config.draft_skip_layers and config.target not in config.draft:
+        raise ConfigError(f"--draft-skip-layers: is for the target as a draft; add --draft {config.target}")
     drafts = 0 if NONE in config.draft else config.drafts * len(config.draft)
     names = [f"verify-{i}" for i in range(config.verifies)] + [f"draft-{i}" for i in range(drafts)]
     on_cpu = config.device == "cpu" or (config.device == "auto" and not gpu)

@@ -141,3 +141,12 @@ def test_wrong_flags_are_named(pair, tmp_path, capsys, wrong, named):
         main(["distill", *pair, *flags(tmp_path), *wrong])
     assert end.value.code == 2
     assert named in capsys.readouterr().err
+
+
+def test_what_cannot_begin_leaves_nothing_behind(pair, tmp_path, capsys):
+    """So that the corrected command is not refused; the flag with the mistake is named."""
+    assert main(["distill", "--target", "/nowhere", *pair[2:], *flags(tmp_path)]) == 2
+    assert "outrider: --target: there is no folder '/nowhere'" in capsys.readouterr().err
+    assert main(["distill", *pair, *flags(tmp_path, prompts=str(tmp_path / "none"))]) == 2
+    assert "outrider: --prompts: cannot read" in capsys.readouterr().err
+    assert not (tmp_path / "new.partial").exists()

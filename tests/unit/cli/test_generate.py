@@ -186,7 +186,7 @@ def test_what_cannot_be_resumed_ends_at_once(
         (["--chat", "--token-ids", "1"], "--chat: does not go with --token-ids; leave one of them out"),
         (["x", "--system", "y"], "--system: needs --chat"),
         (["x", "--top-k", "-1"], "--top-k: -1 is out of the range of its field; use 0 or more"),
-        (["x", "--tls-cert", "cert.pem"], "tls_client_key: must be set"),
+        (["x", "--tls-cert", "cert.pem"], "--tls-key: must be set"),
     ],
 )
 def test_wrong_flags_are_one_sentence(

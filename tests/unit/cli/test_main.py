@@ -132,3 +132,13 @@ def test_ctrl_c_while_modules_are_imported_is_no_traceback(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "outrider.cli.main", Interrupted("outrider.cli.main"))
     assert entry_point() == 130
+
+
+def test_ctrl_c_while_flags_are_read_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All commands have theirs made first; a busy machine takes a second for it."""
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("outrider.cli.main._parser", interrupted)
+    assert entry_point() == 130

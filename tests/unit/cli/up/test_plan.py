@@ -64,6 +64,13 @@ def test_a_part_of_the_target_may_be_the_draft() -> None:
     assert not {"--weights", "--skip-layers"} & set(plain[1].arguments)
 
 
+def test_skipped_layers_need_the_target_as_a_draft() -> None:
+    """No other draft is asked to do without; silence would hide that."""
+    for draft in ("small", "lookup"):
+        with pytest.raises(ConfigError, match=r"--draft-skip-layers: .* add --draft big"):
+            _plan("--target", "big", "--draft", draft, "--draft-skip-layers", "4-9")
+
+
 def test_the_target_may_be_rounded_alone() -> None:
     """Its weights and the draft's are told apart."""
     plan = _plan("--target", "big", "--draft", "small", "--weights", "int4")

@@ -1,4 +1,4 @@
-"""What comes before a request's body is bounded, in bytes and in seconds."""
+"""Connections of the gateway to callers of many kinds."""
 
 from __future__ import annotations
 
@@ -27,6 +27,34 @@ async def parts(_scope: Any, _receive: Any, send: Any) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": b"o", "more_body": True})
     await send({"type": "http.response.body", "body": b"k"})
+
+
+async def echo(_scope: Any, receive: Any, send: Any) -> None:
+    """An application that says what it hears."""
+    data, more = b"", True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
+        data, more = data + message["body"], message["more_body"]
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": data})
+
+
+def after_the_end(application: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The application, which begins when the end of what the caller sends has been noticed."""
+    noticed, received = asyncio.Event(), connections.Connection.eof_received
+
+    def eof_received(self: connections.Connection) -> bool | None:
+        noticed.set()
+        return received(self)
+
+    async def later(scope: Any, receive: Any, send: Any) -> None:
+        await noticed.wait()
+        await application(scope, receive, send)
+
+    monkeypatch.setattr(connections.Connection, "eof_received", eof_received)
+    return later
 
 
 @contextlib.asynccontextmanager
@@ -110,3 +138,111 @@ def test_http_1_1_gets_chunks() -> None:
             return await reader.readuntil(b"0\r\n\r\n")
 
     assert asyncio.run(run()).endswith(b"\r\n\r\n1\r\no\r\n1\r\nk\r\n0\r\n\r\n")
+
+
+@pytest.mark.parametrize("connection", [b"", b", close"])
+@pytest.mark.parametrize("cut", [0, 30, 95, 150])
+@pytest.mark.parametrize(
+    "body", [b"Content-Length: 4\r\n\r\nword", b"Transfer-Encoding: chunked\r\n\r\n4\r\nword\r\n0\r\n\r\n"]
+)
+def test_a_wish_for_another_protocol_is_ignored(body: bytes, cut: int, connection: bytes) -> None:
+    """Java's client and `curl --http2` send one with a body; the request is answered, and so is the next."""
+    data = b"POST / HTTP/1.1\r\nHost: x\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n"
+    data += b"Connection: Upgrade, HTTP2-Settings" + connection + b"\r\n" + body
+
+    async def run() -> list[bytes]:
+        async with connected(echo) as (reader, writer):
+            answers = []
+            for _ in range(1 if connection else 2):
+                writer.write(data[:cut])
+                await asyncio.sleep(0)
+                writer.write(data[cut:])
+                answers.append(await reader.readuntil(b"word\r\n0\r\n\r\n"))
+            return answers
+
+    assert all(one.startswith(b"HTTP/1.1 200") for one in asyncio.run(run()))
+
+
+@pytest.mark.parametrize("said", [BEGUN + b"\r\n", BEGUN + b"Content-Length: 4\r\n\r\nword"])
+def test_a_caller_that_has_closed_its_sending_side_is_answered(
+    said: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What says so before the answer is only what HTTP/1.1 allows; then the connection ends."""
+
+    async def run() -> bytes:
+        async with connected(after_the_end(echo, monkeypatch)) as (reader, writer):
+            writer.write(said)
+            writer.write_eof()
+            return await reader.read()
+
+    found = asyncio.run(run())
+    assert found.startswith(connections.PROCESSING + b"HTTP/1.1 200")
+    assert found.count(b"word") == said.count(b"word")
+
+
+@pytest.mark.parametrize("requests", [1, 3])
+def test_all_requests_before_the_end_are_answered(requests: int) -> None:
+    """One after the other, however early the end has come."""
+
+    async def run() -> bytes:
+        async with connected() as (reader, writer):
+            writer.write(requests * (BEGUN + b"\r\n"))
+            writer.write_eof()
+            return await reader.read()
+
+    assert asyncio.run(run()).count(b"HTTP/1.1 200") == requests
+
+
+@pytest.mark.parametrize("said", [b"", BEGUN, BEGUN + b"Content-Length: 4\r\n\r\nwor"])
+def test_who_closes_within_a_request_gets_no_answer(said: bytes) -> None:
+    """The rest cannot come."""
+
+    async def run() -> bytes:
+        async with connected(echo) as (reader, writer):
+            writer.write(said)
+            writer.write_eof()
+            return await reader.read()
+
+    assert asyncio.run(run()) == b""
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_caller_that_has_gone_is_noticed(begun: bool) -> None:
+    """Whether the answer has begun or not, the application hears of it."""
+
+    async def run() -> None:
+        here, gone = asyncio.Event(), asyncio.Event()
+
+        async def waits(_scope: Any, receive: Any, send: Any) -> None:
+            await receive()
+            if begun:
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+            here.set()
+            hearing = asyncio.ensure_future(receive())
+            while not (await asyncio.wait([hearing], timeout=0.01))[0]:
+                if begun:
+                    await send({"type": "http.response.body", "body": b"o", "more_body": True})
+            assert hearing.result()["type"] == "http.disconnect"
+            gone.set()
+
+        async with asyncio.timeout(20), connected(waits) as (_, writer):
+            writer.write(BEGUN + b"\r\n")
+            await here.wait()
+            writer.close()
+            await gone.wait()
+
+    asyncio.run(run())
+
+
+def test_an_answer_before_the_end_of_a_body_arrives() -> None:
+    """With `Connection: close` too, where a reset would take it away from a caller that still sends."""
+    size = 16 << 20
+    head = BEGUN.replace(b"GET", b"POST") + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % size
+
+    async def run() -> bytes:
+        async with asyncio.timeout(20), connected() as (reader, writer):
+            writer.write(head + b"x" * size)
+            await writer.drain()
+            return await reader.read()
+
+    assert asyncio.run(run()).endswith(b"\r\n\r\nok")

@@ -34,6 +34,10 @@ def _chat(**fields: Any) -> Request:
     return chat_from({"messages": [USER], **fields}).requests[0]
 
 
+def _allowed(tools: list[Any], mode: str = "auto") -> dict[str, Any]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 def test_defaults_are_those_of_the_openai_api() -> None:
     """Temperature 1; 16 tokens of a completion, and a conversation's answer to the end of the context."""
     assert _completion() == Request(prompt="x", default_temperature=1.0, max_tokens=16)
@@ -212,6 +216,18 @@ def test_a_call_may_be_required() -> None:
     assert ([tool.name for tool in named.tools.required], named.tools.parallel) == (["add"], False)
 
 
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_some_of_the_tools_may_be_allowed(mode: str) -> None:
+    """The model sees no others; one of them may be called, or has to be."""
+    add, sub = ({"type": "function", "function": {"name": name}} for name in ("add", "sub"))
+    choice = _allowed([sub, add], mode)
+    asked = chat_from({"messages": [USER], "tools": [add, NOW, sub], "tool_choice": choice})
+    assert [tool.name for tool in asked.requests[0].tools] == ["add", "sub"]
+    assert asked.tools is not None
+    assert (asked.tools.names, asked.tools.parallel) == (frozenset({"add", "sub"}), True)
+    assert asked.tools.required == (asked.requests[0].tools if mode == "required" else ())
+
+
 def test_an_echo_needs_the_log_probabilities_of_the_prompt() -> None:
     """As many as those of the answer, where these are asked for."""
     assert _completion(echo=True, logprobs=2).prompt_logprobs == 2
@@ -295,7 +311,14 @@ WRONG_CHAT: list[tuple[dict[str, Any], str]] = [
     ),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": [NOW], "tool_choice": "any"}, "tool_choice"),
-    ({"tools": [NOW], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.type"),
+    ({"tools": [NOW], "tool_choice": {"type": "custom"}}, "tool_choice.type"),
+    ({"tools": [NOW], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools"),
+    ({"tools": [NOW], "tool_choice": _allowed([NOW], mode="none")}, "tool_choice.allowed_tools.mode"),
+    ({"tools": [NOW], "tool_choice": _allowed([])}, "tool_choice.allowed_tools.tools"),
+    (
+        {"tools": [NOW], "tool_choice": _allowed([{"type": "function", "function": {"name": "add"}}])},
+        "tool_choice.allowed_tools.tools[0].function.name",
+    ),
     (
         {"tools": [NOW], "tool_choice": {"type": "function", "function": {"name": "add"}}},
         "tool_choice.function.name",
@@ -307,6 +330,7 @@ WRONG_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"chat_template_kwargs": []}, "chat_template_kwargs"),
     ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
     ({"labels": {"team": 3}}, "labels.team"),
+    ({"priority": 101}, "priority"),
 ]
 
 

@@ -1,0 +1,58 @@
+"""Models that flags name: what is none is refused before anything is loaded or started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from outrider.engine.loading.model_path import WANTED, cannot_load, check_model_path
+from outrider.protocol.errors import ConfigError, ModelError
+
+CONFIG = "config.json"
+HUB_SECONDS = 10.0
+"""Longest wait for the hub."""
+
+
+@contextmanager
+def naming(flag: str) -> Iterator[None]:
+    """Has errors of a model name its flag.
+
+    Raises:
+        ConfigError: in place of a `ModelError`.
+    """
+    try:
+        yield
+    except ModelError as error:
+        raise ConfigError(f"{flag}: {str(error).removeprefix('model: ')}") from error
+
+
+def check_model(flag: str, model: str) -> None:
+    """Refuse what is plainly no model.
+
+    Raises:
+        ConfigError: names the flag.
+    """
+    with naming(flag):
+        check_model_path(model)
+        if not Path(model).is_dir():
+            check_hub(model)
+    if Path(model).is_dir() and not (Path(model) / CONFIG).is_file():
+        raise ConfigError(f"{flag}: {model!r} has no {CONFIG}; {WANTED}")
+
+
+def check_hub(model: str) -> None:
+    """Ask the hub once for a model that was not downloaded: those who load it would ask for minutes.
+
+    Raises:
+        ModelError: the hub cannot be reached, or does not give it.
+    """
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+
+    if isinstance(try_to_load_from_cache(model, CONFIG), str):
+        return
+    try:
+        get_hf_file_metadata(hf_hub_url(model, CONFIG), timeout=HUB_SECONDS)
+    except Exception as error:  # its HTTP library changes from version to version
+        reason = str(error).strip().split("\n", 1)[0]
+        raise cannot_load(model, f"cannot be downloaded ({reason})") from error

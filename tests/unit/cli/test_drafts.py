@@ -1,0 +1,36 @@
+"""`outrider drafts` where an address is wrong: one sentence that names it."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider.cli.main import main
+from outrider.sockets import bound
+
+
+@pytest.mark.parametrize("command", ["list", "promote", "demote"])
+def test_a_port_without_a_draft_replica_is_named(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whether somebody listens there or nobody; no table is begun."""
+    with bound("127.0.0.1", 0) as closed, bound("127.0.0.1", 0) as silent:
+        silent.listen()
+        for listener in (closed, silent):
+            address = f"127.0.0.1:{listener.getsockname()[1]}"
+            assert main(["drafts", command, address, "--timeout", "0.5"]) == 1
+            said = capsys.readouterr()
+            assert said.err.startswith(f"outrider: {address} does not answer as a draft replica (")
+            assert not said.out
+
+
+def test_an_address_has_a_port(capsys: pytest.CaptureFixture[str]) -> None:
+    """As every endpoint."""
+    with pytest.raises(SystemExit):
+        main(["drafts", "list", "draft-0"])
+    assert "must be HOST:PORT, not 'draft-0'" in capsys.readouterr().err
+
+
+def test_a_file_is_named_by_its_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    """Not by the setting that a service has for it."""
+    assert main(["drafts", "list", "127.0.0.1:1", "--tls-cert", "x"]) == 2
+    assert capsys.readouterr().err == "outrider: --tls-key: must be set when --tls-cert is\n"
+    assert main(["generate", "x", "--tls-ca", "/nowhere"]) == 2
+    assert capsys.readouterr().err.startswith("outrider: --tls-ca: cannot read '/nowhere'")
