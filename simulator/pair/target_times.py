@@ -24,11 +24,11 @@ from outrider.engine.runner import ModelRunner, Segment
 from outrider.protocol.messages import OpenVerify, SamplingParams, VerifyPolicy
 from outrider.rpc.queues import Stream
 from outrider.telemetry.instruments import VerifyInstruments
-from simulator.engine_fiber import ReadyOutbox
 from simulator.pair.models import ModelChoice
 from simulator.pair.steps import now, time_step
 from simulator.pair.texts import Text
 from simulator.profile import Points
+from simulator.replica import ReadyOutbox
 from verify_service.core import CoreSettings, VerifyCore
 from verify_service.mailbox import Open
 from verify_service.session import VerifyLimits
