@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -26,7 +26,6 @@ from simulator.timeline import Timeline
 from simulator.topology import Topology
 from simulator.traces import Corpus, Script
 from verify_service.core import CoreSettings, VerifyCore
-from verify_service.session import VerifyLimits
 from verify_service.speculation.cost_model import CostModel, measuring_points
 
 
@@ -141,7 +140,7 @@ class Builder:
         core = VerifyCore(
             runner,
             CostModel(points, seconds, config.max_step_tokens),
-            self._settings(name, config),
+            CoreSettings.of(config, replace(self._served(), replica=name), config.max_step_tokens),
             VerifyInstruments(CollectorRegistry()),
             deliver,
             self.timeline.clock,
@@ -149,22 +148,6 @@ class Builder:
             runner.drafting,
         )
         return self._replica(name, place, core.turn, runner.totals)
-
-    def _settings(self, name: str, config: VerifyConfig) -> CoreSettings:
-        limits = VerifyLimits(
-            max_nodes=config.max_nodes,
-            context_length=self.profile.context_length,
-            vocabulary_size=self.corpus.vocabulary_size,
-            eos_token_ids=frozenset(),
-        )
-        return CoreSettings(
-            replica=name,
-            incarnation="",
-            limits=limits,
-            max_step_tokens=config.max_step_tokens,
-            lease_seconds=config.lease_seconds,
-            lookup=config.lookup,
-        )
 
     def _draft(self, name: str, place: Place) -> SimulatedReplica:
         sessions = self.topology.max_sessions * self.topology.verify_replicas

@@ -28,7 +28,6 @@ from outrider.telemetry.logs import get_logger
 from verify_service.core import CoreSettings, VerifyCore
 from verify_service.engine import VerifyEngine
 from verify_service.servicer import VerifyServicer
-from verify_service.session import VerifyLimits
 from verify_service.speculation.cost_model import CostModel
 from verify_service.speculation.measure import measure_costs
 from verify_service.transfer.exchange import KvExchange
@@ -178,14 +177,7 @@ def make_engine(
     config: VerifyConfig, target: LoadedTarget, info: ModelInfo, instruments: VerifyInstruments
 ) -> VerifyEngine:
     """An engine that is not started yet."""
-    settings = CoreSettings(
-        replica=info.replica,
-        incarnation=info.incarnation,
-        limits=_limits(config, target.runner.loaded),
-        max_step_tokens=target.max_step_tokens,
-        lease_seconds=config.lease_seconds,
-        lookup=config.lookup,
-    )
+    settings = CoreSettings.of(config, info, target.max_step_tokens)
     instruments.capacity.set(config.max_sessions, lambda: device_memory(info.device))
     return VerifyEngine(
         lambda deliver: VerifyCore(
@@ -195,14 +187,4 @@ def make_engine(
         ),
         max_sessions=config.max_sessions,
         on_failure=end_process,
-    )
-
-
-def _limits(config: VerifyConfig, loaded: LoadedModel) -> VerifyLimits:
-    return VerifyLimits(
-        max_nodes=config.max_nodes,
-        context_length=loaded.context_length,
-        vocabulary_size=loaded.vocabulary_size,
-        eos_token_ids=frozenset(loaded.eos_token_ids),
-        hidden_size=loaded.hidden_size,
     )
