@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,9 +24,8 @@ from orchestrator.replicas.served import ServedModel
 from orchestrator.request.admission import Admission, Waiter
 from orchestrator.request.auth import digest_of
 from orchestrator.request.constraints import Constraints
-from orchestrator.request.preparation import Preparation
 from orchestrator.request.rate_limit import RateLimit, client_of
-from orchestrator.request.resolver import ResolvedRequest
+from orchestrator.request.resolver import ResolvedRequest, Resolver
 from orchestrator.request.wire import (
     check_lengths,
     ids_from_pb,
@@ -36,6 +37,7 @@ from orchestrator.request.wire import (
 )
 from orchestrator.shadow.shadows import Shadows
 from orchestrator.text.conversion import Conversion
+from orchestrator.text.jobs import Prompt
 from orchestrator.text.tokenizing import Tokenizing
 from outrider.config import OrchestratorConfig
 from outrider.protocol.errors import DeadlineExceeded, NoReplica, OutriderError
@@ -66,7 +68,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self.tokenizing = Tokenizing(WAITING_MESSAGES * config.max_request_mb << 20)
         self._conversion = Conversion(self.tokenizing)
         self.checking = Tokenizing(WAITING_MESSAGES * config.max_request_mb << 20)
-        self._preparation = Preparation(config, self._conversion, Constraints(self.checking))
+        self._constraints = Constraints(self.checking)
         self._rate_limit = RateLimit(config.client_rate, config.client_burst, clock)
         self._config = config
         self._fleet = fleet
@@ -152,8 +154,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         """The token ids of a text or a conversation."""
         async with self._converting(context, "the prompt was tokenized") as served:
             prompt = prompt_from_pb(request, served.info, _bytes_per_token(served))
-            tokens = await self._conversion.tokens(prompt, served.tokenizer, served.info.context_length)
-            return tokens_to_pb(tokens, served.info)
+            return tokens_to_pb(await self._tokens(prompt, served), served.info)
 
     async def Detokenize(  # noqa: N802 - the name on the wire
         self, request: generation_pb2.DetokenizeRequest, context: Context
@@ -186,8 +187,29 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         """The request to run; one that cannot fit the context is refused before its texts are read."""
         check_lengths(pb, served.info.context_length, _bytes_per_token(served))
         incoming = incoming_from_pb(pb, served.info.sampling_defaults)
+        resolver = Resolver(
+            served=served.info,
+            tokenizer=served.tokenizer,
+            default_max_tokens=self._config.default_max_tokens,
+            draw_seed=lambda: secrets.randbits(64),
+            max_priority=self._config.max_priority,
+        )
+        resolver.check(incoming)
+        assert incoming.prompt is not None
         async with self._before(deadline, "the request was ready to run"):
-            return await self._preparation.prepare(incoming, served.info, served.tokenizer, request_id)
+            prompt = await self._tokens(incoming.prompt, served)
+            prediction = await self._tokens(incoming.prediction, served)
+            request = resolver.resolve(incoming, request_id, prompt, prediction)
+            if served.tokenizer is None:
+                return request
+            complete = await self._constraints.complete(incoming, served.tokenizer, served.info)
+            return replace(request, complete=complete)
+
+    async def _tokens(self, given: Prompt | tuple[int, ...], served: ServedModel) -> tuple[int, ...]:
+        """Token ids, as they came or of a text or conversation."""
+        if isinstance(given, tuple):
+            return given
+        return await self._conversion.tokens(given, served.tokenizer, served.info.context_length)
 
     async def _run(
         self,

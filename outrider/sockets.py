@@ -1,8 +1,13 @@
-"""Binds sockets before the process that listens on them is started."""
+"""Addresses, and sockets that are bound before the process that listens on them is started."""
 
 from __future__ import annotations
 
 import socket
+
+
+def endpoint_of(host: str, port: int | str) -> str:
+    """`host:port`, with brackets around an address of IPv6."""
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
 
 def bound(host: str, port: int) -> socket.socket:

@@ -13,17 +13,16 @@ ROOT = Path(__file__).resolve().parent.parent
 def generate(output: Path) -> None:
     """Write the Python modules and type stubs for every proto below `output`."""
     protos = ROOT / "protos"
-    sources = [str(path.relative_to(protos)) for path in sorted(protos.rglob("*.proto"))]
+    sources = sorted(protos.rglob("*.proto"))
+    services = [path for path in sources if "\nservice " in path.read_text()]
     arguments = [
         "protoc",
         f"--proto_path={protos}",
         f"--proto_path={files('grpc_tools') / '_proto'}",
-        f"--python_out={output}",
-        f"--pyi_out={output}",
-        f"--grpc_python_out={output}",
-        *sources,
     ]
-    if protoc.main(arguments) != 0:
+    messages = [f"--python_out={output}", f"--pyi_out={output}", *map(str, sources)]
+    stubs = [f"--grpc_python_out={output}", *map(str, services)]
+    if any(protoc.main([*arguments, *made]) != 0 for made in (messages, stubs)):
         raise SystemExit("protoc failed; see the messages above")
 
 

@@ -14,6 +14,7 @@ from outrider.protocol.messages import SamplingParams, Verdict
 from simulator.cluster import Cluster
 from simulator.network import Link
 from simulator.orchestrator import SimulatedGeneration
+from simulator.timeline import Fiber, current, pause
 from simulator.topology import ArmKind, Load
 from simulator.traces import Corpus, Script, replay, write_script
 
@@ -100,9 +101,6 @@ class Clients:
         self._arm = arm
         self._texts = Texts(cluster.corpus, load)
         self._asked = 0
-        self._warm: list[ServedRequest] = []
-        self._left = 0
-        """Requests at once that do not count and are not complete."""
 
     @property
     def done(self) -> bool:
@@ -110,70 +108,59 @@ class Clients:
         return len(self.served) == self._load.sessions * self._load.rounds
 
     def start(self) -> None:
-        """Warm up, then ask for everything."""
-        self._warm_up(self._load.warm_up)
+        """Begin to ask, in a fiber."""
+        self._start(self._ask_everything)
 
-    def _warm_up(self, left: int) -> None:
-        if left:
-            self._ask(self._warm, partial(self._warm_up, left - 1))
-        elif self._load.warm_rounds:
-            self._left = self._load.sessions * self._load.warm_rounds
-            for _ in range(self._load.sessions):
-                self._repeat_warm(self._load.warm_rounds)
-        else:
-            self._count()
-
-    def _repeat_warm(self, rounds: int) -> None:
-        if rounds:
-            self._ask(self._warm, partial(self._warmed, rounds - 1))
-
-    def _warmed(self, rounds: int) -> None:
-        """One more request that does not count is complete; after the last one everything does."""
-        self._left -= 1
-        if self._left:
-            self._repeat_warm(rounds)
-        else:
-            self._count()
-
-    def _count(self) -> None:
+    def _ask_everything(self) -> None:
+        """Warm up, then send all requests that count."""
+        for _ in range(self._load.warm_up):
+            self._ask([])
+        self._ask_at_once(self._load.warm_rounds, [])
         self._cluster.count_from_now()
+        self._ask_at_once(self._load.rounds, self.served)
+
+    def _ask_at_once(self, rounds: int, kept: list[ServedRequest]) -> None:
+        """Send the requests of all sessions, each session one after the other, and wait for the last."""
+        resume, left = current(), self._load.sessions
+
+        def ask_one_by_one() -> None:
+            nonlocal left
+            for _ in range(rounds):
+                self._ask(kept)
+            left -= 1
+            if not left:
+                self._cluster.timeline.after(0.0, resume)
+
         for _ in range(self._load.sessions):
-            self._repeat(self._load.rounds)
+            self._start(ask_one_by_one)
+        pause()
 
-    def _repeat(self, rounds: int) -> None:
-        if rounds:
-            self._ask(self.served, partial(self._repeat, rounds - 1))
-
-    def _ask(self, kept: list[ServedRequest], then: Callable[[], None]) -> None:
+    def _ask(self, kept: list[ServedRequest]) -> None:
+        """From inside a fiber: send a request, wait for its last token, and keep it."""
         cluster = self._cluster
         script = self._texts.next()
         cluster.scripts[script.number] = script
         orchestrator = cluster.orchestrators[self._asked % len(cluster.orchestrators)]
         self._asked += 1
-        served = ServedRequest(cluster.timeline.now, script.generated)
-        generation = SimulatedGeneration(
-            _request(script, cluster, self._arm),
-            cluster.fleet,
-            cluster.timeline,
-            orchestrator,
-            partial(self._send_back, served, kept, then),
-        )
+        served, resume = ServedRequest(cluster.timeline.now, script.generated), current()
+
+        def read(verdict: Verdict) -> None:
+            served.read(cluster.timeline.now, verdict)
+            if served.complete:
+                resume()
+
+        def send_back(verdict: Verdict) -> None:
+            cluster.client.loop.do(cluster.client.receive_seconds, partial(read, verdict))
+
+        request = _request(script, cluster, self._arm)
+        generation = SimulatedGeneration(request, cluster.fleet, cluster.timeline, orchestrator, send_back)
         served.statistics = generation.session.statistics
         Link(cluster.timeline, cluster.client, orchestrator).send(generation.start)
+        pause()
+        kept.append(served)
 
-    def _send_back(
-        self, served: ServedRequest, kept: list[ServedRequest], then: Callable[[], None], verdict: Verdict
-    ) -> None:
-        client = self._cluster.client
-        client.loop.do(client.receive_seconds, partial(self._read, served, kept, then, verdict))
-
-    def _read(
-        self, served: ServedRequest, kept: list[ServedRequest], then: Callable[[], None], verdict: Verdict
-    ) -> None:
-        served.read(self._cluster.timeline.now, verdict)
-        if served.complete:
-            kept.append(served)
-            then()
+    def _start(self, asking: Callable[[], None]) -> None:
+        self._cluster.timeline.after(0.0, Fiber(asking).resume)
 
 
 def _request(script: Script, cluster: Cluster, arm: ArmKind) -> ResolvedRequest:

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from prometheus_client import CollectorRegistry
+
+from draft_service.core import DraftCore
 from outrider.config import DraftConfig, VerifyConfig
 from outrider.engine.kv.capacity import PAGE_SIZE
 from outrider.engine.kv.pages import PagePool
 from outrider.protocol.messages import ModelInfo
+from outrider.rpc.queues import deliver
+from outrider.telemetry.instruments import DraftInstruments, VerifyInstruments
 from simulator.devices import Accelerator, Core, Device, Floating, Place, StepTotals
-from simulator.draft_replica import SimulatedDraftReplica
 from simulator.drafter import ScriptedDrafter, TimedLookup
 from simulator.network import Host
 from simulator.orchestrator import SimulatedFleet
 from simulator.profile import Profile, interpolate
+from simulator.replica import SimulatedReplica
 from simulator.target import ScriptedRunner
 from simulator.timeline import Timeline
 from simulator.topology import Topology
 from simulator.traces import Corpus, Script
-from simulator.verify_replica import SimulatedVerifyReplica
-from verify_service.core import CoreSettings
-from verify_service.session import VerifyLimits
+from verify_service.core import CoreSettings, VerifyCore
 from verify_service.speculation.cost_model import CostModel, measuring_points
 
 
@@ -41,12 +46,12 @@ class Cluster:
     @property
     def targets(self) -> list[StepTotals]:
         """What each target has done."""
-        return [replica.runner.totals for replica in self.fleet.verify.values()]
+        return [replica.totals for replica in self.fleet.verify.values()]
 
     @property
     def drafts(self) -> list[StepTotals]:
         """What each draft has done."""
-        return [replica.drafter.totals for replica in self.fleet.draft.values()]
+        return [replica.totals for replica in self.fleet.draft.values()]
 
     def count_from_now(self) -> None:
         """Forget what everybody has done."""
@@ -118,7 +123,7 @@ class Builder:
         times = self.profile.host
         return Host(self.timeline, core, times.send, times.receive, times.rewarm)
 
-    def _verify(self, name: str, place: Place) -> SimulatedVerifyReplica:
+    def _verify(self, name: str, place: Place) -> SimulatedReplica:
         config = VerifyConfig.model_validate({"max_sessions": self.topology.max_sessions})
         pages = config.max_sessions * -(-self.profile.context_length // PAGE_SIZE)
         times = self.profile.target_times(self.temperature)
@@ -132,39 +137,37 @@ class Builder:
         points = measuring_points(config.max_step_tokens)
         alone = [(count, interpolate(self.profile.target_forward, count)) for count in points]
         seconds = [time - times.helped(count, 1, time, drafting=True) / 2 for count, time in alone]
-        return SimulatedVerifyReplica(
-            name,
-            self.timeline,
-            self._host(place.core),
+        core = VerifyCore(
             runner,
             CostModel(points, seconds, config.max_step_tokens),
-            self._settings(name, config),
-            self.profile.host.wake,
+            CoreSettings.of(config, replace(self._served(), replica=name), config.max_step_tokens),
+            VerifyInstruments(CollectorRegistry()),
+            deliver,
+            self.timeline.clock,
+            self.timeline.clock,
+            runner.drafting,
         )
+        return self._replica(name, place, core.turn, runner.totals)
 
-    def _settings(self, name: str, config: VerifyConfig) -> CoreSettings:
-        limits = VerifyLimits(
-            max_nodes=config.max_nodes,
-            context_length=self.profile.context_length,
-            vocabulary_size=self.corpus.vocabulary_size,
-            eos_token_ids=frozenset(),
-        )
-        return CoreSettings(
-            replica=name,
-            incarnation="",
-            limits=limits,
-            max_step_tokens=config.max_step_tokens,
-            lease_seconds=config.lease_seconds,
-            lookup=config.lookup,
-        )
-
-    def _draft(self, name: str, place: Place) -> SimulatedDraftReplica:
+    def _draft(self, name: str, place: Place) -> SimulatedReplica:
         sessions = self.topology.max_sessions * self.topology.verify_replicas
         config = DraftConfig.model_validate({"max_sessions": sessions})
         drafter = self._drafter(place, config)
-        return SimulatedDraftReplica(
-            name, self.timeline, self._host(place.core), drafter, config, self.profile.host.wake
+        core = DraftCore(
+            drafter,
+            config,
+            DraftInstruments(CollectorRegistry()),
+            deliver,
+            clock=self.timeline.clock,
+            wall_ns=lambda: int(self.timeline.now * 1e9),
         )
+        return self._replica(name, place, core.turn, drafter.totals)
+
+    def _replica(
+        self, name: str, place: Place, turn: Callable[[Sequence[Any]], float | None], totals: StepTotals
+    ) -> SimulatedReplica:
+        host = self._host(place.core)
+        return SimulatedReplica(name, self.timeline, host, turn, totals, self.profile.host.wake)
 
     def _drafter(self, place: Place, config: DraftConfig) -> ScriptedDrafter | TimedLookup:
         times = self.profile.draft_times(self.temperature)

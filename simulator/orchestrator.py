@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Generic, TypeVar, assert_never
+from typing import Any
 
-from draft_service.mailbox import Admitted, DraftStream
-from draft_service.mailbox import Event as DraftEvent
+from draft_service import mailbox as draft_mailbox
 from orchestrator.events import (
     Action,
     Announce,
@@ -40,19 +39,15 @@ from outrider.protocol.messages import (
     OpenDraft,
     Opened,
     OpenVerify,
-    PromptFeatures,
-    PromptLogprobs,
     TokenBlock,
     Verdict,
 )
-from simulator.draft_replica import SimulatedDraftReplica
+from outrider.rpc.queues import Stream
 from simulator.network import Host, Link
+from simulator.replica import SimulatedReplica
 from simulator.timeline import Timeline
-from simulator.verify_replica import SimulatedVerifyReplica
-from verify_service.mailbox import Closed, VerifyStream
-from verify_service.mailbox import Event as VerifyEvent
+from verify_service import mailbox as verify_mailbox
 
-Remote = TypeVar("Remote")
 PATIENT = SessionLimits(recovery_seconds=1e9, stall_seconds=1e9)
 """Simulated replicas do not fail."""
 
@@ -61,8 +56,8 @@ PATIENT = SessionLimits(recovery_seconds=1e9, stall_seconds=1e9)
 class SimulatedFleet:
     """The replicas by endpoint, and how far they are from the orchestrator."""
 
-    verify: Mapping[str, SimulatedVerifyReplica]
-    draft: Mapping[str, SimulatedDraftReplica]
+    verify: Mapping[str, SimulatedReplica]
+    draft: Mapping[str, SimulatedReplica]
     served: ModelInfo
     delay: float
     """Seconds of one message on its way between the services."""
@@ -168,85 +163,75 @@ class SimulatedGeneration:
             self._release(kind)
 
 
-class _ReplicaLink(Generic[Remote]):
+class _ReplicaLink:
     """One session's stream to a replica: both directions."""
 
-    def __init__(self, generation: SimulatedGeneration, stream: int, replica: Host) -> None:
+    def __init__(self, generation: SimulatedGeneration, number: int, replica: SimulatedReplica) -> None:
         timeline, delay = generation.timeline, generation.fleet.delay
+        self._timeline = timeline
         self._generation = generation
-        self._stream = stream
-        self._there = Link(timeline, generation.host, replica, delay)
-        self._here = Link(timeline, replica, generation.host, delay)
-        self._remote: Remote | None = None
+        self._number = number
+        self._replica = replica
+        self._there = Link(timeline, generation.host, replica.host, delay)
+        self._here = Link(timeline, replica.host, generation.host, delay)
+        self._opened: Stream[Any] | None = None
 
     @property
-    def _opened(self) -> Remote:
-        assert self._remote is not None, "messages arrive in order"
-        return self._remote
+    def _stream(self) -> Stream[Any]:
+        """The stream at the replica, where messages arrive in order."""
+        if self._opened is None:
+            self._opened = self._replica.stream(self._receive)
+        return self._opened
 
-    def _open(self, opened: Remote) -> None:
-        self._remote = opened
+    def _send(self, message: Callable[[Stream[Any]], object]) -> None:
+        """Send what the replica's event loop puts into the inbox when it comes."""
+        self._there.send(lambda: self._replica.post(message(self._stream)))
 
-    def _back(self, event: Event) -> None:
-        self._here.send(lambda: self._generation.handle(event))
-
-
-class _VerifyLink(_ReplicaLink[VerifyStream]):
-    """One session's stream to a verify replica."""
-
-    def __init__(self, generation: SimulatedGeneration, stream: int, replica: SimulatedVerifyReplica) -> None:
-        super().__init__(generation, stream, replica.host)
-        self._replica = replica
-
-    def open(self, opening: OpenVerify) -> None:
-        self._there.send(lambda: self._open(self._replica.open(opening, self._receive)))
-
-    def propose(self, block: TokenBlock) -> None:
-        self._there.send(lambda: self._replica.propose(self._opened, block))
-
-    def close(self) -> None:
-        self._there.send(lambda: self._replica.close(self._opened))
-
-    def _receive(self, event: VerifyEvent | BaseException) -> None:
+    def _receive(self, event: object) -> None:
+        """Pass on an event of the replica that the session has to know of."""
+        passed: Event
         match event:
             case Opened():
-                self._back(VerifyOpened(self._stream, event, self._replica.name))
+                passed = VerifyOpened(self._number, event, self._replica.name)
             case Verdict():
-                self._back(VerdictArrived(self._stream, event))
-            case Closed() | PromptLogprobs() | PromptFeatures():
-                pass
+                passed = VerdictArrived(self._number, event)
+            case draft_mailbox.Admitted(cached):
+                passed = DraftOpened(self._number, Opened(self._replica.name, "", cached), self._replica.name)
+            case TokenBlock():
+                passed = BlockArrived(self._number, event)
             case BaseException():
                 raise event
             case _:
-                assert_never(event)
+                return
+        self._here.send(lambda: self._generation.handle(passed))
 
 
-class _DraftLink(_ReplicaLink[DraftStream]):
-    """One session's stream to a draft replica."""
+class _VerifyLink(_ReplicaLink):
+    """One session's stream to a verify replica."""
 
-    def __init__(self, generation: SimulatedGeneration, stream: int, replica: SimulatedDraftReplica) -> None:
-        super().__init__(generation, stream, replica.host)
-        self._replica = replica
+    def open(self, opening: OpenVerify) -> None:
+        self._send(lambda stream: verify_mailbox.Open(stream, opening))
 
-    def open(self, opening: OpenDraft) -> None:
-        self._there.send(lambda: self._open(self._replica.open(opening, self._receive)))
-
-    def verdict(self, verdict: Verdict) -> None:
-        self._there.send(lambda: self._replica.verdict(self._opened, verdict))
+    def propose(self, block: TokenBlock) -> None:
+        self._there.send(lambda: self._offer(block))
 
     def close(self) -> None:
-        self._there.send(lambda: self._replica.close(self._opened))
+        self._send(verify_mailbox.Close)
 
-    def _receive(self, event: DraftEvent | BaseException) -> None:
-        match event:
-            case TokenBlock():
-                self._back(BlockArrived(self._stream, event))
-            case Admitted(cached):
-                opened = Opened(self._replica.name, "", cached)
-                self._back(DraftOpened(self._stream, opened, self._replica.name))
-            case None:
-                pass
-            case BaseException():
-                raise event
-            case _:
-                assert_never(event)
+    def _offer(self, block: TokenBlock) -> None:
+        if self._stream.pending < verify_mailbox.MAX_PENDING_BLOCKS:
+            self._stream.sent += 1
+            self._replica.post(verify_mailbox.Propose(self._stream, block, self._timeline.now))
+
+
+class _DraftLink(_ReplicaLink):
+    """One session's stream to a draft replica."""
+
+    def open(self, opening: OpenDraft) -> None:
+        self._send(lambda stream: draft_mailbox.Open(stream, opening))
+
+    def verdict(self, verdict: Verdict) -> None:
+        self._send(lambda stream: draft_mailbox.Commit(stream, verdict, self._timeline.now))
+
+    def close(self) -> None:
+        self._send(draft_mailbox.Close)

@@ -49,11 +49,19 @@ class Fiber:
     """Blocking code on a stack of its own; begins when it is first resumed."""
 
     def __init__(self, main: Call) -> None:
-        self._stack = greenlet(main)
+        self._stack = greenlet(main, parent=_timeline())
 
     def resume(self) -> None:
         """Go on behind the last pause until the next one; from the timeline only."""
         self._stack.switch()
+
+
+def _timeline() -> greenlet:
+    """The stack that the timeline runs on, to which every fiber returns."""
+    found = getcurrent()
+    while found.parent is not None:
+        found = found.parent
+    return found
 
 
 def pause() -> None:

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import assert_never
 
+from outrider.config import VerifyConfig
 from outrider.engine.kv.handles import HandleTable, check_covered
 from outrider.engine.kv.pages import PoolStatistics, SequenceKv
 from outrider.protocol.errors import InvalidRequest, OutOfPages, OutriderError, StaleHandle
-from outrider.protocol.messages import KvHandle, Opened, OpenVerify, Verdict, VerifyPolicy
+from outrider.protocol.messages import KvHandle, ModelInfo, Opened, OpenVerify, Verdict, VerifyPolicy
 from outrider.rpc.queues import Deliver
 from outrider.speculation.acceptance import AcceptanceModel, lookup_priors
 from outrider.telemetry.instruments import VerifyInstruments
@@ -48,6 +49,19 @@ class CoreSettings:
     max_step_tokens: int
     lease_seconds: float
     lookup: bool
+
+    @classmethod
+    def of(cls, config: VerifyConfig, info: ModelInfo, max_step_tokens: int) -> CoreSettings:
+        """For a replica that serves this; a step may have fewer tokens than the settings say."""
+        limits = VerifyLimits(
+            max_nodes=config.max_nodes,
+            context_length=info.context_length,
+            vocabulary_size=info.vocabulary_size,
+            eos_token_ids=frozenset(info.eos_token_ids),
+            hidden_size=info.hidden_size,
+        )
+        lease = config.lease_seconds
+        return cls(info.replica, info.incarnation, limits, max_step_tokens, lease, config.lookup)
 
 
 class VerifyCore:

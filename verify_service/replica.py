@@ -28,7 +28,6 @@ from outrider.telemetry.logs import get_logger
 from verify_service.core import CoreSettings, VerifyCore
 from verify_service.engine import VerifyEngine
 from verify_service.servicer import VerifyServicer
-from verify_service.session import VerifyLimits
 from verify_service.speculation.cost_model import CostModel
 from verify_service.speculation.measure import measure_costs
 from verify_service.transfer.exchange import KvExchange
@@ -179,14 +178,8 @@ def make_engine(
     config: VerifyConfig, target: LoadedTarget, info: ModelInfo, instruments: VerifyInstruments
 ) -> VerifyEngine:
     """An engine that is not started yet."""
-    settings = CoreSettings(
-        replica=info.replica,
-        incarnation=info.incarnation,
-        limits=_limits(config, target.runner),
-        max_step_tokens=target.max_step_tokens,
-        lease_seconds=config.lease_seconds,
-        lookup=config.lookup,
-    )
+    room = {"max_nodes": target.runner.candidates(config.max_nodes)}
+    settings = CoreSettings.of(config.model_copy(update=room), info, target.max_step_tokens)
     instruments.capacity.set(config.max_sessions, lambda: device_memory(info.device))
     return VerifyEngine(
         lambda deliver: VerifyCore(
@@ -196,15 +189,4 @@ def make_engine(
         ),
         max_sessions=config.max_sessions,
         on_failure=end_process,
-    )
-
-
-def _limits(config: VerifyConfig, runner: ModelRunner) -> VerifyLimits:
-    loaded = runner.loaded
-    return VerifyLimits(
-        max_nodes=runner.candidates(config.max_nodes),
-        context_length=loaded.context_length,
-        vocabulary_size=loaded.vocabulary_size,
-        eos_token_ids=frozenset(loaded.eos_token_ids),
-        hidden_size=loaded.hidden_size,
     )

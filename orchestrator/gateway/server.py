@@ -11,6 +11,7 @@ from typing import Any
 import uvicorn
 
 from orchestrator.gateway.connections import Connection
+from outrider.sockets import endpoint_of
 
 
 class Server(uvicorn.Server):
@@ -53,5 +54,4 @@ def server_config(app: Any, max_connections: int, grace_seconds: float, **more: 
 def url_of(listener: socket.socket, scheme: str) -> str:
     """Where a bound socket is reached."""
     host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    return f"{scheme}://{shown}:{port}"
+    return f"{scheme}://{endpoint_of(host, port)}"

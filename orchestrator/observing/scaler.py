@@ -33,6 +33,7 @@ import math
 from dataclasses import dataclass
 
 from orchestrator.observing.draft_load import Totals
+from orchestrator.replicas.pool import DraftCapacity
 
 MEAN_SECONDS = 5.0
 """About the time over which demand is a mean: a third of the period at which Kubernetes asks."""
@@ -53,17 +54,11 @@ FADE_SECONDS = 1800.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observation:
-    """What an orchestrator sees."""
+class Observation(DraftCapacity):
+    """What an orchestrator sees: the draft pool, and what its own sessions want of it."""
 
     wanted: int
     """Own sessions that want drafts."""
-    others: int
-    """Sessions of other orchestrators at the draft replicas."""
-    replicas: int
-    """Draft replicas that can be used."""
-    slots: int
-    """Sessions that they have room for."""
     totals: Totals
     """Sums over the own sessions."""
 

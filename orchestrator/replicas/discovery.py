@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from outrider.protocol.errors import ConfigError
+from outrider.sockets import endpoint_of
 from outrider.telemetry.logs import get_logger
 
 logger = get_logger(__name__)
@@ -119,9 +120,5 @@ class Discovery:
             return self._resolved.get(address.text, [])
         self._unresolved.discard(address.text)
         hosts = sorted({str(answer[4][0]) for answer in answers})
-        self._resolved[address.text] = [_endpoint(host, address.port) for host in hosts]
+        self._resolved[address.text] = [endpoint_of(host, address.port) for host in hosts]
         return self._resolved[address.text]
-
-
-def _endpoint(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

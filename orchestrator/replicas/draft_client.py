@@ -16,7 +16,7 @@ from outrider.protocol.messages import OpenDraft, PromptFeatures, Verdict
 from outrider.protocol.wire import (
     block_from_pb,
     open_draft_to_pb,
-    opened_draft_from_pb,
+    opened_from_pb,
     prompt_features_to_pb,
     verdict_to_pb,
 )
@@ -84,7 +84,7 @@ class DraftClient:
                 await self._deliver(BlockArrived(self.stream, block_from_pb(response.block)))
             case "opened":
                 self._opened = True
-                opened = opened_draft_from_pb(response.opened)
+                opened = opened_from_pb(response.opened)
                 await self._deliver(DraftOpened(self.stream, opened, self._endpoint, self._may_be_silent))
             case _:
                 raise InternalError("the draft replica sent a message that says nothing")

@@ -16,7 +16,7 @@ import grpc
 
 from orchestrator.replicas.discovery import Discovery
 from orchestrator.replicas.kv_relay import relay
-from orchestrator.replicas.pool import Replica, Replicas, ReplicaState, Reservation
+from orchestrator.replicas.pool import DraftCapacity, Replica, Replicas, ReplicaState, Reservation
 from orchestrator.replicas.probe import probe
 from orchestrator.replicas.retired import RetiredReplicas
 from orchestrator.replicas.served import Served, ServedModel
@@ -48,18 +48,6 @@ RELAYS = 4
 DOWN_PROBE_SECONDS = 0.25
 """Time between probes of a replica that cannot be used, and between searches for the first verify replica:
 requests wait for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class DraftCapacity:
-    """What the draft pool has room for."""
-
-    replicas: int
-    """Draft replicas that can be used."""
-    slots: int
-    """Sessions that they have room for."""
-    others: int
-    """Sessions that other orchestrators have open at draft replicas."""
 
 
 @dataclass(slots=True)

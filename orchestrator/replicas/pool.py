@@ -110,6 +110,18 @@ class Reservation:
     """Incarnation of the process that admitted the session; empty before."""
 
 
+@dataclass(frozen=True, slots=True)
+class DraftCapacity:
+    """What the draft pool has room for."""
+
+    replicas: int
+    """Draft replicas that can be used."""
+    slots: int
+    """Sessions that they have room for."""
+    others: int
+    """Sessions that other orchestrators have open at draft replicas."""
+
+
 class Replicas:
     """The replicas of one kind."""
 

@@ -17,7 +17,7 @@ from outrider.protocol.wire import (
     kv_handle_from_pb,
     kv_handle_to_pb,
     open_verify_to_pb,
-    opened_verify_from_pb,
+    opened_from_pb,
     prompt_features_from_pb,
     prompt_logprobs_from_pb,
     verdict_from_pb,
@@ -112,7 +112,7 @@ class VerifyClient:
                 await self._deliver(FeaturesArrived(self.stream, features))
             case "opened":
                 self._opened = True
-                opened = opened_verify_from_pb(response.opened)
+                opened = opened_from_pb(response.opened)
                 await self._deliver(VerifyOpened(self.stream, opened, self._endpoint))
             case "closed":
                 self._closed = True

@@ -31,8 +31,10 @@ def check_counts(chat: generation_pb2.Chat, positions: int) -> None:
     for index, message in enumerate(chat.messages):
         parts += len(message.parts)
         calls += len(message.tool_calls)
-        if parts > limit or calls > limit or _has_long_name(message):
-            _name_what_is_too_much(f"chat.messages[{index}]", message, parts, calls, limit)
+        try:
+            _check_message(message, parts, calls, limit)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"chat.messages[{index}].{error.field}", error.problem) from None
     for index, tool in enumerate(chat.tools):
         _short(f"chat.tools[{index}].name", tool.name, MAX_NAME)
 
@@ -61,26 +63,16 @@ def conversation_from_pb(chat: generation_pb2.Chat) -> Conversation:
     )
 
 
-def _has_long_name(message: generation_pb2.ChatMessage) -> bool:
-    return (
-        len(message.role) > MAX_ROLE
-        or len(message.name) > MAX_NAME
-        or len(message.tool_call_id) > MAX_NAME
-        or any(len(call.id) > MAX_NAME or len(call.name) > MAX_NAME for call in message.tool_calls)
-    )
-
-
-def _name_what_is_too_much(
-    path: str, message: generation_pb2.ChatMessage, parts: int, calls: int, limit: int
-) -> None:
-    _short(f"{path}.role", message.role, MAX_ROLE)
-    _at_most(f"{path}.parts", parts, limit)
-    _at_most(f"{path}.tool_calls", calls, limit)
-    _short(f"{path}.name", message.name, MAX_NAME)
-    _short(f"{path}.tool_call_id", message.tool_call_id, MAX_NAME)
+def _check_message(message: generation_pb2.ChatMessage, parts: int, calls: int, limit: int) -> None:
+    """`parts` and `calls` are those of all messages up to this one."""
+    _short("role", message.role, MAX_ROLE)
+    _at_most("parts", parts, limit)
+    _at_most("tool_calls", calls, limit)
+    _short("name", message.name, MAX_NAME)
+    _short("tool_call_id", message.tool_call_id, MAX_NAME)
     for number, call in enumerate(message.tool_calls):
-        _short(f"{path}.tool_calls[{number}].id", call.id, MAX_NAME)
-        _short(f"{path}.tool_calls[{number}].name", call.name, MAX_NAME)
+        _short(f"tool_calls[{number}].id", call.id, MAX_NAME)
+        _short(f"tool_calls[{number}].name", call.name, MAX_NAME)
 
 
 def _texts(chat: generation_pb2.Chat) -> Iterator[str]:

@@ -46,7 +46,7 @@ class Ticket:
             handle.incarnation,
             handle.id,
         ]
-        fields += [handle.digest.hex(), handle.length, handle.expires_ms]
+        fields += [handle.digest.hex(), handle.length, handle.expires_unix_ms]
         return _MAGIC + json.dumps(fields, separators=(",", ":")).encode()
 
     @classmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 from orchestrator.observing.timeline import Step, TimelineEvent
 from orchestrator.output import Chunk, Completion, Started
@@ -13,7 +13,7 @@ from orchestrator.request.resolver import IncomingRequest
 from orchestrator.text.jobs import ChatPrompt, Ids, Prompt, TextPrompt
 from outrider.protocol.errors import ContextTooLong, InvalidRequest, UnknownModel
 from outrider.protocol.messages import ModelInfo, TokenLogprob
-from outrider.protocol.same_names import fields_of
+from outrider.protocol.same_names import fields_of, plain_fields
 from outrider.protocol.sampling_wire import sampling_from_pb
 from outrider.protocol.vocabulary import check_vocabulary
 from outrider.protocol.wire import logprob_to_pb, mode_from_pb
@@ -87,33 +87,17 @@ def incoming_from_pb(
     Raises:
         InvalidRequest: a sampling parameter is out of its range, or the mode is unknown.
     """
-    speculation = pb.speculation
-    return IncomingRequest(
-        model=pb.model,
-        prompt=_prompt(pb),
-        sampling=sampling_from_pb(pb.sampling, model_defaults),
-        seed=_optional(pb.sampling, "seed"),
-        mode=mode_from_pb(speculation.mode),
-        max_nodes=_optional(speculation, "max_nodes"),
-        max_depth=_optional(speculation, "max_depth"),
-        prediction=_prediction(speculation.prediction),
-        seconds_per_token=_optional(speculation, "seconds_per_token"),
-        task=pb.task,
-        resume_token_ids=tuple(pb.resume_token_ids),
-        session=pb.session,
-        keep_session=pb.keep_session,
-        record_timeline=pb.record_timeline,
-        record_steps=pb.record_steps,
-        priority=pb.priority,
-        labels=_labels(pb),
-        truncate_prompt_tokens=pb.truncate_prompt_tokens,
-        do_not_collect=pb.do_not_collect,
-    )
-
-
-def _optional(pb: Any, name: str) -> Any:
-    """A field's value; None where it is absent."""
-    return getattr(pb, name) if pb.HasField(name) else None
+    given = plain_fields(pb) | plain_fields(pb.speculation)
+    del given["text"]  # a part of the prompt
+    given |= {
+        "prompt": _prompt(pb),
+        "sampling": sampling_from_pb(pb.sampling, model_defaults),
+        "seed": pb.sampling.seed if pb.sampling.HasField("seed") else None,
+        "mode": mode_from_pb(pb.speculation.mode),
+        "prediction": _prediction(pb.speculation.prediction),
+        "labels": _labels(pb),
+    }
+    return IncomingRequest(**given)
 
 
 def _prompt(pb: generation_pb2.GenerateRequest) -> Prompt | tuple[int, ...] | None:

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -154,32 +155,20 @@ def request_of(arguments: argparse.Namespace, record_timeline: bool) -> Request:
     """
     from outrider.client.request import Request
 
-    given = vars(arguments)
-    numbers: Any = {name: given[name] for name, _, _ in SAMPLING}
-    prompt = _prompt(arguments)
-    return Request(
-        prompt=prompt,
-        chat=arguments.chat,
-        **numbers,
-        stop=arguments.stop,
-        stop_token_ids=_ids("--stop-token-ids", arguments.stop_token_ids),
-        logit_bias=dict(_bias(item) for item in arguments.logit_bias),
-        ignore_eos=arguments.ignore_eos or None,
-        json_schema=_content("--json-schema", arguments.json_schema),
-        json_object=arguments.json_object or None,
-        regex=arguments.regex,
-        choice=arguments.choice,
-        grammar=_content("--grammar", arguments.grammar),
-        mode=arguments.mode,
-        max_nodes=arguments.max_nodes,
-        max_depth=arguments.max_depth,
-        seconds_per_token=arguments.seconds_per_token,
-        prediction=_content("--prediction", arguments.prediction) or "",
-        model=arguments.model,
-        task=arguments.task,
-        priority=arguments.priority,
-        record_timeline=record_timeline,
-    )
+    flags = vars(arguments)
+    given: Any = {field.name: flags[field.name] for field in fields(Request) if field.name in flags}
+    given |= {
+        "prompt": _prompt(arguments),
+        "stop_token_ids": _ids("--stop-token-ids", arguments.stop_token_ids),
+        "logit_bias": dict(_bias(item) for item in arguments.logit_bias),
+        "ignore_eos": arguments.ignore_eos or None,
+        "json_schema": _content("--json-schema", arguments.json_schema),
+        "json_object": arguments.json_object or None,
+        "grammar": _content("--grammar", arguments.grammar),
+        "prediction": _content("--prediction", arguments.prediction) or "",
+        "record_timeline": record_timeline,
+    }
+    return Request(**given)
 
 
 def _prompt(arguments: argparse.Namespace) -> str | tuple[int, ...] | tuple[Message, ...]:

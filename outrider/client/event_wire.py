@@ -76,19 +76,14 @@ def _step(pb: generation_pb2.StepDetail) -> Step:
 def _complete(pb: generation_pb2.Complete) -> Complete:
     counts = plain_fields(pb.speculation)
     histogram = counts.pop("accepted_histogram")
-    return Complete(
-        index=pb.index,
-        finish_reason=REASONS.get(pb.finish_reason, ""),
-        stop=pb.stop,
-        usage=Usage(**plain_fields(pb.usage)),
-        speculation=counts,
-        accepted_histogram=histogram,
-        seed=pb.seed,
-        model=pb.model,
-        request_id=pb.request_id,
-        session=pb.session,
-        timeline=tuple(_timeline_event(event) for event in pb.timeline),
-    )
+    given = plain_fields(pb) | {
+        "finish_reason": REASONS.get(pb.finish_reason, ""),
+        "usage": Usage(**plain_fields(pb.usage)),
+        "speculation": counts,
+        "accepted_histogram": histogram,
+        "timeline": tuple(_timeline_event(event) for event in pb.timeline),
+    }
+    return Complete(**given)
 
 
 def _logprob(pb: Any) -> TokenLogprob:

@@ -82,16 +82,14 @@ def empty_request(method: str) -> Any:
 
 def info_from_pb(pb: generation_pb2.GetModelInfoResponse) -> ModelInfo:
     """What is served."""
+    target = pb.target
     return ModelInfo(
-        model=pb.target.model,
-        vocabulary_size=pb.target.vocabulary_size,
-        context_length=pb.target.context_length,
-        eos_token_ids=tuple(pb.target.eos_token_ids),
-        text_prompts=pb.text_prompts,
-        chat_prompts=pb.chat_prompts,
-        verify_replicas=pb.verify_replicas,
-        draft_replicas=pb.draft_replicas,
-        sampling_defaults=defaults_from_pb(pb.target.sampling_defaults),
+        **plain_fields(pb),
+        model=target.model,
+        vocabulary_size=target.vocabulary_size,
+        context_length=target.context_length,
+        eos_token_ids=tuple(target.eos_token_ids),
+        sampling_defaults=defaults_from_pb(target.sampling_defaults),
     )
 
 

@@ -259,7 +259,7 @@ class KvHandle:
     id: str
     length: int
     digest: bytes
-    expires_ms: int
+    expires_unix_ms: int
 
 
 MAX_DRAFT_NAME = 64

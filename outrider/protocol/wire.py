@@ -223,19 +223,12 @@ def mode_from_pb(pb: int) -> Mode:
 
 def kv_handle_to_pb(handle: KvHandle) -> session_pb2.KvHandle:
     """A KV handle for the wire."""
-    return session_pb2.KvHandle(
-        owner=handle.owner,
-        incarnation=handle.incarnation,
-        id=handle.id,
-        length=handle.length,
-        digest=handle.digest,
-        expires_unix_ms=handle.expires_ms,
-    )
+    return session_pb2.KvHandle(**fields_of(handle))
 
 
 def kv_handle_from_pb(pb: session_pb2.KvHandle) -> KvHandle:
     """A KV handle from the wire."""
-    return KvHandle(pb.owner, pb.incarnation, pb.id, pb.length, pb.digest, pb.expires_unix_ms)
+    return KvHandle(**plain_fields(pb))
 
 
 def open_verify_to_pb(opening: OpenVerify) -> verify_pb2.OpenVerify:
@@ -284,11 +277,6 @@ def opened_verify_to_pb(opened: Opened) -> verify_pb2.VerifyOpened:
     return verify_pb2.VerifyOpened(**fields_of(opened))
 
 
-def opened_verify_from_pb(pb: verify_pb2.VerifyOpened) -> Opened:
-    """A verify replica's admission."""
-    return Opened(**plain_fields(pb))
-
-
 def opened_draft_to_pb(opened: Opened) -> draft_pb2.DraftOpened:
     """A draft replica's admission."""
     return draft_pb2.DraftOpened(
@@ -296,8 +284,8 @@ def opened_draft_to_pb(opened: Opened) -> draft_pb2.DraftOpened:
     )
 
 
-def opened_draft_from_pb(pb: draft_pb2.DraftOpened) -> Opened:
-    """A draft replica's admission."""
+def opened_from_pb(pb: verify_pb2.VerifyOpened | draft_pb2.DraftOpened) -> Opened:
+    """A replica's admission."""
     return Opened(**plain_fields(pb))
 
 

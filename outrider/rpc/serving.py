@@ -19,6 +19,7 @@ from outrider.rpc.health import HealthServicer
 from outrider.rpc.interceptors import ServiceInterceptor
 from outrider.rpc.reloading import Reloaded
 from outrider.rpc.tls import server_certificates, server_credentials
+from outrider.sockets import endpoint_of
 
 MAX_CONCURRENT_STREAMS = 1024
 """Open calls on one connection; admission has its own, lower bounds."""
@@ -87,7 +88,7 @@ class GrpcServer:
     @property
     def endpoint(self) -> str:
         """`host:port` that the server is bound to."""
-        return _endpoint(self.config.host, self.port)
+        return endpoint_of(self.config.host, self.port)
 
     @property
     def replica(self) -> str:
@@ -142,7 +143,7 @@ class GrpcServer:
         self, setting: str, server: grpc.aio.Server, port: int, credentials: grpc.ServerCredentials | None
     ) -> int:
         """The port that the server now has."""
-        address = _endpoint(self.config.host, port)
+        address = endpoint_of(self.config.host, port)
         bound = 0
         with suppress(RuntimeError):
             if credentials is None:
@@ -164,10 +165,6 @@ class GrpcServer:
 
     def _set_health(self, serving: bool) -> None:
         self._health.set(["", "readiness", *self.service_names], serving)
-
-
-def _endpoint(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
 
 def _options(config: ServiceConfig) -> list[tuple[str, int]]:

@@ -10,7 +10,7 @@ import gc
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 from statistics import median
 from typing import Any
@@ -21,17 +21,16 @@ from prometheus_client import CollectorRegistry
 from outrider.config import VerifyConfig
 from outrider.engine.kv.pages import PagePool
 from outrider.engine.runner import ModelRunner, Segment
-from outrider.protocol.messages import OpenVerify, SamplingParams, VerifyPolicy
+from outrider.protocol.messages import ModelInfo, OpenVerify, SamplingParams, VerifyPolicy
 from outrider.rpc.queues import Stream
 from outrider.telemetry.instruments import VerifyInstruments
-from simulator.engine_fiber import ReadyOutbox
 from simulator.pair.models import ModelChoice
 from simulator.pair.steps import now, time_step
 from simulator.pair.texts import Text
 from simulator.profile import Points
+from simulator.replica import ReadyOutbox
 from verify_service.core import CoreSettings, VerifyCore
 from verify_service.mailbox import Open
-from verify_service.session import VerifyLimits
 from verify_service.speculation.cost_model import CostModel
 
 STEPS = (
@@ -196,22 +195,11 @@ def _opening(text: Text, params: SamplingParams) -> OpenVerify:
 
 
 def _settings(runner: ModelRunner) -> CoreSettings:
-    config = VerifyConfig.model_validate({})
-    limits = VerifyLimits(
-        max_nodes=config.max_nodes,
-        context_length=runner.loaded.context_length,
-        vocabulary_size=runner.loaded.vocabulary_size,
-        eos_token_ids=frozenset(),
-        max_patience=0.0,
-    )
-    return CoreSettings(
-        replica="",
-        incarnation="",
-        limits=limits,
-        max_step_tokens=config.max_step_tokens,
-        lease_seconds=1.0,
-        lookup=False,
-    )
+    """Without lookup, and without waiting for candidates."""
+    config, loaded = VerifyConfig.model_validate({"lookup": False}), runner.loaded
+    info = ModelInfo("", "", loaded.vocabulary_size, loaded.context_length)
+    settings = CoreSettings.of(config, info, config.max_step_tokens)
+    return replace(settings, limits=replace(settings.limits, max_patience=0.0))
 
 
 def nowhere(id: int) -> Stream[Any]:

@@ -13,6 +13,8 @@ from typing import TypeAlias
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from outrider.sockets import endpoint_of
+
 DNS = "dns:"
 SECONDS = 3.0
 """Longest wait for a page."""
@@ -128,7 +130,7 @@ def _resolved(name: str) -> list[str]:
     host, _, port = name.rpartition(":")
     entries = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
     hosts = sorted({str(entry[4][0]) for entry in entries})
-    return [f"[{one}]:{port}" if ":" in one else f"{one}:{port}" for one in hosts]
+    return [endpoint_of(one, port) for one in hosts]
 
 
 def _read(address: str) -> Page | str:

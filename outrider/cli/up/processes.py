@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +26,6 @@ WRONG = 2
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 KILL_SECONDS = 5.0
 """Beyond the grace period, before a child is killed."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Ready:
-    child: SupervisedChild
-
-
-@dataclass(frozen=True, slots=True)
-class _Exited:
-    child: SupervisedChild
-    status: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Stop:
-    pass
 
 
 class ServiceProcesses:
@@ -78,39 +62,36 @@ class ServiceProcesses:
         self.endpoints: dict[str, str] = {}
         self.pages: dict[str, str] = {}
         """The services' Prometheus pages."""
-        self._events: asyncio.Queue[_Ready | _Exited | _Stop] = asyncio.Queue()  # a few per child
         self._pausing: set[str] = set()
         """Children that crashed and will be started again."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._ready: dict[str, Any] = {}
         """What the orchestrator said."""
+        self._status: asyncio.Future[int] | None = None
+        """The exit status, once it is known; None before `run`."""
 
     async def run(self) -> int:
         """Start, watch, and stop everything; 0 when asked to stop, 1 when a child did not start, 2 when what
         it was asked for is wrong."""
+        self._status = asyncio.get_running_loop().create_future()
         self._stop_on_signals()
         self._write_replicas()
         try:
             for name in (*self.replicas, self.orchestrator):
                 await self._launch(name)
-            return await self._watch()
+            return await self._status
         finally:
             await self._stop_all()
 
-    async def _watch(self) -> int:
-        while True:
-            match await self._events.get():
-                case _Stop():
-                    return 0
-                case _Ready(child):
-                    self._on_ready(child)
-                case _Exited(child, status):
-                    if not self._on_exit(child, status):
-                        return WRONG if status == WRONG else 1
+    def _end(self, status: int) -> None:
+        """Have `run` stop everything and return this."""
+        self.supervisor.stop()
+        if self._status is not None and not self._status.done():
+            self._status.set_result(status)
 
     def _on_ready(self, child: SupervisedChild) -> None:
         name, first = child.spec.name, not self.supervisor.up
-        if self.children.get(name) is not child:  # it was replaced
+        if self.supervisor.stopping or self.children.get(name) is not child:  # it was replaced
             return
         ready = child.ready.result()
         self.supervisor.ready(name, time.monotonic())
@@ -129,20 +110,18 @@ class ServiceProcesses:
             pages = [page for name, page in self.pages.items() if name != self.gateway]
             _announce(self._ready, self.endpoints.get(self.gateway or ""), pages)
 
-    def _on_exit(self, child: SupervisedChild, status: int) -> bool:
-        """False when there is no going on."""
+    def _on_exit(self, child: SupervisedChild, status: int) -> None:
         name = child.spec.name
         decision = self.supervisor.exited(name, time.monotonic())
         if isinstance(decision, GiveUp):
             print(f"outrider: {name} did not start: {_sentence(child.problem, status)}", file=sys.stderr)
-            return False
-        if isinstance(decision, Restart):
+            self._end(WRONG if status == WRONG else 1)
+        elif isinstance(decision, Restart):
             self._say(name, f"exited with status {status}; restarting in {decision.pause_seconds:g} s")
             self.endpoints.pop(name, None)
             self._write_replicas()
             self._pausing.add(name)
             self._spawn(self._relaunch(name, decision.pause_seconds))
-        return True
 
     async def _launch(self, name: str) -> None:
         spec = self.specs[name]
@@ -159,10 +138,10 @@ class ServiceProcesses:
 
     async def _await_ready(self, child: SupervisedChild) -> None:
         await child.ready
-        self._events.put_nowait(_Ready(child))
+        self._on_ready(child)
 
     async def _await_exit(self, child: SupervisedChild) -> None:
-        self._events.put_nowait(_Exited(child, await child.wait()))
+        self._on_exit(child, await child.wait())
 
     async def _stop_all(self) -> None:
         """Gateway and orchestrator first: their requests end on replicas that still run."""
@@ -193,7 +172,7 @@ class ServiceProcesses:
             if self.supervisor.stopping:
                 for child in self.children.values():
                     child.send(signal.SIGKILL)
-            self._events.put_nowait(_Stop())
+            self._end(0)
 
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -228,7 +207,15 @@ class ServiceProcesses:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._worked)
+
+    def _worked(self, task: asyncio.Task[None]) -> None:
+        """A task has ended; `run` raises what it raised."""
+        self._tasks.discard(task)
+        if task.cancelled() or self._status is None or self._status.done():
+            return
+        if (error := task.exception()) is not None:
+            self._status.set_exception(error)
 
 
 def _announce(ready: dict[str, Any], http: str | None, pages: Sequence[str]) -> None:

@@ -86,7 +86,7 @@ class HandleTable:
             id=secrets.token_hex(16),
             length=kv.length,
             digest=token_digest(kv.tokens),
-            expires_ms=int((self._wall_clock() + self.lease_seconds) * 1000),
+            expires_unix_ms=int((self._wall_clock() + self.lease_seconds) * 1000),
         )
         self._kept[handle.id] = _Kept(handle, kv, self._clock() + self.lease_seconds, moves)
         return handle

@@ -211,8 +211,8 @@ ROUND_TRIPS = {
     "model_info": (infos, info_wire.model_info_to_pb, info_wire.model_info_from_pb),
     "open_verify": (open_verifies, wire.open_verify_to_pb, wire.open_verify_from_pb),
     "open_draft": (open_drafts, wire.open_draft_to_pb, wire.open_draft_from_pb),
-    "opened_verify": (opened, wire.opened_verify_to_pb, wire.opened_verify_from_pb),
-    "opened_draft": (opened, wire.opened_draft_to_pb, wire.opened_draft_from_pb),
+    "opened_verify": (opened, wire.opened_verify_to_pb, wire.opened_from_pb),
+    "opened_draft": (opened, wire.opened_draft_to_pb, wire.opened_from_pb),
     "mode": (st.sampled_from(Mode), int, wire.mode_from_pb),
 }
 

@@ -62,7 +62,7 @@ def test_a_handle_describes_what_it_stands_for(table: HandleTable, pool: PagePoo
     handle = table.keep(kv)
     assert (handle.owner, handle.incarnation, handle.length) == ("verify-0", "a1", 3)
     assert handle.digest == token_digest([1, 2, 3])
-    assert handle.expires_ms == 1_060_000
+    assert handle.expires_unix_ms == 1_060_000
     assert kv.scratch == 0
 
 
