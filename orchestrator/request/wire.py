@@ -90,6 +90,7 @@ def incoming_from_pb(
     speculation = pb.speculation
     return IncomingRequest(
         model=pb.model,
+        model_version=pb.model_version,
         prompt=_prompt(pb),
         sampling=sampling_from_pb(pb.sampling, model_defaults),
         seed=_optional(pb.sampling, "seed"),
