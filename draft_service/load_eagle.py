@@ -11,6 +11,7 @@ from outrider.config import DraftConfig
 from outrider.engine.eagle.head import EagleHead
 from outrider.engine.eagle.loading import load_head
 from outrider.engine.kv.capacity import DEFAULT_TOKENS
+from outrider.engine.loading.model_config import SET_CONTEXT
 from outrider.engine.loading.tokenizer_files import json_file, load_tokenizer, vocabulary_hash
 from outrider.process import parse_cpus
 from outrider.protocol.errors import ConfigError
@@ -63,7 +64,7 @@ def _describe(config: DraftConfig, head: EagleHead, replica: str) -> ModelInfo:
     text: dict[str, Any] = target.get("text_config") or target
     limit = int(text.get("max_position_embeddings") or 0)
     if not (config.context_length or limit):
-        raise ConfigError("context_length: config.json of the target names none; set one")
+        raise ConfigError(f"context_length: config.json of the target names none; {SET_CONTEXT}")
     generation = {**text, **json_file(config.target, "generation_config.json")}
     return ModelInfo(
         model=Path(config.model).name,

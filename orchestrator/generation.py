@@ -162,6 +162,7 @@ class Generation:
             self.request.resumed,
             partial(self.tokenizer.has_no_text, special_tokens=special),
             sampling.include_stop,
+            self.tokenizer.end_of(self.request.prompt, special),
         )
 
     def _completion(self, waited: float, pipeline: Pipeline, kept: KvHandle | None) -> Completion:

@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 from orchestrator.replicas.draft_client import DraftClient
 from orchestrator.replicas.pool import Replicas, Reservation
 from orchestrator.replicas.verify_client import VerifyClient
+from outrider.protocol.messages import ModelInfo
 
 Client = TypeVar("Client", VerifyClient, DraftClient)
 
@@ -33,6 +34,11 @@ class Link(Generic[Client]):
     def endpoint(self) -> str:
         """Endpoint of its replica; empty before one is found."""
         return "" if self.reservation is None else self.reservation.replica.endpoint
+
+    @property
+    def info(self) -> ModelInfo | None:
+        """What its replica serves; None before one is found."""
+        return None if self.reservation is None else self.reservation.replica.info
 
     def prove(self) -> None:
         """The replica did its part. A draft's first block alone proves nothing: a flood may follow."""

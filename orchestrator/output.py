@@ -22,6 +22,8 @@ class Started:
     model: str
     prompt_tokens: int
     cached_tokens: int
+    model_version: str = ""
+    """Its weights, as in `ModelInfo.version`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,15 +183,17 @@ class Pipeline:
         await asyncio.sleep(0)  # let the verdict leave before the text is made
 
     async def _announce(self) -> None:
-        session = self.session
+        session, served = self.session, self.session.request.served
+        running = served if self._verify is None else self._verify.info or served
         await self._emit_item(
             Started(
                 index=self.output.index,
                 request_id=session.request.request_id,
                 seed=session.seed,
-                model=session.request.served.model,
+                model=served.model,
                 prompt_tokens=len(session.request.prompt),
                 cached_tokens=session.statistics.cached,
+                model_version=running.version,
             )
         )
 
@@ -229,8 +231,7 @@ class Pipeline:
             failed = DraftFailed(action.stream, NoReplica("no draft replica can be used"), "")
             await self._carry_out(self.session.handle_event(failed, self._clock()))
         else:
-            info = link.reservation.replica.info
-            client.reads_features = info is not None and info.reads(action.opening.feature_layers)
+            client.reads_features = link.info is not None and link.info.reads(action.opening.feature_layers)
             link.task = self._streams.create_task(self._run_draft(link, link.reservation))
 
     def _park_draft(self, stream: int) -> None:

@@ -13,7 +13,7 @@ from orchestrator.request.labels import check_labels, check_printable
 from orchestrator.request.ticket import Ticket
 from orchestrator.text.jobs import ChatPrompt, Prompt, TextPrompt
 from orchestrator.text.tokenizer import TextTokenizer
-from outrider.protocol.errors import ContextTooLong, InvalidRequest, UnknownModel
+from outrider.protocol.errors import ContextTooLong, InvalidRequest, ModelGone, UnknownModel
 from outrider.protocol.messages import FinishReason, Mode, ModelInfo, SamplingParams
 from outrider.protocol.vocabulary import check_vocabulary
 
@@ -44,6 +44,8 @@ class IncomingRequest(RunOptions):
     """A GenerateRequest as it came."""
 
     model: str = ""
+    model_version: str = ""
+    """The weights that it has to have; empty: whichever are served."""
     prompt: Prompt | tuple[int, ...] | None = None
     """What has to be tokenized, or token ids; None: none came."""
     sampling: SamplingParams
@@ -136,10 +138,15 @@ class Resolver:
 
         Raises:
             InvalidRequest: a field is wrong.
-            UnknownModel: another model is served.
+            UnknownModel: another model is served; `ModelGone` when it is the same with other weights.
         """
         if incoming.model not in ("", self.served.model):
             raise UnknownModel(incoming.model, self.served.model)
+        if self.served.version and incoming.model_version not in ("", self.served.version):
+            raise ModelGone(
+                f"model_version: {self.served.model!r} is served with other weights by now; "
+                "ask anew, without model_version and resume_token_ids"
+            )
         _check_ranges(incoming, self.max_priority)
         check_printable("task", incoming.task)
         check_labels(incoming.labels)

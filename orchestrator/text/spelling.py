@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from codecs import getincrementaldecoder
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ class Spellings:
         self._tokenizer = tokenizer
         self._added = {id: token.content for id, token in tokenizer.get_added_tokens_decoder().items()}
         self._bytewise = "ByteLevel" in repr(tokenizer.decoder)
+        self._wordwise = "WordPiece" in repr(tokenizer.decoder)
         self.of = lru_cache(CACHED)(self._of)
 
     def _of(self, token: int) -> bytes:
@@ -37,7 +39,17 @@ class Spellings:
             return bytes(BYTES[sign] for sign in piece if sign in BYTES)
         if found := BYTE.fullmatch(piece):
             return bytes.fromhex(found[1])
+        if self._wordwise:  # behind another token, itself: a word begins with a space there
+            once, twice = (self._tokenizer.decode([token] * count) for count in (1, 2))
+            return twice[len(once) :].encode()
         return piece.replace(SPACE, " ").encode()
+
+
+def unfinished_bytes(text: bytes) -> int:
+    """How many bytes at the end of a text are the beginning of a character; 0 to 3."""
+    decoder = getincrementaldecoder("utf-8")("replace")
+    decoder.decode(text)
+    return len(decoder.getstate()[0])
 
 
 def _bytes_of_signs() -> dict[str, int]:

@@ -5,8 +5,8 @@
     TextStream     both, in whole tokens: `Piece.text` is exactly the text of the piece's tokens
 
 Every text that is given out is the text of whole tokens, so that a client that resumes with the tokens it
-has seen gets each character once. The pieces together are `tokenizer.decode(all tokens)`, cut before the
-stop string if there was one.
+has seen gets each character once. The pieces together are what `tokenizer.decode(prompt and all tokens)` has
+behind the text of the prompt, cut before the stop string if there was one.
 """
 
 from __future__ import annotations
@@ -52,18 +52,20 @@ class Detokenizer:
         decode: Decode,
         byte_tokens: Collection[int] = (),
         has_no_text: Callable[[int], bool] = _never,
+        prompt: Sequence[int] = (),
     ) -> None:
-        """`has_no_text` says whether `decode` leaves a token out."""
+        """`has_no_text` says whether `decode` leaves a token out; `prompt` is what `TextTokenizer.end_of` has
+        of the tokens before the first one. They count as given out, and are part of no piece."""
         self._decode = decode
         self._byte_tokens = byte_tokens
         self._has_no_text = has_no_text
-        self._tokens: list[int] = []
-        self._counts: list[int] = []
-        """For each of `_tokens`: 1 and the number of tokens without text that follow it."""
+        self._tokens = list(prompt)
+        self._counts = [0] * len(prompt)
+        """For each of `_tokens`: 1 and the number of tokens without text that follow it; 0 for the prompt."""
         self._run = 0
         """Byte tokens at the end of `_tokens`."""
-        self._given = 0
-        self._given_text = ""
+        self._given = len(prompt)
+        self._given_text = decode(prompt) if prompt else ""
         """The decoded text of [window, given); `_tokens` begins at the window."""
 
     @property
@@ -74,7 +76,7 @@ class Detokenizer:
     @property
     def broken(self) -> str:
         """The text of the tokens held back, if nothing follows that changes it."""
-        return self._decode(self._tokens)[len(self._given_text) :]
+        return self._behind_given(self._decode(self._tokens))
 
     def push(self, tokens: Sequence[int]) -> Piece:
         """Add tokens; the piece has those whose text is now certain."""
@@ -113,7 +115,7 @@ class Detokenizer:
         return self._give(end, text)
 
     def _give(self, end: int, text: str) -> Piece:
-        piece = Piece(sum(self._counts[self._given : end]), text[len(self._given_text) :])
+        piece = Piece(sum(self._counts[self._given : end]), self._behind_given(text))
         if piece.text:
             del self._tokens[: self._given], self._counts[: self._given]
             self._given = end - self._given
@@ -121,6 +123,14 @@ class Detokenizer:
         else:  # tokens without text cannot begin a window: the next one would be decoded as a first token
             self._given = end
         return piece
+
+    def _behind_given(self, text: str) -> str:
+        """What the text of the window has behind what was given out; a character that the prompt had only a
+        part of comes whole."""
+        if text.startswith(self._given_text):
+            return text[len(self._given_text) :]
+        pairs = enumerate(zip(text, self._given_text, strict=False))
+        return text[next((at for at, (sign, given) in pairs if sign != given), len(text)) :]
 
 
 @dataclass(slots=True)
@@ -187,9 +197,13 @@ class TextStream:
         resumed: Sequence[int] = (),
         has_no_text: Callable[[int], bool] = _never,
         include_stop: bool = False,
+        prompt: Sequence[int] = (),
     ) -> None:
-        """`resumed` tokens and their text were given out before; their count is part of `min_tokens`."""
-        self._detokenizer = Detokenizer(decode, byte_tokens, has_no_text) if decode is not None else None
+        """`resumed` tokens and their text were given out before; their count is part of `min_tokens`. Of the
+        `prompt` before them no text comes: see `Detokenizer`."""
+        self._detokenizer = (
+            Detokenizer(decode, byte_tokens, has_no_text, prompt) if decode is not None else None
+        )
         self._stops = StopStrings(stops, include_stop) if stops else None
         self.consumed = 0
         """Tokens of the text so far; those after a stop string do not count."""

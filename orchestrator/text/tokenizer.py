@@ -7,10 +7,11 @@ without a tokenizer without them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from orchestrator.text.conversation import Conversation
-from orchestrator.text.spelling import Spellings
+from orchestrator.text.spelling import Spellings, unfinished_bytes
 from orchestrator.text.template import ChatTemplate
 from outrider.protocol.errors import InternalError, InvalidRequest
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 NORMALIZED = 4
 """Most bytes of text of which a normalizer makes one: a letter of mathematics becomes one of ASCII. (One
 that drops text may take more; such a text counts in full.)"""
+UNFINISHED = 3
+"""Most tokens of a character that is not finished: UTF-8 has at most four bytes."""
 BYTES_PER_POSITION = 4
 """A text that may be far too long is first tokenized up to so many bytes per position of the context."""
 
@@ -107,6 +110,22 @@ class TextTokenizer:
         """Whether `decode` leaves a token out: it is special, or an id that the tokenizer does not have."""
         special = token in self._special_ids and not special_tokens
         return special or self._tokenizer.id_to_token(token) is None
+
+    def end_of(self, prompt: Sequence[int], special_tokens: bool = False) -> tuple[int, ...]:
+        """The tokens of a prompt that decide how `decode` spells what follows: those of a character that it
+        has only the beginning of, and one with text before. Decoders spell the first text of all otherwise:
+        without its space.
+
+        That one is no byte token, because a run of these is spelled as one.
+        """
+        backwards = (token for token in reversed(prompt) if not self.has_no_text(token, special_tokens))
+        last, unfinished = [*islice(backwards, UNFINISHED)], 0
+        missing = unfinished_bytes(b"".join(map(self.spelling, reversed(last))))
+        while missing > 0 and unfinished < len(last):
+            missing -= len(self.spelling(last[unfinished]))
+            unfinished += 1
+        before = (t for t in chain(last[unfinished:], backwards) if t not in self.byte_tokens)
+        return (*islice(before, 1), *reversed(last[:unfinished]))
 
     def spelling(self, token: int) -> bytes:
         """What a token stands for, special or not; empty for an id that the tokenizer does not have."""

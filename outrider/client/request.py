@@ -54,6 +54,7 @@ class Options(TypedDict, total=False):
     record_timeline: bool
     record_steps: bool
     resume_token_ids: Sequence[int]
+    model_version: str
     include_stop: bool
     keep_special_tokens: bool
     prompt_logprobs: int
@@ -135,6 +136,8 @@ class Request:
     record_timeline: bool = False
     record_steps: bool = False
     resume_token_ids: Sequence[int] = ()
+    model_version: str = ""
+    """The `Started.model_version` of the text that goes on; empty: whichever weights are served."""
     include_stop: bool | None = None
     """Leave the stop string that was found in the text."""
     keep_special_tokens: bool | None = None

@@ -95,6 +95,8 @@ class Started:
     model: str
     prompt_tokens: int
     cached_tokens: int
+    model_version: str = ""
+    """Which weights of the model; empty where the service cannot tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """A stream that outlives its connection and its orchestrator: what to ask next, what to pass on. No I/O.
 
 A broken request is taken up where it was, by a request for each continuation that has not ended, one after
-another: the seed of its `Started` and the tokens received bring exactly the rest.
+another: the seed and weights of its `Started` and the tokens received bring exactly the rest.
 """
 
 from __future__ import annotations
@@ -118,13 +118,14 @@ class Survivor:
         return Unavailable(f"the stream broke after {tokens_said(tokens)} and cannot be resumed: {error}")
 
     def _rest(self, part: _Part, begun: Started) -> Request:
-        """The request for what follows, of the same model and with the same noise."""
+        """The request for what follows, of the same weights and with the same noise."""
         index = self._parts.index(part)
         seed = (begun.seed + index - begun.index) % SEEDS
         part.told_again = part.told
         return replace(
             self._request,
             model=begun.model,
+            model_version=(part.started or begun).model_version,
             seed=seed if part.started is None else part.started.seed,
             n=1,
             prompt_logprobs=None if index or part.tokens else self._request.prompt_logprobs,

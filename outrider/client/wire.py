@@ -24,7 +24,7 @@ SCALARS = (
 )
 """Fields of `SamplingParams` that are absent or one value."""
 PLAIN = (
-    *("model", "task", "priority", "session", "keep_session", "record_timeline"),
+    *("model", "model_version", "task", "priority", "session", "keep_session", "record_timeline"),
     *("truncate_prompt_tokens", "record_steps", "do_not_collect"),
 )
 """Fields of `GenerateRequest` that are one value."""

@@ -98,7 +98,7 @@ class SpeculationParams(_message.Message):
     def __init__(self, mode: _Optional[_Union[Mode, str]] = ..., max_nodes: _Optional[int] = ..., max_depth: _Optional[int] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., seconds_per_token: _Optional[float] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "text", "token_ids", "chat", "sampling", "speculation", "task", "resume_token_ids", "session", "keep_session", "record_timeline", "priority", "record_steps", "labels", "truncate_prompt_tokens", "do_not_collect")
+    __slots__ = ("model", "text", "token_ids", "chat", "sampling", "speculation", "task", "resume_token_ids", "session", "keep_session", "record_timeline", "priority", "record_steps", "labels", "truncate_prompt_tokens", "do_not_collect", "model_version")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -122,6 +122,7 @@ class GenerateRequest(_message.Message):
     LABELS_FIELD_NUMBER: _ClassVar[int]
     TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DO_NOT_COLLECT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
     token_ids: _tokens_pb2.TokenIds
@@ -138,23 +139,26 @@ class GenerateRequest(_message.Message):
     labels: _containers.ScalarMap[str, str]
     truncate_prompt_tokens: int
     do_not_collect: bool
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[_tokens_pb2.TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[_tokens_pb2.SamplingParams, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationParams, _Mapping]] = ..., task: _Optional[str] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., session: _Optional[bytes] = ..., keep_session: _Optional[bool] = ..., record_timeline: _Optional[bool] = ..., priority: _Optional[int] = ..., record_steps: _Optional[bool] = ..., labels: _Optional[_Mapping[str, str]] = ..., truncate_prompt_tokens: _Optional[int] = ..., do_not_collect: _Optional[bool] = ...) -> None: ...
+    model_version: str
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[_tokens_pb2.TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[_tokens_pb2.SamplingParams, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationParams, _Mapping]] = ..., task: _Optional[str] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., session: _Optional[bytes] = ..., keep_session: _Optional[bool] = ..., record_timeline: _Optional[bool] = ..., priority: _Optional[int] = ..., record_steps: _Optional[bool] = ..., labels: _Optional[_Mapping[str, str]] = ..., truncate_prompt_tokens: _Optional[int] = ..., do_not_collect: _Optional[bool] = ..., model_version: _Optional[str] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("index", "request_id", "seed", "model", "prompt_tokens", "cached_tokens")
+    __slots__ = ("index", "request_id", "seed", "model", "prompt_tokens", "cached_tokens", "model_version")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     index: int
     request_id: str
     seed: int
     model: str
     prompt_tokens: int
     cached_tokens: int
-    def __init__(self, index: _Optional[int] = ..., request_id: _Optional[str] = ..., seed: _Optional[int] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+    model_version: str
+    def __init__(self, index: _Optional[int] = ..., request_id: _Optional[str] = ..., seed: _Optional[int] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., model_version: _Optional[str] = ...) -> None: ...
 
 class StepNode(_message.Message):
     __slots__ = ("token", "spelling", "parent", "origin", "accepted")

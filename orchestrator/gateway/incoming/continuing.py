@@ -1,7 +1,7 @@
 """Streams that go on after `Last-Event-ID`: what an event's id says, and what is left out then. Pure.
 
-The id has the seed and how many characters of each choice have been sent. With them any gateway generates the
-same text once more and sends what follows.
+The id has the seed, how many characters of each choice have been sent, and the model's weights. With them any
+gateway generates the same text once more and sends what follows.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from orchestrator.gateway.incoming.requests import HttpRequest
 from outrider.client import Chunk, Complete, Event, Started
 
 HEADER = "last-event-id"
-ID = re.compile(r"([0-9a-f]{1,16})((?:\.(?:-|[0-9]{1,9}e?)){1,16})")
-"""Seed, and of each choice the characters sent and whether its end was; - where it had not begun."""
+ID = re.compile(r"([0-9a-f]{1,16})((?:\.(?:-|[0-9]{1,9}e?)){1,16})(?:-([0-9A-Za-z_]{1,64}))?")
+"""Seed, of each choice the characters sent and whether its end was (- where it had not begun), and weights
+where they are known."""
 SEEDS = 2**64
 EVENTS = b"text/event-stream"
 
@@ -44,6 +45,8 @@ class StreamProgress:
     choices: list[_Choice]
     seed: int = 0
     """Seed of the first choice; each next choice has the next number."""
+    version: str = ""
+    """Weights of the model; empty where they are not known."""
 
     @classmethod
     def of(cls, request: HttpRequest) -> StreamProgress | None:
@@ -56,14 +59,15 @@ class StreamProgress:
     @property
     def id(self) -> str:
         """Id of the event that is sent now."""
-        return f"{self.seed:x}" + "".join(f".{one.text}" for one in self.choices)
+        sent = "".join(f".{one.text}" for one in self.choices)
+        return f"{self.seed:x}{sent}" + (f"-{self.version}" if self.version else "")
 
     def left(self, event: Event) -> Event | None:
         """What the caller does not have of an event; None: it has all of it."""
         choice = self.choices[event.index]
         match event:
             case Started():
-                self.seed = (event.seed - event.index) % SEEDS
+                self.seed, self.version = (event.seed - event.index) % SEEDS, event.model_version
                 known, choice.begun = choice.begun, True
                 return None if known else event
             case Chunk():
@@ -101,10 +105,10 @@ def continued(request: HttpRequest, last: str) -> tuple[HttpRequest, StreamProgr
     counts = found[2].split(".")[1:]
     if len(counts) != len(progress.choices):
         raise wrong(HEADER, f"is of a stream of {len(counts)} choices, not {len(progress.choices)}")
-    seed = int(found[1], 16)
+    seed, version = int(found[1], 16), found[3] or ""
     known = [_known(count) for count in counts]
-    repeated = replace(request.requests[0], seed=seed)
-    return replace(request, requests=(repeated,)), StreamProgress(known, seed)
+    repeated = replace(request.requests[0], seed=seed, model_version=version)
+    return replace(request, requests=(repeated,)), StreamProgress(known, seed, version)
 
 
 def _known(count: str) -> _Choice:

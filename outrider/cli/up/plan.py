@@ -33,6 +33,9 @@ class UpConfig(RunConfig, CollectConfig):
     draft_weights: Weights = Field("full", description="int8 and int4 round those of draft models.")
     kv_dtype: KvDtype = Field("auto", description="fp8 keeps the target's keys and values in 8 bits.")
     draft_kv_dtype: KvDtype = Field("auto", description="fp8: the same for draft models.")
+    context_length: int = Field(
+        0, ge=0, description="Most tokens of a sequence, of both models; 0: the models' own limits."
+    )
     draft_skip_layers: str = Field(
         "", description="Layers to leave out of a target that drafts for itself, such as 4-9."
     )
@@ -159,6 +162,7 @@ def _replica(
         "dtype",
         "threads",
         "cpu_backend",
+        "context_length",
         *(["deterministic", "tensor_parallel"] if service == "verify" else []),
     )
     if cores:

@@ -126,6 +126,10 @@ def no_interface(network: PreTrainedModel) -> ModelError:
     )
 
 
+SET_CONTEXT = "set one with --context-length, which `outrider up` has too"
+"""What to do where a model names no context length."""
+
+
 def find_context_length(config: PretrainedConfig, asked: int, say: Callable[[str], None]) -> int:
     """The most tokens of a sequence: the model's limit, less where its rotation changes with the length.
 
@@ -136,7 +140,7 @@ def find_context_length(config: PretrainedConfig, asked: int, say: Callable[[str
     limit = context_limit(text)
     if limit is None:
         if not asked:
-            raise ModelError("context_length: config.json of the model names none; set one")
+            raise ModelError(f"context_length: config.json of the model names none; {SET_CONTEXT}")
         return asked
     for rope in rope_settings(text):
         original = rope.get("original_max_position_embeddings")

@@ -18,6 +18,10 @@ TEXT = {11: "one ", 12: "two ", 13: "three"}
 SEED = 2**64 - 1
 
 
+VERSION = "9d54aa30"
+"""Which weights of the model it has."""
+
+
 class FakeOrchestrator(generation_pb2_grpc.GenerationServiceServicer):
     """Answers every request with the tokens of `TEXT` that it does not have yet; keeps what it was asked."""
 
@@ -115,7 +119,12 @@ def _prompt_logprobs(request: Any) -> list[tokens_pb2.TokenLogprob]:
 def _started(request: Any, index: int) -> generation_pb2.Started:
     seed = request.sampling.seed if request.sampling.HasField("seed") else SEED
     return generation_pb2.Started(
-        index=index, request_id="r", seed=(seed + index) % 2**64, model="demo", prompt_tokens=3
+        index=index,
+        request_id="r",
+        seed=(seed + index) % 2**64,
+        model="demo",
+        prompt_tokens=3,
+        model_version=VERSION,
     )
 
 

@@ -39,7 +39,7 @@ from outrider.protocol.errors import (
     Unauthenticated,
     Unavailable,
 )
-from tests.unit.client.fake_orchestrator import SEED, FakeOrchestrator, serving
+from tests.unit.client.fake_orchestrator import SEED, VERSION, FakeOrchestrator, serving
 
 ROOT = Path(__file__).resolve().parents[3]
 UNAVAILABLE, WORDS = grpc.StatusCode.UNAVAILABLE, "one two three"
@@ -157,7 +157,7 @@ def test_a_stream_begins_before_its_first_text(kind: Kind, fake: FakeOrchestrato
 
 
 def test_a_broken_stream_goes_on(kind: Kind, fake: FakeOrchestrator) -> None:
-    """With the seed, model and tokens of its beginning; the reader sees one stream."""
+    """With the seed, model, weights and tokens of its beginning; the reader sees one stream."""
     fake.breaks = [(1, UNAVAILABLE), (1, grpc.StatusCode.INTERNAL)]
     told: list[Broken] = []
     client = kind(fake.endpoint, on_broken=told.append, retries=AT_ONCE)
@@ -165,7 +165,7 @@ def test_a_broken_stream_goes_on(kind: Kind, fake: FakeOrchestrator) -> None:
     assert (result.text, result.generations[0].end.resumptions) == (WORDS, 2)
     assert [list(request.resume_token_ids) for request in fake.requests] == [[7], [7, 11], [7, 11, 12]]
     assert [request.sampling.seed for request in fake.requests[1:]] == [SEED, SEED]
-    assert [request.model for request in fake.requests] == ["", "demo", "demo"]
+    assert {(request.model, request.model_version) for request in fake.requests[1:]} == {("demo", VERSION)}
     assert [(broken.tokens, broken.begun) for broken in told] == [(1, True), (2, True)]
 
 

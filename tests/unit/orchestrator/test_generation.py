@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from outrider.protocol.errors import ModelGone
 from outrider.v1 import tokens_pb2
-from tests.fakes import FakeDraft, FakeVerify, continuation
+from tests.fakes import INFO, FakeDraft, FakeVerify, continuation
 from tests.unit.orchestrator.rig import AUTO, OFF, PROMPT, SEQUENTIAL, Rig, request, run
 
 
@@ -255,6 +258,34 @@ def test_a_stream_without_a_seed_is_resumed_with_that_of_its_beginning() -> None
             assert [*tokens, *rest.tokens[0]] == continuation(PROMPT, 300, started.seed)
 
     run(scenario)
+
+
+def test_a_text_is_resumed_with_its_own_weights_alone() -> None:
+    """Its beginning names them. Where others are served, the rest is refused; without a name, or where the
+    replica has none, the model's name decides."""
+
+    async def scenario() -> None:
+        expected, verify = continuation(PROMPT, 40), FakeVerify(replace(INFO, version="old"))
+        async with Rig(verify) as rig:
+            version = (await rig.generate()).starts[0].model_version
+            assert version == "old"
+            rest = await rig.generate(model_version=version, resume_token_ids=expected[:17])
+            assert rest.tokens[0] == expected[17:]
+            await _come_back(rig, verify, "new")
+            with pytest.raises(ModelGone, match="other weights"):
+                await rig.generate(model_version=version, resume_token_ids=expected[:17])
+            assert (await rig.generate()).starts[0].model_version == "new"
+            await _come_back(rig, verify, "")
+            await rig.generate(model_version=version, resume_token_ids=expected[:17])
+
+    run(scenario)
+
+
+async def _come_back(rig: Rig, verify: FakeVerify, version: str) -> None:
+    """The replica is started again with these weights, and with more context: then all of it is new."""
+    longer = verify.info.context_length + 1
+    verify.info = replace(verify.info, incarnation=f"of {version}", version=version, context_length=longer)
+    await rig.until(lambda: rig.fleet.served is not None and rig.fleet.served.info == verify.info)
 
 
 def test_every_continuation_begins_with_its_own_seed() -> None:

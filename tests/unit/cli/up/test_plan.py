@@ -47,6 +47,15 @@ def test_a_pair_on_two_cores() -> None:
     assert plan["verify-0"].name == "verify-0"
 
 
+def test_the_context_is_that_of_all_replicas() -> None:
+    """Where it was asked for: a model may name none."""
+    flags = ("--target", "big", "--draft", "small,lookup")
+    plan = _plan(*flags, "--context-length", "2048")
+    assert {settings.context_length for settings in plan.values()} == {2048}
+    plain = plan_replicas(_resolved(*flags), [0, 1], False)
+    assert not any("--context-length" in spec.arguments for spec in plain)
+
+
 def test_lookup_and_no_drafts() -> None:
     """`lookup` needs no model; `none` starts no draft at all."""
     plan = _plan("--target", "big", "--draft", "lookup")

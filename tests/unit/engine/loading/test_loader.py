@@ -18,6 +18,7 @@ from transformers.models.llama import modeling_llama
 from outrider.engine.cpu.linear import CpuLinear
 from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.loading.loader import load_model
+from outrider.engine.loading.model_config import find_context_length
 from outrider.protocol.errors import ModelError
 from tests.models import BOS_ID, EOS_ID, UNSUPPORTED, build_model
 
@@ -92,6 +93,14 @@ def test_the_context_can_be_shortened(folder_of: Folders) -> None:
         load(folder_of("llama"), context_length=1000)
     with pytest.raises(ModelError, match="context_length: 8 is too small"):
         load(folder_of("llama"), context_length=8)
+
+
+def test_a_model_may_name_no_context() -> None:
+    """Then one has to be set, and the error says how."""
+    config = transformers.BloomConfig()
+    with pytest.raises(ModelError, match=r"context_length: .* set one with --context-length.*outrider up"):
+        find_context_length(config, 0, print)
+    assert find_context_length(config, 128, print) == 128
 
 
 def test_a_rope_that_changes_with_the_length_is_cut(folder_of: Folders, tmp_path: Path) -> None:

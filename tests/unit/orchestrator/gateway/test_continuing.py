@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.client.fake_orchestrator import SEED, FakeOrchestrator, serving
+from tests.unit.client.fake_orchestrator import SEED, VERSION, FakeOrchestrator, serving
 from tests.unit.orchestrator.gateway.http import Response, rig
 
 PATHS = {
@@ -54,9 +54,16 @@ def test_a_stream_goes_on_after_every_event(fake: FakeOrchestrator, path: str, n
         for index in range(n):
             assert _text(before, index) + _text(rest, index) == WORDS
         assert fake.requests[-1].sampling.seed == SEED
+        assert fake.requests[-1].model_version == VERSION
         events = [*before.events[:-1], *rest.events[:-1]]
         assert [event["choices"][0]["finish_reason"] for event in events].count("stop") == n
         assert sum("role" in event["choices"][0].get("delta", {}) for event in events) == n * ("chat" in path)
+
+
+def test_an_id_may_name_no_weights(fake: FakeOrchestrator) -> None:
+    """Those of several ranks have no version."""
+    rest = _post(fake, "/v1/completions", "1.4")
+    assert (_text(rest), fake.requests[-1].model_version) == (WORDS[4:], "")
 
 
 @pytest.mark.parametrize(
