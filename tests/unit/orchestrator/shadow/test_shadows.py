@@ -47,7 +47,7 @@ def test_a_shadow_hears_all_verdicts_and_its_nodes_go_nowhere(mode):
             assert compared(rig, "foreseen", "old", "serving") == 0
             tally = rig.orchestrator.servicer.shadows.comparisons.of("new", "old")
             assert tally.gain == compared(rig, "foreseen", "new", "shadow") / tokens
-            assert rig.metric("replicas", kind="draft", state="shadow") == 1
+            await rig.until(lambda: rig.metric("replicas", kind="draft", state="shadow") == 1)
 
     run(scenario)
 
