@@ -89,7 +89,9 @@ def _cut(segment: Segment, start: int) -> Iterator[tuple[int, int]]:
     if certain:
         end = position + certain
         often = range(-(-position // STATES_EVERY) * STATES_EVERY, end, STATES_EVERY)
-        page = end - end % segment.kv.pool.page_size
+        size = segment.kv.pool.page_size
+        full = end - 2 if end % size == 1 else end
+        page = full - full % size
         inside = {cut for cut in (page, *often) if position + 1 < cut < end - 1}
         for here, there in pairwise([position, *sorted(inside), end]):
             yield start + here - position, there - here

@@ -137,7 +137,7 @@ class TestAgainstThePlainModel:
         """A sequence that found its beginning in the cache continues as if it had computed it."""
         tokens = tokens_of(11, 30)
         runner = runner_of(pair)
-        prefill(runner, tokens[:25]).release()
+        prefill(runner, tokens[:26]).release()
         kv = SequenceKv.open(runner.pool, tokens)
         assert kv.length == 24
         logits = runner.forward([Segment(kv, tokens[24:], None, range(6))])

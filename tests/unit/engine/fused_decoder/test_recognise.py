@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from outrider.engine.fused_decoder import FusedDecoder, NotFused, fused_decoder
 from outrider.engine.loading.check_forward import Plain, run_plain
 from outrider.engine.loading.loader import load_model
-from tests.models import ARCHITECTURES, BOS_ID, EOS_ID, OWN_ATTENTION, build_tokenizer
+from tests.models import ARCHITECTURES, BOS_ID, EOS_ID, OWN_ATTENTION, RECURRENT, build_tokenizer
 
 Folders = Callable[[str], Path]
-PLAIN = {"deepseek_v3", "gemma4", "hunyuan_moe", *OWN_ATTENTION}
+PLAIN = {"deepseek_v3", "gemma4", "hunyuan_moe", *OWN_ATTENTION, *RECURRENT}
 
 
 def plain_model(folder: Path) -> tuple[PreTrainedModel, Plain]:

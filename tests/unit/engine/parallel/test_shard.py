@@ -19,12 +19,12 @@ from outrider.engine.quantization.rounding import BITS
 from outrider.engine.runner import ModelRunner, Segment
 from outrider.protocol.errors import ModelError
 from tests.checkpoints import write
-from tests.models import ARCHITECTURES, OWN_ATTENTION, build_model
+from tests.models import ARCHITECTURES, OWN_ATTENTION, RECURRENT, build_model
 from tests.unit.engine.conftest import Pair
 from tests.unit.engine.loading.test_stored import EXACT, FP8, WIDENED, plain
 from tests.unit.engine.parallel.conftest import Threads
 
-REFUSED = ("deepseek_v3", "gemma4", "hunyuan_moe", *OWN_ATTENTION)
+REFUSED = ("deepseek_v3", "gemma4", "hunyuan_moe", *OWN_ATTENTION, *RECURRENT)
 STORED_JOINED = ("granite_moe",)
 """transformers cuts their experts apart as it loads them, so no rank can read its part: refused as well."""
 DIVIDED = [name for name in ARCHITECTURES if name not in (*REFUSED, *STORED_JOINED)]
