@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from outrider.engine.attention import Attention, PagedAttention
-from outrider.engine.cpu.linear import row_edges
+from outrider.engine.cpu.linear import only_kernels, row_edges
 from outrider.engine.features import FeatureTap
 from outrider.engine.fused_decoder import FusedDecoder, FusedForward
 from outrider.engine.fused_decoder.cpu_operations import CpuOperations
@@ -58,6 +58,7 @@ class ModelRunner:
         self.pool = PagePool(num_pages, page_size)
         self.mirror: Mirror | None = None
         self.attention = self.make_attention(num_pages * page_size)
+        self._padded = loaded.ranks > 1 or not only_kernels(loaded.model)
         self._recurrent: RecurrentLayers | None = None
         network: Any = loaded.model
         self._logits: Callable[[Any], torch.Tensor] = self._module_logits
@@ -84,6 +85,7 @@ class ModelRunner:
             queries_per_kv=self.loaded.geometry.queries_per_kv,
             dtype=self.loaded.dtype,
             device=self.loaded.device,
+            padded=self._padded,
         )
         self.tap.rows = step.featured
         if self._recurrent is not None:

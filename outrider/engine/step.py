@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -141,8 +142,13 @@ def pack_step(
     queries_per_kv: int,
     dtype: torch.dtype,
     device: torch.device,
+    padded: bool = True,
 ) -> PackedStep:
-    """Pack one forward over segments whose tokens are appended to their sequences already."""
+    """Pack one forward over segments whose tokens are appended to their sequences already.
+
+    `padded` steps have one of few sizes; see `padded_size`.
+    """
+    size = partial(padded_size, dtype=dtype) if padded else int
     groups: list[Group] = []
     order: list[int] = []
     start = 0
@@ -150,7 +156,7 @@ def pack_step(
         groups.append(_make_group([segments[i] for i in members], start, queries_per_kv, device))
         order.extend(members)
         start = groups[-1].stop
-    rows = np.zeros((3, padded_size(start, dtype)), dtype=np.int64)
+    rows = np.zeros((3, size(start)), dtype=np.int64)
     first_row = [0] * len(segments)
     stop = 0
     for i in order:
@@ -160,7 +166,7 @@ def pack_step(
         rows[1, first_row[i] : stop] = kv.positions(kv.scratch - count)
         rows[2, first_row[i] : stop] = kv.slots[kv.length + kv.scratch - count : kv.length + kv.scratch]
     wanted = [first_row[i] + index for i, segment in enumerate(segments) for index in segment.wanted]
-    wanted += [0] * (padded_size(len(wanted), dtype) - len(wanted))
+    wanted += [0] * (size(len(wanted)) - len(wanted))
     packed = torch.from_numpy(rows).to(device)
     return PackedStep(
         tokens=packed[0:1],
@@ -178,9 +184,9 @@ def pack_step(
 def padded_size(count: int, dtype: torch.dtype) -> int:
     """How many rows `count` rows are padded to.
 
-    Sizes are few because the first product of each size builds its kernel, which takes as long as a small
-    step. Float32 has no single row: that takes a kernel with another order of additions, and what a
-    token computes shall not depend on what else is in the batch.
+    Sizes are few because the library builds a kernel for the first product of each size, which takes as long
+    as a small step. Float32 has no single row: that takes a kernel with another order of additions, and what
+    a token computes shall not depend on what else is in the batch.
     """
     least = max(count, 2 if dtype == torch.float32 else 1)
     multiple = 1 if least <= 16 else 4 if least <= 64 else 16

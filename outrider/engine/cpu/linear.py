@@ -87,7 +87,7 @@ class KernelLinear(CpuLinear):
         if x.ndim == 2 and x.is_contiguous():
             return self.matmul(x)
         rows = x.reshape(-1, self.in_features).contiguous()
-        return self.matmul(rows).view(*x.shape[:-1], -1)
+        return self.matmul(rows).view(*x.shape[:-1], self.matmul.columns)
 
 
 def pack_linears(
@@ -192,6 +192,15 @@ def row_edges(model: nn.Module) -> Sequence[int]:
         return ()
     kind = max(layers, key=lambda layer: layer.nbytes).matmul
     return range(kind.pass_rows, kind.max_rows + 1, kind.pass_rows)
+
+
+def only_kernels(model: nn.Module) -> bool:
+    """True when kernels of the project compute all products, which take any number of rows: each matrix that
+    they do not hold is an embedding."""
+    modules = [module for module in model.modules() if not isinstance(module, nn.Embedding)]
+    linears = [module for module in modules if isinstance(module, CpuLinear)]
+    others = [weight for module in modules for weight in module.parameters(recurse=False) if weight.ndim > 1]
+    return bool(linears) and not others and all(linear.ordered for linear in linears)
 
 
 def operators_exist(dtype: torch.dtype) -> bool:

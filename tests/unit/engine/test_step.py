@@ -129,6 +129,16 @@ def test_sizes_are_few() -> None:
     assert [padded_size(count, torch.float32) for count in (0, 1, 2, 3)] == [2, 2, 2, 3]
 
 
+def test_a_step_without_padding_has_its_tokens_alone(pool: PagePool) -> None:
+    """Neither tokens nor wanted rows are rounded up where any size is as good."""
+    tokens = segment(pool, 9, 21, list(range(19)))
+    cpu = torch.device("cpu")
+    exact = pack_step([tokens], queries_per_kv=4, dtype=torch.float32, device=cpu, padded=False)
+    assert (exact.tokens.numel(), len(exact.wanted)) == (21, 19)
+    rounded = plan([tokens])
+    assert (rounded.tokens.numel(), len(rounded.wanted)) == (24, 20)
+
+
 def test_a_view_takes_memory_for_its_mask_and_slots_alone() -> None:
     """A tree behind 32,000 tokens takes no more to plan than one behind 1,000, but for what kernels read."""
     beside = []

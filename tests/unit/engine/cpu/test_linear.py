@@ -12,7 +12,7 @@ from transformers.pytorch_utils import Conv1D
 
 from outrider.engine.cpu import linear
 from outrider.engine.cpu.backend import Backend, matmul_type, preferred, vector_backend
-from outrider.engine.cpu.linear import KernelLinear, LibraryLinear, pack_linears, row_edges
+from outrider.engine.cpu.linear import KernelLinear, LibraryLinear, only_kernels, pack_linears, row_edges
 from outrider.engine.cpu.matmul import MIN_SHARE, Matmul
 from outrider.engine.cpu.worker_pool import WorkerPool
 
@@ -134,3 +134,29 @@ def test_edges_are_where_the_largest_layers_take_another_pass() -> None:
     assert kind is not None
     pack_linears(model, backend)
     assert list(row_edges(model))[:2] == [kind.pass_rows, 2 * kind.pass_rows]
+
+
+class WithEmbedding(nn.Module):
+    """A model with a matrix beside its linear layer."""
+
+    def __init__(self, other: nn.Module) -> None:
+        super().__init__()
+        self.other, self.linear = other, nn.Linear(8, 8)
+
+
+@needs_kernels
+def test_only_kernels_compute_a_model_whose_other_matrices_are_embeddings() -> None:
+    """A matrix that something else multiplies counts, and so does a layer that the library computes."""
+    backend = preferred(torch.float32)
+    for other, expected in (
+        (nn.Embedding(4, 8), True),
+        (nn.Bilinear(8, 8, 8), False),
+        (nn.LayerNorm(8), True),
+    ):
+        model = WithEmbedding(other)
+        assert not only_kernels(model)
+        pack_linears(model, backend)
+        assert only_kernels(model) is expected
+    by_library = WithEmbedding(nn.Embedding(4, 8))
+    pack_linears(by_library, Backend.ONEDNN)
+    assert not only_kernels(by_library)
