@@ -83,6 +83,7 @@ def load_target(config: VerifyConfig) -> LoadedTarget:
     runner, group = _load_runner(config)
     room = runner.pool.statistics().total * PAGE_SIZE
     max_step_tokens = min(config.max_step_tokens, room, runner.loaded.context_length)
+    runner.drafting(False)
     cost = measure_costs(runner, max_step_tokens, runner.row_edges)
     logger.info(
         "measured",

@@ -72,7 +72,8 @@ class Controller:
         waited = times.start - waiting_since
         self._last_end, self._waiting_since = times.end, None
         seconds = times.end - begun
-        self.cost.observe(result.tokens, seconds - waited)
+        if not result.prompt_tokens:  # few tokens of prompts have logits: they take less time than nodes
+            self.cost.observe(result.tokens, seconds - waited)
         self._period.observe(seconds)
         if any(outcome.session.policy is VerifyPolicy.SEQUENTIAL for outcome in result.outcomes):
             return  # a sequential session waits for its draft even where that does not pay
