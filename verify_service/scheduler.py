@@ -25,7 +25,7 @@ from verify_service.speculation.cost_model import CostModel
 
 PREFILL_SHARE = 0.5
 """Share of a step that nodes leave to waiting prefill."""
-PREFILL_PACE = 0.95
+PREFILL_PACE = 0.9
 """Share of the best rate in tokens per second at which prompts are computed while other sessions decode:
 larger chunks gain little and make the others wait longer (docs/history/performance.md)."""
 MAX_PROMPT_ROWS = 64
@@ -101,10 +101,10 @@ def plan_step(sessions: Sequence[VerifySession], now: float, cost: CostModel, ma
 
 
 def chunk_length(cost: CostModel) -> int:
-    """How many prompt tokens a step takes where sessions decode in it: the fewest that a step without those
-    sessions would compute at nearly the best rate.
+    """How many prompt tokens a step takes where sessions decode in it: the fewest that are computed at nearly
+    the best rate, if each step takes as much longer as a step of one token does.
     """
-    rates = {tokens: tokens / cost.seconds(tokens) for tokens in cost.points}
+    rates = {tokens: tokens / (cost.seconds(1) + cost.seconds(tokens)) for tokens in cost.points}
     enough = PREFILL_PACE * max(rates.values())
     return next(tokens for tokens, rate in rates.items() if rate >= enough)
 

@@ -128,7 +128,7 @@ def test_nodes_leave_room_for_waiting_prompts() -> None:
 
 def test_a_prompt_beside_decoding_comes_in_chunks_that_are_computed_well() -> None:
     """Sessions do not wait for larger ones, hardly quicker per token; alone a prompt has the step."""
-    cost = CostModel([1, 16, 64, 128, 512], [1.0, 1.1, 4.0, 7.5, 29.0], 512)
+    cost = CostModel([1, 16, 64, 128, 512], [1.0, 1.1, 3.9, 7.2, 29.0], 512)
     prompt = make_session(9, tokens=[1] * 900, computed=0)
     assert [work.chain for work in plan_step([prompt], 0.0, cost, 512).works] == [512]
     for count in (1, 100):
