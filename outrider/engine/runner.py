@@ -66,7 +66,7 @@ class ModelRunner:
             self._logits = self.make_fused(network)
         else:
             set_attention(network, self.attention.name)
-            self._recurrent = recurrent_layers(network)
+            self._recurrent = recurrent_layers(network, loaded.workers)
             self.pool.kept_states = None if self._recurrent is None else KeptStates()
             self._selects_rows = "logits_to_keep" in inspect.signature(network.forward).parameters
 

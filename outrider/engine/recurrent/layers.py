@@ -1,7 +1,7 @@
 """Runs the recurrent layers of a model from the states of the sequences in a step.
 
-The model's own modules compute. Linear layers that read a module's input, or make its output, run once for
-all tokens of a step: they read most of the weights.
+The model's own modules compute, and a kernel the candidates of those that it knows. Linear layers that read a
+module's input, or make its output, run once for all tokens of a step: they read most of the weights.
 
 Shapes: N packed tokens, C width of the model, B pieces of a batch, n tokens of each.
 """
@@ -16,8 +16,10 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
+from outrider.engine.cpu.worker_pool import WorkerPool
 from outrider.engine.kv.kept_states import part, size_of
-from outrider.engine.recurrent.pieces import Batch, batches_of
+from outrider.engine.recurrent.delta_rule import DeltaRule, computes
+from outrider.engine.recurrent.pieces import Batch, Family, States, batches_of, families_of
 from outrider.engine.recurrent.probing import StatefulModule, forward_of, recurrent_modules
 from outrider.engine.step import Segment
 
@@ -28,9 +30,9 @@ MAX_BYTES = 2**30
 class RecurrentLayers:
     """The recurrent layers of a model, which work on the states of a runner's sequences from now on."""
 
-    def __init__(self, network: PreTrainedModel, modules: Sequence[nn.Module]) -> None:
+    def __init__(self, network: PreTrainedModel, modules: Sequence[nn.Module], workers: WorkerPool) -> None:
         cache, width = DynamicCache(config=network.config), network.config.get_text_config().hidden_size
-        self._layers = [_Layer(module, cache, width) for module in modules]
+        self._layers = [_Layer(module, cache, width, workers) for module in modules]
         self.state_bytes = sum(layer.state_bytes for layer in self._layers)
         """Of the states behind one token."""
 
@@ -41,21 +43,23 @@ class RecurrentLayers:
     def begin(self, segments: Sequence[Segment], first_rows: Sequence[int], device: torch.device) -> None:
         """The next forward is of these segments; see `batches_of`."""
         batches = batches_of(segments, first_rows, device)
+        families, others = families_of(batches)
         for layer in self._layers:
-            layer.batches = batches
+            layer.batches, layer.families = (batches, []) if layer.rule is None else (others, families)
 
 
-def recurrent_layers(network: PreTrainedModel) -> RecurrentLayers | None:
-    """The recurrent layers of a model, if it has any."""
+def recurrent_layers(network: PreTrainedModel, workers: WorkerPool | None = None) -> RecurrentLayers | None:
+    """The recurrent layers of a model, if it has any; kernels share their work between `workers`."""
     modules = recurrent_modules(network)
-    return RecurrentLayers(network, modules) if modules else None
+    return RecurrentLayers(network, modules, workers or WorkerPool()) if modules else None
 
 
 class _Layer:
     """One module, whose `forward` this replaces."""
 
-    def __init__(self, module: Any, cache: DynamicCache, width: int) -> None:
+    def __init__(self, module: Any, cache: DynamicCache, width: int, workers: WorkerPool) -> None:
         self.batches: Sequence[Batch] = ()
+        self.families: Sequence[Family] = ()
         for child in module.modules():
             vars(child).pop("forward", None)  # that of an earlier runner
         self._index: int = module.layer_idx
@@ -64,6 +68,9 @@ class _Layer:
         """It takes several tokens behind a state."""
         self.state_bytes = size_of(self._module.example)
         self._inputs, self._output = self._module.linear_ends(module)
+        known = computes(module, self._inputs, self._output)
+        self.rule = DeltaRule(module, workers) if known else None
+        """What computes `families`; None: there are none."""
         self._made: dict[nn.Module, Tensor] = {}
         """What the linear layers of the input have made of all tokens, [N, out]."""
         self._batch: Batch
@@ -79,7 +86,11 @@ class _Layer:
         hidden = hidden_states[0]
         self._made = {linear: forward_of(linear)(hidden) for linear in self._inputs}
         computed = [self._computed(hidden, batch) for batch in self.batches]
-        result = computed[0].new_zeros(len(hidden), computed[0].shape[-1])
+        if self.rule is None:
+            result = computed[0].new_zeros(len(hidden), computed[0].shape[-1])
+        else:
+            result = hidden.new_zeros(len(hidden), self.rule.width)
+            self.rule(self._index, self.families, self._made, result)
         for batch, made in zip(self.batches, computed, strict=True):
             result.index_copy_(0, batch.rows, made.flatten(0, 1))
         return (result if self._output is None else forward_of(self._output)(result))[None]
@@ -87,13 +98,18 @@ class _Layer:
     def _computed(self, hidden: Tensor, batch: Batch) -> Tensor:
         """[B, n, ...] what a batch becomes, but for the last linear layer; its pieces get their states."""
         fresh = self._module.fresh
-        given = [fresh if piece.before is None else piece.before[self._index] for piece in batch.pieces]
+        given = [fresh if piece.before is None else self._whole(piece.before) for piece in batch.pieces]
         state = self._module.enter(given)
         steps = [batch] if self._at_once or batch.begins else batch.tokens()
         made = torch.cat([self._step(hidden, step) for step in steps], 1)
         for index, piece in enumerate(batch.pieces):
             piece.after[self._index] = part(state, index)
         return made
+
+    def _whole(self, states: States) -> Any:
+        """This layer's state of states."""
+        state = states[self._index]
+        return state if self.rule is None else self.rule.whole(state)
 
     def _step(self, hidden: Tensor, batch: Batch) -> Tensor:
         self._batch = batch

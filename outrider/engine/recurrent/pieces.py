@@ -7,9 +7,9 @@ sequences that have their parents' states.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import compress, pairwise
 from typing import Any, TypeAlias
 
 import torch
@@ -56,6 +56,40 @@ class Batch:
         """The first tokens of all pieces, then the second ones, and so on."""
         columns = self.rows.view(-1, self.count).unbind(1)
         return [Batch(self.pieces, 1, rows) for rows in columns]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Candidates behind one state, each followed by its descendants."""
+
+    before: States
+    pieces: list[Piece]
+    places: list[int]
+    """Of each on its path: 0 of those that follow the state."""
+
+
+def families_of(batches: Sequence[Batch]) -> tuple[list[Family], list[Batch]]:
+    """The single tokens of a step that have a state before them, and the batches of all others."""
+    single = [batch.count == 1 and not batch.begins for batch in batches]
+    pieces = [piece for batch in compress(batches, single) for piece in batch.pieces]
+    behind: dict[int, list[Piece]] = {id(piece.after): [] for piece in pieces}
+    roots: dict[int, tuple[States, list[Piece]]] = {}
+    for piece in pieces:
+        assert piece.before is not None, "it begins no text"
+        key = id(piece.before)
+        (behind[key] if key in behind else roots.setdefault(key, (piece.before, []))[1]).append(piece)
+    families = [_family(before, firsts, behind) for before, firsts in roots.values()]
+    return families, [batch for batch, alone in zip(batches, single, strict=True) if not alone]
+
+
+def _family(before: States, firsts: Sequence[Piece], behind: Mapping[int, Sequence[Piece]]) -> Family:
+    family, left = Family(before, [], []), [(piece, 0) for piece in firsts]
+    while left:
+        piece, place = left.pop()
+        family.pieces.append(piece)
+        family.places.append(place)
+        left += [(child, place + 1) for child in behind[id(piece.after)]]
+    return family
 
 
 def batches_of(segments: Sequence[Segment], first_rows: Sequence[int], device: torch.device) -> list[Batch]:

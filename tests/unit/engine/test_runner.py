@@ -194,7 +194,9 @@ class TestRunner:
         kv = SequenceKv.open(runner.pool, [1])
         assert runner.forward([Segment(kv, [1, 2], None, [])]).shape == (0, VOCABULARY)
 
-    @pytest.mark.parametrize("architecture", ["llama", "gpt2", "gemma2"])
+    @pytest.mark.parametrize(
+        "architecture", ["llama", "gpt2", "gemma2", "qwen3_5", "qwen3_next", "olmo_hybrid"]
+    )
     def test_results_do_not_depend_on_the_batch(
         self, pair_of: Callable[..., Pair], architecture: str
     ) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from outrider.engine.kv.pages import PagePool, SequenceKv
-from outrider.engine.recurrent.pieces import STATES_EVERY, Batch, batches_of
+from outrider.engine.recurrent.pieces import STATES_EVERY, Batch, Family, batches_of, families_of
 from outrider.engine.step import Segment
 from outrider.protocol.errors import InternalError
 
@@ -57,6 +57,34 @@ def test_a_piece_begins_with_the_states_of_its_parent(pool: PagePool) -> None:
     child, grandchild = batches_of([appended(kv, 2, [0, 1])], [0], CPU)
     assert child.pieces[0].before is root.pieces[0].after
     assert grandchild.pieces[0].before is child.pieces[0].after is kv.states[1]
+
+
+def paths(family: Family) -> list[tuple[int, int]]:
+    """Packed position of each candidate, and its place on its path."""
+    return [(piece.row, place) for piece, place in zip(family.pieces, family.places, strict=True)]
+
+
+def test_candidates_of_one_state_are_a_family_depth_first(pool: PagePool) -> None:
+    """Each is followed by its descendants; those behind a candidate of an earlier step are another one."""
+    kv = behind(pool, 3)
+    families, others = families_of(batches_of([appended(kv, 4, [-1, 0, -1, 0])], [5], CPU))
+    assert not others
+    assert [paths(family) for family in families] == [[(7, 0), (5, 0), (8, 1), (6, 1)]]
+    assert families[0].before is kv.end_states
+    families, _ = families_of(batches_of([appended(kv, 3, [1, 4, 2])], [0], CPU))
+    assert [paths(family) for family in families] == [[(0, 0), (1, 1)], [(2, 0)]]
+    assert [family.before for family in families] == [kv.states[1], kv.states[2]]
+
+
+def test_candidates_behind_a_prompt_are_a_family_behind_its_last_piece(pool: PagePool) -> None:
+    """What is certain, and what begins a text, stays in batches."""
+    kv = SequenceKv.open(pool, [])
+    families, others = families_of(batches_of([appended(kv, 12, certain=10)], [0], CPU))
+    assert [batch.count for batch in others] == [8, 2]
+    assert [paths(family) for family in families] == [[(10, 0), (11, 1)]]
+    assert families[0].before is others[1].pieces[0].after
+    families, others = families_of(batches_of([appended(SequenceKv.open(pool, []), 1)], [0], CPU))
+    assert (families, [batch.count for batch in others]) == ([], [1])
 
 
 def test_what_is_certain_goes_through_at_once_up_to_its_last_full_page(pool: PagePool) -> None:
