@@ -265,7 +265,7 @@ class Pipeline:
                 self.session.request.served,
                 self.session.request.prompt,
                 link.client.lose,
-                begun=bool(self.session.generated),
+                needs_weights=self.session.needs_weights,
                 avoid=action.avoid,
                 prefer=action.prefer,
                 give_up_at=action.give_up_at,

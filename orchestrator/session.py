@@ -135,6 +135,12 @@ class Session:
         """Committed tokens after the prompt."""
         return self.committed[len(self.request.prompt) :]
 
+    @property
+    def needs_weights(self) -> bool:
+        """Whether only a replica with the same weights may go on: the caller has named them, or has something
+        that they computed."""
+        return bool(self.request.model_version) or bool(self.generated) or self.prompt_logprobs_sent > 1
+
     def start(self, now: float, stopped: bool = False) -> list[Action]:
         """Open the stream to a verify replica, or end at once when the resumed tokens are all there is:
         by the request's rules, or because their text was `stopped` by a stop string.
