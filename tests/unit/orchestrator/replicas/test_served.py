@@ -90,6 +90,22 @@ def test_a_request_that_names_its_weights_waits_for_no_others() -> None:
     run(scenario)
 
 
+def test_a_text_is_not_continued_by_a_replica_that_was_not_probed_since_its_start() -> None:
+    """It may have come back with other weights between two probes."""
+
+    async def scenario() -> None:
+        verify, expected = FakeVerify(OLD), continuation(PROMPT, 40)
+        async with Rig(verify, discovery_seconds=60) as rig:
+            assert (await rig.generate()).tokens[0] == expected
+            verify.info = replace(verify.info, incarnation="2", version="new")
+            with pytest.raises(ModelGone, match="other weights"):
+                await rig.generate(model_version="old", resume_token_ids=expected[:17])
+            verify.info = replace(verify.info, incarnation="3")
+            assert (await rig.generate()).tokens[0] == expected
+
+    run(scenario)
+
+
 def test_the_last_replica_of_a_model_takes_its_requests_with_it() -> None:
     """They end at once, and do not count against the replica of another model that is left."""
 
