@@ -265,15 +265,16 @@ class Pipeline:
                 self.session.request.served,
                 self.session.request.prompt,
                 link.client.lose,
-                begun=bool(self.session.generated),
+                needs_weights=self.session.needs_weights,
                 avoid=action.avoid,
                 prefer=action.prefer,
                 give_up_at=action.give_up_at,
             )
-            endpoint = link.reservation.replica.endpoint
+            endpoint, info = link.endpoint, link.info
+            assert info is not None, "a replica that can be reserved has said what it serves"
             channel = self._fleet.channel("verify", endpoint)
             await self._bring_keys(link.client, endpoint, action)
-            await link.client.run(endpoint, channel)
+            await link.client.run(endpoint, channel, info.incarnation)
         except OutriderError as failure:
             error = failure
         await self._arrived(VerifyFailed(action.stream, error, link.endpoint, link.client.kept))

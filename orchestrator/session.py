@@ -135,6 +135,12 @@ class Session:
         """Committed tokens after the prompt."""
         return self.committed[len(self.request.prompt) :]
 
+    @property
+    def needs_weights(self) -> bool:
+        """Whether only a replica with the same weights may go on: the caller has named them, or has something
+        that they computed."""
+        return bool(self.request.model_version) or bool(self.generated) or self.prompt_logprobs_sent > 1
+
     def start(self, now: float, stopped: bool = False) -> list[Action]:
         """Open the stream to a verify replica, or end at once when the resumed tokens are all there is:
         by the request's rules, or because their text was `stopped` by a stop string.
@@ -253,6 +259,7 @@ class Session:
     def _on_block(self, draft: DraftStream, block: TokenBlock, now: float) -> list[Action]:
         if error := draft.check.error_of(block, len(self.committed)):
             return self._lose_draft(draft, error, draft.endpoint, now)
+        said_ready = draft.ready
         draft.block(block, now)
         self.statistics.add_block(block)
         block = without_dead(block, self.committed)
@@ -261,8 +268,10 @@ class Session:
             block = replace(block, ready=False)
         if not block.tokens and not block.ready:
             return []
-        if others and not draft.share.spend(len(block)):
-            return []  # the rest of the room is for the others
+        if others and not draft.share.spend(len(block)):  # the rest of the room is for the others
+            if not block.ready or said_ready:
+                return []
+            block = replace(block, parents=(), tokens=(), acceptances=())
         return list(self._proposals.add(block, self._verify))
 
     def _credit_drafts(self) -> None:

@@ -54,6 +54,9 @@ def _verdict_problem_of(verdict: Verdict, session: Session) -> str:
         return "verdict without tokens"
     if max(verdict.tokens, default=0) >= session.request.served.vocabulary_size:
         return f"verdict with token {max(verdict.tokens)} outside the vocabulary"
+    wanted = verdict.tokens if session.request.sampling.logprobs is not None else ()
+    if tuple(logprob.token for logprob in verdict.logprobs) != wanted:
+        return "verdict whose log probabilities are not those of its tokens"
     if verdict.step <= session.step:
         return f"verdict of step {verdict.step} after step {session.step}"
     if not _counts_fit(verdict):

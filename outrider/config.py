@@ -26,9 +26,9 @@ TraceDetail = Literal["none", "slow", "all"]
 
 
 class Settings(BaseModel):
-    """Base: no unknown names, no changes after validation."""
+    """Base: no unknown names, finite numbers, no changes after validation."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class RunConfig(Settings):

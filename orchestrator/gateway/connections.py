@@ -18,6 +18,8 @@ PROCESSING = b"HTTP/1.1 102 Processing\r\n\r\n"
 """Changes nothing for a caller that listens; the system of one that has gone answers it with a reset."""
 LOOK_SECONDS = 0.1
 """How often a connection that may be gone is looked at."""
+UNREAD_SECONDS = 60.0
+"""Longest time in which a caller takes nothing of an answer that waits for it."""
 LINGER_SECONDS = 5.0
 """Longest wait for the rest of a body whose answer has been sent."""
 TOO_LARGE = f"The request's headers are larger than {HEAD_BYTES} bytes; shorten them."
@@ -32,6 +34,8 @@ class Connection(HttpToolsProtocol):
         self._head_bytes = 0
         self._deadline: asyncio.TimerHandle | None = None
         """Set while the end of the headers is waited for."""
+        self._unread: asyncio.TimerHandle | None = None
+        """Set while the caller has to read before more can be written."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See uvicorn."""
@@ -41,7 +45,18 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """See uvicorn."""
         self._end_wait()
+        self._end_unread()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """See uvicorn, which would wait for ever for a caller who reads no more."""
+        super().pause_writing()
+        self._unread = self.loop.call_later(UNREAD_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """See uvicorn."""
+        super().resume_writing()
+        self._end_unread()
 
     def data_received(self, data: bytes) -> None:
         """See uvicorn."""
@@ -113,6 +128,11 @@ class Connection(HttpToolsProtocol):
         self._end_wait()
         self._head_bytes = 0
         self._deadline = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+
+    def _end_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def _end_wait(self) -> None:
         if self._deadline is not None:

@@ -15,6 +15,8 @@ logger = get_logger(__name__)
 JSON = b"application/json"
 EVENTS = b"text/event-stream; charset=utf-8"
 DONE = b"data: [DONE]\n\n"
+LINE_ENDS = "\x85\u2028\u2029"
+"""JSON may have them as they are, but some readers split text at them: they would cut an event."""
 
 Scope = dict[str, Any]
 Receive = Callable[[], Coroutine[Any, Any, Any]]
@@ -50,7 +52,10 @@ async def send_problem(send: Send, error: Exception) -> None:
 
 def dumped(value: Any) -> bytes:
     """JSON, as short as it can be."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    for sign in LINE_ENDS:
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return text.encode("utf-8", "replace")
 
 
 def problem_from(error: Exception) -> Problem:

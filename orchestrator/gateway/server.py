@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -46,7 +47,7 @@ def server_config(app: Any, max_connections: int, grace_seconds: float, **more: 
         server_header=False,
         proxy_headers=False,
         limit_concurrency=max_connections,
-        timeout_graceful_shutdown=int(grace_seconds),
+        timeout_graceful_shutdown=math.ceil(grace_seconds),  # whole seconds, and 0 waits for nothing
         **more,
     )
 

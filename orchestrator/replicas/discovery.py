@@ -30,9 +30,18 @@ class Address:
         """Raises ConfigError, naming the setting, when the text is no address."""
         dns = text.startswith("dns:")
         host, _, port = text.removeprefix("dns:").rpartition(":")
-        if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 65536:
+        numbered = port.isascii() and port.isdigit() and 0 < int(port) < 65536
+        if not host or "/" in host or not numbered or (dns and not _may_be_name(host)):
             raise ConfigError(f"{setting}: {text!r} is not host:port or dns:name:port")
         return cls(text, host, int(port), dns)
+
+
+def _may_be_name(host: str) -> bool:
+    """Whether DNS can be asked for it: no part of it is empty or too long."""
+    try:
+        return bool(host.encode("idna"))
+    except UnicodeError:
+        return False
 
 
 def parse_replicas_file(text: str) -> dict[str, list[Address]]:
@@ -103,8 +112,9 @@ class Discovery:
             return []
         try:
             text = self.file.read_text()
-        except OSError as error:
-            raise ConfigError(f"replicas_file: cannot read {str(self.file)!r} ({error.strerror})") from error
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            raise ConfigError(f"replicas_file: cannot read {str(self.file)!r} ({reason})") from error
         return parse_replicas_file(text)[self.kind]
 
     async def _resolve(self, address: Address) -> list[str]:

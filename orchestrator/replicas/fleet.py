@@ -213,13 +213,13 @@ class Fleet:
         tokens: Sequence[int],
         on_lost: Callable[[OutriderError], None],
         *,
-        begun: bool,
+        needs_weights: bool,
         avoid: str,
         prefer: str,
         give_up_at: float,
     ) -> Reservation:
         """A verify replica with a model, waiting for one until `give_up_at`, or for as long as all are merely
-        full. `begun`: it has to have the weights too.
+        full. `needs_weights`: it has to have the weights too.
 
         Raises:
             NoReplica: there was none in time.
@@ -227,7 +227,7 @@ class Fleet:
         """
         pool = self.pools["verify"]
         while True:
-            if problem := self._served.gone(model, begun):
+            if problem := self._served.gone(model, needs_weights):
                 raise ModelGone(problem)
             change = self._change
             now = self._clock()

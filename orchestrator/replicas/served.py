@@ -78,13 +78,14 @@ class Served:
             others=self.model.info.arithmetic,
         )
 
-    def gone(self, info: ModelInfo, begun: bool) -> str:
-        """Why a request that was checked against this model cannot go on; empty when it can. One that has not
-        begun may be served with other weights of the same model."""
+    def gone(self, info: ModelInfo, needs_weights: bool) -> str:
+        """Why a request that was checked against this model cannot go on; empty when it can. Unless it needs
+        these weights, it may be served with others of the same model."""
         if self.model is None:
             return ""
         served = self.model.info
-        other = mismatch_of("verify", served, info if begun else replace(info, version=served.version))
+        asked = info if needs_weights else replace(info, version=served.version)
+        other = mismatch_of("verify", served, asked)
         return (
             other and f"model: {info.model!r} of this request is served no more: a replica {other}; ask anew"
         )

@@ -10,7 +10,7 @@ import grpc
 from orchestrator.events import Event, FeaturesArrived, PromptArrived, VerdictArrived, VerifyOpened
 from orchestrator.replicas.stream import ReplicaStream
 from outrider.internal.v1 import verify_pb2, verify_pb2_grpc
-from outrider.protocol.errors import Draining, InternalError, OutriderError
+from outrider.protocol.errors import Draining, InternalError, OutriderError, Unavailable
 from outrider.protocol.messages import KvHandle, OpenVerify, TokenBlock
 from outrider.protocol.wire import (
     block_to_pb,
@@ -40,7 +40,7 @@ class VerifyClient:
         self._opened = False
         self._too_late: asyncio.TimerHandle | None = None
         self._deliver = deliver
-        self._endpoint = ""
+        self._endpoint = self._incarnation = ""
         self._closed = False
         self._traceparent = opening.traceparent
         self._first = verify_pb2.VerifyRequest(open=open_verify_to_pb(opening))
@@ -81,13 +81,14 @@ class VerifyClient:
     def _end(self, close: verify_pb2.CloseVerify) -> None:
         self._messages.end(verify_pb2.VerifyRequest(close=close))
 
-    async def run(self, endpoint: str, channel: grpc.aio.Channel) -> None:
-        """Hold the session until the replica ends it.
+    async def run(self, endpoint: str, channel: grpc.aio.Channel, incarnation: str) -> None:
+        """Hold the session until the replica ends it. One that is not this incarnation any more may have
+        other weights: it is probed again first.
 
         Raises:
             OutriderError: the stream failed.
         """
-        self._endpoint = endpoint
+        self._endpoint, self._incarnation = endpoint, incarnation
         stub = verify_pb2_grpc.VerifyServiceStub(channel)  # type: ignore[no-untyped-call]
         try:
             with client_span(VERIFY, self._traceparent, endpoint) as metadata:
@@ -111,8 +112,10 @@ class VerifyClient:
                 features = prompt_features_from_pb(response.prompt_features)
                 await self._deliver(FeaturesArrived(self.stream, features))
             case "opened":
-                self._opened = True
                 opened = opened_from_pb(response.opened)
+                if opened.incarnation != self._incarnation:
+                    raise Unavailable(f"{self._endpoint} was restarted")
+                self._opened = True
                 await self._deliver(VerifyOpened(self.stream, opened, self._endpoint))
             case "closed":
                 self._closed = True

@@ -37,6 +37,8 @@ class RunOptions:
     labels: Mapping[str, str] = field(default_factory=dict)
     do_not_collect: bool = False
     """True when its tokens must not be kept to train drafts."""
+    model_version: str = ""
+    """The weights that it has to have; empty: whichever are served."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +46,6 @@ class IncomingRequest(RunOptions):
     """A GenerateRequest as it came."""
 
     model: str = ""
-    model_version: str = ""
-    """The weights that it has to have; empty: whichever are served."""
     prompt: Prompt | tuple[int, ...] | None = None
     """What has to be tokenized, or token ids; None: none came."""
     sampling: SamplingParams

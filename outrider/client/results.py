@@ -113,7 +113,8 @@ class Chunk:
     origins: tuple[Origin, ...] = ()
     step: Step | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
-    """The next of the prompt's, where they were asked for: from its second token on, before any new token."""
+    """The next of the prompt's, where they were asked for, before any new token. Its first token's, behind
+    nothing, is 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +152,7 @@ class Generation:
     logprobs: tuple[TokenLogprob, ...]
     end: Complete
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
-    """Log probabilities of the prompt, from its second token on; only the first continuation has them."""
+    """Log probabilities of the prompt, the first of them 0; only the first continuation has them."""
 
     @property
     def finish_reason(self) -> FinishReason:

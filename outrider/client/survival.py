@@ -64,7 +64,7 @@ class Survivor:
         if begun is None:
             return self._request
         self._alone = missing[0]
-        return self._rest(self._parts[self._alone], begun)
+        return self._rest(self._alone, begun)
 
     def take(self, event: Event) -> Event | None:
         """What the reader gets of an event of the present stream; None: nothing, as of a second `Started`."""
@@ -117,9 +117,9 @@ class Survivor:
             return error
         return Unavailable(f"the stream broke after {tokens_said(tokens)} and cannot be resumed: {error}")
 
-    def _rest(self, part: _Part, begun: Started) -> Request:
+    def _rest(self, index: int, begun: Started) -> Request:
         """The request for what follows, of the same weights and with the same noise."""
-        index = self._parts.index(part)
+        part = self._parts[index]
         seed = (begun.seed + index - begun.index) % SEEDS
         part.told_again = part.told
         return replace(

@@ -55,11 +55,11 @@ def request_to_pb(request: Request) -> generation_pb2.GenerateRequest:
         _fill_text(pb, request)
     else:
         pb.token_ids.SetInParent()
-        _extend(pb.token_ids, "token_ids.", "ids", request.prompt)
+        _extend(pb.token_ids.ids, "token_ids.ids", request.prompt)
     for name in SCALARS:
         _set(pb.sampling, "sampling.", name, getattr(request, name))
-    _extend(pb.sampling, "sampling.", "stop", request.stop)
-    _extend(pb.sampling, "sampling.", "stop_token_ids", request.stop_token_ids)
+    _extend(pb.sampling.stop, "sampling.stop", request.stop)
+    _extend(pb.sampling.stop_token_ids, "sampling.stop_token_ids", request.stop_token_ids)
     _fill_map(pb.sampling.logit_bias, "sampling.logit_bias", request.logit_bias)
     _fill_constraint(pb.sampling, request)
     if request.mode not in MODES:
@@ -71,7 +71,7 @@ def request_to_pb(request: Request) -> generation_pb2.GenerateRequest:
     for name in PLAIN:
         _set(pb, "", name, getattr(request, name))
     _fill_map(pb.labels, "labels", request.labels)
-    _extend(pb, "", "resume_token_ids", request.resume_token_ids)
+    _extend(pb.resume_token_ids, "resume_token_ids", request.resume_token_ids)
     return pb
 
 
@@ -137,7 +137,7 @@ def detokenize_to_pb(
     pb = generation_pb2.DetokenizeRequest()
     _set(pb, "", "model", model)
     _set(pb, "", "keep_special_tokens", keep_special_tokens)
-    _extend(pb, "", "token_ids", token_ids)
+    _extend(pb.token_ids, "token_ids", token_ids)
     return pb
 
 
@@ -189,7 +189,7 @@ def _fill_prediction(pb: generation_pb2.GenerateRequest, prediction: str | Seque
     if isinstance(prediction, str):
         _set(filled, path, "text", prediction)
     else:
-        _extend(filled.token_ids, path + "token_ids.", "ids", prediction)
+        _extend(filled.token_ids.ids, path + "token_ids.ids", prediction)
 
 
 def _fill_message(pb: generation_pb2.ChatMessage, path: str, message: Message) -> None:
@@ -228,13 +228,11 @@ def _fill_constraint(pb: Any, request: Request) -> None:
     given: dict[str, Any] = {"json_schema": schema, "json_object": request.json_object or None}
     given |= {"regex": request.regex, "grammar": request.grammar, "choice": request.choice or None}
     chosen = [name for name, value in given.items() if value is not None]
-    if isinstance(request.choice, str):
-        raise InvalidRequest("sampling.choice", "must be a list of texts")
     if len(chosen) > 1:
         raise InvalidRequest(f"sampling.{chosen[1]}", f"cannot be given with {chosen[0]}")
     for name in chosen:
         if name == "choice":
-            _extend(pb.choice, "sampling.choice.", "texts", request.choice)
+            _extend(pb.choice.texts, "sampling.choice", request.choice)
         else:
             _set(pb, "sampling.", name, given[name])
 
@@ -248,11 +246,13 @@ def _set(pb: Pb, path: str, name: str, value: Any) -> None:
         raise InvalidRequest(path + name, _problem(value, error)) from None
 
 
-def _extend(pb: Pb, path: str, name: str, values: Any) -> None:
+def _extend(field: Any, path: str, values: Any) -> None:
+    if isinstance(values, str):  # its characters would be taken for the entries
+        raise InvalidRequest(path, f"must be a list, such as [{values[:40]!r}]")
     try:
-        getattr(pb, name).extend(values)
+        field.extend(values)
     except (ValueError, TypeError) as error:
-        raise InvalidRequest(path + name, _problem(values, error)) from None
+        raise InvalidRequest(path, _problem(values, error)) from None
 
 
 def _problem(value: object, error: Exception) -> str:

@@ -22,8 +22,8 @@ INLINE_BYTES = 64 << 10
 """Bodies up to here are read on the event loop: a millisecond or two."""
 BODY_SECONDS = 30.0
 """Longest wait for a body."""
-MAX_PARSING = 16
-"""Large bodies that are read or wait for it; each is held in memory."""
+MAX_HELD = 16
+"""Bodies of the largest size that may be in memory at once; as many bytes may smaller ones have together."""
 SLOW = Kind(408, "invalid_request_error", "request_timeout")
 MEDIA = Kind(415, "invalid_request_error", "unsupported_media_type")
 GONE = Kind(499, "invalid_request_error", "client_closed_request")
@@ -40,62 +40,64 @@ class Bodies:
         self._max_bytes = max_bytes
         self._seconds = seconds
         self._pool: ProcessPoolExecutor | None = None
-        self._parsing = 0
+        self._held = 0
+        """Bytes of the bodies that come or are parsed."""
 
     async def read(self, headers: dict[bytes, bytes], receive: Receive, parse: Parse[_T]) -> _T:
         """The request in a body.
 
         Raises:
             Problem: the body is too large, comes too slowly, is no JSON, or a field is wrong.
-            Unavailable: too many large ones are being parsed.
+            Unavailable: it is large, and others have taken the memory.
         """
         if not _is_json(headers.get(b"content-type", b"")):
             raise Problem(MEDIA, "content-type: must be application/json")
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise Problem(MEDIA, "content-encoding: is not supported; send the JSON as it is")
+        held: list[bytes] = []
         try:
             async with asyncio.timeout(self._seconds):
-                data = await self._bytes(headers, receive)
+                await self._receive(headers, receive, held)
+            held[:] = [b"".join(held)]
+            inline = len(held[0]) <= INLINE_BYTES
+            return _parsed(held[0], parse) if inline else await self._parsed_elsewhere(held[0], parse)
         except TimeoutError:
             raise Problem(SLOW, f"the body did not come within {self._seconds:g} s") from None
-        if len(data) <= INLINE_BYTES:
-            return _parsed(data, parse)
-        return await self._parsed_elsewhere(data, parse)
+        finally:
+            self._held -= sum(map(len, held))
 
     def close(self) -> None:
         """End the process that parses."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def _bytes(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
+    async def _receive(self, headers: dict[bytes, bytes], receive: Receive, held: list[bytes]) -> None:
+        """Put the parts of a body into `held`, and count them."""
         declared = headers.get(b"content-length", b"0")
         if not declared.isdigit() or len(declared) > 18 or int(declared) > self._max_bytes:
             raise self._too_large()
-        parts, size = [], 0
-        while True:
+        size, more = 0, True
+        while more:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise Problem(GONE, "the connection was closed before the body had come")
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
+            part, more = message.get("body", b""), message.get("more_body", False)
+            size += len(part)
             if size > self._max_bytes:
                 raise self._too_large()
-            if not message.get("more_body", False):
-                return b"".join(parts)
+            if size > INLINE_BYTES and self._held + len(part) > MAX_HELD * self._max_bytes:
+                raise Unavailable("large requests of others are being read; try again")
+            held.append(part)
+            self._held += len(part)
 
     async def _parsed_elsewhere(self, data: bytes, parse: Parse[_T]) -> _T:
         """In another process: the parser holds the interpreter's lock, so a thread would stop the loop."""
-        if self._parsing >= MAX_PARSING:
-            raise Unavailable(f"{self._parsing} large requests are being read; try again")
-        self._parsing += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._started(), _parsed, data, parse)
         except BrokenProcessPool:
             logger.warning("the process that parses large requests has ended")
             self._pool = None
             raise Unavailable("the request could not be read; try again") from None
-        finally:
-            self._parsing -= 1
 
     def _started(self) -> ProcessPoolExecutor:
         if self._pool is None:

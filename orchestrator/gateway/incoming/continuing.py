@@ -51,8 +51,9 @@ class StreamProgress:
     @classmethod
     def of(cls, request: HttpRequest) -> StreamProgress | None:
         """A stream from its beginning; None where ids are not sent: for several prompts, whose seeds differ,
-        and with log probabilities, which belong to tokens and not to characters."""
-        if len(request.requests) > 1 or request.top_logprobs is not None:
+        with log probabilities, which belong to tokens and not to characters, and with tools, whose calls are
+        found in the whole text and have ids of their own."""
+        if len(request.requests) > 1 or request.top_logprobs is not None or request.tools is not None:
             return None
         return cls([_Choice() for _ in range(request.per_prompt)])
 

@@ -120,6 +120,7 @@ def test_wrong_values_name_their_source(tmp_path: Path) -> None:
         (["--dtype", "int3"], {}, "--dtype: must be 'auto', 'float32', 'bfloat16' or 'float16', not 'int3'"),
         ([], {"OUTRIDER_VERIFY_MAX_SESSION": "2"}, "OUTRIDER_VERIFY_MAX_SESSION: no setting"),
         (["--config", "/none.toml"], {}, "--config: cannot read '/none.toml'"),
+        (["--grace-seconds", "inf"], {}, "--grace-seconds: must be a finite number, not 'inf'"),
     ]
     for flags, environment, sentence in cases:
         with pytest.raises(ConfigError) as refusal:

@@ -22,7 +22,7 @@ class ScriptedSession:
     """A session that wants a list of things at its start, and ends at a stop string."""
 
     request = SimpleNamespace(prompt=(1,), keep_session=False, served=None)
-    generated = ()
+    needs_weights = False
 
     def __init__(self, wants: list[Action]) -> None:
         self.wants = wants

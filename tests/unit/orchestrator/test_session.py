@@ -45,6 +45,7 @@ from outrider.protocol.messages import (
     Opened,
     SamplingParams,
     TokenBlock,
+    TokenLogprob,
     Verdict,
     VerifyPolicy,
 )
@@ -368,6 +369,18 @@ def test_verdict_for_another_length_loses_the_replica() -> None:
     actions = machine.handle_event(verdict(5, 11), 0.1)
     assert kinds(actions) == [DropVerify, ConnectVerify]
     assert machine.generated == [10]
+
+
+@pytest.mark.parametrize(("wanted", "told"), [(None, (11,)), (0, ()), (0, (12,))])
+def test_log_probabilities_of_other_tokens_lose_the_replica(
+    wanted: int | None, told: tuple[int, ...]
+) -> None:
+    """Each token's would be shown at another one, or the caller, who asked, would get none."""
+    machine = session(sampling=SamplingParams(logprobs=wanted, max_tokens=50))
+    opened(machine)
+    logprobs = tuple(TokenLogprob(token, -1.0) for token in told)
+    actions = machine.handle_event(verdict(3, 11, logprobs=logprobs), 0.1)
+    assert kinds(actions) == [DropVerify, ConnectVerify]
 
 
 @pytest.mark.parametrize("tokens", [(), (100,)])

@@ -159,6 +159,16 @@ def test_no_draft_takes_the_room_of_the_others() -> None:
     assert sent(machine.handle_event(block(SECOND), 0.1))
 
 
+def test_a_draft_that_sent_its_share_still_says_that_it_is_ready() -> None:
+    """Its further nodes stay behind; those of the others, which wait for its mark, go on."""
+    machine = started(Mode.SEQUENTIAL)
+    machine.handle_event(block(SECOND, token=12, ready=True), 0.1)
+    for number in range(BLOCKS // 2):
+        assert not sent(machine.handle_event(block(FIRST, number), 0.1))
+    found = sent(machine.handle_event(block(FIRST, BLOCKS // 2, token=13, ready=True), 0.1))
+    assert ([one.tokens for one in found], found[-1].ready) == ([(12,), *[(11,)] * (BLOCKS // 2), ()], True)
+
+
 def test_a_draft_too_few_costs_nothing_but_looking_for_it() -> None:
     """The one that is there goes on, and the other is looked for again after a while."""
     machine = started()

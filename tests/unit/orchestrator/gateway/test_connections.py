@@ -86,6 +86,30 @@ def test_headers_have_a_bound(line: bytes) -> None:
     assert b"headers are larger than 65536 bytes" in asyncio.run(run())
 
 
+def test_an_answer_that_is_not_read_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its application is told that the caller has gone, and nothing of the connection is left."""
+    monkeypatch.setattr(connections, "UNREAD_SECONDS", 0.05)
+    over = asyncio.Event()
+
+    async def endless(_scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        gone = asyncio.ensure_future(receive())
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while not gone.done():
+            await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+            await asyncio.sleep(0)
+        assert gone.result()["type"] == "http.disconnect"
+        over.set()
+
+    async def run() -> None:
+        async with connected(endless) as (reader, writer), asyncio.timeout(10):
+            reader._transport.pause_reading()  # type: ignore[attr-defined]
+            writer.write(BEGUN + b"\r\n")
+            await over.wait()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("said", [b"", BEGUN, BEGUN + b"\r\n" + BEGUN])
 def test_headers_have_a_time(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that says nothing, or not all, is closed; so is one that had an answer before."""

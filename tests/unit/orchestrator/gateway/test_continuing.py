@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from orchestrator.gateway.calls.formats import FORMATS
 from tests.unit.client.fake_orchestrator import SEED, VERSION, FakeOrchestrator, serving
 from tests.unit.orchestrator.gateway.http import Response, rig
 
+CHAT = "/v1/chat/completions"
 PATHS = {
     "/v1/completions": {"prompt": "x"},
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
+    CHAT: {"messages": [{"role": "user", "content": "x"}]},
 }
 WORDS = "one two three"
 
@@ -97,3 +99,18 @@ def test_readers_of_data_lines_alone_understand_a_stream(fake: FakeOrchestrator)
     parts = [json.loads(one.removeprefix("data: ")) for one in told if one and one != "data: [DONE]"]
     assert "".join(part["choices"][0]["text"] for part in parts if part["choices"]) == WORDS
     assert parts[-1]["usage"]["completion_tokens"] == 3
+
+
+def test_a_stream_with_tools_has_no_ids(fake: FakeOrchestrator) -> None:
+    """Its calls are found in the whole text: a stream that went on within one would show it as text."""
+    tools = [{"type": "function", "function": {"name": "now"}}]
+    body = {"stream": True, **PATHS[CHAT], "tools": tools}
+
+    async def run(headers: dict[str, str]) -> Response:
+        async with rig(fake.endpoint, calls=FORMATS["hermes"]) as made:
+            return await made.http.post(CHAT, body, headers)
+
+    whole = asyncio.run(run({"accept": "text/event-stream"}))
+    assert (whole.ids, whole.events[-1]) == ([], "[DONE]")
+    refused = asyncio.run(run({"last-event-id": "1.4"}))
+    assert (refused.status, refused.error["param"]) == (400, "last-event-id")

@@ -21,7 +21,11 @@ from tests.unit.orchestrator.rig import run
 
 
 @pytest.mark.parametrize(
-    "text", ["host", "host:", ":1", "host:0", "host:65536", "host:x", "dns:host", "dns::1"]
+    "text",
+    [
+        *("host", "host:", ":1", "host:0", "host:65536", "host:x", "host:²", "dns:host", "dns::1"),
+        *("dns:a..b:1", f"dns:{'a' * 64}:1"),
+    ],
 )
 def test_bad_addresses_name_their_setting(text: str) -> None:
     """An address that does not parse stops the process with the setting's name."""
@@ -59,8 +63,9 @@ def test_file_is_read_again(tmp_path: Path) -> None:
         assert await discovery.endpoints() == ["s:9", "a:1"]
         file.write_text("verify c:3\nverify s:9\n")
         assert await discovery.endpoints() == ["s:9", "c:3"]
-        file.write_text("nonsense")
-        assert await discovery.endpoints() == ["s:9", "c:3"]
+        for broken in (b"nonsense", b"verify \xff:1", b"verify dns:a..b:1"):
+            file.write_bytes(broken)
+            assert await discovery.endpoints() == ["s:9", "c:3"]
         file.unlink()
         assert await discovery.endpoints() == ["s:9", "c:3"]
 

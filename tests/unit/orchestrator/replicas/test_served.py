@@ -10,7 +10,7 @@ import pytest
 from orchestrator.replicas.served import Served, ServedModel
 from outrider.protocol.errors import ContextTooLong, ModelGone, UnknownModel
 from tests.fakes import INFO, FakeVerify, continuation
-from tests.unit.orchestrator.rig import PROMPT, Rig, run
+from tests.unit.orchestrator.rig import PROMPT, Answer, Rig, run
 
 OTHER = replace(INFO, model="other")
 OLD, NEW = replace(INFO, version="old"), replace(INFO, version="new")
@@ -67,6 +67,45 @@ def test_a_text_is_not_continued_with_other_weights() -> None:
     run(scenario)
 
 
+def test_a_request_that_names_its_weights_waits_for_no_others() -> None:
+    """The replica comes back with others while it waits for a place: what its caller has is of the old ones.
+    A request that names none is served."""
+
+    async def scenario() -> None:
+        verify = FakeVerify(OLD)
+        verify.hold.at = 3
+        async with Rig(verify, max_running=1) as rig:
+            first = asyncio.create_task(rig.generate())
+            await rig.until(lambda: not verify.hold.is_set())
+            named = asyncio.create_task(rig.generate(model_version="old"))
+            unnamed = asyncio.create_task(rig.generate())
+            await rig.until(lambda: rig.orchestrator.servicer.admission.queue.queued == 2)
+            verify.info = replace(verify.info, incarnation="2", version="new")
+            await rig.until(lambda: rig.fleet.served is not None and rig.fleet.served.info == verify.info)
+            verify.hold.at = None
+            verify.hold.set()
+            results = await asyncio.gather(first, named, unnamed, return_exceptions=True)
+            assert [type(result) for result in results[1:]] == [ModelGone, Answer]
+
+    run(scenario)
+
+
+def test_a_text_is_not_continued_by_a_replica_that_was_not_probed_since_its_start() -> None:
+    """It may have come back with other weights between two probes."""
+
+    async def scenario() -> None:
+        verify, expected = FakeVerify(OLD), continuation(PROMPT, 40)
+        async with Rig(verify, discovery_seconds=60) as rig:
+            assert (await rig.generate()).tokens[0] == expected
+            verify.info = replace(verify.info, incarnation="2", version="new")
+            with pytest.raises(ModelGone, match="other weights"):
+                await rig.generate(model_version="old", resume_token_ids=expected[:17])
+            verify.info = replace(verify.info, incarnation="3")
+            assert (await rig.generate()).tokens[0] == expected
+
+    run(scenario)
+
+
 def test_the_last_replica_of_a_model_takes_its_requests_with_it() -> None:
     """They end at once, and do not count against the replica of another model that is left."""
 
@@ -90,11 +129,11 @@ def test_the_last_replica_of_a_model_takes_its_requests_with_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("served", "begun", "goes_on"),
+    ("served", "needs_weights", "goes_on"),
     [(OLD, True, True), (NEW, False, True), (NEW, True, False), (OTHER, False, False)],
 )
-def test_which_requests_go_on(served: object, begun: bool, goes_on: bool) -> None:
-    """With other weights those that have no token yet, with another model none."""
+def test_which_requests_go_on(served: object, needs_weights: bool, goes_on: bool) -> None:
+    """With other weights those that do not need the old ones, with another model none."""
     found = Served({})
     found.model = ServedModel(served, None)  # type: ignore[arg-type]
-    assert (found.gone(OLD, begun) == "") is goes_on
+    assert (found.gone(OLD, needs_weights) == "") is goes_on

@@ -1,0 +1,73 @@
+"""Bodies of requests: what is held of them in memory has a bound."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from orchestrator.gateway.incoming.bodies import INLINE_BYTES, MAX_HELD, Bodies
+from outrider.protocol.errors import Unavailable
+
+HEADERS = {b"content-type": b"application/json"}
+LARGE = 2 * INLINE_BYTES
+
+
+class Caller:
+    """Sends what it is given, part by part."""
+
+    def __init__(self) -> None:
+        self.parts: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+
+    def send(self, part: bytes, more: bool = True) -> None:
+        """A part of its body."""
+        self.parts.put_nowait({"type": "http.request", "body": part, "more_body": more})
+
+    async def taken(self) -> None:
+        """All that was sent has been read."""
+        while not self.parts.empty():  # noqa: ASYNC110 - no one event says it
+            await asyncio.sleep(0)
+
+
+def test_bodies_that_still_come_take_memory_too() -> None:
+    """Beyond the bound a large one is refused and a small one is not; one that has left makes room."""
+
+    async def scenario() -> None:
+        bodies, callers = Bodies(LARGE), [Caller() for _ in range(MAX_HELD)]
+        reading = [asyncio.ensure_future(bodies.read(HEADERS, one.parts.get, len)) for one in callers]
+        for caller in callers:
+            caller.send(b" " * LARGE)
+            await caller.taken()
+        further = Caller()
+        further.send(b" " * LARGE)
+        with pytest.raises(Unavailable, match="try again"):
+            await bodies.read(HEADERS, further.parts.get, len)
+        further.send(b'"ab"', more=False)
+        assert await bodies.read(HEADERS, further.parts.get, len) == 2
+        reading[0].cancel()
+        await asyncio.wait(reading[:1])
+        further.send(b" " * LARGE)
+        room = asyncio.ensure_future(bodies.read(HEADERS, further.parts.get, len))
+        await further.taken()
+        assert not room.done()
+        for task in (room, *reading):
+            task.cancel()
+        await asyncio.wait({room, *reading})
+
+    asyncio.run(scenario())
+
+
+def test_many_large_bodies_are_read_one_after_another() -> None:
+    """More than the largest ones that would fit, when they are smaller: none is refused."""
+
+    async def scenario() -> list[int]:
+        bodies, callers = Bodies(64 * LARGE), [Caller() for _ in range(2 * MAX_HELD)]
+        for caller in callers:
+            caller.send(b'"' + b"x" * LARGE + b'"', more=False)
+        try:
+            return await asyncio.gather(*(bodies.read(HEADERS, one.parts.get, len) for one in callers))
+        finally:
+            bodies.close()
+
+    assert asyncio.run(scenario()) == [LARGE] * 2 * MAX_HELD
