@@ -12,7 +12,7 @@ from outrider.engine.kv.capacity import PAGE_SIZE
 from outrider.engine.kv.page_memory import PageMemory
 from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.loading.replica import largest_step, load_runner, model_info
-from outrider.engine.loading.sampling_defaults import load_sampling_defaults
+from outrider.engine.loading.sampling_defaults import FILE, load_sampling_defaults, not_followed
 from outrider.engine.loading.tokenizer_files import TokenizerFiles, load_tokenizer
 from outrider.engine.runner import ModelRunner
 from outrider.grammar.compiler import GrammarCompiler
@@ -92,8 +92,17 @@ def load_target(config: VerifyConfig) -> LoadedTarget:
     )
     tokenizer = load_tokenizer(config.model)
     grammars = _grammars(tokenizer, runner.loaded)
-    defaults = load_sampling_defaults(config.model) if config.generation_config == "auto" else {}
+    defaults = _sampling_defaults(config)
     return LoadedTarget(runner, tokenizer, grammars, cost, max_step_tokens, group, defaults)
+
+
+def _sampling_defaults(config: VerifyConfig) -> dict[str, float]:
+    """Those of the model's file, unless it is not asked."""
+    if config.generation_config == "none":
+        return {}
+    if left := not_followed(config.model):
+        logger.warning(f"{FILE} asks for what is not done here", settings=", ".join(left))
+    return load_sampling_defaults(config.model)
 
 
 def _load_runner(config: VerifyConfig) -> tuple[ModelRunner, Group | None]:

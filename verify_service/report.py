@@ -10,6 +10,9 @@ from outrider.telemetry.spans import is_sampled, record_span, step_traceparent
 from verify_service.speculation.controller import Advice
 from verify_service.verifier import SessionOutcome, StepResult
 
+MAX_MICROS = 2**32 - 1
+"""Times have 32 bits on the wire: longer ones, as of a session that nobody has read for hours, stay there."""
+
 
 class IdleMeter:
     """Seconds in which sessions were open and the engine ran no step; times come from the engine's clock."""
@@ -119,4 +122,4 @@ def record_forward(outcome: SessionOutcome, verdict: Verdict, step_tokens: int) 
 
 
 def _micros(seconds: float) -> int:
-    return max(round(seconds * 1e6), 0)
+    return min(max(round(seconds * 1e6), 0), MAX_MICROS)

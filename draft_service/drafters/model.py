@@ -1,6 +1,6 @@
 """Drafts with a model: a forward over the chosen nodes of all sequences, ranked with the shared noise.
 
-Keys and values of one sequence (see `outrider.engine.sequence`):
+Keys and values of one sequence (see `outrider.engine.kv.pages`):
 
     [0, length)                   committed and computed
     [length, length + scratch)    expanded nodes, parents first; `offsets` says where each one is

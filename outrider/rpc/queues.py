@@ -14,9 +14,6 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from outrider.protocol.errors import OutriderError
 
-CONTROL_EVENTS = 4
-"""Events that an outbox has room for beyond its bound: opened, closed, and an error of either side."""
-
 Message = TypeVar("Message")
 Event = TypeVar("Event")
 Delivery: TypeAlias = tuple[Callable[[Any], None], object]
@@ -64,14 +61,15 @@ class Inbox(Generic[Message]):
 class Outbox(Generic[Event]):
     """Events of one session on their way to its stream, or the answer to one call.
 
-    The engine computes nothing more for a session whose outbox is full. `on_room` is called when there is
-    room again. Each of the two counters has one writer, so the engine reads them without a lock.
+    The engine computes nothing more for a session whose outbox is full; what its last step said, and the end,
+    are put behind all the same. `on_room` is called when there is room again. Each of the two counters has
+    one writer, so the engine reads them without a lock.
     """
 
     def __init__(self, max_unread: int, on_room: Callable[[], None] = lambda: None) -> None:
         self._max_unread = max_unread
         self._on_room = on_room
-        self._events: asyncio.Queue[Event | BaseException] = asyncio.Queue(max_unread + CONTROL_EVENTS)
+        self._events: asyncio.Queue[Event | BaseException] = asyncio.Queue()
         self._announced = 0
         self._taken = 0
 

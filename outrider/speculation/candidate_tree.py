@@ -220,7 +220,7 @@ class CandidateTree:
             return node
         alias = self._aliases.get(parent)
         if isinstance(alias, Node):  # a second id of a node, which may be committed or dropped by now
-            return alias if alias.id in self._live else self._aliases.get(alias.id)
+            return alias if self._live.get(alias.id) is alias else self._aliases.get(alias.id)
         return alias
 
     def _alias(self, id: int, target: int | Node) -> None:

@@ -35,7 +35,8 @@ def layers_of(network: PreTrainedModel) -> nn.ModuleList:
         ModelError: they cannot be told from other modules.
     """
     count = network.config.get_text_config().num_hidden_layers
-    for module in network.modules():  # from the outside in
+    # From the outside in, and not those of images: InternVL may have as many.
+    for module in network.get_decoder().modules():  # type: ignore[no-untyped-call]
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return module
     raise ModelError(f"skip_layers: the layers of {type(network).__name__} are not in a list; leave it out")

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from outrider.engine.loading.alibi import uses_alibi
-from outrider.engine.loading.model_path import cannot_load
+from outrider.engine.loading.model_path import cannot_load, find_file
 from outrider.engine.loading.own_attention import has_known_attention
 from outrider.engine.recurrent.probing import recurrent_modules
 from outrider.protocol.errors import ModelError
@@ -29,6 +29,8 @@ _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 _RECURRENT = {"linear_attention", "conv", "mamba", "recurrent", "hybrid", "hybrid_sliding"}
 _STATELESS = {"moe", "mlp"}
 """Kinds of layers by the names that configurations give them."""
+ADAPTER = "adapter_config.json"
+"""The file of peft that says what is added to a model's weights."""
 LOAD_ERRORS = (
     *(OSError, ValueError, ImportError, RuntimeError, KeyError, TypeError),
     *(SafetensorError, StrictDataclassError),
@@ -58,12 +60,18 @@ def read_config(model: str, trust_remote_code: bool) -> PretrainedConfig:
     """A model's config.json.
 
     Raises:
-        ModelError: it cannot be read, or is of no known kind.
+        ModelError: it cannot be read, is of no known kind, or has an adapter beside it.
     """
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
     except LOAD_ERRORS as error:
         raise unreadable(model, error) from error
+    if find_file(model, ADAPTER) is not None:  # transformers adds it if peft is there, and else does not
+        raise cannot_load(
+            model,
+            f"has an adapter ({ADAPTER}), which is not added to the weights here; merge it (peft: "
+            "merge_and_unload, save_pretrained) or remove the file",
+        )
     return config
 
 

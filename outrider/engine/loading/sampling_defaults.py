@@ -11,6 +11,12 @@ from outrider.protocol.messages import SamplingParams
 
 FILE = "generation_config.json"
 NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+NOT_FOLLOWED = (
+    *("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias", "no_repeat_ngram_size"),
+    *("typical_p", "epsilon_cutoff", "eta_cutoff", "top_h", "guidance_scale", "min_length", "min_new_tokens"),
+    *("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty"),
+)
+"""With these transformers chooses other tokens, and no request has them."""
 
 
 def load_sampling_defaults(model: str) -> dict[str, float]:
@@ -20,6 +26,16 @@ def load_sampling_defaults(model: str) -> dict[str, float]:
         ModelError: the file cannot be read, or a value can be none of a request.
     """
     return sampling_defaults(json_file(model, FILE), model)
+
+
+def not_followed(model: str) -> list[str]:
+    """Those of `NOT_FOLLOWED` that the file of a model folder or hub id sets.
+
+    Raises:
+        ModelError: the file cannot be read.
+    """
+    settings = json_file(model, FILE)
+    return [name for name in NOT_FOLLOWED if settings.get(name) not in (None, 0, 1, [], {})]
 
 
 def sampling_defaults(settings: Mapping[str, Any], model: str) -> dict[str, float]:

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 from structlog.testing import capture_logs
 
-from outrider.protocol.errors import InternalError, Overloaded, StaleHandle, Unavailable
+from outrider.protocol.errors import InternalError, InvalidRequest, Overloaded, StaleHandle, Unavailable
 from outrider.rpc import engine_shell
 from outrider.rpc.engine_shell import EngineShell
 from outrider.rpc.queues import Deliver, Inbox, Outbox, Stream
@@ -243,6 +243,22 @@ async def test_a_failure_tells_every_session_and_call(shell: Shell) -> None:
     for stream in (known, behind):
         shell.close(stream)
     assert shell.sessions == 0
+
+
+@shelled
+async def test_a_failure_passes_by_readers_who_take_nothing(shell: Shell) -> None:
+    """One who has left unread all that a last step may say, and whose own message was wrong, holds up neither
+    the others' errors nor the end of the process."""
+    slow, other = shell.open(), shell.open()
+    await other.outbox.take()
+    shell.post(Count(slow, range(MAX_UNREAD - 2)))  # one more is its opening: there is room for a step
+    shell.post(Count(slow, range(4)))  # log probabilities and features of a prompt, a verdict, an error
+    await shell.ask("round")
+    slow.outbox.end(InvalidRequest("propose", "is wrong"))
+    shell.post(Break())
+    with capture_logs(), pytest.raises(InternalError):
+        await other.outbox.take()
+    await until(lambda: shell.failures == ["failed"])
 
 
 @shelled

@@ -138,6 +138,16 @@ def test_a_reused_id_is_dropped(tree: CandidateTree) -> None:
     check(tree)
 
 
+def test_a_second_name_of_a_dropped_node_is_not_that_of_another(tree: CandidateTree) -> None:
+    """A draft that gives a dropped node's id to a new one adds nothing below the dropped one."""
+    tree.add(block(10, (-3, 4, 0.5)))
+    tree.commit([9])
+    tree.add(block(0, (-4, 5, 0.5)))
+    assert tree.add(block(20, (10, 6, 0.5))).stale == 1
+    assert shape(tree) == {(5,)}
+    check(tree)
+
+
 def test_a_node_may_not_be_its_own_parent(tree: CandidateTree) -> None:
     """A self-reference is an unknown parent."""
     assert tree.add(block(70, (70, 4, 0.5))).stale == 1

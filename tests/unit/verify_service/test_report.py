@@ -5,8 +5,19 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry
 
+from outrider.protocol.messages import SamplingParams
+from outrider.protocol.wire import verdict_from_pb, verdict_to_pb
 from outrider.telemetry.instruments import VerifyInstruments
-from tests.unit.verify_service.fakes import FakeRunner, block, greedy_text, make_session
+from tests.unit.verify_service.fakes import (
+    Bench,
+    FakeRunner,
+    block,
+    greedy_text,
+    make_session,
+    opening,
+    text,
+    verdicts,
+)
 from verify_service.report import count_verdict, verdict_of
 from verify_service.scheduler import Work
 from verify_service.speculation.controller import Advice
@@ -52,3 +63,18 @@ def test_the_first_step_of_a_session_is_no_round(registry) -> None:
     step(registry)
     assert registry.get_sample_value("outrider_verify_steps_total", {"task": "none"}) == 1
     assert registry.get_sample_value("outrider_verify_round_seconds_total", {"task": "none"}) == 0
+
+
+def test_a_verdict_after_hours_of_silence_goes_over_the_wire() -> None:
+    """A reader who comes back after a day gets the rest of the text; the wait is said as far as it can be."""
+    bench = Bench(max_unread=2)
+    stream = bench.open(opening(sampling=SamplingParams(max_tokens=8)))
+    bench.run()
+    before = verdicts(stream)
+    bench.clock.now += 24 * 3600.0
+    bench.run()
+    late = verdicts(stream)
+    assert [verdict_from_pb(verdict_to_pb(verdict)) for verdict in late] == late
+    assert late[0].times.queue_us == late[0].times.idle_us == 2**32 - 1
+    found = text([*before, *late])
+    assert found == greedy_text([1, 2, 3], len(found))

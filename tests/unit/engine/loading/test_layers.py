@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    InternVLConfig,
+    InternVLVisionConfig,
+    Qwen2Config,
+)
 
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loading.layer_agreement import LayerAgreement
@@ -66,6 +72,16 @@ def test_other_architectures_load_without_layers(architecture: str, tmp_path: Pa
     loaded = load_model(str(folder), dtype="float32", device="cpu", threads=1, skipped_layers={0})
     whole = load_model(str(folder), dtype="float32", device="cpu", threads=1)
     assert loaded.geometry.num_layers == whole.geometry.num_layers - 1
+
+
+def test_layers_of_images_are_not_taken_for_those_of_the_text() -> None:
+    """Even where there are as many, in front of them: of InternVL's smallest model 24 and 24."""
+    config = InternVLConfig(
+        text_config=Qwen2Config(num_hidden_layers=3), vision_config=InternVLVisionConfig(num_hidden_layers=3)
+    )
+    with torch.device("meta"):
+        network = AutoModelForImageTextToText.from_config(config)
+    assert layers_of(network) is network.model.language_model.layers
 
 
 @pytest.mark.parametrize("skipped", [{3}, {0, 1, 2}])

@@ -162,6 +162,14 @@ def test_a_config_that_contradicts_itself_is_refused(
         load(changed(folder_of("llama"), tmp_path, **values))
 
 
+def test_a_model_with_an_adapter_is_refused(folder_of: Folders, tmp_path: Path) -> None:
+    """Transformers adds it where peft is installed, and else says nothing: its text would be another one."""
+    folder = changed(folder_of("llama"), tmp_path)
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "base"}')
+    with pytest.raises(ModelError, match=r"has an adapter \(adapter_config\.json\).*merge it"):
+        load(folder)
+
+
 def test_code_of_a_model_is_not_run(folder_of: Folders, tmp_path: Path) -> None:
     """The sentence names the setting that lets it run."""
     code = {"AutoConfig": "configuration_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.Own"}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.engine.loading.sampling_defaults import FILE, load_sampling_defaults
+from outrider.engine.loading.sampling_defaults import FILE, load_sampling_defaults, not_followed
 from outrider.protocol.errors import ModelError
 
 
@@ -25,6 +25,15 @@ def test_a_model_that_does_not_sample_is_greedy(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(json.dumps({"temperature": 0.7, "repetition_penalty": 1.1}))
     (tmp_path / "config.json").write_text("{}")
     assert load_sampling_defaults(str(tmp_path)) == {"repetition_penalty": 1.1}
+
+
+def test_what_the_file_asks_for_and_nobody_does_is_known(tmp_path: Path) -> None:
+    """Tokens that it forbids, for example; what changes nothing, as files that say everything have it, is not
+    named."""
+    nothing = {"no_repeat_ngram_size": 0, "typical_p": 1.0, "bad_words_ids": None, "min_length": 0}
+    (tmp_path / FILE).write_text(json.dumps({**nothing, "top_k": 20, "suppress_tokens": [7, 8]}))
+    (tmp_path / "config.json").write_text("{}")
+    assert not_followed(str(tmp_path)) == ["suppress_tokens"]
 
 
 def test_without_a_file_there_are_none(tmp_path: Path) -> None:
