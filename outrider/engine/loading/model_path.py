@@ -20,10 +20,12 @@ def check_model_path(model: str) -> None:
     id that begins like a folder.
 
     Raises:
-        ModelError: `model` is not set, or a path to a folder that does not exist.
+        ModelError: `model` is not set, no text, or a path to a folder that does not exist.
     """
     if not model:
         raise ModelError(f"model: not set; {WANTED}")
+    if not _is_utf8(model):
+        raise ModelError(f"model: the name {model!a} is not UTF-8; rename the folder, or set PYTHONUTF8=1")
     if Path(model).is_dir():
         return
     parent = Path(model).parent
@@ -34,6 +36,15 @@ def check_model_path(model: str) -> None:
             f"model: there is no folder {model!r} in the folder {str(parent)!r}; to mean a hub id that "
             "begins like a folder, start from another working directory"
         )
+
+
+def _is_utf8(name: str) -> bool:
+    """Whether a name can be sent. Python keeps bytes that are none in the locale's encoding as they are."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def find_file(model: str, name: str) -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -69,3 +70,11 @@ def test_what_the_hub_does_not_have_may_have_been_a_folder() -> None:
     assert str(cannot_load("models", "cannot be loaded (x)")).startswith(
         "model: 'models' cannot be loaded (x);"
     )
+
+
+def test_a_name_that_is_no_text_is_refused(folder: Path) -> None:
+    """Services tell each other the model's name; bytes that are not UTF-8 could not be sent."""
+    name = os.fsdecode(b"gr\xfcn")
+    (folder / name).mkdir()
+    with pytest.raises(ModelError, match="is not UTF-8; rename the folder"):
+        check_model_path(name)
