@@ -21,6 +21,8 @@ from outrider.protocol.errors import ConfigError, InvalidRequest, OutriderError,
 ASKED_WRONGLY = (ConfigError, InvalidRequest, UnknownModel, Unauthenticated)
 """What another try with the same arguments cannot mend."""
 OURS = ("outrider", "orchestrator", "draft_service", "verify_service", "simulator")
+HIGHEST_STREAM = 2
+"""Number of standard error; standard input and output are 0 and 1."""
 DESCRIPTION = """\
 Serve a large language model faster than it can run by itself: a small draft model proposes tokens on
 its own processor, the target model verifies them on another, and the output is exactly the target's.
@@ -40,8 +42,7 @@ examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 0, 1 (failed), 2 (asked for wrongly), 130 (Ctrl-C)."""
-    if sys.stdout is None:  # closed by the shell, as in `outrider generate ... >&-`: nobody wants it
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
+    _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
         sys.stdout.reconfigure(errors="replace")  # such a terminal lacks most characters
     parser = _parser()
@@ -66,6 +67,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _drop_output()
         print("outrider: no space is left where the output goes; make room there", file=sys.stderr)
         return 1
+
+
+def _open_closed_streams() -> None:
+    """Lead standard streams that the shell closed, as in `outrider generate ... >&-`, nowhere. Else the next
+    sockets get their numbers, and a child takes those for its own streams."""
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= HIGHEST_STREAM:
+        pass
+    os.close(opened)
+    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115 - these until the process ends
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
 
 
 def _drop_output() -> None:

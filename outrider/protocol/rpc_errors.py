@@ -45,6 +45,8 @@ NO_DETAILS: dict[grpc.StatusCode, type[OutriderError]] = {
     grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
 }
 """What a status that gRPC made itself, without our details, stands for; the rest is an InternalError."""
+HINTS = {grpc.StatusCode.UNIMPLEMENTED: "; the endpoint is another service, or of an older release"}
+"""What to look at, where gRPC's own sentence does not say."""
 
 MAX_MESSAGE = 300
 """Characters of a message. Some repeat what the caller sent; a client takes 8 KiB of metadata, in which a
@@ -112,7 +114,7 @@ def error_of(call_error: grpc.aio.AioRpcError) -> OutriderError:
     details = call_error.details() or "no details"
     too_large = any(said in details for said in TOO_LARGE)
     kind = Flood if too_large else NO_DETAILS.get(call_error.code(), InternalError)
-    made = kind(f"{call_error.code().name}: {details}")
+    made = kind(f"{call_error.code().name}: {details}{HINTS.get(call_error.code(), '')}")
     if isinstance(made, Unavailable):
         made.retry_after = None  # nobody has said when to come again
     return made

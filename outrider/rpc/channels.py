@@ -21,6 +21,8 @@ KEEPALIVE_MS = 20_000
 KEEPALIVE_TIMEOUT_MS = 10_000
 SEVERAL = ("dns:", "ipv4:", "ipv6:")
 """Schemes of endpoints behind which there may be several servers."""
+HERE = ("localhost:", "127.", "[::1]:")
+"""How endpoints of this machine alone begin."""
 
 
 def open_channel(
@@ -45,7 +47,7 @@ def open_channel(
     Raises:
         ConfigError: a TLS file cannot be read or used.
     """
-    options = [*_options(), *_service_config(endpoint, response_bytes or {})]
+    options = [*_options(endpoint), *_service_config(endpoint, response_bytes or {})]
     certificates = certificates or client_certificates(tls_ca, tls_cert, tls_key)
     if certificates is None:
         return grpc.aio.insecure_channel(endpoint, options=options, interceptors=list(interceptors))
@@ -69,7 +71,7 @@ def open_blocking_channel(
         ConfigError: a TLS file cannot be read or used.
     """
     certificates = client_certificates(tls_ca, tls_cert, tls_key)
-    options = [*_options(), *_service_config(endpoint, {})]
+    options = [*_options(endpoint), *_service_config(endpoint, {})]
     if certificates is None:
         return grpc.insecure_channel(endpoint, options=options)
     credentials = channel_credentials(certificates.value)
@@ -193,8 +195,15 @@ def _response_limits(response_bytes: Mapping[str, int]) -> list[dict[str, Any]]:
     return limits
 
 
-def _options() -> list[tuple[str, int | str]]:
+def _is_here(endpoint: str) -> bool:
+    """Whether an endpoint is of this machine alone."""
+    scheme = next((scheme for scheme in SEVERAL if endpoint.startswith(scheme)), "")
+    return endpoint.removeprefix(scheme).startswith(HERE)
+
+
+def _options(endpoint: str) -> list[tuple[str, int | str]]:
     return [
+        ("grpc.enable_http_proxy", int(not _is_here(endpoint))),  # one elsewhere cannot reach what is here
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.keepalive_time_ms", KEEPALIVE_MS),

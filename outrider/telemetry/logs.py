@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from typing import Any, Literal, cast
+from contextlib import AbstractContextManager, suppress
+from typing import Any, Literal, TextIO, cast
 
 import structlog
 from structlog.types import EventDict, Processor, WrappedLogger
@@ -35,6 +35,7 @@ def configure_logging(service: str, level: str = "info", format: Format = "auto"
     """Set up our loggers and those of libraries. `auto` is console on a terminal, JSON elsewhere."""
     number = getattr(logging, level.upper())
     console = format == "console" or (format == "auto" and sys.stderr.isatty())
+    stream = cast(TextIO, _Lossy(sys.stderr))
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -45,10 +46,10 @@ def configure_logging(service: str, level: str = "info", format: Format = "auto"
     structlog.configure(
         processors=[*shared, *_rendering(console)],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(stream),
         cache_logger_on_first_use=True,
     )
-    _adopt_others(number, shared, console)
+    _adopt_others(number, shared, console, stream)
 
 
 def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:
@@ -75,9 +76,9 @@ def _rendering(console: bool) -> list[Processor]:
     return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]
 
 
-def _adopt_others(level: int, shared: list[Processor], console: bool) -> None:
+def _adopt_others(level: int, shared: list[Processor], console: bool, stream: TextIO) -> None:
     """Render the lines of libraries that use the standard logging module like ours, and quieten them."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[structlog.stdlib.add_logger_name, *shared],
@@ -89,6 +90,23 @@ def _adopt_others(level: int, shared: list[Processor], console: bool) -> None:
     root.setLevel(level)
     for name, least in QUIET.items():
         logging.getLogger(name).setLevel(max(level, least))
+
+
+class _Lossy:
+    """A stream that loses lines it cannot write, as on a full disk: what they tell of goes on."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        """Write, or lose the text."""
+        with suppress(OSError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        """Flush what can be written."""
+        with suppress(OSError):
+            self._stream.flush()
 
 
 class _Service:

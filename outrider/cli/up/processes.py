@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,7 @@ class ServiceProcesses:
         name = child.spec.name
         decision = self.supervisor.exited(name, time.monotonic())
         if isinstance(decision, GiveUp):
-            print(f"outrider: {name} did not start: {_sentence(child.problem, status)}", file=sys.stderr)
+            _show(f"outrider: {name} did not start: {_sentence(child.problem, status)}")
             self._end(WRONG if status == WRONG else 1)
         elif isinstance(decision, Restart):
             self._say(name, f"exited with status {status}; restarting in {decision.pause_seconds:g} s")
@@ -202,7 +203,7 @@ class ServiceProcesses:
 
     def _say(self, name: str, line: str) -> None:
         width = max(map(len, self.specs))
-        print(f"{name:<{width}} | {line}", file=sys.stderr, flush=True)
+        _show(f"{name:<{width}} | {line}")
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -216,6 +217,12 @@ class ServiceProcesses:
             return
         if (error := task.exception()) is not None:
             self._status.set_exception(error)
+
+
+def _show(line: str) -> None:
+    """On standard error, where it is lost if that takes no more, as a full disk: the services go on."""
+    with suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
 
 
 def _announce(ready: dict[str, Any], http: str | None, pages: Sequence[str]) -> None:

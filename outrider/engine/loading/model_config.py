@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
@@ -201,9 +202,22 @@ def _token_ids(network: PreTrainedModel, name: str) -> tuple[int, ...]:
     return tuple(id for id in ids if 0 <= id < text.vocab_size)
 
 
+def _cut_off(model: str) -> str:
+    """Which file of weights is not whole, as after a download that broke."""
+    for path in sorted(Path(model).glob("*.safetensors")):
+        try:
+            with safe_open(path, "pt"):
+                pass
+        except SafetensorError:
+            return f": {path.name} is not whole, fetch it again"
+    return ""
+
+
 def unreadable(model: str, error: Exception) -> ModelError:
     """The error for a model whose files cannot be read."""
     reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
     if "trust_remote_code" in str(error):
         reason = "it has code of its own, which runs only with trust_remote_code"
+    if isinstance(error, SafetensorError):
+        reason += _cut_off(model)
     return cannot_load(model, f"cannot be loaded ({reason})")

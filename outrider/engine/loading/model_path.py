@@ -4,12 +4,15 @@ is imported and before the hub is asked."""
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from outrider.protocol.errors import ModelError
 
 HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 """`name` or `owner/name`."""
+POINTER = b"version https://git-lfs"
+"""How Git LFS begins the small file that it leaves in place of one that was not fetched."""
 WANTED = "give a folder with config.json and weights, or a hub id"
 
 
@@ -20,11 +23,15 @@ def check_model_path(model: str) -> None:
     id that begins like a folder.
 
     Raises:
-        ModelError: `model` is not set, or a path to a folder that does not exist.
+        ModelError: `model` is not set, no text, a path to a folder that does not exist, or to one whose files
+            were not fetched.
     """
     if not model:
         raise ModelError(f"model: not set; {WANTED}")
+    if not _is_utf8(model):
+        raise ModelError(f"model: the name {model!a} is not UTF-8; rename the folder, or set PYTHONUTF8=1")
     if Path(model).is_dir():
+        _check_fetched(Path(model))
         return
     parent = Path(model).parent
     if not HUB_ID.fullmatch(model) or Path(model).exists():
@@ -34,6 +41,25 @@ def check_model_path(model: str) -> None:
             f"model: there is no folder {model!r} in the folder {str(parent)!r}; to mean a hub id that "
             "begins like a folder, start from another working directory"
         )
+
+
+def _check_fetched(folder: Path) -> None:
+    for path in (*sorted(folder.glob("*.safetensors")), *sorted(folder.glob("*.json"))):
+        with suppress(OSError), path.open("rb") as file:  # who loads it says why it cannot be read
+            if file.read(len(POINTER)) == POINTER:
+                raise ModelError(
+                    f"model: {path.name} in {str(folder)!r} only points to the file that Git LFS keeps; run "
+                    "`git lfs pull` there"
+                )
+
+
+def _is_utf8(name: str) -> bool:
+    """Whether a name can be sent. Python keeps bytes that are none in the locale's encoding as they are."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def find_file(model: str, name: str) -> Path | None:

@@ -72,6 +72,17 @@ def test_the_command_line_starts_without_torch() -> None:
     assert subprocess.run([sys.executable, "-c", check], timeout=60).returncode == 0
 
 
+def test_closed_streams_are_not_taken_for_others() -> None:
+    """What a shell closes (`<&- 2>&-`) is opened to nowhere: no socket gets its number."""
+    program = "import os, sys; from outrider.cli.main import main; main(['version'])\n"
+    program += "print(os.open(os.devnull, os.O_RDONLY), sys.stdin.read(), file=sys.stdout)\n"
+    program += "print('lost', file=sys.stderr)"
+    shell = ["sh", "-c", 'exec "$0" -c "$1" <&- 2>&-', sys.executable, program]
+    ended = subprocess.run(shell, stdout=subprocess.PIPE, text=True, timeout=60)
+    assert ended.returncode == 0
+    assert int(ended.stdout.splitlines()[-1]) > 2
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no full device")
 def test_a_full_disk_is_one_sentence() -> None:
     """Output that finds no room ends the command without a traceback."""

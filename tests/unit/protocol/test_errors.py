@@ -113,6 +113,23 @@ def test_statuses_that_grpc_made_are_errors_of_ours_too() -> None:
     assert error.retry_after is None  # nobody has said
 
 
+def test_another_service_at_the_endpoint_is_named() -> None:
+    """Who gives the address of another service learns that, not only that a method is missing."""
+
+    async def call() -> OutriderError:
+        server = grpc.aio.server()
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with open_channel(f"127.0.0.1:{port}") as channel:
+            stub = verify_pb2_grpc.VerifyServiceStub(channel)
+            with pytest.raises(grpc.aio.AioRpcError) as failure:
+                await stub.GetModelInfo(verify_pb2.VerifyServiceGetModelInfoRequest(), timeout=10)
+        await server.stop(0)
+        return error_of(failure.value)
+
+    assert "the endpoint is another service" in str(asyncio.run(call()))
+
+
 def test_long_messages_are_cut() -> None:
     """What a caller sent may be repeated in a message; the status still fits what its client takes."""
     error = UnknownModel("\U0001f600" * 5000, "served")

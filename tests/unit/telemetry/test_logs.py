@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
@@ -74,3 +75,17 @@ def test_tracebacks_show_no_values(lines: io.StringIO) -> None:
     assert "ValueError" in str(line["exception"])
     assert "raise ValueError" in str(line["exception"])
     assert "Hunter" not in str(line["exception"])
+
+
+def test_a_line_that_cannot_be_written_is_lost(lines: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the disk with the log is full, what logs goes on, and later lines come again."""
+
+    def refuse(_text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(lines, "write", refuse)
+        get_logger("x").info("lost")
+        logging.getLogger("some.library").warning("lost too")
+    get_logger("x").info("kept")
+    assert [line["event"] for line in _read(lines)] == ["kept"]

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,24 @@ def test_a_crashed_replica_comes_back_under_its_new_address(tmp_path: Path) -> N
     status, log = _run(tmp_path, scenario)
     assert status == 0
     assert log.count("start draft-0") == 2
+
+
+def test_lines_that_cannot_be_shown_end_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where standard error is a file on a full disk, or a pipe that nobody reads, the services go on."""
+
+    def refuse(_text: str) -> int:
+        raise BrokenPipeError
+
+    async def scenario(world: World) -> None:
+        monkeypatch.setattr(sys.stderr, "write", refuse)
+        verify, _, _ = await world.up()
+        verify.end(1)
+        await world.started.get()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    status, log = _run(tmp_path, scenario)
+    assert status == 0
+    assert log.count("start verify-0") == 2
 
 
 def test_a_restarted_orchestrator_keeps_its_port(tmp_path: Path) -> None:

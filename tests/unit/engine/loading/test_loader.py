@@ -170,6 +170,14 @@ def test_a_model_with_an_adapter_is_refused(folder_of: Folders, tmp_path: Path) 
         load(folder)
 
 
+def test_weights_that_are_cut_off_are_named(folder_of: Folders, tmp_path: Path) -> None:
+    """A download that broke leaves a part of a file; the sentence says which to fetch again."""
+    weights = changed(folder_of("llama"), tmp_path) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-8])
+    with pytest.raises(ModelError, match=r"model\.safetensors is not whole, fetch it again"):
+        load(weights.parent)
+
+
 def test_code_of_a_model_is_not_run(folder_of: Folders, tmp_path: Path) -> None:
     """The sentence names the setting that lets it run."""
     code = {"AutoConfig": "configuration_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.Own"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -69,3 +70,21 @@ def test_what_the_hub_does_not_have_may_have_been_a_folder() -> None:
     assert str(cannot_load("models", "cannot be loaded (x)")).startswith(
         "model: 'models' cannot be loaded (x);"
     )
+
+
+def test_a_name_that_is_no_text_is_refused(folder: Path) -> None:
+    """Services tell each other the model's name; bytes that are not UTF-8 could not be sent."""
+    name = os.fsdecode(b"gr\xfcn")
+    (folder / name).mkdir()
+    with pytest.raises(ModelError, match="is not UTF-8; rename the folder"):
+        check_model_path(name)
+
+
+@pytest.mark.parametrize("name", ["model-00002-of-00002.safetensors", "tokenizer.json"])
+def test_pointers_of_git_lfs_are_named(folder: Path, name: str) -> None:
+    """A clone without git-lfs has small texts in place of large files: the sentence says how to get them."""
+    model = folder / "models/demo/target"
+    (model / "config.json").write_text("{}")
+    (model / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 497\n")
+    with pytest.raises(ModelError, match=f"{name} in .* run `git lfs pull` there"):
+        check_model_path("models/demo/target")
