@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 
 from benchmarks.arms.llama import add, server_command
 from benchmarks.arms.worker import engine_of, request_of
-from benchmarks.drafts import noised_copy
+from benchmarks.load import noised_copy
 from benchmarks.samples import SampledRequest
 from tests.models import build_model
 
