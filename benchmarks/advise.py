@@ -1,11 +1,11 @@
 """Predictions of `outrider advise` against real services, on a quiet machine with two cores.
 
-    python -m benchmarks.advise --check
-    python -m benchmarks.advise --check --pairs wide --temperatures 0.7 --sessions 1 8 32
+    python -m benchmarks.advise
+    python -m benchmarks.advise --pairs wide --temperatures 0.7 --sessions 1 8 32
 
 For each pair and temperature the target and every draft are measured, and `outrider up` is started with each
 of them by the command that `advise` prints. The same prompts with the same seeds are asked of it as are
-simulated. Without --check nothing is started, and the predictions are printed.
+simulated.
 """
 
 from __future__ import annotations
@@ -75,15 +75,14 @@ def main() -> int:
     flags = parse()
     flags.folder.mkdir(parents=True, exist_ok=True)
     print(machine.lines(machine.describe() | {"command": own_command("advise")}))
-    print(HEADING if flags.check else HEADING.partition("measured")[0])
+    print(HEADING)
     found: list[Comparison] = []
     for pair in flags.pairs:
         for temperature in flags.temperatures:
             for comparison in compare(load_pair(pair), temperature, flags):
                 print(comparison, flush=True)
                 found.append(comparison)
-    if found:
-        print(verdict(found))
+    print(verdict(found))
     return 0
 
 
@@ -93,7 +92,7 @@ def load_pair(name: str) -> Pair:
 
 
 def compare(pair: Pair, temperature: float, flags: argparse.Namespace) -> Iterator[Comparison]:
-    """Every draft under every load; without --check the predictions are printed instead."""
+    """Every draft under every load."""
     prompts = token_ids_of(PROMPTS.read_text().split(SEPARATOR), str(pair.target))
     traffic = Traffic([prompt[:MAX_PROMPT] for prompt in prompts], flags.tokens, temperature)
     target = TargetOnThisMachine(str(pair.target), pair.dtype, traffic)
@@ -103,12 +102,6 @@ def compare(pair: Pair, temperature: float, flags: argparse.Namespace) -> Iterat
     loads = [load_of(sessions, len(prompts), flags.tokens, temperature) for sessions in flags.sessions]
     room = Room(max(flags.sessions), traffic.longest)
     for one in measured:
-        if not flags.check:
-            for load in loads:
-                print(
-                    f"{_label(pair, one, load)}{simulate_load(one, load).tokens_per_second:10.1f}", flush=True
-                )
-            continue
         line = command(str(pair.target), one.option, pair.dtype, room)
         log = flags.folder / f"{pair.name}-{temperature:g}-{measured.index(one)}.log"
         with serving(line, log) as endpoint:
@@ -197,7 +190,6 @@ def parse() -> argparse.Namespace:
     """The command line."""
     parser = new_parser(__doc__)
     add = parser.add_argument
-    add("--check", action="store_true", help="compare with real services")
     add("--pairs", nargs="+", default=["demo", "wide"], choices=["demo", "wide"])
     add("--temperatures", type=float, nargs="+", default=[0.0, 0.7])
     add("--sessions", type=int, nargs="+", default=[1, 8, 32])

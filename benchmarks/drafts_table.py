@@ -83,23 +83,19 @@ class Kind:
         return sum(metric(page, name) for page in self.pages)
 
 
-def kinds_of(pair: Pair, skip_layers: str, head: str = "") -> dict[str, Drafts]:
+def kinds_of(pair: Pair, skip_layers: str, head: str) -> dict[str, Drafts]:
     """Flags of the draft replicas of every kind; an EAGLE head is one where its folder is given."""
     eagle = ("--kind", "eagle", "--model", head, "--target", str(pair.target))
     small, target = ("--model", str(pair.draft)), ("--model", str(pair.target))
     lookup = ("--kind", "lookup", "--tokenizer", str(pair.target))
     skipped = (*target, "--skip-layers", skip_layers)
-    int8 = ("--weights", "int8")
     return {
         OFF: (),
         "lookup": (lookup,),
         "small model": (small,),
-        "small model, int8": ((*small, *int8),),
         f"target without {skip_layers}": (skipped,),
-        f"target without {skip_layers}, int8": ((*skipped, *int8),),
-        "target, int8": ((*target, *int8),),
+        "target, int8": ((*target, "--weights", "int8"),),
         "small model + lookup": (small, lookup),
-        "small model + target without": (small, skipped),
     } | ({"EAGLE-3 head": (eagle,)} if head else {})
 
 
@@ -138,22 +134,16 @@ def measure(kinds: Sequence[Kind], prompts: Sequence[Tokens], tokens: int, tempe
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = service_parser(__doc__, requests=12)
+    parser = new_parser(__doc__)
+    pairs.add_flags(parser)
+    workload.add_flags(parser)
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7, 1.0])
+    parser.add_argument("--requests", type=int, default=12, help="prompts of each kind of draft")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads of each service")
     parser.add_argument("--skip-layers", default="2-5", help="layers that the target does without")
     parser.add_argument("--head", default="", help="folder of an EAGLE-3 head for the target")
     parser.add_argument("--lookup", action="store_true", help="lookup on the verify side too")
     return parser.parse_args()
-
-
-def service_parser(documentation: str | None, requests: int) -> argparse.ArgumentParser:
-    """The flags of a pair, of `Services`, and of what is sent to them: by default so many `requests`."""
-    parser = new_parser(documentation)
-    pairs.add_flags(parser)
-    workload.add_flags(parser)
-    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7, 1.0])
-    parser.add_argument("--requests", type=int, default=requests, help="prompts of each kind of draft")
-    parser.add_argument("--threads", type=int, default=1, help="torch threads of each service")
-    return parser
 
 
 class Services:

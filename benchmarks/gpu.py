@@ -24,11 +24,10 @@ from typing import Any
 
 import torch
 import transformers
-from torch import nn
 from torch.nn.functional import linear
 
 from benchmarks.flags import new_parser
-from benchmarks.gpu_bench import Bench, Uncaptured, captured_ms, one_step
+from benchmarks.gpu_bench import Bench, captured_ms, one_step
 from benchmarks.gpu_flashinfer import flashinfer
 from benchmarks.gpu_fp8 import fp8_kv
 from benchmarks.gpu_pair import (
@@ -41,20 +40,14 @@ from benchmarks.gpu_pair import (
     llama,
     loaded_from,
     make_agree,
-    open_step,
     random_model,
     tree_segment,
 )
-from outrider.engine.attention import PagedAttention
 from outrider.engine.gpu.coded_product import coded_product
-from outrider.engine.gpu.runner import GraphRunner
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.quantization.planes import rounded_in_planes
-from outrider.engine.step import pack_step
 from outrider.protocol.messages import SamplingParams
-from outrider.sampling import on_device
-from outrider.sampling.chooser import choose, rank
-from outrider.sampling.noise import gumbel_rows, row_keys
+from outrider.sampling.chooser import rank
 
 LAST_START = 480.0
 """Seconds after which no section begins."""
@@ -94,67 +87,6 @@ def models(bench: Bench) -> None:
         ):
             entries.normal_()  # contexts that no step has computed: zeros can run faster than real data
         bench.say(f"{role}: capturing graphs", f"{time.monotonic() - started:.1f} s")
-
-
-def noise(bench: Bench) -> None:
-    """The bits of the noise, and the tokens chosen with it, against the CPU's."""
-    size = 1000 if bench.tiny else 128256
-    tokens = torch.arange(size).repeat(4, 1)
-    keys = row_keys([0, 7, 2**63, 2**64 - 1], [0, 5, 1000, 10**6])
-    expected = gumbel_rows(keys, tokens)
-    ones = torch.ones(4, dtype=torch.float64, device=bench.device)
-    zeros = torch.zeros(tokens.shape, device=bench.device)
-    _, found = on_device.score(tokens.to(bench.device), zeros, ones, keys.to(bench.device))
-    bench.say("noise bits equal the CPU's", str(torch.equal(found.cpu(), expected)), "True")
-    logits = torch.randn((16, size), generator=torch.Generator().manual_seed(3)) * 3
-    params = SamplingParams(temperature=0.7, seed=11)
-    rows = greedy_rows(50, 16, params)
-    equal = on_device.choose(logits.to(bench.device), rows) == choose(logits, rows, ())
-    bench.say("tokens at T = 0.7 equal the CPU's", str(equal), "True")
-
-
-def attention(bench: Bench) -> None:
-    """Kernel against reference attention: largest difference and time of one layer, at every context."""
-    runner: GraphRunner = bench.made["target_runner"]
-    slots, loaded = runner.attention.trash, runner.loaded
-    reference = PagedAttention(loaded.geometry, slots, bench.dtype, bench.device)
-    for ours, theirs in (
-        (runner.attention.keys, reference.keys),
-        (runner.attention.values, reference.values),
-    ):
-        theirs[0] = ours[0, :slots]
-    for context in bench.contexts:
-        for nodes in (0, 32):
-            ours_ms, error, theirs_ms = compare_attention(bench, runner, reference, context, nodes)
-            bench.say(f"context {context}, {1 + nodes} tokens: relative error", f"{error:.1e}", "< 1e-2")
-            times = f"{ours_ms:.3f} | {theirs_ms:.3f} ms"
-            bench.say(f"context {context}, {1 + nodes} tokens: kernel | reference", times)
-
-
-def compare_attention(
-    bench: Bench, runner: GraphRunner, reference: PagedAttention, context: int, nodes: int
-) -> tuple[float, float, float]:
-    """Milliseconds of the kernel, its relative error, milliseconds of the reference; planning left out."""
-    geometry, device = runner.loaded.geometry, bench.device
-    query, key = (
-        torch.randn((1, heads, 1 + nodes, geometry.head_dim), dtype=bench.dtype, device=device)
-        for heads in (geometry.query_heads, geometry.kv_heads)
-    )
-    layer: Any = nn.Module()
-    layer.layer_idx = 0
-    kv = committed(runner, context)
-    segment = tree_segment(kv, nodes)
-    runner.append([segment])
-    runner.attention.step = open_step(runner, [segment])
-    step = pack_step([segment], queries_per_kv=geometry.queries_per_kv, dtype=bench.dtype, device=device)
-    with torch.inference_mode(), reference.during(step):
-        ours, theirs = (
-            part.attend(layer, query, key, key, None)[0] for part in (runner.attention, reference)
-        )
-        ours_ms = bench.device_ms(lambda: runner.attention.attend(layer, query, key, key, None))
-        theirs_ms = bench.device_ms(lambda: reference.attend(layer, query, key, key, None))
-    kv.release()
-    return ours_ms, float((ours - theirs).float().norm() / theirs.float().norm()), theirs_ms
 
 
 def codes(bench: Bench) -> None:
@@ -217,35 +149,6 @@ def draft_steps(bench: Bench) -> None:
         kv.release()
 
 
-def graphs(bench: Bench) -> None:
-    """The same forward with and without graphs: tokens and time."""
-    captured, eager = bench.made["target_runner"], bench.runner(bench.made["target"], 4096, Uncaptured())
-    prompt = list(range(3, 40))
-    count = 4 if bench.tiny else 24
-    same = decode(captured, None, prompt, count).tokens == decode(eager, None, prompt, count).tokens
-    bench.say("tokens equal", str(same), "True")
-    for nodes in (0, 32):
-        (with_graph, _), (without, _) = (one_step(bench, runner, 200, nodes) for runner in (captured, eager))
-        bench.say(f"{1 + nodes} tokens: graph | eager", f"{with_graph:.3f} | {without:.3f} ms")
-
-
-def sampling(bench: Bench) -> None:
-    """Choosing tokens, read included."""
-    size = 1000 if bench.tiny else 128256
-    for count in (1, 33):
-        logits = torch.randn((count, size), device=bench.device) * 3
-        for name, params in (
-            ("T = 0", SamplingParams()),
-            ("T = 0.7", SamplingParams(temperature=0.7, seed=1)),
-            ("T = 0.7, top-p 0.9", SamplingParams(temperature=0.7, seed=1, top_p=0.9)),
-        ):
-            rows = greedy_rows(10, count, params)
-            bench.say(
-                f"{count} rows, {name}",
-                f"{bench.wall_ms(partial(on_device.choose, logits, rows)):.3f} ms",
-            )
-
-
 def end_to_end(bench: Bench) -> None:
     """Tokens per second, greedy, one sequence: ours and Hugging Face's on the same weights and pair."""
     count, ahead = (6, 3) if bench.tiny else (128, 5)
@@ -299,16 +202,12 @@ def rate(bench: Bench, run: Callable[[], Any], count: int, runs: int = 3) -> tup
 SECTIONS: tuple[tuple[Callable[[Bench], None], int], ...] = (
     (machine, 40),
     (models, 170),
-    (noise, 40),
     (steps, 60),
     (draft_steps, 30),
     (end_to_end, 100),
-    (attention, 50),
     (fp8_kv, 60),
     (flashinfer, 60),
     (codes, 40),
-    (graphs, 40),
-    (sampling, 40),
 )
 """With the most seconds each may take, the most important first."""
 

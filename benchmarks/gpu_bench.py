@@ -73,20 +73,17 @@ class Bench:
             flush=True,
         )
 
-    def runner(
-        self, loaded: LoadedModel, tokens: int, graphs: Any = None, buckets: tuple[int, ...] = ()
-    ) -> GraphRunner:
+    def runner(self, loaded: LoadedModel, tokens: int, buckets: tuple[int, ...] = ()) -> GraphRunner:
         """A runner with room for so many tokens, and graphs of these buckets, or of all."""
-        if self.device.type == "cpu":
-            graphs = Uncaptured()
+        graphs: Any = Uncaptured() if self.device.type == "cpu" else None
         buckets = (1, 8, 40) if self.tiny else buckets or buckets_up_to(MAX_GRAPH_TOKENS)
         return GraphRunner(loaded, -(-tokens // PAGE), PAGE, buckets=buckets, graphs=graphs)
 
-    def wall_ms(self, run: Callable[[], object], runs: int = 0) -> float:
+    def wall_ms(self, run: Callable[[], object]) -> float:
         """Median milliseconds of a call that ends with a read from the device."""
         for _ in range(3):
             run()
-        return statistics.median(self._timed(run) for _ in range(runs or self.runs))
+        return statistics.median(self._timed(run) for _ in range(self.runs))
 
     def device_ms(self, run: Callable[[], object]) -> float:
         """Milliseconds per call when calls follow each other without waiting."""

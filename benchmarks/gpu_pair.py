@@ -32,6 +32,8 @@ from outrider.sampling.history import History
 
 DRAFT_LAYERS = 4
 """Of the target, in the draft of the end-to-end pair: with the output layer 1.4 B of 8 B parameters."""
+CHUNK = 512
+"""Tokens of a piece of a prompt."""
 NOTHING = History([])
 
 
@@ -187,11 +189,11 @@ def greedy_rows(position: int, count: int, params: SamplingParams | None = None)
     return [SamplingRow(params, position + index, index, NOTHING) for index in range(count)]
 
 
-def prefilled(runner: ModelRunner, tokens: Sequence[int], chunk: int = 512) -> SequenceKv:
+def prefilled(runner: ModelRunner, tokens: Sequence[int]) -> SequenceKv:
     """A sequence with so many tokens committed."""
     kv = SequenceKv.open(runner.pool, [], reuse=False)
-    for start in range(0, len(tokens), chunk):
-        piece = list(tokens[start : start + chunk])
+    for start in range(0, len(tokens), CHUNK):
+        piece = list(tokens[start : start + CHUNK])
         runner.forward([Segment(kv, piece, None, [len(piece) - 1])])
         runner.commit(kv, range(len(piece)), piece)
     return kv

@@ -1,10 +1,9 @@
 """The whole circle on the demo pair: traffic turns, acceptance falls, a new draft is trained and promoted.
 
     python -m benchmarks.learning                       an hour; twenty minutes of it write and train
-    python -m benchmarks.learning --other json          code turns into JSON in place of prose
 
 Everything is in --folder, one line per request; the same command goes on where it was stopped. The texts are
-Python's library, and the pages or the dashboards of this project. The services run on the widened target, as
+Python's library, and the pages of this project. The services run on the widened target, as
 the small one is too fast for its draft; what it writes is the small one's, which the draft is trained on.
 
     code       the traffic that the draft was made for
@@ -40,10 +39,7 @@ Phase = Literal["code", "turned", "distil", "canary", "after", "done"]
 Event = dict[str, Any]
 PATIENCE = 4
 """Times `--requests` that an alarm or a promotion may take; then it goes on without."""
-OTHERS = {
-    "prose": sorted((ROOT / "docs").glob("*.md")),
-    "json": sorted((ROOT / "k8s/components/dashboards").glob("*.json")),
-}
+PROSE = sorted((ROOT / "docs").glob("*.md"))
 TASK = "mixed"
 MODULES = "argparse configparser csv difflib gettext optparse pprint shlex smtplib tarfile textwrap"
 PROMPT_CHARACTERS = 200
@@ -173,7 +169,7 @@ def _send(traffic: Traffic, phase: Phase, flags: argparse.Namespace, diary: Diar
     """Requests, until another phase comes."""
     before = {name: traffic.count(name) for name in ("drifts", "promotions")}
     done = sum(event.get("phase") == phase for event in diary.events)
-    for number, prompt in enumerate(islice(prompts(phase, flags.other), done, None), done):
+    for number, prompt in enumerate(islice(prompts(phase), done, None), done):
         diary.add("request", phase=phase, **traffic.ask(prompt, number))
         if phase == "turned" and not diary.has("alarm") and traffic.count("drifts") > before["drifts"]:
             diary.add("alarm")
@@ -183,11 +179,11 @@ def _send(traffic: Traffic, phase: Phase, flags: argparse.Namespace, diary: Diar
             return
 
 
-def prompts(phase: Phase, other: str) -> Iterator[str]:
+def prompts(phase: Phase) -> Iterator[str]:
     """The same ones in every run, and others in every phase."""
     library = Path(sysconfig.get_paths()["stdlib"])
     code = [library / f"{module}.py" for module in MODULES.split()]
-    return windows(code if phase == "code" else OTHERS[other], Random(phase))
+    return windows(code if phase == "code" else PROSE, Random(phase))
 
 
 def windows(files: Sequence[Path], random: Random) -> Iterator[str]:
@@ -223,9 +219,7 @@ def report(flags: argparse.Namespace) -> None:
         accepted = sum(event["accepted"] for event in found)
         print(f"{phase:10}{len(found):>10}{accepted / max(1, steps):>12.3f}")
     picture = flags.folder / "learning.svg"
-    draw_learning(
-        events, f"A draft learns: code turns into {flags.other}, T = {flags.temperature:g}", picture
-    )
+    draw_learning(events, f"A draft learns: code turns into prose, T = {flags.temperature:g}", picture)
     print(picture)
 
 
@@ -233,7 +227,6 @@ def main() -> None:
     """Run what is left, and report."""
     parser = new_parser(__doc__)
     parser.add_argument("--folder", type=Path, default=ROOT / "out/learning", help="for everything")
-    parser.add_argument("--other", choices=OTHERS, default="prose", help="what code turns into")
     parser.add_argument("--requests", type=int, default=300, help="of each kind of traffic, at least")
     parser.add_argument("--tokens", type=int, default=32, help="of each answer")
     parser.add_argument("--temperature", type=float, default=0.7)

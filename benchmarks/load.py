@@ -15,19 +15,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
 import uvloop
+from safetensors.torch import load_file, save_file
 
 from benchmarks import machine, pairs, workload
 from benchmarks.arms.base import Arm
 from benchmarks.arms.own import Client, OwnArm
 from benchmarks.calibration import Bin, Observed, bins
 from benchmarks.compare import measure
-from benchmarks.drafts import noised_copy
 from benchmarks.flags import command, json_file, new_parser
 from benchmarks.layout import layout_of
 from benchmarks.pairs import load_pair
@@ -125,6 +127,24 @@ def load_line(row: ResultRow, speed: str) -> str:
         f"{ratio.middle:7.2f} [{ratio.low:.2f}, {ratio.high:.2f}]{figures['length'].middle:8.2f}"
         f"{figures['verified'].middle:10.2f}{figures['drafted'].middle:9.2f}"
     )
+
+
+def noised_copy(source: Path, destination: Path, noise: float) -> Path:
+    """A bad draft: a copy whose matrices have normal noise on them, of `noise` times their deviation."""
+    generator = torch.Generator().manual_seed(0)
+    shutil.copytree(source, destination, dirs_exist_ok=True)
+    for shard in destination.glob("*.safetensors"):
+        tensors = load_file(shard)
+        noised = {name: _noised(weight, noise, generator) for name, weight in tensors.items()}
+        save_file(noised, shard, metadata={"format": "pt"})
+    return destination
+
+
+def _noised(weight: torch.Tensor, noise: float, generator: torch.Generator) -> torch.Tensor:
+    if weight.ndim < 2:
+        return weight
+    change = torch.randn(weight.shape, generator=generator) * (noise * weight.float().std())
+    return (weight.float() + change).to(weight.dtype)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One product of a linear layer: weights of 16, 8 and 4 bits, by the project's kernels and by torch's.
+"""One product of a linear layer, with weights of 16, 8 and 4 bits.
 
     python -m benchmarks.products --shapes 2048x2048 46336x256 --rows 1 4 5 8 32
 
@@ -24,7 +24,7 @@ from outrider.engine.cpu.kernels.codes import E4M3
 from outrider.engine.cpu.linear import LibraryLinear
 from outrider.engine.cpu.quantized_matmul import QuantizedMatmul
 from outrider.engine.cpu.worker_pool import WorkerPool
-from outrider.engine.quantization.rounding import BITS, GROUP, rounded
+from outrider.engine.quantization.rounding import BITS, rounded
 from outrider.engine.quantization.weight import QuantizedWeight, quantized
 from scripts import console
 
@@ -69,10 +69,7 @@ def _arms(out: int, width: int) -> dict[str, Sequence[Product]]:
         arms[name] = [QuantizedMatmul(each, None, workers, torch.bfloat16, passing=True) for each in codes]
     codes = [_e4m3(weight) for weight in weights]
     arms[E4M3] = [QuantizedMatmul(each, None, workers, torch.bfloat16, passing=True) for each in codes]
-    return arms | {
-        "torch int8": [_torch_int8(w) for w in weights],
-        "torch int4": [_torch_int4(w) for w in weights],
-    }
+    return arms
 
 
 def _e4m3(weight: Tensor) -> QuantizedWeight:
@@ -80,22 +77,6 @@ def _e4m3(weight: Tensor) -> QuantizedWeight:
     scales = weight.float().abs().amax(1, keepdim=True) / torch.finfo(torch.float8_e4m3fn).max
     codes = (weight / scales).to(torch.float8_e4m3fn).view(torch.uint8)
     return quantized(codes, scales, None, 8, weight.shape[1], e4m3=True)
-
-
-def _torch_int8(weight: Tensor) -> Product:
-    """A scale for each row, which is less than the project's."""
-    factors = weight.float().abs().amax(1) / 127
-    numbers, scales = (weight.float() / factors[:, None]).round().to(torch.int8), factors.bfloat16()
-    return lambda x: torch.ops.aten._weight_int8pack_mm(x, numbers, scales)
-
-
-def _torch_int4(weight: Tensor) -> Product:
-    """Groups as the project's."""
-    out, width = weight.shape
-    codes = torch.randint(16, (out, width), dtype=torch.int32)
-    packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 2)
-    scales = torch.rand(width // GROUP, out, 2).bfloat16()
-    return lambda x: torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, GROUP, scales)
 
 
 def _least(arms: Sequence[Sequence[Product]], x: Tensor, rounds: int) -> list[float]:

@@ -79,10 +79,6 @@ def _ratio(spread: Spread | None) -> str:
     return "-" if spread is None else f"{spread.middle:.2f} [{spread.low:.2f}, {spread.high:.2f}]"
 
 
-def _per_device(row: ResultRow) -> str:
-    return f"{row.figures[SPEED].middle / row.devices:.1f}"
-
-
 COLUMNS: tuple[Column, ...] = (
     ("arm", -22, lambda row: row.arm),
     ("cores", 5, lambda row: str(row.devices)),
@@ -90,7 +86,6 @@ COLUMNS: tuple[Column, ...] = (
     ("tokens/s", 22, _speed),
     ("÷ off", 18, lambda row: _ratio(row.against_off)),
     ("÷ best peer", 18, lambda row: _ratio(row.against_best_peer)),
-    ("/core", 7, _per_device),
     ("decode/s", 8, _figure("decode_s", ".1f")),
     ("TTFT ms", 8, _figure("ttft_ms", ".1f")),
     ("gap p50", 8, _figure("gap_p50_ms", ".1f")),

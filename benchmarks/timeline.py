@@ -31,17 +31,6 @@ def pipeline_figures(complete: generation_pb2.Complete) -> dict[str, float]:
     }
 
 
-def prefill_figures(complete: generation_pb2.Complete) -> dict[str, float]:
-    """How the draft's prefill lies to the target's: length of its first bar, and how long before the
-    target's first token its first candidates were made; milliseconds. None without a draft.
-    """
-    verify, draft = (bars(complete.timeline, lane) for lane in ("LANE_VERIFY", "LANE_DRAFT"))
-    if not verify or not draft:
-        return {}
-    start, end = draft[0]
-    return {"draft_prefill": (end - start) / 1e6, "draft_lead": (verify[0][1] - end) / 1e6}
-
-
 def bars(timeline: Iterable[generation_pb2.TimelineEvent], lane: str) -> list[Interval]:
     """The bars of a lane in order of their start."""
     wanted = generation_pb2.TimelineEvent.Lane.Value(lane)

@@ -121,9 +121,9 @@ ACCEPTANCE = (
     ),
     _share(
         "Acceptance by draft replica",
-        "Share of steps whose first candidate was accepted, by draft replica: one that stands out has "
+        "Share of the verified candidates that were accepted, by draft replica: one that stands out has "
         "another model, or is ill.",
-        'o:position_accepted_total{position="1"} / o:position_verified_total{position="1"} by draft',
+        "o:tokens_accepted_total / o:nodes_verified_total by draft",
     ),
     _share(
         "Hit rate",

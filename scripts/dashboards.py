@@ -20,8 +20,11 @@ DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
 def render(dashboard: Dashboard) -> str:
-    """One dashboard as a file."""
-    return json.dumps(model(dashboard), indent=2) + "\n"
+    """One dashboard as a file, with a line for each of its fields and panels."""
+    fields = model(dashboard)
+    panels = ",\n".join(json.dumps(panel) for panel in fields.pop("panels"))
+    lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in fields.items()]
+    return "{\n" + ",\n".join([*lines, f'"panels": [\n{panels}\n]']) + "\n}\n"
 
 
 def model(dashboard: Dashboard) -> dict[str, Any]:

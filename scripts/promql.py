@@ -41,41 +41,20 @@ class Promql:
         """
         expression, _, by = short.partition(" by ")
 
+        def rate(name: str, by: str, match: str = "") -> str:
+            return f"sum{_by(by)}(rate({self._select(name, match)}[{self.window}]))"
+
         def metric(found: re.Match[str]) -> str:
             how, name, match = found[1], found[2], found[3] or ""
             if how == "mean":
-                return self.mean(name, by)
+                return f"{rate(f'{name}_sum', by)} / {rate(f'{name}_count', by)}"
             if how is not None and how[0] == "p":
-                return self.quantile(int(how[1:]) / 100, name)
+                return f"histogram_quantile({int(how[1:]) / 100:g}, {rate(f'{name}_bucket', 'le')})"
             if name.endswith(COUNTERS):
-                return self.rate(name, by, match)
-            return self.gauge(name, by, how or "sum")
+                return rate(name, by, match)
+            return f"{how or 'sum'}{_by(by)}({self._select(name)})"
 
         return METRIC.sub(metric, expression)
-
-    def gauge(self, metric: str, by: str = "", how: str = "sum") -> str:
-        """A gauge over all replicas, or by labels."""
-        return f"{how}{_by(by)}({self._select(metric)})"
-
-    def rate(self, metric: str, by: str = "", match: str = "") -> str:
-        """A counter per second."""
-        return f"sum{_by(by)}(rate({self._select(metric, match)}[{self.window}]))"
-
-    def share(self, part: str, whole: str, by: str = "", match: str = "") -> str:
-        """Rate of one counter divided by that of another."""
-        return f"{self.rate(part, by, match)} / {self.rate(whole, by, match)}"
-
-    def mean(self, histogram: str, by: str = "") -> str:
-        """Mean of a histogram."""
-        return self.share(f"{histogram}_sum", f"{histogram}_count", by)
-
-    def quantile(self, quantile: float, histogram: str) -> str:
-        """Quantile of a histogram."""
-        return f"histogram_quantile({quantile:g}, {self.rate(f'{histogram}_bucket', 'le')})"
-
-    def level(self, part: str, whole: str, by: str = "") -> str:
-        """One gauge divided by another."""
-        return f"{self.gauge(part, by)} / {self.gauge(whole, by)}"
 
     def _select(self, metric: str, match: str = "") -> str:
         matches = ",".join(filter(None, (self.match, match)))

@@ -18,7 +18,7 @@ DEMO_INTERMEDIATE_SIZE = 46336
 """Widens the demo target from 5.5 M to about 216 M parameters."""
 
 
-def widen(source: Path, destination: Path, intermediate_size: int, seed: int = 0) -> int:
+def widen(source: Path, destination: Path, intermediate_size: int) -> int:
     """Write the widened checkpoint and return its number of parameters.
 
     Raises:
@@ -27,7 +27,7 @@ def widen(source: Path, destination: Path, intermediate_size: int, seed: int = 0
     config = json.loads((source / "config.json").read_text())
     if intermediate_size <= config.get("intermediate_size", intermediate_size):
         raise ValueError(f"{source} needs an intermediate_size below {intermediate_size} in its config.json")
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     tensors = {
         name: _widened(name, weight, intermediate_size, generator) for name, weight in _load(source).items()
     }

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from simulator.modelled import modelled
@@ -59,7 +59,7 @@ def run(folder: Path, studies: Sequence[str]) -> None:
             if case.study == study:
                 report = simulate(case.profile, case.topology, case.load)
                 print(f"{line(report)}  {study}: {case.label}", flush=True)
-                rows.append({"study": study, "label": case.label, **report.as_dict()})
+                rows.append({"study": study, "label": case.label, **asdict(report)})
         (folder / f"{study}.json").write_text(json.dumps(rows, indent=1) + "\n")
 
 

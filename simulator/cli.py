@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -95,7 +96,7 @@ def _run(flags: argparse.Namespace) -> None:
         reports.append(simulate(profile, topology, load))
         print(line(reports[-1]), flush=True)
     if flags.json:
-        flags.json.write_text(json.dumps([report.as_dict() for report in reports], indent=1) + "\n")
+        flags.json.write_text(json.dumps([asdict(report) for report in reports], indent=1) + "\n")
 
 
 def _cases(flags: argparse.Namespace) -> Iterator[tuple[Topology, Load]]:

@@ -40,8 +40,6 @@ class Cluster:
     orchestrators: list[Host]
     """Their event loops."""
     client: Host
-    cores: dict[str, list[Device]]
-    """Of the processes of each kind."""
 
     @property
     def targets(self) -> list[StepTotals]:
@@ -57,8 +55,6 @@ class Cluster:
         """Forget what everybody has done."""
         for totals in (*self.targets, *self.drafts):
             totals.clear()
-        for core in (core for cores in self.cores.values() for core in cores):
-            core.busy = 0.0
 
 
 @dataclass(slots=True)
@@ -91,11 +87,6 @@ class Builder:
             orchestrators,
             # Clients are many and elsewhere, unless there is one small machine for all.
             self._host(Floating(self._cores)) if self._cores else self._elsewhere(),
-            {
-                "verify": [replica.host.core for replica in verify.values()],
-                "draft": [replica.host.core for replica in draft.values()],
-                "orchestrator": [host.core for host in orchestrators],
-            },
         )
 
     def _served(self) -> ModelInfo:

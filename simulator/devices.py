@@ -17,9 +17,6 @@ Call = Callable[[], None]
 class Device(Protocol):
     """Something that works for a number of seconds."""
 
-    busy: float
-    """Seconds of work done or begun."""
-
     def submit(self, seconds: float, done: Call) -> None:
         """Work for some seconds, then call."""
 
@@ -28,7 +25,6 @@ class Accelerator:
     """One piece of work after the other, in the order in which they came."""
 
     def __init__(self, timeline: Timeline) -> None:
-        self.busy = 0.0
         self._timeline = timeline
         self._free_at = 0.0
 
@@ -36,7 +32,6 @@ class Accelerator:
         """See Device."""
         start = max(self._timeline.now, self._free_at)
         self._free_at = start + seconds
-        self.busy += seconds
         self._timeline.at(self._free_at, done)
 
 
@@ -47,7 +42,6 @@ class Core:
     """
 
     def __init__(self, timeline: Timeline) -> None:
-        self.busy = 0.0
         self._timeline = timeline
         self._jobs: list[tuple[float, int, Call]] = []
         self._order = itertools.count()
@@ -63,7 +57,6 @@ class Core:
     def submit(self, seconds: float, done: Call) -> None:
         """See Device."""
         self._advance()
-        self.busy += seconds
         heapq.heappush(self._jobs, (self._progress + seconds, next(self._order), done))
         self._plan()
 
@@ -95,12 +88,10 @@ class Floating:
     """Not pinned: each piece of work goes to the core that has least to do, in turn among equals."""
 
     def __init__(self, cores: Sequence[Core]) -> None:
-        self.busy = 0.0
         self._cores = list(cores)
 
     def submit(self, seconds: float, done: Call) -> None:
         """See Device."""
-        self.busy += seconds
         core = min(self._cores, key=lambda core: core.jobs)
         self._cores.remove(core)
         self._cores.append(core)

@@ -19,7 +19,6 @@ class Host:
         receive_seconds: float = 0.0,
         rewarm_seconds: float = 0.0,
     ) -> None:
-        self.core = core
         self.send_seconds = send_seconds
         self.receive_seconds = receive_seconds
         self.loop = Thread(timeline, core, rewarm_seconds)

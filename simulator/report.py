@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import quantiles
 
 from simulator.clients import ServedRequest
@@ -22,8 +22,6 @@ class Run:
     served: Sequence[ServedRequest]
     targets: Sequence[StepTotals]
     drafts: Sequence[StepTotals]
-    cores: Mapping[str, Sequence[float]]
-    """Busy seconds of the processes' cores, by kind of process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,16 +59,6 @@ class Report:
     target_busy: float
     """Share of the time in which a target forward ran, mean over replicas."""
     draft_busy: float
-    target_core_busy: float
-    """Of the processor core beside it."""
-    draft_core_busy: float
-    orchestrator_busy: float
-    draft_expansions: float
-    """Nodes expanded in a draft step."""
-
-    def as_dict(self) -> dict[str, object]:
-        """For JSON."""
-        return asdict(self)
 
 
 def summarise(run: Run) -> Report:
@@ -84,7 +72,6 @@ def summarise(run: Run) -> Report:
     seconds = max(s.ended for s in run.served) - min(s.asked for s in run.served)
     tokens = sum(len(s.tokens) for s in run.served)
     rounds = sum(s.statistics.steps for s in run.served)
-    cores = {kind: sum(busy) / len(busy) / seconds for kind, busy in run.cores.items() if busy}
     devices = run.topology.devices(run.profile.target_devices)
     target, draft = total(run.targets), total(run.drafts)
     firsts, pers = [s.first_token for s in run.served], [s.per_token for s in run.served]
@@ -115,10 +102,6 @@ def summarise(run: Run) -> Report:
         step_seconds=target.seconds / target.steps,
         target_busy=target.seconds / seconds / len(run.targets),
         draft_busy=draft.seconds / seconds / max(len(run.drafts), 1),
-        target_core_busy=cores.get("verify", 0.0),
-        draft_core_busy=cores.get("draft", 0.0),
-        orchestrator_busy=cores.get("orchestrator", 0.0),
-        draft_expansions=draft.tokens / max(draft.steps, 1),
     )
 
 
@@ -154,7 +137,7 @@ def efficiency(served: Sequence[ServedRequest]) -> float:
 HEADER = (
     f"{'T':>4}{'RTT ms':>7}{'sess.':>6} {'arm':11}{'verify':>6}{'draft':>6}{'tok/s':>9}{'/device':>9}"
     f"{'TTFT ms':>9}{'p99':>7}{'ms/tok':>8}{'p99':>7}{'length':>7}{'nodes':>7}{'hits':>6}{'effic.':>7}"
-    f"{'n/step':>8}{'sess/step':>10}{'step ms':>8}{'target':>7}{'draft':>6}{'their cores':>12}"
+    f"{'n/step':>8}{'sess/step':>10}{'step ms':>8}{'target':>7}{'draft':>6}"
 )
 
 
@@ -167,5 +150,5 @@ def line(r: Report) -> str:
         f"{r.per_token_p50 * 1e3:8.2f}{r.per_token_p99 * 1e3:7.1f}"
         f"{r.acceptance_length:7.2f}{r.verified_per_round:7.2f}{r.hit_rate:6.0%}{r.efficiency:7.0%}"
         f"{r.step_tokens:8.1f}{r.step_sessions:10.1f}{r.step_seconds * 1e3:8.1f}"
-        f"{r.target_busy:7.0%}{r.draft_busy:6.0%}{r.target_core_busy:6.0%}{r.draft_core_busy:6.0%}"
+        f"{r.target_busy:7.0%}{r.draft_busy:6.0%}"
     )

@@ -35,8 +35,7 @@ def _services(profile: Profile, topology: Topology, load: Load, corpus: Corpus) 
     clients = Clients(cluster, load, topology.arm)
     clients.start()
     cluster.timeline.run(until=lambda: clients.done)
-    busy = {kind: [core.busy for core in cores] for kind, cores in cluster.cores.items()}
-    return Run(profile, topology, load, clients.served, cluster.targets, cluster.drafts, busy)
+    return Run(profile, topology, load, clients.served, cluster.targets, cluster.drafts)
 
 
 def _lockstep(profile: Profile, topology: Topology, load: Load, corpus: Corpus) -> Run:
@@ -45,4 +44,4 @@ def _lockstep(profile: Profile, topology: Topology, load: Load, corpus: Corpus) 
     run = run_lockstep(profile, corpus, load, -(-load.sessions // busy))
     idle = [StepTotals()] * (topology.verify_replicas - busy)
     targets, drafts = ([totals] * busy + idle for totals in (run.target, run.draft))
-    return Run(profile, topology, load, run.served * busy, targets, drafts, cores={})
+    return Run(profile, topology, load, run.served * busy, targets, drafts)

@@ -10,7 +10,7 @@ import grpc
 
 from benchmarks.arms.base import OWN
 from benchmarks.samples import SampledRequest
-from benchmarks.timeline import pipeline_figures, prefill_figures
+from benchmarks.timeline import pipeline_figures
 from benchmarks.workload import SEED, Cell, Tokens
 from outrider import __version__
 from outrider.v1 import generation_pb2, generation_pb2_grpc, tokens_pb2
@@ -42,7 +42,7 @@ class OwnArm:
         """Send the prompts, as many at once as the cell says; the next one goes when one has ended."""
         stub = self._client.stub(self.draft, cell.round_trip_ms)
         messages = [message(prompt, self.mode, tokens, cell.temperature, self.draft) for prompt in prompts]
-        return self._client.run(stub, messages, at_once=cell.concurrency)
+        return self._client.run(stub, messages, cell.concurrency)
 
 
 class Client:
@@ -68,16 +68,14 @@ class Client:
         self,
         stub: generation_pb2_grpc.GenerationServiceStub,
         messages: Sequence[generation_pb2.GenerateRequest],
-        delays: Sequence[float] = (),
-        at_once: int = 0,
+        at_once: int,
     ) -> list[SampledRequest]:
-        """Send each message after its delay in seconds, at most `at_once` of them (0: all) at a time."""
-        room = asyncio.Semaphore(at_once or len(messages))
-        return self._runner.run(_all(stub, messages, delays or [0.0] * len(messages), room))
+        """Send the messages in order, so many at a time."""
+        return self._runner.run(_all(stub, messages, asyncio.Semaphore(at_once)))
 
 
 def message(
-    prompt: Sequence[int], mode: str, tokens: int, temperature: float = 0.0, task: str = ""
+    prompt: Sequence[int], mode: str, tokens: int, temperature: float, task: str
 ) -> generation_pb2.GenerateRequest:
     """A request with a timeline. Drafts of one task are judged together, so each draft has its own."""
     return generation_pb2.GenerateRequest(
@@ -99,23 +97,18 @@ async def _connect(endpoint: str) -> generation_pb2_grpc.GenerationServiceStub:
 async def _all(
     stub: generation_pb2_grpc.GenerationServiceStub,
     messages: Sequence[generation_pb2.GenerateRequest],
-    delays: Sequence[float],
     room: asyncio.Semaphore,
 ) -> list[SampledRequest]:
     started = time.perf_counter()
-    calls = [_one(stub, one, started, delay, room) for one, delay in zip(messages, delays, strict=True)]
-    return await asyncio.gather(*calls)
+    return await asyncio.gather(*(_one(stub, one, started, room) for one in messages))
 
 
 async def _one(
     stub: generation_pb2_grpc.GenerationServiceStub,
     request: generation_pb2.GenerateRequest,
     started: float,
-    delay: float,
     room: asyncio.Semaphore,
 ) -> SampledRequest:
-    if delay:
-        await asyncio.sleep(delay)
     tokens: list[int] = []
     arrivals: list[tuple[float, int]] = []
     complete = generation_pb2.Complete()
@@ -138,9 +131,5 @@ def figures(complete: generation_pb2.Complete) -> dict[str, float]:
     return {
         "verified": counts.verified / steps,
         "drafted": counts.drafted / steps,
-        "hits": counts.hits / steps,
-        "step_ms": (counts.forward_micros + counts.sample_micros) / 1e3 / max(1, counts.steps),
-        "cached": complete.usage.cached_tokens,
         **pipeline_figures(complete),
-        **prefill_figures(complete),
     }

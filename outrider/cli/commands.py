@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from outrider import __version__
 from outrider.cli import drafts, layer_search, values
 from outrider.cli.advise import flags as advise_flags
 from outrider.cli.bench import flags as bench_flags
@@ -84,18 +81,6 @@ def _add_top_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--interval", type=values.seconds, default=2.0, metavar="SECONDS", help="default 2")
     parser.add_argument("--once", action="store_true", help="print one frame as plain text, and end")
-
-
-def print_versions(_arguments: argparse.Namespace) -> int:
-    """`outrider version`."""
-    print(f"outrider {__version__}")
-    print(f"python {platform.python_version()}")
-    for package in ("grpcio", "protobuf", "torch", "transformers"):
-        try:
-            print(f"{package} {version(package)}")
-        except PackageNotFoundError:
-            print(f"{package} not installed")
-    return 0
 
 
 COMMANDS = (
@@ -191,12 +176,5 @@ COMMANDS = (
         advise_flags.add_flags,
         "outrider.cli.advise.command:advise",
         extra="engine,cli",
-    ),
-    Command(
-        "version",
-        "print versions",
-        "Print versions.",
-        lambda parser: None,
-        "outrider.cli.commands:print_versions",
     ),
 )

@@ -28,13 +28,6 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     for name, (text, shadow) in COMMANDS.items():
         one = commands.add_parser(name, help=text, description=f"{text.capitalize()}.", allow_abbrev=False)
         one.add_argument("replicas", type=endpoint_of, nargs="+", metavar="HOST:PORT", help="draft replicas")
-        if shadow is not None:
-            one.add_argument(
-                "--version-of-weights",
-                default="",
-                metavar="X",
-                help="refuse replicas that have other weights",
-            )
         add_transport_flags(one.add_argument_group("connection"), seconds=ASK_SECONDS)
         one.set_defaults(shadow=shadow)
 
@@ -61,8 +54,7 @@ async def _ask(endpoint: str, arguments: argparse.Namespace) -> ModelInfo:
         async with open_channel(endpoint, **tls_of(arguments)) as channel:
             if arguments.shadow is None:
                 return await draft_info(channel, arguments.timeout)
-            version = arguments.version_of_weights
-            return await set_shadow(channel, arguments.shadow, version, arguments.timeout)
+            return await set_shadow(channel, arguments.shadow, "", arguments.timeout)
     except (DeadlineExceeded, InternalError, Unavailable) as error:
         raise Unavailable(f"{endpoint} does not answer as a draft replica ({error}); name others") from error
 

@@ -38,8 +38,14 @@ def add_traffic_flags(group: Group, tokens: int) -> None:
     add_number(group, "--temperature", values.not_negative, 0.0, "of the traffic")
 
 
+def add_dtype(group: Group, what: str) -> None:
+    """The arithmetic of a model."""
+    choices = "auto", "float32", "bfloat16", "float16"
+    group.add_argument("--dtype", choices=choices, default="auto", help=f"{what} (default auto)")
+
+
 def add_machine_flags(group: Group, dtype: str = "arithmetic of the model") -> None:
     """What computes, and how."""
-    group.add_argument("--dtype", default="auto", help=f"{dtype}: auto (default), float32 or bfloat16")
+    add_dtype(group, dtype)
     group.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
     add_number(group, "--threads", values.at_least(1, MAX_THREADS), 1, "torch threads on the CPU")

@@ -12,7 +12,9 @@ class DraftPoolInstruments:
 
     def __init__(self, make: Maker) -> None:
         self.wanted: Gauge = make.gauge("draft_sessions_wanted", "Sessions that want a draft.")
-        self.waiting: Gauge = make.gauge("draft_sessions_waiting", "Of them, those without.")
+        self.waiting: Gauge = make.gauge(
+            "draft_sessions_waiting", "Sessions that want a draft and have none."
+        )
         self.parkings: Counter = make.counter("draft_parkings", "Drafts ended because drafting did not pay.")
         self.slots: Gauge = make.gauge("draft_slots", "Sessions that draft replicas have room for.")
         self.per_replica: Gauge = make.gauge(
@@ -27,9 +29,11 @@ class DraftPoolInstruments:
         self.wanted_seconds: Counter = make.counter(
             "draft_wanted_seconds", "Session time in which drafts were wanted."
         )
-        self.missing_seconds: Counter = make.counter("draft_missing_seconds", "Of it, without a draft.")
+        self.missing_seconds: Counter = make.counter(
+            "draft_missing_seconds", "Session time in which a wanted draft was missing."
+        )
         self.idle_seconds: Counter = make.counter(
-            "draft_idle_seconds", "Of it, without a step of the target."
+            "draft_idle_seconds", "Session time in which drafts were wanted and the target ran no step."
         )
         self.lag_seconds = make.histogram(
             "draft_lag_seconds",

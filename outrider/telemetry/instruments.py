@@ -137,8 +137,8 @@ def _by_task(make: Maker) -> Bundle:
         accepted=counter("nodes_accepted", "Tokens that matched a node."),
         hits=counter("hits", "Steps whose bonus token was a candidate."),
         seconds=counter("round_seconds", "Time between a session's verdicts, after the first."),
-        busy=counter("round_busy_seconds", "Of it, the session's step."),
-        idle=counter("round_idle_seconds", "Of it, without a step of the target."),
+        busy=counter("round_busy_seconds", "Time between a session's verdicts that its step took."),
+        idle=counter("round_idle_seconds", "Time between a session's verdicts without a step of the target."),
     )
 
 

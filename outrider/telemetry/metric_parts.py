@@ -200,8 +200,8 @@ class Estimates(Collector):
     BUCKETS = 10
     NAMES = (
         ("calibration_nodes", "Verified nodes by estimated reach."),
-        ("calibration_predicted", "Sum of their estimates."),
-        ("calibration_accepted", "Those that were accepted."),
+        ("calibration_predicted", "Sum of the estimates of verified nodes."),
+        ("calibration_accepted", "Verified nodes that were accepted."),
     )
 
     def __init__(self, make: Maker) -> None:

@@ -27,8 +27,12 @@ class ShadowInstruments:
         self._compared = Bundle(
             MAX_TASKS * 8,
             tokens=make.counter("compared_tokens", "Tokens committed in sessions with a shadow.", *labels),
-            proposed=make.counter("compared_proposed", "Of them, those with a proposal.", *labels),
-            foreseen=make.counter("compared_foreseen", "Of them, those proposed first.", *labels),
+            proposed=make.counter(
+                "compared_proposed", "Compared tokens that the draft had a proposal for.", *labels
+            ),
+            foreseen=make.counter(
+                "compared_foreseen", "Compared tokens that the draft proposed first.", *labels
+            ),
         )
         self._failures = make.counter("shadow_failures", "Shadows that ended by an error.", "reason")
         self._promotions = make.counter("promotions", "Shadows that were promoted.")

@@ -62,9 +62,9 @@ def configure_tracing(service_name: str, replica: str) -> None:
     """
     if not _export_wanted(os.environ):
         return
-    from outrider.telemetry.otlp import SpanExporter
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
-    use_processor(service_name, replica, BatchSpanProcessor(SpanExporter()))
+    use_processor(service_name, replica, BatchSpanProcessor(OTLPSpanExporter()))
 
 
 def use_processor(service_name: str, replica: str, processor: SpanProcessor) -> None:

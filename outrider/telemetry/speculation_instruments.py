@@ -3,15 +3,7 @@
 from __future__ import annotations
 
 from outrider.protocol.messages import Verdict
-from outrider.telemetry.metric_parts import (
-    MAX_POSITION,
-    MAX_REPLICAS,
-    Bundle,
-    Children,
-    Maker,
-    Positions,
-    Tasks,
-)
+from outrider.telemetry.metric_parts import MAX_REPLICAS, Bundle, Maker, Tasks
 
 NO_DRAFT = "none"
 """Stands for the draft replica of a step that had none."""
@@ -33,11 +25,6 @@ class SpeculationInstruments:
             drifts=make.counter("drifts", "Falls of acceptance.", *labels),
             statistic=make.gauge("drift_statistic", "How near the next alarm is, 0 to 1.", *labels),
         )
-        self._positions = (
-            make.counter("position_verified", "Steps that verified this deep.", "position", "draft"),
-            make.counter("position_accepted", "Steps that accepted this deep.", "position", "draft"),
-        )
-        self._depths = Children(self._bind_positions, MAX_REPLICAS, self._forget_positions)
 
     def step(self, verdict: Verdict, task: str, draft: str) -> None:
         """A verdict arrived for a session that `draft` serves; empty when none does."""
@@ -48,21 +35,9 @@ class SpeculationInstruments:
         of.accepted.inc(verdict.accepted)
         of.hits.inc(verdict.hit)
         of.undrafted.inc(verdict.verified == verdict.lookup_verified)
-        verified, accepted = self._depths.at(draft)
-        verified.reach(verdict.depth)
-        accepted.reach(verdict.accepted)
 
     def drift(self, task: str, draft: str, statistic: float, alarm: bool) -> None:
         """The detector of a task and draft replica has seen one more step."""
         of = self._steps.of(self._tasks.name(task), draft)
         of.statistic.set(statistic)
         of.drifts.inc(alarm)
-
-    def _bind_positions(self, key: tuple[str, ...]) -> tuple[Positions, Positions]:
-        verified, accepted = self._positions
-        return Positions(verified, draft=key[0]), Positions(accepted, draft=key[0])
-
-    def _forget_positions(self, key: tuple[str, ...]) -> None:
-        for family in self._positions:
-            for position in range(1, MAX_POSITION + 1):
-                family.remove(str(position), key[0])

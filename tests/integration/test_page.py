@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from outrider.client import Chunk, Client
-from scripts.browser import browser, chromium
+from tests.integration.browser import browser, chromium
 from tests.integration.cluster import Process, demo_up
 from tests.unit.client.fake_orchestrator import FakeOrchestrator, serving
 from tests.unit.orchestrator.gateway.test_process import gateway

@@ -8,7 +8,6 @@ import os
 from collections.abc import Sequence
 
 from outrider.cli.advise.findings import Findings, MeasuredDraft
-from outrider.cli.advise.flags import check_flags
 from outrider.cli.advise.options import DraftOption, draft_options
 from outrider.cli.advise.report import as_dict, render
 from outrider.cli.bench.machine import describe
@@ -25,10 +24,9 @@ def advise(arguments: argparse.Namespace) -> int:
     """Print what was found and what to take; write the figures if they were asked for.
 
     Raises:
-        ConfigError: a flag is wrong, a model cannot be loaded, or a draft does not fit the target.
+        ConfigError: a model cannot be loaded, or a draft does not fit the target.
         InvalidRequest: the prompts cannot be read.
     """
-    check_flags(arguments)
     _check_machine()
     options = draft_options(arguments)
     models = [option.draft for option in options]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 
 from outrider.cli import values
-from outrider.cli.model_flags import add_folder, add_traffic_flags
-from outrider.protocol.errors import ConfigError
+from outrider.cli.model_flags import add_dtype, add_folder, add_traffic_flags
 
 SESSIONS = (1, 2, 4, 8, 16, 32, 64, 128)
 MAX_SESSIONS = 1024
@@ -41,18 +40,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N,N",
         help=f"sessions at once that matter ({','.join(map(str, SESSIONS))})",
     )
-    parser.add_argument("--dtype", default="auto", help="arithmetic: auto, float32 or bfloat16")
+    add_dtype(parser, "arithmetic")
     parser.add_argument("--json", metavar="FILE", help="write all figures")
-
-
-def check_flags(arguments: argparse.Namespace) -> None:
-    """Refuse what cannot be measured or written, before anything is loaded.
-
-    Raises:
-        ConfigError: names the flag.
-    """
-    if arguments.dtype not in ("auto", "float32", "bfloat16"):
-        raise ConfigError(f"--dtype: must be auto, float32 or bfloat16, not {arguments.dtype!r}")
 
 
 def _sessions(text: str) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean, quantiles
 
 from outrider.cli.bench.outcomes import RequestOutcome
 from outrider.cli.bench.slo import Slo, good
@@ -115,19 +116,11 @@ def per_second(amount: float, seconds: float) -> float:
 
 def spread(values: Iterable[float | None]) -> Spread | None:
     """How the values that there are are spread; None: there are none."""
-    known = sorted(value for value in values if value is not None)
+    known = [value for value in values if value is not None]
     if not known:
         return None
-    p50, p90, p95, p99 = (percentile(known, share) for share in (0.50, 0.90, 0.95, 0.99))
-    return Spread(mean=sum(known) / len(known), p50=p50, p90=p90, p95=p95, p99=p99)
-
-
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """The value below which a share of the ordered values lies, on the line between the two nearest."""
-    place = share * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+    cuts = quantiles(known, n=100, method="inclusive") if len(known) > 1 else 99 * known
+    return Spread(mean=fmean(known), p50=cuts[49], p90=cuts[89], p95=cuts[94], p99=cuts[98])
 
 
 def goodput(outcomes: Sequence[RequestOutcome], slo: Slo, seconds: float) -> Goodput:

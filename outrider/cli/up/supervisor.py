@@ -18,23 +18,11 @@ STEADY_SECONDS = 60.0
 class Restart:
     """Start the child again after a pause."""
 
-    name: str
     pause_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
 class GiveUp:
     """Stop all children and exit with an error."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Nothing:
-    """The exit was expected."""
-
-
-Decision = Restart | GiveUp | Nothing
 
 
 @dataclass(slots=True)
@@ -61,19 +49,19 @@ class Supervisor:
         self._children[name].ready_at = now
         self.up = self.up or all(child.ready_at is not None for child in self._children.values())
 
-    def exited(self, name: str, now: float) -> Decision:
-        """A child's process has ended; what to do."""
+    def exited(self, name: str, now: float) -> Restart | GiveUp | None:
+        """A child's process has ended; what to do. None: it was expected."""
         child = self._children[name]
         ready_at, child.ready_at = child.ready_at, None
         if self.stopping:
-            return Nothing()
+            return None
         if not self.up:
-            return GiveUp(name)
+            return GiveUp()
         if ready_at is not None and now - ready_at >= STEADY_SECONDS:
             child.crashes = 0
         child.crashes += 1
         pause = FIRST_PAUSE_SECONDS * 2.0 ** min(child.crashes - 1, 10)
-        return Restart(name, min(pause, MAX_PAUSE_SECONDS))
+        return Restart(min(pause, MAX_PAUSE_SECONDS))
 
     def stop(self) -> None:
         """Exits are expected from now on."""

@@ -1,4 +1,4 @@
-"""Small parts of the benchmarks: gaps in a window, deliveries, noised drafts, deliveries of a worker."""
+"""Small parts of the benchmarks: deliveries, noised drafts, deliveries of a worker."""
 
 from __future__ import annotations
 
@@ -7,23 +7,9 @@ from safetensors.torch import load_file
 
 from benchmarks.arms.llama import add, server_command
 from benchmarks.arms.worker import engine_of, request_of
-from benchmarks.drafts import noised_copy
-from benchmarks.prefill import summary, waits
+from benchmarks.load import noised_copy
 from benchmarks.samples import SampledRequest
 from tests.models import build_model
-
-
-def test_gaps_that_a_window_touches_are_found() -> None:
-    """A gap that begins before the window and ends in it counts, one that ends before it does not."""
-    request = SampledRequest((1, 2, 3, 4), ((0.0, 1), (1.0, 1), (3.0, 1), (3.5, 1)))
-    assert waits([request], (1.5, 2.0)) == [2000.0]
-    assert waits([request], (0.0, 9.0)) == [1000.0, 2000.0, 500.0]
-
-
-def test_gaps_are_summed_up() -> None:
-    """Median, 99th percentile, largest, number; zeros of none."""
-    assert summary([3.0, 1.0, 2.0]) == {"p50": 2.0, "p99": 3.0, "largest": 3.0, "gaps": 3}
-    assert summary([])["largest"] == 0.0
 
 
 def test_tokens_of_one_pass_are_one_delivery() -> None:

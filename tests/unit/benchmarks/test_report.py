@@ -58,11 +58,10 @@ def test_ratios_are_against_off_and_the_fastest_peer() -> None:
 
 
 def test_a_table_has_a_line_per_arm() -> None:
-    """The speed per core stands beside the speed, and what an arm cannot tell is a dash."""
+    """What an arm cannot tell is a dash."""
     lines = tables(rows(batches(), ARMS)).splitlines()
     auto = next(line for line in lines if line.startswith("auto"))
     assert "30.0 [25.0, 35.0]" in auto
-    assert "15.0" in auto
     assert auto.split()[-1] == "-"
     assert len({len(line) for line in lines[2:]}) == 1
 

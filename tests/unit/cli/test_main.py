@@ -30,11 +30,10 @@ def test_every_command_has_help(command: tuple[str, ...], capsys: pytest.Capture
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    """The version is printed with those of what it runs on."""
-    assert main(["version"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"outrider {__version__}"
-    assert any(line.startswith("grpcio ") for line in lines)
+    """The version is printed."""
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert (end.value.code, capsys.readouterr().out) == (0, f"outrider {__version__}\n")
 
 
 def test_print_config_starts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,7 +93,7 @@ def test_a_full_disk_is_one_sentence() -> None:
 
 
 def test_a_closed_output_is_no_traceback() -> None:
-    """As in `outrider version >&-`: nobody wants what it prints."""
+    """As in `outrider generate ... >&-`: nobody wants what it prints."""
     command = [sys.executable, "-m", "outrider", "up", "--target", "x", "--print-config"]
     ended = subprocess.run(
         command, stderr=subprocess.PIPE, text=True, timeout=60, preexec_fn=lambda: os.close(1)

@@ -30,7 +30,7 @@ def test_wrong_tokens_are_noticed(make_profile):
     """The check of every run can fail."""
     served = ServedRequest(0.0, (1, 2), tokens=[1, 3], arrivals=[Arrival(1.0, 2, 0.1)])
     served.statistics.steps = 1
-    run = Run(make_profile(), Topology(), LOAD, [served], [StepTotals(1, 1, 1, 1.0)], drafts=[], cores={})
+    run = Run(make_profile(), Topology(), LOAD, [served], [StepTotals(1, 1, 1, 1.0)], drafts=[])
     with pytest.raises(AssertionError, match="not the target's"):
         summarise(run)
 

@@ -90,7 +90,6 @@ def test_steps_are_counted_by_draft_replica(registry) -> None:
 
     assert value("tokens_accepted", here) == 2
     assert (value("undrafted_steps", here), value("undrafted_steps", none)) == (0, 1)
-    assert value("position_accepted", {"draft": "draft-1:7701", "position": "2"}) == 1
     assert value("drifts", here) == 0
 
 

@@ -52,7 +52,6 @@ def test_a_target_is_advised(
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--dtype", "int4"], "--dtype"),
         (["--draft-skip-layers", "1"], "add --draft T"),
         ([], "--target: there is no folder 'T'"),
     ],

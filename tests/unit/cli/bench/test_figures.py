@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.cli.bench.figures import percentile, spread, summarize
+from outrider.cli.bench.figures import spread, summarize
 from outrider.cli.bench.slo import parse_slo
 from outrider.protocol.errors import Overloaded, Unavailable
 from tests.unit.cli.bench.worlds import outcome
 
 
 def test_percentiles_lie_between_the_nearest_values() -> None:
-    """As numpy's do; the ends are the smallest and the largest value."""
-    values = [1.0, 2.0, 3.0, 4.0]
-    assert percentile(values, 0.0) == 1.0
-    assert percentile(values, 0.5) == 2.5
-    assert percentile(values, 0.9) == pytest.approx(3.7)
-    assert percentile(values, 1.0) == 4.0
-    assert percentile([5.0], 0.99) == 5.0
+    """As numpy's do; of one value all are that value."""
+    found, one = spread([3.0, 1.0, 4.0, 2.0]), spread([5.0])
+    assert found is not None
+    assert one is not None
+    assert (found.p50, found.p90) == (2.5, pytest.approx(3.7))
+    assert (one.p50, one.p99) == (5.0, 5.0)
 
 
 def test_a_spread_leaves_out_what_is_not_known() -> None:
