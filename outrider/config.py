@@ -22,6 +22,8 @@ MAX_THREADS = 1024
 Threads = Annotated[int, Field(gt=0, le=MAX_THREADS)]
 Weights = Literal["full", "int8", "int4"]
 KvDtype = Literal["auto", "fp8"]
+Origin = Annotated[str, Field(pattern=r"^(\*|https?://[^/\s*]+)$")]
+"""Of a page in a browser: scheme, host and perhaps port."""
 TraceDetail = Literal["none", "slow", "all"]
 
 
@@ -240,6 +242,9 @@ class GatewayConfig(ProcessConfig, CallerConfig):
     )
     max_request_mb: Positive = Field(8, description="Largest body of a request, in MiB.")
     deadline_seconds: float = Field(600.0, gt=0, description="Longest time of a request.")
+    allowed_origins: tuple[Origin, ...] = Field(
+        (), description="Origins whose pages in a browser may call, such as https://chat.example; *: all."
+    )
     page: bool = Field(True, description="Serve the page at /.")
     response_metrics: bool = Field(False, description="Answers carry vLLM's `metrics`.")
     metrics_port: OptionalPort = Field(

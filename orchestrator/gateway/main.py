@@ -6,14 +6,16 @@ import asyncio
 import json
 import socket
 import ssl
-from typing import Any
+from typing import Any, cast
+
+from starlette.types import ASGIApp
 
 from orchestrator.gateway.app import Gateway, health_of
 from orchestrator.gateway.calls.formats import FORMATS
 from orchestrator.gateway.incoming.bodies import Bodies
 from orchestrator.gateway.inner import inner_page
 from orchestrator.gateway.instruments import GatewayInstruments
-from orchestrator.gateway.server import Server, server_config, url_of
+from orchestrator.gateway.server import Server, open_to, server_config, url_of
 from orchestrator.request.auth import BearerTokens, read_tokens
 from outrider.client import AsyncClient, Retries
 from outrider.client.connection import Tls
@@ -136,7 +138,8 @@ def _server(config: GatewayConfig, gateway: Gateway, context: ssl.SSLContext | N
         tls = {"ssl_certfile": config.tls_cert, "ssl_keyfile": config.tls_key}
         tls["ssl_context_factory"] = lambda _config, _default: context
     limits = {"backlog": BACKLOG, "timeout_keep_alive": KEEP_ALIVE_SECONDS}
-    return Server(server_config(gateway, MAX_CONNECTIONS, config.grace_seconds, **limits, **tls))
+    app = open_to(config.allowed_origins, cast(ASGIApp, gateway))
+    return Server(server_config(app, MAX_CONNECTIONS, config.grace_seconds, **limits, **tls))
 
 
 def _tls_context(config: GatewayConfig) -> ssl.SSLContext:

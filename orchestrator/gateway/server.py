@@ -6,12 +6,15 @@ import asyncio
 import contextlib
 import math
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import uvicorn
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
 
 from orchestrator.gateway.connections import Connection
+from outrider.request_ids import HEADER
 from outrider.sockets import endpoint_of
 
 
@@ -50,6 +53,14 @@ def server_config(app: Any, max_connections: int, grace_seconds: float, **more: 
         timeout_graceful_shutdown=math.ceil(grace_seconds),  # whole seconds, and 0 waits for nothing
         **more,
     )
+
+
+def open_to(origins: Sequence[str], app: ASGIApp) -> ASGIApp:
+    """The application, which pages of these origins may call from a browser; * stands for all."""
+    if not origins:
+        return app
+    methods = ("GET", "POST")
+    return CORSMiddleware(app, origins, methods, allow_headers=("*",), expose_headers=(HEADER,))
 
 
 def url_of(listener: socket.socket, scheme: str) -> str:
