@@ -119,7 +119,10 @@ def _check_layers(skeleton: PreTrainedModel, takes_positions: bool) -> None:
         if not recurrent_modules(skeleton):
             raise ModelError(f"{named} whose states are not known here; use another architecture")
         if not takes_positions:
-            raise ModelError(f"{named} and no attention beside them; use another architecture")
+            raise ModelError(
+                f"model: {type(skeleton).__name__} has no attention beside its recurrent layers; use another "
+                "architecture"
+            )
     if kinds - _ATTENTION - _RECURRENT - _STATELESS:
         raise ModelError(
             f"{named} whose attention leaves out tokens in a way that is not computed here; use a model with "

@@ -73,7 +73,8 @@ def test_the_command_line_starts_without_torch() -> None:
 
 def test_closed_streams_are_not_taken_for_others() -> None:
     """What a shell closes (`<&- 2>&-`) is opened to nowhere: no socket gets its number."""
-    program = "import os, sys; from outrider.cli.main import main; main(['version'])\n"
+    program = "import os, sys; from outrider.cli.main import main\n"
+    program += "try: main(['--version'])\nexcept SystemExit: pass\n"
     program += "print(os.open(os.devnull, os.O_RDONLY), sys.stdin.read(), file=sys.stdout)\n"
     program += "print('lost', file=sys.stderr)"
     shell = ["sh", "-c", 'exec "$0" -c "$1" <&- 2>&-', sys.executable, program]

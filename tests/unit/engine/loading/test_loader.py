@@ -122,7 +122,7 @@ def test_a_rope_that_changes_with_the_length_is_cut(folder_of: Folders, tmp_path
     ("kind", "reason"),
     [
         ("t5", "encoder-decoder; use a decoder-only model"),
-        ("mamba", "no attention beside them; use another architecture"),
+        ("mamba", "has no attention beside its recurrent layers; use another architecture"),
         ("rembert", "does not let its attention be replaced"),
     ],
 )
