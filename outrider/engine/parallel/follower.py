@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -23,7 +22,7 @@ from outrider.protocol.errors import OutriderError
 from outrider.telemetry.logs import configure_logging, get_logger
 
 logger = get_logger(MODULE)
-READY, TIMES = "ready", "times"
+READY = "ready"
 """Stages: the first step may come; what was spent is said."""
 
 
@@ -68,10 +67,7 @@ def carry_out(order: Order) -> None:
     loaded = shard.whole(ranks)
     runner = runner_of(config, loaded, largest=largest_step(config), say=logger.info)
     ranks.meet(READY)
-    ranks.spent = [] if order.timed else None
     follow(runner, ranks)
-    if ranks.spent is not None:
-        ranks.report(TIMES, json.dumps(ranks.spent))
     ranks.leave()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from outrider.config import VerifyConfig
 from outrider.engine.loading.check_determinism import check_determinism, refuse_library
 from outrider.engine.loading.check_forward import check_paged
 from outrider.engine.loading.replica import largest_step, runner_of
-from outrider.engine.parallel.follower import READY, TIMES
+from outrider.engine.parallel.follower import READY
 from outrider.engine.parallel.meeting import open_store
 from outrider.engine.parallel.mirror import Leading
 from outrider.engine.parallel.order import Order, check_settings, missing_cores
@@ -55,13 +54,6 @@ class Group(Leading):
         """Call `on_loss` with a sentence, on a thread, when a rank of this machine ends by itself."""
         self._processes.watch(on_loss)
 
-    def exchange_times(self) -> list[list[float]]:
-        """When each exchange of all steps began and ended, by rank, where the order was `timed`; no step
-        follows."""
-        self.end()
-        others = self.ranks.wait_for(TIMES, range(1, self.ranks.size))
-        return [self.ranks.spent or [], *map(json.loads, others)]
-
     def close(self) -> None:
         """See `outrider.engine.runner.Mirror`: the other ranks end."""
         if not self.ranks.failed:
@@ -85,7 +77,6 @@ def load_parallel(
     *,
     say: Callable[[str], None],
     seconds: float = MAX_WAIT_SECONDS,
-    timed: bool = False,
 ) -> ParallelRunner:
     """The model in `tensor_parallel` ranks, this process being rank 0, with KV memory for
     `kv_tokens`; blocks.
@@ -99,7 +90,7 @@ def load_parallel(
     check_settings(config)
     if (warning := missing_cores(config)) is not None:
         say(f"tensor_parallel: {warning}")
-    order = Order(config=config, rank=0, meeting="", seconds=seconds, timed=timed)
+    order = Order(config=config, rank=0, meeting="", seconds=seconds)
     shard = Shard(order, say)
     group = Group(order, shard)
     try:
@@ -107,7 +98,6 @@ def load_parallel(
     except BaseException:
         group.close()
         raise
-    group.ranks.spent = [] if timed else None
     return ParallelRunner(runner, group)
 
 

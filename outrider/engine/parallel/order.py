@@ -18,8 +18,6 @@ class Order(Settings):
     """A file of this machine, or host:port of rank 0."""
     seconds: float
     """Longest wait for another rank's part of a product."""
-    timed: bool = False
-    """The times of all exchanges are wanted at the end."""
 
 
 def check_settings(config: VerifyConfig) -> None:

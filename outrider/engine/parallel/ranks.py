@@ -53,8 +53,6 @@ class Ranks:
             LostRank: one did not come.
         """
         self.rank, self.size = rank, size
-        self.spent: list[float] | None = None
-        """If it is a list: when each exchange of a step began and ended, by the machine's monotonic clock."""
         self._store, self._check = store, check
         self._failed = False
         self._words = torch.zeros(_FIRST_WORDS, dtype=torch.int64)
@@ -137,7 +135,7 @@ class Ranks:
             LostRank: one is gone, or hangs.
         """
         parts = part.new_empty(self.size, *part.shape)
-        with self._noticing(timed=True):
+        with self._noticing():
             dist.all_gather(list(parts.unbind(0)), part.contiguous())
         total = parts[0].float()  # the same tensor in float32, else a copy
         for other in parts[1:]:
@@ -151,7 +149,7 @@ class Ranks:
             LostRank: one is gone, or hangs.
         """
         parts = part.new_empty(self.size, *part.shape) if self.rank == 0 else None
-        with self._noticing(timed=True):
+        with self._noticing():
             dist.gather(part.contiguous(), None if parts is None else list(parts.unbind(0)), dst=0)
         return part if parts is None else parts.transpose(0, 1).reshape(len(part), -1)
 
@@ -166,8 +164,7 @@ class Ranks:
         return self._failed
 
     @contextmanager
-    def _noticing(self, timed: bool = False) -> Iterator[None]:
-        begun = time.monotonic()
+    def _noticing(self) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:
@@ -175,5 +172,3 @@ class Ranks:
             self._check()  # may know more
             reason = str(error).strip().split("\n", 1)[0]
             raise LostRank(f"tensor_parallel: a rank is gone or hangs ({reason})") from error
-        if timed and self.spent is not None:
-            self.spent += (begun, time.monotonic())

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, scaled_dot_product_attention, silu
 
-from outrider.engine.cpu.backend import vector_backend
 from outrider.engine.cpu.layer import (
     MIN_POSITIONS,
     Angles,
@@ -21,16 +20,9 @@ from outrider.engine.cpu.layer import (
 )
 from outrider.engine.cpu.processor import LANES
 from outrider.engine.step import View
+from tests.unit.engine.kernel_marks import dtypes, needs_kernels
 
-pytestmark = pytest.mark.skipif(
-    vector_backend(torch.float32) is None, reason="needs AVX2 or AVX-512 and the package numba"
-)
-needs_bfloat16 = pytest.mark.skipif(
-    vector_backend(torch.bfloat16) is None, reason="needs AVX2 or AVX-512 BF16"
-)
-dtypes = pytest.mark.parametrize(
-    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=needs_bfloat16)], ids=str
-)
+pytestmark = needs_kernels
 WIDTHS = (5, LANES, 40, 300)
 """Less than a vector, one, and some with a rest."""
 

@@ -136,6 +136,13 @@ def test_a_prompt_beside_decoding_comes_in_chunks_that_are_computed_well() -> No
         assert plan.works[-1].chain == 128
 
 
+def test_a_chunk_is_worth_a_step_where_more_tokens_take_more_time_from_the_first_on() -> None:
+    """The rate of its own tokens is the same at any size: it would leave the choice to noise."""
+    cost = CostModel([1, 16, 32, 64, 128, 256, 512], [1.0, 1.1, 1.7, 3.5, 7.0, 14.0, 28.0], 512)
+    prompt = make_session(9, tokens=[1] * 900, computed=0)
+    assert plan_step([make_session(1), prompt], 0.0, cost, 512).works[-1].chain == 128
+
+
 def test_a_prompt_fills_what_a_step_computes_for_nothing() -> None:
     """Where T hardly rises (memory sets it), the chunk is as large as the step may be."""
     prompt = make_session(9, tokens=[1] * 900, computed=0)

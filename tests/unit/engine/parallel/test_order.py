@@ -83,5 +83,5 @@ def test_too_few_cores_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_order_is_read_back() -> None:
     """It reaches its process as JSON."""
-    order = Order(config=config(threads=3), rank=1, meeting="/tmp/x/store", seconds=2.5, timed=True)
+    order = Order(config=config(threads=3), rank=1, meeting="/tmp/x/store", seconds=2.5)
     assert Order.model_validate_json(order.model_dump_json()) == order

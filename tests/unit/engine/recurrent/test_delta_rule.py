@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from outrider.engine.cpu.backend import vector_backend
 from outrider.engine.cpu.worker_pool import WorkerPool
 from outrider.engine.kv.kept_states import joined, size_of
 from outrider.engine.kv.pages import SequenceKv
@@ -21,16 +20,9 @@ from outrider.engine.recurrent.probing import recurrent_modules
 from outrider.engine.runner import ModelRunner, Segment
 from tests.models import ARCHITECTURES
 from tests.unit.engine.conftest import Pair
+from tests.unit.engine.kernel_marks import dtypes, needs_kernels
 
-pytestmark = pytest.mark.skipif(
-    vector_backend(torch.float32) is None, reason="needs AVX2 or AVX-512 and the package numba"
-)
-needs_bfloat16 = pytest.mark.skipif(
-    vector_backend(torch.bfloat16) is None, reason="needs AVX2 or AVX-512 BF16"
-)
-dtypes = pytest.mark.parametrize(
-    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=needs_bfloat16)], ids=str
-)
+pytestmark = needs_kernels
 KNOWN = ("qwen3_5", "qwen3_next", "olmo_hybrid")
 SHAPES = [(1, 1, 8, 8), (2, 6, 20, 72), (3, 3, 64, 130), (2, 2, 128, 128)]
 """Key heads, value heads, their widths."""

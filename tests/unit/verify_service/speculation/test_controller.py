@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.unit.verify_service.fakes import FLAT, make_session
 from verify_service.speculation.controller import Controller
+from verify_service.verifier import StepResult, StepTimings
 
 
 def test_no_session_gets_a_draft_while_prompts_are_computed() -> None:
@@ -20,3 +21,13 @@ def test_no_session_gets_a_draft_while_prompts_are_computed() -> None:
     prompt.release_pages()  # paused: nothing of it is computed
     controller.decide_drafts([having, waiting, prompt], 0.0)
     assert waiting.draft_wanted
+
+
+def test_a_step_with_prompts_does_not_teach_what_candidates_cost() -> None:
+    """Few tokens of a prompt have logits, so they take less time than as many candidates."""
+    controller = Controller(FLAT.copy(), 64)
+    for prompt_tokens, learned in ((31, False), (0, True)):
+        timings = StepTimings(start=0.0, start_ns=0, forwarded=0.5, end=0.5)
+        controller.observe(StepResult([], timings, sessions=1, tokens=32, prompt_tokens=prompt_tokens))
+        controller.plan([], 1.0)  # nothing is left to do
+        assert (controller.cost.seconds(32) < 1.0) is learned
