@@ -55,6 +55,17 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
+class Prompts:
+    """What a step computes of prompts beside its nodes."""
+
+    tokens: int = 0
+    sessions: int = 0
+
+
+NO_PROMPTS = Prompts()
+
+
+@dataclass(frozen=True, slots=True)
 class StepValue:
     """The rate that a step is expected to reach, and what a node in it costs."""
 
@@ -90,14 +101,15 @@ def plan_step(sessions: Sequence[VerifySession], now: float, cost: CostModel, ma
     decodes = sorted((s for s in going if s.uncomputed == 1), key=attrgetter("last_verdict"))[:max_tokens]
     works = [Work(session, 1, True, weight=session.weight(now)) for session in decodes]
     room = max_tokens - len(works)
-    value = add_nodes(works, cost, int(room * PREFILL_SHARE) if prefills else room)
-    wait = None if prefills else seconds_to_wait(works, now, value)
-    if wait is not None:
-        return StepPlan([], now + wait)
+    if not prefills:
+        value = add_nodes(works, cost, room)
+        if (wait := seconds_to_wait(works, now, value)) is not None:
+            return StepPlan([], now + wait)
+        return StepPlan(works, price=value.price)
+    chunk = min(chunk_length(cost) if works else room, sum(session.uncomputed for session in prefills))
+    value = add_nodes(works, cost, int(room * PREFILL_SHARE), Prompts(chunk, len(prefills)))
     room -= sum(len(work.nodes) for work in works)
-    if works and prefills:
-        room = min(room, chunk_length(cost))
-    return StepPlan(works + list(_chunks(prefills, room)), price=value.price)
+    return StepPlan(works + list(_chunks(prefills, min(room, chunk))), price=value.price)
 
 
 def chunk_length(cost: CostModel) -> int:
@@ -120,11 +132,12 @@ def seconds_to_wait(works: Sequence[Work], now: float, value: StepValue) -> floa
     return None
 
 
-def add_nodes(works: Sequence[Work], cost: CostModel, room: int) -> StepValue:
-    """Add those nodes, at most `room`, to the works with which the step commits most tokens per second.
+def add_nodes(works: Sequence[Work], cost: CostModel, room: int, prompts: Prompts = NO_PROMPTS) -> StepValue:
+    """Add those nodes, at most `room`, to the works with which most tokens per second are committed.
 
-    A token counts by its session's weight. The step's time is taken for the works and their nodes; prompts
-    fill the rest of the step afterwards.
+    A token counts by its session's weight. Prompts in the step make it long whether it has nodes or not. So a
+    node takes the time that it adds to them, and that time is worth what all sessions, those of the prompts
+    too, would commit in it by themselves.
     """
     if not works:
         return StepValue(0.0, 0.0, 0.0)
@@ -134,17 +147,19 @@ def add_nodes(works: Sequence[Work], cost: CostModel, room: int) -> StepValue:
         for each in work.session.eligible()
     ]
     picks.sort(key=itemgetter(0), reverse=True)  # stable: parents stay before their children
-    base, expected = len(works), sum(work.weight for work in works)
-    best_rate = expected / cost.seconds(base)
+    base, alone = len(works) + prompts.tokens, cost.seconds(len(works) + prompts.sessions)
+    others = alone - cost.seconds(base)
+    expected = sum(work.weight for work in works) + prompts.sessions
+    best_rate = expected / alone
     best = 0
     for count, (tokens, _, _) in enumerate(picks[:room], 1):
         expected += tokens
-        rate = expected / cost.seconds(base + count)
+        rate = expected / (cost.seconds(base + count) + others)
         if rate > best_rate:
             best, best_rate = count, rate
     for _, work, node in picks[:best]:
         work.nodes.append(node)
-    marginal = best_rate * cost.slope(base + best, max(base, MIN_STRETCH))
+    marginal = best_rate * cost.slope(base + best, max(len(works), MIN_STRETCH))
     return StepValue(best_rate, marginal, best_rate * cost.slope(base, best) if best else marginal)
 
 

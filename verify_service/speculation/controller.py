@@ -101,19 +101,20 @@ class Controller:
         """Decide, after a step, which sessions should have drafts; those that have one come first.
 
         A session behind its pace should have a draft even where that does not pay for the whole replica. No
-        draft begins while the target computes prompts: it would compute the same prompts, and may take a core
-        from the target.
+        draft begins while the target computes prompts of other sessions: it would compute the same prompts,
+        and may take a core from the target. A draft that was wanted before its session's first verdict begins
+        with that verdict.
         """
         going = [session for session in sessions if not session.finished]
-        prefill = any(session.runnable and session.uncomputed > 1 for session in going)
+        prefills = {session.id for session in going if session.runnable and session.uncomputed > 1}
         room: dict[Traffic, int] = {}
         for session in sorted(going, key=_without_draft):
             traffic = session.traffic
             if traffic is not None:
                 left = room.setdefault(traffic, self._drafting.max_drafts(traffic, len(going)))
                 behind = session.weight(now) > 1.0 and not self._drafting.probing
-                begins = not session.draft_wanted
-                session.draft_wanted = (left > 0 or behind) and not (begins and prefill)
+                begins = not session.draft_wanted or session.step == 0
+                session.draft_wanted = (left > 0 or behind) and not (begins and prefills - {session.id})
                 room[traffic] = left - 1
 
     def advice(self, session: VerifySession, price: float, step_tokens: int, now: float) -> Advice:

@@ -53,6 +53,15 @@ def test_few_sessions_get_long_blocks_and_many_short_ones() -> None:
     assert means[-1] < 1
 
 
+def test_candidates_beside_a_prompt_take_the_time_that_they_add() -> None:
+    """A step of few sessions has room for candidates; one that a prompt fills is longer by each of them."""
+    cost = CostModel([1, 8, 512], [1.0, 1.0, 505.0], 512)
+    prompt = make_session(2, tokens=tuple(range(1, 101)), computed=0)
+    assert node_counts(plan_step([with_chain(1, 7, 0.8)], 0.0, cost, 512)) == [7]
+    assert node_counts(plan_step([with_chain(1, 7, 0.8), prompt], 0.0, cost, 512)) == [0, 0]
+    assert node_counts(plan_step([with_chain(1, 7, 0.8), prompt], 0.0, FLAT, 64)) == [7, 0]
+
+
 def test_a_flat_stretch_behind_a_step_is_used() -> None:
     """T may rise by a step that the first node does not pay for but all that fit behind it do."""
     cost = CostModel([1, 2, 8], [1.0, 1.6, 1.6], 64)

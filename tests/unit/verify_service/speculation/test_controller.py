@@ -15,12 +15,29 @@ def test_no_session_gets_a_draft_while_prompts_are_computed() -> None:
         make_session(2),
         make_session(3, tokens=(1, 2, 3, 4), computed=1),
     )
-    waiting.draft_wanted = prompt.draft_wanted = False
+    waiting.draft_wanted = False
+    having.published(0.0, 0.0)
     controller.decide_drafts([having, waiting, prompt], 0.0)
-    assert [each.draft_wanted for each in (having, waiting, prompt)] == [True, False, False]
+    assert [each.draft_wanted for each in (having, waiting)] == [True, False]
     prompt.release_pages()  # paused: nothing of it is computed
     controller.decide_drafts([having, waiting, prompt], 0.0)
     assert waiting.draft_wanted
+
+
+def test_a_draft_wanted_before_the_first_verdict_waits_for_prompts_of_others() -> None:
+    """The first of several sessions that come at once had the replica to itself for a moment."""
+    controller = Controller(FLAT.copy(), 64)
+    first, prompt = make_session(1), make_session(2, tokens=(1, 2, 3, 4), computed=1)
+    controller.decide_drafts([first, prompt], 0.0)
+    assert not first.draft_wanted
+
+
+def test_a_session_s_own_prompt_keeps_no_draft_from_it() -> None:
+    """Its draft computes the prompt beside the target, and answers the first verdict."""
+    controller = Controller(FLAT.copy(), 64)
+    alone = make_session(1, tokens=(1, 2, 3, 4), computed=1)
+    controller.decide_drafts([alone], 0.0)
+    assert alone.draft_wanted
 
 
 def test_a_step_with_prompts_does_not_teach_what_candidates_cost() -> None:
