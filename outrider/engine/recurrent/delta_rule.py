@@ -9,20 +9,18 @@ convolution and C its channels, W = C + 2 H numbers that are a candidate's input
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from outrider.engine.cpu.layer import runs
 from outrider.engine.cpu.worker_pool import WorkerPool
-from outrider.engine.recurrent.pieces import Family
+from outrider.engine.recurrent.pieces import Family, Made
 
 _STATE, _INPUTS_BEHIND = "behind", "inputs"
 """Of a candidate: the state before its step, and the inputs [1, W] of its path, by their places."""
-Made: TypeAlias = Mapping[nn.Module, Tensor]
-"""What the linear layers of a module's input have made of all tokens, [N, out]."""
 
 
 def _of_qwen3_5(module: Any, made: Made) -> tuple[list[Tensor], Tensor]:

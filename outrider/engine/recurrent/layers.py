@@ -1,7 +1,8 @@
 """Runs the recurrent layers of a model from the states of the sequences in a step.
 
-The model's own modules compute, and a kernel the candidates of those that it knows. Linear layers that read a
-module's input, or make its output, run once for all tokens of a step: they read most of the weights.
+The model's own modules compute, and of those that are known a rule computes all candidates at once. Linear
+layers that read a module's input, or make its output, run once for all tokens of a step: they read most of
+the weights.
 
 Shapes: N packed tokens, C width of the model, B pieces of a batch, n tokens of each.
 """
@@ -18,9 +19,11 @@ from transformers import DynamicCache, PreTrainedModel
 
 from outrider.engine.cpu.worker_pool import WorkerPool
 from outrider.engine.kv.kept_states import part, size_of
-from outrider.engine.recurrent.delta_rule import DeltaRule, computes
+from outrider.engine.recurrent import delta_rule, short_convolution
+from outrider.engine.recurrent.delta_rule import DeltaRule
 from outrider.engine.recurrent.pieces import Batch, Family, States, batches_of, families_of
 from outrider.engine.recurrent.probing import StatefulModule, forward_of, recurrent_modules
+from outrider.engine.recurrent.short_convolution import ShortConvolution
 from outrider.engine.step import Segment
 
 MAX_BYTES = 2**30
@@ -68,8 +71,7 @@ class _Layer:
         """It takes several tokens behind a state."""
         self.state_bytes = size_of(self._module.example)
         self._inputs, self._output = self._module.linear_ends(module)
-        known = computes(module, self._inputs, self._output)
-        self.rule = DeltaRule(module, workers) if known else None
+        self.rule = self._rule_of(module, workers)
         """What computes `families`; None: there are none."""
         self._made: dict[nn.Module, Tensor] = {}
         """What the linear layers of the input have made of all tokens, [N, out]."""
@@ -80,6 +82,12 @@ class _Layer:
         if self._output is not None:
             self._output.forward = lambda x: x
         module.forward = self.compute
+
+    def _rule_of(self, module: Any, workers: WorkerPool) -> DeltaRule | ShortConvolution | None:
+        if delta_rule.computes(module, self._inputs, self._output):
+            return DeltaRule(module, workers)
+        known = short_convolution.computes(module, self._inputs, self._output)
+        return ShortConvolution(module) if known else None
 
     def compute(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
         """[1, N, C] -> [1, N, C]; padding becomes what zeros become."""
