@@ -53,7 +53,7 @@ class ShortConvolution:
         windows = torch.cat([*pasts, before * inner]).index_select(0, places.flatten())
         windows = windows.view(len(rows), self._taps, self.width)
         results.index_copy_(0, rows, after * self._convolved(windows))
-        own = iter(windows.mT.split(1))
+        own = iter(torch.split(windows.mT, 1))
         for family, state in zip(families, states, strict=True):
             for piece in family.pieces:
                 piece.after[index] = {**state, "conv_states": {0: next(own)}}
@@ -64,7 +64,7 @@ class ShortConvolution:
 
     def _convolved(self, windows: Tensor) -> Tensor:
         """[n, T, C] -> [n, C]; products and sums one by one, whose bits no place in a tensor changes."""
-        total = windows[:, 0] * self._weights[0]
+        total: Tensor = windows[:, 0] * self._weights[0]
         for tap in range(1, self._taps):
             total = total + windows[:, tap] * self._weights[tap]
         return (total if self._bias is None else total + self._bias).to(self._dtype)

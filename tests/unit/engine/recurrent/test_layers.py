@@ -17,7 +17,17 @@ from outrider.engine.recurrent.probing import StatefulModule, recurrent_modules
 from outrider.engine.runner import ModelRunner, Segment
 from tests.models import ARCHITECTURES, RECURRENT, build_model
 from tests.unit.engine.conftest import Pair
+from tests.unit.engine.kernel_marks import needs_kernels
 
+_BY_KERNELS = [
+    *("qwen3_5", "qwen3_next", "olmo_hybrid"),
+    *("granitemoehybrid", "bamba", "falcon_h1", "nemotron_h"),
+]
+AT_ONCE = [
+    *("lfm2", "lfm2_moe", "lfm3"),
+    *(pytest.param(name, marks=needs_kernels) for name in _BY_KERNELS),
+]
+"""Those whose candidates need no levels."""
 PAGE, PROMPT = 4, list(range(2, 43))
 
 
@@ -104,8 +114,8 @@ def test_pages_alone_do_not_move(pair_of: Callable[..., Pair]) -> None:
     assert ModelRunner(pair_of("qwen3_5").loaded, 8, PAGE).page_memory() is None
 
 
-@pytest.mark.parametrize("architecture", ["lfm2", "lfm2_moe", "lfm3"])
-def test_short_convolutions_compute_a_tree_at_once(
+@pytest.mark.parametrize("architecture", AT_ONCE)
+def test_known_layers_compute_a_tree_at_once(
     pair_of: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch, architecture: str
 ) -> None:
     """No module of transformers convolves; the logits, also behind a commit, are the plain model's."""
