@@ -271,6 +271,20 @@ ARCHITECTURES: dict[str, Callable[..., PretrainedConfig]] = {
     "lfm2": lambda **common: transformers.Lfm2Config(
         **{**_HYBRID, "layer_types": ["conv", "full_attention"] * 2}, block_auto_adjust_ff_dim=False, **common
     ),
+    "lfm2_moe": lambda **common: transformers.Lfm2MoeConfig(
+        **{**_HYBRID, "layer_types": ["conv", "full_attention"] * 2},
+        num_dense_layers=1,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        **common,
+    ),
+    "lfm3": lambda **common: transformers.Lfm3Config(
+        **{**_HYBRID, "layer_types": ["conv", "sliding_attention", "conv", "full_attention"]},
+        head_dim=16,
+        sliding_window=WINDOW,
+        **common,
+    ),
     "granitemoehybrid": lambda **common: transformers.GraniteMoeHybridConfig(
         **{**_HYBRID, "layer_types": ["mamba", "attention"] * 2},
         **_MAMBA,
@@ -307,7 +321,8 @@ ARCHITECTURES: dict[str, Callable[..., PretrainedConfig]] = {
 """Configurations by short name; tokens and vocabulary are added by `build_model`."""
 
 RECURRENT = (
-    *("qwen3_5", "qwen3_next", "olmo_hybrid", "kimi_linear", "bailing_hybrid", "lfm2"),
+    *("qwen3_5", "qwen3_next", "olmo_hybrid", "kimi_linear", "bailing_hybrid"),
+    *("lfm2", "lfm2_moe", "lfm3"),
     *("granitemoehybrid", "bamba", "falcon_h1", "nemotron_h", "jamba"),
 )
 """Those with recurrent layers beside attention."""

@@ -1,7 +1,8 @@
 """Runs the recurrent layers of a model from the states of the sequences in a step.
 
-The model's own modules compute, and a kernel the candidates of those that it knows. Linear layers that read a
-module's input, or make its output, run once for all tokens of a step: they read most of the weights.
+The model's own modules compute, and of those that are known a rule computes all candidates at once. Linear
+layers that read a module's input, or make its output, run once for all tokens of a step: they read most of
+the weights.
 
 Shapes: N packed tokens, C width of the model, B pieces of a batch, n tokens of each.
 """
@@ -18,9 +19,13 @@ from transformers import DynamicCache, PreTrainedModel
 
 from outrider.engine.cpu.worker_pool import WorkerPool
 from outrider.engine.kv.kept_states import part, size_of
-from outrider.engine.recurrent.delta_rule import DeltaRule, computes
+from outrider.engine.recurrent import delta_rule, short_convolution, state_space
+from outrider.engine.recurrent.delta_rule import DeltaRule
 from outrider.engine.recurrent.pieces import Batch, Family, States, batches_of, families_of
 from outrider.engine.recurrent.probing import StatefulModule, forward_of, recurrent_modules
+from outrider.engine.recurrent.replay import Replay
+from outrider.engine.recurrent.short_convolution import ShortConvolution
+from outrider.engine.recurrent.state_space import StateSpace
 from outrider.engine.step import Segment
 
 MAX_BYTES = 2**30
@@ -68,8 +73,7 @@ class _Layer:
         """It takes several tokens behind a state."""
         self.state_bytes = size_of(self._module.example)
         self._inputs, self._output = self._module.linear_ends(module)
-        known = computes(module, self._inputs, self._output)
-        self.rule = DeltaRule(module, workers) if known else None
+        self.rule = self._rule_of(module, workers)
         """What computes `families`; None: there are none."""
         self._made: dict[nn.Module, Tensor] = {}
         """What the linear layers of the input have made of all tokens, [N, out]."""
@@ -81,10 +85,19 @@ class _Layer:
             self._output.forward = lambda x: x
         module.forward = self.compute
 
+    def _rule_of(self, module: Any, workers: WorkerPool) -> Replay | ShortConvolution | None:
+        ends = self._inputs, self._output
+        if delta_rule.computes(module, *ends):
+            return DeltaRule(module, workers)
+        if state_space.computes(module, *ends):
+            return StateSpace(module, workers)
+        return ShortConvolution(module) if short_convolution.computes(module, *ends) else None
+
     def compute(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
         """[1, N, C] -> [1, N, C]; padding becomes what zeros become."""
         hidden = hidden_states[0]
-        self._made = {linear: forward_of(linear)(hidden) for linear in self._inputs}
+        read = hidden if self._module.factor == 1.0 else hidden * self._module.factor
+        self._made = {linear: forward_of(linear)(read) for linear in self._inputs}
         computed = [self._computed(hidden, batch) for batch in self.batches]
         if self.rule is None:
             result = computed[0].new_zeros(len(hidden), computed[0].shape[-1])

@@ -13,7 +13,7 @@ from itertools import compress, pairwise
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.step import Segment
@@ -21,6 +21,8 @@ from outrider.protocol.errors import InternalError
 
 States: TypeAlias = dict[int, Any]
 """What each recurrent layer keeps behind a token, by the layer's index."""
+Made: TypeAlias = Mapping[nn.Module, Tensor]
+"""What the linear layers of a module's input have made of all tokens of a step, [N, out]."""
 STATES_EVERY = 256
 """Tokens of a prompt from states to states that are kept for other sequences which begin alike."""
 

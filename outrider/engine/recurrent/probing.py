@@ -54,6 +54,8 @@ class StatefulModule:
         self._layer = cache.layers[self._index]
         self.fresh: Any = vars(self._layer)
         """The state at the beginning of a text."""
+        self.factor: float = getattr(module, "ssm_in_multiplier", 1.0)
+        """By which its linear layers read its input."""
         convolution = _convolution(module)
         assert convolution is not None, "a recurrent module"
         generator = torch.Generator().manual_seed(0)
@@ -89,7 +91,7 @@ class StatefulModule:
             return [self(self._tokens[:, 1:]), *tensors_of(entered)]
 
     def linear_ends(self, module: nn.Module) -> tuple[list[nn.Module], nn.Module | None]:
-        """The linear layers that read a module's input as it comes, and the one that makes its output."""
+        """The linear layers that read a module's input, times the factor, and the one of its output."""
         calls: dict[nn.Module, tuple[Any, Any]] = {}
 
         def note(linear: nn.Module, given: tuple[Any, ...], made: Any) -> None:
@@ -102,5 +104,12 @@ class StatefulModule:
             result = self(self._tokens)
         for hook in hooks:
             hook.remove()
-        readers = [linear for linear, (given, _) in calls.items() if given is self._tokens]
+        read = self._tokens * self.factor
+        readers = [
+            linear for linear, (given, _) in calls.items() if given is self._tokens or _equal(given, read)
+        ]
         return readers, next((linear for linear, (_, made) in calls.items() if made is result), None)
+
+
+def _equal(given: Any, read: Tensor) -> bool:
+    return isinstance(given, Tensor) and torch.equal(given, read)

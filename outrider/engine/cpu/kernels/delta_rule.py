@@ -11,14 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
-from typing import NamedTuple
 
 from outrider.engine.cpu.kernels.compiling import inlined, kernel
 from outrider.engine.cpu.kernels.epilogue import silu
 from outrider.engine.cpu.kernels.norm import one_over_root
+from outrider.engine.cpu.kernels.paths import Convolution, begin_path, convolved, number, softplus
 from outrider.engine.cpu.kernels.vectors import (
     Value,
-    added_up,
     first_lanes,
     floats,
     integers,
@@ -42,29 +41,6 @@ def room_bytes(taps: int, nodes: int, levels: int, key_width: int, value_width: 
     """Of a call's room: for the inputs of a path, a query, a key, a value, what is read, and states."""
     rows = 2 * (key_width + value_width + 2 * LANES)
     return 8 * (taps + nodes) + 4 * (rows + levels * group * key_width * value_width)
-
-
-class _Convolution(NamedTuple):
-    """A short convolution over `taps` tokens of `channels` numbers."""
-
-    weights: int
-    """[taps, channels] float32."""
-    taps: int
-    channels: int
-
-
-@inlined
-def _convolved(
-    kind: str, size: int, convolution: _Convolution, inputs: int, first: int, width: int, to: int
-) -> None:
-    """Write `width` channels from `first` on as float32; `inputs` [taps] are the addresses of rows."""
-    for column in range(0, width, LANES):
-        there, channel, total = first_lanes(width - column), first + column, splat(0.0)
-        for tap in range(convolution.taps):
-            weights = convolution.weights + 4 * (tap * convolution.channels + channel)
-            numbers = load(kind, integers(inputs)[tap] + size * channel, there)
-            total = multiply_add(load("float32", weights, there), numbers, total)
-        store("float32", to + 4 * column, rounded(kind, silu(rounded(kind, total))), there)
 
 
 @inlined
@@ -128,17 +104,9 @@ def _opened(kind: str, size: int, x: int, gate: int, scale: int, width: int, eps
 
 
 @inlined
-def _number(kind: str, address: int) -> float:
-    """One number of a kind."""
-    number: float = added_up(load(kind, address, first_lanes(1)))
-    return number
-
-
-@inlined
 def _decay(rate: float, step: float) -> float:
     """e^(-rate softplus(step))."""
-    soft = max(step, 0.0) + math.log1p(math.exp(-abs(step)))
-    return math.exp(-rate * soft)
+    return math.exp(-rate * softplus(step))
 
 
 @inlined
@@ -152,11 +120,11 @@ def delta_rule(kind: str) -> Callable[..., None]:
     """The kernel for a kind of numbers."""
     size = 2 if kind == "bfloat16" else 4
 
-    @kernel(f"void({'intp, ' * 18} float64, float64)")
+    @kernel(f"void({'intp, ' * 19} float64, float64)")
     def learn(
-        table: int, nodes: int, certain: int, before: int, after: int, past: int, weights: int, taps: int,
-        rates: int, offsets: int, scale: int, key_heads: int, group: int, key_width: int, value_width: int,
-        first_head: int, end_head: int, lines: int, most: float, eps: float,
+        table: int, nodes: int, certain: int, before: int, after: int, past: int, weights: int, bias: int,
+        taps: int, rates: int, offsets: int, scale: int, key_heads: int, group: int, key_width: int,
+        value_width: int, first_head: int, end_head: int, lines: int, most: float, eps: float,
     ) -> None:  # fmt: skip
         """Compute key heads [first_head, end_head) of all nodes, with the `group` value heads of each.
 
@@ -166,12 +134,12 @@ def delta_rule(kind: str) -> Callable[..., None]:
         decay. Gates and results are rows [value heads, V]. The first `certain` nodes have neither: the state
         behind them is written to `after`. `before` is the state before the first node, [value heads, K, V]
         float32 as `after`, and `past` [taps, channels] what the convolution keeps there, with weights [taps,
-        channels] float32. `rates` and `offsets` [value heads] and `scale` [V] are float32. `lines` is a room
-        of `room_bytes`.
+        channels] float32, and a bias [channels] or 0. `rates` and `offsets` [value heads] and `scale` [V] are
+        float32. `lines` is a room of `room_bytes`.
         """
         value_heads = key_heads * group
         keys, values = key_heads * key_width, value_heads * value_width
-        convolution = _Convolution(weights, taps, 2 * keys + values)
+        convolution = Convolution(weights, bias, taps, 2 * keys + values)
         state_bytes = 4 * key_width * value_width
         query = lines + 8 * (taps + nodes)
         key = query + 4 * (key_width + LANES)
@@ -180,24 +148,23 @@ def delta_rule(kind: str) -> Callable[..., None]:
         states = read + 4 * (value_width + LANES)
         line, inputs, gates = integers(lines), integers(table), integers(table + 8 * nodes)
         results, places = integers(table + 16 * nodes), integers(table + 24 * nodes)
-        for tap in range(1, taps):
-            line[tap - 1] = past + size * tap * convolution.channels
+        begin_path(size, convolution, lines, past)
         for head in range(first_head, end_head):
             for node in range(nodes):
                 place = places[node]
                 line[taps - 1 + place] = inputs[node]
                 window = lines + 8 * place
-                _convolved(kind, size, convolution, window, head * key_width, key_width, query)
-                _convolved(kind, size, convolution, window, keys + head * key_width, key_width, key)
+                convolved(kind, size, convolution, window, head * key_width, key_width, query)
+                convolved(kind, size, convolution, window, keys + head * key_width, key_width, key)
                 _to_length(query, key_width, 1.0 / math.sqrt(key_width))
                 _to_length(key, key_width, 1.0)
                 for own in range(head * group, (head + 1) * group):
-                    _convolved(
+                    convolved(
                         kind, size, convolution, window, 2 * keys + own * value_width, value_width, value
                     )
                     steps = inputs[node] + size * (convolution.channels + own)
-                    beta = rounded(kind, splat(_share(_number(kind, steps)))) * splat(most)
-                    step = _number(kind, steps + size * value_heads) + floats(offsets)[own]
+                    beta = rounded(kind, splat(_share(number(kind, steps)))) * splat(most)
+                    step = number(kind, steps + size * value_heads) + floats(offsets)[own]
                     decay = splat(_decay(floats(rates)[own], step))
                     level = states + ((place - certain) * group + own % group) * state_bytes
                     source = before + own * state_bytes

@@ -17,7 +17,17 @@ from outrider.engine.recurrent.probing import StatefulModule, recurrent_modules
 from outrider.engine.runner import ModelRunner, Segment
 from tests.models import ARCHITECTURES, RECURRENT, build_model
 from tests.unit.engine.conftest import Pair
+from tests.unit.engine.kernel_marks import needs_kernels
 
+_BY_KERNELS = [
+    *("qwen3_5", "qwen3_next", "olmo_hybrid"),
+    *("granitemoehybrid", "bamba", "falcon_h1", "nemotron_h"),
+]
+AT_ONCE = [
+    *("lfm2", "lfm2_moe", "lfm3"),
+    *(pytest.param(name, marks=needs_kernels) for name in _BY_KERNELS),
+]
+"""Those whose candidates need no levels."""
 PAGE, PROMPT = 4, list(range(2, 43))
 
 
@@ -102,3 +112,22 @@ def test_a_model_that_computes_prompts_otherwise_runs_as_it_generates(tmp_path: 
 def test_pages_alone_do_not_move(pair_of: Callable[..., Pair]) -> None:
     """Another replica would lack the states."""
     assert ModelRunner(pair_of("qwen3_5").loaded, 8, PAGE).page_memory() is None
+
+
+@pytest.mark.parametrize("architecture", AT_ONCE)
+def test_known_layers_compute_a_tree_at_once(
+    pair_of: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch, architecture: str
+) -> None:
+    """No module of transformers convolves; the logits, also behind a commit, are the plain model's."""
+    pair = pair_of(architecture)
+    runner, text = ModelRunner(pair.loaded, 64, PAGE), [5, 9, 6, 7, 8, 30, 31]
+    kv = SequenceKv.open(runner.pool, [])
+    runner.forward([Segment(kv, text[:3], None, [], certain=3)])
+    runner.commit(kv, range(3), text[:3])
+    with monkeypatch.context() as patch:
+        patch.delattr(torch.nn.functional, "conv1d")
+        logits = runner.forward([Segment(kv, [40, *text[3:6], 41], [-1, -1, 1, 2, 2], [1, 2, 3])])
+    torch.testing.assert_close(logits, pair.expected(text)[3:6], rtol=1e-4, atol=5e-4)
+    runner.commit(kv, [1, 2], text[3:5])
+    logits = runner.forward([Segment(kv, text[5:], None, range(2), certain=2)])
+    torch.testing.assert_close(logits, pair.expected(text)[5:], rtol=1e-4, atol=5e-4)

@@ -1,0 +1,184 @@
+"""Mamba-2's state space (Dao and Gu 2024, "Transformers are SSMs") for candidates of one sequence.
+
+A head's state [P, S] decays and takes in a token: S = e^(t A) S + x (t B)^T; what is read is S C + D x. The
+x, B and C come out of a short convolution; the step t is softplus of an input. Numbers are rounded where
+transformers rounds those of a single token. A node is computed by itself from the inputs of its path: its
+bits do not depend on what else is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+from outrider.engine.cpu.kernels.compiling import inlined, kernel
+from outrider.engine.cpu.kernels.epilogue import exponential, silu
+from outrider.engine.cpu.kernels.norm import one_over_root
+from outrider.engine.cpu.kernels.paths import Convolution, begin_path, convolved, number, softplus
+from outrider.engine.cpu.kernels.vectors import (
+    Value,
+    added_up,
+    first_lanes,
+    floats,
+    integers,
+    kept,
+    load,
+    multiply_add,
+    rounded,
+    splat,
+    splat_at,
+    store,
+)
+from outrider.engine.cpu.processor import LANES
+
+
+def room_bytes(taps: int, nodes: int, levels: int, head_width: int, state_width: int) -> int:
+    """Of a call's room: for the inputs of a path, an x, what is read, B and C of nodes, a t B, and states."""
+    rows = 2 * (head_width + LANES) + (2 * nodes + 1) * (state_width + LANES)
+    return 8 * (taps + nodes) + 4 * (rows + levels * head_width * state_width)
+
+
+@inlined
+def _first(x: Value) -> float:
+    """The number in the first lane."""
+    found: float = added_up(kept(x, first_lanes(1)))
+    return found
+
+
+@inlined
+def _moved(
+    kind: str, before: int, after: int, rows: int, width: int, x: int, taken: int, asked: int, decay: Value,
+    out: int,
+) -> None:  # fmt: skip
+    """Write the state behind a token to `after`, unless that is 0, and what is read, unless `out` is 0."""
+    for row in range(rows):
+        share, total = splat_at(x + 4 * row), splat(0.0)
+        for column in range(0, width, LANES):
+            at, there = 4 * (row * width + column), first_lanes(width - column)
+            added = rounded(kind, load("float32", taken + 4 * column, there) * share)
+            state = load("float32", before + at, there) * decay + added
+            if after:
+                store("float32", after + at, state, there)
+            if out:
+                total = multiply_add(rounded(kind, state), load("float32", asked + 4 * column, there), total)
+        if out:
+            floats(out)[row] = added_up(total)
+
+
+@inlined
+def _written(kind: str, size: int, read: int, x: int, direct: float, gate: int, width: int, y: int) -> None:
+    """Write what a head reads, with `direct` x, opened by `gate` unless that is 0, as numbers of a kind."""
+    for column in range(0, width, LANES):
+        there = first_lanes(width - column)
+        past = rounded(kind, load("float32", x + 4 * column, there) * splat(direct))
+        numbers = rounded(kind, rounded(kind, load("float32", read + 4 * column, there)) + past)
+        if gate:
+            numbers = numbers * rounded(kind, silu(load(kind, gate + size * column, there)))
+        store(kind, y + size * column, numbers, there)
+
+
+@cache
+def state_space(kind: str) -> Callable[..., None]:
+    """The kernel for a kind of numbers."""
+    size = 2 if kind == "bfloat16" else 4
+
+    @kernel(f"void({'intp, ' * 19} intp)")
+    def move(
+        table: int, nodes: int, certain: int, before: int, after: int, past: int, weights: int, bias: int,
+        taps: int, rates: int, offsets: int, direct: int, gated: int, heads: int, groups: int,
+        head_width: int, state_width: int, first_head: int, end_head: int, lines: int,
+    ) -> None:  # fmt: skip
+        """Compute heads [first_head, end_head) of all nodes.
+
+        `table` [4, nodes] int64 holds the addresses of each node's inputs, gates and results, and its place,
+        counted from 0 along its path; nodes are in depth-first order. Inputs are rows of a kind: x of all
+        heads, B and C of all groups, then what becomes each head's step. Gates and results are rows [heads,
+        P]; gates are not read unless `gated`. The first `certain` nodes have neither: the state behind them
+        is written to `after`. `before` is the state before the first node, [heads, P, S] float32 as `after`,
+        and `past` [taps, channels] what the convolution keeps there, with weights [taps, channels] float32,
+        and a bias [channels] or 0. `rates`, `offsets` and `direct` [heads] are float32. `lines` is a room of
+        `room_bytes`.
+        """
+        inner = heads * head_width
+        convolution = Convolution(weights, bias, taps, inner + 2 * groups * state_width)
+        state_bytes, row_bytes = 4 * head_width * state_width, 4 * (state_width + LANES)
+        x = lines + 8 * (taps + nodes)
+        read = x + 4 * (head_width + LANES)
+        shared = read + 4 * (head_width + LANES)
+        taken = shared + 2 * nodes * row_bytes
+        states = taken + row_bytes
+        line, inputs, gates = integers(lines), integers(table), integers(table + 8 * nodes)
+        results, places = integers(table + 16 * nodes), integers(table + 24 * nodes)
+        begin_path(size, convolution, lines, past)
+        group = -1
+        for head in range(first_head, end_head):
+            if group != head // (heads // groups):
+                group = head // (heads // groups)
+                for node in range(nodes):
+                    line[taps - 1 + places[node]] = inputs[node]
+                    for part in range(2):
+                        first = inner + (part * groups + group) * state_width
+                        row = shared + (2 * node + part) * row_bytes
+                        convolved(kind, size, convolution, lines + 8 * places[node], first, state_width, row)
+            for node in range(nodes):
+                place = places[node]
+                line[taps - 1 + place] = inputs[node]
+                convolved(kind, size, convolution, lines + 8 * place, head * head_width, head_width, x)
+                at = inputs[node] + size * (convolution.channels + head)
+                sum_of_step = rounded(kind, splat(number(kind, at) + floats(offsets)[head]))
+                step = rounded(kind, splat(softplus(_first(sum_of_step))))
+                decay = exponential(step * splat(floats(rates)[head]))
+                asked = shared + (2 * node + 1) * row_bytes
+                for column in range(0, state_width, LANES):
+                    there = first_lanes(state_width - column)
+                    numbers = load("float32", asked - row_bytes + 4 * column, there)
+                    store("float32", taken + 4 * column, rounded(kind, step * numbers), there)
+                source, target, out = before + head * state_bytes, after + head * state_bytes, 0
+                if place > certain:
+                    source = states + (place - certain - 1) * state_bytes
+                elif place > 0:
+                    source = after + head * state_bytes
+                if place >= certain:
+                    out, target = read, 0
+                    if node + 1 < nodes and places[node + 1] > place:
+                        target = states + (place - certain) * state_bytes
+                _moved(kind, source, target, head_width, state_width, x, taken, asked, decay, out)
+                if out:
+                    own = size * head * head_width
+                    gate = gates[node] + own if gated else 0
+                    _written(kind, size, read, x, floats(direct)[head], gate, head_width, results[node] + own)
+
+    return move
+
+
+@cache
+def gated_norm(kind: str) -> Callable[..., None]:
+    """The kernel for a kind of numbers."""
+    size = 2 if kind == "bfloat16" else 4
+
+    @kernel(f"void({'intp, ' * 6} float64)")
+    def open_and_norm(
+        table: int, nodes: int, certain: int, scale: int, groups: int, width: int, eps: float
+    ) -> None:
+        """Open what has been read by its gates, and norm each group of `width`, in place.
+
+        `table` and `certain` are those of `state_space`; `scale` [groups, width] is float32.
+        """
+        gates, results = integers(table + 8 * nodes), integers(table + 16 * nodes)
+        for node in range(certain, nodes):
+            for first in range(0, groups * width, width):
+                squares, gate = splat(0.0), gates[node] + size * first
+                y = results[node] + size * first
+                for column in range(0, width, LANES):
+                    at, there = size * column, first_lanes(width - column)
+                    numbers = load(kind, y + at, there) * silu(load(kind, gate + at, there))
+                    squares = multiply_add(numbers, numbers, squares)
+                inverse = one_over_root(squares, 1.0 / width, eps)
+                for column in range(0, width, LANES):
+                    at, there = size * column, first_lanes(width - column)
+                    numbers = load(kind, y + at, there) * silu(load(kind, gate + at, there))
+                    numbers = rounded(kind, numbers * inverse)
+                    weights = load("float32", scale + 4 * (first + column), there)
+                    store(kind, y + at, weights * numbers, there)
+
+    return open_and_norm

@@ -1,0 +1,158 @@
+"""Layers whose candidates a kernel of CPUs computes, from a large state and the inputs since.
+
+A state is large, and few candidates are kept. So a candidate has none of its own, but the state before its
+step and the inputs of its path since. The next step makes its state of these, with the same bits as before.
+
+Shapes: N packed tokens, n candidates of a step, T taps of the convolution and C its channels, W numbers that
+are a candidate's inputs, the C first, D numbers that it becomes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from outrider.engine.cpu.worker_pool import WorkerPool
+from outrider.engine.recurrent.pieces import Family, Made
+
+_STATE, _INPUTS_BEHIND = "behind", "inputs"
+"""Of a candidate: the state before its step, and the inputs [1, W] of its path, by their places."""
+
+
+class Call(NamedTuple):
+    """What the kernel is to compute; tensors are here so that they live."""
+
+    arguments: tuple[int, ...]
+    room: int
+    """Bytes."""
+    whole: Any
+    """The state before the candidates."""
+    alive: tuple[Tensor, ...]
+
+
+_NOBODY = Family({}, [], [])
+
+
+class Replay(ABC):
+    """The candidates of one module with a convolution and heads, whose kernel a subclass names."""
+
+    _kernel: Callable[..., None]
+    _heads: int
+    """What workers share."""
+    _model: tuple[int, ...]
+    """What the kernel takes behind a call's arguments."""
+    _factors: tuple[float, ...]
+    """What it takes last."""
+    width: int
+    """D: of what goes into the last linear layer."""
+
+    def __init__(self, convolution: nn.Conv1d, workers: WorkerPool) -> None:
+        weight, bias = convolution.weight, convolution.bias
+        self._workers, self._kind = workers, str(weight.dtype).removeprefix("torch.")
+        self._channels, _, self._taps = weight.shape
+        with torch.inference_mode():
+            self._weights = weight[:, 0].t().float().contiguous()
+            self._bias = None if bias is None else bias.float().contiguous()
+        self._convolution = (
+            self._weights.data_ptr(),
+            0 if self._bias is None else self._bias.data_ptr(),
+            self._taps,
+        )
+
+    @abstractmethod
+    def _split(self, made: Made) -> tuple[list[Tensor], Tensor]:
+        """Parts of the inputs, [N, W] together, and the gates [N, D]."""
+
+    @abstractmethod
+    def _room(self, nodes: int, levels: int) -> int:
+        """Bytes that a call for so many nodes takes."""
+
+    def _end(self, call: Call) -> None:
+        """What is left when the kernel is done with all heads of a call: here, nothing."""
+        return
+
+    def __call__(self, index: int, families: Sequence[Family], made: Made, results: Tensor) -> None:
+        """Write what candidates become, but for the last linear layer, to their rows of `results` [N, D].
+
+        They get their states, as those of layer `index`.
+        """
+        if not families:
+            return
+        parts, gates = self._split(made)
+        gates = gates.contiguous()
+        rows = torch.tensor([piece.row for family in families for piece in family.pieces])
+        packed = torch.cat(parts, -1).index_select(0, rows)
+        # Copies: a candidate that is kept does not keep the inputs of other sequences.
+        inputs = [own.clone() for own in torch.split(packed, [len(family.pieces) for family in families])]
+        calls = [
+            self._call(family.before[index], family, own, gates, results)
+            for family, own in zip(families, inputs, strict=True)
+        ]
+        self._run(calls)
+        for call, family, own in zip(calls, families, inputs, strict=True):
+            path: list[Tensor] = []
+            for place, piece, row in zip(family.places, family.pieces, own[:, None], strict=True):
+                path[place:] = [row]
+                piece.after[index] = {_STATE: call.whole, _INPUTS_BEHIND: dict(enumerate(path))}
+
+    def whole(self, state: Any) -> Any:
+        """The same state as transformers' cache has it."""
+        if _INPUTS_BEHIND not in state:
+            return state
+        nothing = self._weights.new_empty(0)
+        call = self._call(state, _NOBODY, nothing, nothing, nothing)
+        self._run([call])
+        return call.whole
+
+    def _call(self, state: Any, family: Family, inputs: Tensor, gates: Tensor, results: Tensor) -> Call:
+        """`inputs` [n, W] are the family's own."""
+        certain = list(state.get(_INPUTS_BEHIND, {}).values())
+        whole = state[_STATE] if certain else state
+        past = whole["conv_states"][0][0].t().contiguous()
+        before = after = whole["recurrent_states"][0].contiguous()
+        if certain:
+            after = torch.empty_like(before)
+            kept = torch.cat([past, *(row[:, : self._channels] for row in certain)])[-self._taps :]
+            whole = {**whole, "conv_states": {0: kept.t()[None]}, "recurrent_states": {0: after}}
+        table = _table(family, certain, inputs, gates, results)
+        nodes, levels = table.shape[1], max(family.places, default=-1) + 1
+        places = [each.data_ptr() for each in (table, before, after, past)]
+        return Call(
+            (places[0], nodes, len(certain), *places[1:]),
+            self._room(nodes, levels),
+            whole,
+            (table, before, past, inputs, gates, *certain),
+        )
+
+    def _run(self, calls: Sequence[Call]) -> None:
+        """Shared by the workers: each takes some heads of a call."""
+        size = self._workers.size(sum(call.arguments[1] for call in calls))
+        share = -(-self._heads // size)
+        room = self._workers.room(1 << max(call.room for call in calls).bit_length())
+
+        def work(member: int, part: tuple[Call, int]) -> None:
+            call, first = part
+            heads = first, min(first + share, self._heads)
+            self._kernel(*call.arguments, *self._model, *heads, room[member], *self._factors)
+
+        parts = [(call, head) for call in calls for head in range(0, self._heads, share)]
+        self._workers.share(size, parts, work)
+        for call in calls:
+            self._end(call)
+
+
+def _table(
+    family: Family, certain: Sequence[Tensor], inputs: Tensor, gates: Tensor, results: Tensor
+) -> Tensor:
+    """[4, nodes] int64, as the kernel takes it."""
+    blank, places = [0] * len(certain), range(len(certain))
+    inputs_at = [row.data_ptr() for row in (*certain, *inputs)]
+    rows_at = [
+        blank + [rows.data_ptr() + piece.row * rows.stride(0) * rows.itemsize for piece in family.pieces]
+        for rows in (gates, results)
+    ]
+    return torch.tensor([inputs_at, *rows_at, [*places, *(len(certain) + place for place in family.places)]])
