@@ -59,8 +59,7 @@ class Plain:
     windows: dict[int, int | None]
     """The sliding window of each layer."""
     observed: list[Observed]
-    """What each layer hands to attention at the first and the last position; none where layers differ in
-    their heads."""
+    """What each layer hands to attention at the first and the last position; none where some do not."""
 
 
 def run_plain(network: PreTrainedModel, context_length: int, *, fp8_kv: bool = False) -> Plain:
@@ -92,7 +91,7 @@ def run_plain(network: PreTrainedModel, context_length: int, *, fp8_kv: bool = F
             windows = _windows(geometry, output.past_key_values.layers)
         _check_windows(kind, seen, windows, context_length)
         with torch.inference_mode():
-            turned = [] if geometry.parts else observed(network, context_length - 1)
+            turned = [] if None in geometry.places else observed(network, context_length - 1)
     except _RUN_ERRORS as error:
         raise ModelError(
             f"model: {kind} does not run as a plain decoder ({error}); use another model"

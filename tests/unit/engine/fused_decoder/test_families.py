@@ -64,6 +64,42 @@ def test_others_run_fused(folder_of: Folders, architecture: str, dtype: str) -> 
     assert (decoder.stack[0].settings.input_norm is None) == (architecture == "olmo2")
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("architecture", ["gemma4", "gemma4_dense"])
+def test_gemma4_runs_fused(folder_of: Folders, architecture: str, dtype: str) -> None:
+    """Heads differ by layer, keys may be values, and later layers see keys and values of earlier ones."""
+    decoder, _ = loaded(folder_of(architecture), dtype)
+    settings, shared = [layer.settings for layer in decoder.stack], architecture == "gemma4"
+    assert [(one.kv_heads, one.head_dim) for one in settings] == [
+        (2, 16),
+        (1, 32),
+        *([(0, 16), (0, 32)] if shared else [(2, 16), (1, 32)]),
+    ]
+    assert [one.value_norm is None for one in settings] == [False, False, shared, shared]
+    assert [layer.inputs is not None for layer in decoder.stack] == [shared] * 4
+    assert len({one.factor for one in settings}) == 4
+    assert [one.scores.window for one in settings] == [12, None, 12, None]
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("architecture", ["gemma4", "gemma4_dense"])
+def test_rounded_weights_of_gemma4_run_fused(folder_of: Folders, architecture: str, weights: str) -> None:
+    """Keys that are values too have their codes twice."""
+    _, said = loaded(folder_of(architecture), weights=weights)
+    assert any("all weights are codes" in line for line in said)
+
+
+def test_a_model_of_images_runs_gemma4_for_texts(folder_of: Folders, tmp_path: Path) -> None:
+    """What reads images and sounds is left out."""
+    text = transformers.AutoConfig.from_pretrained(folder_of("gemma4"))
+    views = {**SMALL, "num_key_value_heads": 4, "head_dim": 16, "global_head_dim": 16}
+    config = transformers.Gemma4Config(text_config=text.to_dict(), vision_config=views, audio_config=None)
+    torch.manual_seed(0)
+    transformers.Gemma4ForConditionalGeneration(config).save_pretrained(tmp_path)
+    decoder, _ = loaded(tmp_path)
+    assert decoder.kind == "Gemma4ForConditionalGeneration"
+
+
 def test_a_llama_like_model_may_turn_parts_of_heads(tmp_path: Path) -> None:
     """As Phi 4 mini does."""
     rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.75}
