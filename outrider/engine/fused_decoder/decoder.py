@@ -282,6 +282,7 @@ class FusedDecoder(nn.Module):
 
     `positions`, if there is one, is the embedding of positions, added to that of tokens (GPT-2); `softcap`
     bounds the logits, with tanh (Gemma 2). Rows of the embedding and logits may have a factor (Granite).
+    `embedded` [V] int64 are the tokens that are embedded for each, where some are not themselves.
     """
 
     def __init__(
@@ -298,8 +299,10 @@ class FusedDecoder(nn.Module):
         embedding_factor: float = 1.0,
         logit_factor: float = 1.0,
         inputs: TokenInputs | None = None,
+        embedded: Tensor | None = None,
     ) -> None:
         super().__init__()
+        self.embedded = embedded
         self.kind = kind
         self.inputs = inputs
         self.embedding_factor, self.logit_factor = embedding_factor, logit_factor

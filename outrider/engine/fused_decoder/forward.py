@@ -176,11 +176,19 @@ def _functions(
 
 def _embedding(decoder: FusedDecoder) -> Callable[[Inputs], Tensor]:
     """Rows [N, C] of a step's tokens, and of their positions where the model embeds them."""
-    embed = _times(decoder.embed.forward, decoder.embedding_factor)
+    embed, tokens = _times(decoder.embed.forward, decoder.embedding_factor), _tokens(decoder)
     if decoder.positions is None:
-        return lambda step: embed(step.tokens[0])
+        return lambda step: embed(tokens(step))
     place = decoder.positions.forward
-    return lambda step: embed(step.tokens[0]).add_(place(step.positions[0]))
+    return lambda step: embed(tokens(step)).add_(place(step.positions[0]))
+
+
+def _tokens(decoder: FusedDecoder) -> Callable[[Inputs], Tensor]:
+    """The tokens [N] that a step embeds."""
+    embedded = decoder.embedded
+    if embedded is None:
+        return lambda step: step.tokens[0]
+    return lambda step: embedded.index_select(0, step.tokens[0])
 
 
 def _token_inputs(
@@ -192,11 +200,11 @@ def _token_inputs(
         return lambda step, hidden: None
     width, norm = len(given.norm.weight), operations.norm(given.norm)
     embed, project = given.embed.forward, _times(given.projection.forward, given.row_factor)
-    factor = given.factor
+    factor, tokens = given.factor, _tokens(decoder)
 
     def inputs(step: Inputs, hidden: Tensor) -> Tensor:
         rows = norm(project(hidden).view(-1, width), None).view(len(hidden), -1)
-        return rows.add_(embed(step.tokens[0])).mul_(factor).view(len(hidden), -1, width)
+        return rows.add_(embed(tokens(step))).mul_(factor).view(len(hidden), -1, width)
 
     return inputs
 

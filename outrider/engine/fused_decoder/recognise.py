@@ -92,8 +92,10 @@ def fused_decoder(
     geometry: Geometry,
     windows: Mapping[int, int | None],
     observed: Sequence[Observed] = (),
+    instead: Mapping[int, int] | None = None,
 ) -> FusedDecoder:
-    """The fused decoder of a model; `windows` are the sliding windows of its layers.
+    """The fused decoder of a model; `windows` are the sliding windows of its layers, `instead` says which
+    tokens are embedded in place of others.
 
     Layers that were not `observed` are taken to turn as those of most models do. The model keeps computing
     what it computes, with the same weights.
@@ -123,8 +125,17 @@ def fused_decoder(
         positions=None if found.places is None else modules.from_position_0(found.places),
         embedding_factor=float(getattr(found.body, "embedding_multiplier", 1.0)),
         logit_factor=_logit_factor(network),
+        embedded=_embedded(instead, text.vocab_size, like.device) if instead else None,
         inputs=None if found.inputs is None else found.inputs.fused(like),
     )
+
+
+def _embedded(instead: Mapping[int, int], vocabulary: int, device: torch.device) -> Tensor:
+    """[V] the token that is embedded for each."""
+    table = torch.arange(vocabulary, device=device)
+    for token, other in instead.items():
+        table[token] = other
+    return table
 
 
 class Modules:

@@ -13,10 +13,12 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from outrider.engine.fused_decoder import FusedDecoder, NotFused, fused_decoder
 from outrider.engine.fused_decoder.joining import joined, side_by_side
+from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loading.check_forward import run_plain
 from outrider.engine.loading.loader import load_model
 from outrider.engine.quantization.modules import codes_of, round_linears
-from tests.models import build_model
+from outrider.engine.runner import ModelRunner, Segment
+from tests.models import build_model, build_tokenizer
 
 Folders = Callable[[str], Path]
 
@@ -90,14 +92,23 @@ def test_rounded_weights_of_gemma4_run_fused(folder_of: Folders, architecture: s
 
 
 def test_a_model_of_images_runs_gemma4_for_texts(folder_of: Folders, tmp_path: Path) -> None:
-    """What reads images and sounds is left out."""
+    """What reads images and sounds is left out; a token in place of an image is padding to the model."""
     text = transformers.AutoConfig.from_pretrained(folder_of("gemma4"))
     views = {**SMALL, "num_key_value_heads": 4, "head_dim": 16, "global_head_dim": 16}
-    config = transformers.Gemma4Config(text_config=text.to_dict(), vision_config=views, audio_config=None)
+    config = transformers.Gemma4Config(
+        text_config=text.to_dict(), vision_config=views, audio_config=None, image_token_id=299
+    )
     torch.manual_seed(0)
-    transformers.Gemma4ForConditionalGeneration(config).save_pretrained(tmp_path)
-    decoder, _ = loaded(tmp_path)
-    assert decoder.kind == "Gemma4ForConditionalGeneration"
+    network = transformers.Gemma4ForConditionalGeneration(config).eval()
+    network.save_pretrained(tmp_path)
+    build_tokenizer(tmp_path)
+    made = load_model(str(tmp_path), dtype="float32", device="cpu", threads=1)
+    assert isinstance(made.model, FusedDecoder)
+    tokens, runner = [5, 9, 299, 7, 30, 299, 8], ModelRunner(made, 8, 4)
+    logits = runner.forward([Segment(SequenceKv.open(runner.pool, []), tokens, None, range(7))])
+    with torch.no_grad():
+        expected = network(torch.tensor([tokens])).logits[0]
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_llama_like_model_may_turn_parts_of_heads(tmp_path: Path) -> None:
