@@ -157,8 +157,9 @@ class Modules:
     def all(self) -> list[nn.Module | nn.Parameter]:
         """Every module with weights, and weights that are in none of them."""
         outside = [self.head, self.embed, self.norm, *([self.places] if self.places else ()), *self._unused]
-        some = [self.inputs] if self.inputs else []
-        return [*outside, *chain(*(parts.all() for parts in (*some, *self.layers)))]
+        if self.inputs is not None:
+            outside += self.inputs.all()
+        return [*outside, *chain(*(parts.all() for parts in self.layers))]
 
 
 class Parts:
