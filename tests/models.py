@@ -54,6 +54,18 @@ _DELTA: dict[str, Any] = {
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 16,
 }
+_GEMMA4: dict[str, Any] = {
+    **_SIZES,
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "tie_word_embeddings": False,
+}
+_GEMMA4_WHOLE: dict[str, Any] = {"hidden_size_per_layer_input": 0, "final_logit_softcapping": 30.0}
 _LATENT: dict[str, Any] = {
     "num_key_value_heads": 4,
     "kv_lora_rank": 16,
@@ -162,18 +174,23 @@ ARCHITECTURES: dict[str, Callable[..., PretrainedConfig]] = {
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
         **common,
     ),
+    # As the models E2B and E4B, the one of 31B, and the one with experts.
     "gemma4": lambda **common: transformers.Gemma4TextConfig(
-        **_SIZES | {"num_hidden_layers": 4},
-        head_dim=16,
-        global_head_dim=32,
-        num_global_key_value_heads=1,
-        attention_k_eq_v=True,
-        sliding_window=WINDOW,
-        layer_types=["sliding_attention", "full_attention"] * 2,
+        **_GEMMA4,
         num_kv_shared_layers=2,
         hidden_size_per_layer_input=8,
         vocab_size_per_layer_input=common["vocab_size"],
-        tie_word_embeddings=False,
+        use_double_wide_mlp=True,
+        **common,
+    ),
+    "gemma4_dense": lambda **common: transformers.Gemma4TextConfig(**_GEMMA4, **_GEMMA4_WHOLE, **common),
+    "gemma4_moe": lambda **common: transformers.Gemma4TextConfig(
+        **_GEMMA4,
+        **_GEMMA4_WHOLE,
+        enable_moe_block=True,
+        num_experts=4,
+        top_k_experts=2,
+        moe_intermediate_size=48,
         **common,
     ),
     "stablelm": lambda **common: transformers.StableLmConfig(**_SIZES, **common),
@@ -365,6 +382,9 @@ def build_model(
         transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
     )
     model: PreTrainedModel = kind.from_config(config)
+    for name, buffer in model.named_buffers():
+        if name.endswith("layer_scalar"):  # 1 unless it is set
+            buffer.uniform_(0.5, 1.5)
     model.save_pretrained(folder)
     build_tokenizer(folder, vocab_size=vocab_size)
     return folder

@@ -157,6 +157,10 @@ class PagedAttention(Attention):
         """[layers, S, H, V]"""
         return self._apart(self._entries)[1]
 
+    def place(self, layer: int) -> tuple[PagedAttention, int]:
+        """What has a layer's keys and values, and which of its layers they are."""
+        return self, layer
+
     def room(self, layer: int) -> tuple[Tensor, Tensor]:
         """A layer's entries [S, 2 H, D], and the slots [N or fewer] where the step's go; V is D."""
         entries = self._entries[layer]

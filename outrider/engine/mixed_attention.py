@@ -1,7 +1,7 @@
 """Paged attention of models whose layers differ in the shapes of their heads, or share keys and values.
 
 Layers of one shape have a memory of their own, with the attention for it. A layer that sees keys and values
-of another one (Gemma 4) has that one's place: it stores the same numbers there again.
+of another one (Gemma 4) has that one's place: run as a module it stores the same numbers there again.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ class MixedAttention(Attention):
 
     def allocate(self, geometry: Geometry, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
         """See `Attention.allocate`."""
+        self.dtype, self.device = dtype, device
         self._shapes = geometry.parts
         self._parts = [PagedAttention(part, num_slots, dtype, device) for part in geometry.parts]
         self._places = {
@@ -44,12 +45,16 @@ class MixedAttention(Attention):
                 stack.enter_context(part.during(replace(step, queries_per_kv=shape.queries_per_kv)))
             yield
 
+    def place(self, layer: int) -> tuple[PagedAttention, int]:
+        """See `PagedAttention.place`."""
+        return self._places[layer]
+
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:
         """See `Attention.store`."""
-        part, place = self._places[layer]
+        part, place = self.place(layer)
         part.store(place, key, value)
 
     def mix(self, layer: int, queries: Tensor, scores: Scores) -> Tensor:
         """See `Attention.mix`."""
-        part, place = self._places[layer]
+        part, place = self.place(layer)
         return part.mix(place, queries, scores)

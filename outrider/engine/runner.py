@@ -150,7 +150,7 @@ class ModelRunner:
 
     def make_fused(self, decoder: FusedDecoder) -> Callable[[Any], torch.Tensor]:
         """The forward of a fused decoder with this runner's attention: a step -> logits [W, V]."""
-        assert isinstance(self.attention, PagedAttention), "made for this decoder"
+        assert isinstance(self.attention, PagedAttention | MixedAttention), "made for this decoder"
         return FusedForward(decoder, CpuOperations(decoder, self.attention), self.tap)
 
     def commit(

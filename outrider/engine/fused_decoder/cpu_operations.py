@@ -10,13 +10,14 @@ from outrider.engine.fused_decoder.activation import make_activation
 from outrider.engine.fused_decoder.decoder import FusedDecoder, FusedLayer, Norm, PlainMlp
 from outrider.engine.fused_decoder.forward import AddNorm, Inputs, Linear, Mix, Operations
 from outrider.engine.fused_decoder.norm import RowNorm, only_add
-from outrider.engine.fused_decoder.rotation import Rotations, after_norms, make_rotation
+from outrider.engine.fused_decoder.rotation import Rotations, after_norms, after_value_norm, make_rotation
+from outrider.engine.mixed_attention import MixedAttention
 
 
 class CpuOperations(Operations[Inputs, list[Rotations]]):
     """Kernels of the CPU where they run, else torch."""
 
-    def __init__(self, decoder: FusedDecoder, attention: PagedAttention) -> None:
+    def __init__(self, decoder: FusedDecoder, attention: PagedAttention | MixedAttention) -> None:
         self._attention = attention
         self._angles = [(Angles(rope.frequencies, rope.stretch), rope.growth) for rope in decoder.ropes]
 
@@ -30,11 +31,14 @@ class CpuOperations(Operations[Inputs, list[Rotations]]):
 
     def mix(self, layer: FusedLayer) -> Mix[list[Rotations]]:
         """Rotation and storing, then attention."""
-        settings, attention, index = layer.settings, self._attention, layer.index
+        settings, (attention, index) = layer.settings, self._attention.place(layer.index)
         rotate = make_rotation(settings, attention.dtype, attention.device)
         rope, scores = settings.rope, settings.scores
         if settings.whole_norms is not None:
             rotate = after_norms(settings, attention.dtype, rotate)
+
+        if settings.value_norm is not None:
+            rotate = after_value_norm(settings, attention.dtype, rotate)
 
         def mix(qkv: Tensor, rotations: list[Rotations]) -> Tensor:
             rotate(qkv, rotations[rope], attention.room(index))

@@ -3,7 +3,7 @@
 `outrider.engine.fused_decoder.recognise` makes it from a transformers model, `forward` computes with it.
 
 Shapes: C hidden width, Q query heads, H kv heads, D head width, F width of the MLP, V vocabulary,
-E experts, of which a token goes through K.
+E experts, of which a token goes through K; L layers, P numbers of a token that a layer gets by itself.
 """
 
 from __future__ import annotations
@@ -90,11 +90,14 @@ class LayerSettings:
     """Over each head of queries and keys."""
     whole_norms: tuple[Norm, Norm] | None
     """Over all heads of queries together, and over all of keys (OLMo 2)."""
+    value_norm: Norm | None
+    """Over each head of values (Gemma 4)."""
     whole_means: Callable[[Tensor], Tensor] | None
     """Where other processes have the other heads: of the means of squares over those here, of queries and
     keys [N, 2], the means over all. None: all are here."""
     query_heads: int
     kv_heads: int
+    """Of the layer's own; 0: attention sees keys and values of an earlier layer (Gemma 4)."""
     head_dim: int
     rope: int
     """Which of the decoder's ropes turns queries and keys."""
@@ -103,6 +106,10 @@ class LayerSettings:
     """The MLP reads what attention reads: the rows before attention's result is added to them."""
     added_factor: float = 1.0
     """Of what attention and MLP give, before it is added (Granite)."""
+    inputs_norm: Norm | None = None
+    """Over what the layer's own inputs give, before it is added."""
+    factor: float = 1.0
+    """Of the rows that the layer leaves (Gemma 4)."""
 
 
 class Gate(nn.Module):
@@ -243,13 +250,31 @@ class FusedLayer(nn.Module):
         qkv: nn.Module,
         output: nn.Module,
         mlp: GatedMlp | PlainMlp | Experts | ForeignMlp,
+        inputs: PlainMlp | None = None,
     ) -> None:
-        """`qkv` is [(Q + 2 H) * D, C]."""
+        """`qkv` is [(Q + 2 H) * D, C]. `inputs` runs behind the MLP: its P activated columns are multiplied
+        with the layer's own inputs.
+        """
         super().__init__()
         self.index, self.settings = index, settings
         self.qkv: nn.Module = qkv
         self.mlp = mlp
         self.output: nn.Module = output
+        self.inputs = inputs
+
+
+class TokenInputs(nn.Module):
+    """What each layer gets of a token by itself (Gemma 4): of its row and its id [L, P] numbers.
+
+    They are (norm(projection(row) row_factor) + embed(id)) factor, the norm over P.
+    """
+
+    def __init__(
+        self, embed: nn.Module, projection: nn.Module, norm: Norm, *, row_factor: float, factor: float
+    ) -> None:
+        super().__init__()
+        self.embed, self.projection, self.norm = embed, projection, norm
+        self.row_factor, self.factor = row_factor, factor
 
 
 class FusedDecoder(nn.Module):
@@ -257,6 +282,7 @@ class FusedDecoder(nn.Module):
 
     `positions`, if there is one, is the embedding of positions, added to that of tokens (GPT-2); `softcap`
     bounds the logits, with tanh (Gemma 2). Rows of the embedding and logits may have a factor (Granite).
+    `embedded` [V] int64 are the tokens that are embedded for each, where some are not themselves.
     """
 
     def __init__(
@@ -272,9 +298,13 @@ class FusedDecoder(nn.Module):
         positions: nn.Embedding | None = None,
         embedding_factor: float = 1.0,
         logit_factor: float = 1.0,
+        inputs: TokenInputs | None = None,
+        embedded: Tensor | None = None,
     ) -> None:
         super().__init__()
+        self.embedded = embedded
         self.kind = kind
+        self.inputs = inputs
         self.embedding_factor, self.logit_factor = embedding_factor, logit_factor
         self.norm = norm
         self.embed: nn.Module = embed

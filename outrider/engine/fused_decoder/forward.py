@@ -10,7 +10,8 @@ costs more than its arithmetic. The self check at load compares the two. What li
 device's: see `Operations`.
 
 Shapes: N packed tokens, M of them or the W wanted ones, C hidden width, Q query heads, H kv heads, D head
-width, F width of the MLP, V vocabulary, K experts of a token.
+width, F width of the MLP, V vocabulary, K experts of a token; L layers, P numbers of a token that a layer
+gets by itself.
 """
 
 from __future__ import annotations
@@ -66,6 +67,8 @@ Choose: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Of rows [M, C] the experts [M, K] int64 that each one goes through, and their shares [M, K] float32."""
 ExpertSum: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Of rows [M, C] and what `Choose` gives of them, the sum of experts' results times their shares [M, C]."""
+TakeInputs: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""Of rows [M, C] and a layer's own inputs of them [M, P], what is added to the rows [M, C]."""
 
 
 class Operations(ABC, Generic[StepT, Shared]):
@@ -107,10 +110,13 @@ class _Layer(NamedTuple, Generic[Shared]):
     """One layer's functions by name: looking them up in modules takes as long as calling them."""
 
     qkv: Linear
+    heads: tuple[int, int]
+    """Q + 2 H, and D."""
     mix: Mix[Shared]
     output: Linear
     mlp_norm: AddNorm
     mlp: Linear
+    inputs: TakeInputs | None
     next_norm: AddNorm
 
 
@@ -128,24 +134,27 @@ class FusedForward(Generic[StepT, Shared]):
         norms = [*(layer.settings.input_norm for layer in stack[1:]), decoder.norm]
         self._begin, self._tap = operations.begin, tap or FeatureTap()
         self._embed, self._head = _embedding(decoder), _logits(decoder)
-        self._heads = first.query_heads + 2 * first.kv_heads
+        self._inputs = _token_inputs(decoder, operations)
         self._first_norm = operations.norm(first.input_norm)
         self._layers = [_functions(layer, norm, operations) for layer, norm in zip(stack, norms, strict=True)]
 
     def __call__(self, step: StepT) -> Tensor:
         """Logits [W, V] of the step's wanted tokens."""
         hidden = self._embed(step)
-        shared, shape = self._begin(step), (hidden.shape[0], self._heads, -1)
-        normed, left = self._first_norm(hidden, None), len(self._layers)
+        shared, inputs, count = self._begin(step), self._inputs(step, hidden), hidden.shape[0]
+        normed, last = self._first_norm(hidden, None), len(self._layers) - 1
         tapped = bool(self._tap.layers)
-        for qkv, mix, output, mlp_norm, mlp, next_norm in self._layers:
+        for i, (qkv, heads, mix, output, mlp_norm, mlp, take, next_norm) in enumerate(self._layers):
             if tapped:
-                self._tap.take(len(self._layers) - left, hidden)
-            mixed, left = mix(qkv(normed).view(shape), shared), left - 1
-            if not left:  # what follows is needed for the wanted rows only
+                self._tap.take(i, hidden)
+            mixed = mix(qkv(normed).view(count, *heads), shared)
+            if i == last:  # what follows is needed for the wanted rows only
                 hidden, mixed = hidden.index_select(0, step.wanted), mixed.index_select(0, step.wanted)
-            normed = mlp_norm(hidden, output(mixed))
-            normed = next_norm(hidden, mlp(normed))
+                inputs = None if inputs is None else inputs.index_select(0, step.wanted)
+            added = mlp(mlp_norm(hidden, output(mixed)))
+            if inputs is not None and take is not None:
+                added = take(hidden.add_(added), inputs[:, i])
+            normed = next_norm(hidden, added)
         return self._head(normed)
 
 
@@ -155,21 +164,71 @@ def _functions(
     settings = layer.settings
     return _Layer(
         layer.qkv.forward,
+        (settings.query_heads + 2 * settings.kv_heads, settings.head_dim),
         operations.mix(layer),
         _times(_normed(layer.output.forward, settings.output_norm, operations), settings.added_factor),
         _mlp_norm(settings, operations),
         _times(_normed(_mlp(layer, operations), settings.down_norm, operations), settings.added_factor),
-        operations.norm(next_norm),
+        _take_inputs(layer, operations),
+        _behind_factor(operations.norm(next_norm), settings.factor),
     )
 
 
 def _embedding(decoder: FusedDecoder) -> Callable[[Inputs], Tensor]:
     """Rows [N, C] of a step's tokens, and of their positions where the model embeds them."""
-    embed = _times(decoder.embed.forward, decoder.embedding_factor)
+    embed, tokens = _times(decoder.embed.forward, decoder.embedding_factor), _tokens(decoder)
     if decoder.positions is None:
-        return lambda step: embed(step.tokens[0])
+        return lambda step: embed(tokens(step))
     place = decoder.positions.forward
-    return lambda step: embed(step.tokens[0]).add_(place(step.positions[0]))
+    return lambda step: embed(tokens(step)).add_(place(step.positions[0]))
+
+
+def _tokens(decoder: FusedDecoder) -> Callable[[Inputs], Tensor]:
+    """The tokens [N] that a step embeds."""
+    embedded = decoder.embedded
+    if embedded is None:
+        return lambda step: step.tokens[0]
+    return lambda step: embedded.index_select(0, step.tokens[0])
+
+
+def _token_inputs(
+    decoder: FusedDecoder, operations: Operations[StepT, Shared]
+) -> Callable[[Inputs, Tensor], Tensor | None]:
+    """What layers get of a step's tokens by themselves, [N, L, P], where the model has that."""
+    given = decoder.inputs
+    if given is None:
+        return lambda step, hidden: None
+    width, norm = len(given.norm.weight), operations.norm(given.norm)
+    embed, project = given.embed.forward, _times(given.projection.forward, given.row_factor)
+    factor, tokens = given.factor, _tokens(decoder)
+
+    def inputs(step: Inputs, hidden: Tensor) -> Tensor:
+        rows = norm(project(hidden).view(-1, width), None).view(len(hidden), -1)
+        return rows.add_(embed(tokens(step))).mul_(factor).view(len(hidden), -1, width)
+
+    return inputs
+
+
+def _take_inputs(layer: FusedLayer, operations: Operations[StepT, Shared]) -> TakeInputs | None:
+    mlp = layer.inputs
+    if mlp is None:
+        return None
+    up, activate = mlp.up.forward, operations.activation(mlp)
+    down = _normed(mlp.down.forward, layer.settings.inputs_norm, operations)
+    return lambda hidden, inputs: down(activate(up(hidden)).mul_(inputs))
+
+
+def _behind_factor(norm: AddNorm, factor: float) -> AddNorm:
+    """A norm of rows that get a factor where they are."""
+    if factor == 1.0:
+        return norm
+
+    def norm_of_times(hidden: Tensor, added: Tensor | None) -> Tensor:
+        if added is not None:
+            hidden.add_(added)
+        return norm(hidden.mul_(factor), None)
+
+    return norm_of_times
 
 
 def _mlp_norm(settings: LayerSettings, operations: Operations[StepT, Shared]) -> AddNorm:

@@ -30,35 +30,39 @@ NO_EPS = 1e-5
 """Of norms that do not say theirs: torch's own."""
 
 
-def described(module: nn.Module, like: Tensor) -> Norm:
-    """What a norm computes; one without weights gets some `like` a tensor.
+def described(module: nn.Module, like: Tensor, width: int = 0) -> Norm:
+    """What a norm computes; one without weights gets some `like` a tensor, `width` unless it has a shape.
 
     Raises:
         NotFused: none of the norms that are known.
     """
-    probe, rows = _with_random_weights(module), _rows(module)
+    probe = _with_random_weights(module)
+    tried = _weight(probe, torch.empty(0), width)
+    rows = _rows(tried)
     try:
         with torch.no_grad():
             given = probe(rows)
     except Exception as error:
         raise NotFused(f"{type(module).__name__} does not run by itself ({error})") from error
     ways = list(product((False, True), _FACTORS))
-    distances = [_distance(_computed(_norm(probe, rows, *way), rows), given) for way in ways]
+    distances = [_distance(_computed(_norm(probe, tried, *way), rows), given) for way in ways]
     best = min(range(len(ways)), key=distances.__getitem__)
     if not distances[best] <= TOLERANCE:
         raise NotFused(f"{type(module).__name__} computes something else than the norms that are known")
-    return _norm(module, like, *ways[best])
+    return _norm(module, _weight(module, like, width), *ways[best])
 
 
-def _norm(module: Any, like: Tensor, centred: bool, factor: _Factor) -> Norm:
+def _norm(module: Any, weight: Tensor, centred: bool, factor: _Factor) -> Norm:
     bias = getattr(module, "bias", None)
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", NO_EPS)) or 0.0
-    return Norm(factor(_weight(module, like)), eps, centred, None if bias is None else bias.detach())
+    return Norm(factor(weight), eps, centred, None if bias is None else bias.detach())
 
 
-def _weight(module: Any, like: Tensor) -> Tensor:
+def _weight(module: Any, like: Tensor, width: int) -> Tensor:
     weight: Tensor | None = getattr(module, "weight", None)
-    return like.new_ones(module.normalized_shape) if weight is None else weight.detach()
+    if weight is None:
+        return like.new_ones(getattr(module, "normalized_shape", width))
+    return weight.detach()
 
 
 def _with_random_weights(module: nn.Module) -> nn.Module:
@@ -69,9 +73,8 @@ def _with_random_weights(module: nn.Module) -> nn.Module:
     return probe
 
 
-def _rows(module: Any) -> Tensor:
+def _rows(weight: Tensor) -> Tensor:
     """[2, C] of a mean that is not 0, as they come and so small that what is added below the root matters."""
-    weight = _weight(module, torch.empty(0))
     rows = torch.randn(2, len(weight), generator=torch.Generator().manual_seed(1)) + 0.5
     return (rows * torch.tensor([[1.0], [1e-3]])).to(weight.dtype)
 

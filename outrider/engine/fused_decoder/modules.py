@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 from torch import nn
@@ -65,13 +66,18 @@ def linear(parent: nn.Module, *names: str) -> nn.Module:
 
 
 def linears(parent: nn.Module, alternatives: Sequence[Names]) -> list[nn.Module]:
-    """The linear layers by the first of these lists of names that there is.
+    """The linear layers by the first of these lists of names of which there are all.
 
     Raises:
         NotFused: there is none.
     """
-    names = next((names for names in alternatives if hasattr(parent, names[0])), alternatives[-1])
+    there = (names for names in alternatives if all(map(partial(_has, parent), names)))
+    names = next(there, alternatives[-1])
     return [linear(parent, name) for name in names]
+
+
+def _has(parent: nn.Module, name: str) -> bool:
+    return isinstance(getattr(parent, name, None), nn.Module)
 
 
 def embedding(parent: nn.Module, *names: str) -> nn.Embedding:

@@ -36,6 +36,7 @@ from outrider.engine.fused_decoder.joining import joined, side_by_side, with_row
 from outrider.engine.fused_decoder.known_norms import described
 from outrider.engine.fused_decoder.mixture import ForeignBlock, Mixture, is_mixture
 from outrider.engine.fused_decoder.modules import NotFused
+from outrider.engine.fused_decoder.own_inputs import input_parts, taking_parts
 from outrider.engine.fused_decoder.turning import Observed, Turn, still, turns_of
 from outrider.engine.loaded_model import Geometry
 
@@ -48,7 +49,11 @@ _LAST_NORM = ("norm", "final_layer_norm", "final_layernorm", "ln_f")
 HEAD = ("lm_head", "embed_out")
 _ATTENTION = ("self_attn", "attention", "attn")
 _BY_HEAD = "query_key_value"
-_QKV = (("qkv_proj",), (_BY_HEAD,), ("c_attn",), ("q_proj", "k_proj", "v_proj"))
+_QKV = (
+    *(("qkv_proj",), (_BY_HEAD,), ("c_attn",), ("q_proj", "k_proj", "v_proj")),
+    *(("q_proj", "k_proj"), ("q_proj",)),
+)
+"""The last but one has keys that are values too, the last has those of an earlier layer (Gemma 4)."""
 _OUTPUT = ("o_proj", "dense", "c_proj", "out_proj")
 _GATE_UP = (("gate_up_proj",), ("gate_proj", "up_proj"))
 _UP = ("dense_h_to_4h", "c_fc", "fc1", "up_proj")
@@ -87,8 +92,10 @@ def fused_decoder(
     geometry: Geometry,
     windows: Mapping[int, int | None],
     observed: Sequence[Observed] = (),
+    instead: Mapping[int, int] | None = None,
 ) -> FusedDecoder:
-    """The fused decoder of a model; `windows` are the sliding windows of its layers.
+    """The fused decoder of a model; `windows` are the sliding windows of its layers, `instead` says which
+    tokens are embedded in place of others.
 
     Layers that were not `observed` are taken to turn as those of most models do. The model keeps computing
     what it computes, with the same weights.
@@ -98,17 +105,17 @@ def fused_decoder(
     """
     found, text = Modules(network), network.config.get_text_config()
     like = found.embed.weight
-    _check_widths(geometry)
+    shapes = _shapes(geometry)
     if getattr(text, "clip_qkv", None) is not None:  # the self check may not reach the bound
         raise NotFused("its queries, keys and values are bounded")
     _refuse_leftovers(network, found.all())
-    seen: Sequence[Observed | None] = observed or [None] * len(found.layers)
-    turns, ropes = _turns(found, text, seen, geometry.head_dim)
+    seen: Sequence[Observed | None] = observed or [None] * len(shapes)
+    turns, ropes = _turns(found, text, seen, [shape.head_dim for shape in shapes])
     return FusedDecoder(
         type(network).__name__,
         embed=found.embed,
         layers=[
-            _layer(i, parts, geometry, windows[i], turns[i], ropes.index(turns[i].rope), like)
+            _layer(i, parts, shapes[i], windows[i], turns[i], ropes.index(turns[i].rope), like)
             for i, parts in enumerate(found.layers)
         ],
         norm=described(found.norm, like),
@@ -118,7 +125,17 @@ def fused_decoder(
         positions=None if found.places is None else modules.from_position_0(found.places),
         embedding_factor=float(getattr(found.body, "embedding_multiplier", 1.0)),
         logit_factor=_logit_factor(network),
+        embedded=_embedded(instead, text.vocab_size, like.device) if instead else None,
+        inputs=None if found.inputs is None else found.inputs.fused(like),
     )
+
+
+def _embedded(instead: Mapping[int, int], vocabulary: int, device: torch.device) -> Tensor:
+    """[V] the token that is embedded for each."""
+    table = torch.arange(vocabulary, device=device)
+    for token, other in instead.items():
+        table[token] = other
+    return table
 
 
 class Modules:
@@ -133,12 +150,15 @@ class Modules:
         self.head, self.embed = modules.linear(network, *HEAD), modules.embedding(self.body, *EMBEDDING)
         embedded = any(hasattr(self.body, name) for name in _POSITIONS)
         self.places = modules.embedding(self.body, *_POSITIONS) if embedded else None
+        self.inputs = input_parts(self.body)
         self.norm = modules.norm(self.body, *_LAST_NORM)
         self.layers = [Parts(layer) for layer in modules.child(self.body, *_LAYERS).children()]
 
     def all(self) -> list[nn.Module | nn.Parameter]:
         """Every module with weights, and weights that are in none of them."""
         outside = [self.head, self.embed, self.norm, *([self.places] if self.places else ()), *self._unused]
+        if self.inputs is not None:
+            outside += self.inputs.all()
         return [*outside, *chain(*(parts.all() for parts in self.layers))]
 
 
@@ -149,8 +169,9 @@ class Parts:
         self.attention = modules.child(layer, *_ATTENTION)
         self.qkv = modules.linears(self.attention, _QKV)
         self.by_head = hasattr(self.attention, _BY_HEAD)
-        heads = ("q_norm", "k_norm") if hasattr(self.attention, "q_norm") else ()
+        heads = [name for name in ("q_norm", "k_norm") if hasattr(self.attention, name)]
         self.head_norms = [modules.norm(self.attention, name) for name in heads]
+        self.value_norm: nn.Module | None = getattr(self.attention, "v_norm", None)
         self.output = modules.linear(self.attention, *_OUTPUT)
         self.mlp = _mlp(layer if hasattr(layer, _UP_IN_LAYER) else modules.child(layer, *_MLP))
         self.norms = _norms(layer)
@@ -160,22 +181,27 @@ class Parts:
         self.mlp_norm = "input_norm" if shared else "mlp_norm"
         self.added_factor = float(getattr(layer, "residual_multiplier", 1.0))
         self.sinks: Any = getattr(self.attention, "sinks", None)
+        self.inputs = taking_parts(layer)
+        self.factor: Any = getattr(layer, "layer_scalar", 1.0)
 
     def all(self) -> Iterator[nn.Module | nn.Parameter]:
         """Every module with weights, and weights that are in none of them."""
         yield from (*self.qkv, *self.head_norms, self.output, *self.mlp.all(), *self.norms.values())
-        if self.sinks is not None:
-            yield self.sinks
+        yield from (part for part in (self.sinks, self.value_norm) if part is not None)
+        if self.inputs is not None:
+            yield from self.inputs.all()
 
     def fused_qkv(self, geometry: Geometry, order: Tensor | None) -> nn.Module:
         """One product for queries, keys and values; columns [D] of queries and keys are in this order."""
-        fused = side_by_side(self.qkv[0], geometry.query_heads) if self.by_head else joined(self.qkv)
+        parts = self.qkv
+        if len(parts) == 2:
+            parts = [*parts, parts[1]]
+        fused = side_by_side(parts[0], geometry.query_heads) if self.by_head else joined(parts)
         if order is None:
             return fused
-        heads = geometry.query_heads + 2 * geometry.kv_heads
-        rows = torch.arange(heads * geometry.head_dim).view(heads, -1)
-        turned = rows[: -geometry.kv_heads]
-        return with_rows(fused, torch.cat([turned[:, order], rows[-geometry.kv_heads :]]).flatten())
+        turned = geometry.query_heads + geometry.kv_heads
+        rows = torch.arange((turned + geometry.kv_heads) * geometry.head_dim).view(-1, geometry.head_dim)
+        return with_rows(fused, torch.cat([rows[:turned, order], rows[turned:]]).flatten())
 
 
 def _norms(layer: nn.Module) -> dict[str, nn.Module]:
@@ -229,14 +255,14 @@ def _mlp(mlp: nn.Module) -> _GatedMlp | _PlainMlp | Mixture | ForeignBlock:
 
 
 def _turns(
-    found: Modules, text: Any, observed: Sequence[Observed | None], width: int
+    found: Modules, text: Any, observed: Sequence[Observed | None], widths: Sequence[int]
 ) -> tuple[list[Turn], list[Rope]]:
     """How each layer turns, and the ropes that some layer has."""
     if found.places is not None:
         turns = [Turn(still(found.embed.weight.device), None)] * len(observed)
     else:
         whole = any(parts.head_norms for parts in found.layers)  # kernels norm what turns
-        turns = turns_of(observed, _ropes(found.body, text), width, whole=whole)
+        turns = turns_of(observed, _ropes(found.body, text), widths, whole=whole)
     return turns, list(dict.fromkeys(turn.rope for turn in turns))
 
 
@@ -265,11 +291,17 @@ def _logit_factor(network: PreTrainedModel) -> float:
     return float(getattr(network, "logit_scale", 1.0)) / float(divisor)
 
 
-def _check_widths(geometry: Geometry) -> None:
-    if geometry.parts:
-        raise NotFused("its layers differ in their heads, or share keys and values")
-    if geometry.value_dim != geometry.head_dim:
+def _shapes(geometry: Geometry) -> list[Geometry]:
+    """The heads of each layer's own; no kv heads where it sees keys and values of an earlier layer."""
+    if any(part.value_dim != part.head_dim for part in geometry.parts or (geometry,)):
         raise NotFused("its values are not as wide as its keys")
+    shapes, places = [], geometry.places or [(0, layer) for layer in range(geometry.num_layers)]
+    for layer, place in enumerate(places):
+        if place is None:
+            raise NotFused(f"layer {layer} has no attention")
+        shape = (geometry.parts or (geometry,))[place[0]]
+        shapes.append(replace(shape, kv_heads=0) if place in places[:layer] else shape)
+    return shapes
 
 
 def _layer(
@@ -280,6 +312,7 @@ def _layer(
     head_norm, whole_norms = _query_norms(
         [_in_order(norm, geometry.head_dim, turn.order) for norm in of_heads], geometry
     )
+    inputs, inputs_norm = (None, None) if parts.inputs is None else parts.inputs.fused(like)
     settings = LayerSettings(
         input_norm=norms.get("input_norm"),
         mlp_norm=norms.get(parts.mlp_norm),
@@ -287,6 +320,7 @@ def _layer(
         down_norm=norms.get("down_norm"),
         head_norm=head_norm,
         whole_norms=whole_norms,
+        value_norm=_value_norm(parts, geometry, like),
         whole_means=None,
         query_heads=geometry.query_heads,
         kv_heads=geometry.kv_heads,
@@ -295,9 +329,20 @@ def _layer(
         scores=_scores(parts, geometry, window),
         parallel=parts.parallel,
         added_factor=parts.added_factor,
+        inputs_norm=inputs_norm,
+        factor=float(parts.factor),
     )
     qkv = parts.fused_qkv(geometry, turn.order)
-    return FusedLayer(index, settings, qkv=qkv, output=parts.output, mlp=parts.mlp.fused())
+    return FusedLayer(index, settings, qkv=qkv, output=parts.output, mlp=parts.mlp.fused(), inputs=inputs)
+
+
+def _value_norm(parts: Parts, geometry: Geometry, like: Tensor) -> Norm | None:
+    if parts.value_norm is None:
+        return None
+    norm = described(parts.value_norm, like, geometry.head_dim)
+    if len(norm.weight) != geometry.head_dim:
+        raise NotFused("its norm of values is not over a head")
+    return norm
 
 
 def _scores(parts: Parts, geometry: Geometry, window: int | None) -> Scores:
@@ -332,14 +377,13 @@ def _query_norms(found: Sequence[Norm], geometry: Geometry) -> tuple[Norm | None
     """The norms of queries and keys: as one, with weights for each head, or each over all of its heads."""
     if not found:
         return None, None
-    queries, keys = found
-    heads, width = (geometry.query_heads, geometry.kv_heads), geometry.head_dim
-    widths = (len(queries.weight), len(keys.weight))
-    if widths == (width, width) and not (queries.centred or keys.centred):
-        rows = [norm.weight.expand(count, -1) for norm, count in zip((queries, keys), heads, strict=True)]
-        return Norm(torch.cat(rows), queries.eps), None
-    if widths == tuple(count * width for count in heads):
-        return None, (queries, keys)
+    heads, width = (geometry.query_heads, geometry.kv_heads)[: len(found)], geometry.head_dim
+    widths = [len(norm.weight) for norm in found]
+    if widths == [width] * len(found) and not any(norm.centred for norm in found):
+        rows = [norm.weight.expand(count, -1) for norm, count in zip(found, heads, strict=True)]
+        return Norm(torch.cat(rows), found[0].eps), None
+    if len(found) == 2 and widths == [count * width for count in heads]:
+        return None, (found[0], found[1])
     raise NotFused("its norms of queries and keys are neither over a head nor over all")
 
 

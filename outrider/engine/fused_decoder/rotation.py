@@ -56,7 +56,7 @@ def make_rotation(settings: LayerSettings, dtype: torch.dtype, device: torch.dev
     """The rotation of a layer of a model of this dtype on a device."""
     head_norm = settings.head_norm
     norm = None if head_norm is None else RowNorm(head_norm, dtype)
-    plain = partial(_rotate, settings.query_heads + settings.kv_heads, norm)
+    plain = partial(_rotate, settings.query_heads, settings.kv_heads, norm)
     return partial(_run, _kernel(settings, dtype), dtype, plain) if runs(dtype, device) else plain
 
 
@@ -73,6 +73,19 @@ def after_norms(settings: LayerSettings, dtype: torch.dtype, rotation: Rotation)
     def normed(qkv: Tensor, rotations: Rotations, room: Room) -> None:
         queries, keys, _ = qkv.tensor_split(edges, 1)
         apply([queries.flatten(1), keys.flatten(1)])
+        rotation(qkv, rotations, room)
+
+    return normed
+
+
+def after_value_norm(settings: LayerSettings, dtype: torch.dtype, rotation: Rotation) -> Rotation:
+    """The rotation of a layer that norms each head of values."""
+    assert settings.value_norm is not None, "it has such a norm"
+    norm, first = RowNorm(settings.value_norm, dtype), settings.query_heads + settings.kv_heads
+
+    def normed(qkv: Tensor, rotations: Rotations, room: Room) -> None:
+        values = qkv[:, first:]
+        values.copy_(norm(values))
         rotation(qkv, rotations, room)
 
     return normed
@@ -113,8 +126,11 @@ def _run(
         plain(qkv, rotations, room)
 
 
-def _rotate(rotated: int, norm: RowNorm | None, qkv: Tensor, rotations: Rotations, room: Room) -> None:
-    heads = qkv[:, :rotated]
+def _rotate(
+    query_heads: int, kv_heads: int, norm: RowNorm | None, qkv: Tensor, rotations: Rotations, room: Room
+) -> None:
+    heads = qkv[:, : query_heads + kv_heads]
     heads.copy_(rotate(heads if norm is None else norm(heads), rotations.complex))
     entries, slots = room
-    entries.index_copy_(0, slots, qkv[: len(slots), qkv.shape[1] - entries.shape[1] :])
+    if kv_heads:
+        entries.index_copy_(0, slots, qkv[: len(slots), query_heads:])

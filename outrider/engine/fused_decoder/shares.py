@@ -118,6 +118,8 @@ def _layer(parts: Parts, geometry: Geometry) -> Iterator[tuple[nn.Module | nn.Pa
 
 
 def _attention(parts: Parts, geometry: Geometry) -> Iterator[tuple[nn.Module | nn.Parameter, Share]]:
+    if len(parts.qkv) == 2:
+        raise NotFused("its keys are values too")
     width = geometry.head_dim
     queries, keys = geometry.query_heads * width, geometry.kv_heads * width
     heads: list[tuple[int, ...]] = [(queries,), (keys,), (keys,)]

@@ -12,6 +12,7 @@ Shapes: Q query heads, H kv heads, D head width, R columns of a head that turn.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -50,22 +51,23 @@ def still(device: torch.device) -> Rope:
 
 
 def turns_of(
-    layers: Sequence[Observed | None], ropes: Sequence[Rope], width: int, *, whole: bool
+    layers: Sequence[Observed | None], ropes: Sequence[Rope], widths: Sequence[int], *, whole: bool
 ) -> list[Turn]:
     """The turn of each layer, by one of these ropes or none; those that are alike have the same.
 
-    A layer that was not observed turns as most models do: by halves. With `whole` all columns of a head are
-    given an angle, which is 0 for those that do not turn.
+    `widths` are D of each layer. A layer that was not observed turns as most models do: by halves. With
+    `whole` all columns of a head are given an angle, which is 0 for those that do not turn.
 
     Raises:
         NotFused: a layer turns in another way.
     """
-    if max(2 * len(rope.frequencies) for rope in ropes) > width:
+    if max(2 * len(rope.frequencies) for rope in ropes) > max(widths):
         raise NotFused("its rotary embedding turns more than a head")
     ways = [(rope, _pairs(rope, neighbours)) for neighbours in (False, True) for rope in ropes]
     ways.append((none := still(ropes[0].frequencies.device), _pairs(none, neighbours=False)))
-    turns = [_turn(rope, pairs, width, whole) for rope, pairs in ways]
-    return [turns[0 if one is None else _way_of(i, one, ways)] for i, one in enumerate(layers)]
+    chosen = [0 if one is None else _way_of(i, one, ways) for i, one in enumerate(layers)]
+    turns = {(way, width): _turn(*ways[way], width, whole) for way, width in zip(chosen, widths, strict=True)}
+    return [turns[alike] for alike in zip(chosen, widths, strict=True)]
 
 
 def _pairs(rope: Rope, neighbours: bool) -> Tensor:
@@ -75,7 +77,8 @@ def _pairs(rope: Rope, neighbours: bool) -> Tensor:
 
 
 def _way_of(layer: int, seen: Observed, ways: Sequence[tuple[Rope, Tensor]]) -> int:
-    distances = [_distance(seen, rope, pairs) for rope, pairs in ways]
+    width = seen.first.shape[1]
+    distances = [_distance(seen, rope, pairs) if pairs.numel() <= width else math.inf for rope, pairs in ways]
     best = min(range(len(ways)), key=distances.__getitem__)
     if not distances[best] <= TOLERANCE:
         raise NotFused(f"layer {layer} turns queries and keys in a way that is not known")

@@ -29,6 +29,7 @@ from outrider.engine.fused_decoder.decoder import (
     Router,
 )
 from outrider.engine.fused_decoder.forward import AddNorm, Choose, ExpertSum, Linear, Mix, Operations
+from outrider.engine.fused_decoder.modules import NotFused
 from outrider.engine.fused_decoder.norm import only_add
 from outrider.engine.gpu.attention import KernelAttention
 from outrider.engine.gpu.experts import bounded, choose, expert_sum
@@ -69,7 +70,13 @@ class GpuOperations(Operations[DeviceStep, RotatedStep]):
         return only_add if norm is None else partial(_add_norm, norm)
 
     def mix(self, layer: FusedLayer) -> Mix[RotatedStep]:
-        """Norms of queries and keys together where there are such; rotation and storing; then attention."""
+        """Norms of queries and keys together where there are such; rotation and storing; then attention.
+
+        Raises:
+            NotFused: no kernel norms values.
+        """
+        if layer.settings.value_norm is not None:
+            raise NotFused("no kernel norms its values")
         return partial(self._mix, layer)
 
     def gate(self, gate: Gate) -> Linear:

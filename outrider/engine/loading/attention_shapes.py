@@ -85,6 +85,37 @@ def observed(network: PreTrainedModel, position: int) -> list[Observed]:
     ]
 
 
+def embedded_instead(network: PreTrainedModel) -> dict[int, int]:
+    """Of special tokens that the model does not embed, which ones it embeds in their place.
+
+    Gemma 4 has padding where images would be put. Seen by what its embedding is asked for.
+    """
+    if network.config is (text := network.config.get_text_config()):
+        return {}
+    given = {one for name, one in network.config.to_dict().items() if name.endswith(("_token_id", "_index"))}
+    special = sorted(one for one in given if isinstance(one, int) and 0 <= one < text.vocab_size)
+    asked: list[int] = []
+
+    def note(module: Any, arguments: tuple[Tensor, ...]) -> None:
+        asked.extend(arguments[0].flatten().tolist())
+        raise _Seen
+
+    hook = network.get_input_embeddings().register_forward_pre_hook(note)
+    try:
+        network(torch.tensor([special], device=network.device), use_cache=False)
+    except _Seen:
+        return {one: other for one, other in zip(special, asked, strict=True) if one != other}
+    except Exception:  # it refuses such tokens: they will not come
+        pass
+    finally:
+        hook.remove()
+    return {}
+
+
+class _Seen(Exception):
+    """The rest of a forward is not needed."""
+
+
 def geometry_of(calls: Mapping[int, LayerCall]) -> Geometry:
     """The shape of what is kept of layers that made these calls."""
     owners: dict[tuple[int, int], int] = {}

@@ -19,7 +19,12 @@ from transformers import PreTrainedModel
 from outrider.engine.fused_decoder.turning import Observed
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loaded_model import Geometry, LoadedModel
-from outrider.engine.loading.attention_shapes import attention_calls, geometry_of, observed
+from outrider.engine.loading.attention_shapes import (
+    attention_calls,
+    embedded_instead,
+    geometry_of,
+    observed,
+)
 from outrider.engine.loading.fp8_kv import RoundedCache
 from outrider.engine.loading.model_config import no_interface
 from outrider.engine.loading.own_attention import has_known_attention
@@ -59,8 +64,9 @@ class Plain:
     windows: dict[int, int | None]
     """The sliding window of each layer."""
     observed: list[Observed]
-    """What each layer hands to attention at the first and the last position; none where layers differ in
-    their heads."""
+    """What each layer hands to attention at the first and the last position; none where some do not."""
+    instead: dict[int, int]
+    """Of tokens that are not embedded, those that are in their place."""
 
 
 def run_plain(network: PreTrainedModel, context_length: int, *, fp8_kv: bool = False) -> Plain:
@@ -92,7 +98,8 @@ def run_plain(network: PreTrainedModel, context_length: int, *, fp8_kv: bool = F
             windows = _windows(geometry, output.past_key_values.layers)
         _check_windows(kind, seen, windows, context_length)
         with torch.inference_mode():
-            turned = [] if geometry.parts else observed(network, context_length - 1)
+            instead = embedded_instead(network)
+            turned = [] if None in geometry.places else observed(network, context_length - 1)
     except _RUN_ERRORS as error:
         raise ModelError(
             f"model: {kind} does not run as a plain decoder ({error}); use another model"
@@ -102,7 +109,14 @@ def run_plain(network: PreTrainedModel, context_length: int, *, fp8_kv: bool = F
             f"model: logits of {kind} in {network.dtype} are NaN or infinite; set another dtype, or repair "
             "its weights"
         )
-    return Plain(tokens=tokens, logits=logits, geometry=geometry, windows=windows, observed=turned)
+    return Plain(
+        tokens=tokens,
+        logits=logits,
+        geometry=geometry,
+        windows=windows,
+        observed=turned,
+        instead=instead,
+    )
 
 
 def _own_logits(

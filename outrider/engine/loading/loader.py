@@ -228,7 +228,8 @@ def _made_fused(
 ) -> LoadedModel:
     """The model as a fused decoder if that computes the same, else as it is."""
     try:
-        made = replace(loaded, model=fused_decoder(network, plain.geometry, plain.windows, plain.observed))
+        seen = plain.geometry, plain.windows, plain.observed, plain.instead
+        made = replace(loaded, model=fused_decoder(network, *seen))
         check_paged(made, plain, FUSED_STRICTNESS)
     except _misfits() as reason:
         say(f"without the fused decoder: {reason}")

@@ -13,10 +13,12 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from outrider.engine.fused_decoder import FusedDecoder, NotFused, fused_decoder
 from outrider.engine.fused_decoder.joining import joined, side_by_side
+from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loading.check_forward import run_plain
 from outrider.engine.loading.loader import load_model
 from outrider.engine.quantization.modules import codes_of, round_linears
-from tests.models import build_model
+from outrider.engine.runner import ModelRunner, Segment
+from tests.models import build_model, build_tokenizer
 
 Folders = Callable[[str], Path]
 
@@ -62,6 +64,51 @@ def test_others_run_fused(folder_of: Folders, architecture: str, dtype: str) -> 
     decoder, _ = loaded(folder_of(architecture), dtype)
     assert [layer.settings.parallel for layer in decoder.stack] == [architecture == "phi"] * 3
     assert (decoder.stack[0].settings.input_norm is None) == (architecture == "olmo2")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("architecture", ["gemma4", "gemma4_dense"])
+def test_gemma4_runs_fused(folder_of: Folders, architecture: str, dtype: str) -> None:
+    """Heads differ by layer, keys may be values, and later layers see keys and values of earlier ones."""
+    decoder, _ = loaded(folder_of(architecture), dtype)
+    settings, shared = [layer.settings for layer in decoder.stack], architecture == "gemma4"
+    assert [(one.kv_heads, one.head_dim) for one in settings] == [
+        (2, 16),
+        (1, 32),
+        *([(0, 16), (0, 32)] if shared else [(2, 16), (1, 32)]),
+    ]
+    assert [one.value_norm is None for one in settings] == [False, False, shared, shared]
+    assert [layer.inputs is not None for layer in decoder.stack] == [shared] * 4
+    assert len({one.factor for one in settings}) == 4
+    assert [one.scores.window for one in settings] == [12, None, 12, None]
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("architecture", ["gemma4", "gemma4_dense"])
+def test_rounded_weights_of_gemma4_run_fused(folder_of: Folders, architecture: str, weights: str) -> None:
+    """Keys that are values too have their codes twice."""
+    _, said = loaded(folder_of(architecture), weights=weights)
+    assert any("all weights are codes" in line for line in said)
+
+
+def test_a_model_of_images_runs_gemma4_for_texts(folder_of: Folders, tmp_path: Path) -> None:
+    """What reads images and sounds is left out; a token in place of an image is padding to the model."""
+    text = transformers.AutoConfig.from_pretrained(folder_of("gemma4"))
+    views = {**SMALL, "num_key_value_heads": 4, "head_dim": 16, "global_head_dim": 16}
+    config = transformers.Gemma4Config(
+        text_config=text.to_dict(), vision_config=views, audio_config=None, image_token_id=299
+    )
+    torch.manual_seed(0)
+    network = transformers.Gemma4ForConditionalGeneration(config).eval()
+    network.save_pretrained(tmp_path)
+    build_tokenizer(tmp_path)
+    made = load_model(str(tmp_path), dtype="float32", device="cpu", threads=1)
+    assert isinstance(made.model, FusedDecoder)
+    tokens, runner = [5, 9, 299, 7, 30, 299, 8], ModelRunner(made, 8, 4)
+    logits = runner.forward([Segment(SequenceKv.open(runner.pool, []), tokens, None, range(7))])
+    with torch.no_grad():
+        expected = network(torch.tensor([tokens])).logits[0]
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_llama_like_model_may_turn_parts_of_heads(tmp_path: Path) -> None:

@@ -17,7 +17,10 @@ from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.loading.loader import load_model
 from outrider.engine.runner import ModelRunner, Segment
 
-ARCHITECTURES = ["llama", "qwen3", "mistral", "gpt_neox", "gpt2", "olmo2", "phi"]
+ARCHITECTURES = [
+    *("llama", "qwen3", "mistral", "gpt_neox", "gpt2", "olmo2", "phi"),
+    *("gemma4", "gemma4_dense"),
+]
 
 
 def test_scores_depend_on_the_distance_alone() -> None:

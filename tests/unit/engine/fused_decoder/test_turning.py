@@ -62,7 +62,7 @@ def scores(turn: Turn, position: int) -> Tensor:
 def test_scores_are_those_of_the_layer(share: float, neighbours: bool, whole: bool) -> None:
     """Halves and neighbours, of a head or a part of it; all columns get an angle where norms need it."""
     own = rope(share)
-    (turn,) = turns_of([observed(own, neighbours=neighbours)], [own], WIDTH, whole=whole)
+    (turn,) = turns_of([observed(own, neighbours=neighbours)], [own], [WIDTH], whole=whole)
     expected = turned(own, 7, neighbours=neighbours) @ HEADS.T
     torch.testing.assert_close(scores(turn, 7), expected)
     assert 2 * len(turn.rope.frequencies) == (WIDTH if whole else share * WIDTH)
@@ -74,11 +74,23 @@ def test_layers_may_turn_differently(whole: bool) -> None:
     """By one of several ropes, or not at all; those that are alike share a turn."""
     ropes, none = [rope(1.0), rope(1.0, 1e6)], Rope(torch.empty(0), 1.0)
     layers = [observed(ropes[1]), observed(none), observed(ropes[0]), observed(ropes[1])]
-    turns = turns_of(layers, ropes, WIDTH, whole=whole)
+    turns = turns_of(layers, ropes, [WIDTH] * 4, whole=whole)
     assert turns[0] is turns[3]
     assert len(set(map(id, turns))) == 3
     for turn, own in zip(turns, (ropes[1], none, ropes[0]), strict=False):
         torch.testing.assert_close(scores(turn, 7), turned(own, 7, neighbours=False) @ HEADS.T)
+
+
+def test_heads_of_layers_may_differ_in_their_width() -> None:
+    """A rope that turns more than a layer's head is another layer's; what turns nothing has each width."""
+    wide, narrow, none = rope(1.0), rope(0.5, 1e6), Rope(torch.empty(0), 1.0)
+    half = HEADS[:, : WIDTH // 2]
+    short = Observed(POSITION, 2, half, turned(narrow, POSITION, neighbours=False)[:, : WIDTH // 2])
+    layers = [observed(wide), short, Observed(POSITION, 2, half, half), observed(none)]
+    turns = turns_of(layers, [wide, narrow], [WIDTH, WIDTH // 2, WIDTH // 2, WIDTH], whole=True)
+    assert [len(turn.rope.frequencies) for turn in turns] == [8, 4, 4, 8]
+    assert torch.equal(turns[1].rope.frequencies, narrow.frequencies)
+    assert [bool(turn.rope.frequencies.any()) for turn in turns] == [True, True, False, False]
 
 
 def test_another_way_is_refused() -> None:
@@ -86,9 +98,9 @@ def test_another_way_is_refused() -> None:
     own = rope(1.0)
     seen = Observed(POSITION, 2, HEADS, 1.07 * turned(own, POSITION, neighbours=False))
     with pytest.raises(NotFused, match="layer 0 turns queries and keys in a way that is not known"):
-        turns_of([seen], [own], WIDTH, whole=False)
+        turns_of([seen], [own], [WIDTH], whole=False)
     with pytest.raises(NotFused, match="turns more than a head"):
-        turns_of([seen], [own], WIDTH // 2, whole=False)
+        turns_of([seen], [own], [WIDTH // 2], whole=False)
 
 
 @pytest.mark.parametrize("architecture", ["glm4", "smollm3", "exaone4", "ministral3"])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache, partial
 
 import pytest
 import torch
 
+from outrider.engine.fused_decoder import NotFused
 from outrider.engine.gpu.runner import GraphRunner
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loading import loader
@@ -87,6 +89,14 @@ def test_logits_are_those_of_the_plain_runner(loaded_of, logits_of, architecture
     for ours, theirs in zip(found, script(ModelRunner(loaded_of(architecture), PAGES, PAGE)), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
     assert graphs == (2, 4), "the first chunk alone is longer than any bucket"
+
+
+def test_norms_of_values_are_refused(loaded_of, monkeypatch):
+    """They have no kernel; the loader then looks for another way to run the model."""
+    layer = loaded_of("llama").model.stack[0]
+    monkeypatch.setattr(layer, "settings", replace(layer.settings, value_norm=layer.settings.input_norm))
+    with pytest.raises(NotFused, match="no kernel norms its values"):
+        GraphRunner(loaded_of("llama"), PAGES, PAGE, buckets=())
 
 
 def test_a_model_that_was_packed_for_the_cpu_runs_too(pair_of):

@@ -24,7 +24,8 @@ from tests.unit.engine.conftest import Pair
 from tests.unit.engine.loading.test_stored import EXACT, FP8, WIDENED, plain
 from tests.unit.engine.parallel.conftest import Threads
 
-REFUSED = ("deepseek_v3", "gemma4", "hunyuan_moe", *OWN_ATTENTION, *RECURRENT)
+GEMMA4 = ("gemma4", "gemma4_dense", "gemma4_moe")
+REFUSED = ("deepseek_v3", *GEMMA4, "hunyuan_moe", *OWN_ATTENTION, *RECURRENT)
 STORED_JOINED = ("granite_moe",)
 """transformers cuts their experts apart as it loads them, so no rank can read its part: refused as well."""
 DIVIDED = [name for name in ARCHITECTURES if name not in (*REFUSED, *STORED_JOINED)]

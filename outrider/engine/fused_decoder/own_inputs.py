@@ -1,0 +1,61 @@
+"""Finds the modules that give each layer inputs of its own, made from a token's id and its row (Gemma 4)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from outrider.engine.fused_decoder import modules
+from outrider.engine.fused_decoder.decoder import Norm, PlainMlp, TokenInputs
+from outrider.engine.fused_decoder.known_norms import described
+
+_EMBEDDING = "embed_tokens_per_layer"
+_UP = "per_layer_input_gate"
+
+
+class InputParts:
+    """The modules that make them for all layers."""
+
+    def __init__(self, body: Any) -> None:
+        self.embed = modules.embedding(body, _EMBEDDING)
+        self.projection = modules.linear(body, "per_layer_model_projection")
+        self.norm = modules.norm(body, "per_layer_projection_norm")
+        self.factors = body.per_layer_model_projection_scale, body.per_layer_input_scale
+
+    def all(self) -> list[nn.Module]:
+        """Every module with weights."""
+        return [self.embed, self.projection, self.norm]
+
+    def fused(self, like: Tensor) -> TokenInputs:
+        """As they are."""
+        row_factor, factor = self.factors
+        norm = described(self.norm, like)
+        return TokenInputs(self.embed, self.projection, norm, row_factor=row_factor, factor=factor)
+
+
+class TakingParts:
+    """The modules of a layer that take them in."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        self.up, self.down = modules.linear(layer, _UP), modules.linear(layer, "per_layer_projection")
+        self.norm = modules.norm(layer, "post_per_layer_input_norm")
+        self.activation = modules.activation(layer, "act_fn")
+
+    def all(self) -> list[nn.Module]:
+        """Every module with weights."""
+        return [self.up, self.down, self.norm]
+
+    def fused(self, like: Tensor) -> tuple[PlainMlp, Norm]:
+        """As they are, and the norm behind them."""
+        return PlainMlp(self.up, self.activation, self.down), described(self.norm, like)
+
+
+def input_parts(body: nn.Module) -> InputParts | None:
+    """Those of a model that has them."""
+    return InputParts(body) if getattr(body, _EMBEDDING, None) is not None else None
+
+
+def taking_parts(layer: nn.Module) -> TakingParts | None:
+    """Those of a layer that has them."""
+    return TakingParts(layer) if getattr(layer, _UP, None) is not None else None
