@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from orchestrator.gateway.errors import wrong
@@ -126,13 +126,13 @@ def prediction(path: str, value: Any) -> str:
     return "".join(listed(f"{path}.content", content, part_of_text))
 
 
-def part_of_text(path: str, value: Any) -> str:
+def part_of_text(path: str, value: Any, kinds: Sequence[str] = ("text",)) -> str:
     """The text of a part; parts of other types are refused. Where a cache may end changes no text."""
-    kind = value.get("type") if isinstance(value, dict) else None
-    known = {"type", "text", "prompt_cache_breakpoint"}
-    part = members(path, value, known if kind == "text" else set(value or ()))
-    if kind != "text":
-        raise wrong(f"{path}.type", f"{str(part.get('type'))[:40]!r} is not supported; use text")
+    kind = mapping(path, value).get("type")
+    if kind not in kinds:
+        raise wrong(f"{path}.type", f"{str(kind)[:40]!r} is not supported; use {' or '.join(kinds)}")
+    notes = {"annotations", "logprobs"} if kind == "output_text" else set()
+    part = members(path, value, {"type", "text", "prompt_cache_breakpoint", *notes})
     return text(f"{path}.text", part.get("text"))
 
 
