@@ -14,6 +14,10 @@ SEEDS = 2**64
 MAX_UINT32 = 2**32 - 1
 MAX_NUMBER = 1e30
 MAX_PRIORITY = 100
+INCLUDABLE = (
+    *("message", "reasoning", "file_search_call", "web_search_call"),
+    *("computer_call_output", "code_interpreter_call"),
+)
 MAX_ENTRIES = 4096
 """Of a list or an object; the service takes no more of anything but token ids. Reading more would take
 seconds, and passing it on would keep other callers waiting."""
@@ -175,6 +179,15 @@ def texts(path: str, value: Any) -> dict[str, str]:
 def tools(path: str, value: Any) -> list[Any]:
     """A list of anything; what is in it is read later."""
     return listed(path, value, lambda _path, entry: entry)
+
+
+def included(path: str, value: Any) -> list[str]:
+    """What an answer shows besides; what belongs to tools or reasoning that it never has is left out."""
+    found = listed(path, value, text)
+    for index, one in enumerate(found):
+        if one.partition(".")[0] not in INCLUDABLE:
+            raise wrong(f"{path}[{index}]", f"{one[:40]!r} is not known; leave it out")
+    return found
 
 
 def switched_off(path: str, value: Any) -> bool:
