@@ -63,7 +63,7 @@ def chat_options(own: Mapping[str, Any]) -> dict[str, Any]:
     if tools := _allowed(own.get("tool_choice"), tools_of(own)):
         found["tools"] = tools
     if own.get("chat_template_kwargs"):
-        found["chat_template_kwargs"] = _json("chat_template_kwargs", own["chat_template_kwargs"])
+        found["chat_template_kwargs"] = json_of("chat_template_kwargs", own["chat_template_kwargs"])
     return found
 
 
@@ -148,7 +148,7 @@ def _tool(path: str, value: Any) -> Tool:
     return Tool(
         name=filled(f"{path}.name", function.get("name")),
         description=values.text(f"{path}.description", function.get("description", "")),
-        parameters="" if parameters is None else _json(f"{path}.parameters", parameters),
+        parameters="" if parameters is None else json_of(f"{path}.parameters", parameters),
     )
 
 
@@ -192,7 +192,8 @@ def content_of(path: str, value: Any, part: Reader = values.part_of_text) -> str
     return tuple(values.listed(path, value, part))
 
 
-def _json(path: str, value: Any) -> str:
+def json_of(path: str, value: Any) -> str:
+    """A value as JSON."""
     try:
         return json.dumps(value, ensure_ascii=False)
     except RecursionError:

@@ -8,6 +8,7 @@ from typing import Any
 
 from orchestrator.gateway.errors import Problem
 from orchestrator.gateway.incoming.fields import RESPONSES, sort_fields
+from orchestrator.gateway.incoming.messages import json_of
 from orchestrator.gateway.incoming.requests import HttpRequest, chat_of
 from orchestrator.gateway.responses.items import turns_of
 
@@ -33,6 +34,8 @@ NAMES = (
     (re.compile(r"^((?:tools|tool_choice)\b[^f]*)\.function(?=\.|$)"), r"\1"),
 )
 """How the fields of a conversation are called here."""
+SPARE_LEVELS = 700
+"""Of the thousand that Python's JSON takes."""
 MESSAGE = re.compile(r"messages\[(\d{1,4})\]")
 
 
@@ -72,8 +75,18 @@ def responses_from(body: Any) -> ResponseRequest:
         http = chat_of(fields, tuple(turn.message for turn in turns))
     except Problem as problem:
         raise _named(problem, paths) from None
+    for name in ("tools", "tool_choice", "text"):
+        _check_depth(name, body.get(name))
     asked = {name: body[name] for name in REPEATED if body.get(name) is not None}
     return ResponseRequest(http, REPEATED | asked, paths)
+
+
+def _check_depth(name: str, value: Any) -> None:
+    """What is said again is passed between processes and written within other objects: it may not be as
+    deep as what can just be read."""
+    for _ in range(SPARE_LEVELS):
+        value = [value]
+    json_of(name, value)
 
 
 def _choice(value: Any) -> Any:

@@ -301,6 +301,23 @@ def test_a_stream_ends_with_what_a_whole_response_is(fake: FakeOrchestrator) -> 
     assert last["usage"] == whole["usage"]
 
 
+@pytest.mark.parametrize("levels", [100, 400, 900, 950, 970])
+@pytest.mark.parametrize("size", [0, 100_000])
+def test_deep_schemas_are_refused_or_answered(fake: FakeOrchestrator, levels: int, size: int) -> None:
+    """Nothing between: what can be read can also be said again, and passed between processes."""
+    schema = '{"a": ' * levels + "1" + "}" * levels
+    tools = '[{"type": "function", "name": "add", "parameters": ' + schema + "}]"
+    body = '{"input": "x", "tool_choice": "none", "tools": ' + tools + " " * size + "}"
+
+    async def run() -> Response:
+        async with rig(fake.endpoint) as made:
+            return await made.http.post(PATH, body.encode())
+
+    answer = asyncio.run(run())
+    assert answer.status == (200 if levels == 100 else 400)
+    assert levels != 400 or answer.error["param"] == "tools"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("error", "status", "named"),
