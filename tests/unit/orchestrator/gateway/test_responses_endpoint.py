@@ -348,3 +348,20 @@ def test_an_error_within_a_stream_is_its_last_event(fake: FakeOrchestrator) -> N
     assert (answer.status, last["type"], last["response"]["status"]) == (200, "response.failed", "failed")
     assert last["response"]["error"]["code"] == "server_error"
     assert [one["sequence_number"] for one in answer.events] == list(range(len(answer.events)))
+
+
+def test_it_is_an_endpoint_like_the_others(fake: FakeOrchestrator) -> None:
+    """It needs the token, has the caller's id, and is counted by its name."""
+
+    async def run() -> tuple[Response, Response, float | None]:
+        async with rig(fake.endpoint, tokens=b"s3cret\n") as made:
+            refused = await made.http.post(PATH, {"input": "x"})
+            headers = {"authorization": "Bearer s3cret", "x-request-id": "mine"}
+            answer = await made.http.post(PATH, {"input": "x"}, headers)
+            labels = {"endpoint": PATH, "status": "200"}
+            counted = made.registry.get_sample_value("outrider_gateway_requests_total", labels)
+            return refused, answer, counted
+
+    refused, answer, counted = asyncio.run(run())
+    assert (refused.status, refused.error["code"]) == (401, "invalid_api_key")
+    assert (answer.status, answer.json["id"], counted) == (200, "resp_mine", 1.0)
