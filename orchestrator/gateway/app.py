@@ -20,6 +20,7 @@ from orchestrator.gateway.incoming.requests import chat_from, completions_from
 from orchestrator.gateway.instruments import GatewayInstruments
 from orchestrator.gateway.page import endpoint as steps
 from orchestrator.gateway.page.files import page_files
+from orchestrator.gateway.responses import endpoint as responses
 from orchestrator.gateway.sending import Receive, Scope, Send, send_bytes, send_json, send_problem
 from orchestrator.gateway.tokens import Converting
 from orchestrator.request.auth import REFUSED, BearerTokens, digest_of, token_of
@@ -38,7 +39,8 @@ HEALTH_SECONDS = 2.0
 OPEN = ("/health", "/version", "/metrics")
 """Need no token, and are in no log."""
 ENDPOINTS = (
-    *("/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize"),
+    *("/v1/completions", "/v1/chat/completions", responses.PATH),
+    *("/v1/models", "/tokenize", "/detokenize"),
     steps.PATH,
     *OPEN,
 )
@@ -128,6 +130,7 @@ class Gateway:
         return [
             _route("/v1/completions", Generating(resources, completions_from, self._calls), "POST"),
             _route("/v1/chat/completions", Generating(resources, chat_from, self._calls), "POST"),
+            _route(responses.PATH, responses.Responding(resources, self._calls), "POST"),
             _route("/v1/models", models, "GET"),
             _route("/v1/models/{model:path}", models, "GET"),
             _route("/tokenize", converting.tokenize, "POST"),

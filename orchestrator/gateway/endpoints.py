@@ -40,6 +40,24 @@ class Resources:
         """Options of the client's calls."""
         return {"timeout": self.seconds, "token": scope["state"]["token"]}
 
+    async def events(self, request: HttpRequest, scope: Scope) -> AsyncGenerator[Event, None]:
+        """All events of a request, counted."""
+        opened, first, instruments = time.monotonic(), True, self.instruments
+        call = self.call(scope) | {name: scope["state"][name] for name in ("request_id", "traceparent")}
+        streams = [partial(self.client.stream, one, **call) for one in request.requests]
+        try:
+            async with aclosing(merged(streams, request.per_prompt)) as events:
+                async for event in events:
+                    if first and isinstance(event, Chunk) and event.token_ids:
+                        instruments.first_text.observe(time.monotonic() - opened)
+                        first = False
+                    if isinstance(event, Complete):
+                        tokens = event.usage.completion_tokens
+                        instruments.completed(event.model, tokens, event.speculation)
+                    yield event
+        except InvalidRequest as error:
+            raise request.named(error) from None
+
 
 @dataclass(frozen=True, slots=True)
 class Generating:
@@ -56,7 +74,7 @@ class Generating:
         request, progress = continued(request, headers.get(HEADER.encode(), b"").decode("latin-1"))
         progress = progress if wants_ids(headers) else None
         answer = Answer.to(request, scope["state"]["request_id"], int(time.time()), self.calls)
-        events = self.events(request, scope)
+        events = self.resources.events(request, scope)
         if request.stream:
             work = send_stream(send, _parts(answer, events, progress, scope["state"]["figures"]))
         else:
@@ -82,26 +100,6 @@ class Generating:
             return prompt
         call = self.resources.call(scope)
         return await self.resources.client.detokenize(prompt, keep_special_tokens=True, **call)
-
-    async def events(self, request: HttpRequest, scope: Scope) -> AsyncGenerator[Event, None]:
-        """All events of a request, counted."""
-        opened, first, instruments = time.monotonic(), True, self.resources.instruments
-        call = self.resources.call(scope) | {
-            name: scope["state"][name] for name in ("request_id", "traceparent")
-        }
-        streams = [partial(self.resources.client.stream, one, **call) for one in request.requests]
-        try:
-            async with aclosing(merged(streams, request.per_prompt)) as events:
-                async for event in events:
-                    if first and isinstance(event, Chunk) and event.token_ids:
-                        instruments.first_text.observe(time.monotonic() - opened)
-                        first = False
-                    if isinstance(event, Complete):
-                        tokens = event.usage.completion_tokens
-                        instruments.completed(event.model, tokens, event.speculation)
-                    yield event
-        except InvalidRequest as error:
-            raise request.named(error) from None
 
 
 class Models:

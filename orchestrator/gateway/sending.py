@@ -68,8 +68,8 @@ def problem_from(error: Exception) -> Problem:
     return problem_of(InternalError(UNEXPECTED))
 
 
-async def send_stream(send: Send, parts: AsyncGenerator[bytes, None]) -> None:
-    """An answer of server-sent events, as they come.
+async def send_stream(send: Send, parts: AsyncGenerator[bytes, None], end: bytes = DONE) -> None:
+    """An answer of server-sent events, as they come, and its end.
 
     The status is sent with the first one, even an empty one: what is refused before has a status of its own.
     """
@@ -87,7 +87,7 @@ async def send_stream(send: Send, parts: AsyncGenerator[bytes, None]) -> None:
                 raise
             await send(body_part(server_sent(problem_from(error).body()), last=True))
             return
-    await send(body_part(DONE, last=True))
+    await send(body_part(end, last=True))
 
 
 async def _begin_stream(send: Send) -> None:
@@ -99,9 +99,10 @@ async def _begin_stream(send: Send) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": headers})
 
 
-def server_sent(value: Any, id: str = "") -> bytes:
-    """An event with a value as JSON, and its id if it has one."""
-    return (f"id: {id}\n".encode() if id else b"") + b"data: " + dumped(value) + b"\n\n"
+def server_sent(value: Any, id: str = "", event: str = "") -> bytes:
+    """An event with a value as JSON, and its id and its name if it has them."""
+    head = "".join(f"{name}: {text}\n" for name, text in (("id", id), ("event", event)) if text)
+    return head.encode() + b"data: " + dumped(value) + b"\n\n"
 
 
 def body_part(data: bytes, last: bool = False) -> dict[str, Any]:

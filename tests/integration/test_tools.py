@@ -97,6 +97,36 @@ def test_a_round_trip_of_the_async_client(scripted: tuple[ScriptedOrchestrator, 
     assert asked.messages[2].tool_call_id == call.id
 
 
+def test_a_round_trip_of_responses(scripted: tuple[ScriptedOrchestrator, str]) -> None:
+    """The same by the newer API: the items of an answer go back as they came, with the result."""
+    orchestrator, url = scripted
+    options: Any = {"model": "target", "tools": [{"type": "function", "strict": True, **ADD["function"]}]}
+
+    async def run() -> None:
+        async with openai.AsyncOpenAI(base_url=url, api_key="unused", max_retries=0) as client:
+            orchestrator.answers = [CALL, CALL, FINAL]
+            talk: Any = [QUESTION]
+            whole = await client.responses.create(input=talk, **options)
+            async with client.responses.stream(input=talk, **options) as stream:
+                streamed = await stream.get_final_response()
+            for one in (whole, streamed):
+                text, call = one.output
+                assert (one.output_text, text.type, call.type) == ("Well.", "message", "function_call")
+                assert (call.name, json.loads(call.arguments)) == ("add", {"a": 1, "b": 2})
+            result = {"type": "function_call_output", "call_id": streamed.output[1].call_id, "output": "3"}
+            talk += [*(item.model_dump(exclude={"parsed_arguments"}) for item in whole.output), result]
+            talk[-2]["call_id"] = result["call_id"]
+            last = await client.responses.create(input=talk, **options)
+            assert (last.output_text, last.status) == (FINAL, "completed")
+
+    asyncio.run(run())
+    asked = orchestrator.requests[-1].chat
+    assert [message.role for message in asked.messages] == ["user", "assistant", "tool"]
+    call = asked.messages[1].tool_calls[0]
+    assert (call.name, json.loads(call.arguments)) == ("add", {"a": 1, "b": 2})
+    assert asked.messages[2].tool_call_id == call.id
+
+
 def test_without_a_choice_of_tools_text_is_left_as_it_is(scripted: tuple[ScriptedOrchestrator, str]) -> None:
     """Even where it looks like a call; the prompt shows no tools."""
     orchestrator, url = scripted

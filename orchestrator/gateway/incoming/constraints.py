@@ -55,6 +55,16 @@ def response_format(path: str, value: Any) -> Constrained | None:
             raise wrong(f"{path}.type", f"must be text, json_object or json_schema, not {kind!r}")
 
 
+def text_format(path: str, value: Any) -> Constrained | None:
+    """The same as the responses endpoint has it: in `text`, and without a member for the schema's name."""
+    inside = f"{path}.format"
+    known = {"type", "name", "description", "schema", "strict"}
+    members = values.members(inside, values.members(path, value, {"format"}).get("format", {}), known)
+    if members.get("type", "text") == "json_schema":
+        return schema(f"{inside}.schema", members.get("schema"))
+    return response_format(inside, {"type": "text", **members})
+
+
 def schema(path: str, value: Any) -> Constrained:
     """A JSON schema, or the text of one."""
     if not isinstance(value, str | dict):

@@ -42,6 +42,9 @@ class Ignored:
 class Refused:
     """Would change the text, and is not supported."""
 
+    instead: str = "leave it out"
+    """What the caller may do."""
+
 
 Field = Option | Own | Only | Ignored | Refused
 """What is done with a field. Null is the same as absent for all of them."""
@@ -55,7 +58,6 @@ COMMON: Mapping[str, Field] = {
     "model": Option(values.text, "model"),
     "stream": Own(values.flag),
     "stream_options": Own(_anything),
-    "n": Option(values.continuations, "n"),
     "seed": Option(values.seed, "seed"),
     "stop": Option(values.stop, "stop"),
     "temperature": Option(values.number, "temperature"),
@@ -63,7 +65,6 @@ COMMON: Mapping[str, Field] = {
     "presence_penalty": Option(values.number, "presence_penalty"),
     "frequency_penalty": Option(values.number, "frequency_penalty"),
     "logit_bias": Option(values.bias, "logit_bias"),
-    "max_tokens": Own(values.count),
     "user": Ignored(),
     # vLLM's
     "top_k": Option(values.top_k, "top_k"),
@@ -78,21 +79,26 @@ COMMON: Mapping[str, Field] = {
     "include_stop_str_in_output": Option(values.flag, "include_stop"),
     "use_beam_search": Only((False,)),
     "length_penalty": Only((1.0,)),
-    "prompt_logprobs": Option(values.count, "prompt_logprobs"),
     "truncate_prompt_tokens": Option(values.top_k, "truncate_prompt_tokens"),
     "guided_json": Own(constraints.schema),
     "guided_regex": Own(constraints.regex),
     "guided_choice": Own(constraints.choice),
     "guided_grammar": Own(constraints.grammar),
     "structured_outputs": Own(constraints.structured_outputs),
-    "response_format": Own(constraints.response_format),
     # Ours
     "task": Option(values.text, "task"),
     "labels": Option(values.texts, "labels"),
     "speculation": Own(_anything),
 }
-COMPLETIONS: Mapping[str, Field] = {
+CHOICES: Mapping[str, Field] = {
     **COMMON,
+    "n": Option(values.continuations, "n"),
+    "max_tokens": Own(values.count),
+    "prompt_logprobs": Option(values.count, "prompt_logprobs"),
+    "response_format": Own(constraints.response_format),
+}
+COMPLETIONS: Mapping[str, Field] = {
+    **CHOICES,
     "prompt": Own(_anything),
     "logprobs": Option(values.count, "logprobs"),
     "best_of": Only((1,)),
@@ -101,7 +107,7 @@ COMPLETIONS: Mapping[str, Field] = {
     "add_special_tokens": Only((True,)),
 }
 CHAT: Mapping[str, Field] = {
-    **COMMON,
+    **CHOICES,
     "messages": Own(_anything),
     "max_completion_tokens": Own(values.count),
     "logprobs": Own(values.flag),
@@ -132,6 +138,39 @@ CHAT: Mapping[str, Field] = {
     "chat_template": Refused(),
     "chat_template_kwargs": Own(values.mapping),
     "documents": Refused(),
+}
+STORED = Refused("nothing is stored; send all earlier items in input")
+RESPONSES: Mapping[str, Field] = {
+    **COMMON,
+    "input": Own(_anything),
+    "instructions": Own(values.text),
+    "max_output_tokens": Own(values.count),
+    "text": Own(constraints.text_format),
+    "tools": Own(values.tools),
+    "tool_choice": Own(_anything),
+    "parallel_tool_calls": Own(values.flag),
+    "include": Own(values.included),
+    "top_logprobs": Own(values.count),
+    "metadata": Own(values.texts),
+    "store": Option(values.switched_off, "do_not_collect"),
+    "chat_template_kwargs": Own(values.mapping),
+    "previous_response_id": STORED,
+    "conversation": STORED,
+    "prompt": Refused("send its text as instructions"),
+    "context_management": Refused("shorten input yourself"),
+    "moderation": Refused(),
+    "image": Refused(),
+    "background_options": Refused(),
+    "background": Only((False,)),
+    "truncation": Only(("disabled",)),
+    "reasoning": Only(({"effort": "none"}, {})),
+    "max_tool_calls": Ignored(),
+    "access_programs": Ignored(),
+    "service_tier": Ignored(),
+    "safety_identifier": Ignored(),
+    "prompt_cache_key": Ignored(),
+    "prompt_cache_retention": Ignored(),
+    "prompt_cache_options": Ignored(),
 }
 
 TOKENIZE: Mapping[str, Field] = {
@@ -188,7 +227,7 @@ def _sort(found: Sorted, name: str, value: Any, field: Field | None) -> None:
         case Only():
             _check_neutral(name, value, field)
         case Refused():
-            raise wrong(name, "is not supported; leave it out")
+            raise wrong(name, f"is not supported; {field.instead}")
         case Ignored():
             pass
         case None:

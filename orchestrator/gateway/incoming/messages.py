@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from orchestrator.gateway.errors import wrong
 from orchestrator.gateway.incoming import values
+from orchestrator.gateway.incoming.values import Reader
 from outrider.client import Message, Tool, ToolCall
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -41,9 +42,14 @@ def messages_of(value: Any) -> tuple[Message, ...]:
     messages = values.listed("messages", value, _message)
     if not messages:
         raise wrong("messages", "must have at least one message")
-    values.bounded("messages", sum(len(one.tool_calls) for one in messages), "calls")
+    return bounded("messages", messages)
+
+
+def bounded(path: str, messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The messages, unless they have too many calls or parts together."""
+    values.bounded(path, sum(len(one.tool_calls) for one in messages), "calls")
     parts = sum(len(one.content) for one in messages if not isinstance(one.content, str))
-    values.bounded("messages", parts, "parts")
+    values.bounded(path, parts, "parts")
     return tuple(messages)
 
 
@@ -57,7 +63,7 @@ def chat_options(own: Mapping[str, Any]) -> dict[str, Any]:
     if tools := _allowed(own.get("tool_choice"), tools_of(own)):
         found["tools"] = tools
     if own.get("chat_template_kwargs"):
-        found["chat_template_kwargs"] = _json("chat_template_kwargs", own["chat_template_kwargs"])
+        found["chat_template_kwargs"] = json_of("chat_template_kwargs", own["chat_template_kwargs"])
     return found
 
 
@@ -114,7 +120,7 @@ def _named(path: str, value: Any, tools: tuple[Tool, ...]) -> Tool:
     if members.get("type") != "function":
         raise wrong(f"{path}.type", f"{str(members.get('type'))[:40]!r} is not supported; use function")
     function = values.members(f"{path}.function", members.get("function"), FUNCTION)
-    name = _filled(f"{path}.function.name", function.get("name"))
+    name = filled(f"{path}.function.name", function.get("name"))
     for tool in tools:
         if tool.name == name:
             return tool
@@ -140,9 +146,9 @@ def _tool(path: str, value: Any) -> Tool:
     if parameters is not None and not isinstance(parameters, dict):
         raise wrong(f"{path}.parameters", "must be an object")
     return Tool(
-        name=_filled(f"{path}.name", function.get("name")),
+        name=filled(f"{path}.name", function.get("name")),
         description=values.text(f"{path}.description", function.get("description", "")),
-        parameters="" if parameters is None else _json(f"{path}.parameters", parameters),
+        parameters="" if parameters is None else json_of(f"{path}.parameters", parameters),
     )
 
 
@@ -158,7 +164,7 @@ def _message(path: str, value: Any) -> Message:
     content = message.get("content", "" if calls else None)
     return Message(
         role=INSTEAD.get(role, role),
-        content=_content(f"{path}.content", content),
+        content=content_of(f"{path}.content", content),
         name=values.text(f"{path}.name", message.get("name", "")),
         tool_calls=calls,
         tool_call_id=values.text(f"{path}.tool_call_id", message.get("tool_call_id", "")),
@@ -172,27 +178,30 @@ def _call(path: str, value: Any) -> ToolCall:
     function = values.members(f"{path}.function", call.get("function"), {"name", "arguments"})
     return ToolCall(
         id=values.text(f"{path}.id", call.get("id", "")),
-        name=_filled(f"{path}.function.name", function.get("name")),
+        name=filled(f"{path}.function.name", function.get("name")),
         arguments=values.text(f"{path}.function.arguments", function.get("arguments", "")),
     )
 
 
-def _content(path: str, value: Any) -> str | tuple[str, ...]:
+def content_of(path: str, value: Any, part: Reader = values.part_of_text) -> str | tuple[str, ...]:
+    """A text, or the texts of its parts."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
         raise wrong(path, "must be a string, or a list of parts of text")
-    return tuple(values.listed(path, value, values.part_of_text))
+    return tuple(values.listed(path, value, part))
 
 
-def _json(path: str, value: Any) -> str:
+def json_of(path: str, value: Any) -> str:
+    """A value as JSON."""
     try:
         return json.dumps(value, ensure_ascii=False)
     except RecursionError:
         raise wrong(path, "is nested too deeply") from None
 
 
-def _filled(path: str, value: Any) -> str:
+def filled(path: str, value: Any) -> str:
+    """A string that is not empty."""
     text = values.text(path, value)
     if not text:
         raise wrong(path, "must not be empty")

@@ -11,7 +11,7 @@ from orchestrator.gateway.incoming import values
 from orchestrator.gateway.incoming.constraints import constraint_of
 from orchestrator.gateway.incoming.fields import CHAT, COMPLETIONS, Sorted, sort_fields
 from orchestrator.gateway.incoming.messages import ToolUse, chat_options, messages_of, tool_use
-from outrider.client import Request
+from outrider.client import Message, Request
 from outrider.protocol.errors import InvalidRequest
 
 DEFAULTS = {"default_temperature": 1.0}
@@ -82,15 +82,23 @@ def chat_from(body: Any) -> HttpRequest:
     """
     fields = sort_fields(body, CHAT)
     own = fields.own
-    messages = messages_of(own.get("messages"))
     top = own.get("top_logprobs")
     if top is not None and not own.get("logprobs"):
         raise wrong("top_logprobs", "needs logprobs to be true")
     if own.get("logprobs"):
         fields.options["logprobs"] = top or 0
-    options = {**DEFAULTS, **_options(fields), **chat_options(own)}
+    return chat_of(fields, messages_of(own.get("messages")))
+
+
+def chat_of(fields: Sorted, messages: tuple[Message, ...]) -> HttpRequest:
+    """A request for the next message of a conversation.
+
+    Raises:
+        Problem: a field is wrong or not supported; it is named.
+    """
+    options = {**DEFAULTS, **_options(fields), **chat_options(fields.own)}
     first = Request(prompt=messages, chat=True, **options)
-    request = replace(_http_request(fields, [first], True), tools=tool_use(own, tuple(first.tools)))
+    request = replace(_http_request(fields, [first], True), tools=tool_use(fields.own, tuple(first.tools)))
     if request.constrained_by and request.tools is not None and request.tools.required:
         raise wrong("tool_choice", f"requires a call, which does not go with {request.constrained_by}")
     return request

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from orchestrator.gateway.errors import wrong
@@ -14,6 +14,10 @@ SEEDS = 2**64
 MAX_UINT32 = 2**32 - 1
 MAX_NUMBER = 1e30
 MAX_PRIORITY = 100
+INCLUDABLE = (
+    *("message", "reasoning", "file_search_call", "web_search_call"),
+    *("computer_call_output", "code_interpreter_call"),
+)
 MAX_ENTRIES = 4096
 """Of a list or an object; the service takes no more of anything but token ids. Reading more would take
 seconds, and passing it on would keep other callers waiting."""
@@ -126,13 +130,13 @@ def prediction(path: str, value: Any) -> str:
     return "".join(listed(f"{path}.content", content, part_of_text))
 
 
-def part_of_text(path: str, value: Any) -> str:
+def part_of_text(path: str, value: Any, kinds: Sequence[str] = ("text",)) -> str:
     """The text of a part; parts of other types are refused. Where a cache may end changes no text."""
-    kind = value.get("type") if isinstance(value, dict) else None
-    known = {"type", "text", "prompt_cache_breakpoint"}
-    part = members(path, value, known if kind == "text" else set(value or ()))
-    if kind != "text":
-        raise wrong(f"{path}.type", f"{str(part.get('type'))[:40]!r} is not supported; use text")
+    kind = mapping(path, value).get("type")
+    if kind not in kinds:
+        raise wrong(f"{path}.type", f"{str(kind)[:40]!r} is not supported; use {' or '.join(kinds)}")
+    notes = {"annotations", "logprobs"} if kind == "output_text" else set()
+    part = members(path, value, {"type", "text", "prompt_cache_breakpoint", *notes})
     return text(f"{path}.text", part.get("text"))
 
 
@@ -175,6 +179,15 @@ def texts(path: str, value: Any) -> dict[str, str]:
 def tools(path: str, value: Any) -> list[Any]:
     """A list of anything; what is in it is read later."""
     return listed(path, value, lambda _path, entry: entry)
+
+
+def included(path: str, value: Any) -> list[str]:
+    """What an answer shows besides; what belongs to tools or reasoning that it never has is left out."""
+    found = listed(path, value, text)
+    for index, one in enumerate(found):
+        if one.partition(".")[0] not in INCLUDABLE:
+            raise wrong(f"{path}[{index}]", f"{one[:40]!r} is not known; leave it out")
+    return found
 
 
 def switched_off(path: str, value: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator.gateway.calls.call_reader import CallParser
 from orchestrator.gateway.calls.pieces import CallArguments, CallBegun, Piece, Text
-from orchestrator.gateway.outgoing.shapes import Prompt, entry_of
+from orchestrator.gateway.outgoing.shapes import Prompt, content_logprobs
 from outrider.client import Chunk, Complete, Generation, TokenLogprob
 
 
@@ -34,16 +34,17 @@ class Calls:
             match piece:
                 case Text():
                     content += piece.text
-                case CallBegun() if self._kept(piece.index):
+                case CallBegun() if self.keeps(piece.index):
                     self.found = True
                     calls[piece.index] = self._begun(piece)
-                case CallArguments() if self._kept(piece.index):
+                case CallArguments() if self.keeps(piece.index):
                     going_on = {"index": piece.index, "function": {"arguments": ""}}
                     calls.setdefault(piece.index, going_on)["function"]["arguments"] += piece.text
         delta = {"content": content} if content else {}
         return delta | ({"tool_calls": list(calls.values())} if calls else {})
 
-    def _kept(self, index: int) -> bool:
+    def keeps(self, index: int) -> bool:
+        """Whether a call is passed on."""
         return self.parallel or index == 0
 
     def _begun(self, piece: CallBegun) -> dict[str, Any]:
@@ -107,10 +108,7 @@ class ChatShape:
     def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any] | None:
         if self.top is None:
             return None
-        content = [
-            {**entry_of(one), "top_logprobs": [entry_of(other) for other in one.top]} for one in logprobs
-        ]
-        return {"content": content, "refusal": None}
+        return {"content": content_logprobs(logprobs), "refusal": None}
 
 
 def _reason(complete: Complete, calls: Calls | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -37,10 +37,8 @@ class Answer:
         if not request.chat:
             shape = CompletionShape(request.top_logprobs, request.prompt_logprobs)
             return cls(f"cmpl-{request_id}", created, request, shape)
-        read_calls, tools = None, request.tools
-        if calls is not None and tools is not None:
-            read_calls = partial(_read_calls, calls, tools)
-        return cls(f"chatcmpl-{request_id}", created, request, ChatShape(request.top_logprobs, read_calls))
+        chat = ChatShape(request.top_logprobs, calls_reader(request, calls))
+        return cls(f"chatcmpl-{request_id}", created, request, chat)
 
     def part(self, event: Event, left: Event | None) -> dict[str, Any] | None:
         """What a stream says of an event, of which `left` is to be told; None: nothing."""
@@ -103,6 +101,13 @@ class Answer:
                 name: sum(getattr(one, name) for one in self.usage.values()) for name in PREDICTED
             },
         }
+
+
+def calls_reader(request: HttpRequest, calls: CallFormat | None) -> Callable[[], Calls] | None:
+    """Makes what reads the calls of one choice; None: the answer is all text."""
+    if calls is None or request.tools is None:
+        return None
+    return partial(_read_calls, calls, request.tools)
 
 
 def _read_calls(calls: CallFormat, tools: ToolUse) -> Calls:

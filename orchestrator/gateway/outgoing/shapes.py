@@ -103,8 +103,12 @@ def finite(logprob: float) -> float:
     return logprob if math.isfinite(logprob) else MIN_LOGPROB
 
 
-def entry_of(one: TokenLogprob) -> dict[str, Any]:
-    """One token of a conversation's log probabilities."""
+def content_logprobs(logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+    """A conversation's log probabilities."""
+    return [{**_entry(one), "top_logprobs": [_entry(other) for other in one.top]} for one in logprobs]
+
+
+def _entry(one: TokenLogprob) -> dict[str, Any]:
     spelling = None if one.spelling is None else list(one.spelling)
     return {"token": spelled(one), "logprob": finite(one.logprob), "bytes": spelling}
 

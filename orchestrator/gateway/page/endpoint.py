@@ -40,7 +40,7 @@ class Steps(Generating):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
         request = await self.resources.bodies.read(dict(scope["headers"]), receive, self.parse)
-        await self.resources.work(receive, send_stream(send, _parts(self.events(request, scope))))
+        await self.resources.work(receive, send_stream(send, _parts(self.resources.events(request, scope))))
 
 
 async def _parts(events: AsyncGenerator[Event, None]) -> AsyncGenerator[bytes, None]:

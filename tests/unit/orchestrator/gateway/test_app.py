@@ -387,13 +387,16 @@ def test_a_token_that_no_header_can_carry_is_refused(fake: FakeOrchestrator) -> 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_closing_the_connection_cancels_the_request(fake: FakeOrchestrator, stream: bool) -> None:
+@pytest.mark.parametrize(("path", "body"), [(COMPLETIONS, PROMPT), ("/v1/responses", {"input": "count"})])
+def test_closing_the_connection_cancels_the_request(
+    fake: FakeOrchestrator, path: str, body: Any, stream: bool
+) -> None:
     """The orchestrator hears of it, and nothing is left running here."""
     fake.answers.clear()
 
     async def run() -> int:
         async with rig(fake.endpoint) as made:
-            asked = asyncio.create_task(made.http.post(COMPLETIONS, {**PROMPT, "stream": stream}))
+            asked = asyncio.create_task(made.http.post(path, {**body, "stream": stream}))
             assert await asyncio.to_thread(fake.asked.wait, 10)
             assert made.gateway.running == 1
             made.http.leave.set()

@@ -10,31 +10,45 @@ from typing import Any
 import pytest
 from openai.types import completion_create_params as completions
 from openai.types.chat import completion_create_params
+from openai.types.responses import response_create_params as responses
 
 from orchestrator.gateway.errors import Problem
-from orchestrator.gateway.incoming.fields import CHAT, COMPLETIONS, DETOKENIZE, TOKENIZE
+from orchestrator.gateway.incoming.fields import CHAT, COMPLETIONS, DETOKENIZE, RESPONSES, TOKENIZE
 from orchestrator.gateway.incoming.requests import chat_from, completions_from
+from orchestrator.gateway.responses.request import responses_from
 from orchestrator.gateway.tokens import detokenize_from, tokenize_from
 
 PAGE = (Path(__file__).resolve().parents[4] / "docs/openai.md").read_text()
 BASE: dict[str, dict[str, Any]] = {
     "completions": {"prompt": "x"},
     "chat": {"messages": [{"role": "user", "content": "x"}]},
+    "responses": {"input": "x"},
     "tokenize": {"prompt": "x"},
     "detokenize": {"tokens": [1]},
 }
-KNOWN = {"completions": COMPLETIONS, "chat": CHAT, "tokenize": TOKENIZE, "detokenize": DETOKENIZE}
+KNOWN = {
+    "completions": COMPLETIONS,
+    "chat": CHAT,
+    "responses": RESPONSES,
+    "tokenize": TOKENIZE,
+    "detokenize": DETOKENIZE,
+}
 MAKE: dict[str, Callable[[Any], Any]] = {
     "completions": completions_from,
     "chat": chat_from,
+    "responses": responses_from,
     "tokenize": tokenize_from,
     "detokenize": detokenize_from,
 }
 INSTEAD = {"prompt": None, **BASE["chat"]}
 TOOLS = {"tools": [{"type": "function", "function": {"name": "now"}}]}
+FLAT = {"type": "function", "name": "now"}
 NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     ("completions", "stream_options"): {"stream": True},
     ("chat", "stream_options"): {"stream": True},
+    ("responses", "stream_options"): {"stream": True},
+    ("responses", "tool_choice"): {"tools": [FLAT]},
+    ("responses", "parallel_tool_calls"): {"tools": [FLAT]},
     ("chat", "top_logprobs"): {"logprobs": True},
     ("tokenize", "messages"): INSTEAD,
     ("tokenize", "add_generation_prompt"): INSTEAD,
@@ -118,9 +132,26 @@ EXAMPLES: dict[str, Any] = {
     "documents": [{"text": "x"}],
     "media_io_kwargs": {"image": {}},
     "mm_processor_kwargs": {"crop": True},
+    "input": [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}],
+    "instructions": "be brief",
+    "max_output_tokens": 5,
+    "text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "array"}}},
+    "include": ["message.output_text.logprobs"],
+    "previous_response_id": "resp_1",
+    "conversation": "conv_1",
+    "context_management": [],
+    "image": {},
+    "background_options": {},
+    "background": False,
+    "truncation": "disabled",
+    "max_tool_calls": 3,
+    "access_programs": {},
 }
 """A value that means something, by field."""
 OWN_EXAMPLES: dict[tuple[str, str], Any] = {
+    ("responses", "tools"): [FLAT],
+    ("responses", "prompt"): {"id": "x"},
+    ("responses", "reasoning"): {"effort": "none"},
     ("completions", "logprobs"): 3,
     ("chat", "logprobs"): True,
     ("completions", "echo"): True,
@@ -131,17 +162,21 @@ OWN_EXAMPLES: dict[tuple[str, str], Any] = {
     ("tokenize", "prompt"): "a",
 }
 """Of fields that are something else at other endpoints."""
-BOTH = ("completions", "chat")
+GROUPS = {
+    "": ("completions", "chat", "responses"),
+    "completions, chat and responses": ("completions", "chat", "responses"),
+    "completions and chat": ("completions", "chat"),
+}
 WITHOUT_EFFECT = {"ignored": "ignored", "accepted at one value": "only", "refused": "refused"}
 
 
 def _endpoints(named: str) -> tuple[str, ...]:
-    return BOTH if named in ("", "completions and chat") else (named,)
+    return GROUPS.get(named, (named,))
 
 
 def _supported() -> Iterator[tuple[str, str, str]]:
     """Endpoint, field and "supported", from the lists: names stand before an entry's colon."""
-    for named, entries in re.findall(r"^(?:.* )?Fields of\s+([\w ]+):\n\n((?:[- ] .*\n)+)", PAGE, re.M):
+    for named, entries in re.findall(r"^(?:.* )?Fields of\s+([\w, ]+):\n\n((?:[- ] .*\n)+)", PAGE, re.M):
         for entry in re.split(r"^- ", entries, flags=re.M)[1:]:
             names = re.sub(r"\([^)]*\)", "", entry).partition(":")[0]
             for name in re.findall(r"`(\w+)`", names):
@@ -179,11 +214,16 @@ def test_the_page_has_every_field_once(endpoint: str, known: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "params"), [("chat", completion_create_params), ("completions", completions)]
+    ("endpoint", "params"),
+    [
+        ("chat", completion_create_params.CompletionCreateParamsBase),
+        ("completions", completions.CompletionCreateParamsBase),
+        ("responses", responses.ResponseCreateParamsBase),
+    ],
 )
 def test_every_field_of_openais_client_has_its_row(endpoint: str, params: Any) -> None:
     """Whatever it may send is looked at."""
-    assert set(params.CompletionCreateParamsBase.__annotations__) <= set(KNOWN[endpoint])
+    assert set(params.__annotations__) <= set(KNOWN[endpoint])
 
 
 @pytest.mark.parametrize(("endpoint", "name", "what", "example"), ROWS, ids=lambda value: str(value)[:30])

@@ -299,6 +299,8 @@ WRONG_CHAT: list[tuple[dict[str, Any], str]] = [
     ),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
     ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0]"),
+    ({"messages": [{"role": "user", "content": [5]}]}, "messages[0].content[0]"),
+    ({"messages": [{"role": "user", "content": [[[1]]]}]}, "messages[0].content[0]"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
     ({"response_format": {"type": "xml"}}, "response_format.type"),

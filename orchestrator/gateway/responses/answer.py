@@ -1,0 +1,102 @@
+"""From the client's events to OpenAI's Response, whole and as a stream. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.gateway.errors import Problem
+from orchestrator.gateway.outgoing.figures import metrics_of
+from orchestrator.gateway.responses.output import Output, Told
+from orchestrator.gateway.responses.request import ResponseRequest
+from outrider.client import Chunk, Complete, Event, Started, Usage
+
+NEVER: dict[str, Any] = {
+    "background": False,
+    "max_tool_calls": None,
+    "previous_response_id": None,
+    "reasoning": {"effort": None, "summary": None},
+    "store": False,
+    "truncation": "disabled",
+}
+"""What every response says: nothing is stored, and nothing goes on by itself."""
+
+
+@dataclass(slots=True)
+class ResponseAnswer:
+    """The answer to one request, as it grows."""
+
+    id: str
+    created: int
+    """In Unix seconds."""
+    request: ResponseRequest
+    output: Output
+    figures: bool = False
+    """True: it ends with its times and what speculation brought."""
+    model: str = ""
+    _number: int = 0
+    """Of the next event."""
+
+    def told(self, event: Event) -> list[Told]:
+        """What a stream says of an event; the last of all has the whole response."""
+        match event:
+            case Started():
+                self.model = event.model
+                begun = self._response("in_progress")
+                return self._numbered([_about("created", begun), _about("in_progress", begun)])
+            case Chunk():
+                return self._numbered(self.output.text(event))
+            case Complete():
+                return self._numbered(self._ended(event))
+
+    def failed(self, problem: Problem) -> list[Told]:
+        """The end of a stream that an error breaks."""
+        known = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
+        code = known.get(problem.kind.status, "server_error")
+        error = {"code": code, "message": problem.message, "param": problem.parameter}
+        return self._numbered([_about("failed", self._response("failed", error=error))])
+
+    def _ended(self, end: Complete) -> list[Told]:
+        cut = end.finish_reason == "length"
+        status = "incomplete" if cut else "completed"
+        told = self.output.end(status)
+        more = {"incomplete_details": {"reason": "max_output_tokens"}} if cut else {}
+        figures = {"metrics": metrics_of([end])} if self.figures else {}
+        self.model = end.model
+        response = self._response(status, usage=_usage(end.usage), **more) | figures
+        return [*told, _about(status, response)]
+
+    def _numbered(self, told: list[Told]) -> list[Told]:
+        first, self._number = self._number, self._number + len(told)
+        return [one | {"sequence_number": first + place} for place, one in enumerate(told)]
+
+    def _response(
+        self, status: str, usage: Any = None, error: Any = None, incomplete_details: Any = None
+    ) -> dict[str, Any]:
+        return {
+            "id": f"resp_{self.id}",
+            "object": "response",
+            "created_at": self.created,
+            "model": self.model,
+            "status": status,
+            "error": error,
+            "incomplete_details": incomplete_details,
+            "output": list(self.output.items),
+            "usage": usage,
+            **NEVER,
+            **self.request.asked,
+        }
+
+
+def _about(what: str, response: dict[str, Any]) -> Told:
+    return {"type": f"response.{what}", "response": response}
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }

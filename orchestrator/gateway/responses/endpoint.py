@@ -1,0 +1,84 @@
+"""`/v1/responses`: a conversation's next message, by way of the endpoint of chat."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from orchestrator.gateway.calls.formats import CallFormat
+from orchestrator.gateway.endpoints import Resources
+from orchestrator.gateway.incoming.requests import in_call_format
+from orchestrator.gateway.outgoing.responses import calls_reader
+from orchestrator.gateway.responses.answer import ResponseAnswer
+from orchestrator.gateway.responses.output import Output, Told
+from orchestrator.gateway.responses.request import ResponseRequest, responses_from
+from orchestrator.gateway.sending import (
+    Receive,
+    Scope,
+    Send,
+    problem_from,
+    send_json,
+    send_stream,
+    server_sent,
+)
+from outrider.client import Event
+
+PATH = "/v1/responses"
+
+
+@dataclass(frozen=True, slots=True)
+class Responding:
+    """The endpoint. `calls`: how the model writes calls of tools; None: it cannot."""
+
+    resources: Resources
+    calls: CallFormat | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """An ASGI application."""
+        request = await self.resources.bodies.read(dict(scope["headers"]), receive, responses_from)
+        request = replace(request, http=in_call_format(request.http, self.calls))
+        answer = self._answer(request, scope)
+        events = self.resources.events(request.http, scope)
+        if request.http.stream:
+            work = send_stream(send, _parts(answer, events), end=b"")
+        else:
+            work = _whole(answer, events, send)
+        await self.resources.work(receive, work)
+
+    def _answer(self, request: ResponseRequest, scope: Scope) -> ResponseAnswer:
+        state = scope["state"]
+        read_calls = calls_reader(request.http, self.calls)
+        output = Output(state["request_id"], read_calls() if read_calls else None)
+        return ResponseAnswer(state["request_id"], int(time.time()), request, output, state["figures"])
+
+
+async def _whole(answer: ResponseAnswer, events: AsyncGenerator[Event, None], send: Send) -> None:
+    told: list[Told] = []
+    try:
+        async with aclosing(events):
+            async for event in events:
+                told = answer.told(event) or told
+    except Exception as error:
+        raise answer.request.named(problem_from(error)) from None
+    await send_json(send, 200, told[-1]["response"])
+
+
+async def _parts(answer: ResponseAnswer, events: AsyncGenerator[Event, None]) -> AsyncGenerator[bytes, None]:
+    """The events of a stream; an error after the first is one of them."""
+    begun = False
+    try:
+        async with aclosing(events):
+            async for event in events:
+                yield _sent(answer.told(event))
+                begun = True
+    except Exception as error:
+        problem = answer.request.named(problem_from(error))
+        if not begun:
+            raise problem from None
+        yield _sent(answer.failed(problem))
+
+
+def _sent(told: Sequence[Told]) -> bytes:
+    return b"".join(server_sent(one, event=one["type"]) for one in told)

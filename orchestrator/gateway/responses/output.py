@@ -1,0 +1,144 @@
+"""The items of a response as they grow, and what a stream says of them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from orchestrator.gateway.calls.pieces import CallArguments, CallBegun, Piece, Text
+from orchestrator.gateway.outgoing.chat_shape import Calls
+from orchestrator.gateway.outgoing.shapes import content_logprobs
+from outrider.client import Chunk
+
+Told = dict[str, Any]
+"""An event of a stream, but for its number."""
+
+
+@dataclass(slots=True)
+class _Item:
+    """A message, or a call of a function."""
+
+    id: str
+    index: int
+    call: dict[str, str] | None = None
+    """Id and name; None: it is a message."""
+    said: list[str] = field(default_factory=list)
+    """Its text or its arguments, in parts."""
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+
+    def shown(self, status: str) -> dict[str, Any]:
+        """As it is now; a message that has just begun has no content."""
+        head = {"id": self.id, "status": status}
+        if self.call is not None:
+            return {**head, "type": "function_call", **self.call, "arguments": "".join(self.said)}
+        content = [] if status == "in_progress" else [self.part()]
+        return {**head, "type": "message", "role": "assistant", "content": content}
+
+    def part(self) -> dict[str, Any]:
+        """The content of a message."""
+        text = "".join(self.said)
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": self.logprobs}
+
+    def told(self, kind: str, **more: Any) -> Told:
+        """An event of its text or its arguments."""
+        content = {"content_index": 0} if self.call is None else {}
+        return {"type": f"response.{kind}", "item_id": self.id, "output_index": self.index, **content, **more}
+
+    def began(self) -> list[Told]:
+        """It has begun."""
+        added = {"type": "response.output_item.added", "output_index": self.index}
+        found = [added | {"item": self.shown("in_progress")}]
+        return found if self.call else [*found, self.told("content_part.added", part=self.part())]
+
+    def ended(self, status: str) -> list[Told]:
+        """Nothing more comes."""
+        done = {"type": "response.output_item.done", "output_index": self.index, "item": self.shown(status)}
+        text = "".join(self.said)
+        if self.call:
+            name = self.call["name"]
+            return [self.told("function_call_arguments.done", arguments=text, name=name), done]
+        told = self.told("output_text.done", text=text, logprobs=self.logprobs)
+        return [told, self.told("content_part.done", part=self.part()), done]
+
+
+@dataclass(slots=True)
+class Output:
+    """All items of one response. `calls` reads calls in its text; None: it is all text."""
+
+    id: str
+    """The request's; ids of items are made of it."""
+    calls: Calls | None = None
+    items: list[dict[str, Any]] = field(default_factory=list)
+    """Those that have ended."""
+    _item: _Item | None = None
+    """The one that grows."""
+    _logprobs: list[dict[str, Any]] = field(default_factory=list)
+    """Of tokens whose text has not been told."""
+
+    def text(self, chunk: Chunk) -> list[Told]:
+        """New text of the model's."""
+        self._logprobs += content_logprobs(chunk.logprobs)
+        return self._pieces([Text(chunk.text)] if self.calls is None else self.calls.parser.push(chunk.text))
+
+    def end(self, status: str) -> list[Told]:
+        """The model has ended; a response has one item at least."""
+        told = [] if self.calls is None else self._pieces(self.calls.parser.finish())
+        if self._item is None and not self.items:
+            told += self._begin(_Item(f"msg_{self.id}_0", 0))
+        if self._logprobs and self._item is not None and self._item.call is None:
+            told += self._more_text("")
+        return [*told, *self._close(status)]
+
+    def _pieces(self, pieces: Sequence[Piece]) -> list[Told]:
+        return [told for piece in pieces for told in self._piece(piece)]
+
+    def _piece(self, piece: Piece) -> list[Told]:
+        match piece:
+            case Text() if piece.text:
+                return self._more_text(piece.text)
+            case CallBegun() if self._kept(piece.index):
+                return self._begin_call(piece.name)
+            case CallArguments() if self._kept(piece.index):
+                return self._more_arguments(piece.text)
+            case _:
+                return []
+
+    def _kept(self, index: int) -> bool:
+        return self.calls is not None and self.calls.keeps(index)
+
+    def _begin_call(self, name: str) -> list[Told]:
+        assert self.calls is not None
+        told = self._close("completed")
+        index = len(self.items)
+        self._logprobs = []  # those of a call have no place
+        call = {"call_id": self.calls.new_id(), "name": name}
+        return [*told, *self._begin(_Item(f"fc_{self.id}_{index}", index, call))]
+
+    def _more_arguments(self, text: str) -> list[Told]:
+        assert self._item is not None
+        self._logprobs = []
+        self._item.said.append(text)
+        return [self._item.told("function_call_arguments.delta", delta=text)]
+
+    def _more_text(self, text: str) -> list[Told]:
+        told: list[Told] = []
+        if self._item is None or self._item.call is not None:
+            told = self._close("completed")
+            told += self._begin(_Item(f"msg_{self.id}_{len(self.items)}", len(self.items)))
+        assert self._item is not None
+        logprobs, self._logprobs = self._logprobs, []
+        self._item.said.append(text)
+        self._item.logprobs = [*self._item.logprobs, *logprobs]
+        return [*told, self._item.told("output_text.delta", delta=text, logprobs=logprobs)]
+
+    def _begin(self, item: _Item) -> list[Told]:
+        self._item = item
+        return item.began()
+
+    def _close(self, status: str) -> list[Told]:
+        if self._item is None:
+            return []
+        item, self._item = self._item, None
+        self.items.append(item.shown(status))
+        return item.ended(status)
