@@ -97,7 +97,6 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
             tokenizer_json=self._tokenizer.tokenizer_json,
             chat_template=self._tokenizer.chat_template,
             special_tokens=self._tokenizer.special_tokens,
-            add_bos_token=self._tokenizer.add_bos_token,
             tool_chat_template=self._tokenizer.tool_chat_template,
         )
 

@@ -33,6 +33,8 @@ class HttpRequest:
     stream: bool = False
     include_usage: bool = False
     """A stream ends with the token counts."""
+    continuous_usage: bool = False
+    """Each part of a stream has the token counts so far."""
     top_logprobs: int | None = None
     """Alternatives to show of each token; None: no log probabilities."""
     echo: bool = False
@@ -124,11 +126,13 @@ def in_call_format(request: HttpRequest, calls: CallFormat | None) -> HttpReques
 
 def _http_request(fields: Sorted, requests: list[Request], chat: bool) -> HttpRequest:
     stream, constrained = fields.own.get("stream", False), constraint_of(fields.own)
+    usage = _stream_options(fields.own.get("stream_options"), stream)
     request = HttpRequest(
         requests=tuple(requests),
         chat=chat,
         stream=stream,
-        include_usage=_include_usage(fields.own.get("stream_options"), stream),
+        include_usage=usage.get("include_usage", False),
+        continuous_usage=usage.get("include_usage", False) and usage.get("continuous_usage_stats", False),
         top_logprobs=requests[0].logprobs,
         constrained_by=constrained.path if constrained else "",
     )
@@ -175,18 +179,16 @@ def _speculation(value: Any) -> dict[str, Any]:
     return found
 
 
-def _include_usage(value: Any, stream: bool) -> bool:
+def _stream_options(value: Any, stream: bool) -> dict[str, bool]:
     if value is None:
-        return False
+        return {}
     if not stream:
         raise wrong("stream_options", "needs stream to be true")
     known = {"include_usage", "include_obfuscation", "continuous_usage_stats"}
     found = values.members("stream_options", value, known)
     for name, flag in found.items():
         values.flag(f"stream_options.{name}", flag)
-    if found.get("continuous_usage_stats"):
-        raise wrong("stream_options.continuous_usage_stats", "is not supported; use include_usage")
-    return bool(found.get("include_usage", False))
+    return found
 
 
 def _prompts(value: Any) -> list[str] | list[tuple[int, ...]]:

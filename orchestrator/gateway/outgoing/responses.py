@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,7 @@ class Answer:
     shape: CompletionShape | ChatShape
     model: str = ""
     usage: dict[int, Usage] = field(default_factory=dict)
-    """By choice, of those that have ended."""
+    """By choice, so far."""
 
     @classmethod
     def to(
@@ -44,10 +44,22 @@ class Answer:
         """What a stream says of an event, of which `left` is to be told; None: nothing."""
         if isinstance(event, Started):
             self.model = event.model
-        elif isinstance(event, Complete):
-            self.usage[event.index] = event.usage
+        self._count(event)
         choice = None if left is None else self._choice(left)
-        return None if choice is None else self._part([choice], None)
+        usage = self._usage() if self.request.continuous_usage else None
+        return None if choice is None else self._part([choice], usage)
+
+    def _count(self, event: Event) -> None:
+        match event:
+            case Started():
+                begun = Usage(prompt_tokens=event.prompt_tokens, cached_tokens=event.cached_tokens)
+                self.usage[event.index] = begun
+            case Chunk():
+                counted = self.usage.get(event.index, Usage())
+                tokens = counted.completion_tokens + len(event.token_ids)
+                self.usage[event.index] = replace(counted, completion_tokens=tokens)
+            case Complete():
+                self.usage[event.index] = event.usage
 
     def _choice(self, event: Event) -> dict[str, Any] | None:
         match event:

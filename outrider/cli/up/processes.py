@@ -167,7 +167,8 @@ class ServiceProcesses:
             await asyncio.gather(*(child.wait() for child in children))
 
     def _stop_on_signals(self) -> None:
-        """The first signal stops in order, the second one kills."""
+        """The first signal stops in order, the second one kills. One is a terminal that closes, but not for
+        nohup, which has SIGHUP ignored."""
 
         def receive() -> None:
             if self.supervisor.stopping:
@@ -176,7 +177,8 @@ class ServiceProcesses:
             self._end(0)
 
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+        for number in (signal.SIGTERM, signal.SIGINT, *hangup):
             loop.add_signal_handler(number, receive)
 
     def _keep_port(self, endpoint: str) -> None:

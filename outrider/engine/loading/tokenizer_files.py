@@ -27,20 +27,21 @@ class TokenizerFiles:
     """Jinja source; empty: the model has no chat template."""
     special_tokens: dict[str, str] = field(default_factory=dict)
     """By role, such as bos_token and eos_token: what chat templates refer to."""
-    add_bos_token: bool = False
-    """The tokenizer's settings ask for a beginning-of-sequence token in front of every prompt."""
     tool_chat_template: str = ""
     """Jinja source for conversations with tools; empty: `chat_template` is for them too."""
 
 
 def load_tokenizer(model: str) -> TokenizerFiles | None:
-    """The tokenizer of a model folder or hub id, converted from an older format if need be; None without one.
+    """The tokenizer of a model folder or hub id, as `AutoTokenizer` makes it of its files; None without one.
+
+    With a tokenizer.json that does not obey `add_bos_token`, so neither does this.
 
     Raises:
         ModelError: there is no such model, or a file is there and cannot be read.
     """
     check_model_path(model)
-    tokenizer_json = _file(model, "tokenizer.json") or _converted(model)
+    own = _file(model, "tokenizer.json")
+    tokenizer_json = _converted(model) if own is None else _rebuilt(model, own)
     if tokenizer_json is None:
         return None
     settings = json_file(model, "tokenizer_config.json")
@@ -54,7 +55,6 @@ def load_tokenizer(model: str) -> TokenizerFiles | None:
         tokenizer_json=tokenizer_json,
         chat_template=templates.get("default", ""),
         special_tokens=special_tokens,
-        add_bos_token=bool(settings.get("add_bos_token", False)),
         tool_chat_template=templates.get("tool_use", ""),
     )
 
@@ -94,6 +94,27 @@ def _converted(model: str) -> bytes | None:
         ) from error
     backend: Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
     return backend.to_str().encode() if backend is not None else None
+
+
+def _rebuilt(model: str, own: bytes) -> bytes:
+    """The tokenizer.json with what the class in tokenizer_config.json makes of it.
+
+    Classes such as LlamaTokenizer take the vocabulary of the file alone, and split text their own way.
+    Tokens that they add are left out: the model has none of them.
+    """
+    from transformers import AutoTokenizer, TokenizersBackend
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model)
+    except Exception:  # what the library raises: for code of the model's own, or without a config.json
+        return own
+    backend: Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or type(tokenizer) is TokenizersBackend:
+        return own
+    known = Tokenizer.from_str(own.decode()).get_vocab(with_added_tokens=True)
+    made = json.loads(backend.to_str())
+    made["added_tokens"] = [token for token in made["added_tokens"] if token["content"] in known]
+    return json.dumps(made, ensure_ascii=False).encode()
 
 
 def _file(model: str, name: str) -> bytes | None:

@@ -71,7 +71,7 @@ async def serving(runner: FakeRunner | None = None, max_pending: int = 8) -> Asy
         on_failure=lambda: failures.append("failed"),
     )
     server = GrpcServer(VerifyConfig(), [SERVICE])
-    tokenizer = TokenizerFiles(b"{}", "template", {"bos_token": "<s>"}, True, "tools")
+    tokenizer = TokenizerFiles(b"{}", "template", {"bos_token": "<s>"}, "tools")
     VerifyServicer(engine, REPLICA, tokenizer).register(server.server)
     port = await server.start()
     server.set_serving(True)
@@ -386,7 +386,7 @@ async def test_what_is_served_is_told(service: Service) -> None:
     assert (info.model, info.sessions, info.max_sessions, info.pages) == ("fake", 1, 3, 64)
     assert info.pages_free < 64
     files = await service.stub.GetTokenizer(verify_pb2.GetTokenizerRequest())
-    assert (files.tokenizer_json, files.chat_template, files.add_bos_token) == (b"{}", "template", True)
+    assert (files.tokenizer_json, files.chat_template) == (b"{}", "template")
     assert (files.special_tokens, files.tool_chat_template) == ({"bos_token": "<s>"}, "tools")
 
 

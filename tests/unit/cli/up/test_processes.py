@@ -104,15 +104,16 @@ def _run(
     return asyncio.run(asyncio.wait_for(both(), 20))
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_all_start_and_the_orchestrator_stops_first(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    number: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The ready line comes when everything is ready; the orchestrator's last requests need the replicas."""
 
     async def scenario(world: World) -> None:
         await world.up()
         assert world.file.read_text() == "verify 127.0.0.1:1001\ndraft 127.0.0.1:1002\n"
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
 
     status, log = _run(tmp_path, scenario)
     assert status == 0

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from tokenizers.normalizers import Prepend, Replace, Sequence
 from transformers import AutoTokenizer
 
 from outrider.engine.loading.tokenizer_files import load_tokenizer, vocabulary_hash
@@ -31,7 +33,7 @@ def test_what_a_folder_holds(folder: Path) -> None:
     assert files is not None
     assert files.tokenizer_json == (folder / "tokenizer.json").read_bytes()
     assert files.special_tokens == {"bos_token": BOS, "eos_token": EOS}
-    assert (files.chat_template, files.add_bos_token) == ("", False)
+    assert files.chat_template == ""
 
 
 def test_a_model_without_tokenizer(tmp_path: Path) -> None:
@@ -48,7 +50,7 @@ def test_a_chat_template_in_the_settings(folder: Path, template: object) -> None
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     files = load_tokenizer(str(folder))
     assert files is not None
-    assert (files.chat_template, files.add_bos_token) == ("{{ x }}", True)
+    assert files.chat_template == "{{ x }}"
     assert files.special_tokens == {"eos_token": "</s>"}
 
 
@@ -78,6 +80,40 @@ def test_a_chat_template_for_tools(folder: Path, in_files: bool) -> None:
     chosen = AutoTokenizer.from_pretrained(str(folder))
     assert chosen.get_chat_template(tools=[{}]) == files.tool_chat_template
     assert chosen.get_chat_template() == files.chat_template
+
+
+@pytest.mark.parametrize("settings", [{}, {"legacy": True}, {"legacy": False}, {"pad_token": "<pad>"}])
+def test_prompts_of_llama_are_those_of_transformers(tmp_path: Path, settings: dict[str, object]) -> None:
+    """The class splits text in a way of its own, at the beginning and behind special tokens."""
+    vocabulary = {token: id for id, token in enumerate(["<unk>", BOS, EOS, "\u2581", "h", "i", "\u2581h"])}
+    merges = [("\u2581", "h")]
+    tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=merges, fuse_unk=True, unk_token="<unk>"))
+    tokenizer.normalizer = Sequence([Prepend("\u2581"), Replace(" ", "\u2581")])
+    tokenizer.add_special_tokens(["<unk>", BOS, EOS])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    named = {"tokenizer_class": "LlamaTokenizer", "unk_token": "<unk>", "bos_token": BOS, "eos_token": EOS}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**named, **settings}))
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    files = load_tokenizer(str(tmp_path))
+    assert files is not None
+    read = Tokenizer.from_str(files.tokenizer_json.decode())
+    theirs = AutoTokenizer.from_pretrained(str(tmp_path))
+    for text in ("hi", " hi", f"hi{EOS}hi", f"{BOS} hi{EOS} hi"):
+        assert read.encode(text).ids == theirs(text)["input_ids"]
+    own = (tmp_path / "tokenizer.json").read_bytes()
+    assert vocabulary_hash(files.tokenizer_json, 7) == vocabulary_hash(own, 7)
+
+
+@pytest.mark.parametrize("name", ["LlamaTokenizer", "PreTrainedTokenizerFast", "GPT2Tokenizer"])
+def test_a_setting_that_transformers_ignores(folder: Path, name: str) -> None:
+    """With a tokenizer.json, add_bos_token puts nothing in front of a prompt."""
+    settings = {"tokenizer_class": name, "bos_token": BOS, "eos_token": EOS, "add_bos_token": True}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    files = load_tokenizer(str(folder))
+    assert files is not None
+    ids = Tokenizer.from_str(files.tokenizer_json.decode()).encode("hello").ids
+    assert ids == AutoTokenizer.from_pretrained(str(folder))("hello")["input_ids"]
 
 
 def test_broken_settings_are_refused(folder: Path) -> None:

@@ -109,6 +109,18 @@ def test_a_stream_of_a_completion(fake: FakeOrchestrator) -> None:
     assert (usage["choices"], usage["usage"]["total_tokens"], done) == ([], 6, "[DONE]")
 
 
+@pytest.mark.parametrize(("path", "body"), [(COMPLETIONS, PROMPT), (CHAT, HELLO)])
+def test_a_stream_with_counts_in_each_part(fake: FakeOrchestrator, path: str, body: dict[str, Any]) -> None:
+    """They grow to those of the end, as GuideLLM asks for them."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *parts, last, _ = _post(fake, path, {**body, "stream": True, "stream_options": options}).events
+    counts = [part["usage"]["completion_tokens"] for part in parts]
+    assert counts == sorted(counts)
+    assert len(set(counts)) > 1
+    assert {part["usage"]["prompt_tokens"] for part in parts} == {last["usage"]["prompt_tokens"]}
+    assert parts[-1]["usage"] == last["usage"]
+
+
 def test_a_stream_of_a_conversation(fake: FakeOrchestrator) -> None:
     """Begins with the role and ends with the reason."""
     answer = _post(fake, CHAT, {**HELLO, "stream": True, "n": 2})

@@ -248,6 +248,16 @@ def test_streams() -> None:
     assert not completions_from({"prompt": "x", "stream": True}).include_usage
 
 
+def test_counts_in_each_part_of_a_stream() -> None:
+    """Only beside `include_usage`, as in vLLM."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    asked = completions_from({"prompt": "x", "stream": True, "stream_options": options})
+    assert (asked.include_usage, asked.continuous_usage) == (True, True)
+    options["include_usage"] = False
+    asked = completions_from({"prompt": "x", "stream": True, "stream_options": options})
+    assert (asked.include_usage, asked.continuous_usage) == (False, False)
+
+
 WRONG_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": []}, "prompt"),
     ({"prompt": {}}, "prompt"),
