@@ -48,7 +48,7 @@ async def probe(kind: str, channel: grpc.aio.Channel) -> Probe:
         return Probe(None, serving)
 
 
-async def fetch_tokenizer(channel: grpc.aio.Channel, info: ModelInfo) -> TextTokenizer | None:
+async def fetch_tokenizer(channel: grpc.aio.Channel) -> TextTokenizer | None:
     """The target's tokenizer; None when the model came without one.
 
     Raises:
@@ -62,9 +62,8 @@ async def fetch_tokenizer(channel: grpc.aio.Channel, info: ModelInfo) -> TextTok
         raise error_of(error) from None
     if not files.tokenizer_json:
         return None
-    bos = info.bos_token_id if files.add_bos_token else None
     return TextTokenizer(
-        files.tokenizer_json, files.chat_template, dict(files.special_tokens), bos, files.tool_chat_template
+        files.tokenizer_json, files.chat_template, dict(files.special_tokens), files.tool_chat_template
     )
 
 

@@ -55,7 +55,7 @@ class Served:
         async with self._adopting:
             if self.model is not None and not self._takes_over(info, self.model.info):
                 return
-            self.model = ServedModel(info, await fetch_tokenizer(channel, info))
+            self.model = ServedModel(info, await fetch_tokenizer(channel))
         logger.info("serving model", model=info.model, vocabulary_size=info.vocabulary_size)
         for kind, pool in self._pools.items():
             for replica in pool:
@@ -128,7 +128,7 @@ def mismatch_of(kind: str, info: ModelInfo, served: ModelInfo | None) -> str:
 
 def _checks(info: ModelInfo) -> tuple[object, ...]:
     """What requests are checked against or completed with, beside the model."""
-    return info.context_length, info.eos_token_ids, info.bos_token_id, dict(info.sampling_defaults)
+    return info.context_length, info.eos_token_ids, dict(info.sampling_defaults)
 
 
 def _features_mismatch(draft: ModelInfo, target: ModelInfo) -> str:

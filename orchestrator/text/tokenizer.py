@@ -33,7 +33,6 @@ class TokenizerParts(NamedTuple):
     tokenizer_json: bytes
     chat_template: str
     special_tokens: dict[str, str]
-    bos_token_id: int | None
     tool_chat_template: str
 
 
@@ -45,11 +44,9 @@ class TextTokenizer:
         tokenizer_json: bytes,
         chat_template: str = "",
         special_tokens: Mapping[str, str] | None = None,
-        bos_token_id: int | None = None,
         tool_chat_template: str = "",
     ) -> None:
-        """`bos_token_id` is put before plain text unless the tokenizer does so itself; None: nothing is.
-        Conversations with tools are in `tool_chat_template`; where that is empty, in the same as others.
+        """Conversations with tools are in `tool_chat_template`; where that is empty, in the same as others.
 
         Raises:
             InternalError: the tokenizer cannot be read.
@@ -63,9 +60,8 @@ class TextTokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.files = TokenizerParts(
-            tokenizer_json, chat_template, dict(special_tokens or {}), bos_token_id, tool_chat_template
+            tokenizer_json, chat_template, dict(special_tokens or {}), tool_chat_template
         )
-        self._bos_token_id = bos_token_id
         self._template = self._parsed(chat_template)
         self._tool_template = self._parsed(tool_chat_template) or self._template
         self.byte_tokens = _byte_tokens(self._tokenizer)
@@ -85,11 +81,7 @@ class TextTokenizer:
 
         Of its beginning alone where that has more than `positions` tokens.
         """
-        tokens = self._ids(text, special_tokens, positions)
-        bos = self._bos_token_id if special_tokens else None
-        if bos is not None and tokens[:1] != [bos]:
-            tokens = [bos, *tokens]
-        return tuple(tokens)
+        return tuple(self._ids(text, special_tokens, positions))
 
     def encode_chat(
         self, chat: Conversation, positions: int | None = None, special_tokens: bool = False

@@ -53,10 +53,11 @@ class ShortConvolution:
         windows = torch.cat([*pasts, before * inner]).index_select(0, places.flatten())
         windows = windows.view(len(rows), self._taps, self.width)
         results.index_copy_(0, rows, after * self._convolved(windows))
-        own = iter(torch.split(windows.mT, 1))
-        for family, state in zip(families, states, strict=True):
-            for piece in family.pieces:
-                piece.after[index] = {**state, "conv_states": {0: next(own)}}
+        parts = torch.split(windows.mT, [len(family.pieces) for family in families])
+        for family, state, part in zip(families, states, parts, strict=True):
+            own = part.clone()  # a candidate that is kept does not keep the inputs of other sequences
+            for piece, kept in zip(family.pieces, torch.split(own, 1), strict=True):
+                piece.after[index] = {**state, "conv_states": {0: kept}}
 
     def whole(self, state: Any) -> Any:
         """The same state as transformers' cache has it: they all are."""

@@ -26,7 +26,7 @@ from outrider.internal.v1 import session_pb2 as outrider_dot_internal_dot_v1_dot
 from outrider.v1 import tokens_pb2 as outrider_dot_v1_dot_tokens__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!outrider/internal/v1/verify.proto\x12\x14outrider.internal.v1\x1a\"outrider/internal/v1/session.proto\x1a\x18outrider/v1/tokens.proto\"\x86\x04\n\nOpenVerify\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x31\n\tkv_handle\x18\x04 \x01(\x0b\x32\x1e.outrider.internal.v1.KvHandle\x12\x15\n\rprompt_length\x18\x05 \x01(\r\x12-\n\x08sampling\x18\x06 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12\x32\n\x06policy\x18\x07 \x01(\x0e\x32\".outrider.internal.v1.VerifyPolicy\x12\x11\n\tmax_nodes\x18\x08 \x01(\r\x12\x17\n\x0fvocabulary_hash\x18\t \x01(\t\x12\x12\n\nfirst_step\x18\n \x01(\r\x12\x13\n\x0btraceparent\x18\x0b \x01(\t\x12\x0c\n\x04task\x18\x0c \x01(\t\x12\x10\n\x08priority\x18\r \x01(\x05\x12\x0e\n\x06lookup\x18\x0e \x01(\x08\x12\x14\n\x0crecord_steps\x18\x32 \x01(\x08\x12\x12\n\nprediction\x18\x46 \x03(\r\x12\x1c\n\x14\x66irst_prompt_logprob\x18\x14 \x01(\r\x12\x19\n\x11seconds_per_token\x18\x0f \x01(\x02\x12\x16\n\x0e\x66\x65\x61ture_layers\x18P \x03(\r\x12\x15\n\rall_token_ids\x18\x64 \x01(\x08\")\n\x0b\x43loseVerify\x12\x0c\n\x04keep\x18\x01 \x01(\x08\x12\x0c\n\x04move\x18\x64 \x01(\x08\"\xb5\x01\n\rVerifyRequest\x12\x30\n\x04open\x18\x01 \x01(\x0b\x32 .outrider.internal.v1.OpenVerifyH\x00\x12\x33\n\x07propose\x18\x02 \x01(\x0b\x32 .outrider.internal.v1.TokenBlockH\x00\x12\x32\n\x05\x63lose\x18\x03 \x01(\x0b\x32!.outrider.internal.v1.CloseVerifyH\x00\x42\t\n\x07message\"a\n\x0cVerifyOpened\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x15\n\rcached_length\x18\x03 \x01(\r\x12\x14\n\x0c\x64raft_wanted\x18\x04 \x01(\x08\"A\n\x0cVerifyClosed\x12\x31\n\tkv_handle\x18\x01 \x01(\x0b\x32\x1e.outrider.internal.v1.KvHandle\"O\n\x0ePromptLogprobs\x12\x10\n\x08position\x18\x01 \x01(\r\x12+\n\x08logprobs\x18\x02 \x03(\x0b\x32\x19.outrider.v1.TokenLogprob\"\xbb\x02\n\x0eVerifyResponse\x12\x34\n\x06opened\x18\x01 \x01(\x0b\x32\".outrider.internal.v1.VerifyOpenedH\x00\x12\x30\n\x07verdict\x18\x02 \x01(\x0b\x32\x1d.outrider.internal.v1.VerdictH\x00\x12\x34\n\x06\x63losed\x18\x03 \x01(\x0b\x32\".outrider.internal.v1.VerifyClosedH\x00\x12?\n\x0fprompt_logprobs\x18\x14 \x01(\x0b\x32$.outrider.internal.v1.PromptLogprobsH\x00\x12?\n\x0fprompt_features\x18P \x01(\x0b\x32$.outrider.internal.v1.PromptFeaturesH\x00\x42\t\n\x07message\"\"\n VerifyServiceGetModelInfoRequest\"I\n!VerifyServiceGetModelInfoResponse\x12$\n\x04info\x18\x01 \x01(\x0b\x32\x16.outrider.v1.ModelInfo\"\x15\n\x13GetTokenizerRequest\"\x85\x02\n\x14GetTokenizerResponse\x12\x16\n\x0etokenizer_json\x18\x01 \x01(\x0c\x12\x15\n\rchat_template\x18\x02 \x01(\t\x12U\n\x0especial_tokens\x18\x03 \x03(\x0b\x32=.outrider.internal.v1.GetTokenizerResponse.SpecialTokensEntry\x12\x15\n\radd_bos_token\x18\x04 \x01(\x08\x12\x1a\n\x12tool_chat_template\x18\x05 \x01(\t\x1a\x34\n\x12SpecialTokensEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"E\n\x10ReleaseKvRequest\x12\x31\n\tkv_handle\x18\x01 \x01(\x0b\x32\x1e.outrider.internal.v1.KvHandle\"\x13\n\x11ReleaseKvResponse\"B\n\rForkKvRequest\x12\x31\n\tkv_handle\x18\x01 \x01(\x0b\x32\x1e.outrider.internal.v1.KvHandle\"C\n\x0e\x46orkKvResponse\x12\x31\n\tkv_handle\x18\x01 \x01(\x0b\x32\x1e.outrider.internal.v1.KvHandle\"C\n\x0e\x46\x65tchKvRequest\x12\x31\n\tkv_handle\x18\x01 \x01(\x0b\x32\x1e.outrider.internal.v1.KvHandle\"=\n\x0f\x46\x65tchKvResponse\x12*\n\x04part\x18\x01 \x01(\x0b\x32\x1c.outrider.internal.v1.KvPart\"<\n\x0eStoreKvRequest\x12*\n\x04part\x18\x01 \x01(\x0b\x32\x1c.outrider.internal.v1.KvPart\"D\n\x0fStoreKvResponse\x12\x31\n\tkv_handle\x18\x01 \x01(\x0b\x32\x1e.outrider.internal.v1.KvHandle\"\xa4\x01\n\x06KvPart\x12\x30\n\x06tokens\x18\x01 \x01(\x0b\x32\x1e.outrider.internal.v1.KvTokensH\x00\x12\x30\n\x06layout\x18\x02 \x01(\x0b\x32\x1e.outrider.internal.v1.KvLayoutH\x00\x12.\n\x05pages\x18\x03 \x01(\x0b\x32\x1d.outrider.internal.v1.KvPagesH\x00\x42\x06\n\x04part\"\x1d\n\x08KvTokens\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"`\n\x08KvLayout\x12\x0f\n\x07weights\x18\x01 \x01(\t\x12\x12\n\narithmetic\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x11\n\tpage_size\x18\x04 \x01(\r\x12\r\n\x05shape\x18\x05 \x01(\t\";\n\x07KvPages\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\x10\n\x08\x63ontents\x18\x02 \x03(\x0c\x12\x0f\n\x07\x64igests\x18\x03 \x03(\x0c*\x7f\n\x0cVerifyPolicy\x12\x1d\n\x19VERIFY_POLICY_UNSPECIFIED\x10\x00\x12\x1b\n\x17VERIFY_POLICY_PIPELINED\x10\x01\x12\x1c\n\x18VERIFY_POLICY_SEQUENTIAL\x10\x02\x12\x15\n\x11VERIFY_POLICY_OFF\x10\x03\x32\xb7\x05\n\rVerifyService\x12W\n\x06Verify\x12#.outrider.internal.v1.VerifyRequest\x1a$.outrider.internal.v1.VerifyResponse(\x01\x30\x01\x12\x7f\n\x0cGetModelInfo\x12\x36.outrider.internal.v1.VerifyServiceGetModelInfoRequest\x1a\x37.outrider.internal.v1.VerifyServiceGetModelInfoResponse\x12\x65\n\x0cGetTokenizer\x12).outrider.internal.v1.GetTokenizerRequest\x1a*.outrider.internal.v1.GetTokenizerResponse\x12\\\n\tReleaseKv\x12&.outrider.internal.v1.ReleaseKvRequest\x1a\'.outrider.internal.v1.ReleaseKvResponse\x12S\n\x06\x46orkKv\x12#.outrider.internal.v1.ForkKvRequest\x1a$.outrider.internal.v1.ForkKvResponse\x12X\n\x07\x46\x65tchKv\x12$.outrider.internal.v1.FetchKvRequest\x1a%.outrider.internal.v1.FetchKvResponse0\x01\x12X\n\x07StoreKv\x12$.outrider.internal.v1.StoreKvRequest\x1a%.outrider.internal.v1.StoreKvResponse(\x01\x42!Z\x1foutrider/internal/v1;internalv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!outrider/internal/v1/verify.proto\x12\x14outrider.internal.v1\x1a\"outrider/internal/v1/session.proto\x1a\x18outrider/v1/tokens.proto\"\x86\x04\n\nOpenVerify\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x31\n\tkv_handle\x18\x04 \x01(\x0b\x32\x1e.outrider.internal.v1.KvHandle\x12\x15\n\rprompt_length\x18\x05 \x01(\r\x12-\n\x08sampling\x18\x06 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12\x32\n\x06policy\x18\x07 \x01(\x0e\x32\".outrider.internal.v1.VerifyPolicy\x12\x11\n\tmax_nodes\x18\x08 \x01(\r\x12\x17\n\x0fvocabulary_hash\x18\t \x01(\t\x12\x12\n\nfirst_step\x18\n \x01(\r\x12\x13\n\x0btraceparent\x18\x0b \x01(\t\x12\x0c\n\x04task\x18\x0c \x01(\t\x12\x10\n\x08priority\x18\r \x01(\x05\x12\x0e\n\x06lookup\x18\x0e \x01(\x08\x12\x14\n\x0crecord_steps\x18\x32 \x01(\x08\x12\x12\n\nprediction\x18\x46 \x03(\r\x12\x1c\n\x14\x66irst_prompt_logprob\x18\x14 \x01(\r\x12\x19\n\x11seconds_per_token\x18\x0f \x01(\x02\x12\x16\n\x0e\x66\x65\x61ture_layers\x18P \x03(\r\x12\x15\n\rall_token_ids\x18\x64 \x01(\x08\")\n\x0b\x43loseVerify\x12\x0c\n\x04keep\x18\x01 \x01(\x08\x12\x0c\n\x04move\x18\x64 \x01(\x08\"\xb5\x01\n\rVerifyRequest\x12\x30\n\x04open\x18\x01 \x01(\x0b\x32 .outrider.internal.v1.OpenVerifyH\x00\x12\x33\n\x07propose\x18\x02 \x01(\x0b\x32 .outrider.internal.v1.TokenBlockH\x00\x12\x32\n\x05\x63lose\x18\x03 \x01(\x0b\x32!.outrider.internal.v1.CloseVerifyH\x00\x42\t\n\x07message\"a\n\x0cVerifyOpened\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x15\n\rcached_length\x18\x03 \x01(\r\x12\x14\n\x0c\x64raft_wanted\x18\x04 \x01(\x08\"A\n\x0cVerifyClosed\x12\x31\n\tkv_handle\x18\x01 \x01(\x0b\x32\x1e.outrider.internal.v1.KvHandle\"O\n\x0ePromptLogprobs\x12\x10\n\x08position\x18\x01 \x01(\r\x12+\n\x08logprobs\x18\x02 \x03(\x0b\x32\x19.outrider.v1.TokenLogprob\"\xbb\x02\n\x0eVerifyResponse\x12\x34\n\x06opened\x18\x01 \x01(\x0b\x32\".outrider.internal.v1.VerifyOpenedH\x00\x12\x30\n\x07verdict\x18\x02 \x01(\x0b\x32\x1d.outrider.internal.v1.VerdictH\x00\x12\x34\n\x06\x63losed\x18\x03 \x01(\x0b\x32\".outrider.internal.v1.VerifyClosedH\x00\x12?\n\x0fprompt_logprobs\x18\x14 \x01(\x0b\x32$.outrider.internal.v1.PromptLogprobsH\x00\x12?\n\x0fprompt_features\x18P \x01(\x0b\x32$.outrider.internal.v1.PromptFeaturesH\x00\x42\t\n\x07message\"\"\n VerifyServiceGetModelInfoRequest\"I\n!VerifyServiceGetModelInfoResponse\x12$\n\x04info\x18\x01 \x01(\x0b\x32\x16.outrider.v1.ModelInfo\"\x15\n\x13GetTokenizerRequest\"\x89\x02\n\x14GetTokenizerResponse\x12\x16\n\x0etokenizer_json\x18\x01 \x01(\x0c\x12\x15\n\rchat_template\x18\x02 \x01(\t\x12U\n\x0especial_tokens\x18\x03 \x03(\x0b\x32=.outrider.internal.v1.GetTokenizerResponse.SpecialTokensEntry\x12\x19\n\radd_bos_token\x18\x04 \x01(\x08\x42\x02\x18\x01\x12\x1a\n\x12tool_chat_template\x18\x05 \x01(\t\x1a\x34\n\x12SpecialTokensEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"E\n\x10ReleaseKvRequest\x12\x31\n\tkv_handle\x18\x01 \x01(\x0b\x32\x1e.outrider.internal.v1.KvHandle\"\x13\n\x11ReleaseKvResponse\"B\n\rForkKvRequest\x12\x31\n\tkv_handle\x18\x01 \x01(\x0b\x32\x1e.outrider.internal.v1.KvHandle\"C\n\x0e\x46orkKvResponse\x12\x31\n\tkv_handle\x18\x01 \x01(\x0b\x32\x1e.outrider.internal.v1.KvHandle\"C\n\x0e\x46\x65tchKvRequest\x12\x31\n\tkv_handle\x18\x01 \x01(\x0b\x32\x1e.outrider.internal.v1.KvHandle\"=\n\x0f\x46\x65tchKvResponse\x12*\n\x04part\x18\x01 \x01(\x0b\x32\x1c.outrider.internal.v1.KvPart\"<\n\x0eStoreKvRequest\x12*\n\x04part\x18\x01 \x01(\x0b\x32\x1c.outrider.internal.v1.KvPart\"D\n\x0fStoreKvResponse\x12\x31\n\tkv_handle\x18\x01 \x01(\x0b\x32\x1e.outrider.internal.v1.KvHandle\"\xa4\x01\n\x06KvPart\x12\x30\n\x06tokens\x18\x01 \x01(\x0b\x32\x1e.outrider.internal.v1.KvTokensH\x00\x12\x30\n\x06layout\x18\x02 \x01(\x0b\x32\x1e.outrider.internal.v1.KvLayoutH\x00\x12.\n\x05pages\x18\x03 \x01(\x0b\x32\x1d.outrider.internal.v1.KvPagesH\x00\x42\x06\n\x04part\"\x1d\n\x08KvTokens\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"`\n\x08KvLayout\x12\x0f\n\x07weights\x18\x01 \x01(\t\x12\x12\n\narithmetic\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x11\n\tpage_size\x18\x04 \x01(\r\x12\r\n\x05shape\x18\x05 \x01(\t\";\n\x07KvPages\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\x10\n\x08\x63ontents\x18\x02 \x03(\x0c\x12\x0f\n\x07\x64igests\x18\x03 \x03(\x0c*\x7f\n\x0cVerifyPolicy\x12\x1d\n\x19VERIFY_POLICY_UNSPECIFIED\x10\x00\x12\x1b\n\x17VERIFY_POLICY_PIPELINED\x10\x01\x12\x1c\n\x18VERIFY_POLICY_SEQUENTIAL\x10\x02\x12\x15\n\x11VERIFY_POLICY_OFF\x10\x03\x32\xb7\x05\n\rVerifyService\x12W\n\x06Verify\x12#.outrider.internal.v1.VerifyRequest\x1a$.outrider.internal.v1.VerifyResponse(\x01\x30\x01\x12\x7f\n\x0cGetModelInfo\x12\x36.outrider.internal.v1.VerifyServiceGetModelInfoRequest\x1a\x37.outrider.internal.v1.VerifyServiceGetModelInfoResponse\x12\x65\n\x0cGetTokenizer\x12).outrider.internal.v1.GetTokenizerRequest\x1a*.outrider.internal.v1.GetTokenizerResponse\x12\\\n\tReleaseKv\x12&.outrider.internal.v1.ReleaseKvRequest\x1a\'.outrider.internal.v1.ReleaseKvResponse\x12S\n\x06\x46orkKv\x12#.outrider.internal.v1.ForkKvRequest\x1a$.outrider.internal.v1.ForkKvResponse\x12X\n\x07\x46\x65tchKv\x12$.outrider.internal.v1.FetchKvRequest\x1a%.outrider.internal.v1.FetchKvResponse0\x01\x12X\n\x07StoreKv\x12$.outrider.internal.v1.StoreKvRequest\x1a%.outrider.internal.v1.StoreKvResponse(\x01\x42!Z\x1foutrider/internal/v1;internalv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,8 +36,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._serialized_options = b'Z\037outrider/internal/v1;internalv1'
   _globals['_GETTOKENIZERRESPONSE_SPECIALTOKENSENTRY']._loaded_options = None
   _globals['_GETTOKENIZERRESPONSE_SPECIALTOKENSENTRY']._serialized_options = b'8\001'
-  _globals['_VERIFYPOLICY']._serialized_start=2682
-  _globals['_VERIFYPOLICY']._serialized_end=2809
+  _globals['_GETTOKENIZERRESPONSE'].fields_by_name['add_bos_token']._loaded_options = None
+  _globals['_GETTOKENIZERRESPONSE'].fields_by_name['add_bos_token']._serialized_options = b'\030\001'
+  _globals['_VERIFYPOLICY']._serialized_start=2686
+  _globals['_VERIFYPOLICY']._serialized_end=2813
   _globals['_OPENVERIFY']._serialized_start=122
   _globals['_OPENVERIFY']._serialized_end=640
   _globals['_CLOSEVERIFY']._serialized_start=642
@@ -59,33 +61,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETTOKENIZERREQUEST']._serialized_start=1545
   _globals['_GETTOKENIZERREQUEST']._serialized_end=1566
   _globals['_GETTOKENIZERRESPONSE']._serialized_start=1569
-  _globals['_GETTOKENIZERRESPONSE']._serialized_end=1830
-  _globals['_GETTOKENIZERRESPONSE_SPECIALTOKENSENTRY']._serialized_start=1778
-  _globals['_GETTOKENIZERRESPONSE_SPECIALTOKENSENTRY']._serialized_end=1830
-  _globals['_RELEASEKVREQUEST']._serialized_start=1832
-  _globals['_RELEASEKVREQUEST']._serialized_end=1901
-  _globals['_RELEASEKVRESPONSE']._serialized_start=1903
-  _globals['_RELEASEKVRESPONSE']._serialized_end=1922
-  _globals['_FORKKVREQUEST']._serialized_start=1924
-  _globals['_FORKKVREQUEST']._serialized_end=1990
-  _globals['_FORKKVRESPONSE']._serialized_start=1992
-  _globals['_FORKKVRESPONSE']._serialized_end=2059
-  _globals['_FETCHKVREQUEST']._serialized_start=2061
-  _globals['_FETCHKVREQUEST']._serialized_end=2128
-  _globals['_FETCHKVRESPONSE']._serialized_start=2130
-  _globals['_FETCHKVRESPONSE']._serialized_end=2191
-  _globals['_STOREKVREQUEST']._serialized_start=2193
-  _globals['_STOREKVREQUEST']._serialized_end=2253
-  _globals['_STOREKVRESPONSE']._serialized_start=2255
-  _globals['_STOREKVRESPONSE']._serialized_end=2323
-  _globals['_KVPART']._serialized_start=2326
-  _globals['_KVPART']._serialized_end=2490
-  _globals['_KVTOKENS']._serialized_start=2492
-  _globals['_KVTOKENS']._serialized_end=2521
-  _globals['_KVLAYOUT']._serialized_start=2523
-  _globals['_KVLAYOUT']._serialized_end=2619
-  _globals['_KVPAGES']._serialized_start=2621
-  _globals['_KVPAGES']._serialized_end=2680
-  _globals['_VERIFYSERVICE']._serialized_start=2812
-  _globals['_VERIFYSERVICE']._serialized_end=3507
+  _globals['_GETTOKENIZERRESPONSE']._serialized_end=1834
+  _globals['_GETTOKENIZERRESPONSE_SPECIALTOKENSENTRY']._serialized_start=1782
+  _globals['_GETTOKENIZERRESPONSE_SPECIALTOKENSENTRY']._serialized_end=1834
+  _globals['_RELEASEKVREQUEST']._serialized_start=1836
+  _globals['_RELEASEKVREQUEST']._serialized_end=1905
+  _globals['_RELEASEKVRESPONSE']._serialized_start=1907
+  _globals['_RELEASEKVRESPONSE']._serialized_end=1926
+  _globals['_FORKKVREQUEST']._serialized_start=1928
+  _globals['_FORKKVREQUEST']._serialized_end=1994
+  _globals['_FORKKVRESPONSE']._serialized_start=1996
+  _globals['_FORKKVRESPONSE']._serialized_end=2063
+  _globals['_FETCHKVREQUEST']._serialized_start=2065
+  _globals['_FETCHKVREQUEST']._serialized_end=2132
+  _globals['_FETCHKVRESPONSE']._serialized_start=2134
+  _globals['_FETCHKVRESPONSE']._serialized_end=2195
+  _globals['_STOREKVREQUEST']._serialized_start=2197
+  _globals['_STOREKVREQUEST']._serialized_end=2257
+  _globals['_STOREKVRESPONSE']._serialized_start=2259
+  _globals['_STOREKVRESPONSE']._serialized_end=2327
+  _globals['_KVPART']._serialized_start=2330
+  _globals['_KVPART']._serialized_end=2494
+  _globals['_KVTOKENS']._serialized_start=2496
+  _globals['_KVTOKENS']._serialized_end=2525
+  _globals['_KVLAYOUT']._serialized_start=2527
+  _globals['_KVLAYOUT']._serialized_end=2623
+  _globals['_KVPAGES']._serialized_start=2625
+  _globals['_KVPAGES']._serialized_end=2684
+  _globals['_VERIFYSERVICE']._serialized_start=2816
+  _globals['_VERIFYSERVICE']._serialized_end=3511
 # @@protoc_insertion_point(module_scope)

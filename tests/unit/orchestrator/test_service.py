@@ -21,6 +21,7 @@ from tests.fakes import INFO, FakeDraft, FakeVerify, continuation
 from tests.unit.orchestrator.rig import AUTO, OFF, PROMPT, SEQUENTIAL, Rig, request, run
 from tests.unit.orchestrator.text.test_text_stream import byte_level
 from tests.unit.orchestrator.text.test_tokenizer import TEMPLATE
+from tests.unit.orchestrator.text.test_tokenizer import tokenizer as with_template
 
 DETAILS = [
     ("all", 0.0, {"prefill", "speculation.step"}),
@@ -30,9 +31,9 @@ DETAILS = [
 ]
 
 
-def text_verify(**files: Any) -> FakeVerify:
-    """A verify replica whose model has a byte-level tokenizer."""
-    data = byte_level()._tokenizer.to_str().encode()
+def text_verify(bos: bool = False, **files: Any) -> FakeVerify:
+    """A verify replica whose model has a byte-level tokenizer; `bos`: <s> begins a text."""
+    data = with_template(bos=bos).files.tokenizer_json
     return FakeVerify(tokenizer_json=data, special_tokens={"bos_token": "<s>"}, **files)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, processors
 
 from orchestrator.text.conversation import ChatMessage, Conversation, Tool
 from orchestrator.text.tokenizer import TextTokenizer
@@ -22,10 +22,12 @@ def chat_of(*messages: ChatMessage, **options: bool) -> Conversation:
     return Conversation(messages=messages, **options)
 
 
-def tokenizer(template: str = "", bos: int | None = None) -> TextTokenizer:
-    """A byte-level tokenizer with special token <s> = 0 and a chat template."""
-    data = byte_level()._tokenizer.to_str().encode()
-    return TextTokenizer(data, template, {"bos_token": "<s>"}, bos)
+def tokenizer(template: str = "", bos: bool = False) -> TextTokenizer:
+    """A byte-level tokenizer with special token <s> = 0 and a chat template; `bos`: <s> begins a text."""
+    made = byte_level()._tokenizer
+    if bos:
+        made.post_processor = processors.TemplateProcessing("<s> $A", None, [("<s>", 0)])
+    return TextTokenizer(made.to_str().encode(), template, {"bos_token": "<s>"})
 
 
 def test_text_round_trip() -> None:
@@ -34,21 +36,14 @@ def test_text_round_trip() -> None:
     assert plain.decode((0, *plain.encode("héllo 👍"))) == "héllo 👍"
 
 
-def test_bos_is_added_once() -> None:
-    """The beginning-of-sequence token comes first exactly when the model wants it."""
-    assert tokenizer(bos=0).encode("<s>a") == tokenizer(bos=0).encode("a") == (0, *tokenizer().encode("a"))
-
-
 def test_special_tokens_can_be_left_out_or_kept() -> None:
     """Of a text's token ids, of a conversation's, and of the text that ids become."""
-    one = tokenizer(TEMPLATE, bos=0)
+    one = tokenizer(TEMPLATE, bos=True)
     hello = one.encode("hello", special_tokens=False)
     assert one.encode("hello") == (0, *hello)
     assert one.decode((0, *hello), special_tokens=True) == "<s>hello"
     messages = chat_of(ChatMessage("user", "hi"))
-    assert one.encode_chat(messages, None, True) == one.encode_chat(messages), "the template has one already"
-    plain = tokenizer("{{ messages[0].content }}", bos=0)
-    assert plain.encode_chat(messages, None, True) == (0, *plain.encode_chat(messages))
+    assert one.encode_chat(messages, None, True) == (0, *one.encode_chat(messages))
 
 
 def test_a_conversation_may_end_with_its_last_message() -> None:
@@ -68,7 +63,7 @@ def test_truncation_and_padding_of_the_file_are_off() -> None:
 
 def test_chat_template_is_rendered() -> None:
     """Messages go through the template; special tokens in it become their ids, none is added."""
-    chat = tokenizer(TEMPLATE, bos=0)
+    chat = tokenizer(TEMPLATE, bos=True)
     tokens = chat.encode_chat(chat_of(ChatMessage("user", " hi "), ChatMessage("assistant", "yo")))
     assert tokens.count(0) == 2
     assert chat.decode(tokens) == "user: hi\nassistant: yo\nassistant:"

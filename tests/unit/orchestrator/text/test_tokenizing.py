@@ -308,7 +308,7 @@ def real(scenario: Callable[[Tokenizing], Any]) -> None:
 
 def test_the_process_says_what_the_tokenizer_says() -> None:
     """Text and conversations, the beginning-of-sequence token and refusals too."""
-    served = tokenizer(TEMPLATE, bos=0)
+    served = tokenizer(TEMPLATE, bos=True)
 
     async def scenario(tokenizing: Tokenizing) -> None:
         for content in ("hello 👍 " * 150, "x", ""):
