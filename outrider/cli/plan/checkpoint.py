@@ -19,6 +19,8 @@ CODED = {"int8": 8.5, "int4": 4.5, FP8: 8.25}
 """Bits of a number of a linear layer with codes, its share of a scale included."""
 STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F8_E4M3": FP8}
 """Kinds of weights whose sizes are known; others are quantized."""
+SCALES = {"weight_scale", "weight_scale_inv", "input_scale", "q_scale", "k_scale", "v_scale"}
+"""What belongs to quantized weights and cached numbers, and is no weight itself."""
 _WITHOUT_ATTENTION = {"linear_attention", "mamba", "conv", "moe", "mlp"}
 """Kinds of layers by the names that configurations give them."""
 MAX_HEADER = 100 << 20
@@ -175,7 +177,7 @@ def _config(path: Path) -> Any:
 def _tensors(path: Path) -> Iterator[_Tensor]:
     for file in _files(path):
         for name, entry in _header(file).items():
-            if name == "__metadata__" or name.endswith(("_scale", "_scale_inv")):
+            if name == "__metadata__" or name.rpartition(".")[2] in SCALES:
                 continue
             if entry["dtype"] not in STORED:
                 raise ModelError(

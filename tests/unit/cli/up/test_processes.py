@@ -106,9 +106,11 @@ def _run(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_all_start_and_the_orchestrator_stops_first(
-    number: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    number: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
 ) -> None:
     """The ready line comes when everything is ready; the orchestrator's last requests need the replicas."""
+    before = signal.signal(number, signal.SIG_DFL)  # under nohup SIGHUP is ignored
+    request.addfinalizer(lambda: signal.signal(number, before))
 
     async def scenario(world: World) -> None:
         await world.up()

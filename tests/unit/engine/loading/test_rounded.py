@@ -45,12 +45,12 @@ def logits(loaded: LoadedModel) -> Tensor:
 def expected(folder: Path, bits: int, *, experts: bool = True) -> Tensor:
     """The same by transformers with the numbers that the codes stand for; the output layer has 8 bits.
 
-    Without `experts` these are not rounded, and routers (`wg`, HunYuan's) and steps (`dt_proj`) never are.
+    Without `experts` these are not rounded. Routers (`wg`, `router.proj`) and steps (`dt_proj`) never are.
     """
     network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     head = network.get_output_embeddings()
     for name, module in list(network.named_modules()):
-        if name.endswith((".wg", ".dt_proj")):
+        if name.endswith((".wg", ".router.proj", ".dt_proj")):
             continue
         if isinstance(module, nn.Linear):
             numbers = rounded(module.weight, 8 if module is head else bits).values()
