@@ -27,7 +27,7 @@ class Answer:
     shape: CompletionShape | ChatShape
     model: str = ""
     usage: dict[int, Usage] = field(default_factory=dict)
-    """By choice, so far."""
+    """By choice, of those that have ended; of all, where a stream has counts in every part."""
 
     @classmethod
     def to(
@@ -44,7 +44,8 @@ class Answer:
         """What a stream says of an event, of which `left` is to be told; None: nothing."""
         if isinstance(event, Started):
             self.model = event.model
-        self._count(event)
+        if self.request.continuous_usage or isinstance(event, Complete):
+            self._count(event)
         choice = None if left is None else self._choice(left)
         usage = self._usage() if self.request.continuous_usage else None
         return None if choice is None else self._part([choice], usage)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,8 @@ from tokenizers import Tokenizer
 
 from outrider.engine.loading.model_path import check_model_path, find_file
 from outrider.protocol.errors import ModelError
+
+log = logging.getLogger(__name__)
 
 OLDER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 """Any of these means a tokenizer from before `tokenizer.json`."""
@@ -106,7 +109,8 @@ def _rebuilt(model: str, own: bytes) -> bytes:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(model)
-    except Exception:  # what the library raises: for code of the model's own, or without a config.json
+    except Exception as error:  # what the library raises: for a model's own code, or without a config.json
+        log.info("%s: tokenizer.json as it is; AutoTokenizer cannot read it (%s)", model, _first_line(error))
         return own
     backend: Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or type(tokenizer) is TokenizersBackend:
