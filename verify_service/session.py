@@ -131,8 +131,8 @@ class VerifySession:
 
     @property
     def has_draft(self) -> bool:
-        """True while a draft answers verdicts."""
-        return self._silence < MAX_SILENCE
+        """True while a draft answers verdicts. One that is not wanted stops with the verdict that says so."""
+        return self.draft_wanted and self._silence < MAX_SILENCE
 
     @property
     def prompt_logprobs_left(self) -> bool:

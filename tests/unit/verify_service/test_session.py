@@ -186,3 +186,12 @@ def test_a_session_at_its_end_commits_nothing_and_finishes() -> None:
     session = make_session(tokens=(1, 2, 3), prompt_length=2, sampling=SamplingParams(max_tokens=1))
     committed = session.commit([5, 6])
     assert (committed.tokens, session.finished) == ([], True)
+
+
+def test_a_draft_that_is_not_wanted_is_not_at_work() -> None:
+    """The verdict that says so stops it: the next step need not leave it its core."""
+    session = make_session()
+    session.propose(chain_block(1, 3, [5]), arrived=0.0)
+    assert session.has_draft
+    session.draft_wanted = False
+    assert not session.has_draft
