@@ -109,6 +109,8 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """See uvicorn."""
+        if self.parser.get_method() == b"CONNECT":
+            raise httptools.HttpParserError("this is no proxy")
         if self._comes_again():
             return
         self._end_wait()
@@ -135,7 +137,7 @@ class Connection(HttpToolsProtocol):
 
     def _comes_again(self) -> bool:
         """Whether the parser ends the message here because of `upgrade`, and reads it once more without."""
-        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+        return bool(self.parser.should_upgrade())
 
     def _await_head(self) -> None:
         self._end_wait()

@@ -181,6 +181,18 @@ def test_each_request_of_a_connection_has_bounds_of_its_own() -> None:
     assert all(one.startswith(b"HTTP/1.1 200") for one in asyncio.run(run()))
 
 
+@pytest.mark.parametrize("target", [b"/", b"x:80", b"http://x/"])
+def test_nobody_is_connected_elsewhere(target: bytes) -> None:
+    """Who takes the gateway for a proxy is refused at once."""
+
+    async def run() -> bytes:
+        async with connected() as (reader, writer), asyncio.timeout(10):
+            writer.write(b"CONNECT " + target + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+            return await reader.read()
+
+    assert asyncio.run(run()).startswith(b"HTTP/1.1 400")
+
+
 @pytest.mark.parametrize("application", [answer, parts])
 def test_http_1_0_gets_no_chunks(application: Any) -> None:
     """It knows none: the end of the connection is that of the answer."""
