@@ -1,4 +1,4 @@
-"""From the client's events to OpenAI's objects, whole and in parts. Pure."""
+"""Answers of `/v1/completions` and `/v1/chat/completions`, whole and in parts, from the client's events. Pure."""
 
 from __future__ import annotations
 
