@@ -1,4 +1,4 @@
-"""Answers of `/v1/completions` and `/v1/chat/completions`, whole and in parts, from the client's events. Pure."""
+"""Answers of completions and conversations, whole and in parts, from the client's events. Pure."""
 
 from __future__ import annotations
 
