@@ -260,7 +260,7 @@ class Session:
         if error := draft.check.error_of(block, len(self.committed)):
             return self._lose_draft(draft, error, draft.endpoint, now)
         said_ready = draft.ready
-        draft.block(block, now)
+        draft.block(block.ready and block.base_length == len(self.committed), now)
         self.statistics.add_block(block)
         block = without_dead(block, self.committed)
         others = [other for other in self._drafts.values() if other is not draft]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from orchestrator.candidates import BlockCheck
 from outrider.protocol.allowance import BLOCKS, NODES, Allowance
 from outrider.protocol.errors import InternalError, OutriderError, Overloaded
-from outrider.protocol.messages import PromptFeatures, TokenBlock
+from outrider.protocol.messages import PromptFeatures
 
 DRAFT_RETRY_SECONDS = (0.0, 0.25, 0.5, 1.0, 2.0, 5.0)
 """Wait after the first, second, ... draft lost in a row without a block; the last one repeats."""
@@ -78,13 +78,13 @@ class DraftStream:
         self.check.allowance.refill()
         self.share = Allowance(BLOCKS // drafts, NODES // drafts)
 
-    def block(self, block: TokenBlock, now: float) -> None:
-        """A sound block came."""
+    def block(self, ready: bool, now: float) -> None:
+        """A sound block came. A mark from before the last verdict is none, as for the verify replica."""
         self.last_block_at = now
         self.verdicts_since_block = 0
         self.has_sent = True
-        self.ready = self.ready or block.ready
-        self.late = self.late and not block.ready
+        self.ready = self.ready or ready
+        self.late = self.late and not ready
 
 
 @dataclass(slots=True)

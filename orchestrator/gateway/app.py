@@ -89,7 +89,7 @@ class Gateway:
                 await self._answer(scope, receive, answer, headers)
         finally:
             self._enter(-1)
-            self._log(scope, answer.status, time.monotonic() - began)
+            self._log(scope, answer, time.monotonic() - began)
 
     def _enter(self, change: int) -> None:
         self.running += change
@@ -107,7 +107,7 @@ class Gateway:
             if answer.status:
                 logger.exception("unexpected error after the answer had begun")
                 return
-            await send_problem(answer.send, error)
+            answer.parameter = (await send_problem(answer.send, error)).parameter
 
     def _check_token(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         if self._tokens is None or scope["path"] in OPEN or scope["path"] in self._page:
@@ -115,15 +115,15 @@ class Gateway:
         if not self._tokens.current().know(digest_of(_authorization(headers))):
             raise Unauthenticated(REFUSED)
 
-    def _log(self, scope: Scope, status: int, seconds: float) -> None:
-        path = scope["path"]
+    def _log(self, scope: Scope, answer: _Answer, seconds: float) -> None:
+        path, status = scope["path"], answer.status
         endpoint = path if path in ENDPOINTS else "other"
         self._instruments.finished(endpoint, status, seconds)
         if endpoint not in (*OPEN, "other"):
-            request_id = scope["state"]["request_id"]
-            logger.info(
-                "answered", endpoint=endpoint, status=status, seconds=round(seconds, 4), request_id=request_id
-            )
+            more = {"request_id": scope["state"]["request_id"]}
+            if answer.parameter is not None:  # it may be a name of the caller's
+                more["param"] = answer.parameter.encode("unicode_escape").decode()
+            logger.info("answered", endpoint=endpoint, status=status, seconds=round(seconds, 4), **more)
 
     def _routes(self, resources: Resources) -> list[Route]:
         models, converting = Models(resources.client), Converting(resources)
@@ -158,12 +158,14 @@ class Gateway:
 
 
 class _Answer:
-    """Puts the request's id on the answer, and keeps its status; 0 before it has begun."""
+    """Puts the request's id on the answer, and keeps its status, 0 before it has begun, and of a refusal the
+    field that is wrong."""
 
     def __init__(self, send: Send, request_id: str) -> None:
         self._send = send
         self._request_id = request_id.encode()
         self.status = 0
+        self.parameter: str | None = None
 
     async def send(self, message: Any) -> None:
         """See ASGI."""

@@ -11,7 +11,8 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 HEAD_BYTES = 64 << 10
-"""Of a request's first line and headers. What has come at once with the last of them is not counted."""
+"""Of a request's first line and headers, and of what surrounds its body: trailers, and notes on chunks. What
+has come at once with the last of the headers, or with a part of the body, is not counted."""
 HEAD_SECONDS = 20.0
 """Longest wait for them, from a connection's beginning or a further request's first byte."""
 PROCESSING = b"HTTP/1.1 102 Processing\r\n\r\n"
@@ -32,6 +33,8 @@ class Connection(HttpToolsProtocol):
         super().__init__(*given, **named)
         self.parser = _Parser(self)
         self._head_bytes = 0
+        self._head_ended = False
+        """The last that came had the end of the headers, or a part of the body."""
         self._deadline: asyncio.TimerHandle | None = None
         """Set while the end of the headers is waited for."""
         self._unread: asyncio.TimerHandle | None = None
@@ -60,10 +63,9 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """See uvicorn."""
+        self._head_ended = False
         super().data_received(data)
-        if self._deadline is None:
-            return
-        self._head_bytes += len(data)
+        self._head_bytes = 0 if self._head_ended else self._head_bytes + len(data)
         if self._head_bytes > HEAD_BYTES and not self.transport.is_closing():
             self.send_400_response(TOO_LARGE)
 
@@ -95,11 +97,24 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
         self._await_head()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """See uvicorn, which would take trailers for headers."""
+        if self._deadline is not None:
+            super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        """See uvicorn."""
+        self._head_ended = True
+        super().on_body(body)
+
     def on_headers_complete(self) -> None:
         """See uvicorn."""
+        if self.parser.get_method() == b"CONNECT":
+            raise httptools.HttpParserError("this is no proxy")
         if self._comes_again():
             return
         self._end_wait()
+        self._head_ended = True
         super().on_headers_complete()
         self.cycle.transport = cast(asyncio.Transport, _Lingering(self, self.cycle))
         if self.scope["http_version"] == "1.0":
@@ -122,11 +137,10 @@ class Connection(HttpToolsProtocol):
 
     def _comes_again(self) -> bool:
         """Whether the parser ends the message here because of `upgrade`, and reads it once more without."""
-        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+        return bool(self.parser.should_upgrade())
 
     def _await_head(self) -> None:
         self._end_wait()
-        self._head_bytes = 0
         self._deadline = self.loop.call_later(HEAD_SECONDS, self.transport.close)
 
     def _end_unread(self) -> None:

@@ -14,8 +14,8 @@ from orchestrator.gateway.incoming.bodies import Bodies
 from orchestrator.gateway.incoming.continuing import HEADER, StreamProgress, continued, wants_ids
 from orchestrator.gateway.incoming.requests import HttpRequest, in_call_format
 from orchestrator.gateway.instruments import GatewayInstruments
+from orchestrator.gateway.outgoing.completion_answer import Answer
 from orchestrator.gateway.outgoing.figures import metrics_of
-from orchestrator.gateway.outgoing.responses import Answer
 from orchestrator.gateway.sending import Receive, Scope, Send, send_json, send_stream, server_sent
 from orchestrator.gateway.streams import merged, while_connected
 from outrider.client import AsyncClient, Chunk, Complete, Event, Model

@@ -44,10 +44,11 @@ async def send_bytes(
     await send(body_part(data, last=True))
 
 
-async def send_problem(send: Send, error: Exception) -> None:
-    """The answer that stands for an error."""
+async def send_problem(send: Send, error: Exception) -> Problem:
+    """The answer that stands for an error; what it says."""
     problem = problem_from(error)
     await send_json(send, problem.kind.status, problem.body(), dict(problem.headers))
+    return problem
 
 
 def dumped(value: Any) -> bytes:

@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 
+from orchestrator.replicas.stream import parsed
 from outrider.internal.v1 import verify_pb2
 from outrider.protocol.errors import InternalError, OutriderError, Unavailable
 from outrider.protocol.kv_parts import KvTokens
@@ -66,7 +67,7 @@ async def _copy(fetching: Any, storing: Any, first: bytes) -> KvHandle:
             await storing.write(part)
             quiet.pat()
         await storing.done_writing()
-        return kv_handle_from_pb((await storing).kv_handle)
+        return kv_handle_from_pb(parsed(await storing).kv_handle)
     except (asyncio.CancelledError, asyncio.InvalidStateError):  # the receiver has ended its call
         raise await _why(storing) from None
     except grpc.aio.AioRpcError as error:

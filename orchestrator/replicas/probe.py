@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
+from orchestrator.replicas.stream import parsed
 from orchestrator.text.tokenizer import TextTokenizer
 from outrider.internal.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
 from outrider.protocol.errors import Unavailable
@@ -31,11 +32,11 @@ async def probe(kind: str, channel: grpc.aio.Channel) -> Probe:
     """Health and model of a "verify" or "draft" replica.
 
     Raises:
-        OutriderError: it cannot be reached, or does not answer in time.
+        OutriderError: it cannot be reached, does not answer in time, or answers what is no message.
     """
     try:
         health = health_pb2_grpc.HealthStub(channel)
-        answer = await health.Check(health_pb2.HealthCheckRequest(), timeout=PROBE_SECONDS)
+        answer = parsed(await health.Check(health_pb2.HealthCheckRequest(), timeout=PROBE_SECONDS))
         serving = answer.status == health_pb2.HealthCheckResponse.SERVING
     except grpc.aio.AioRpcError as error:
         raise error_of(error) from None
@@ -57,7 +58,7 @@ async def fetch_tokenizer(channel: grpc.aio.Channel) -> TextTokenizer | None:
     request = verify_pb2.GetTokenizerRequest()
     try:
         stub = verify_pb2_grpc.VerifyServiceStub(channel)  # type: ignore[no-untyped-call]
-        files = await stub.GetTokenizer(request, timeout=TOKENIZER_SECONDS)
+        files = parsed(await stub.GetTokenizer(request, timeout=TOKENIZER_SECONDS))
     except grpc.aio.AioRpcError as error:
         raise error_of(error) from None
     if not files.tokenizer_json:
@@ -71,7 +72,7 @@ async def _model_info(kind: str, channel: grpc.aio.Channel) -> ModelInfo:
     if kind == "verify":
         verify = verify_pb2_grpc.VerifyServiceStub(channel)  # type: ignore[no-untyped-call]
         request = verify_pb2.VerifyServiceGetModelInfoRequest()
-        return model_info_from_pb((await verify.GetModelInfo(request, timeout=PROBE_SECONDS)).info)
+        return model_info_from_pb(parsed(await verify.GetModelInfo(request, timeout=PROBE_SECONDS)).info)
     draft = draft_pb2_grpc.DraftServiceStub(channel)  # type: ignore[no-untyped-call]
     answer = await draft.GetModelInfo(draft_pb2.DraftServiceGetModelInfoRequest(), timeout=PROBE_SECONDS)
-    return model_info_from_pb(answer.info)
+    return model_info_from_pb(parsed(answer).info)

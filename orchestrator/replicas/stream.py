@@ -18,6 +18,7 @@ MAX_UNSENT = 2 * LATE * BLOCKS
 """Messages that may wait for a replica to read them; one that lets more pile up is given up. A verify replica
 is sent at most half of that without a verdict of its own, so blocks alone never cost it its stream."""
 
+Message = TypeVar("Message")
 Out = TypeVar("Out")
 In = TypeVar("In")
 
@@ -91,7 +92,7 @@ class ReplicaStream(Generic[Out, In]):
         while (message := await call.read()) is not grpc.aio.EOF and not self._ended:
             self._receiving = True
             try:
-                await receive(cast(In, message))
+                await receive(parsed(cast(In | None, message)))
             except InvalidRequest as error:  # the replica's mistake, not the caller's
                 raise InternalError(f"the replica sent a malformed message: {error}") from None
             self._receiving = False
@@ -119,6 +120,17 @@ class ReplicaStream(Generic[Out, In]):
             task.cancel()
         for task in ended:
             task.cancelled() or task.exception()  # looked at, so that asyncio does not report it
+
+
+def parsed(message: Message | None) -> Message:
+    """What a replica sent; grpc.aio makes None of bytes that are no message.
+
+    Raises:
+        InternalError: they were none.
+    """
+    if message is None:
+        raise InternalError("the replica sent bytes that do not parse")
+    return message
 
 
 def _raise_error_of(reader: asyncio.Task[None]) -> None:

@@ -68,10 +68,10 @@ class Ticket:
         endpoint, tokens_digest, owner, incarnation, id_, digest, length, expires = json.loads(
             data[len(_MAGIC) :]
         )
-        if not all(
-            isinstance(text, str) for text in (endpoint, tokens_digest, owner, incarnation, id_, digest)
-        ):
+        texts = (endpoint, tokens_digest, owner, incarnation, id_, digest)
+        if not all(isinstance(text, str) for text in texts):
             raise ValueError
+        "".join(texts).encode()  # half a character, which could not be sent on, is a ValueError
         if not all(type(number) is int and 0 <= number < 2**63 for number in (length, expires)):
             raise ValueError
         if length >= 2**32:

@@ -191,12 +191,12 @@ class HostileDraft(draft_pb2_grpc.DraftServiceServicer):
         target = Target(opening, self.info.vocabulary_size)
         attack = ATTACKS[opening.task]
         yield self._opened()
-        yield from _responses(attack(target))
+        yield from _responses(attack(target), target.length)
         for request in requests:
             if request.WhichOneof("message") != "verdict":
                 return
             target.length = request.verdict.base_length + len(request.verdict.tokens)
-            yield from _responses(attack(target))
+            yield from _responses(attack(target), target.length)
 
     def _opened(self) -> draft_pb2.DraftResponse:
         return draft_pb2.DraftResponse(
@@ -223,5 +223,8 @@ class HostileDraft(draft_pb2_grpc.DraftServiceServicer):
                 pass
 
 
-def _responses(blocks: list[session_pb2.TokenBlock]) -> Iterator[draft_pb2.DraftResponse]:
-    return (draft_pb2.DraftResponse(block=one) for one in blocks)
+def _responses(blocks: list[session_pb2.TokenBlock], length: int) -> Iterator[draft_pb2.DraftResponse]:
+    """For so many committed tokens, unless a block itself says for how many it is."""
+    for one in blocks:
+        one.base_length = one.base_length or length
+        yield draft_pb2.DraftResponse(block=one)

@@ -79,14 +79,16 @@ def test_merged_drafts_change_nothing(demo, reference, prompts, alone, with_draf
 
 @pytest.mark.parametrize("attack", ["random_chain", "same_token", "never_ready", "flood", "fails", "silent"])
 def test_one_that_lies_among_honest_ones(demo, reference, prompts, alone, with_drafts, attack):
-    """The honest draft's nodes are accepted all the same."""
+    """The honest draft's nodes are accepted all the same. Its first session may be too late: the other one is
+    lost before it has opened, and the target goes on without waiting."""
     client = with_drafts(demo.draft("real"), demo.draft("hostile"))
-    before = demo.hostile.sessions.get(attack, 0)
+    before, accepted = demo.hostile.sessions.get(attack, 0), 0
     for sampler in CHOSEN:
         options = {"task": attack, "mode": SEQUENTIAL, **SAMPLERS[sampler]}
         found = check(reference, client, prompts(2), alone(2, sampler), 2, **options)
-        assert sum(one.statistics.accepted for one in found) > 0
+        accepted += sum(one.statistics.accepted for one in found)
         check(reference, client, prompts(2), alone(2, sampler), 2, **options | {"mode": AUTO})
+    assert accepted > 0
     assert demo.hostile.sessions[attack] > before, "the attack never ran"
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TypeAlias
 
 
@@ -33,15 +34,10 @@ Piece: TypeAlias = Text | CallBegun | CallArguments
 
 
 def joined(pieces: list[Piece]) -> list[Piece]:
-    """The same with texts that follow each other in one."""
+    """The same with texts that follow each other in one. A whole answer comes sign by sign."""
     found: list[Piece] = []
-    for piece in pieces:
-        last = found[-1] if found else None
-        match last, piece:
-            case Text(), Text():
-                found[-1] = Text(last.text + piece.text)
-            case CallArguments(), CallArguments() if last.index == piece.index:
-                found[-1] = CallArguments(last.index, last.text + piece.text)
-            case _:
-                found.append(piece)
+    for _, run in groupby(pieces, lambda piece: (type(piece), getattr(piece, "index", 0))):
+        first, *rest = run
+        more = "".join([one.text for one in rest if not isinstance(one, CallBegun)])
+        found.append(first if isinstance(first, CallBegun) else replace(first, text=first.text + more))
     return found

@@ -6,6 +6,7 @@ import asyncio
 import json
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -102,11 +103,17 @@ class Bodies:
     def _started(self) -> ProcessPoolExecutor:
         if self._pool is None:
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(1, context, end_with_parent, (os.getpid(),))
+            self._pool = ProcessPoolExecutor(1, context, _begin, (os.getpid(),))
         return self._pool
 
     def _too_large(self) -> Problem:
         return Problem(KINDS[Flood], f"the body is larger than {self._max_bytes} bytes; shorten it")
+
+
+def _begin(parent_pid: int) -> None:
+    """The other process begins. Ctrl-C reaches it too, but what has come before is still to be parsed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent(parent_pid)
 
 
 def _parsed(data: bytes, parse: Parse[_T]) -> _T:

@@ -12,6 +12,7 @@ from orchestrator.gateway.incoming.constraints import constraint_of
 from orchestrator.gateway.incoming.fields import CHAT, COMPLETIONS, Sorted, sort_fields
 from orchestrator.gateway.incoming.messages import ToolUse, chat_options, messages_of, tool_use
 from outrider.client import Message, Request
+from outrider.protocol.constraint import MAX_BYTES
 from outrider.protocol.errors import InvalidRequest
 
 DEFAULTS = {"default_temperature": 1.0}
@@ -110,7 +111,8 @@ def in_call_format(request: HttpRequest, calls: CallFormat | None) -> HttpReques
     """The request, with its answer held to calls where one is required. `calls`: how the model writes them.
 
     Raises:
-        Problem: there are tools, and the gateway does not know how the model calls them.
+        Problem: there are tools, and the gateway does not know how the model calls them; or there is too much
+            of them to hold the answer to them.
     """
     tools = request.tools
     if tools is None:
@@ -119,7 +121,13 @@ def in_call_format(request: HttpRequest, calls: CallFormat | None) -> HttpReques
         raise wrong("tools", "needs the gateway's setting tool_call_parser; or send tool_choice 'none'")
     if not tools.required:
         return request
-    grammar = calls.grammar(tools.required, tools.parallel)
+    size = sum(len(tool.parameters) for tool in tools.required)
+    if size > MAX_BYTES:  # refused in any case, but first it would hold up other callers
+        raise wrong("tools", f"must have parameters of at most {MAX_BYTES} characters, not {size}")
+    try:
+        grammar = calls.grammar(tools.required, tools.parallel)
+    except RecursionError:
+        raise wrong("tools", "have parameters that are nested too deeply") from None
     requests = tuple(replace(one, grammar=grammar) for one in request.requests)
     return replace(request, requests=requests, constrained_by="tools")
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from orchestrator.gateway.calls.formats import CallFormat
 from orchestrator.gateway.endpoints import Resources
 from orchestrator.gateway.incoming.requests import in_call_format
-from orchestrator.gateway.outgoing.responses import calls_reader
+from orchestrator.gateway.outgoing.completion_answer import calls_reader
 from orchestrator.gateway.responses.answer import ResponseAnswer
 from orchestrator.gateway.responses.output import Output, Told
 from orchestrator.gateway.responses.request import ResponseRequest, responses_from

@@ -19,7 +19,7 @@ from outrider.protocol.errors import (
     Unavailable,
 )
 from outrider.v1 import generation_pb2_grpc
-from tests.fakes import INFO, FakeDraft, FakeVerify, continuation
+from tests.fakes import INFO, FakeDraft, FakeReplica, FakeVerify, continuation
 from tests.unit.orchestrator.rig import AUTO, OFF, PROMPT, SEQUENTIAL, Rig, request, run
 
 
@@ -121,6 +121,46 @@ def test_bad_draft_is_kept_out_by_its_breaker() -> None:
             for _ in range(6):
                 await rig.generate()
             assert len(draft.openings) == 3
+
+    run(scenario)
+
+
+def garbled(replica: FakeReplica, method: str) -> FakeReplica:
+    """The replica, which answers one of its methods with bytes that are no message."""
+    register = replica.register
+
+    async def answer(_requests: object, context: Any) -> None:
+        await context.write(b"\xff\xff\xff")
+
+    def registered(server: grpc.aio.Server) -> None:
+        handlers = {method: grpc.stream_stream_rpc_method_handler(answer)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(replica.service, handlers),))
+        register(server)
+
+    replica.register = registered  # type: ignore[method-assign]
+    return replica
+
+
+@pytest.mark.parametrize("method", ["GetModelInfo", "Draft"])
+def test_draft_whose_messages_do_not_parse_is_done_without(method: str) -> None:
+    """Neither a session nor the watch over the replicas ends with it."""
+
+    async def scenario() -> None:
+        async with Rig(FakeVerify(patience=0.005), garbled(FakeDraft(), method), FakeDraft()) as rig:
+            for _ in range(3):
+                assert (await rig.generate()).tokens[0] == continuation(PROMPT, 40)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("method", ["GetModelInfo", "GetTokenizer", "Verify"])
+def test_verify_replica_whose_messages_do_not_parse_is_done_without(method: str) -> None:
+    """The other one serves."""
+
+    async def scenario() -> None:
+        async with Rig(garbled(FakeVerify(patience=0.0), method), FakeVerify(patience=0.0)) as rig:
+            for _ in range(3):
+                assert (await rig.generate()).tokens[0] == continuation(PROMPT, 40)
 
     run(scenario)
 

@@ -355,7 +355,7 @@ def test_new_verify_replica_is_given_what_is_alive() -> None:
     machine.handle_event(block(0, (-4, 0, 1, -4), (11, 12, 13, 20)), 0.1)
     machine.handle_event(verdict(4, 11), 0.2)
     machine.handle_event(VerifyFailed(1, GONE, "verify:1"), 0.3)
-    late = block(4, (2,), (14,), ready=True)
+    late = block(4, (2,), (14,), ready=True, base_length=5)
     assert machine.handle_event(late, 0.4) == []
     actions = machine.handle_event(VerifyOpened(3, Opened("w", "j"), "verify:2"), 0.5)
     first, second = (action.block for action in actions if isinstance(action, SendBlock))

@@ -106,6 +106,18 @@ def test_sequential_blocks_wait_for_all_drafts() -> None:
     assert [one.ready for one in found] == [False, False, True]
 
 
+@pytest.mark.parametrize("base", [0, 3])
+def test_a_mark_from_before_the_last_verdict_ends_no_wait(base: int) -> None:
+    """The verify replica takes it for none: passed on in place of another draft's, it would stop the session.
+    The loss of the draft that sent it ends the wait."""
+    machine = started(Mode.SEQUENTIAL)
+    assert not sent(machine.handle_event(block(FIRST, ready=True), 0.1))
+    found = sent(machine.handle_event(block(SECOND, token=12, ready=True, base_length=base), 0.1))
+    assert not any(one.ready and one.base_length == 4 for one in found)
+    (mark,) = sent(machine.handle_event(DraftFailed(SECOND, GONE, "draft:3"), 0.2))
+    assert (mark.ready, mark.base_length, mark.tokens) == (True, 4, ())
+
+
 @pytest.mark.parametrize("mode", [Mode.AUTO, Mode.SEQUENTIAL])
 def test_a_draft_that_let_its_turn_pass_is_not_waited_for(mode: Mode) -> None:
     """Until it says ready again."""

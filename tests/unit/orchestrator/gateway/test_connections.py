@@ -86,6 +86,49 @@ def test_headers_have_a_bound(line: bytes) -> None:
     assert b"headers are larger than 65536 bytes" in asyncio.run(run())
 
 
+CHUNKED = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("begun", "line"),
+    [
+        (CHUNKED + b"1\r\na\r\n0\r\n", b"X: " + b"a" * 1000 + b"\r\n"),
+        (CHUNKED + b"1\r\na\r\n0\r\nX: ", b"a" * 1000),
+        (CHUNKED + b"1;x=", b"a" * 1000),
+    ],
+)
+def test_what_surrounds_a_body_has_a_bound(begun: bytes, line: bytes) -> None:
+    """So do trailers behind a body in chunks, and notes on a chunk."""
+
+    async def run() -> bytes:
+        async with connected(echo) as (reader, writer), asyncio.timeout(10):
+            writer.write(begun)
+            await writer.drain()
+            writer.write(line * (8 * connections.HEAD_BYTES // len(line)))
+            return await reader.readuntil(b"shorten them.")
+
+    assert b"headers are larger than 65536 bytes" in asyncio.run(run())
+
+
+def test_trailers_are_no_headers() -> None:
+    """What comes behind the body cannot change how the request is taken; a large body in small chunks has
+    no bound here."""
+    scopes: list[Any] = []
+
+    async def kept(scope: Any, receive: Any, send: Any) -> None:
+        scopes.append(scope)
+        await echo(scope, receive, send)
+
+    async def run() -> bytes:
+        async with connected(kept) as (reader, writer), asyncio.timeout(10):
+            parts = b"1\r\na\r\n" * (connections.HEAD_BYTES // 2)
+            writer.write(CHUNKED + parts + b"0\r\nAuthorization: Bearer x\r\n\r\n")
+            return await reader.readuntil(b"\r\n0\r\n\r\n")
+
+    assert b"a" * (connections.HEAD_BYTES // 2) in asyncio.run(run())
+    assert [name for name, _ in scopes[0]["headers"]] == [b"host", b"transfer-encoding"]
+
+
 def test_an_answer_that_is_not_read_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its application is told that the caller has gone, and nothing of the connection is left."""
     monkeypatch.setattr(connections, "UNREAD_SECONDS", 0.05)
@@ -136,6 +179,18 @@ def test_each_request_of_a_connection_has_bounds_of_its_own() -> None:
             return answers
 
     assert all(one.startswith(b"HTTP/1.1 200") for one in asyncio.run(run()))
+
+
+@pytest.mark.parametrize("target", [b"/", b"x:80", b"http://x/"])
+def test_nobody_is_connected_elsewhere(target: bytes) -> None:
+    """Who takes the gateway for a proxy is refused at once."""
+
+    async def run() -> bytes:
+        async with connected() as (reader, writer), asyncio.timeout(10):
+            writer.write(b"CONNECT " + target + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+            return await reader.read()
+
+    assert asyncio.run(run()).startswith(b"HTTP/1.1 400")
 
 
 @pytest.mark.parametrize("application", [answer, parts])

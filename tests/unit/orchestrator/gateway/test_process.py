@@ -35,10 +35,10 @@ class Served:
         self.ready = ready
         self.url = ready["endpoint"]
 
-    def post(self, context: ssl.SSLContext | None = None, **headers: str) -> Any:
+    def post(self, context: ssl.SSLContext | None = None, body: bytes = BODY, **headers: str) -> Any:
         """The answer to a completion."""
         all_headers = {"content-type": "application/json", **headers}
-        request = urllib.request.Request(self.url + "/v1/completions", BODY, all_headers)
+        request = urllib.request.Request(self.url + "/v1/completions", body, all_headers)
         with urllib.request.urlopen(request, timeout=30, context=context) as answer:
             return json.load(answer)
 
@@ -85,6 +85,23 @@ def test_a_drain_lets_running_requests_end(fake: FakeOrchestrator) -> None:
         asking.join(20)
         assert served.process.wait(20) == 0
     assert texts == ["one two three"]
+
+
+def test_the_reader_of_large_bodies_outlives_an_interrupt(fake: FakeOrchestrator) -> None:
+    """Ctrl-C reaches all processes of a terminal; the gateway alone acts on it, and says no traceback."""
+    large = json.dumps({"prompt": "count" * 20_000}).encode()
+    command = [*COMMAND, "--orchestrator", fake.endpoint]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, start_new_session=True, **pipes) as process:
+        try:
+            served = Served(process, json.loads(process.stdout.readline()))  # type: ignore[union-attr]
+            assert served.text(body=large) == "one two three"
+            os.killpg(process.pid, signal.SIGINT)
+            _, said = process.communicate(timeout=20)
+        finally:
+            process.kill()
+    assert "stopped" in said
+    assert "Traceback" not in said
 
 
 def test_the_grace_period_ends_a_drain(fake: FakeOrchestrator) -> None:

@@ -239,6 +239,18 @@ def test_forged_ticket_is_malformed(length: object) -> None:
     assert caught.value.field == "session"
 
 
+@pytest.mark.parametrize("field", [b"host:1", b"replica", b"incarnation", b"id"])
+def test_ticket_with_half_a_character_is_malformed(field: bytes) -> None:
+    """It could not be sent on."""
+    handle = KvHandle("replica", "incarnation", "id", 3, b"digest", 0)
+    data = Ticket.issue("host:1", handle, [1, 2, 3]).serialize()
+    forged = data.replace(b'"' + field + b'"', b'"\\ud800"')
+    assert forged != data
+    with pytest.raises(InvalidRequest) as caught:
+        Ticket.parse(forged)
+    assert caught.value.field == "session"
+
+
 def test_chat_without_messages_is_refused() -> None:
     """A conversation must have messages."""
     template = byte_level()

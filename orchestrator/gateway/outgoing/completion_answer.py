@@ -1,4 +1,4 @@
-"""From the client's events to OpenAI's objects, whole and in parts. Pure."""
+"""Answers of completions and conversations, whole and in parts, from the client's events. Pure."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from orchestrator.gateway.calls.formats import FORMATS
 from orchestrator.gateway.incoming.requests import HttpRequest, chat_from, completions_from
-from orchestrator.gateway.outgoing.responses import Answer
+from orchestrator.gateway.outgoing.completion_answer import Answer
 from outrider.client import Chunk, Complete, Event, Generation, Started, TokenLogprob, Usage
 
 ASKED = completions_from({"prompt": "x", "logprobs": 1})
