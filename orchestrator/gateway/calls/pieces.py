@@ -15,7 +15,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class CallBegun:
-    """A call of a function begins; they are counted from 0."""
+    """A call of a function begins. `index` counts the calls from 0."""
 
     index: int
     name: str
@@ -33,7 +33,7 @@ Piece: TypeAlias = Text | CallBegun | CallArguments
 
 
 def joined(pieces: list[Piece]) -> list[Piece]:
-    """The same with texts that follow each other in one."""
+    """The same pieces, with neighbours of one kind joined into one."""
     found: list[Piece] = []
     for piece in pieces:
         last = found[-1] if found else None
