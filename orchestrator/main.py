@@ -121,7 +121,7 @@ class Orchestrator:
             raise ConfigError(f"draft: {misfits[0]}; use a draft with the target's tokenizer, or lookup")
 
     def _on_watch_end(self, watching: asyncio.Task[None]) -> None:
-        """The watch over the replicas has ended. Unless it was cancelled, this is a bug; health tells."""
+        """The watch over the replicas has ended. Unless it was cancelled, this is a bug: stop serving."""
         if not watching.cancelled():
             logger.critical("the watch over the replicas has failed", exc_info=watching.exception())
             if self._server is not None:

@@ -280,8 +280,7 @@ class Pipeline:
         await self._arrived(VerifyFailed(action.stream, error, link.endpoint, link.client.kept))
 
     async def _bring_keys(self, client: VerifyClient, endpoint: str, action: ConnectVerify) -> None:
-        """Move the keys and values of the opening's handle to the replica at `endpoint` if another one has
-        them.
+        """Move the keys and values of the opening's handle to the replica at `endpoint`, unless it has them.
 
         Raises:
             StaleHandle: they cannot be moved.

@@ -23,8 +23,8 @@ RECENT_BLOCKS = 256
 class Proposals:
     """The blocks of one session. `drafts` are its present draft streams, `length` its committed tokens.
 
-    Blocks are sent as far as the verify replica has room for them. Losing the rest does no harm: blocks only
-    propose.
+    Blocks are sent as far as the verify replica has room for them. The rest may be lost: blocks
+    are only proposals.
     """
 
     sequential: bool

@@ -40,8 +40,7 @@ RESPONSE_BYTES = {
     "outrider.internal.v1.VerifyService/FetchKv": 16 << 20,
 }
 """Largest messages of replicas in bytes, by service or method. A block of 1,024 nodes has 19 KiB, a verdict
-300 bytes for each token with 20 alternatives, a tokenizer tens of MiB, and a KV page of a large model 8
-MiB."""
+300 bytes per token with 20 alternatives, a tokenizer tens of MiB, a KV page of a large model 8 MiB."""
 MOVES = 8
 """Most sessions that leave a draining replica at once. Each costs its new replica a prefill or a transfer."""
 RELAYS = 4
@@ -226,8 +225,7 @@ class Fleet:
         prefer: str,
         give_up_at: float,
     ) -> Reservation:
-        """Reserve a verify replica with a model. Wait for one until `give_up_at`, or as long as all are only
-        full.
+        """Reserve a verify replica with a model; wait for one until `give_up_at`, or while all are only full.
 
         With `needs_weights` it has to have the same weights too.
 

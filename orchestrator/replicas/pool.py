@@ -204,7 +204,7 @@ class Replicas:
         replica.serving, replica.reachable, replica.missed_probes = False, True, 0
 
     def missed(self, endpoint: str, error: OutriderError) -> None:
-        """A probe failed: the replica gets no new sessions. After `LOST_PROBES` its sessions leave."""
+        """A probe failed: no new sessions, and after `LOST_PROBES` failures in a row its sessions leave."""
         replica = self._replicas.get(endpoint)
         if replica is None:
             return
@@ -282,10 +282,9 @@ class Replicas:
             replica.open_until = now + self._breaker_seconds
 
     def move(self, replica: Replica, now: float, max_sessions: int) -> None:
-        """Make up to `max_sessions` sessions leave a replica that drains or is a shadow, if another is
-        usable.
+        """Make up to `max_sessions` sessions leave a replica that drains or is a shadow, if they can.
 
-        A verify replica's sessions need one that takes their keys and values.
+        Another replica must be usable, and for verify sessions it must take their keys and values.
         """
         if any(other is not replica and _layout(other) == _layout(replica) for other in self.usable(now)):
             draining = Draining(f"{replica.endpoint} takes no sessions any more; its own migrate")

@@ -5,8 +5,7 @@ weights, is kept out until none with the old model is left; requests for the old
 compares a draft with the served model.
 
 Replicas of one model may differ in limits that requests are checked against, such as the context length.
-These come from a verify replica that is running: when all have been restarted with another context, that one
-holds.
+These come from a running verify replica: once all have been restarted with another context, that one holds.
 """
 
 from __future__ import annotations
@@ -48,8 +47,7 @@ class Served:
         return any(self._agrees(info) for info in self._answering())
 
     async def consider(self, info: ModelInfo, channel: grpc.aio.Channel) -> None:
-        """Serve this verify replica's model if none is served yet, or if no replica serves the old one any
-        more.
+        """Serve this verify replica's model if none is served yet, or if no replica has the old one any more.
 
         Raises:
             OutriderError: its tokenizer cannot be fetched.

@@ -35,7 +35,7 @@ class RateLimit:
         clock: Callable[[], float] = time.monotonic,
         max_clients: int = MAX_CLIENTS,
     ) -> None:
-        """Allow `rate` requests per second in the long run and `burst` at once; 0 is no limit."""
+        """Allow `rate` requests per second in the long run and `burst` at once; a `rate` of 0 is no limit."""
         self._cost = 1.0 / rate if rate > 0 else 0.0
         self._room = burst * self._cost
         self._clock = clock

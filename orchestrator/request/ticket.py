@@ -51,7 +51,7 @@ class Ticket:
 
     @classmethod
     def parse(cls, data: bytes) -> Ticket:
-        """The ticket in bytes that `serialize` made.
+        """The ticket from the bytes that `serialize` made.
 
         Raises:
             InvalidRequest: these bytes are not a ticket.

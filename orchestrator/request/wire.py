@@ -35,8 +35,7 @@ def check_lengths(pb: generation_pb2.GenerateRequest, positions: int, bytes_per_
     """Check that a request's lists and texts can fit the context, before they are converted.
 
     `positions` is the length of the context, `bytes_per_token` the most bytes of text that a token stands
-    for. This takes a few milliseconds for the largest message. Lists of sampling parameters are checked when
-    read.
+    for. The largest message takes a few milliseconds. Lists of sampling parameters are checked later.
 
     Raises:
         InvalidRequest: there are too many entries; `ContextTooLong` when a prompt cannot fit the context.

@@ -1,8 +1,7 @@
 """Checks in another process that a constraint is sound and that the tokens of a resumed text follow it.
 
 It is another process because a malicious constraint may keep the grammar library busy for seconds, or make it
-end its process. The constraint is compiled for a vocabulary of single bytes, which suffices and loads at
-once.
+end its process. The constraint is compiled for a vocabulary of single bytes, which suffices and loads fast.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The tag `{% generation %}` of chat templates, up to `{% endgeneration %}`: around text that the model
-writes.
+"""`{% generation %} ... {% endgeneration %}` in chat templates: marks text that the model itself writes.
 
 It exists for training. Here only the text between the tags matters, as in `transformers` when the mask of
 these tokens is not asked for.

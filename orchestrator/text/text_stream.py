@@ -168,8 +168,7 @@ class StopStrings:
         return Piece(sum(piece.tokens for piece in pieces), "".join(piece.text for piece in pieces))
 
     def _release(self, length: int, begun: bool) -> int:
-        """Remove the pieces whose text ends within `length` characters, or with `begun` those that begin
-        there.
+        """Remove the pieces that end within `length` characters, or with `begun` those that begin there.
 
         Returns how many tokens they have.
         """

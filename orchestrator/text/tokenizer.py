@@ -130,8 +130,8 @@ class TextTokenizer:
         """Token ids of a text. With `positions`, time and memory depend on these and not on the text.
 
         Ever longer beginnings are tokenized, until one is the whole text or has too many tokens. What follows
-        a beginning may change its last tokens, so it must exceed `positions` by the bytes of the longest
-        token.
+        a beginning may change its last tokens, so it has too many only when it exceeds `positions` by the
+        bytes of the longest token.
         """
         if positions is None:
             ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special_tokens).ids

@@ -28,7 +28,7 @@ def time_step(
 ) -> float:
     """Seconds of a forward over `count` tokens of each session, after `context` tokens of each.
 
-    `before` is called before every round, to fill the caches as it does.
+    `before` is called before every round, because of what it leaves in the caches.
     """
     seconds: list[float] = []
     while len(seconds) < ROUNDS and sum(seconds) < MAX_SECONDS:

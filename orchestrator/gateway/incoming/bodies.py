@@ -23,7 +23,7 @@ INLINE_BYTES = 64 << 10
 BODY_SECONDS = 30.0
 """Longest wait for a body, in seconds."""
 MAX_HELD = 16
-"""Most bodies of the largest size in memory at once. Smaller ones may have the same bytes together."""
+"""Most bodies of the largest size in memory at once. Smaller ones may take as many bytes together."""
 SLOW = Kind(408, "invalid_request_error", "request_timeout")
 MEDIA = Kind(415, "invalid_request_error", "unsupported_media_type")
 GONE = Kind(499, "invalid_request_error", "client_closed_request")

@@ -52,8 +52,8 @@ class StreamProgress:
     def of(cls, request: HttpRequest) -> StreamProgress | None:
         """A stream at its beginning; None for requests whose streams have no ids.
 
-        These have several prompts, whose seeds differ; log probabilities, which belong to tokens and not to
-        characters; or tools, whose calls are found in the whole text and have ids of their own.
+        Such requests have several prompts, whose seeds differ; log probabilities, which belong to tokens and
+        not to characters; or tools, whose calls are found in the whole text and have ids of their own.
         """
         if len(request.requests) > 1 or request.top_logprobs is not None or request.tools is not None:
             return None

@@ -72,7 +72,7 @@ def chat_options(own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tool_use(own: Mapping[str, Any], tools: tuple[Tool, ...]) -> ToolUse | None:
-    """The calls that the answer may have; None: it is all text. `tool_choice` allows only `tools`."""
+    """The calls that the answer may have; None: it is all text. `tools` are those that are allowed."""
     choice = own.get("tool_choice")
     if _names_several(choice):
         choice = choice["allowed_tools"]["mode"]
