@@ -15,8 +15,11 @@ MAX_LIVE_NODES = 1024
 
 @dataclass(slots=True)
 class BlockCheck:
-    """What one draft stream may still send: node ids in [next_id, end_id), which no other draft has, and so
-    many blocks and nodes before the next verdict."""
+    """What one draft stream may still send.
+
+    Its node ids are in [next_id, end_id), a range that no other draft uses. `allowance` limits the blocks and
+    nodes that it may send before the next verdict.
+    """
 
     next_id: int
     end_id: int
@@ -25,11 +28,11 @@ class BlockCheck:
 
     @classmethod
     def of_draft(cls, number: int, vocabulary_size: int) -> BlockCheck:
-        """The check of a session's draft stream; `number` counts its draft streams from 0."""
+        """The check of draft stream `number` of a session, counted from 0."""
         return cls(first_id_of(number), first_id_of(number + 1), vocabulary_size)
 
     def error_of(self, block: TokenBlock, committed_length: int) -> OutriderError | None:
-        """Why a block cannot come from a sound draft; None when it can, and its ids and room are used up."""
+        """Why a block cannot come from a sound draft; None when it can: it then uses up ids and allowance."""
         problem = self._problem_of(block, committed_length)
         if problem:
             return InternalError(f"draft replica: {problem}")
@@ -53,14 +56,14 @@ class BlockCheck:
         if any(parent >= id for id, parent in enumerate(block.parents, block.first_id)):
             return "a parent that is not an earlier node"
         if min(block.acceptances) < 0.0 or max(block.acceptances) > 1.0:
-            return "an acceptance that is no probability"
+            return "an acceptance that is not a probability"
         return ""
 
 
 def without_dead(block: TokenBlock, committed: Sequence[int]) -> TokenBlock:
-    """The block, or one without nodes when all of them contradict the committed tokens.
+    """The block, or a copy without nodes when all of its nodes contradict the committed tokens.
 
-    This looks only at the block itself; the verify replica drops what else is dead.
+    This looks only at the block itself; the verify replica drops other dead nodes.
     """
     length, dead = len(committed), set[int]()
     for id, (parent, token) in enumerate(zip(block.parents, block.tokens, strict=True), block.first_id):
@@ -72,9 +75,9 @@ def without_dead(block: TokenBlock, committed: Sequence[int]) -> TokenBlock:
 
 
 def live_blocks(committed: list[int], recent: Iterable[TokenBlock], ready: bool) -> list[TokenBlock]:
-    """The nodes of `recent` below the last committed token, as blocks that keep the nodes' ids.
+    """The nodes of `recent` below the last committed token, as blocks in which nodes keep their ids.
 
-    The last block is marked ready when `ready` is set; it has no nodes when none are alive.
+    When `ready` is set, the last block is marked ready; if no node is alive, it is a block without nodes.
     """
     tree = CandidateTree(committed, MAX_LIVE_NODES)
     latest = None

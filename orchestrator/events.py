@@ -46,7 +46,7 @@ class PromptArrived:
 
 @dataclass(slots=True)
 class FeaturesArrived:
-    """Features of a part of the text that the session was opened with."""
+    """The target's features of a part of the text that the session was opened with."""
 
     stream: int
     part: PromptFeatures
@@ -60,7 +60,7 @@ class VerifyFailed:
     error: OutriderError
     endpoint: str
     kept: KvHandle | None = None
-    """Keys and values that the replica keeps for the next one."""
+    """Keys and values that this replica keeps for the next one to fetch."""
 
 
 @dataclass(slots=True)
@@ -112,7 +112,7 @@ class ConnectVerify:
     avoid: str = ""
     """Endpoint to use only when there is no other."""
     prefer: str = ""
-    """Endpoint to use when it can be."""
+    """Endpoint to use when possible."""
     owner: str = ""
     """Endpoint of the replica that has the keys and values of the opening's handle."""
     covered: tuple[int, ...] = ()
@@ -123,7 +123,7 @@ class ConnectVerify:
 
 @dataclass(slots=True)
 class ConnectDraft:
-    """Open a stream to a draft replica; without one at hand, the stream fails with `NoReplica`."""
+    """Open a stream to a draft replica; when none is available, the stream fails with `NoReplica`."""
 
     stream: int
     opening: OpenDraft
@@ -155,7 +155,7 @@ class ParkDraft:
 
 @dataclass(slots=True)
 class SendBlock:
-    """Give nodes to the verify replica."""
+    """Send nodes to the verify replica."""
 
     block: TokenBlock
 
@@ -169,26 +169,26 @@ class SendVerdict:
 
 @dataclass(slots=True)
 class SendFeatures:
-    """Give the target's features of a part of the text to the drafts that read them."""
+    """Send the target's features of a part of the text to the drafts that read them."""
 
     part: PromptFeatures
 
 
 @dataclass(slots=True)
 class Announce:
-    """Tell the client that the continuation begins, with all that it needs to resume it."""
+    """Tell the client that the continuation begins, with everything that it needs to resume it."""
 
 
 @dataclass(slots=True)
 class EmitPrompt:
-    """Give log probabilities of the prompt to the client."""
+    """Send log probabilities of the prompt to the client."""
 
     logprobs: tuple[TokenLogprob, ...]
 
 
 @dataclass(slots=True)
 class Emit:
-    """Give the verdict's tokens to the client."""
+    """Send the verdict's tokens to the client."""
 
     verdict: Verdict
 

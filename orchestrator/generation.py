@@ -1,5 +1,5 @@
-"""Runs one admitted request. Its continuations run side by side, as far as there are places for them; one
-queue carries them to the client."""
+"""Runs one admitted request. Its continuations run side by side, as far as there are places for them. One
+queue carries their items to the client."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from outrider.config import OrchestratorConfig
 from outrider.protocol.messages import FinishReason, KvHandle
 
 CLIENT_BUFFER = 64
-"""Items that may wait for a slow client; at more, the continuations wait, and the replicas with them."""
+"""Most items that wait for a slow client. Beyond that the continuations wait, and with them the replicas."""
 
 Item = Started | Chunk | Completion
 Write = Callable[[Item], Awaitable[None]]
@@ -50,7 +50,7 @@ class Shared:
 
 @dataclass(slots=True)
 class Generation:
-    """Runs `request`, which came at `arrived`."""
+    """Runs `request`, which arrived at the time `arrived`."""
 
     shared: Shared
     request: ResolvedRequest
@@ -58,12 +58,12 @@ class Generation:
     trace: RequestTrace
     arrived: float
     place: Callable[[], AbstractAsyncContextManager[float]]
-    """Where a continuation runs, once there is room; gives the seconds that this took from the arrival."""
+    """A context that waits for room and runs one continuation. Yields the seconds since the arrival."""
     completions: list[Completion] = field(default_factory=list)
     """Continuations that have ended, for the metrics and the root span."""
 
     async def run(self, write: Write) -> None:
-        """Write what the continuations give as it comes: of each its beginning, its chunks and its end.
+        """Write the items of all continuations as they come: the beginning, the chunks and the end of each.
 
         Raises:
             OutriderError: a continuation cannot be completed; the others are given up with it.
@@ -84,7 +84,7 @@ class Generation:
             await self._continue(index, waited, emit)
 
     async def _continue(self, index: int, waited: float, emit: Write) -> None:
-        """One continuation, from opening its streams to closing them."""
+        """Run one continuation, from opening its streams to closing them."""
         start_ns, shared = time.time_ns(), self.shared
         traceparent = self.trace.continuation(index)
         spans = StepSpans(traceparent, shared.config.trace_detail, shared.config.trace_slow_seconds)
@@ -138,9 +138,9 @@ class Generation:
         )
 
     def _usable_ticket(self) -> Ticket | None:
-        """The caller's session, if the prompt continues it and its replica still lives."""
+        """The caller's ticket, if the prompt continues its session and its replica still runs."""
         ticket = self.request.ticket
-        if self.request.prompt_logprobs:  # they are computed, and what a ticket covers would not be
+        if self.request.prompt_logprobs:  # every position is computed; with a ticket they are not
             return None
         if ticket is None or self.request.resumed or not ticket.covers(self.request.prompt):
             return None

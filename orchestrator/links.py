@@ -18,7 +18,7 @@ Client = TypeVar("Client", VerifyClient, DraftClient)
 
 @dataclass(slots=True)
 class Link(Generic[Client]):
-    """One stream; `pool` are the replicas of its kind."""
+    """One stream; `pool` has the replicas of its kind."""
 
     kind: str
     client: Client
@@ -41,13 +41,13 @@ class Link(Generic[Client]):
         return None if self.reservation is None else self.reservation.replica.info
 
     def prove(self) -> None:
-        """The replica did its part. A draft's first block alone proves nothing: a flood may follow."""
+        """Note that the replica did its part. A draft's first block is no proof: a flood may follow."""
         if not self.proven and self.reservation is not None:
             self.pool.succeeded(self.reservation)
             self.proven = True
 
     def release(self) -> None:
-        """The session needs the replica no more: it has room for another."""
+        """Free the session's place at the replica for another session."""
         if self.reservation is not None:
             self.pool.release(self.reservation)
 
@@ -60,7 +60,7 @@ class Link(Generic[Client]):
 
 @contextmanager
 def first_error() -> Iterator[None]:
-    """Around a task group: raises the first error itself instead of a group with it."""
+    """A context around a task group that raises the first error itself instead of a group of errors."""
     try:
         yield
     except BaseExceptionGroup as group:

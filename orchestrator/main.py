@@ -30,7 +30,7 @@ class Orchestrator:
     """What the process runs: the public servicer and the fleet behind it."""
 
     failure: OutriderError | None = None
-    """None: what breaks, health tells; see `outrider.process.Service`."""
+    """Always None: health reports failures here. See `outrider.process.Service`."""
 
     def __init__(
         self,
@@ -115,29 +115,29 @@ class Orchestrator:
             ready.cancel()
 
     def _check_fit(self) -> None:
-        """A pair that does not fit would run without drafts, and only a log would say why."""
+        """Raise ConfigError for a draft that does not fit: otherwise only the log would tell of it."""
         misfits = self.fleet.misfits() if self._require_fit else []
         if misfits:
             raise ConfigError(f"draft: {misfits[0]}; use a draft with the target's tokenizer, or lookup")
 
     def _on_watch_end(self, watching: asyncio.Task[None]) -> None:
-        """The replicas are not watched any more: unless the process stops, that is a bug."""
+        """The watch over the replicas has ended. Unless it was cancelled, this is a bug: stop serving."""
         if not watching.cancelled():
             logger.critical("the watch over the replicas has failed", exc_info=watching.exception())
             if self._server is not None:
                 self._server.set_serving(False)
 
     def _on_round(self) -> None:
-        """The fleet has looked around."""
+        """The fleet has finished a round of discovery."""
         self.scaler.observe()
         self.servicer.shadows.promote_winner()
 
     def _on_change(self) -> None:
-        """A replica is not what it was: there may be places for those who wait."""
+        """A replica has changed: there may be places for requests that wait."""
         self.servicer.admission.give_places()
 
     def _on_serving(self, serving: bool) -> None:
-        """Verify replicas came or went: health says so. Requests that come all the same wait for one."""
+        """Report in health that verify replicas came or went. Without one, requests wait for it."""
         if self._server is not None:
             self._server.set_ready(serving)
 

@@ -1,4 +1,4 @@
-"""Makes the messages that open a session's streams, from the session's present state. Pure."""
+"""Makes the messages that open a session's streams from the session's present state. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ POLICIES = {
 
 
 def open_verify(session: Session, covered: int) -> OpenVerify:
-    """Opens a verify stream; the session's handle covers so many tokens."""
+    """The message that opens a verify stream; the session's handle covers the first `covered` tokens."""
     request = session.request
     return OpenVerify(
         request_id=request.request_id,
@@ -43,7 +43,7 @@ def open_verify(session: Session, covered: int) -> OpenVerify:
 
 
 def open_draft(session: Session, first_node_id: int) -> OpenDraft:
-    """Opens a draft stream; its nodes' ids begin there."""
+    """The message that opens a draft stream; its node ids begin at `first_node_id`."""
     request = session.request
     return OpenDraft(
         request_id=request.request_id,

@@ -1,4 +1,4 @@
-"""The items that the client gets of one continuation: its beginning, chunks, the end."""
+"""The items of one continuation that the client gets: its beginning, its chunks and its end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outrider.protocol.messages import FinishReason, Origin, TokenLogprob
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """The beginning of a continuation: what it takes to resume it."""
+    """The beginning of a continuation, with what is needed to resume it."""
 
     index: int
     request_id: str
@@ -23,7 +23,7 @@ class Started:
     prompt_tokens: int
     cached_tokens: int
     model_version: str = ""
-    """Its weights, as in `ModelInfo.version`."""
+    """Version of the model's weights, as in `ModelInfo.version`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,9 @@ class Chunk:
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
     origins: tuple[Origin, ...] = ()
-    """One per token where the caller asked for steps."""
+    """One origin per token if the caller asked for steps."""
     step: Step | None = None
-    """The step, with the first chunk after it, for callers who asked for steps."""
+    """The step that committed the tokens. Only callers who asked for steps get it, with its first chunk."""
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
@@ -54,7 +54,7 @@ class Completion:
     stop: str
     prompt_tokens: int
     completion_tokens: int
-    """Resumed ones and those of a stop string included."""
+    """Tokens of the continuation, including resumed ones and those of a stop string."""
     statistics: Statistics
     admission_seconds: float
     first_token_seconds: float
@@ -66,7 +66,7 @@ class Completion:
     timeline: tuple[TimelineEvent, ...]
     verify: str = ""
     draft: str = ""
-    """Endpoints of the last replicas that it had; empty: none."""
+    """Endpoints of its last verify and draft replicas; empty: it had none."""
 
 
 class Output:
@@ -89,9 +89,10 @@ class Output:
     def push(
         self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob], step: Step | None = None
     ) -> list[Chunk]:
-        """Add committed tokens; what can be given to the client now.
+        """Add committed tokens; return what can be sent to the client now.
 
-        One chunk, if any; with the `step` that committed them one or more, as small as their text allows.
+        That is at most one chunk. With the `step` that committed the tokens, it is one or more chunks, each
+        as small as its text allows.
         """
         self._tokens.extend(tokens)
         self._logprobs.extend(logprobs)
@@ -103,11 +104,11 @@ class Output:
         return [replace(first, step=step), *rest]
 
     def flush(self) -> Chunk | None:
-        """The rest, at the end."""
+        """The rest of the continuation, at its end."""
         return self._chunk(self._text.flush())
 
     def _smallest(self, tokens: Sequence[int]) -> list[Chunk]:
-        """What tokens give one by one, up to a stop string."""
+        """The chunks that tokens yield when they are added one by one, up to a stop string."""
         chunks: list[Chunk] = []
         for token in tokens:
             chunk = self._chunk(self._text.push((token,)))

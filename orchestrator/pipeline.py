@@ -1,9 +1,9 @@
-"""Carries out what a session wants: the one place where drafting and verification overlap.
+"""Carries out a session's actions: the one place where drafting and verification overlap.
 
 One reader per stream puts events into one queue, and the session handles them in the order of their arrival.
 Its actions queue messages for replicas, or chunks for the client. So in MODE_AUTO the draft works while the
 target verifies. The other modes run in the same loop: in MODE_SEQUENTIAL the session sends blocks only when
-it is the target's turn, in MODE_OFF it opens no draft.
+it is the target's turn, and in MODE_OFF it opens no draft.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ from outrider.telemetry.logs import get_logger
 
 logger = get_logger(__name__)
 MAX_EVENTS = 64
-"""Events that may wait while the client is slow; then the readers wait, and gRPC makes the replicas wait."""
+"""Most events that wait while the client is slow. Beyond that the readers wait, and so do the replicas."""
 MAX_LATE = 64
-"""Messages of replicas that may still come after a session was closed; one more cancels its calls."""
+"""Most messages of replicas that may come after a session was closed. One more cancels its calls."""
 CLOSE_SECONDS = 0.5
-"""How long a replica may take to end its stream after ours has ended; then the call is cancelled."""
+"""Longest time for a replica to end its stream after our side has ended. Then the call is cancelled."""
 
 
 class Pipeline:
-    """Runs one session to its end; what the client gets goes to `emit`, which may wait for a slow client."""
+    """Runs one session to its end. Items for the client go to `emit`, which may wait for a slow client."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Pipeline:
         self._streams = asyncio.TaskGroup()
         self._verify: Link[VerifyClient] | None = None
         self._drafts: dict[int, Link[DraftClient]] = {}
-        """By stream."""
+        """Draft links by stream number."""
         self._closing = False
         self._late = 0
         """Messages of replicas since `_closing` was set."""
@@ -257,7 +257,7 @@ class Pipeline:
         self._fleet.failed(kind, reservation, error)
 
     async def _run_verify(self, link: Link[VerifyClient], action: ConnectVerify) -> None:
-        """Find a replica and run the stream to it; how that ended is an event of the session."""
+        """Find a replica and run the stream to it; report its end to the session as an event."""
         error: OutriderError = Unavailable("the verify replica ended the stream")
         try:
             await asyncio.sleep(max(0.0, action.not_before - self._clock()))
@@ -280,7 +280,7 @@ class Pipeline:
         await self._arrived(VerifyFailed(action.stream, error, link.endpoint, link.client.kept))
 
     async def _bring_keys(self, client: VerifyClient, endpoint: str, action: ConnectVerify) -> None:
-        """Move the keys and values of the opening's handle to the replica at `endpoint` if another has them.
+        """Move the keys and values of the opening's handle to the replica at `endpoint`, unless it has them.
 
         Raises:
             StaleHandle: they cannot be moved.
@@ -291,7 +291,7 @@ class Pipeline:
             client.redeem(moved, action.covered)
 
     async def _run_draft(self, link: Link[DraftClient], reservation: Reservation) -> None:
-        """Run the stream to a draft replica; how that ended is an event of the session."""
+        """Run the stream to a draft replica; report its end to the session as an event."""
         error: OutriderError = Unavailable("the draft replica ended the stream")
         may_be_silent = reservation.replica.info is not None and reservation.replica.info.kind == "lookup"
         try:
@@ -306,11 +306,11 @@ class Pipeline:
         """Queue an event that a stream's reader brings; waits while the queue is full.
 
         Raises:
-            Flood: a replica goes on sending though its session was closed.
+            Flood: a replica goes on sending although its session was closed.
         """
         self._late += self._closing
         if self._late > MAX_LATE:
-            raise Flood("the replica goes on though its session was closed")
+            raise Flood("the replica goes on sending although its session was closed")
         await self._arrived(event)
 
     async def _arrived(self, event: Event) -> None:
@@ -318,7 +318,7 @@ class Pipeline:
             await self._events.put(event)
 
     def _note_opened(self, event: VerifyOpened | DraftOpened) -> None:
-        """Note an opening of a stream that the session has not given up."""
+        """Note that a stream opened, unless the session has given it up."""
         for link in self._links():
             if link.client.stream == event.stream and link.reservation is not None:
                 self._fleet.admitted(link.reservation, event.opened.incarnation)
@@ -327,7 +327,7 @@ class Pipeline:
                     self.monitor.draft_opened(event.stream, link.reservation.replica)
 
     def _note_block(self, event: BlockArrived) -> None:
-        """Note a block that did not cost the draft its stream."""
+        """Note a block, unless it made the session give up the draft."""
         if event.stream in self._drafts:
             self._drafts[event.stream].sent_block = True
             self.monitor.block(event.stream, event.block)
@@ -351,7 +351,7 @@ class Pipeline:
         return self._verify.client.kept
 
     async def _end_streams(self) -> None:
-        """Let the streams end by themselves; cancel what has not after a moment."""
+        """Let the streams end by themselves; cancel those that have not after `CLOSE_SECONDS`."""
         tasks = {link.task for link in self._links() if link.task is not None}
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=CLOSE_SECONDS)

@@ -1,8 +1,8 @@
-"""Which of the drafts' blocks go to the verify replica, and when. Pure.
+"""Decides which of the drafts' blocks go to the verify replica, and when. Pure.
 
-They go at once. In sequential mode they wait for the target's turn: all drafts that owe a block have sent one
-marked ready. Blocks that were sent lately are given to every verify replica that opens, as far as they still
-hang below the last committed token, so drafts need not know that a replica was lost.
+Blocks go at once. In sequential mode they wait for the target's turn, when all drafts that owe a block have
+sent one marked ready. Every verify replica that opens gets the recent blocks again, as far as they are still
+below the last committed token. So drafts need not know that a replica was lost.
 """
 
 from __future__ import annotations
@@ -23,24 +23,25 @@ RECENT_BLOCKS = 256
 class Proposals:
     """The blocks of one session. `drafts` are its present draft streams, `length` its committed tokens.
 
-    Blocks are sent as far as the verify replica takes them. The rest may be lost: they only propose.
+    Blocks are sent as far as the verify replica has room for them. The rest may be lost: blocks
+    are only proposals.
     """
 
     sequential: bool
     _held: list[TokenBlock] = field(default_factory=list)
-    """Sequential mode: blocks that wait for one marked ready."""
+    """In sequential mode, blocks that wait for one marked ready."""
     _recent: deque[TokenBlock] = field(default_factory=lambda: deque(maxlen=RECENT_BLOCKS))
 
     def verify_opened(
         self, verify: VerifyStream, committed: list[int], drafts: Collection[DraftStream]
     ) -> list[SendBlock]:
-        """A verify replica opened: it gets what is still alive."""
+        """A verify replica opened: send it the nodes that are still alive."""
         self._held.clear()  # `_recent` has them too
         live = _send(live_blocks(committed, self._recent, all_ready(drafts)), verify)
         return live + self.nudge(verify, len(committed), drafts)
 
     def add(self, block: TokenBlock, verify: VerifyStream | None) -> list[SendBlock]:
-        """A draft sent a block."""
+        """A draft sent a block: send it on, or hold it in sequential mode."""
         self._recent.append(block)
         if verify is None or not verify.opened:
             return []
@@ -52,7 +53,7 @@ class Proposals:
     def nudge(
         self, verify: VerifyStream | None, length: int, drafts: Collection[DraftStream]
     ) -> list[SendBlock]:
-        """Sequential mode without a draft: an empty ready block, so that the target takes its turn."""
+        """In sequential mode without a draft, send an empty ready block: the target's turn has come."""
         alone = not any(draft.opened for draft in drafts)
         if not self.sequential or not alone or verify is None or not verify.opened:
             return []
@@ -61,7 +62,7 @@ class Proposals:
     def draft_lost(
         self, lost: DraftStream, verify: VerifyStream | None, length: int, drafts: Collection[DraftStream]
     ) -> list[SendBlock]:
-        """A draft is gone: blocks that waited only for it go out now."""
+        """A draft is gone: send the blocks that waited only for it."""
         if not any(draft.opened for draft in drafts):
             self._held.clear()
             return self.nudge(verify, length, drafts)

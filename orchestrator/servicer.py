@@ -1,4 +1,4 @@
-"""Request in, token stream out."""
+"""The public gRPC service: turns a request into a token stream."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from outrider.telemetry.logs import request_context
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 
 WAITING_MESSAGES = 4
-"""Prompts that wait to be tokenized, in messages of the largest size."""
+"""Most bytes of prompts that wait to be tokenized, in messages of the largest size."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -108,7 +108,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def GetModelInfo(  # noqa: N802 - the name on the wire
         self, request: generation_pb2.GetModelInfoRequest, context: Context
     ) -> generation_pb2.GetModelInfoResponse:
-        """What is served, and by how many replicas."""
+        """The model that is served, and the number of its replicas."""
         served, now = self._served(), self._clock()
         pools = self._fleet.pools
         tokenizer = served.tokenizer
@@ -166,13 +166,15 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             return generation_pb2.DetokenizeResponse(text=text)
 
     def _deadline(self, context: Context) -> float:
-        """The caller's deadline in seconds of our clock; the default one where it set none."""
+        """The caller's deadline in seconds of our clock; the default deadline if it set none."""
         remaining = context.time_remaining()
         return self._clock() + (self._config.default_deadline_seconds if remaining is None else remaining)
 
     def _client(self, context: Context) -> str:
-        """The caller as rate limit and admission know it: by its token where tokens are checked. Where they
-        are not, one caller could send many."""
+        """The key of the caller for rate limit and admission: its token only if tokens are checked.
+
+        Otherwise one caller could pose as many by sending many tokens.
+        """
         checked = self._config.auth_tokens_file and context.invocation_metadata()
         return client_of(digest_of(checked or ()), context.peer())
 
@@ -184,7 +186,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def _prepare(
         self, pb: generation_pb2.GenerateRequest, served: ServedModel, deadline: float, request_id: str
     ) -> ResolvedRequest:
-        """The request to run; one that cannot fit the context is refused before its texts are read."""
+        """The request to run. One that cannot fit the context is refused before its texts are read."""
         check_lengths(pb, served.info.context_length, _bytes_per_token(served))
         incoming = incoming_from_pb(pb, served.info.sampling_defaults)
         resolver = Resolver(
@@ -206,7 +208,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             return replace(request, complete=complete)
 
     async def _tokens(self, given: Prompt | tuple[int, ...], served: ServedModel) -> tuple[int, ...]:
-        """Token ids, as they came or of a text or conversation."""
+        """Token ids as they were received, or those of a text or conversation."""
         if isinstance(given, tuple):
             return given
         return await self._conversion.tokens(given, served.tokenizer, served.info.context_length)
@@ -220,7 +222,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         deadline: float,
         context: Context,
     ) -> None:
-        """Generate, and record how that ended."""
+        """Generate, and record how the request ended."""
         arrived_ns = time.time_ns() - round((self._clock() - arrived) * 1e9)
         trace = RequestTrace.start(request, metadata_value(context, "traceparent"), arrived_ns)
         tokenizer = served.tokenizer
@@ -238,7 +240,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
     @asynccontextmanager
     async def _converting(self, context: Context, end: str) -> AsyncIterator[ServedModel]:
-        """Around a conversion, of which `end` has to come before the deadline."""
+        """A context for a conversion. `end` says in the error what did not happen before the deadline."""
         with self._counting_rejections():
             self._rate_limit.take(self._client(context))
             served = self._served()
@@ -247,7 +249,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
     @asynccontextmanager
     async def _before(self, deadline: float, end: str) -> AsyncIterator[None]:
-        """Until then; `end` is what has to come before the deadline."""
+        """A context with a deadline. `end` says in the error what did not happen before it."""
         try:
             async with asyncio.timeout(deadline - self._clock()):
                 yield
@@ -268,5 +270,5 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
 
 def _bytes_per_token(served: ServedModel) -> int:
-    """Most bytes of text that one token stands for; 0 where there is no tokenizer."""
+    """Most bytes of text that one token stands for; 0 without a tokenizer."""
     return served.tokenizer.bytes_per_token if served.tokenizer is not None else 0

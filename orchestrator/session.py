@@ -1,13 +1,13 @@
 """The state machine of one continuation: events in, actions out. No I/O, no clock, no waiting.
 
-    committed   prompt and generated tokens; only a verdict adds to it, nothing takes back
-    verify      the stream to a verify replica; lost, another is opened with the committed tokens
-    drafts      the streams to draft replicas, or none: the target goes on by itself meanwhile
-                opened when the verify replica says that drafts are wanted, ended when it has not for a while
+    committed   prompt and generated tokens; only a verdict adds to it, and nothing is taken back
+    verify      the stream to a verify replica; if it is lost, another is opened with the committed tokens
+    drafts      the streams to draft replicas. They are opened when the verify replica says that drafts are
+                wanted, and ended when it has not said so for a while. Without them the target goes on alone
     proposals   blocks of drafts on their way to the verify replica
 
-Streams are numbered; events of a stream that was given up are ignored. `orchestrator.pipeline` carries
-the actions out in the order given.
+Streams are numbered; events of a stream that was given up are ignored. `orchestrator.pipeline` carries out
+the actions in their order.
 """
 
 from __future__ import annotations
@@ -67,30 +67,30 @@ from outrider.protocol.errors import (
 from outrider.protocol.messages import FinishReason, KvHandle, Mode, TokenBlock, TokenLogprob, Verdict
 
 NO_DRAFT_RETRY_SECONDS = 0.5
-"""Time between searches for a draft replica when none could be used."""
+"""Seconds between searches for a draft replica when none could be used."""
 MAX_INTERNAL_ERRORS = 3
-"""After so many verify replicas in a row failed on one request, the request itself fails."""
+"""Number of verify replicas in a row with an internal error after which the request itself fails."""
 PARK_SECONDS = 1.0
-"""A draft that the verify replica has not wanted for so long is ended, and its place is free for others."""
+"""Seconds after which a draft that the verify replica does not want is ended, which frees its place."""
 STALL_VERDICTS = 8
-"""A draft that stays silent over this many verdicts and `SessionLimits.stall_seconds` is given up."""
+"""Number of verdicts after which a draft that was also silent for `stall_seconds` is given up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionLimits:
-    """How patient a session is."""
+    """How long a session waits, and how many drafts it has."""
 
     recovery_seconds: float
-    """Longest time without a verify replica."""
+    """Longest time without a verify replica, in seconds."""
     stall_seconds: float
-    """Longest silence of a draft while verdicts keep coming."""
+    """Longest silence of a draft while verdicts keep coming, in seconds."""
     drafts: int = 1
     """Most draft streams at once."""
 
 
 @dataclass(slots=True)
 class Session:
-    """One continuation of `request`; `seed` is this continuation's own."""
+    """One continuation of `request`; `seed` is the seed of this continuation."""
 
     request: ResolvedRequest
     seed: int
@@ -103,7 +103,7 @@ class Session:
     """True when no other session of this orchestrator runs: a draft is then opened before the verify replica
     asks for one."""
     feature_layers: tuple[int, ...] = ()
-    """Layers of the target that the drafts of the fleet read."""
+    """Layers of the target whose features the fleet's drafts read."""
     committed: list[int] = field(init=False)
     statistics: Statistics = field(default_factory=Statistics)
     finished: bool = False
@@ -115,7 +115,7 @@ class Session:
     """True once the client knows what it needs to resume the continuation."""
     _verify: VerifyStream | None = None
     _drafts: dict[int, DraftStream] = field(default_factory=dict)
-    """By stream."""
+    """Draft streams by number."""
     _streams: int = 0
     _opened_drafts: int = 0
     """Drafts opened so far."""
@@ -137,15 +137,17 @@ class Session:
 
     @property
     def needs_weights(self) -> bool:
-        """Whether only a replica with the same weights may go on: the caller has named them, or has something
-        that they computed."""
+        """Whether only a replica with the same weights may go on.
+
+        That is so when the caller has named the weights, or already has results computed with them.
+        """
         return bool(self.request.model_version) or bool(self.generated) or self.prompt_logprobs_sent > 1
 
     def start(self, now: float, stopped: bool = False) -> list[Action]:
-        """Open the stream to a verify replica, or end at once when the resumed tokens are all there is:
-        by the request's rules, or because their text was `stopped` by a stop string.
+        """Open the stream to a verify replica, or end at once when nothing follows the resumed tokens.
 
-        A lone session opens the one to a draft replica with it.
+        Nothing follows them by the request's rules, or when their text was `stopped` by a stop string. A
+        session that runs alone opens the stream to a draft replica at once too.
         """
         reason = FinishReason.STOP if stopped else self.request.finished_by(self.request.resumed)
         if reason is not FinishReason.NONE:
@@ -153,7 +155,7 @@ class Session:
         return [*self._connect_verify(now), *(self._find_drafts(now) if self.alone else [])]
 
     def handle_event(self, event: Event, now: float) -> list[Action]:
-        """What to do about one event; nothing where its stream was given up."""
+        """The actions that follow from one event; none if its stream was given up."""
         if self.finished:
             return []
         match event:
@@ -216,14 +218,14 @@ class Session:
         return [*blocks, *drafts, *self._announce()]
 
     def _announce(self) -> list[Action]:
-        """Announce the continuation, once, before the first token."""
+        """Announce the continuation before the first token, unless it was announced already."""
         if self._announced:
             return []
         self._announced = True
         return [Announce(), *self._first_of_prompt()]
 
     def _first_of_prompt(self) -> list[Action]:
-        """The prompt's first token has no log probability, because nothing comes before it."""
+        """Emit the prompt's first token, which has no log probability, because nothing comes before it."""
         if not self.request.prompt_logprobs:
             return []
         return [EmitPrompt((TokenLogprob(self.request.prompt[0], 0.0),))]
@@ -252,7 +254,7 @@ class Session:
         return self._lose_verify(event.error, event.endpoint, now)
 
     def _can_take_along(self, kept: KvHandle) -> bool:
-        """False where the rest of a prompt must be computed for its log probabilities."""
+        """Whether kept keys and values can be used: not while log probabilities of the prompt are missing."""
         prompt_logprobs_sent = self.prompt_logprobs_sent >= self.request.prompt_logprobs
         return prompt_logprobs_sent and 0 < kept.length < len(self.committed)
 
@@ -268,7 +270,7 @@ class Session:
             block = replace(block, ready=False)
         if not block.tokens and not block.ready:
             return []
-        if others and not draft.share.spend(len(block)):  # the rest of the room is for the others
+        if others and not draft.share.spend(len(block)):  # the remaining room is for the other drafts
             if not block.ready or said_ready:
                 return []
             block = replace(block, parents=(), tokens=(), acceptances=())
@@ -282,7 +284,7 @@ class Session:
             self._draft_losses.count = 0
 
     def _pause_drafts(self, now: float) -> list[Action]:
-        """No draft is wanted at present: drafts pause by themselves, and are ended after a while."""
+        """No draft is wanted now: drafts pause by themselves, and are ended after `PARK_SECONDS`."""
         parked: list[Action] = []
         for draft in list(self._drafts.values()):
             draft.last_block_at = now  # a draft that pauses owes no block
@@ -292,7 +294,7 @@ class Session:
         return parked
 
     def _look_after_drafts(self, now: float) -> list[Action]:
-        """After a verdict that wants drafts: find missing ones, give up those that have become silent."""
+        """After a verdict that wants drafts, find missing ones and give up those that have become silent."""
         actions: list[Action] = []
         for draft in list(self._drafts.values()):
             draft.wanted_at = now
@@ -319,7 +321,7 @@ class Session:
     def _lose_draft(
         self, draft: DraftStream, error: OutriderError, endpoint: str, now: float
     ) -> list[Action]:
-        """Go on without a draft; connect another one now or at a later verdict."""
+        """Go on without this draft; connect another one now or at a later verdict."""
         del self._drafts[draft.stream]
         blocks = self._proposals.draft_lost(draft, self._verify, len(self.committed), self._drafts.values())
         dropped: list[Action] = [DropDraft(draft.stream, error), *blocks]
@@ -342,7 +344,7 @@ class Session:
             self.handle = None
             return [dropped, *self._connect_verify(now, prefer=endpoint)]
         if isinstance(error, Overloaded) and not isinstance(error, OutOfPages) and not opened:
-            return [dropped, *self._connect_verify(now)]  # merely full: another one, or this one in a while
+            return [dropped, *self._connect_verify(now)]  # only full: take another one, or this one later
         self.statistics.verify_losses += opened
         losses = self._verify_losses
         losses.add(error, now, VERIFY_RETRY_SECONDS)
@@ -353,7 +355,7 @@ class Session:
         if hopeless or losses.retry_at >= losses.since + self.limits.recovery_seconds:
             self.finished = True
             return [dropped, Fail(error)]
-        self.handle = None  # keys and values are where the replica was
+        self.handle = None  # the keys and values were at the lost replica
         return [dropped, *self._connect_verify(now, avoid=endpoint)]
 
     def _connect_verify(self, now: float, avoid: str = "", prefer: str = "") -> list[Action]:

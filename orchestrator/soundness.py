@@ -1,4 +1,4 @@
-"""Checks whether what a verify replica sent can be right."""
+"""Checks whether a verify replica's messages can be right."""
 
 from __future__ import annotations
 
@@ -46,7 +46,10 @@ def prompt_problem_of(part: PromptLogprobs, request: ResolvedRequest, expected: 
 
 
 def _verdict_problem_of(verdict: Verdict, session: Session) -> str:
-    """A sound verdict commits tokens or ends the generation, so no replica can go on for ever."""
+    """Why a verdict cannot be right; empty when it can.
+
+    It must commit tokens or end the generation, so no replica can go on for ever.
+    """
     committed, continues = len(session.committed), verdict.finish_reason is FinishReason.NONE
     if verdict.base_length != committed:
         return f"verdict for length {verdict.base_length} where {committed} tokens are committed"

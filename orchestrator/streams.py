@@ -1,8 +1,8 @@
-"""What a session knows of its streams: one to a verify replica, some to drafts, and those it lost. Pure.
+"""A session's state of its streams: one to a verify replica, some to drafts, and those it lost. Pure.
 
-A session may have several drafts, of different kinds or on several replicas. Each has node ids of its own, so
-the verify side knows which draft proposed a node. In sequential mode the target's turn comes when every draft
-that owes a block has sent one marked ready.
+A session may have several drafts, of different kinds or on several replicas. Each uses node ids of its own,
+so the verify side knows which draft proposed a node. In sequential mode the target's turn comes when every
+draft that owes a block has sent one marked ready.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from outrider.protocol.errors import InternalError, OutriderError, Overloaded
 from outrider.protocol.messages import PromptFeatures
 
 DRAFT_RETRY_SECONDS = (0.0, 0.25, 0.5, 1.0, 2.0, 5.0)
-"""Wait after the first, second, ... draft lost in a row without a block; the last one repeats."""
+"""Seconds to wait after the first, second, ... draft lost in a row without a block; the last repeats."""
 VERIFY_RETRY_SECONDS = (0.0, 0.05, 0.1, 0.25, 0.5, 1.0)
-"""Wait after the first, second, ... verify replica lost in a row without a verdict."""
+"""Seconds to wait after the first, second, ... verify replica lost in a row without a verdict."""
 
 
 @dataclass(slots=True)
@@ -29,12 +29,12 @@ class VerifyStream:
     opened: bool = False
     endpoint: str = ""
     room: Allowance = field(default_factory=Allowance.full)
-    """What the replica still takes before its next verdict; it ends a stream that sends more."""
+    """Blocks and nodes that the replica takes before its next verdict. It ends a stream that sends more."""
     features_to: int = 0
-    """Position of the last features that came."""
+    """Position up to which features have come."""
 
     def takes(self, part: PromptFeatures, length: int) -> bool:
-        """Take in features of a text of `length` tokens; False when they do not follow the last ones."""
+        """Note features of a text of `length` tokens; return False when they do not follow the last ones."""
         if not self.opened or not self.features_to < part.position <= length:
             return False
         self.features_to = part.position
@@ -59,15 +59,15 @@ class DraftStream:
     ready: bool = False
     """True when a block marked ready came since the last verdict."""
     late: bool = False
-    """True when it sent no ready block between two verdicts: it is not waited for until it sends one."""
+    """True when it sent no ready block between two verdicts. Until it sends one, nothing waits for it."""
     heard_verdict: bool = False
     """True when it was open when the last verdict came."""
     share: Allowance = field(default_factory=Allowance)
-    """What of its blocks is still passed on to the verify replica, where there are other drafts."""
+    """Blocks and nodes that are still passed on to the verify replica if there are other drafts."""
 
     @property
     def owes(self) -> bool:
-        """True while its ready block is waited for."""
+        """True while the session waits for its ready block."""
         return self.opened and not (self.ready or self.late or self.may_be_silent)
 
     def verdict(self, drafts: int) -> None:
@@ -93,7 +93,7 @@ class Losses:
 
     count: int = 0
     internal: int = 0
-    """Those of them that were lost by an internal error."""
+    """Number of them that were lost by an internal error."""
     since: float = 0.0
     """When the first of them was lost."""
     retry_at: float = 0.0

@@ -1,6 +1,6 @@
 """The runs behind docs/capacity.md: `python -m simulator capacity`.
 
-worth     one draft device beside one target, against two devices without drafts or with both models
+worth     one draft device next to one target, against two devices without drafts or with both models
 distance  round trips between the services
 fan-out   verify replicas that share one draft replica
 host      what the services' own processor time costs on a fast target
@@ -30,7 +30,7 @@ SESSIONS_PER_ORCHESTRATOR = 32
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One run; `label` tells curves apart that are the same arm."""
+    """One run; `label` distinguishes curves of the same arm."""
 
     study: str
     label: str
@@ -51,7 +51,7 @@ def cases() -> Iterator[Case]:
 
 
 def run(folder: Path, studies: Sequence[str]) -> None:
-    """Run studies; the figures of each go to a file of its name."""
+    """Run studies; write the figures of each to a file with its name."""
     print(HEADER)
     for study in studies:
         rows: list[Mapping[str, object]] = []
@@ -107,7 +107,7 @@ def _topology(arm: ArmKind, sessions: int, verify: int = 1) -> Topology:
 
 
 def _load(sessions: int, new_tokens: int = 0) -> Load:
-    """Few sessions repeat, so that every figure comes from many texts; those of many sessions are short."""
+    """Few sessions send several requests, so that figures come from many texts. Many have short texts."""
     few = sessions <= 64
     return Load(
         sessions=sessions,

@@ -25,7 +25,7 @@ _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def main() -> None:
-    """Parse the command line and do it; what cannot be done ends with a sentence and status 1."""
+    """Run the command line; a command that cannot be carried out ends with a sentence and status 1."""
     parser = argparse.ArgumentParser(
         prog="python -m simulator",
         description="Run the project's scheduling code on a virtual clock.",
@@ -49,10 +49,10 @@ def _command(commands: _Commands, name: str, help: str) -> argparse.ArgumentPars
 
 
 def find_profile(name: str) -> Profile:
-    """A profile of the package by its name, a modelled one, or a file.
+    """A profile of the package or a modelled one by its name, or one from a file.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such profile.
     """
     if name in PAIRS:
         return modelled(name)
@@ -60,7 +60,7 @@ def find_profile(name: str) -> Profile:
 
 
 def _several(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
-    """Values with commas between them."""
+    """Return a reader of values that are separated by commas."""
 
     def values(text: str) -> list[Any]:
         return [kind(part) for part in text.split(",")]

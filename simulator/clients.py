@@ -1,4 +1,4 @@
-"""Clients: they send requests, read tokens, and note when."""
+"""Clients: they send requests, read tokens, and note the times."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Arrival(NamedTuple):
     time: float
     tokens: int
     forward: float
-    """Seconds of the target's step that made them."""
+    """Seconds of the target's step that committed them."""
     draft_wanted: bool = True
-    """The target asked for drafts for the next round."""
+    """True when the target asked for drafts for the next round."""
 
 
 @dataclass(slots=True)
@@ -41,19 +41,19 @@ class ServedRequest:
     arrivals: list[Arrival] = field(default_factory=list)
 
     def read(self, now: float, verdict: Verdict) -> None:
-        """A verdict's tokens have come."""
+        """Note a verdict's tokens, which arrive now."""
         self.tokens.extend(verdict.tokens)
         seconds = (verdict.times.forward_us + verdict.times.sample_us) * 1e-6
         self.arrivals.append(Arrival(now, len(verdict.tokens), seconds, verdict.draft_wanted))
 
     @property
     def complete(self) -> bool:
-        """All tokens have come."""
+        """True when all tokens have come."""
         return len(self.tokens) >= len(self.expected)
 
     @property
     def ended(self) -> float:
-        """When the last token came."""
+        """Time at which the last token came."""
         return self.arrivals[-1].time
 
     @property
@@ -68,13 +68,13 @@ class ServedRequest:
 
     @property
     def per_token(self) -> float:
-        """Mean seconds between tokens after those of the first verdict."""
+        """Mean seconds per token after those of the first verdict."""
         later = sum(arrival.tokens for arrival in self.arrivals[1:])
         return self.decoding / later if later else 0.0
 
 
 class Texts:
-    """Writes the sessions' texts, the same for one load whatever is simulated."""
+    """Writes the sessions' texts. They depend only on the load, not on what is simulated."""
 
     def __init__(self, corpus: Corpus, load: Load) -> None:
         self._corpus = corpus
@@ -92,7 +92,7 @@ class Texts:
 
 
 class Clients:
-    """All clients of a cluster: `served` is what they got, after the warming up."""
+    """All clients of a cluster; `served` are the requests that were answered after the warm-up."""
 
     def __init__(self, cluster: Cluster, load: Load, arm: ArmKind) -> None:
         self.served: list[ServedRequest] = []
@@ -104,11 +104,11 @@ class Clients:
 
     @property
     def done(self) -> bool:
-        """Everybody has everything."""
+        """True when all requests that count have been answered."""
         return len(self.served) == self._load.sessions * self._load.rounds
 
     def start(self) -> None:
-        """Begin to ask, in a fiber."""
+        """Begin to send requests, in a fiber."""
         self._start(self._ask_everything)
 
     def _ask_everything(self) -> None:
@@ -120,7 +120,7 @@ class Clients:
         self._ask_at_once(self._load.rounds, self.served)
 
     def _ask_at_once(self, rounds: int, kept: list[ServedRequest]) -> None:
-        """Send the requests of all sessions, each session one after the other, and wait for the last."""
+        """Send `rounds` requests of every session, one after the other in each, and wait for the last."""
         resume, left = current(), self._load.sessions
 
         def ask_one_by_one() -> None:
@@ -136,7 +136,7 @@ class Clients:
         pause()
 
     def _ask(self, kept: list[ServedRequest]) -> None:
-        """From inside a fiber: send a request, wait for its last token, and keep it."""
+        """Send a request, wait for its last token, and append it to `kept`. To be called in a fiber."""
         cluster = self._cluster
         script = self._texts.next()
         cluster.scripts[script.number] = script

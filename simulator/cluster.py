@@ -1,4 +1,4 @@
-"""A topology put together from a profile: replicas, devices, cores, links."""
+"""Builds the replicas, devices, cores and links of a topology from a profile."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ from verify_service.speculation.cost_model import CostModel, measuring_points
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Everything that runs; `scripts` are the texts of the sessions so far by number."""
+    """Everything that runs; `scripts` are the texts of the sessions so far, by session number."""
 
     timeline: Timeline
     corpus: Corpus
     scripts: dict[int, Script]
     fleet: SimulatedFleet
     orchestrators: list[Host]
-    """Their event loops."""
+    """The event loops of the orchestrators."""
     client: Host
 
     @property
     def targets(self) -> list[StepTotals]:
-        """What each target has done."""
+        """Sums over the steps of each target."""
         return [replica.totals for replica in self.fleet.verify.values()]
 
     @property
     def drafts(self) -> list[StepTotals]:
-        """What each draft has done."""
+        """Sums over the steps of each draft."""
         return [replica.totals for replica in self.fleet.draft.values()]
 
     def count_from_now(self) -> None:
-        """Forget what everybody has done."""
+        """Set all sums to zero."""
         for totals in (*self.targets, *self.drafts):
             totals.clear()
 
@@ -68,10 +68,10 @@ class Builder:
     timeline: Timeline = field(default_factory=Timeline)
     scripts: dict[int, Script] = field(default_factory=dict)
     _cores: list[Core] = field(default_factory=list)
-    """Those of a machine with two."""
+    """The cores of a machine with two; otherwise empty."""
 
     def build(self) -> Cluster:
-        """The cluster, with nothing asked of it yet."""
+        """The cluster, before its first request."""
         if self.profile.cores == "two":
             self._cores = [Core(self.timeline), Core(self.timeline)]
         orchestrators = [self._host(self._orchestrators_core()) for _ in range(self.topology.orchestrators)]
@@ -85,7 +85,7 @@ class Builder:
             self.scripts,
             SimulatedFleet(verify, draft, self._served(), self.topology.rtt / 2),
             orchestrators,
-            # Clients are many and elsewhere, unless there is one small machine for all.
+            # Clients are many and on other machines, unless one small machine runs everything.
             self._host(Floating(self._cores)) if self._cores else self._elsewhere(),
         )
 
@@ -99,7 +99,7 @@ class Builder:
         )
 
     def _place(self, pinned: int) -> Place:
-        """Where an engine runs: on a core that it is pinned to, or an accelerator with a core beside it."""
+        """Where an engine runs: on the core that it is pinned to, or on an accelerator with its own core."""
         if self._cores:
             return Place(self._cores[pinned], self._cores[pinned], self._cores[1 - pinned])
         return Place(Accelerator(self.timeline), Core(self.timeline))

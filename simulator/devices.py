@@ -1,4 +1,4 @@
-"""What work takes time on: accelerators that do one thing after the other, and cores that are shared."""
+"""Devices on which work takes time: accelerators, which do one job after another, and shared cores."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Device(Protocol):
     """Something that works for a number of seconds."""
 
     def submit(self, seconds: float, done: Call) -> None:
-        """Work for some seconds, then call."""
+        """Work for some seconds, then call `done`."""
 
 
 class Accelerator:
-    """One piece of work after the other, in the order in which they came."""
+    """Does one job after another, in the order of their arrival."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
@@ -36,9 +36,9 @@ class Accelerator:
 
 
 class Core:
-    """A processor core whose work all goes on at once, each at its share of the speed (processor sharing).
+    """A processor core that does all its jobs at once, each at its share of the speed (processor sharing).
 
-    `_progress` is the work that a job present since the beginning would have got.
+    `_progress` is the work, in seconds, that a job present since the beginning would have got.
     """
 
     def __init__(self, timeline: Timeline) -> None:
@@ -51,7 +51,7 @@ class Core:
 
     @property
     def jobs(self) -> int:
-        """Pieces of work that share the core now."""
+        """Number of jobs that share the core now."""
         return len(self._jobs)
 
     def submit(self, seconds: float, done: Call) -> None:
@@ -67,7 +67,7 @@ class Core:
         self._updated = now
 
     def _plan(self) -> None:
-        """Look again when the shortest job should be done."""
+        """Plan to look again when the job with the least work left should be done."""
         self._version += 1
         version = self._version
         if self._jobs:
@@ -85,7 +85,7 @@ class Core:
 
 
 class Floating:
-    """Not pinned: each piece of work goes to the core that has least to do, in turn among equals."""
+    """Cores for work that is not pinned: each job goes to the core with the fewest jobs, in turn if equal."""
 
     def __init__(self, cores: Sequence[Core]) -> None:
         self._cores = list(cores)
@@ -99,15 +99,16 @@ class Floating:
 
 
 COOLING_SECONDS = 0.01
-"""Of a pause after which nothing of a thread's code and data is in the caches: round trips of gRPC's asyncio
-between two processes on cores of their own took 0.14 ms without pauses, 0.18, 0.21, 0.30, 0.49 and 0.55 with
-pauses of 1, 2, 5, 10 and 20 ms (medians of 600 on a small virtual machine)."""
+"""Length of a pause after which none of a thread's code and data is in the caches. Round trips of gRPC's
+asyncio between two processes on cores of their own took 0.14 ms without pauses, and 0.18, 0.21, 0.30, 0.49
+and 0.55 ms with pauses of 1, 2, 5, 10 and 20 ms (medians of 600 on a small virtual machine)."""
 
 
 class Thread:
-    """A queue of small jobs on a device, such as an event loop: one after the other.
+    """A queue of small jobs on a device, such as an event loop, which are done one after another.
 
-    The first job after a pause of COOLING_SECONDS takes `rewarm` seconds more, after a shorter one less.
+    The first job after a pause of COOLING_SECONDS takes `rewarm` seconds more; after a shorter pause, a part
+    of that.
     """
 
     def __init__(self, timeline: Timeline, device: Device, rewarm: float = 0.0) -> None:
@@ -119,7 +120,7 @@ class Thread:
         self._done_at = -COOLING_SECONDS
 
     def do(self, seconds: float, then: Call) -> None:
-        """Work for some seconds after all that waits, then call."""
+        """Work for some seconds after all waiting jobs, then call `then`."""
         if not self._working:
             seconds += self._rewarm * min((self._timeline.now - self._done_at) / COOLING_SECONDS, 1.0)
         self._waiting.append((seconds, then))
@@ -140,7 +141,7 @@ class Thread:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an engine runs: its forwards, its own code, and the core of others that helps with long steps."""
+    """Where an engine runs: the device of its forwards, the core of its code, and a core that helps it."""
 
     device: Device
     core: Device
@@ -157,7 +158,7 @@ class StepTotals:
     seconds: float = 0.0
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Set all sums to zero."""
         self.steps = self.tokens = self.sessions = 0
         self.seconds = 0.0
 
@@ -170,11 +171,11 @@ class StepTotals:
 
 
 PARTS = 24
-"""Into which shared work is cut; each is taken by who is free."""
+"""Number of parts of shared work. Each device takes the next part when it is free."""
 
 
 def work_shared(devices: Sequence[Device], seconds: float) -> None:
-    """From inside a fiber: work that devices take parts of until none is left, all begun ones waited for."""
+    """Let devices take parts of some work until none is left, and wait for all. To be called in a fiber."""
     resume, left, working = current(), PARTS, 0
 
     def take(device: Device) -> None:
@@ -197,7 +198,7 @@ def work_shared(devices: Sequence[Device], seconds: float) -> None:
 
 
 def work(device: Device, seconds: float) -> None:
-    """From inside a fiber: work for some seconds."""
+    """Work for some seconds. To be called in a fiber."""
     if seconds > 0.0:
         device.submit(seconds, current())
         pause()

@@ -1,8 +1,8 @@
-"""The draft model as the draft service's code sees it: guesses from the script, time from a table.
+"""The draft model as the draft service's code sees it: guesses come from the script, times from a table.
 
-On the script's path the recorded guess is proposed, with the target's token in its recorded place. Off it,
-guesses of other positions are, as sure of themselves as a real draft is when it has gone astray. Lookup
-runs as it does in the service, over the session's tokens.
+On the script's path it proposes the recorded guess, with the target's token in its recorded place. Off the
+path it proposes guesses of other positions, because a real draft that has gone astray is just as sure of
+itself. Lookup runs as it does in the service, over the session's tokens.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class _Sequence:
     tokens: list[int]
     recall: SequenceLookup
     computed: int = 0
-    """Tokens with keys and values."""
+    """Number of tokens with keys and values."""
     expanded: set[int] = field(default_factory=set)
     """Ids of the nodes with keys and values."""
 
 
 class ScriptedDrafter:
-    """Stands for `ModelDrafter`; `scripts` are texts by session number, `corpus` what they are of."""
+    """Stands in for `ModelDrafter`; `scripts` are texts by session number, made from `corpus`."""
 
     kind = "model"
     expands = True
@@ -75,7 +75,7 @@ class ScriptedDrafter:
         return self._sequences[key].recall.propose(LOOKUP_NODES, LOOKUP_DEPTH, SHORTEST_MATCH)
 
     def expand(self, expansions: Sequence[Expansion]) -> list[Proposal | None]:
-        """See Drafter: the step's time passes, then the guesses are there."""
+        """See Drafter. The step's time passes, then the guesses are returned."""
         tokens = self._feed(expansions)
         sessions = len({expansion.key for expansion in expansions})
         seconds = self._times.forward(tokens, sessions)
@@ -85,7 +85,7 @@ class ScriptedDrafter:
         return [self._proposal(expansion) for expansion in expansions]
 
     def commit(self, key: int, tokens: Sequence[int], rerooted: Rerooted) -> None:
-        """See Drafter: the walked nodes that were computed need not be computed again."""
+        """See Drafter. Walked nodes that were computed need not be computed again."""
         work(self._place.core, self._times.verdict)
         sequence = self._sequences[key]
         if sequence.computed == len(sequence.tokens):
@@ -114,7 +114,7 @@ class ScriptedDrafter:
         return PageCounts()
 
     def _feed(self, expansions: Sequence[Expansion]) -> int:
-        """Tokens of the forward: the expanded nodes, and pieces of what is committed but not computed."""
+        """Number of tokens of the forward: expanded nodes, and committed tokens that are not computed yet."""
         tokens, budget = 0, PREFILL_CHUNK
         for expansion in expansions:
             sequence = self._sequences[expansion.key]
@@ -143,7 +143,7 @@ class ScriptedDrafter:
         return self._candidates(random.choice(self._astray), None, random.randrange(self._vocabulary_size))
 
     def _candidates(self, guess: Guess, right: int | None, salt: int) -> Proposal:
-        """The candidates of a guess: the right token in its place, others that are not it."""
+        """The candidates of a guess: the right token in its place, and wrong tokens in the others."""
         size = self._vocabulary_size
         base = right if right is not None else salt
         tokens = [(base + 1 + 7 * salt + 131 * place) % size for place in range(len(guess.buckets))]
@@ -160,7 +160,7 @@ class ScriptedDrafter:
 
 
 class TimedLookup(LookupDrafter):
-    """The service's own drafter without a model; learning from a verdict takes its time."""
+    """The service's own drafter without a model, except that taking in a verdict takes time."""
 
     def __init__(self, place: Place, times: DraftTimes, config: DraftConfig) -> None:
         super().__init__(config.max_nodes, config.max_depth)
@@ -175,7 +175,7 @@ class TimedLookup(LookupDrafter):
 
 
 def _on_script(sequence: _Sequence, node: Node | None) -> bool:
-    """True when the node's path is what the target will say."""
+    """True when the node's path is the beginning of the target's next tokens."""
     length, script = len(sequence.tokens), sequence.script.tokens
     while node is not None:
         at = length + node.depth - 1

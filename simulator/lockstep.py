@@ -1,8 +1,9 @@
-"""The baseline on one device: an engine that drafts a chain for its whole batch, then verifies it, in turns.
+"""The baseline on one device: an engine that in turns drafts a chain for its whole batch and verifies it.
 
-What co-located engines do: k draft forwards over all sessions, one target forward over k + 1 tokens of each.
-The best k for the load is found by trying, which favours the baseline: a real engine has it set beforehand.
-Nothing of the services is used but the recorded texts; a session's part of a step costs the same host time.
+This is what co-located engines do: k draft forwards over all sessions, then one target forward over k + 1
+tokens of each. The best k for the load is found by trying all, which favours the baseline: in a real engine
+it is set beforehand. Of the services only the recorded texts are used; a session's part of a step costs the
+same host time.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ CHAINS = (0, 1, 2, 3, 4, 5, 6, 8)
 
 @dataclass(slots=True)
 class LockstepRun:
-    """What came out with one length of chain."""
+    """The results of one length of chain."""
 
     chain: int
     served: list[ServedRequest]
@@ -31,7 +32,7 @@ class LockstepRun:
 
 
 def run_lockstep(profile: Profile, corpus: Corpus, load: Load, sessions: int) -> LockstepRun:
-    """The run of `sessions` sessions in the closed loop whose chain is best for throughput."""
+    """Run `sessions` sessions in a closed loop with each length of chain; return the fastest run."""
     runs = [_Engine(profile, load, chain).run(Texts(corpus, load), sessions) for chain in CHAINS]
     return min(runs, key=lambda run: max(served.ended for served in run.served))
 
@@ -46,7 +47,7 @@ class _Engine:
         self._now = 0.0
 
     def run(self, texts: Texts, sessions: int) -> LockstepRun:
-        """All requests to their end; a session that ends is followed by its next."""
+        """Run all requests to their end; when one ends, the next takes its place."""
         left = sessions * (self._load.rounds - 1)
         running = [self._open(texts.next()) for _ in range(sessions)]
         while running:

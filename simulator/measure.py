@@ -1,4 +1,4 @@
-"""Measures a pair on this machine: the times that a profile needs, from the project's own engines."""
+"""Measures the times that a profile needs of a pair on this machine, with the project's own engines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WAKE = 0.00005
 
 
 def measure(target: Path, draft: Path, dtype: str, traces: str, texts: Sequence[Trace]) -> Profile:
-    """The profile of a pair with one core for each model."""
+    """The profile of a pair, measured with one core for each model."""
     asked = [Text(text.prompt, text.tokens, SamplingParams(seed=text.seed)) for text in texts]
     longest = max(len(text.prompt) + len(text.tokens) for text in texts)
     room = kv_tokens(CONTEXT, longest)
@@ -45,7 +45,7 @@ def profile_of(
     draft_kind: Literal["model", "lookup"] = "model",
     context_length: int = 2048,
 ) -> Profile:
-    """The profile of a machine with a core for each of both."""
+    """The profile of a machine with one core for the target and one for the draft."""
     return Profile(
         name=name,
         origin="measured",

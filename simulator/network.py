@@ -1,4 +1,4 @@
-"""Processes that exchange messages: each spends processor time on sending and receiving, links take time."""
+"""Processes that exchange messages. Sending and receiving take processor time, and links take time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Link:
     sender: Host
     receiver: Host
     delay: float = 0.0
-    """Seconds on the way."""
+    """Seconds that a message travels."""
 
     def send(self, deliver: Call) -> None:
         """Send a message; `deliver` is called when the receiver has read it."""

@@ -1,7 +1,7 @@
-"""The orchestrator on the virtual clock: its own session machine and choice of replicas for every request.
+"""The orchestrator on the virtual clock, with its real session state machine and its real choice of replicas.
 
-What `orchestrator.pipeline` does with asyncio is done here with links: carry out each action, hand each
-event to the session.
+Links take the place of asyncio in `orchestrator.pipeline`: carry out each action, hand each event to the
+session.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ from simulator.timeline import Timeline
 from verify_service import mailbox as verify_mailbox
 
 PATIENT = SessionLimits(recovery_seconds=1e9, stall_seconds=1e9)
-"""Simulated replicas do not fail."""
+"""Limits that never apply, because simulated replicas do not fail."""
 
 
 @dataclass(slots=True)
 class SimulatedFleet:
-    """The replicas by endpoint, and how far they are from the orchestrator."""
+    """The replicas by endpoint, and the time that messages travel to them."""
 
     verify: Mapping[str, SimulatedReplica]
     draft: Mapping[str, SimulatedReplica]
     served: ModelInfo
     delay: float
-    """Seconds of one message on its way between the services."""
+    """Seconds that one message travels between the services."""
     pools: dict[str, Replicas] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -76,7 +76,7 @@ class SimulatedFleet:
 
 @dataclass(slots=True)
 class SimulatedGeneration:
-    """One request from its arrival to its last token; `on_verdict` takes what goes to the client."""
+    """One request from its arrival to its last token; `on_verdict` takes the verdicts for the client."""
 
     request: ResolvedRequest
     fleet: SimulatedFleet
@@ -85,7 +85,7 @@ class SimulatedGeneration:
     on_verdict: Callable[[Verdict], None]
     session: Session = field(init=False)
     _reservations: dict[str, Reservation] = field(default_factory=dict)
-    """Of replicas of each kind."""
+    """Reservations by kind of replica."""
     _to_verify: _VerifyLink | None = None
     _to_draft: _DraftLink | None = None
 
@@ -97,7 +97,7 @@ class SimulatedGeneration:
         self._carry_out(self.session.start(self.timeline.now))
 
     def handle(self, event: Event) -> None:
-        """Something has reached the orchestrator."""
+        """Handle an event that has reached the orchestrator."""
         self._carry_out(self.session.handle_event(event, self.timeline.now))
 
     def _carry_out(self, actions: list[Action]) -> None:
@@ -118,7 +118,7 @@ class SimulatedGeneration:
                 case ParkDraft():
                     self._park_draft()
                 case Announce() | DropDraft():
-                    pass  # simulated clients know their seeds; a draft is only lost where there is none
+                    pass  # clients know their seeds; no draft fails
                 case Finish():
                     self._finish()
                 case _:
@@ -184,11 +184,11 @@ class _ReplicaLink:
         return self._opened
 
     def _send(self, message: Callable[[Stream[Any]], object]) -> None:
-        """Send what the replica's event loop puts into the inbox when it comes."""
+        """Send a message; the replica's event loop makes it from the stream and puts it into the inbox."""
         self._there.send(lambda: self._replica.post(message(self._stream)))
 
     def _receive(self, event: object) -> None:
-        """Pass on an event of the replica that the session has to know of."""
+        """Pass on an event of the replica if the session needs it."""
         passed: Event
         match event:
             case Opened():

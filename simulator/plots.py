@@ -27,7 +27,7 @@ TITLES = {"h100-8b-1b": "8 B target on one H100", "h100-70b-1b": "70 B target on
 
 
 def draw(rows: Sequence[Row], folder: Path) -> None:
-    """One picture per study that `rows` has."""
+    """Draw one picture per study in `rows`."""
     for study, picture in PICTURES.items():
         chosen = [row for row in rows if row["study"] == study]
         if chosen:
@@ -40,7 +40,7 @@ def read(folder: Path) -> list[Row]:
 
 
 def _worth(rows: Sequence[Row], path: Path) -> None:
-    """Latency and throughput per device by sessions, a column per pair."""
+    """Latency and throughput per device by number of sessions, with a column per pair."""
     figure = Figure(figsize=(10, 7), layout="constrained")
     values = {"ms per token": _latency, "tokens/s per device": _per_device}
     for place, ((name, value), profile) in enumerate(product(values.items(), TITLES), 1):
@@ -69,7 +69,7 @@ def _distance(rows: Sequence[Row], path: Path) -> None:
 
 
 def _fan_out(rows: Sequence[Row], path: Path) -> None:
-    """What sharing a draft costs: speed of a target against the same target without drafts."""
+    """The cost of sharing a draft: speed of a target against the same target without drafts."""
     figure = Figure(figsize=(10, 3.6), layout="constrained")
     for place, profile in enumerate(TITLES, 1):
         names = "targets that share one draft device", "speed against no drafts"
@@ -107,7 +107,7 @@ def _panel(axes: Axes, title: str, x: str, y: str) -> Axes:
 
 
 def _arms(axes: Axes, rows: Sequence[Row], arms: Sequence[str], point: Callable[[Row], Point]) -> None:
-    """A line per arm, from zero up."""
+    """A line per arm; the axis begins at zero."""
     for arm in arms:
         points = [point(row) for row in rows if row["arm"] == arm]
         label = NAMES[arm].partition(":")[0]

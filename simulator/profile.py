@@ -1,4 +1,4 @@
-"""What a simulation is fed with: how long work takes on a machine, and the recorded texts of a pair."""
+"""The input of a simulation: how long work takes on a machine, and the recorded texts of a pair."""
 
 from __future__ import annotations
 
@@ -24,42 +24,42 @@ class _Frozen(BaseModel):
 
 
 class HostTimes(_Frozen):
-    """Processor time of what is not a forward."""
+    """Processor time of all work that is not a forward."""
 
     send: Seconds = Field(description="Sending a message: conversion, gRPC, system calls.")
-    receive: Seconds = Field(description="Receiving one.")
-    rewarm: Seconds = Field(0.0, description="What the first message after a pause takes longer.")
-    wake: Seconds = Field(description="From a message at hand to the engine thread that sleeps.")
-    verify_step: Seconds = Field(0.0, description="A target step beside the forward, whatever its sessions.")
-    verify_session: Seconds = Field(description="One session's part of a target step beside the forward.")
-    draft_step: Seconds = Field(description="A draft step beside the forward.")
+    receive: Seconds = Field(description="Receiving a message.")
+    rewarm: Seconds = Field(0.0, description="Additional time of the first message after a pause.")
+    wake: Seconds = Field(description="From a message's arrival to the wake-up of the engine thread.")
+    verify_step: Seconds = Field(0.0, description="A target step without its forward, whatever its sessions.")
+    verify_session: Seconds = Field(description="One session's part of a target step without the forward.")
+    draft_step: Seconds = Field(description="A draft step without its forward.")
     draft_verdict: Seconds = Field(description="A verdict in the draft's engine.")
 
 
 class Profile(_Frozen):
-    """Times of one machine and pair."""
+    """The times of one machine with one pair."""
 
     name: str
     origin: Literal["measured", "modelled"]
-    """Measured on the machine, or computed from data sheets."""
+    """Whether the times were measured on the machine or computed from data sheets."""
     note: str
     traces: str
-    """File beside the profiles with the pair's texts."""
+    """File with the pair's texts, in the folder of the profiles."""
     cores: Literal["two", "own"]
-    """two: of a machine with two cores one is the target's, one the draft's and the orchestrator's, clients
-    use both; own: every engine has an accelerator, every process a core."""
+    """two: a machine with two cores, one for the target, one for draft and orchestrator, both for clients.
+    own: every engine has an accelerator, and every process a core."""
     target_forward: Points
-    """T(n) by tokens, as measured or modelled; straight between the points."""
+    """T(n) at some numbers of tokens, measured or modelled; linear between them."""
     target_context: Seconds = 0.0
-    """What one session's context adds to a target forward."""
+    """Time that one session's context adds to a target forward."""
     target_sampling: Seconds = 0.0
-    """What sampling adds to a target step at temperatures above 0."""
+    """Time that sampling adds to a target step at temperatures above 0."""
     target_helped: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """With two cores: part of T(n) - T(1) that the draft's core helps with, from HELPED_ROWS tokens on; T(1)
-    is the time in which the weights come from the memory, which two cores cannot do faster."""
+    """With two cores: the part of T(n) - T(1) that the draft's core helps with, from HELPED_ROWS tokens on.
+    T(1) is the time to read the weights from memory, in which two cores are no faster than one."""
     target_quiet: Points = ()
-    """With two cores: T(n) while no draft works, when the draft's core helps with every step; empty: with
-    long ones alone."""
+    """With two cores: T(n) while no draft works and the draft's core helps with every step. Empty: it helps
+    only with long steps."""
     draft_kind: Literal["model", "lookup"] = "model"
     draft_forward: Points
     draft_context: Seconds = 0.0
@@ -104,20 +104,20 @@ Forward = Callable[[int, int], float]
 
 @dataclass(frozen=True, slots=True)
 class TargetTimes:
-    """How long a target step takes: on the device, and on the host beside it, for itself and per session."""
+    """How long a target step takes on the device, and on the host per step and per session."""
 
     forward: Forward
     step: float
     session: float
     least: float
-    """T(1)."""
+    """T(1), the least time of a forward."""
     share: float
-    """Of what a long step takes beyond that: a second core takes parts of it."""
+    """The part of a long step's time beyond `least` that a second core helps with."""
     quiet: Forward | None = None
-    """The forward while a second core has nothing else to do; None: like any other."""
+    """Times of the forward while a second core has nothing else to do; None: as at other times."""
 
     def helped(self, tokens: int, sessions: int, seconds: float, drafting: bool) -> float:
-        """How much of a step a second core takes parts of, `drafting` while drafts work there."""
+        """Seconds of a step that are shared with a second core; `drafting`: drafts work on that core."""
         if self.quiet is not None and not drafting:
             return min(max(2.0 * (seconds - self.quiet(tokens, sessions)), 0.0), seconds)
         return self.share * max(seconds - self.least, 0.0) if tokens >= HELPED_ROWS else 0.0
@@ -133,7 +133,7 @@ class DraftTimes:
 
 
 def interpolate(points: Points, tokens: int) -> float:
-    """Seconds of `tokens` tokens: straight between the points, and on as between the last two."""
+    """Seconds for `tokens` tokens: linear between the points, and beyond the last as between the last two."""
     counts = [count for count, _ in points]
     above = min(max(bisect_left(counts, tokens), 1), len(counts) - 1)
     (low, low_seconds), (high, high_seconds) = points[above - 1], points[above]

@@ -1,8 +1,8 @@
-"""Records what a draft makes of a target's text: `python -m simulator record`.
+"""Records a draft's guesses for a target's texts: `python -m simulator record`.
 
-The target generates; at each position the draft ranks what it would propose. Kept are the target's tokens,
-the place of its token among the draft's candidates, and how sure the draft was of each: all that the
-scheduling code ever learns of a model.
+The target generates; at each position the draft ranks its candidates. The record has the target's tokens, the
+place of each among the draft's candidates, and how sure the draft was of each candidate. The scheduling code
+never learns more of a model.
 """
 
 from __future__ import annotations

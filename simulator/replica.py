@@ -1,4 +1,4 @@
-"""A replica on the virtual clock: the service's own core, its thread a fiber, its outboxes never full."""
+"""A replica on the virtual clock: the service's own core, in a fiber, with outboxes that are never full."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from simulator.timeline import Doorbell, Fiber, Timeline
 
 
 class SimulatedReplica:
-    """Runs the turns of a core; `host` is the replica's event loop, which calls the methods.
+    """Runs the turns of a core. `host` is the replica's event loop, which calls the methods.
 
-    `totals` is what the core's engine has done. A message wakes the thread after `wake_seconds`.
+    `totals` are sums over the engine's steps. A message wakes the thread after `wake_seconds`.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class SimulatedReplica:
 
 
 class ReadyOutbox(Outbox[Any]):
-    """Hands events to an event loop that is never behind."""
+    """Hands events to an event loop that always keeps up."""
 
     def __init__(self, receive: Callable[[Any], None]) -> None:
         super().__init__(max_unread=1)

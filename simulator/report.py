@@ -1,4 +1,4 @@
-"""What a run says: throughput, latency, acceptance, and what the devices did."""
+"""The results of a run: throughput, latency, acceptance, and the use of devices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from simulator.topology import Load, Topology
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A finished run: what clients got, and what each engine did."""
+    """A finished run: the requests that clients got answered, and the work of each engine."""
 
     profile: Profile
     topology: Topology
@@ -43,21 +43,21 @@ class Report:
     first_token_p50: float
     first_token_p99: float
     per_token_p50: float
-    """Of the requests' mean time between tokens."""
+    """Median of the requests' mean times per token."""
     per_token_p99: float
     acceptance_length: float
     verified_per_round: float
-    """Nodes of one session in a target step."""
+    """Mean nodes of one session in a target step."""
     hit_rate: float
     draft_wanted: float
-    """Share of the rounds after which the session should have a draft; below a half, drafts mostly rest."""
+    """Share of the rounds after which the session should have a draft. Below 0.5, drafts mostly rest."""
     efficiency: float
-    """Target step over the mean period of a session's rounds; 1: nothing but the target's step takes time."""
+    """Target step over the mean period of a session's rounds; 1: only the target's step takes time."""
     step_tokens: float
     step_sessions: float
     step_seconds: float
     target_busy: float
-    """Share of the time in which a target forward ran, mean over replicas."""
+    """Share of the time in which a target forward ran; mean over replicas."""
     draft_busy: float
 
 
@@ -65,7 +65,7 @@ def summarise(run: Run) -> Report:
     """The figures of a run.
 
     Raises:
-        AssertionError: a client got other tokens than the target's, which would be a bug.
+        AssertionError: a client got tokens that are not the target's, which is a bug.
     """
     for served in run.served:
         assert tuple(served.tokens) == served.expected, "the tokens are not the target's"
@@ -116,7 +116,7 @@ def total(parts: Sequence[StepTotals]) -> StepTotals:
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """The value that `percent` of 100 do not exceed."""
+    """The value that `percent` % of the values do not exceed."""
     if len(values) == 1:
         return values[0]
     return quantiles(values, n=100, method="inclusive")[percent - 1]
@@ -129,7 +129,7 @@ def draft_wanted(served: Sequence[ServedRequest]) -> float:
 
 
 def efficiency(served: Sequence[ServedRequest]) -> float:
-    """Mean target step over mean period of the rounds after the first."""
+    """Mean target step over the mean period of rounds, without first rounds."""
     steps = sum(arrival.forward for one in served for arrival in one.arrivals[1:])
     return steps / max(sum(one.decoding for one in served), 1e-9)
 

@@ -1,8 +1,7 @@
-"""How much each constant that steers speculation matters: `python -m simulator sensitivity`.
+"""Measures how much each constant that steers speculation matters: `python -m simulator sensitivity`.
 
-Each constant is halved and doubled; shares near 1 are moved to half and to twice their distance from 1. A
-process of its own runs the loads with the changed source, so that defaults that were taken from a constant
-change too.
+Each constant is halved and doubled. For shares near 1, their distance from 1 is halved and doubled instead. A
+process of its own runs the loads with the changed source, so that defaults taken from a constant change too.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ STEERING: Mapping[str, tuple[str, ...]] = {
     "outrider.speculation.acceptance": ("FLATNESS", "DECAY", "PRIOR_WEIGHT", "SHARED_WEIGHT", "HEAD_START"),
     "orchestrator.session": ("PARK_SECONDS",),
 }
-"""The constants by their modules: thirty at most. A docstring there gives unit, meaning and source."""
+"""The constants by module, thirty at most. Their docstrings give unit, meaning and source."""
 LOADS = (
     ("widened", 1, 0.0),
     ("widened", 1, 1.0),
@@ -45,19 +44,22 @@ LOADS = (
     ("h100-8b-1b", 1, 0.7),
     ("h100-8b-1b", 32, 0.7),
 )
-"""Profile, sessions and temperature."""
+"""The loads: profile, sessions and temperature."""
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """One of them."""
+    """A constant that steers speculation."""
 
     module: str
     name: str
     value: float
 
     def changed(self, factor: float) -> float:
-        """Its value, or its distance from 1 where that is the smaller, times a factor; whole if it was."""
+        """The value times a factor; for a value between 0.5 and 1, its distance from 1 is multiplied instead.
+
+        An integer stays an integer.
+        """
         if 0.5 < self.value < 1.0:
             return 1.0 - (1.0 - self.value) * factor
         changed = self.value * factor
@@ -65,7 +67,7 @@ class Constant:
 
 
 def constants() -> list[Constant]:
-    """All of them, with their values."""
+    """All constants of `STEERING`, with their values."""
     return [
         Constant(module, name, float(getattr(import_module(module), name)))
         for module, names in STEERING.items()
@@ -74,7 +76,7 @@ def constants() -> list[Constant]:
 
 
 def run(names: Sequence[str]) -> Iterator[str]:
-    """A line per constant: the ratios of its speeds to those without a change, least, mean and largest."""
+    """A line per changed constant: least, mean and largest ratio of the speed to that without a change."""
     yield "constant                          changed      least   mean  largest  of the loads"
     base = _speeds([])
     for constant in constants():

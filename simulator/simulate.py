@@ -1,4 +1,4 @@
-"""One run: a profile, a topology and a load in, a report out."""
+"""Runs one simulation: takes a profile, a topology and a load, and returns a report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from simulator.traces import Corpus, load_corpus
 
 
 def simulate(profile: Profile, topology: Topology, load: Load, corpus: Corpus | None = None) -> Report:
-    """Run to the end of the load, with the profile's texts unless others are given.
+    """Simulate a load to its end, with the profile's texts unless others are given.
 
     Raises:
         ConfigError: the profile's models do not take texts of that length.
@@ -30,7 +30,7 @@ def simulate(profile: Profile, topology: Topology, load: Load, corpus: Corpus | 
 
 
 def _services(profile: Profile, topology: Topology, load: Load, corpus: Corpus) -> Run:
-    """The project's own code."""
+    """Run the project's own code."""
     cluster = Builder(profile, topology, corpus, load.temperature).build()
     clients = Clients(cluster, load, topology.arm)
     clients.start()
@@ -39,7 +39,7 @@ def _services(profile: Profile, topology: Topology, load: Load, corpus: Corpus) 
 
 
 def _lockstep(profile: Profile, topology: Topology, load: Load, corpus: Corpus) -> Run:
-    """The baseline: its replicas share nothing, so that one stands for all."""
+    """Run the baseline. Its replicas share nothing, so one stands for all."""
     busy = min(topology.verify_replicas, load.sessions)
     run = run_lockstep(profile, corpus, load, -(-load.sessions // busy))
     idle = [StepTotals()] * (topology.verify_replicas - busy)

@@ -1,7 +1,7 @@
 """The target as the verify service's code sees it: a runner whose forward takes time on a device.
 
-Keys and values are accounted for by the real page pool. The logits are a one for the token that the script
-says and zeros elsewhere, so that choosing, walking and committing run as they are.
+The real page pool accounts for keys and values. The logits are 1 for the script's token and 0 elsewhere, so
+that the real code chooses, walks and commits.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from simulator.profile import TargetTimes
 from simulator.traces import Script
 
 NOTHING = 0
-"""What the target says behind a wrong token; it is never committed."""
+"""The token that the target chooses after a wrong token; it is never committed."""
 
 
 class ScriptedRunner:
-    """Stands for `ModelRunner`; `scripts` are the texts by session number."""
+    """Stands in for `ModelRunner`; `scripts` are the texts by session number."""
 
     def __init__(
         self,
@@ -40,11 +40,11 @@ class ScriptedRunner:
         self._drafting = True
 
     def drafting(self, at_work: bool) -> None:
-        """See ModelRunner: the other core is the drafts' while they work."""
+        """See ModelRunner. While drafts work, they use the other core."""
         self._drafting = at_work
 
     def forward(self, segments: Sequence[Segment]) -> torch.Tensor:
-        """Logits [W, V] of the wanted tokens, after the step's time."""
+        """Logits [W, V] of the wanted tokens, returned after the step's time has passed."""
         chosen: list[int] = []
         for segment in segments:
             segment.kv.reserve(len(segment.tokens))
@@ -76,14 +76,14 @@ class ScriptedRunner:
         return kv.fork()[0]
 
     def _choices(self, segment: Segment) -> list[int]:
-        """The target's token behind each wanted one: the script's while the path is the script's."""
+        """The target's token after each wanted one: the script's as long as the path follows the script."""
         kv, tokens = segment.kv, segment.tokens
         if not segment.wanted:
             return []  # a piece of a prompt
         high, low = [*kv.tokens[:2], *tokens[:2]][:2]
         script = self._scripts[high * self._vocabulary_size + low].tokens
         parents = segment.parents or range(-1, len(tokens) - 1)
-        ends: list[int] = []  # committed length behind each token; -1 off the script
+        ends: list[int] = []  # committed length after each token; -1 off the script
         for token, parent in zip(tokens, parents, strict=True):
             at = kv.length if parent < 0 else ends[parent]
             on_script = 0 <= at < len(script) and script[at] == token

@@ -1,9 +1,8 @@
 """The virtual clock: events in the order of their time, and fibers that sleep on it.
 
-A fiber is code that was written to block, such as an engine's loop, run on a stack of its own: where the
-real one would wait for a forward or a message, it pauses, and the timeline goes on with what happens
-meanwhile. One fiber runs at a time and nothing depends on the machine, so that the same inputs give the
-same run.
+A fiber runs code that was written to block, such as an engine's loop, on a stack of its own. Where the real
+code would wait for a forward or a message, the fiber pauses, and the timeline goes on with other events. One
+fiber runs at a time and nothing depends on the machine, so the same inputs always give the same run.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ Call = Callable[[], None]
 
 
 class Timeline:
-    """Events by time; those of the same time in the order in which they were made."""
+    """Events by time; events of the same time happen in the order in which they were added."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -27,19 +26,19 @@ class Timeline:
         self._order = itertools.count()
 
     def clock(self) -> float:
-        """The time, for code that wants a function."""
+        """The time, for code that needs a function."""
         return self.now
 
     def at(self, time: float, call: Call) -> None:
-        """Call at a time, which is not before now."""
+        """Call `call` at a time; now, if the time has passed."""
         heapq.heappush(self._events, (max(time, self.now), next(self._order), call))
 
     def after(self, seconds: float, call: Call) -> None:
-        """Call in some seconds."""
+        """Call `call` in some seconds."""
         self.at(self.now + seconds, call)
 
     def run(self, until: Callable[[], bool] = lambda: False) -> None:
-        """Let time pass until nothing is left to happen, or `until` holds."""
+        """Let time pass until no event is left, or `until` returns true."""
         while self._events and not until():
             self.now, _, call = heapq.heappop(self._events)
             call()
@@ -52,7 +51,7 @@ class Fiber:
         self._stack = greenlet(main, parent=_timeline())
 
     def resume(self) -> None:
-        """Go on behind the last pause until the next one; from the timeline only."""
+        """Go on from the last pause to the next one. Only the timeline may call this."""
         self._stack.switch()
 
 
@@ -65,19 +64,19 @@ def _timeline() -> greenlet:
 
 
 def pause() -> None:
-    """From inside a fiber: let the timeline go on until the fiber is resumed."""
+    """Let the timeline go on until this fiber is resumed. To be called in a fiber."""
     parent = getcurrent().parent
     assert parent is not None, "only a fiber can pause"
     parent.switch()
 
 
 def current() -> Call:
-    """What resumes the fiber that asks."""
+    """The function that resumes the current fiber."""
     return getcurrent().switch
 
 
 class Doorbell:
-    """Where one fiber sleeps until somebody rings or time is up; a ring while it is awake is kept."""
+    """Lets one fiber sleep until a ring or a timeout. A ring while it is awake is kept."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
@@ -86,7 +85,7 @@ class Doorbell:
         self._sleeps = 0
 
     def ring(self) -> None:
-        """Wake the fiber, at once in virtual time but after what runs now."""
+        """Wake the fiber now in virtual time, but after the code that is running."""
         self._rung = True
         self._wake()
 

@@ -1,7 +1,7 @@
-"""Text as the simulation knows it: what the target says, and what the draft makes of every position.
+"""The texts of a simulation: the target's tokens, and the draft's guess at every position.
 
-Recorded with a real pair (`simulator.record`). A session replays a piece of one trace, so that easy and
-hard positions follow each other as they do in text, and lookup finds in it what it finds in reality.
+They are recorded with a real pair (`simulator.record`). A session replays a piece of one trace, so easy and
+hard positions follow each other as in real text, and lookup finds as much in it as in reality.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from outrider.sampling.chooser import Ranking
 from outrider.speculation.acceptance import BUCKETS
 
 CANDIDATES = 8
-"""Candidates kept of every position."""
+"""Number of candidates that are kept for every position."""
 NO_RANK = CANDIDATES
-"""The target's token was not among them."""
+"""Rank of a target's token that was not among the candidates."""
 LETTERS = (digits + ascii_uppercase + ascii_lowercase)[: max(BUCKETS, CANDIDATES + 1)]
-"""A bucket or a rank is one of these letters."""
+"""The letters that stand for buckets and ranks, by number."""
 WIDTH = 1 + CANDIDATES
-"""Letters per position: the rank, then the candidates' buckets."""
+"""Number of letters per position: the rank, then the candidates' buckets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """What the draft proposes at one position: a bucket of confidence per candidate, best first."""
+    """The draft's proposal at one position: the confidence bucket of each candidate, best first."""
 
     rank: int
-    """Place of the target's token among the candidates; NO_RANK when it is not there."""
+    """Place of the target's token among the candidates; NO_RANK when it is not among them."""
     buckets: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One recorded text: `guesses[i]` is the draft's at the position of `tokens[i]`."""
+    """One recorded text; `guesses[i]` is the draft's guess at the position of `tokens[i]`."""
 
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
@@ -50,7 +50,7 @@ class Trace:
     def of(
         cls, prompt: Sequence[int], tokens: Sequence[int], seed: int, rankings: Sequence[Ranking]
     ) -> Trace:
-        """From the draft's rankings of each token."""
+        """Make a trace from the draft's ranking at each token."""
         guesses = [_guess(ranking, token) for ranking, token in zip(rankings, tokens, strict=True)]
         return cls(tuple(prompt), tuple(tokens), seed, tuple(guesses))
 
@@ -64,37 +64,37 @@ class Corpus:
 
     @property
     def guesses(self) -> tuple[Guess, ...]:
-        """Those of all traces."""
+        """The guesses of all traces."""
         return tuple(guess for trace in self.traces for guess in trace.guesses)
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """The text of one session: its prompt, then what the target will say."""
+    """The text of one session: its prompt, then the target's tokens."""
 
     number: int
     tokens: tuple[int, ...]
     prompt_length: int
     guesses: tuple[Guess, ...]
-    """By position behind the prompt."""
+    """Guesses by position after the prompt."""
 
     @property
     def generated(self) -> tuple[int, ...]:
-        """What the target will say."""
+        """The target's tokens after the prompt."""
         return self.tokens[self.prompt_length :]
 
     def guess_at(self, position: int) -> Guess | None:
-        """The draft's guess of the token at a position, None outside of the generated text."""
+        """The draft's guess of the token at a position, None outside the generated text."""
         place = position - self.prompt_length
         return self.guesses[place] if 0 <= place < len(self.guesses) else None
 
 
 MIN_VOCABULARY = 1024
-"""So many tokens keep a scripted draft's wrong candidates apart."""
+"""Least vocabulary. It is large enough that a scripted draft's wrong candidates differ."""
 
 
 def compact(traces: Sequence[Trace]) -> Corpus:
-    """Texts with their tokens numbered anew: what a simulated step takes grows with the vocabulary."""
+    """Texts with renumbered tokens: a small vocabulary makes simulated steps faster."""
     numbers: dict[int, int] = {}
     for trace in traces:
         for token in (*trace.prompt, *trace.tokens):
@@ -124,7 +124,7 @@ def load_corpus(path: Path, temperature: float) -> Corpus:
 
 
 def encode(trace: Trace) -> dict[str, object]:
-    """The trace as JSON; of the guesses a letter each for rank and buckets."""
+    """The trace as JSON; guesses are written with a letter for the rank and one for each bucket."""
     letters = "".join(
         LETTERS[guess.rank] + "".join(LETTERS[bucket] for bucket in guess.buckets) for guess in trace.guesses
     )
@@ -132,17 +132,17 @@ def encode(trace: Trace) -> dict[str, object]:
 
 
 def replay(corpus: Corpus, number: int, length: int) -> Script:
-    """The trace of that number from its beginning, as a real request for it would go."""
+    """A script of trace `number` from its beginning, as a real request would run."""
     trace = corpus.traces[number % len(corpus.traces)]
     prompt = [*divmod(number, corpus.vocabulary_size), *trace.prompt]
     return Script(number, (*prompt, *trace.tokens[:length]), len(prompt), trace.guesses[:length])
 
 
 def write_script(corpus: Corpus, number: int, prompt_length: int, length: int, random: Random) -> Script:
-    """A session's text: filler and the context of a trace as prompt, then `length` tokens of it.
+    """A session's text: filler and the context of a trace as prompt, then `length` tokens of the trace.
 
-    The first two tokens are the session's number: no two prompts share pages, and every part of the
-    simulation knows a session by its tokens, as the services do.
+    The first two tokens encode the session's number. So no two prompts share pages, and every part of the
+    simulation recognises a session by its tokens, as the services do.
     """
     trace = random.choice(corpus.traces)
     start = random.randrange(max(len(trace.tokens) - length, 0) + 1)

@@ -1,4 +1,4 @@
-"""Chooses the continuations that are kept, and has a thread write them: the event loop waits for no disk.
+"""Chooses the continuations that are kept, and lets a thread write them: the event loop does not wait.
 
 What cannot be written is lost and counted. Requests go on all the same.
 """
@@ -20,7 +20,7 @@ from outrider.telemetry.logs import get_logger
 
 logger = get_logger(__name__)
 MAX_WAITING = 256
-"""Continuations that wait for the disk; further ones are dropped."""
+"""Most continuations that wait to be written. Further ones are dropped."""
 
 
 class Collector:
@@ -33,7 +33,7 @@ class Collector:
         collected: Counter,
         draw: Callable[[], float] = random.random,
     ) -> None:
-        """`collected` counts by outcome; `draw` gives numbers in [0, 1)."""
+        """`collected` counts continuations by outcome; `draw` returns numbers in [0, 1)."""
         self._files = files
         self._share = share
         self._collected = collected
@@ -45,7 +45,7 @@ class Collector:
 
     @classmethod
     def configure(cls, config: OrchestratorConfig, collected: Counter) -> Collector | None:
-        """The one that the settings ask for; None by default.
+        """The collector that the settings ask for; None by default.
 
         Raises:
             ConfigError: the folder cannot be used.
@@ -56,7 +56,7 @@ class Collector:
         return cls(files, config.collect_share, collected)
 
     def offer(self, request: ResolvedRequest, tokens: Sequence[int]) -> None:
-        """A continuation has ended: `tokens` are its prompt and what was served. Never waits."""
+        """Take in a continuation that has ended: `tokens` are its prompt and what was served. Never waits."""
         prompt = len(request.prompt)
         if request.do_not_collect or len(tokens) <= prompt or self._draw() >= self._share:
             return
@@ -67,7 +67,7 @@ class Collector:
             self._collected.labels("dropped").inc()
 
     def close(self, seconds: float = 2.0) -> None:
-        """Write what waits, for so long at most, and end the thread."""
+        """Write what waits and end the thread; wait at most `seconds` for each of the two."""
         try:
             self._waiting.put(None, timeout=seconds)
         except queue.Full:
@@ -80,7 +80,7 @@ class Collector:
         self._files.close()
 
     def _write(self, kept: Collected) -> str:
-        """The outcome."""
+        """Write one continuation; return the outcome."""
         try:
             self._files.write(kept.line())
         except OSError as error:

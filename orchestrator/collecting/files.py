@@ -1,4 +1,7 @@
-"""Writes lines into files of one folder that together stay below a size. Blocking: for its own thread."""
+"""Writes lines into files of one folder that together stay below a size.
+
+Its functions block, so they run in a thread of their own.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from outrider.collected import PATTERN
 from outrider.protocol.errors import ConfigError
 
 FILES = 8
-"""The allowed size is divided into so many files; the oldest is deleted for a new one."""
+"""Number of files that the allowed size is divided into. The oldest is deleted to make room for a new one."""
 
 
 class RotatedFiles:
@@ -39,10 +42,11 @@ class RotatedFiles:
             raise ConfigError(f"collect: cannot write to the folder {folder!r}; name another one")
 
     def write(self, line: str) -> None:
-        """Append one line; one that alone is larger than a file may be is left out.
+        """Append one line. A line that is larger than a whole file may be is dropped.
 
         Raises:
-            OSError: it could not be written, such as to a full disk; the next line goes to a new file.
+            OSError: it could not be written, for example because the disk is full; the next line goes to a
+                new file.
         """
         data, max_file_bytes = line.encode(), self._max_bytes // FILES
         if len(data) > max_file_bytes:
@@ -55,7 +59,7 @@ class RotatedFiles:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._size += len(data)
         except OSError:
-            self.close()  # what was cut stays the end of its file
+            self.close()  # a line that was cut off stays the end of its file
             raise
 
     def close(self) -> None:
@@ -74,7 +78,7 @@ class RotatedFiles:
         self._size = 0
 
     def _make_room(self, max_bytes: int) -> None:
-        """Delete the oldest files until those left have at most `max_bytes`."""
+        """Delete the oldest files until the others have at most `max_bytes` together."""
         sizes = {path: _size(path) for path in sorted(self._folder.glob(PATTERN))}  # oldest first
         total = sum(sizes.values())
         for path, size in sizes.items():
@@ -85,7 +89,7 @@ class RotatedFiles:
 
 
 def _size(path: Path) -> int:
-    """0 for one that another process has deleted."""
+    """Size of a file in bytes; 0 when another process has deleted it."""
     try:
         return path.stat().st_size
     except FileNotFoundError:

@@ -1,1 +1,1 @@
-"""The OpenAI API over HTTP, as a process of its own before the orchestrators."""
+"""The OpenAI API over HTTP: a process of its own in front of the orchestrators."""

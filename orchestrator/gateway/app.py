@@ -37,7 +37,7 @@ NOT_ALLOWED = Kind(405, "invalid_request_error", "method_not_allowed")
 TRACEPARENT = re.compile(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 HEALTH_SECONDS = 2.0
 OPEN = ("/health", "/version", "/metrics")
-"""Need no token, and are in no log."""
+"""Paths that need no token and are not logged."""
 ENDPOINTS = (
     *("/v1/completions", "/v1/chat/completions", responses.PATH),
     *("/v1/models", "/tokenize", "/detokenize"),
@@ -47,7 +47,7 @@ ENDPOINTS = (
 
 
 class Gateway:
-    """The application. `draining` refuses what comes, when the process is to end."""
+    """The application. While `draining` is set, because the process ends, it refuses new requests."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Gateway:
         calls: CallFormat | None = None,
         figures: bool = False,
     ) -> None:
-        """`calls`: how the model writes calls of tools; None: it cannot."""
+        """`calls` is the format in which the model writes tool calls; None: it cannot call tools."""
         self._calls = calls
         self.draining = False
         self.running = 0
@@ -158,8 +158,9 @@ class Gateway:
 
 
 class _Answer:
-    """Puts the request's id on the answer, and keeps its status, 0 before it has begun, and of a refusal the
-    field that is wrong."""
+    """Adds the request's id to the answer's headers. Keeps the answer's status, which is 0 before it has begun,
+    and of a refusal the field that is wrong.
+    """
 
     def __init__(self, send: Send, request_id: str) -> None:
         self._send = send
@@ -176,7 +177,7 @@ class _Answer:
 
 
 class _App:
-    """Makes an ASGI application of a method: Starlette takes functions for something else."""
+    """Wraps a method as an ASGI application: Starlette would take a plain function for another interface."""
 
     def __init__(self, path: str, method: str, answer: Callable[[Scope, Receive, Send], Any]) -> None:
         self._path = path
@@ -192,13 +193,13 @@ class _App:
 
 
 def health_of(channel: Any) -> Callable[[], Awaitable[bool]]:
-    """Asks the orchestrator behind a channel whether it serves."""
+    """Return a function that asks the orchestrator at the end of a channel whether it serves."""
     stub = health_pb2_grpc.HealthStub(channel)
 
     async def healthy() -> bool:
         try:
             answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=HEALTH_SECONDS)
-        except Exception:  # whatever it is, it does not serve
+        except Exception:  # whatever the error is, the orchestrator does not serve
             return False
         serving: bool = answer.status == health_pb2.HealthCheckResponse.SERVING
         return serving
@@ -211,7 +212,7 @@ def _route(path: str, answer: Any, method: str) -> Route:
 
 
 def _state(headers: dict[bytes, bytes]) -> dict[str, Any]:
-    """What is taken from a request's headers: the caller's id, trace and token, passed on as they are."""
+    """What is taken from a request's headers and passed on unchanged: its id, trace and token."""
     given = headers.get(HEADER.encode(), b"").decode("latin-1")
     trace = headers.get(b"traceparent", b"")
     return {

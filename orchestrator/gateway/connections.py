@@ -1,5 +1,8 @@
-"""Connections of the gateway: what comes before a request's body has a bound in bytes and in seconds. Callers
-that speak HTTP/1.0, ask for another protocol or have closed their sending side are answered too."""
+"""Connections of the gateway.
+
+What comes before a request's body is bounded in bytes and in seconds. Callers that speak HTTP/1.0, ask for
+another protocol, or have closed their sending side are answered too.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +14,24 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 HEAD_BYTES = 64 << 10
-"""Of a request's first line and headers, and of what surrounds its body: trailers, and notes on chunks. What
-has come at once with the last of the headers, or with a part of the body, is not counted."""
+"""Most bytes of a request's first line and headers, and of what surrounds its body: trailers and chunk
+extensions. What arrives with the last of the headers, or with a part of the body, is not counted."""
 HEAD_SECONDS = 20.0
-"""Longest wait for them, from a connection's beginning or a further request's first byte."""
+"""Longest wait for the headers, from a connection's beginning or a further request's first byte."""
 PROCESSING = b"HTTP/1.1 102 Processing\r\n\r\n"
-"""Changes nothing for a caller that listens; the system of one that has gone answers it with a reset."""
+"""An interim answer that tells whether the caller is there: it changes nothing for one that listens, and the
+operating system of one that has gone answers with a reset."""
 LOOK_SECONDS = 0.1
-"""How often a connection that may be gone is looked at."""
+"""Seconds between two looks at a connection that may be gone."""
 UNREAD_SECONDS = 60.0
-"""Longest time in which a caller takes nothing of an answer that waits for it."""
+"""Longest time in which a caller reads nothing of an answer that waits to be sent."""
 LINGER_SECONDS = 5.0
 """Longest wait for the rest of a body whose answer has been sent."""
 TOO_LARGE = f"The request's headers are larger than {HEAD_BYTES} bytes; shorten them."
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's, which would keep headers without end in memory, and wait for ever for their end."""
+    """uvicorn's connection, with the bounds on the size of headers and the wait for them that it lacks."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
@@ -36,7 +40,7 @@ class Connection(HttpToolsProtocol):
         self._head_ended = False
         """The last that came had the end of the headers, or a part of the body."""
         self._deadline: asyncio.TimerHandle | None = None
-        """Set while the end of the headers is waited for."""
+        """Set while the connection waits for the end of the headers."""
         self._unread: asyncio.TimerHandle | None = None
         """Set while the caller has to read before more can be written."""
 
@@ -52,7 +56,7 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """See uvicorn, which would wait for ever for a caller who reads no more."""
+        """See uvicorn, which would wait for ever for a caller who has stopped reading."""
         super().pause_writing()
         self._unread = self.loop.call_later(UNREAD_SECONDS, self.transport.abort)
 
@@ -70,13 +74,13 @@ class Connection(HttpToolsProtocol):
             self.send_400_response(TOO_LARGE)
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """The caller sends no more: it has gone, or only closed its sending side and waits for the answer."""
+        """The caller sends no more: it has gone, or has closed its sending side and waits for the answer."""
         cycle = self.cycle
         if cycle is None or cycle.response_complete or cycle.more_body or self._deadline is not None:
             return None
         begun = cycle.response_started or bool(self.pipeline)
         if self.scheme == "https" or not (begun or self.scope["http_version"] == "1.1"):
-            return None  # TLS closes both sides; before an answer HTTP/1.0 takes nothing that would tell
+            return None  # TLS closes both sides; HTTP/1.0 has no interim answer to probe with
         if not begun:
             self.transport.write(PROCESSING)
         cycle.keep_alive = False
@@ -84,7 +88,7 @@ class Connection(HttpToolsProtocol):
         return True
 
     def _look(self) -> None:
-        """End a connection that the other side has reset. Nothing else would: it is read no more."""
+        """End a connection that the other side has reset. Nothing else notices: it is not read any more."""
         if self.transport.is_closing() or self.cycle.response_complete:
             return
         if self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
@@ -129,14 +133,14 @@ class Connection(HttpToolsProtocol):
             self.transport.close()  # the end that `_Lingering` waits for
 
     def plain_head(self) -> bytes:
-        """The headers that have come, without the wish for another protocol."""
+        """The headers that have come, without the one that asks for another protocol."""
         lines = [name + b": " + value for name, value in self.headers if name != b"upgrade"]
         version = self.parser.get_http_version().encode()
         first = self.parser.get_method() + b" " + self.url + b" HTTP/" + version
         return b"\r\n".join([first, *lines, b"", b""])
 
     def _comes_again(self) -> bool:
-        """Whether the parser ends the message here because of `upgrade`, and reads it once more without."""
+        """Whether the parser ends the message here because of `upgrade`; it is then read again without it."""
         return bool(self.parser.should_upgrade())
 
     def _await_head(self) -> None:
@@ -155,8 +159,11 @@ class Connection(HttpToolsProtocol):
 
 
 class _Lingering:
-    """The transport of one answer. Closed while the body still comes, it would be reset, and the caller would
-    not see why: so the rest is read, and dropped."""
+    """The transport of one answer, which reads and drops the rest of a request's body before it closes.
+
+    If it closed while the body still comes, the connection would be reset, and the caller would not see the
+    answer that says why.
+    """
 
     def __init__(self, connection: Connection, cycle: RequestResponseCycle) -> None:
         self._connection = connection
@@ -175,8 +182,10 @@ class _Lingering:
 
 
 class _Parser(httptools.HttpRequestParser):
-    """httptools', which would end a request with `upgrade` at its headers. No other protocol is spoken here,
-    so it is a request like others, whose body follows."""
+    """The parser of httptools, which would end a request with `upgrade` at its headers.
+
+    No other protocol is spoken here, so this is a request like any other, and its body follows.
+    """
 
     def __init__(self, connection: Connection) -> None:
         super().__init__(connection)
@@ -184,7 +193,7 @@ class _Parser(httptools.HttpRequestParser):
         self._connection = connection
 
     def feed_data(self, data: Any) -> None:
-        """See httptools. A new parser goes on: the old one may hold that the connection ends here."""
+        """See httptools. After `upgrade` a new parser goes on: to the old one the connection may be over."""
         parser, connection = self, self._connection
         while True:
             try:
@@ -196,12 +205,12 @@ class _Parser(httptools.HttpRequestParser):
 
 
 def _send_without_chunks(cycle: RequestResponseCycle) -> None:
-    """An answer of unknown length ends with its connection: HTTP/1.0 knows no chunks."""
+    """Let an answer of unknown length end with its connection: HTTP/1.0 has no chunks."""
     send = cycle.send
 
     async def sent(message: Any) -> None:
         if message["type"] == "http.response.body":
-            cycle.expected_content_length = len(message.get("body", b""))  # each part is as long as it is
+            cycle.expected_content_length = len(message.get("body", b""))  # the check then passes
         await send(message)
 
     cycle.chunked_encoding = False

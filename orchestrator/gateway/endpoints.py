@@ -25,7 +25,7 @@ from outrider.protocol.errors import InvalidRequest, UnknownModel
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What all endpoints work with; a request may take `seconds`."""
+    """What all endpoints share; a request may take at most `seconds`."""
 
     client: AsyncClient
     bodies: Bodies
@@ -33,7 +33,7 @@ class Resources:
     seconds: float
 
     async def work(self, receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-        """Do the work of a request, until its caller goes."""
+        """Do the work of a request; cancel it when its caller goes."""
         await while_connected(receive, work, self.instruments.aborted)
 
     def call(self, scope: Scope) -> dict[str, Any]:
@@ -41,7 +41,7 @@ class Resources:
         return {"timeout": self.seconds, "token": scope["state"]["token"]}
 
     async def events(self, request: HttpRequest, scope: Scope) -> AsyncGenerator[Event, None]:
-        """All events of a request, counted."""
+        """All events of a request; the metrics count them."""
         opened, first, instruments = time.monotonic(), True, self.instruments
         call = self.call(scope) | {name: scope["state"][name] for name in ("request_id", "traceparent")}
         streams = [partial(self.client.stream, one, **call) for one in request.requests]
@@ -61,7 +61,7 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class Generating:
-    """`/v1/completions` or `/v1/chat/completions`; `parse` makes the request of a body's JSON."""
+    """`/v1/completions` or `/v1/chat/completions`; `parse` makes the request from a body's JSON."""
 
     resources: Resources
     parse: Callable[[Any], HttpRequest]
@@ -95,7 +95,7 @@ class Generating:
         await send_json(send, 200, answer.finished(found, echoed) | figures)
 
     async def _prompt(self, prompt: Any, scope: Scope) -> str:
-        """A prompt's text; that of token ids has all tokens spelled out."""
+        """A prompt's text. A prompt of token ids is decoded, special tokens included."""
         if isinstance(prompt, str):
             return prompt
         call = self.resources.call(scope)
@@ -134,7 +134,7 @@ class Models:
 async def _parts(
     answer: Answer, events: AsyncGenerator[Event, None], progress: StreamProgress | None, figures: bool
 ) -> AsyncGenerator[bytes, None]:
-    """What a stream says of each event, which may be nothing, and at its end."""
+    """The part of a stream for each event, which may be empty, and the usage at its end if it is wanted."""
     ends = list[Complete]()
     async with aclosing(events):
         async for event in events:

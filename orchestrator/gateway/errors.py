@@ -44,7 +44,8 @@ KINDS: dict[type[OutriderError], Kind] = {
     DeadlineExceeded: Kind(504, "server_error", "timeout"),
     OutriderError: Kind(500, "server_error", "internal_error"),
 }
-"""Of an error its own kind or that of its nearest ancestor; docs/openai.md shows the same table."""
+"""Kinds by class of error. An error has its own class's kind or that of its nearest ancestor. docs/openai.md
+shows the same table."""
 UNEXPECTED = "internal error; the gateway's log has the details"
 PARAMETERS = (
     (re.compile(r"^(sampling|chat)\."), ""),
@@ -52,7 +53,7 @@ PARAMETERS = (
     (re.compile(r"^(text|token_ids\.ids)(?=\[|$)"), "prompt"),
     (re.compile(r"^token_ids(?=\[|$)"), "tokens"),
 )
-"""How the fields of the gRPC request are called here."""
+"""Patterns that turn names of fields of the gRPC request into the names of this API."""
 
 
 class Problem(Exception):
@@ -75,18 +76,18 @@ class Problem(Exception):
         return self.message
 
     def body(self) -> dict[str, Any]:
-        """As OpenAI's services say it."""
+        """The error as a JSON body, in the form of OpenAI's API."""
         error = {"message": self.message, "type": self.kind.type}
         return {"error": {**error, "param": self.parameter, "code": self.kind.code}}
 
 
 def wrong(parameter: str, problem: str) -> Problem:
-    """A field of the request is wrong."""
+    """The problem for a field of the request that is wrong."""
     return Problem(KINDS[InvalidRequest], f"{parameter}: {problem}", parameter)
 
 
 def problem_of(error: OutriderError) -> Problem:
-    """The answer for one of the project's own errors."""
+    """The problem that answers one of the project's own errors."""
     kind = next(KINDS[one] for one in type(error).__mro__ if one in KINDS)
     parameter = None if error.field is None else _parameter(error.field)
     message = str(error)

@@ -1,5 +1,5 @@
-"""A port for those inside: probes and Prometheus. It has no TLS, no tokens and no callers that could fill it,
-and it answers until the last request of a drain has ended."""
+"""A second port, for probes and Prometheus. It has no TLS and no tokens, and public callers, who do not reach
+it, cannot use up its connections. It answers until the last request of a drain has ended."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Inner:
 
 @asynccontextmanager
 async def inner_page(host: str, port: int, gateway: Gateway) -> AsyncIterator[str]:
-    """Serve it meanwhile; yields its URL, empty where the port is -1.
+    """Serve the port inside the `with` block; yield its URL, which is empty when the port is -1.
 
     Raises:
         ConfigError: the address cannot be bound.

@@ -1,4 +1,4 @@
-"""Metrics of the gateway, and the names under which dashboards made for vLLM look for acceptance."""
+"""Metrics of the gateway, some also under the names that dashboards made for vLLM look for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outrider.telemetry.metric_parts import Maker
 from outrider.telemetry.request_metrics import DURATION_BUCKETS, FIRST_TOKEN_BUCKETS
 
 GONE = 499
-"""Status of an answer whose caller had gone before it began."""
+"""Status that is counted when the caller had gone before the answer began."""
 
 
 class GatewayInstruments:
@@ -20,7 +20,7 @@ class GatewayInstruments:
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         make = Maker("outrider_gateway", registry)
         self.described = make.made
-        """All metrics of our own names."""
+        """All metrics with names of our own."""
         self._finished = make.counter("requests", "Requests answered.", "endpoint", "status")
         self.aborted = make.counter("requests_aborted", "Requests whose caller had gone.")
         self.running = make.gauge("requests_running", "Requests that run.")
@@ -42,12 +42,12 @@ class GatewayInstruments:
         ]
 
     def finished(self, endpoint: str, status: int, seconds: float) -> None:
-        """A request has ended; 0 is the status of an answer that had not begun when its caller went."""
+        """Count a request that has ended. `status` is 0 when the caller went before the answer began."""
         self._finished.labels(endpoint, str(status or GONE)).inc()
         self._seconds.observe(seconds)
 
     def completed(self, model: str, tokens: int, speculation: Mapping[str, float]) -> None:
-        """A continuation ended."""
+        """Count a continuation that has ended."""
         self._tokens.inc(tokens)
         for counter, key in self._speculation:
             counter.labels(model).inc(speculation.get(key, 0))

@@ -30,15 +30,15 @@ from outrider.telemetry.logs import get_logger
 
 logger = get_logger(__name__)
 RETRIES = Retries(begin=())
-"""What is refused before it has begun is the caller's to try again, as the answer says when."""
+"""The gateway does not retry what is refused at its beginning: the answer tells the caller when to retry."""
 HTTP = ("http://", "https://")
 WATCH_SECONDS = 2.0
-"""How often files that may be renewed are looked at."""
+"""Seconds between two looks at files that may be renewed."""
 KEEP_ALIVE_SECONDS = 75
-"""A connection without a request is closed after it."""
+"""Seconds after which a connection without a request is closed."""
 BACKLOG = 2048
 MAX_CONNECTIONS = 2048
-"""Open connections and running requests, each; beyond that the answer is 503."""
+"""Most open connections, and most running requests. Beyond either, the answer is 503."""
 
 
 async def run(config: GatewayConfig) -> None:
@@ -81,7 +81,7 @@ async def run(config: GatewayConfig) -> None:
 
 
 def listening(config: GatewayConfig) -> socket.socket:
-    """A bound socket: the one that was handed over, or a new one.
+    """A bound socket: the one that another process handed over, or a new one.
 
     Raises:
         ConfigError: the address cannot be bound, or there is no such socket.
@@ -125,7 +125,7 @@ async def _serve(
 async def _drain(
     config: GatewayConfig, gateway: Gateway, server: Server, serving: asyncio.Task[None]
 ) -> None:
-    """New requests are refused, running ones end, and after the grace period they are cut off."""
+    """Refuse new requests, let running ones end, and cut them off after the grace period."""
     gateway.draining = True
     logger.info("draining", running=gateway.running, grace_seconds=config.grace_seconds)
     server.should_exit = True

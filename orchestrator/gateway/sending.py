@@ -16,7 +16,7 @@ JSON = b"application/json"
 EVENTS = b"text/event-stream; charset=utf-8"
 DONE = b"data: [DONE]\n\n"
 LINE_ENDS = "\x85\u2028\u2029"
-"""JSON may have them as they are, but some readers split text at them: they would cut an event."""
+"""Line ends that JSON allows in strings. Some readers split text at them, which would cut an event."""
 
 Scope = dict[str, Any]
 Receive = Callable[[], Coroutine[Any, Any, Any]]
@@ -24,14 +24,14 @@ Send = Callable[[Any], Coroutine[Any, Any, None]]
 
 
 async def send_json(send: Send, status: int, value: Any, headers: dict[str, str] | None = None) -> None:
-    """A whole answer."""
+    """Send a whole answer."""
     await send_bytes(send, status, dumped(value), JSON, headers)
 
 
 async def send_bytes(
     send: Send, status: int, data: bytes, kind: bytes, headers: dict[str, str] | None = None
 ) -> None:
-    """A whole answer of a media type."""
+    """Send a whole answer; `kind` is its media type."""
     given = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
     length = (b"content-length", str(len(data)).encode())
     await send(
@@ -45,14 +45,14 @@ async def send_bytes(
 
 
 async def send_problem(send: Send, error: Exception) -> Problem:
-    """The answer that stands for an error; what it says."""
+    """Send the answer that stands for an error; returns what the answer says."""
     problem = problem_from(error)
     await send_json(send, problem.kind.status, problem.body(), dict(problem.headers))
     return problem
 
 
 def dumped(value: Any) -> bytes:
-    """JSON, as short as it can be."""
+    """A value as JSON without spaces."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     for sign in LINE_ENDS:
         text = text.replace(sign, f"\\u{ord(sign):04x}")
@@ -60,7 +60,7 @@ def dumped(value: Any) -> bytes:
 
 
 def problem_from(error: Exception) -> Problem:
-    """What the caller hears of an error; what it must not hear is logged."""
+    """The problem that the caller is told. The details of an unexpected error are only logged."""
     if isinstance(error, Problem):
         return error
     if isinstance(error, OutriderError):
@@ -70,9 +70,9 @@ def problem_from(error: Exception) -> Problem:
 
 
 async def send_stream(send: Send, parts: AsyncGenerator[bytes, None], end: bytes = DONE) -> None:
-    """An answer of server-sent events, as they come, and its end.
+    """Send server-sent events as they come, then `end`.
 
-    The status is sent with the first one, even an empty one: what is refused before has a status of its own.
+    The status 200 is sent with the first part, even an empty one. An earlier error has its own status.
     """
     begun = False
     async with aclosing(parts):
@@ -101,11 +101,11 @@ async def _begin_stream(send: Send) -> None:
 
 
 def server_sent(value: Any, id: str = "", event: str = "") -> bytes:
-    """An event with a value as JSON, and its id and its name if it has them."""
+    """A server-sent event with a value as JSON, and with its id and name unless they are empty."""
     head = "".join(f"{name}: {text}\n" for name, text in (("id", id), ("event", event)) if text)
     return head.encode() + b"data: " + dumped(value) + b"\n\n"
 
 
 def body_part(data: bytes, last: bool = False) -> dict[str, Any]:
-    """Part of an answer's body."""
+    """The ASGI message for a part of an answer's body."""
     return {"type": "http.response.body", "body": data, "more_body": not last}

@@ -1,4 +1,4 @@
-"""uvicorn's server, in a process that has signals and several listeners of its own."""
+"""uvicorn's server, for a process that handles signals itself and has several listeners."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from outrider.sockets import endpoint_of
 
 
 class Server(uvicorn.Server):
-    """uvicorn's, which leaves the signals to us and says when it listens."""
+    """uvicorn's server, except that it leaves signals alone and sets `up` when it listens."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -32,12 +32,12 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Nothing is captured."""
+        """Capture no signals."""
         yield
 
 
 def server_config(app: Any, max_connections: int, grace_seconds: float, **more: Any) -> uvicorn.Config:
-    """What every listener of the gateway has in common; `more` are settings of uvicorn."""
+    """The settings that all listeners of the gateway share; `more` are further settings of uvicorn."""
     return uvicorn.Config(
         app,
         http=Connection,
@@ -50,13 +50,13 @@ def server_config(app: Any, max_connections: int, grace_seconds: float, **more: 
         server_header=False,
         proxy_headers=False,
         limit_concurrency=max_connections,
-        timeout_graceful_shutdown=math.ceil(grace_seconds),  # whole seconds, and 0 waits for nothing
+        timeout_graceful_shutdown=math.ceil(grace_seconds),  # in whole seconds; 0 does not wait
         **more,
     )
 
 
 def open_to(origins: Sequence[str], app: ASGIApp) -> ASGIApp:
-    """The application, which pages of these origins may call from a browser; * stands for all."""
+    """The application, such that pages of these origins may call it from a browser; * means all origins."""
     if not origins:
         return app
     methods = ("GET", "POST")
@@ -64,6 +64,6 @@ def open_to(origins: Sequence[str], app: ASGIApp) -> ASGIApp:
 
 
 def url_of(listener: socket.socket, scheme: str) -> str:
-    """Where a bound socket is reached."""
+    """The URL of a bound socket."""
     host, port = listener.getsockname()[:2]
     return f"{scheme}://{endpoint_of(host, port)}"

@@ -1,4 +1,4 @@
-"""Several requests of the client as one stream of events, and work that ends with its caller."""
+"""Merges several requests of the client into one stream of events, and ends work when its caller goes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from prometheus_client import Counter
 from outrider.client import Event
 
 WAITING_EVENTS = 64
-"""Read and not yet written, of all prompts of a request; beyond that the orchestrator is left to wait."""
+"""Most events of a request that are read and not yet written. Beyond that the orchestrator has to wait."""
 
 Open = Callable[[], AsyncGenerator[Event, None]]
 
@@ -22,7 +22,7 @@ async def merged(streams: Sequence[Open], per_stream: int) -> AsyncGenerator[Eve
     """The events of all streams as they come; each stream's indices follow those of the one before.
 
     Raises:
-        OutriderError: what the first stream that fails ends with; the others are closed.
+        OutriderError: the error of the first stream that fails; the others are closed.
     """
     if len(streams) == 1:
         async with aclosing(streams[0]()) as events:
@@ -74,7 +74,7 @@ async def _feed(queue: asyncio.Queue[Event | BaseException | None], open_stream:
         async with aclosing(open_stream()) as events:
             async for event in events:
                 await queue.put(replace(event, index=first + event.index))
-    except Exception as error:  # handed to the reader, whatever it is
+    except Exception as error:  # any error is handed to the reader
         await queue.put(error)
     else:
         await queue.put(None)

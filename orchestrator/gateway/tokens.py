@@ -48,7 +48,7 @@ def detokenize_from(body: Any) -> tuple[tuple[int, ...], str]:
 
 @dataclass(frozen=True, slots=True)
 class Converting:
-    """Both endpoints: one body in, one answer out."""
+    """Both endpoints; each reads one body and sends one answer."""
 
     resources: Resources
 

@@ -1,1 +1,1 @@
-"""What is counted, traced and drawn of requests, and how many drafts they need."""
+"""Metrics, traces and timelines of requests, and the number of drafts that they need."""

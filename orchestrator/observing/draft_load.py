@@ -1,4 +1,4 @@
-"""Counts how much sessions want and lack drafts, for the metrics and for the scaler."""
+"""Counts for how long sessions want and lack drafts, for the metrics and for the scaler."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from outrider.telemetry.draft_pool_instruments import DraftPoolInstruments
 
 @dataclass(slots=True, kw_only=True)
 class Totals:
-    """Sums since the start; seconds, but for the two counts."""
+    """Sums since the start of the process: seconds, and the counts `lags` and `steps`."""
 
     wanted_seconds: float = 0.0
     """Session time between verdicts in which drafts were wanted."""
     missing_seconds: float = 0.0
-    """The part of it without an open draft replica."""
+    """The part of `wanted_seconds` without an open draft replica."""
     idle_seconds: float = 0.0
-    """The part of it in which the session waited and its target ran no step."""
+    """The part of `wanted_seconds` in which the session waited and its target ran no step."""
     lag_seconds: float = 0.0
-    """From verdicts to the drafts' answers."""
+    """Sum of the times from a verdict to a draft's answer; `lags` is their number."""
     lags: int = 0
     step_seconds: float = 0.0
-    """Sum over the verify steps of sessions that have a draft."""
+    """Sum of the times of verify steps for sessions that have a draft; `steps` is their number."""
     steps: int = 0
 
     def __add__(self, other: Totals) -> Totals:
@@ -32,33 +32,33 @@ class Totals:
 
 
 class DraftLoad:
-    """Sessions that want drafts now, and the sums of what they had of them."""
+    """Sessions that want drafts now, and sums of how well drafts served them."""
 
     def __init__(self, instruments: DraftPoolInstruments) -> None:
         self.wanted = 0
         """Sessions that want a draft replica."""
         self.waiting = 0
-        """Those of them that have none open."""
+        """Sessions that want a draft replica and have none open."""
         self._instruments = instruments
         self.totals = Totals()
         """The sums so far."""
 
     def want(self, change: int) -> None:
-        """So many sessions more, or fewer, want a draft."""
+        """Add `change` to the number of sessions that want a draft."""
         self.wanted += change
         self._instruments.wanted.set(self.wanted)
 
     def wait(self, change: int) -> None:
-        """So many of them more, or fewer, have none open."""
+        """Add `change` to the number of sessions that want a draft and have none open."""
         self.waiting += change
         self._instruments.waiting.set(self.waiting)
 
     def parked(self) -> None:
-        """A session gave its draft up because its verify replica wants none."""
+        """Count a session that gave its draft up because its verify replica wants none."""
         self._instruments.parkings.inc()
 
     def round(self, seconds: float, idle: float, missing: bool) -> None:
-        """Time passed between two verdicts of a session that wants drafts."""
+        """Count the time between two verdicts of a session that wants drafts; `missing`: it has none open."""
         self.totals.wanted_seconds += seconds
         self.totals.missing_seconds += seconds if missing else 0.0
         self.totals.idle_seconds += idle
@@ -67,12 +67,12 @@ class DraftLoad:
         self._instruments.idle_seconds.inc(idle)
 
     def step(self, seconds: float) -> None:
-        """The target verified for a session that has a draft."""
+        """Count a verify step for a session that has a draft."""
         self.totals.step_seconds += seconds
         self.totals.steps += 1
 
     def answered(self, seconds: float) -> None:
-        """A draft's first block that knows of a verdict came so long after it."""
+        """Count a draft's answer: its first block that knows of a verdict came `seconds` after it."""
         self.totals.lag_seconds += seconds
         self.totals.lags += 1
         self._instruments.lag_seconds.observe(seconds)

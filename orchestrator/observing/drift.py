@@ -1,14 +1,14 @@
 """Finds out when a draft stops fitting the traffic: a change detector on acceptance.
 
-A draft that fits badly costs nothing but speed, so it goes unnoticed. The detector is
-Page-Hinkley's (Page, Continuous inspection schemes, Biometrika 41, 1954; Hinkley, Inference about the
-change-point from cumulative sum tests, Biometrika 58, 1971), one-sided. With x the outcomes and m their mean
-since the detector began, it sums m - x - TOLERANCE and alarms when the sum has risen by THRESHOLD above its
-lowest value. A fall of less than TOLERANCE lets the sum fall and is never reported for long; a larger one
-makes it rise, by the difference with every step. After an alarm it begins anew: what is, is the new normal.
+A draft that fits badly costs only speed, so nobody notices. The detector is Page-Hinkley's, one-sided (Page,
+Continuous inspection schemes, Biometrika 41, 1954; Hinkley, Inference about the change-point from cumulative
+sum tests, Biometrika 58, 1971). With x the outcomes and m their mean since the detector began, it sums m - x
+- TOLERANCE and alarms when the sum has risen by THRESHOLD above its lowest value. A fall of x by less than
+TOLERANCE makes the sum fall, so there is no lasting alarm. A larger fall makes the sum rise with every step
+by the difference. After an alarm the detector begins anew: the present level is the new normal.
 
 The outcome of a step is whether its walk took a candidate for the first position. Deeper positions are left
-out: how many of them are verified is the budget's choice, and changes with load alone.
+out: the budget decides how many of them are verified, so they change with load even if the draft does not.
 
 False-alarm rate and delay: docs/drift.md, `python -m benchmarks.drift`.
 """
@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from outrider.protocol.messages import Verdict
 
 TOLERANCE = 0.05
-"""Falls of acceptance below this are not worth an alarm."""
+"""Fall of mean acceptance below which there is no alarm."""
 THRESHOLD = 25.0
-"""Accumulated fall at which the alarm is raised."""
+"""Accumulated fall of acceptance at which the alarm is raised."""
 MIN_STEPS = 300
-"""Steps before the mean is trusted enough to compare with it."""
+"""Steps before the mean is trusted: no alarm comes earlier."""
 MAX_WATCHED = 256
-"""Pairs of task and draft replica; beyond, the one unused longest is forgotten."""
+"""Most pairs of task and draft replica that are watched. Beyond that the least recently used is forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +35,12 @@ class Reading:
     """The detector after one outcome."""
 
     statistic: float
-    """Accumulated fall as a share of what raises the alarm, 0 to 1."""
+    """Accumulated fall as a share of the fall that raises the alarm, 0 to 1."""
     alarm: bool
     before: float
     """Mean acceptance since the detector began."""
     steps: int
-    """Outcomes that the mean is over."""
+    """Number of outcomes in the mean."""
 
 
 class PageHinkley:
@@ -54,7 +54,7 @@ class PageHinkley:
         self._min_steps = min_steps
         self._steps, self._mean = 0, 0.0
         self._fall = 0.0
-        """Accumulated fall above its lowest value so far."""
+        """The sum, less its lowest value so far."""
 
     def observe(self, outcome: float) -> Reading:
         """Take one outcome into account; after an alarm the detector begins anew."""

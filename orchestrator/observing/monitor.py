@@ -1,6 +1,6 @@
-"""All that looks on while a session runs: counters, step records with their spans, and a shadow draft.
+"""Observes a session while it runs: counters, step records with their spans, and a shadow draft.
 
-The pipeline says what happened. Nothing here changes what a session does.
+The pipeline reports what happened. Nothing here changes what a session does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from outrider.protocol.messages import PromptFeatures, TokenBlock, Verdict
 
 
 class SessionMonitor:
-    """Looks on at one session."""
+    """Observes one session."""
 
     def __init__(
         self,
@@ -38,9 +38,9 @@ class SessionMonitor:
         self._begin_shadow = begin_shadow
         self._clock = clock
         self._shadow: Shadow | None = None
-        """Compares another draft with those at work; nothing waits for it."""
+        """Compares a shadow draft with the session's drafts; nothing waits for it."""
         self._prefill_ns = 0
-        """When a verify session was asked for, until its first verdict; then 0. Unix nanoseconds."""
+        """Unix nanoseconds at which a verify session was asked for; 0 from its first verdict on."""
 
     @property
     def timeline(self) -> tuple[TimelineEvent, ...]:
@@ -48,7 +48,7 @@ class SessionMonitor:
         return () if self._recorder is None else tuple(self._recorder.events)
 
     def verify_asked(self) -> None:
-        """A stream to a verify replica is asked for."""
+        """The session asks for a stream to a verify replica."""
         self._prefill_ns = time.time_ns()
         if self._recorder is not None:
             self._recorder.reopened(self._prefill_ns)
@@ -85,7 +85,7 @@ class SessionMonitor:
             self._recorder.add_block(block, time.time_ns())
 
     def verdict(self, verdict: Verdict) -> Step | None:
-        """A step committed tokens; returns the step where the client asked for steps."""
+        """A step committed tokens; return the step if the client asked for steps."""
         if self._shadow is not None:
             self._shadow.verdict(verdict)
         drift = self.observer.verdict(verdict, self._clock())

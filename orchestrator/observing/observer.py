@@ -1,4 +1,4 @@
-"""Counts every continuation: its steps, its need of drafts, and whether drafts still fit.
+"""Counts what every continuation does: its steps, its need for drafts, and whether drafts still fit.
 
 No I/O and no clock: `orchestrator.pipeline` says what happened and when.
 """
@@ -16,11 +16,11 @@ from outrider.telemetry.logs import get_logger
 
 logger = get_logger(__name__)
 RATE_SECONDS = 10
-"""Over which the rate of tokens is taken."""
+"""Seconds over which the rate of tokens is measured."""
 
 
 class Observers:
-    """Makes an observer for every continuation; they share the detectors of drift and the need of drafts."""
+    """Makes an observer for every continuation; they share drift detectors and counts of needed drafts."""
 
     def __init__(self, instruments: OrchestratorInstruments) -> None:
         self.load = DraftLoad(instruments.draft_pool)
@@ -97,13 +97,13 @@ class Observer:
         self._last_delivery = now
 
     def verdict(self, verdict: Verdict, now: float) -> Reading | None:
-        """A step committed tokens; returns what the drift detector says if it raises the alarm."""
+        """A step committed tokens; return the drift detector's reading if it raises the alarm."""
         self._instruments.speculation.step(verdict, self._task, self._draft)
         self._tokens.add(len(verdict.tokens), now)
         if self._wants_draft:
             self._count_time(verdict, now)
         self._last_verdict = now
-        if not self._draft or not verdict.draft_wanted:  # it pauses
+        if not self._draft or not verdict.draft_wanted:  # the draft pauses
             return None
         self._load.step((verdict.times.forward_us + verdict.times.sample_us) * 1e-6)
         if self._unanswered is None:
@@ -112,7 +112,7 @@ class Observer:
 
     @property
     def _draft(self) -> str:
-        """What drafts for the session at present; empty: nothing."""
+        """Endpoints of the session's open drafts, joined by +; empty: none is open."""
         return "+".join(sorted(self._drafts))
 
     @property
@@ -126,7 +126,7 @@ class Observer:
         self._unanswered = None
 
     def _count_time(self, verdict: Verdict, now: float) -> None:
-        """Time since the verdict before; the first one's was prefill."""
+        """Count the time since the last verdict. The time before the first verdict was prefill."""
         if self._last_verdict is not None:
             elapsed = max(now - self._last_verdict, 0.0)
             self._load.round(elapsed, verdict.times.idle_us * 1e-6, missing=not self._draft)
@@ -149,11 +149,11 @@ class Observer:
 
 
 class TokenRate:
-    """Tokens per second that this orchestrator makes, for a balancer in front of several."""
+    """Tokens per second that this orchestrator generates, for a balancer in front of several."""
 
     def __init__(self) -> None:
         self._counts: deque[tuple[int, int]] = deque()
-        """Whole seconds, and the tokens of each."""
+        """Pairs of a second of the clock and the tokens committed in it."""
 
     def add(self, tokens: int, now: float) -> None:
         """Tokens were committed."""
@@ -164,7 +164,7 @@ class TokenRate:
         self._forget(now)
 
     def per_second(self, now: float) -> float:
-        """The rate."""
+        """Tokens per second over the last `RATE_SECONDS`."""
         self._forget(now)
         return sum(tokens for _, tokens in self._counts) / RATE_SECONDS
 

@@ -18,12 +18,12 @@ from outrider.telemetry.logs import get_logger
 
 logger = get_logger(__name__)
 DIGITS = 4
-"""Decimals of times in seconds."""
+"""Decimal places of times in the log, in seconds."""
 OK = "OK"
 
 
 class RequestEnds:
-    """Records how requests end. With `log`, each has a log line."""
+    """Records how requests end. With `log`, each gets a log line."""
 
     def __init__(self, instruments: OrchestratorInstruments, *, log: bool) -> None:
         self._instruments = instruments
@@ -31,7 +31,7 @@ class RequestEnds:
 
     @contextmanager
     def recording(self, generation: Generation, waited: float) -> Iterator[None]:
-        """Around the run of a generation, which waited so many seconds for its place."""
+        """A context around the run of a generation, which waited `waited` seconds for its place."""
         problem = "INTERNAL_ERROR"
         try:
             yield
@@ -46,7 +46,7 @@ class RequestEnds:
             self._record(generation, waited, problem)
 
     def _record(self, generation: Generation, waited: float, problem: str) -> None:
-        """`problem` is the reason of what ended the request early; empty: nothing did."""
+        """`problem` is the reason why the request ended early; empty: it did not."""
         seconds = generation.shared.clock() - generation.arrived
         self._count(generation, seconds, problem)
         if self._log:
@@ -78,8 +78,8 @@ class RequestEnds:
 
 
 def _fields(generation: Generation, waited: float, seconds: float, problem: str) -> dict[str, Any]:
-    """The log line: counts over the continuations that ended, seconds from the request's arrival. Neither
-    its text nor its tokens are in it."""
+    """Fields of the log line. Counts are over the continuations that ended, times are from the request's
+    arrival. Neither text nor tokens of the request are in it."""
     request, completions = generation.request, generation.completions
     counts = Statistics.total(one.statistics for one in completions)
     first = min((one.first_token_seconds for one in completions if one.statistics.steps), default=None)

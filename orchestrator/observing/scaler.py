@@ -1,30 +1,33 @@
-"""How many draft replicas the sessions need. Pure: what is seen and the time are arguments.
+"""Computes how many draft replicas the sessions need. Pure: observations and the time are arguments.
 
-    demand    sessions that want drafts, a mean over about `MEAN_SECONDS`: by Little's law arrivals times the
-              time they stay, whatever their distributions, so nothing else has to be known of the traffic
+    demand    sessions that want drafts, as a mean over about `MEAN_SECONDS`. By Little's law it is the rate
+              of arrivals times their stay, whatever the distributions: nothing else is needed of the traffic
     capacity  sessions that one replica serves well
     replicas  demand / capacity, not rounded
 
-A draft engine always finds something to expand, so its utilization cannot be the signal; sessions can. A
-replica is taken to serve `UTILIZATION` of its slots, until it is seen to be short (docs/metrics.md): at k
-sessions a replica, sessions lack drafts for a share m of their time though there are slots, or drafts answer
-after a time `lag` longer than a target step while the target idles. Then
+A draft engine always finds something to expand, so its utilization cannot be the signal; the number of
+sessions can. A replica is assumed to serve `UTILIZATION` of its slots well, until the pool is seen to be
+short (docs/metrics.md). It is short when, at k sessions per replica, sessions lack drafts for a share m of
+their time although there are free slots, or when drafts answer after a time `lag` that is longer than a
+target step while the target idles. Then
 
     capacity = k * (1 - m)   or   k * step / lag
 
-which makes the number of replicas n * lag / step: the rule of Kubernetes' autoscaler, desired = ceil(current
-* metric / wanted metric), see
-https://kubernetes.io/docs/tasks/run-application/horizontal-pod-autoscale/#algorithm-details. What was learned
-so is kept, or the pool would shrink as soon as it had helped; it fades while nothing is short, doubling in
-`FADE_SECONDS`: multiplicative decrease and slow increase, as congestion control finds a capacity that nobody
-tells it (Chiu and Jain, 1989). A capacity is at least 1: two replicas cannot draft for one session.
+With the second, n replicas become n * lag / step. This is the rule of Kubernetes' autoscaler, desired =
+ceil(current * metric / wanted metric), see
+https://kubernetes.io/docs/tasks/run-application/horizontal-pod-autoscale/#algorithm-details. The learned
+capacity is kept, because otherwise the pool would shrink as soon as it had grown enough. While the pool is
+not short, the capacity doubles in `FADE_SECONDS`: a fast decrease and a slow increase, as congestion control
+finds a capacity that nobody reports to it (Chiu and Jain, 1989). A capacity is at least 1: two replicas
+cannot draft for one session.
 
-Several orchestrators. Each sees its own sessions, and in the replicas' answers to its probes how many
+With several orchestrators, each sees its own sessions, and the replicas' answers to its probes say how many
 sessions the others have open there. So each knows what the whole pool needs (`all_replicas`), for an
-autoscaler that asks one of them, as KEDA does; and its share of it by its sessions (`own_replicas`), for one
-that adds up what all report, as the autoscaler of Kubernetes does with an external metric. The fractions are
-why nothing is rounded here. Minimum, maximum and the time that a smaller number must hold are the
-autoscaler's: three orchestrators that each kept their highest would together keep more than there ever was.
+autoscaler that asks one of them, as KEDA does. It also knows the share of its own sessions in that
+(`own_replicas`), for an autoscaler that adds up all reports, as that of Kubernetes does with an external
+metric. Shares are fractions, so nothing is rounded here. The minimum, the maximum and how long a smaller
+number must hold are left to the autoscaler: three orchestrators that each kept their own highest demand would
+together keep more replicas than were ever needed.
 """
 
 from __future__ import annotations
@@ -36,50 +39,51 @@ from orchestrator.observing.draft_load import Totals
 from orchestrator.replicas.pool import DraftCapacity
 
 MEAN_SECONDS = 5.0
-"""About the time over which demand is a mean: a third of the period at which Kubernetes asks."""
+"""Approximate time over which demand is averaged: a third of the period at which Kubernetes asks."""
 MIN_SESSIONS = 0.02
-"""Less demand than this is none: the mean of sessions that ended a while ago."""
+"""Demand below which there is none: such a mean is left over from sessions that ended a while ago."""
 UTILIZATION = 0.8
-"""Share of a replica's slots that is planned for; the rest is for the next replica's start."""
+"""Share of a replica's slots that is planned for. The rest serves while the next replica starts."""
 SHORT_MISSING = 0.1
 SHORT_IDLE = 0.2
-"""Shares of the wanted time above which the pool is short; docs/metrics.md has the same."""
+"""Shares of the wanted time, without a draft and idle, above which the pool is short. See docs/metrics.md."""
 JUDGE_SECONDS = 10.0
-"""A judgement of whether the pool is short looks at this long, with one number of replicas."""
+"""Shortest time over which the pool is judged to be short or not, with one number of replicas."""
 JUDGE_WANTED_SECONDS = 2.0
-"""... and at no less session time."""
+"""Least wanted session time in such a judgement, in seconds."""
 MIN_FACTOR = 0.5
-"""A judgement at most halves the capacity."""
+"""Least factor by which one judgement changes the capacity: it at most halves it."""
 FADE_SECONDS = 1800.0
+"""Time in which a learned capacity doubles while the pool is not short."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation(DraftCapacity):
-    """What an orchestrator sees: the draft pool, and what its own sessions want of it."""
+    """What an orchestrator sees: the draft pool, and how its own sessions want drafts."""
 
     wanted: int
-    """Own sessions that want drafts."""
+    """Sessions of this orchestrator that want drafts."""
     totals: Totals
-    """Sums over the own sessions."""
+    """Sums over the sessions of this orchestrator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What is needed; finite numbers, none negative."""
+    """The demand for draft replicas; all numbers are finite and not negative."""
 
     own_replicas: float = 0.0
-    """This orchestrator's share of all."""
+    """The share of `all_replicas` that this orchestrator's sessions need."""
     all_replicas: float = 0.0
     sessions: float = 0.0
-    """Sessions that want drafts, those of others included."""
+    """Sessions that want drafts, with those of other orchestrators."""
     sessions_per_replica: float = 0.0
-    """What one replica is taken to serve well; 0 while none has been seen."""
+    """Sessions that one replica is assumed to serve well; 0 while no replica has been seen."""
 
 
 class Scaler:
     """Turns observations into the demand for replicas.
 
-    `sessions_per_replica` fixes the capacity; 0 has it learned.
+    `sessions_per_replica` fixes the capacity; with 0 it is learned.
     """
 
     def __init__(self, sessions_per_replica: int = 0) -> None:
@@ -87,14 +91,14 @@ class Scaler:
         self._own = _Mean()
         self._others = _Mean()
         self._slots = 0.0
-        """Slots of one replica, when one was last seen."""
+        """Mean slots of a replica when replicas were last seen."""
         self._learned = math.inf
         self._now: float | None = None
         self._judged: tuple[float, int, Totals] | None = None
         """Time, replicas and sums at the last judgement, or when the number of replicas last changed."""
 
     def observe(self, seen: Observation, now: float) -> Demand:
-        """The demand after one more observation; times may stand still, but not run backwards."""
+        """The demand after one more observation; `now` may repeat, but must not go back."""
         elapsed = math.inf if self._now is None else max(now - self._now, 0.0)
         self._now = now
         own = self._own.add(seen.wanted, elapsed)
@@ -108,7 +112,7 @@ class Scaler:
         sessions, capacity = own + others, self._capacity()
         if sessions < MIN_SESSIONS:
             return Demand(sessions_per_replica=capacity)
-        replicas = sessions / (capacity or max(sessions, 1.0))  # nothing known of replicas: one will tell
+        replicas = sessions / (capacity or max(sessions, 1.0))  # before any is seen, one is enough
         return Demand(
             own_replicas=replicas * own / sessions,
             all_replicas=replicas,
@@ -139,10 +143,10 @@ class Scaler:
 
 
 def _factor(lately: Totals, *, has_room: bool) -> float:
-    """What the load would have to be multiplied with for the pool not to be short; 1 or more: it is not."""
+    """The factor to multiply the load with so that the pool is not short; 1 or more: it is not short."""
     missing = lately.missing_seconds / lately.wanted_seconds
     factor = 1.0
-    if missing > SHORT_MISSING and has_room:  # without room, the slots already say it
+    if missing > SHORT_MISSING and has_room:  # without room, the slots already ask for more
         factor = 1.0 - missing
     if lately.idle_seconds / lately.wanted_seconds > SHORT_IDLE and lately.lags and lately.steps:
         lag, step = lately.lag_seconds / lately.lags, lately.step_seconds / lately.steps
@@ -152,11 +156,11 @@ def _factor(lately: Totals, *, has_room: bool) -> float:
 
 @dataclass(slots=True)
 class _Mean:
-    """A mean over about the last `MEAN_SECONDS`: each value counts as long as it held, older ones less."""
+    """A mean over about the last `MEAN_SECONDS`: values count by how long they held, older ones less."""
 
     value: float = 0.0
 
     def add(self, latest: int, elapsed: float) -> float:
-        """`latest` is the value now, and stands for the time since the one before."""
+        """Add the value that held for the last `elapsed` seconds; return the mean."""
         self.value += (latest - self.value) * -math.expm1(-elapsed / MEAN_SECONDS)
         return self.value

@@ -1,8 +1,8 @@
-"""KEDA's external scaler: asks for the number of draft replicas, and is told when there is work at all.
+"""The service that KEDA's external scaler asks for the number of draft replicas, and whether there is work.
 
-Answers need no token: KEDA has none to send, and what it is told are three numbers about load. A process that
-drains still answers, for what it sees of the draft pool stays true; one that does not know the replicas yet
-refuses, since a zero would stop drafts that others use.
+Calls need no token: KEDA has none to send, and the answers are three numbers about load. A process that
+drains still answers, because what it sees of the draft pool is still true. A process that does not know the
+replicas yet refuses, because a zero would stop drafts that others use.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ REPLICAS = "outrider_draft_replicas_desired"
 SESSIONS = "outrider_draft_sessions_wanted"
 PER_REPLICA = "outrider_draft_sessions_per_replica"
 MAX_STREAMS = 32
-"""Open calls of StreamIsActive; each holds nothing but the last answer."""
+"""Most open calls of StreamIsActive. Each holds only the last answer."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class ScalerServicer(externalscaler_pb2_grpc.ExternalScalerServicer):
-    """Watches the need of drafts, exports it and serves it."""
+    """Watches the need for drafts, exports it as metrics and serves it to KEDA."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class ScalerServicer(externalscaler_pb2_grpc.ExternalScalerServicer):
         self._streams = 0
 
     def observe(self) -> None:
-        """Look again; wake the streams when work has come or is over."""
+        """Update the demand; wake the streams when work has come or is over."""
         room = asdict(self._fleet.draft_capacity())
         seen = Observation(wanted=self._load.wanted, totals=replace(self._load.totals), **room)
         was_active, self._demand = self._active, self._scaler.observe(seen, self.clock())
@@ -77,7 +77,7 @@ class ScalerServicer(externalscaler_pb2_grpc.ExternalScalerServicer):
     async def StreamIsActive(  # noqa: N802 - the name on the wire
         self, request: pb2.ScaledObjectRef, context: Context
     ) -> None:
-        """The same now and at every change."""
+        """Whether any session wants drafts, now and at every change."""
         self._refuse_unless_known()
         if self._streams >= MAX_STREAMS:
             raise Overloaded(f"{MAX_STREAMS} streams of StreamIsActive are open; close one or poll IsActive")
@@ -93,14 +93,14 @@ class ScalerServicer(externalscaler_pb2_grpc.ExternalScalerServicer):
     async def GetMetricSpec(  # noqa: N802 - the name on the wire
         self, request: pb2.ScaledObjectRef, context: Context
     ) -> pb2.GetMetricSpecResponse:
-        """One metric, which is a number of replicas already."""
+        """The one metric: a number of replicas, so its target is 1."""
         spec = pb2.MetricSpec(metricName=REPLICAS, targetSize=1, targetSizeFloat=1.0)
         return pb2.GetMetricSpecResponse(metricSpecs=[spec])
 
     async def GetMetrics(  # noqa: N802 - the name on the wire
         self, request: pb2.GetMetricsRequest, context: Context
     ) -> pb2.GetMetricsResponse:
-        """The replicas that all sessions need, or one of the two numbers that it follows from."""
+        """The number of replicas that all sessions need, or one of the two numbers that it comes from."""
         self._refuse_unless_known()
         demand = self._demand
         values = {

@@ -1,4 +1,4 @@
-"""What speculation did for one continuation: raw counts and sums, ratios left to the reader."""
+"""What speculation did for one continuation, as raw counts and sums; readers compute ratios."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from outrider.protocol.messages import TokenBlock, Verdict
 
 SUMMED = ("steps", "committed", "verified", "accepted", "draft_losses", "verify_losses")
-"""What is reported of a request with several continuations."""
+"""Counters that are added up over the continuations of a request."""
 
 
 @dataclass(slots=True)
 class Statistics:
-    """Counters of one continuation; the words are those of `SpeculationStats` on the wire."""
+    """Counters of one continuation; the names are those of `SpeculationStats` in the protocol."""
 
     steps: int = 0
     committed: int = 0
@@ -22,7 +22,7 @@ class Statistics:
     verified: int = 0
     accepted: int = 0
     histogram: list[int] = field(default_factory=list)
-    """Steps that verified candidates, by how many they accepted: 0, 1, 2, ..."""
+    """Number of steps that verified candidates, by how many they accepted: 0, 1, 2, ..."""
     hits: int = 0
     predicted: int = 0
     """Verified nodes that the caller's prediction proposed."""
@@ -30,18 +30,18 @@ class Statistics:
     draft_losses: int = 0
     verify_losses: int = 0
     cached: int = 0
-    """Prompt tokens whose keys and values were at hand when the first verify session opened."""
+    """Prompt tokens whose keys and values the replica already had when the first verify session opened."""
     forward_us: int = 0
     sample_us: int = 0
     queue_us: int = 0
     idle_us: int = 0
     draft_us: int = 0
     decode_us: int = 0
-    """Rounds after the first verdict, by the verify replicas' clocks."""
+    """Time of the steps after the first verdict, with their queueing, by the verify replicas' clocks."""
     decode_busy_us: int = 0
-    """What of them was forwards, choosing and walking."""
+    """The part of `decode_us` in forwards, sampling and tree walks."""
     first_token_at: float | None = None
-    """On the clock of the caller of `add_verdict`."""
+    """Time of the first verdict, on the clock of the caller of `add_verdict`."""
 
     @classmethod
     def total(cls, parts: Iterable[Statistics]) -> Statistics:
@@ -87,6 +87,6 @@ class Statistics:
         self.idle_us += times.idle_us
 
     def _count_accepted(self, accepted: int) -> None:
-        """One more step that accepted so many."""
+        """Count one more step that accepted `accepted` candidates."""
         self.histogram += [0] * (accepted + 1 - len(self.histogram))
         self.histogram[accepted] += 1

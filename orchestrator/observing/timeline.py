@@ -1,7 +1,7 @@
-"""Computes where the time of each step went, for spans and for the picture.
+"""Computes where the time of each step went, for spans and for the timeline picture.
 
-Clocks of different machines differ: lanes are drawn by the clock of the service that did the work, wire
-bars are cut at zero length.
+Clocks of different machines differ. Each lane uses the clock of the service that did the work, and wire bars
+have at least zero length.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from outrider.protocol.messages import Origin, StepNodes, TokenBlock, Verdict
 MAX_EVENTS = 20_000
 MAX_LINKS = 128
 MAX_STEP_EVENTS = 128
-"""Most bars that are kept of one step: the last ones."""
+"""Most bars that are kept for one step. The last ones are kept."""
 
 
 class Lane(IntEnum):
-    """Lane of the picture; the numbers are those of the wire."""
+    """Lane of the picture; the numbers are those of the protocol."""
 
     DRAFT = 1
     WIRE = 2
@@ -49,9 +49,9 @@ class Step:
     drafted: int
     """Nodes that arrived meanwhile."""
     draft_us: int
-    """Time that the draft spent on them."""
+    """Time that the draft spent on these nodes, in microseconds."""
     wire_us: int
-    """What is left of the step after queue, forward and sample."""
+    """The rest of the step's time after queue, forward and sample, in microseconds."""
     links: tuple[str, ...]
     """Traceparents of the drafts' spans."""
     events: tuple[TimelineEvent, ...] = ()
@@ -59,7 +59,7 @@ class Step:
 
     @property
     def nodes(self) -> StepNodes:
-        """The verified nodes, where the session was opened with `record_steps`."""
+        """The verified nodes; empty unless the session was opened with `record_steps`."""
         return self.verdict.nodes or StepNodes((), (), ())
 
     @property
@@ -76,13 +76,13 @@ class Step:
 
     @property
     def bonus(self) -> int | None:
-        """The token that the target chose after the accepted nodes; None where the text ended at one."""
+        """The token that the target chose after the accepted nodes; None when one of them ended the text."""
         tokens = self.verdict.tokens
         return tokens[-1] if len(tokens) > len(self.accepted) else None
 
     @property
     def origins(self) -> list[Origin]:
-        """Who proposed each committed token first."""
+        """For each committed token, who proposed it first."""
         accepted = [self.nodes.origins[index] for index in self.accepted]
         return accepted + [Origin.TARGET] * (len(self.verdict.tokens) - len(accepted))
 
@@ -96,7 +96,7 @@ class StepRecorder:
         self._drafted = self._draft_us = 0
         self._links: list[str] = []
         self._bars: deque[TimelineEvent] = deque(maxlen=MAX_STEP_EVENTS)
-        """Since the last verdict."""
+        """Bars since the last verdict."""
         self.events: list[TimelineEvent] = []
 
     def reopened(self, now_ns: int) -> None:
@@ -116,7 +116,7 @@ class StepRecorder:
             self._add(Lane.WIRE, sent_ns, now_ns, "block", step, nodes)
 
     def add_verdict(self, verdict: Verdict, now_ns: int) -> Step:
-        """A verdict arrived: the step that it ends."""
+        """A verdict arrived; return the step that it ends."""
         times = verdict.times
         accounted = times.queue_us + times.forward_us + times.sample_us
         start_ns, self._start_ns = self._start_ns, now_ns

@@ -35,7 +35,7 @@ MAX_INT = 2**63 - 1
 """The largest integer that an attribute can hold."""
 CANCELLED = "CANCELLED"
 MAX_KEPT = 512
-"""Steps of a continuation that are kept until it is known whether it was slow: some 100 KB."""
+"""Most steps of a continuation that are kept until it is known whether it was slow: some 100 KB."""
 
 
 @dataclass(slots=True)
@@ -56,13 +56,13 @@ class RequestTrace:
         return cls(name, incoming, start_ns, traceparent)
 
     def continuation(self, index: int) -> str:
-        """The traceparent below which the spans of one continuation go: the first one's is the root span."""
+        """The parent of one continuation's spans, as a traceparent: for the first one it is the root span."""
         if index == 0 or not self.traceparent:
             return self.traceparent
         return f"{self.traceparent[:36]}{random.getrandbits(64) or 1:016x}{self.traceparent[52:]}"
 
     def record_continuation(self, traceparent: str, index: int, start_ns: int, end_ns: int) -> None:
-        """The span of a continuation after the first."""
+        """Record the span of a continuation after the first."""
         if index and traceparent:
             span_id = int(traceparent[36:52], 16)
             attributes = {"outrider.index": index}
@@ -78,7 +78,7 @@ class RequestTrace:
     def finish(
         self, request: ResolvedRequest, completions: list[Completion], end_ns: int, error: str
     ) -> None:
-        """Record the root span; `error` is the reason of what ended the request early, or empty."""
+        """Record the root span; `error` is the reason why the request ended early, or empty."""
         if self.traceparent:
             record_request(
                 self.traceparent,
@@ -92,10 +92,10 @@ class RequestTrace:
 
 
 class StepSpans:
-    """The spans of one continuation's steps: all of them, those of a slow one at its end, or none.
+    """The spans of one continuation's steps: all of them, none, or at its end those of a slow continuation.
 
-    With `slow`, the last `MAX_KEPT` steps of a sampled request are kept until its end. The replicas record
-    nothing then, because it is not known yet whether it will be slow.
+    With the detail `slow`, the last `MAX_KEPT` steps of a sampled request are kept until its end. The
+    replicas then record nothing, because it is not known yet whether it will be slow.
     """
 
     def __init__(self, traceparent: str = "", detail: TraceDetail = "all", slow_seconds: float = 0.0) -> None:
@@ -106,11 +106,11 @@ class StepSpans:
 
     @property
     def of_replicas(self) -> str:
-        """The traceparent below which replicas record their part; empty: they record nothing."""
+        """The traceparent that is the parent of the replicas' spans; empty: they record nothing."""
         return self._traceparent if self._detail == "all" else ""
 
     def prefill(self, start_ns: int, end_ns: int, tokens: int, cached: int) -> None:
-        """The time from opening a verify session to its first verdict."""
+        """Record the span from opening a verify session to its first verdict."""
         record_span(
             "prefill",
             parent=self._traceparent,
@@ -131,7 +131,7 @@ class StepSpans:
                 pass
 
     def end(self, seconds: float) -> None:
-        """The continuation has ended, so long after its request came."""
+        """The continuation has ended, `seconds` after its request arrived."""
         if seconds >= self._slow_seconds:
             for step, drift in self._kept:
                 record_step(self._traceparent, step, drift)
@@ -139,7 +139,7 @@ class StepSpans:
 
 
 def record_step(traceparent: str, step: Step, drift: Reading | None = None) -> None:
-    """One step, under the id that the other services derive for it too; `drift` is the alarm it raised."""
+    """Record one step, under the id that all services derive for it; `drift` is the alarm it raised."""
     if not is_sampled(traceparent):
         return
     verdict, times = step.verdict, step.verdict.times
@@ -179,7 +179,7 @@ def _operation(request: ResolvedRequest) -> str:
 
 
 def _attributes(request: ResolvedRequest, completions: list[Completion]) -> dict[str, Attribute]:
-    """Attributes of the request, and of what it gave."""
+    """Attributes of the request and of its results."""
     sampling, counts = request.sampling, Statistics.total(each.statistics for each in completions)
     assert sampling.max_tokens is not None
     return {

@@ -1,1 +1,1 @@
-"""Draft and verify replicas: found, probed, chosen, and the streams to them."""
+"""Finds, probes and chooses draft and verify replicas, and runs the streams to them."""

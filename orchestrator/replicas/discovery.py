@@ -1,4 +1,4 @@
-"""Finds the endpoints of replicas: a static list, DNS names that are polled, a file that is read again."""
+"""Finds the endpoints of replicas: in a static list, DNS names that are polled, and a file that is reread."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Address:
 
     @classmethod
     def parse(cls, setting: str, text: str) -> Address:
-        """Raises ConfigError, naming the setting, when the text is no address."""
+        """Raises ConfigError, naming the setting, when the text is not an address."""
         dns = text.startswith("dns:")
         host, _, port = text.removeprefix("dns:").rpartition(":")
         numbered = port.isascii() and port.isdigit() and 0 < int(port) < 65536
@@ -37,7 +37,7 @@ class Address:
 
 
 def _may_be_name(host: str) -> bool:
-    """Whether DNS can be asked for it: no part of it is empty or too long."""
+    """Whether a host can be looked up in DNS: no part of its name is empty or too long."""
     try:
         return bool(host.encode("idna"))
     except UnicodeError:
@@ -45,7 +45,7 @@ def _may_be_name(host: str) -> bool:
 
 
 def parse_replicas_file(text: str) -> dict[str, list[Address]]:
-    """The addresses of each kind; empty lines and lines with # are comments.
+    """The addresses of each kind. Empty lines and text after # are ignored.
 
     Raises:
         ConfigError: a line is not `verify host:port` or `draft host:port`.
@@ -71,14 +71,14 @@ class Discovery:
     static: tuple[Address, ...]
     file: Path | None
     _resolved: dict[str, list[str]] = field(default_factory=dict)
-    """Last answer of each DNS name: one that cannot be asked now keeps its replicas."""
+    """Endpoints in the last answer for each DNS name. A name that does not resolve now keeps its replicas."""
     _unresolved: set[str] = field(default_factory=set)
-    """DNS names that could not be asked last time; each is warned of once."""
+    """DNS names that did not resolve last time, so that each failure is logged once."""
     _listed: list[Address] = field(default_factory=list)
 
     @classmethod
     def configure(cls, kind: str, static: Iterable[str], replicas_file: str) -> Discovery:
-        """From settings.
+        """Make a discovery from settings.
 
         Raises:
             ConfigError: an address does not parse, or the file cannot be read.
@@ -100,8 +100,10 @@ class Discovery:
         return list(found)
 
     def tls_name(self, endpoint: str) -> str:
-        """The DNS name that an endpoint was found under: its certificate is for this name, not for the
-        address of one pod. Empty when it was given as it is."""
+        """The DNS name that an endpoint was found under, or empty when it was configured as an address.
+
+        The replica's certificate is for this name, not for the address of one pod.
+        """
         for text, endpoints in self._resolved.items():
             if endpoint in endpoints:
                 return Address.parse(self.kind, text).host

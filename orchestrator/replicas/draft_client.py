@@ -1,4 +1,4 @@
-"""One draft session on one replica: messages of the wire <-> events of the session."""
+"""One draft session on one replica: translates between protocol messages and the session's events."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class DraftClient:
     def __init__(self, stream: int, opening: OpenDraft, deliver: Callable[[Event], Awaitable[None]]) -> None:
         self.stream = stream
         self.reads_features = False
-        """The replica reads what the target's layers make of the text."""
+        """True when the replica reads features of the target's layers."""
         self._deliver = deliver
         self._endpoint = ""
         self._traceparent = opening.traceparent
@@ -41,13 +41,13 @@ class DraftClient:
 
     def commit(self, verdict: Verdict) -> None:
         """Tell the replica what the target committed."""
-        message = verdict if verdict.nodes is None else replace(verdict, nodes=None)  # those are the caller's
+        message = verdict if verdict.nodes is None else replace(verdict, nodes=None)  # for the caller only
         if message.features and not self.reads_features:
             message = replace(message, features=b"")
         self._messages.send(draft_pb2.DraftRequest(verdict=verdict_to_pb(message)))
 
     def tell(self, features: PromptFeatures) -> None:
-        """Tell the replica, if it reads that, what the target made of a part of the text."""
+        """Send the replica the target's features of a part of the text, if it reads them."""
         if self.reads_features:
             part = prompt_features_to_pb(features)
             self._messages.send(draft_pb2.DraftRequest(prompt_features=part))
@@ -87,4 +87,4 @@ class DraftClient:
                 opened = opened_from_pb(response.opened)
                 await self._deliver(DraftOpened(self.stream, opened, self._endpoint, self._may_be_silent))
             case _:
-                raise InternalError("the draft replica sent a message that says nothing")
+                raise InternalError("the draft replica sent an empty message")

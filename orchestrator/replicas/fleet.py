@@ -1,7 +1,7 @@
 """The verify and draft replicas that a running orchestrator knows.
 
-Discovery lists their endpoints, which may come and go. Each listed replica is probed again and again.
-Sessions reserve places at the replicas, and wait where there is none.
+Discovery lists their endpoints, which may come and go. Each listed replica is probed periodically.
+Sessions reserve places at the replicas, and wait while there are none.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ RESPONSE_BYTES = {
     "outrider.internal.v1.VerifyService/GetTokenizer": 64 << 20,
     "outrider.internal.v1.VerifyService/FetchKv": 16 << 20,
 }
-"""Largest messages of replicas. A block of 1,024 nodes has 19 KiB, a verdict 300 bytes for each token with 20
-alternatives, a tokenizer tens of MiB, a KV page of a large model 8."""
+"""Largest messages of replicas in bytes, by service or method. A block of 1,024 nodes has 19 KiB, a verdict
+300 bytes per token with 20 alternatives, a tokenizer tens of MiB, a KV page of a large model 8 MiB."""
 MOVES = 8
-"""Sessions that leave a draining replica at once: each costs its new one a prefill, or a transfer."""
+"""Most sessions that leave a draining replica at once. Each costs its new replica a prefill or a transfer."""
 RELAYS = 4
-"""Transfers of keys and values at once. Each has one message in memory and takes time of the event loop."""
+"""Most transfers of keys and values at once. Each keeps one message in memory and takes event loop time."""
 DOWN_PROBE_SECONDS = 0.25
-"""Time between probes of a replica that cannot be used, and between searches for the first verify replica:
-requests wait for it."""
+"""Seconds between probes of a replica that cannot be used, and between searches for the first verify replica.
+They are short because requests wait."""
 
 
 @dataclass(slots=True)
@@ -91,11 +91,11 @@ class Fleet:
         self._instruments = instruments
         self._on_serving = on_serving
         self._on_round = on_round
-        """Called after each discovery: every `discovery_seconds` once a model is served."""
+        """Called after each discovery, which is every `discovery_seconds` once a model is served."""
         self._on_change = on_change
         """Called after every probe, and when a replica has admitted a session."""
         self._room = 0
-        """Sessions of ours that verify replicas have room for; while none can be used, the last number."""
+        """Sessions of this orchestrator that verify replicas have room for; kept while none can be used."""
         self._serving = False
         self._clock = clock
         addresses = {"verify": config.verify, "draft": config.draft}
@@ -129,15 +129,17 @@ class Fleet:
             await self._close_channels()
 
     async def ready(self) -> None:
-        """Wait until a verify replica is known and every replica listed so far has been probed once, so that
-        the first request already finds its draft."""
+        """Wait until a verify replica is known and every listed replica has been probed once.
+
+        Then the first request already finds its draft.
+        """
         while self.served is None or any(
             pool.count(ReplicaState.UNKNOWN, 0.0) for pool in self.pools.values()
         ):
             await self._change.wait()
 
     def misfits(self) -> list[str]:
-        """Why drafts that answered cannot be used with the model that is served."""
+        """For each draft that answered and does not fit the served model, why it cannot be used."""
         return [replica.mismatch for replica in self.pools["draft"] if replica.mismatch]
 
     def feature_layers(self) -> tuple[int, ...]:
@@ -146,7 +148,7 @@ class Fleet:
         return tuple(sorted({layer for info in infos for layer in info.feature_layers})[:MAX_FEATURE_LAYERS])
 
     def draft_capacity(self) -> DraftCapacity:
-        """The draft pool as the last probes found it."""
+        """The capacity of the draft pool according to the last probes."""
         usable = self.pools["draft"].usable(self._clock())
         answered = [replica for replica in self.pools["draft"] if replica.info is not None]
         slots = sum(replica.info.max_sessions for replica in usable if replica.info is not None)
@@ -158,8 +160,11 @@ class Fleet:
         return DraftCapacity(len(usable), slots, max(others, 0))
 
     def capacity(self) -> int:
-        """How many continuations may run at once. While no verify replica can be used, the number stays what
-        it was: continuations wait for a replica, at most for the recovery time."""
+        """How many continuations may run at once.
+
+        While no verify replica can be used, the last number holds: continuations wait for a replica, at most
+        for the recovery time.
+        """
         if usable := self.pools["verify"].usable(self._clock()):
             self._room = sum(replica.room for replica in usable)
         return min(self._room, self._config.max_running or self._room)
@@ -187,8 +192,10 @@ class Fleet:
         avoid: str,
         beside: Sequence[str] = (),
     ) -> Reservation | None:
-        """A draft replica other than those at the endpoints `beside`, which the session has already; None
-        when none can be used now."""
+        """Reserve a draft replica; None when none can be used now.
+
+        It is not one of those at the endpoints `beside`, which the session has already.
+        """
         return self.pools["draft"].reserve(self._clock(), on_lost, tokens=tokens, avoid=avoid, beside=beside)
 
     def drafts(self, state: ReplicaState) -> list[Replica]:
@@ -218,12 +225,13 @@ class Fleet:
         prefer: str,
         give_up_at: float,
     ) -> Reservation:
-        """A verify replica with a model, waiting for one until `give_up_at`, or for as long as all are merely
-        full. `needs_weights`: it has to have the weights too.
+        """Reserve a verify replica with a model; wait for one until `give_up_at`, or while all are only full.
+
+        With `needs_weights` it has to have the same weights too.
 
         Raises:
-            NoReplica: there was none in time.
-            ModelGone: another model is served by now.
+            NoReplica: no replica was found in time.
+            ModelGone: another model is served now.
         """
         pool = self.pools["verify"]
         while True:
@@ -235,7 +243,7 @@ class Fleet:
             if reservation is not None:
                 return reservation
             wake_at = pool.next_change(now) or give_up_at
-            if pool.usable(now):  # all of them are full: none is lost
+            if pool.usable(now):  # all usable replicas are full, which is no failure
                 give_up_at = max(give_up_at, now + self._config.recovery_seconds)
             elif now >= give_up_at:
                 raise NoReplica("no verify replica can be used; all are down, draining or kept out")
@@ -256,7 +264,7 @@ class Fleet:
             A handle at the replica `to`.
 
         Raises:
-            StaleHandle: that did not succeed, for whatever reason; the tokens are to be computed again.
+            StaleHandle: the copy failed for any reason; the tokens have to be computed again.
         """
         try:
             async with self._relays:
@@ -280,7 +288,7 @@ class Fleet:
             return retired
 
     def failed(self, kind: str, reservation: Reservation, error: OutriderError) -> None:
-        """A session lost a replica: count that against the replica, and probe it at once."""
+        """A session lost a replica: count it against the replica, and probe the replica at once."""
         self.pools[kind].failed(reservation, error, self._clock())
         known = self._known.get((kind, reservation.replica.endpoint))
         if known is not None:
@@ -314,7 +322,7 @@ class Fleet:
             known.poke.clear()
 
     def _period(self, well: bool) -> float:
-        """Seconds until the next probe or discovery; few while what was found cannot be used."""
+        """Seconds until the next probe or discovery; few unless `well`: what was found can be used."""
         period = self._config.discovery_seconds
         return period if well else min(period, DOWN_PROBE_SECONDS)
 
@@ -333,7 +341,7 @@ class Fleet:
         return state in (ReplicaState.USABLE, ReplicaState.SHADOW)
 
     async def _ask(self, endpoint: str, known: _Known) -> None:
-        """Probe a replica and note its answer, or that there was none."""
+        """Probe a replica and note its answer, or that none came."""
         pool = self.pools[known.kind]
         try:
             answer = await probe(known.kind, known.channel)
@@ -351,13 +359,15 @@ class Fleet:
             known.silent = True
 
     def _move_away(self, kind: str, replica: Replica) -> None:
-        """Sessions leave a replica that goes. They stay at a verify replica whose keys and values cannot be
-        moved."""
+        """Make sessions leave a replica that goes out of service.
+
+        They stay at a verify replica whose keys and values cannot be moved.
+        """
         if kind == "draft" or (replica.info is not None and replica.info.kv_layout):
             self.pools[kind].move(replica, self._clock(), MOVES)
 
     async def _take_in(self, endpoint: str, known: _Known, info: ModelInfo, serving: bool) -> None:
-        """A replica has said what it serves."""
+        """Take in what a replica says it serves."""
         if known.kind == "verify" and serving:
             await self._served.consider(info, known.channel)
         self.pools[known.kind].seen(endpoint, info, serving, self._served.mismatch(known.kind, info))
@@ -374,7 +384,7 @@ class Fleet:
             known.warned = replica.mismatch
 
     def _changed(self) -> None:
-        """Wake those who wait for a replica or a place; report when verify replicas appear or disappear."""
+        """Wake those that wait for a replica or a place; report whether a verify replica is available."""
         self._on_change()
         self._change.set()
         self._change = asyncio.Event()

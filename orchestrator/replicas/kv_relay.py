@@ -1,7 +1,7 @@
-"""Carries keys and values from one verify replica to another, part by part and unread.
+"""Carries keys and values from one verify replica to another, part by part, without reading them.
 
-The replicas do not know each other: the orchestrator, which may call both, passes on what the owner says. At
-most one part is here at a time; gRPC's flow control makes the owner wait for the receiver.
+The replicas do not know each other: the orchestrator, which may call both, passes on what the owner sends. It
+holds at most one part at a time; gRPC's flow control makes the owner wait for the receiver.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from outrider.rpc.channels import error_of
 
 SERVICE = "/outrider.internal.v1.VerifyService/"
 QUIET_SECONDS = 5.0
-"""Longest time between two parts. A receiver looks at the first one after the step that it is in."""
+"""Longest time between two parts, in seconds. A receiver takes the first one only after its current step."""
 
 
 async def relay(
@@ -37,7 +37,7 @@ async def relay(
     """Move what a handle of `owner` holds, which covers `tokens`; returns a handle of `receiver`.
 
     Raises:
-        OutriderError: one of the replicas refused, failed, or was not done in time.
+        OutriderError: one of the replicas refused, failed, or did not finish in time.
     """
     fetching: Any = owner.unary_stream(
         f"{SERVICE}FetchKv", request_serializer=verify_pb2.FetchKvRequest.SerializeToString
@@ -49,7 +49,7 @@ async def relay(
     copying = asyncio.ensure_future(_copy(fetching, storing, first.SerializeToString()))
     try:
         await asyncio.wait({copying})
-    finally:  # a read or write is not cancelled but ends with its call; see `orchestrator.replicas.stream`
+    finally:  # a read or write ends with its call and is not cancelled; see `orchestrator.replicas.stream`
         fetching.cancel()
         storing.cancel()
         await asyncio.wait({copying})
@@ -60,7 +60,7 @@ async def relay(
 
 async def _copy(fetching: Any, storing: Any, first: bytes) -> KvHandle:
     quiet = _Watchdog(storing.cancel)
-    storing.add_done_callback(lambda _: fetching.cancel())  # an owner that says nothing is not waited for
+    storing.add_done_callback(lambda _: fetching.cancel())  # then nothing waits for the owner
     try:
         await storing.write(first)
         while (part := await fetching.read()) is not grpc.aio.EOF:
@@ -92,7 +92,7 @@ class _Watchdog:
 
 
 async def _why(call: Any) -> OutriderError:
-    """What ended a call before its time."""
+    """The error that ended a call too early."""
     try:
         await call
     except grpc.aio.AioRpcError as error:

@@ -1,4 +1,4 @@
-"""Which replicas of one kind there are, which can be used, and which one a session should use.
+"""Keeps track of the replicas of one kind: which can be used, and which one a session should use.
 
 Pure: `orchestrator.replicas.fleet` probes replicas and reports what it sees, sessions report how their
 streams ended, and time is passed in. A replica is usable when the last probe found it serving the right
@@ -30,14 +30,14 @@ from outrider.protocol.errors import (
 from outrider.protocol.messages import ModelInfo
 
 PREFIX_TOKENS = 64
-"""Prompts that agree in this many tokens are likely to share KV pages."""
+"""Number of first tokens of a prompt by which it is sent to the replica that may have its KV pages."""
 MAX_PREFIXES = 4096
 LOST_PROBES = 3
 """Probes in a row without an answer after which running sessions are moved."""
 MIN_BUSY_SECONDS = 0.05
-"""Shortest time for which a replica that refused a session for lack of room is not asked again."""
+"""Shortest time before a replica that refused a session for lack of room is asked again."""
 AFFINITY_SLACK = 2
-"""How many sessions more than the least loaded one a replica may have and still be chosen for its pages."""
+"""Number of sessions by which a replica with the prompt's pages may exceed the least loaded one."""
 
 
 class ReplicaState(StrEnum):
@@ -57,7 +57,7 @@ class ReplicaState(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """One replica as its probes and its sessions show it."""
+    """The state of one replica, as seen by probes and sessions."""
 
     endpoint: str
     info: ModelInfo | None = None
@@ -70,20 +70,23 @@ class Replica:
     failures: int = 0
     """Sessions in a row that failed on it."""
     open_until: float = 0.0
-    """Until when its circuit breaker is open."""
+    """Time until which its circuit breaker is open."""
     trial: Reservation | None = None
     """The session that tries the replica while its breaker is half open."""
     busy_until: float = 0.0
-    """Until when it gets no session because it refused one for lack of room."""
+    """Time until which it gets no session because it refused one for lack of room."""
     reservations: set[Reservation] = field(default_factory=set)
     """The sessions of this orchestrator that use it."""
     reservations_at_probe: int = 0
-    """How many there were at the last probe."""
+    """Number of `reservations` at the last probe."""
 
     @property
     def load(self) -> float:
-        """Share of its sessions in use: those of all callers at the last probe, corrected by how many of ours
-        have begun and ended since."""
+        """Sessions in use as a share of its maximum.
+
+        These are the sessions of all callers at the last probe, corrected by those of this orchestrator that
+        have begun or ended since.
+        """
         if self.info is None:
             return len(self.reservations)
         sessions = self.info.sessions + len(self.reservations) - self.reservations_at_probe
@@ -91,8 +94,11 @@ class Replica:
 
     @property
     def room(self) -> int:
-        """How many sessions of ours it has room for. Where other orchestrators use it too, one session more
-        may be opened: it waits at the replica, so that our turn comes when one of theirs ends."""
+        """Number of sessions of this orchestrator that it has room for.
+
+        If other orchestrators use it too, one more session may be opened. It waits at the replica and gets a
+        place when one of their sessions ends.
+        """
         if self.info is None:
             return 0
         others = max(0, self.info.sessions - self.reservations_at_probe)
@@ -107,12 +113,12 @@ class Reservation:
     replica: Replica
     on_lost: Callable[[OutriderError], None]
     incarnation: str = ""
-    """Incarnation of the process that admitted the session; empty before."""
+    """Incarnation of the process that admitted the session; empty until it is admitted."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftCapacity:
-    """What the draft pool has room for."""
+    """The capacity of the draft pool."""
 
     replicas: int
     """Draft replicas that can be used."""
@@ -133,7 +139,7 @@ class Replicas:
         self._affinity_slack = affinity_slack
         self._replicas: dict[str, Replica] = {}
         self._prefixes: OrderedDict[int, str] = OrderedDict()
-        """Hash of the first tokens of a prompt -> endpoint that saw it last."""
+        """Endpoint that saw a prompt last, by the hash of the prompt's first tokens."""
 
     def __iter__(self) -> Iterator[Replica]:
         return iter(self._replicas.values())
@@ -190,7 +196,7 @@ class Replicas:
             _lose(old, Unavailable(f"{endpoint} was restarted"))
 
     def refused(self, endpoint: str) -> None:
-        """The replica that answered a probe loads or drains: it gets no new sessions, those it has go on."""
+        """A replica answered a probe but loads or drains: it gets no new sessions, and its sessions go on."""
         replica = self._replicas.get(endpoint)
         if replica is None or replica.info is None:
             self.missed(endpoint, Unavailable(f"{endpoint} is not serving"))
@@ -198,7 +204,7 @@ class Replicas:
         replica.serving, replica.reachable, replica.missed_probes = False, True, 0
 
     def missed(self, endpoint: str, error: OutriderError) -> None:
-        """A probe failed: the replica gets no new sessions, and after `LOST_PROBES` loses those it has."""
+        """A probe failed: no new sessions, and after `LOST_PROBES` failures in a row its sessions leave."""
         replica = self._replicas.get(endpoint)
         if replica is None:
             return
@@ -222,8 +228,8 @@ class Replicas:
         Args:
             prefer: Endpoint of the replica to use if it can be used.
             avoid: Endpoint of a replica to use only if no other can be used.
-            beside: Endpoints of replicas that the session has already. It gets another one, with another
-                model where there is one.
+            beside: Endpoints of replicas that the session has already. It gets another one, if possible with
+                another model.
 
         Returns:
             None when no replica can be used, or none has room.
@@ -251,15 +257,15 @@ class Replicas:
             reservation.replica.trial = None
 
     def succeeded(self, reservation: Reservation) -> None:
-        """The session got what it needs from the replica: its breaker closes."""
+        """The session got what it needs from the replica: close the replica's breaker."""
         reservation.replica.failures = 0
         reservation.replica.open_until = 0.0
 
     def failed(self, reservation: Reservation, error: OutriderError, now: float) -> None:
-        """The session lost the replica. What is not the replica's fault does not count against it."""
+        """The session lost the replica. Errors that are not the replica's fault do not count against it."""
         replica = reservation.replica
         if isinstance(error, Overloaded):
-            full = not isinstance(error, OutOfPages)  # pages may be short for this session alone
+            full = not isinstance(error, OutOfPages)  # pages may be too few only for this session
             replica.busy_until = now + max(error.retry_after or 0.0, MIN_BUSY_SECONDS) if full else 0.0
             return
         if isinstance(error, MismatchedPair):
@@ -270,20 +276,22 @@ class Replicas:
         if isinstance(error, Unavailable):
             replica.reachable = False  # until the next probe
         replica.failures += 1
-        if isinstance(error, Flood):  # one is enough
+        if isinstance(error, Flood):  # one flood is enough
             replica.failures = max(replica.failures, self._breaker_failures)
         if replica.failures >= self._breaker_failures:
             replica.open_until = now + self._breaker_seconds
 
     def move(self, replica: Replica, now: float, max_sessions: int) -> None:
-        """Make up to `max_sessions` sessions leave a replica that drains or is a shadow, if they can go to
-        another one; of verify replicas, to one that takes their keys and values."""
+        """Make up to `max_sessions` sessions leave a replica that drains or is a shadow, if they can.
+
+        Another replica must be usable, and for verify sessions it must take their keys and values.
+        """
         if any(other is not replica and _layout(other) == _layout(replica) for other in self.usable(now)):
             draining = Draining(f"{replica.endpoint} takes no sessions any more; its own migrate")
             _lose(list(replica.reservations)[:max_sessions], draining)
 
     def next_change(self, now: float) -> float | None:
-        """When a replica may next become usable or have room without any event; None: never."""
+        """The time at which a replica may next become usable or have room without an event; None: never."""
         reachable = [replica for replica in self if replica.reachable]
         times = [time for replica in reachable for time in (replica.open_until, replica.busy_until)]
         return min((time for time in times if time > now), default=None)
@@ -305,7 +313,7 @@ class Replicas:
         return best
 
     def _beside(self, candidates: Sequence[Replica], beside: Collection[str]) -> list[Replica]:
-        """Candidates other than the replicas at `beside`; those with other models, if there are any."""
+        """Candidates other than the replicas at `beside`; only those with other models, if there are any."""
         models = {_model(replica) for replica in self if replica.endpoint in beside}
         others = [replica for replica in candidates if replica.endpoint not in beside]
         return [replica for replica in others if _model(replica) not in models] or others

@@ -1,4 +1,4 @@
-"""Asks one replica, with unary calls, whether it serves and what."""
+"""Asks one replica, with unary calls, whether it serves and which model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Probe:
     """A replica's answer."""
 
     info: ModelInfo | None
-    """None: it loads or drains, and does not say."""
+    """None when the replica loads or drains, and does not say what it serves."""
     serving: bool
 
 
@@ -50,7 +50,7 @@ async def probe(kind: str, channel: grpc.aio.Channel) -> Probe:
 
 
 async def fetch_tokenizer(channel: grpc.aio.Channel) -> TextTokenizer | None:
-    """The target's tokenizer; None when the model came without one.
+    """The target's tokenizer; None when the model has none.
 
     Raises:
         OutriderError: the replica cannot be reached.

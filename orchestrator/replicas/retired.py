@@ -18,12 +18,12 @@ class Retired:
     replica: Replica
     channel: grpc.aio.Channel
     unused_since: float | None = None
-    """Since when no session has used it; None while one does."""
+    """Time since which no session has used it; None while one does."""
 
 
 class RetiredReplicas:
-    """All of them. A verify replica is kept for `verify_seconds` after its last session, because keys and
-    values may still be fetched from it; a draft replica goes with its last session.
+    """All retired replicas. A verify replica is kept for `verify_seconds` after its last session, because
+    keys and values may still be fetched from it; a draft replica goes with its last session.
     """
 
     def __init__(self, verify_seconds: float) -> None:
@@ -38,7 +38,7 @@ class RetiredReplicas:
         self._all.append(Retired(kind, replica, channel))
 
     def channel(self, kind: str, endpoint: str) -> grpc.aio.Channel | None:
-        """The channel to one of them; None when it is not kept."""
+        """The channel to a retired replica; None when it is not kept."""
         for gone in self:
             if (gone.kind, gone.replica.endpoint) == (kind, endpoint):
                 return gone.channel
@@ -52,7 +52,7 @@ class RetiredReplicas:
             await gone.channel.close()
 
     async def close_all(self) -> None:
-        """Close the channels whether they are needed or not."""
+        """Close all channels, even those that are still needed."""
         for gone in self:
             await gone.channel.close()
 

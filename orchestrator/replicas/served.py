@@ -1,11 +1,11 @@
-"""Which model is served, and whether a replica fits it.
+"""Decides which model is served, and whether a replica fits it.
 
-It is the model of the first verify replica. A verify replica with another model, or with other weights, is
-kept out until none with the old one is left; requests for the old one end then. Every probe compares a draft
-with the served model.
+The served model is that of the first verify replica. A verify replica with another model, or with other
+weights, is kept out until none with the old model is left; requests for the old one end then. Every probe
+compares a draft with the served model.
 
-Replicas of one model may differ in what requests are checked against, such as the context. That is taken from
-a verify replica that is there: one that was started again with another context tells the new one.
+Replicas of one model may differ in limits that requests are checked against, such as the context length.
+These come from a running verify replica: once all have been restarted with another context, that one holds.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Served:
         return any(self._agrees(info) for info in self._answering())
 
     async def consider(self, info: ModelInfo, channel: grpc.aio.Channel) -> None:
-        """Serve what this verify replica does if nothing is served yet, or if no replica does that any more.
+        """Serve this verify replica's model if none is served yet, or if no replica has the old one any more.
 
         Raises:
             OutriderError: its tokenizer cannot be fetched.
@@ -67,32 +67,37 @@ class Served:
         return mismatch_of(kind, info, None if self.model is None else self.model.info)
 
     def compare_arithmetic(self, endpoint: str, info: ModelInfo) -> None:
-        """Warn when a verify replica rounds otherwise than the one that the served model came from."""
+        """Warn when a verify replica rounds differently from the one that the served model came from."""
         if self.model is None or not self._agrees(info) or info.arithmetic == self.model.info.arithmetic:
             return
         logger.warning(
-            "verify replicas differ in arithmetic: a session that moves between them may continue otherwise "
-            "where two tokens are nearly equally likely; use one kind of processor, or set cpu_backend",
+            "verify replicas differ in arithmetic: a session that moves between them may continue "
+            "differently where two tokens are nearly equally likely; use one kind of processor, "
+            "or set cpu_backend",
             endpoint=endpoint,
             arithmetic=info.arithmetic,
             others=self.model.info.arithmetic,
         )
 
     def gone(self, info: ModelInfo, needs_weights: bool) -> str:
-        """Why a request that was checked against this model cannot go on; empty when it can. Unless it needs
-        these weights, it may be served with others of the same model."""
+        """Why a request that was checked against this model cannot go on; empty when it can.
+
+        Unless it needs these weights, other weights of the same model will do.
+        """
         if self.model is None:
             return ""
         served = self.model.info
         asked = info if needs_weights else replace(info, version=served.version)
         other = mismatch_of("verify", served, asked)
         return (
-            other and f"model: {info.model!r} of this request is served no more: a replica {other}; ask anew"
+            other and f"model: {info.model!r} of this request is not served now: a replica {other}; ask anew"
         )
 
     def _takes_over(self, info: ModelInfo, served: ModelInfo) -> bool:
-        """Whether a verify replica tells from now on what is served: it is another model, or has other
-        limits, and no replica that answers is as before."""
+        """Whether this verify replica decides from now on what is served.
+
+        It does when it has another model or other limits, and no replica that answers has the old ones.
+        """
         if not self._agrees(info):
             return not self.available
         as_before = [
@@ -101,7 +106,7 @@ class Served:
         return _checks(info) != _checks(served) and not as_before
 
     def _answering(self) -> list[ModelInfo]:
-        """Of the verify replicas that answered their last probe."""
+        """What the verify replicas that answered their last probe serve."""
         return [
             replica.info
             for replica in self._pools["verify"]
@@ -127,7 +132,7 @@ def mismatch_of(kind: str, info: ModelInfo, served: ModelInfo | None) -> str:
 
 
 def _checks(info: ModelInfo) -> tuple[object, ...]:
-    """What requests are checked against or completed with, beside the model."""
+    """Properties, in addition to the model, that requests are checked against or completed with."""
     return info.context_length, info.eos_token_ids, dict(info.sampling_defaults)
 
 

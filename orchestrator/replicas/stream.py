@@ -15,8 +15,8 @@ from outrider.rpc.channels import error_of
 END_SECONDS = 1.0
 """Longest time for the last read and write of a cancelled call."""
 MAX_UNSENT = 2 * LATE * BLOCKS
-"""Messages that may wait for a replica to read them; one that lets more pile up is given up. A verify replica
-is sent at most half of that without a verdict of its own, so blocks alone never cost it its stream."""
+"""Most messages that wait for a replica to read them. A replica that lets more pile up is given up. Between
+two of its verdicts a verify replica is sent at most half of this, so blocks cannot end its stream."""
 
 Message = TypeVar("Message")
 Out = TypeVar("Out")
@@ -26,11 +26,11 @@ In = TypeVar("In")
 class ReplicaStream(Generic[Out, In]):
     """Messages of type Out go to a replica in order, messages of type In come back.
 
-    `send` never waits; the call itself may not be open yet. `run` opens it and returns when the replica has
-    ended the stream.
+    `send` never waits; the call may not be open yet. `run` opens it and returns when the replica has ended
+    the stream.
 
-    A read or write of the call is never cancelled while it waits: grpc.aio does not free what such a one
-    holds (github.com/grpc/grpc/issues/43360). The call is, and they end with it.
+    A read or write of the call is never cancelled while it waits, because grpc.aio would not free its memory
+    (github.com/grpc/grpc/issues/43360). The call is cancelled instead, and they end with it.
     """
 
     def __init__(self, first: Out) -> None:
@@ -39,9 +39,9 @@ class ReplicaStream(Generic[Out, In]):
         self._call: grpc.aio.StreamStreamCall[Any, Any] | None = None
         self._aborted: OutriderError | None = None
         self._receiving = False
-        """What has been read is being handed on."""
+        """True while a message that was read is being handed on."""
         self._sending = False
-        """A message is on its way to the call."""
+        """True while a message is being written to the call."""
         self._ended = False
 
     def send(self, message: Out | None) -> None:
@@ -109,7 +109,7 @@ class ReplicaStream(Generic[Out, In]):
             return  # the call is over; the reader says why
 
     async def _end(self, reader: asyncio.Task[None], writer: asyncio.Task[None]) -> None:
-        """Wait for both after the call has been cancelled: its reads and writes end by themselves."""
+        """Wait for both tasks after the call has been cancelled: its reads and writes end by themselves."""
         self._ended = True
         if self._receiving:
             reader.cancel()

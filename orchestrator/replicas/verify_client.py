@@ -1,4 +1,4 @@
-"""One verify session on one replica: messages of the wire <-> events of the session."""
+"""One verify session on one replica: translates between protocol messages and the session's events."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from outrider.protocol.wire import (
 from outrider.telemetry.rpc_spans import VERIFY, client_span
 
 MOVE_SECONDS = 5.0
-"""For a draining replica to end its step and keep keys and values; then the session moves without."""
+"""Longest time for a draining replica to end its step and keep keys and values. Then the session moves
+without them."""
 
 
 class VerifyClient:
@@ -34,7 +35,7 @@ class VerifyClient:
     def __init__(self, stream: int, opening: OpenVerify, deliver: Callable[[Event], Awaitable[None]]) -> None:
         self.stream = stream
         self.kept: KvHandle | None = None
-        """What `close(keep=True)` brought, or `lose`, once `run` has returned."""
+        """Keys and values kept by `close(keep=True)` or `lose`; set once `run` has returned."""
         self.leaving: Draining | None = None
         """Set when the session moves because its replica drains."""
         self._opened = False
@@ -59,7 +60,7 @@ class VerifyClient:
         opening.all_token_ids = True
 
     def lose(self, error: OutriderError) -> None:
-        """Leave the replica. One that drains keeps the keys and values for the next; any other is lost."""
+        """Leave the replica. One that drains keeps keys and values for the next replica; others do not."""
         if not isinstance(error, Draining) or not self._opened:
             self._messages.abort(error)
         elif self.leaving is None:
@@ -69,7 +70,7 @@ class VerifyClient:
             self._too_late = loop.call_later(MOVE_SECONDS, self._messages.abort, error)
 
     def propose(self, block: TokenBlock) -> None:
-        """Give nodes to the replica."""
+        """Send nodes to the replica."""
         if self.leaving is None:
             self._messages.send(verify_pb2.VerifyRequest(propose=block_to_pb(block)))
 
@@ -82,8 +83,9 @@ class VerifyClient:
         self._messages.end(verify_pb2.VerifyRequest(close=close))
 
     async def run(self, endpoint: str, channel: grpc.aio.Channel, incarnation: str) -> None:
-        """Hold the session until the replica ends it. One that is not this incarnation any more may have
-        other weights: it is probed again first.
+        """Hold the session until the replica ends it.
+
+        A replica of another incarnation may have other weights, so it is given up and probed again.
 
         Raises:
             OutriderError: the stream failed.
@@ -122,4 +124,4 @@ class VerifyClient:
                 if response.closed.HasField("kv_handle"):
                     self.kept = kv_handle_from_pb(response.closed.kv_handle)
             case _:
-                raise InternalError("the verify replica sent a message that says nothing")
+                raise InternalError("the verify replica sent an empty message")

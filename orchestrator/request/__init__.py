@@ -1,1 +1,1 @@
-"""From a caller's message to a request that may run."""
+"""Turns a caller's message into a request that may run."""

@@ -1,13 +1,13 @@
 """Decides which requests may run now. Each continuation of a request needs a place; there are as many places
-as verify replicas have room for sessions. Whatever has no place waits in a queue:
+as verify replicas have room for sessions. Continuations without a place wait in a queue:
 
     served next     the highest priority; within it the caller with the fewest continuations, running or ahead
                     in the queue; then the one that has waited longest since its caller was served
-    reserved        one place in `PLACES_PER_RESERVED` is for callers that have none
+    reserved        one place in `PLACES_PER_RESERVED` is for callers that have no place
     refused         when more than `max_queued` requests have not begun: the one that would be served last
 
 A request begins with its first place. Its other continuations wait in the same queue, each for a place of its
-own, so `n` may be larger than the number of all places. `AdmissionQueue` decides, without I/O and without a
+own, so `n` may be larger than the number of places. `AdmissionQueue` decides, without I/O and without a
 clock; `Admission` makes requests wait for its decisions.
 """
 
@@ -24,7 +24,8 @@ from dataclasses import dataclass, field
 from outrider.protocol.errors import DeadlineExceeded, Overloaded
 
 PLACES_PER_RESERVED = 16
-"""One place in so many is reserved for callers without one: they need not wait for others' long texts."""
+"""Number of places of which one is reserved for callers without a place, who then need not wait for others'
+long texts."""
 MIN_RETRY_SECONDS = 0.1
 MAX_RETRY_SECONDS = 30.0
 NEWEST_WEIGHT = 0.2
@@ -42,9 +43,9 @@ class QueueEntry:
     running: int = 0
     """Continuations with a place."""
     came: int = 0
-    """Number of its arrival, counted with the other events of the queue."""
+    """Number of the event of its arrival, among all events of the queue."""
     begun: bool = False
-    """True once it has had a place: it is not refused any more."""
+    """True once it has had a place. It cannot be refused then."""
 
 
 class AdmissionQueue:
@@ -57,9 +58,9 @@ class AdmissionQueue:
         self._running: Counter[str] = Counter()
         """Continuations with a place, by caller."""
         self._served: dict[str, int] = {}
-        """Caller -> number of the event by which it last got a place."""
+        """Number of the event by which a caller last got a place, by caller."""
         self._events = itertools.count()
-        """Numbers of arrivals and of places given, in their order."""
+        """Counts the events: arrivals, and places given."""
 
     @property
     def running(self) -> int:
@@ -82,7 +83,7 @@ class AdmissionQueue:
         self._entries.append(entry)
 
     def serve(self, capacity: int) -> QueueEntry | None:
-        """Give a place to the next in the queue; None when there is none of either."""
+        """Give a place to the next in the queue; None when no place is free or nothing waits for one."""
         free = capacity - self.running
         order = self._order() if free > 0 else []
         allowed = (
@@ -101,7 +102,7 @@ class AdmissionQueue:
         return entry
 
     def shorten(self) -> QueueEntry | None:
-        """Remove the request that would be served last from a queue that is too long; None when it is not."""
+        """Remove the request that would be served last if the queue is too long; None when it is not."""
         if self.queued <= self._max_queued:
             return None
         entry = next(entry for entry in reversed(self._order()) if not entry.begun)
@@ -114,7 +115,7 @@ class AdmissionQueue:
         self._running[entry.caller] -= 1
 
     def leave(self, entry: QueueEntry) -> None:
-        """The request has ended in some way: its places are free. May be called twice."""
+        """The request has ended: free its places. May be called twice."""
         if entry in self._entries:
             self._entries.remove(entry)
         self._running[entry.caller] -= entry.running
@@ -124,7 +125,7 @@ class AdmissionQueue:
             self._served.pop(entry.caller, None)
 
     def _order(self) -> list[QueueEntry]:
-        """The waiting requests in the order in which they are served if none comes or leaves."""
+        """The waiting requests in the order in which they would be served if none came or left."""
         ahead = self._running.copy()
         ranks = {}
         for entry in sorted(self._entries, key=lambda entry: -entry.priority):
@@ -160,7 +161,7 @@ class Admission:
         self._mean_seconds = 1.0
 
     def give_places(self) -> None:
-        """Give away the places that are free."""
+        """Give free places to requests that wait."""
         while (entry := self.queue.serve(self._capacity())) is not None:
             waiter = self._waiters[entry]
             waiter.places.release()
@@ -171,10 +172,10 @@ class Admission:
     async def enter(
         self, caller: str, priority: int, continuations: int, deadline: float
     ) -> AsyncIterator[Waiter]:
-        """Wait until the first continuation of a request has a place. At the end its places are free.
+        """Wait until the first continuation of a request has a place. Leaving the context frees its places.
 
         Raises:
-            Overloaded: the line is full; `retry_after` is about when there will be room.
+            Overloaded: the queue is full; `retry_after` is about when there will be room, in seconds.
             DeadlineExceeded: `deadline` passed before there was a place.
         """
         entry = QueueEntry(caller, priority, continuations)
@@ -196,7 +197,7 @@ class Admission:
 
     @asynccontextmanager
     async def place(self, waiter: Waiter) -> AsyncIterator[float]:
-        """Run one continuation in a place of its request; gives the seconds that it waited since arrival."""
+        """Run one continuation in a place of its request; yield the seconds that it waited since arrival."""
         await waiter.places.acquire()
         began = self._clock()
         try:
@@ -208,7 +209,7 @@ class Admission:
 
     def _shorten(self) -> None:
         refused = self.queue.shorten()
-        if refused is None or (begins := self._waiters[refused].begins).done():  # done: it is about to leave
+        if refused is None or (begins := self._waiters[refused].begins).done():  # done: about to leave
             return
         message = f"{self.queue.begun} requests run and {self.queue.queued} wait; try again later"
         begins.set_exception(Overloaded(message, self._retry_after()))

@@ -1,4 +1,4 @@
-"""Bearer tokens at the public edge."""
+"""Checks bearer tokens of public calls."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ SCHEME = "bearer "
 SETTING = "auth_tokens_file"
 REFUSED = "authorization: send 'Bearer <token>' with a token that this service knows"
 CHECK_SECONDS = 1.0
-"""Calls look at the file at most this often: a token that was taken out works no longer than that."""
+"""Seconds between two reads of the file. A token that was removed works for at most this long."""
 
 
 @dataclass(frozen=True, slots=True)
 class BearerTokens:
-    """Digests of the tokens that are let in: equal in length, so that comparing them tells nothing."""
+    """Digests of the accepted tokens. Their lengths are equal, so the time of comparing tells nothing."""
 
     digests: tuple[bytes, ...] = field(repr=False)
 
@@ -32,7 +32,7 @@ class BearerTokens:
         """One token per line; empty lines are skipped.
 
         Raises:
-            ConfigError: there is no token, or one that no header can carry.
+            ConfigError: there is no token, or one that a header cannot carry.
         """
         lines = [line.strip() for line in contents[SETTING].split(b"\n")]
         tokens = [line for line in lines if line]
@@ -40,16 +40,16 @@ class BearerTokens:
             raise ConfigError(f"{SETTING}: the file has no token")
         for number, line in enumerate(lines, 1):
             if not all(0x21 <= byte <= 0x7E for byte in line):
-                raise ConfigError(f"{SETTING}: line {number} has a blank or a sign beyond ASCII in its token")
+                raise ConfigError(f"{SETTING}: line {number} has a blank or non-ASCII character in its token")
         return cls(tuple(sha256(token).digest() for token in tokens))
 
     def know(self, digest: bytes) -> bool:
-        """Whether the token with this digest is let in; takes the same time for all of them."""
+        """Whether the token with this digest is accepted; takes the same time for every digest."""
         return sum(hmac.compare_digest(digest, known) for known in self.digests) > 0
 
 
 def read_tokens(path: str, clock: Callable[[], float] = time.monotonic) -> Reloaded[BearerTokens]:
-    """The tokens of a file, as they are at the time.
+    """The tokens of a file, which is read again when it changes.
 
     Raises:
         ConfigError: the file cannot be read or has no usable token.

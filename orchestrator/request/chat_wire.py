@@ -1,4 +1,4 @@
-"""Converts a conversation of the public service, after checking its lengths."""
+"""Checks the lengths of a conversation of the public service, and converts it."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from outrider.protocol.errors import InvalidRequest
 from outrider.v1 import generation_pb2
 
 MAX_MESSAGES = 4096
-"""Messages of a conversation, and parts and calls of all of them; each message also takes a position of the
-context or more."""
+"""Most messages of a conversation, and most parts and calls of all its messages. A smaller context lowers
+this: each message takes at least one position."""
 MAX_TOOLS = 512
 MAX_ROLE = 64
-"""Characters of the role of a message."""
+"""Most characters of a message's role."""
 MAX_NAME = 512
-"""Characters of the name of a function or an author, and of the id of a call."""
+"""Most characters of the name of a function or an author, and of a call's id."""
 
 
 def check_counts(chat: generation_pb2.Chat, positions: int) -> None:
-    """Whether what is repeated in a conversation, and what is written small, can be.
+    """Check the number of messages, parts, calls and tools, and the lengths of names and ids.
 
     Raises:
-        InvalidRequest: there is too much of it.
+        InvalidRequest: there are too many, or one is too long.
     """
     limit = min(MAX_MESSAGES, positions)
     _at_most("chat.messages", len(chat.messages), limit)
@@ -40,16 +40,16 @@ def check_counts(chat: generation_pb2.Chat, positions: int) -> None:
 
 
 def bytes_of(chat: generation_pb2.Chat, limit: int) -> int:
-    """Bytes of all texts that may come into the prompt; a few too many where even those are below `limit`."""
+    """Bytes of all texts that may enter the prompt, or a larger number that is still within `limit`."""
     size: int = chat.ByteSize()
     return size if size <= limit else sum(len(text.encode()) for text in _texts(chat))
 
 
 def conversation_from_pb(chat: generation_pb2.Chat) -> Conversation:
-    """A conversation as it came.
+    """A conversation as it was received.
 
     Raises:
-        InvalidRequest: a message has both a text and parts, or two ways to end were asked for.
+        InvalidRequest: a message has both a text and parts, or two ways to end it were asked for.
     """
     asked = chat.HasField("add_generation_prompt")
     if chat.continue_final_message and asked and chat.add_generation_prompt:
@@ -89,7 +89,7 @@ def _texts(chat: generation_pb2.Chat) -> Iterator[str]:
 def _message(index: int, pb: generation_pb2.ChatMessage) -> ChatMessage:
     content, parts, calls = pb.content, pb.parts, pb.tool_calls
     if content and parts:
-        raise InvalidRequest(f"chat.messages[{index}].parts", "came with a content; send one of them")
+        raise InvalidRequest(f"chat.messages[{index}].parts", "came with a content; send one of the two")
     return ChatMessage(
         role=pb.role,
         content=tuple(part.text for part in parts) if parts else content,

@@ -1,4 +1,4 @@
-"""Checks constraints before a request waits for a place; remembers those that are sound."""
+"""Checks constraints before a request waits for a place, and remembers sound ones."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from orchestrator.text.tokenizing import Tokenizing
 from outrider.protocol.messages import ModelInfo
 
 MAX_REMEMBERED = 4096
-"""Digests of 32 bytes."""
+"""Most constraints that are remembered, by digests of 32 bytes."""
 
 
 class Constraints:
-    """Asks a process of its own: no prompt waits behind a grammar."""
+    """Checks constraints in a process of its own, so that no prompt waits for a grammar."""
 
     def __init__(self, process: Tokenizing) -> None:
         self._process = process
         self._sound: OrderedDict[bytes, None] = OrderedDict()
 
     async def complete(self, incoming: IncomingRequest, tokenizer: TextTokenizer, served: ModelInfo) -> bool:
-        """Whether the resumed tokens of a request are all that its constraint allows.
+        """Whether a request's resumed tokens are complete: its constraint allows nothing after them.
 
         Raises:
             InvalidRequest: the constraint is wrong or too costly, or a resumed token does not follow it.

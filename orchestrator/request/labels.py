@@ -8,22 +8,22 @@ from collections.abc import Mapping
 from outrider.protocol.errors import InvalidRequest
 
 MAX_LABELS = 8
-"""Counted where the message is read."""
+"""Most labels of a request. They are counted when the message is read."""
 MAX_VALUE = 64
 NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-"""Prometheus refuses a whole page for one of these, and a terminal obeys them."""
+"""Control characters. Prometheus refuses a whole page that has one, and terminals obey them."""
 
 
 def check_labels(labels: Mapping[str, str]) -> None:
-    """Whether the labels can be counted by.
+    """Check that the labels can be used in metrics.
 
     Raises:
-        InvalidRequest: one is not of the form.
+        InvalidRequest: a name or a value does not have the required form.
     """
     for name, value in labels.items():
         if not NAME.fullmatch(name):
-            said = "is no name; use up to 32 small letters, digits and _, a letter first"
+            said = "is not a name; use up to 32 small letters, digits and _, a letter first"
             raise InvalidRequest(f"labels[{name[:40]!r}]", said)
         if not 1 <= len(value) <= MAX_VALUE:
             raise InvalidRequest(f"labels[{name!r}]", f"must have 1 to {MAX_VALUE} characters")
@@ -31,7 +31,7 @@ def check_labels(labels: Mapping[str, str]) -> None:
 
 
 def check_printable(field: str, value: str) -> None:
-    """Whether a text of the caller can stand on metrics, log lines and terminals.
+    """Check that a text of the caller can be shown in metrics, log lines and terminals.
 
     Raises:
         InvalidRequest: it has a control character.

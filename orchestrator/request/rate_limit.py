@@ -1,7 +1,7 @@
-"""Limits how often one client may call: a token bucket for each, of a bounded number of clients.
+"""Limits how often one client may call, with a token bucket for each of a bounded number of clients.
 
-A client is its bearer token where tokens are demanded, and otherwise the address that it calls from: that of
-an IPv4 host, or the /64 network of an IPv6 one, because a client with one address there has them all.
+A client is known by its bearer token if tokens are required, and otherwise by the address that it calls from:
+that of an IPv4 host, or the /64 network of an IPv6 host, because such a client can use every address there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from urllib.parse import unquote
 from outrider.protocol.errors import RateLimited
 
 MAX_CLIENTS = 4096
-"""Clients that are told apart. Those who come while all have been busy lately share one bucket."""
+"""Most clients that have a bucket of their own. Further ones share one bucket while all these are in use."""
 OTHERS = "others"
 MIN_RETRY_SECONDS = 0.05
 
@@ -23,8 +23,9 @@ MIN_RETRY_SECONDS = 0.05
 class RateLimit:
     """The buckets. Times are those of `clock`, in seconds.
 
-    A bucket is kept as the time at which it is full again: `burst` requests are room for as many times
-    `1 / rate` seconds. A client whose bucket is full is the same as one that was never seen.
+    A bucket is stored as the time at which it will be full again: each request moves that by `1 / rate`
+    seconds, to at most `burst / rate` seconds from now. A client with a full bucket is like one that was
+    never seen.
     """
 
     def __init__(
@@ -34,13 +35,13 @@ class RateLimit:
         clock: Callable[[], float] = time.monotonic,
         max_clients: int = MAX_CLIENTS,
     ) -> None:
-        """`rate` requests per second in the long run, 0 for no limit, and `burst` at once."""
+        """Allow `rate` requests per second in the long run and `burst` at once; a `rate` of 0 is no limit."""
         self._cost = 1.0 / rate if rate > 0 else 0.0
         self._room = burst * self._cost
         self._clock = clock
         self._max_clients = max_clients
         self._full_at: OrderedDict[str, float] = OrderedDict()
-        """The least recently served first."""
+        """Times in seconds by client, the least recently served first."""
 
     def __len__(self) -> int:
         return len(self._full_at)
@@ -49,7 +50,7 @@ class RateLimit:
         """Count one request.
 
         Raises:
-            RateLimited: the client's bucket is empty; `retry_after` is when it no longer is.
+            RateLimited: the client's bucket is empty; `retry_after` is the time until it is not, in seconds.
         """
         if self._cost == 0.0:
             return
@@ -57,7 +58,7 @@ class RateLimit:
         client = self._known(client, now)
         full_at = max(self._full_at.get(client, now), now) + self._cost
         excess = full_at - now - self._room
-        if excess > self._cost * 1e-6:  # rounding is no excess
+        if excess > self._cost * 1e-6:  # a rounding error is not an excess
             raise RateLimited(
                 f"more than {1.0 / self._cost:g} requests per second from one client",
                 max(excess, MIN_RETRY_SECONDS),
@@ -66,7 +67,7 @@ class RateLimit:
         self._full_at.move_to_end(client)
 
     def _known(self, client: str, now: float) -> str:
-        """The client whose bucket is used: its own, or that of all others when there is no room for it."""
+        """The key of the client's bucket: its own, or `OTHERS` when there is no room for another bucket."""
         if client in self._full_at or len(self._full_at) < self._max_clients:
             return client
         oldest = next(iter(self._full_at))
@@ -77,7 +78,7 @@ class RateLimit:
 
 
 def client_of(digest: bytes, peer: str) -> str:
-    """The caller: the digest of its bearer token if one was checked, else the address in gRPC's `peer`."""
+    """The caller: its bearer token's digest if one was checked, otherwise the address in gRPC's `peer`."""
     return f"token {digest.hex()}" if digest else f"address {_network(peer)}"
 
 

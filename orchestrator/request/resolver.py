@@ -1,7 +1,7 @@
-"""Checks a GenerateRequest and fills in what it leaves open; needs no replica.
+"""Checks a GenerateRequest and fills in what it leaves open, without asking a replica.
 
-`IncomingRequest` is the request as it came, absent fields as None. `Resolver.resolve` makes a
-`ResolvedRequest` of it, or raises an error that names the field.
+`IncomingRequest` is the request as it was received, with None for absent fields. `Resolver.resolve` makes a
+`ResolvedRequest` from it, or raises an error that names the field.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_SECONDS_PER_TOKEN = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """How a request is run, as its caller says."""
+    """Options of a caller for how its request is run."""
 
     mode: Mode = Mode.AUTO
     task: str = ""
@@ -38,16 +38,16 @@ class RunOptions:
     do_not_collect: bool = False
     """True when its tokens must not be kept to train drafts."""
     model_version: str = ""
-    """The weights that it has to have; empty: whichever are served."""
+    """Version of the weights that the request needs; empty: any that are served."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncomingRequest(RunOptions):
-    """A GenerateRequest as it came."""
+    """A GenerateRequest as it was received."""
 
     model: str = ""
     prompt: Prompt | tuple[int, ...] | None = None
-    """What has to be tokenized, or token ids; None: none came."""
+    """A prompt to tokenize, or token ids; None when the request has none."""
     sampling: SamplingParams
     seed: int | None = None
     max_nodes: int | None = None
@@ -75,7 +75,7 @@ class ResolvedRequest(RunOptions):
     prediction: tuple[int, ...] = ()
     """Token ids that the continuations will resemble."""
     seconds_per_token: float = 0.0
-    """The pace that the caller asked for; 0: none."""
+    """Seconds per token that the caller asked for; 0: no such wish."""
     ticket: Ticket | None = None
     chat: bool = False
     """True when the prompt came as messages."""
@@ -89,11 +89,11 @@ class ResolvedRequest(RunOptions):
 
     @property
     def prompt_logprobs(self) -> int:
-        """Tokens of the prompt whose log probabilities are wanted: all or none."""
+        """Number of the prompt's tokens whose log probabilities are wanted: all or none."""
         return 0 if self.sampling.prompt_logprobs is None else len(self.prompt)
 
     def without_prompt_logprobs(self) -> ResolvedRequest:
-        """The same request for the continuations after the first, which alone reports them."""
+        """The same request for the continuations after the first; only the first reports them."""
         return replace(self, sampling=replace(self.sampling, prompt_logprobs=None))
 
     def seed_of(self, index: int) -> int:
@@ -101,13 +101,13 @@ class ResolvedRequest(RunOptions):
         return 0 if self.sampling.greedy else (self.sampling.seed + index) % MAX_SEED
 
     def sampling_with(self, seed: int) -> SamplingParams:
-        """What replicas get for one continuation. Stop strings are left out: the orchestrator finds them."""
+        """The parameters that replicas get, without stop strings: the orchestrator finds these itself."""
         return replace(self.sampling, seed=seed, stop=(), n=1)
 
     def finished_by(self, generated: Sequence[int]) -> FinishReason:
         """Why nothing follows these generated tokens, by the same rules as the verify service applies.
 
-        NONE: something follows. A constraint counts only by `complete`.
+        The reason is NONE when tokens follow. Of a constraint only `complete` is considered.
         """
         if self.complete:
             return FinishReason.STOP
@@ -124,17 +124,17 @@ class ResolvedRequest(RunOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolver:
-    """Checks and completes requests for what is served now."""
+    """Checks and completes requests for the model that is served now."""
 
     served: ModelInfo
     tokenizer: TextTokenizer | None
     default_max_tokens: int
     draw_seed: Callable[[], int]
-    """A random unsigned 64-bit number, for sampled requests that bring none."""
+    """Draws a random unsigned 64-bit number, for sampled requests without a seed."""
     max_priority: int = 100
 
     def check(self, incoming: IncomingRequest) -> None:
-        """Check all that can be checked before the prompt is tokenized.
+        """Check everything that can be checked before the prompt is tokenized.
 
         Raises:
             InvalidRequest: a field is wrong.
@@ -165,7 +165,7 @@ class Resolver:
         prompt: tuple[int, ...],
         prediction: tuple[int, ...] = (),
     ) -> ResolvedRequest:
-        """The request to run, which `check` has passed; the tokens are those of its prompt and prediction.
+        """The request to run, from one that passed `check` and the tokens of its prompt and prediction.
 
         Raises:
             InvalidRequest: a field is wrong; `ContextTooLong` when the tokens do not fit the context.
@@ -174,7 +174,7 @@ class Resolver:
         field = "token_ids.ids" if isinstance(incoming.prompt, tuple | None) else incoming.prompt.field
         if not prompt:
             raise InvalidRequest(field, "must give at least one token")
-        prompt = prompt[-incoming.truncate_prompt_tokens :]  # all of it where that is 0
+        prompt = prompt[-incoming.truncate_prompt_tokens :]  # all of it if that is 0
         return ResolvedRequest(
             request_id=request_id,
             served=self.served,
@@ -191,7 +191,7 @@ class Resolver:
         )
 
     def _check_text(self, field: str, given: Prompt | tuple[int, ...]) -> None:
-        """What needs a tokenizer, or token ids of a field."""
+        """Check that there is a tokenizer for a text, or that token ids are in the vocabulary."""
         if isinstance(given, tuple):
             self._check_tokens(field, given)
         elif self.tokenizer is None:

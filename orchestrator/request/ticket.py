@@ -1,7 +1,7 @@
 """The opaque `session` of a Complete: what the next turn needs to find its keys and values again.
 
-A ticket is a hint. It never says what the tokens are: the next prompt must carry them all, and a prompt
-that does not begin with the tokens of the ticket is simply prefilled.
+A ticket is only a hint and does not contain tokens. The next prompt must have them all; a prompt that does
+not begin with the tokens of the ticket is simply prefilled.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Ticket:
         return 0 < length < len(prompt) and _digest(prompt[:length]) == self.tokens_digest
 
     def serialize(self) -> bytes:
-        """For the wire."""
+        """The ticket as bytes for the client."""
         handle = self.handle
         fields: list[str | int] = [
             self.endpoint,
@@ -51,10 +51,10 @@ class Ticket:
 
     @classmethod
     def parse(cls, data: bytes) -> Ticket:
-        """The inverse.
+        """The ticket from the bytes that `serialize` made.
 
         Raises:
-            InvalidRequest: these bytes are no ticket.
+            InvalidRequest: these bytes are not a ticket.
         """
         try:
             return cls._parse(data)

@@ -21,21 +21,21 @@ from outrider.v1 import generation_pb2, tokens_pb2
 
 MAX_UINT32 = 2**32 - 1
 MAX_NAME = 512
-"""Characters of the name of a model."""
+"""Most characters of a model's name."""
 COUNTS = (
     *("steps", "drafted", "verified", "accepted", "hits", "acceptance_length"),
     *("draft_losses", "verify_losses"),
 )
 TIMES = ("forward", "sample", "queue", "idle", "draft", "decode", "decode_busy")
 SPANS = ("admission", "first_token", "total")
-"""Fields of `SpeculationStats` that `Statistics` and `Completion` have under the same names."""
+"""Fields that `SpeculationStats` shares with `Statistics` (counts and times) and `Completion` (spans)."""
 
 
 def check_lengths(pb: generation_pb2.GenerateRequest, positions: int, bytes_per_token: int) -> None:
-    """Whether what is repeated or long in a request can fit, before anything is made of it.
+    """Check that a request's lists and texts can fit the context, before they are converted.
 
-    `positions` are those of the context, `bytes_per_token` the most bytes of text that a token stands for.
-    A few milliseconds for the largest message. Lists of sampling parameters are counted as they are read.
+    `positions` is the length of the context, `bytes_per_token` the most bytes of text that a token stands
+    for. The largest message takes a few milliseconds. Lists of sampling parameters are checked later.
 
     Raises:
         InvalidRequest: there are too many entries; `ContextTooLong` when a prompt cannot fit the context.
@@ -70,7 +70,7 @@ def _check_tokens(field: str, tokens: int, positions: int) -> None:
 
 
 def _check_bytes(field: str, size: int, positions: int, bytes_per_token: int) -> None:
-    """Nothing is said where there is no tokenizer: then the field itself is refused."""
+    """Check a text's size. Without a tokenizer do nothing, because the field itself is refused later."""
     if bytes_per_token and size > positions * bytes_per_token:
         raise ContextTooLong(
             field,
@@ -82,13 +82,13 @@ def _check_bytes(field: str, size: int, positions: int, bytes_per_token: int) ->
 def incoming_from_pb(
     pb: generation_pb2.GenerateRequest, model_defaults: Mapping[str, float] | None = None
 ) -> IncomingRequest:
-    """A request as it came; `model_defaults` are sampling parameters where it sets none.
+    """A request as it was received; `model_defaults` are used for sampling parameters that it does not set.
 
     Raises:
         InvalidRequest: a sampling parameter is out of its range, or the mode is unknown.
     """
     given = plain_fields(pb) | plain_fields(pb.speculation)
-    del given["text"]  # a part of the prompt
+    del given["text"]  # it belongs to the prompt
     given |= {
         "prompt": _prompt(pb),
         "sampling": sampling_from_pb(pb.sampling, model_defaults),
@@ -118,14 +118,14 @@ def _prediction(pb: generation_pb2.Prediction) -> TextPrompt | tuple[int, ...]:
 
 
 def _labels(pb: generation_pb2.GenerateRequest) -> dict[str, str]:
-    """Counted before they are read."""
+    """The labels, which are counted before they are read."""
     if len(pb.labels) > MAX_LABELS:
         raise InvalidRequest("labels", f"must be at most {MAX_LABELS}, not {len(pb.labels)}")
     return dict(pb.labels)
 
 
 def prompt_from_pb(pb: generation_pb2.TokenizeRequest, served: ModelInfo, bytes_per_token: int) -> Prompt:
-    """What is to be tokenized, if it can fit; see `check_lengths`.
+    """The prompt to tokenize, if it can fit the context; see `check_lengths`.
 
     Raises:
         InvalidRequest: a field is wrong; `ContextTooLong` when the prompt cannot fit the context.
@@ -151,7 +151,7 @@ def ids_from_pb(pb: generation_pb2.DetokenizeRequest, served: ModelInfo) -> Ids:
     """Token ids whose text is wanted.
 
     Raises:
-        InvalidRequest: one is not of the vocabulary; `ContextTooLong` when they do not fit the context.
+        InvalidRequest: an id is not in the vocabulary; `ContextTooLong` when they do not fit the context.
         UnknownModel: another model is served.
     """
     _check_model(pb.model, served)
@@ -189,7 +189,7 @@ def models_to_pb(served: ModelInfo, text: bool, chat: bool) -> generation_pb2.Li
 def response_to_pb(
     item: Started | Chunk | Completion, spelling: Callable[[int], bytes] | None = None
 ) -> generation_pb2.GenerateResponse:
-    """One message of the response stream; `spelling` says what a token stands for."""
+    """One message of the response stream; `spelling` returns the bytes that a token stands for."""
     match item:
         case Chunk():
             return generation_pb2.GenerateResponse(chunk=_chunk(item, spelling))
@@ -295,5 +295,5 @@ def _micros(seconds: float) -> int:
 
 
 def _uint32(value: int) -> int:
-    """Sums of microseconds fit for 71 minutes; longer ones stay at the limit."""
+    """The value, limited to 32 bits. Microseconds fit up to 71 minutes; longer times are cut to the limit."""
     return min(max(value, 0), MAX_UINT32)

@@ -1,1 +1,1 @@
-"""Drafts that are tried without being used: their proposals are compared with what the target says."""
+"""Drafts that are tried without being used: their proposals are compared with the target's tokens."""

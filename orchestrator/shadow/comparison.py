@@ -1,7 +1,7 @@
-"""Compares drafts by how many tokens each foresaw in sessions that had both; says which change places. Pure.
+"""Compares drafts by how many tokens each foresaw in sessions that had both, and says which to swap. Pure.
 
-A shadow takes the place of one replica of what it beat: as many drafts are at work as before. All
-orchestrators choose the same two, so it does no harm when several find out at once.
+A shadow takes the place of one replica of the draft that it beat, so as many drafts are in use as before. All
+orchestrators choose the same two replicas, so it does no harm when several decide at once.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from orchestrator.replicas.pool import Replica
 from orchestrator.shadow.foresight import Score
 
 MIN_TOKENS = 4096
-"""Of sessions with both drafts, before anything is said: the gain is then known to about a hundredth."""
+"""Tokens of sessions with both drafts that a decision needs. The gain is then known to about 0.01."""
 MIN_GAIN = 0.02
-"""Share of all tokens that the better draft foresees more; less is not worth the exchange."""
+"""Least gain in the share of foreseen tokens that is worth a swap."""
 MAX_PAIRS = 256
 
 
 @dataclass(slots=True)
 class PairCounts:
-    """What a shadow and a draft at work foresaw of the same tokens."""
+    """How many of the same tokens a shadow and a draft in use foresaw."""
 
     tokens: int = 0
     shadow: int = 0
@@ -31,23 +31,23 @@ class PairCounts:
 
     @property
     def gain(self) -> float:
-        """Share of the tokens that the shadow foresaw more."""
+        """The shadow's share of foreseen tokens, less that of the draft in use."""
         return (self.shadow - self.serving) / self.tokens if self.tokens else 0.0
 
     @property
     def won(self) -> bool:
-        """The shadow is better, and enough was seen to say so."""
+        """True when the shadow is better, and enough tokens were seen to say so."""
         return self.tokens >= MIN_TOKENS and self.gain >= MIN_GAIN
 
 
 class Comparisons:
-    """Tallies by the versions of shadow and draft at work; beyond `MAX_PAIRS` the one unused longest goes."""
+    """Tallies by versions of shadow and draft in use. Beyond `MAX_PAIRS` the least recent is dropped."""
 
     def __init__(self) -> None:
         self._tallies: OrderedDict[tuple[str, str], PairCounts] = OrderedDict()
 
     def add(self, shadow: str, serving: str, of_shadow: Score, of_serving: Score) -> None:
-        """A verdict in a session that has both."""
+        """Add the scores of one verdict in a session that has both."""
         tally = self._tallies.setdefault((shadow, serving), PairCounts())
         self._tallies.move_to_end((shadow, serving))
         tally.tokens += of_shadow.tokens
@@ -57,31 +57,31 @@ class Comparisons:
             self._tallies.popitem(last=False)
 
     def of(self, shadow: str, serving: str) -> PairCounts:
-        """What is known of a pair."""
+        """The counts of a pair."""
         return self._tallies.get((shadow, serving), PairCounts())
 
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """A shadow that goes to work, and a draft that becomes one; endpoints, and the versions they have."""
+    """A shadow to put into use, and a draft to make a shadow: their endpoints and versions."""
 
     up: str
     up_version: str
     down: str
     down_version: str
     gain: float
-    """Share of the tokens that is foreseen more."""
+    """See `PairCounts.gain`."""
 
 
 def swap_of(shadows: Iterable[Replica], serving: Iterable[Replica], comparisons: Comparisons) -> Swap | None:
-    """The best exchange that has shown itself; None when none has."""
+    """The swap with the largest gain; None when no shadow has won."""
     found = [
         Swap(up, new, down, old, tally.gain)
         for up, new in _named(shadows)
         for down, old in _named(serving)
         if (tally := comparisons.of(new, old)).won
     ]
-    return max(found, key=attrgetter("gain"), default=None)  # of equal ones the first
+    return max(found, key=attrgetter("gain"), default=None)  # the first of equal ones
 
 
 def _named(replicas: Iterable[Replica]) -> list[tuple[str, str]]:

@@ -1,8 +1,8 @@
 """Counts how many of the target's tokens a draft had proposed in its blocks. Pure.
 
 A committed token counts as foreseen when, by the time its verdict came, the draft had proposed it as its
-first choice below the token before. That is what would have been accepted of a chain of the draft, whatever
-the target verified; it is asked of a draft at work and of a shadow alike.
+first choice below the token before. These tokens would have been accepted from a single chain of the draft,
+whatever the target verified. Drafts in use and shadows are scored alike.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Foresight:
         self._tree.add(block)
 
     def verdict(self, tokens: Sequence[int]) -> Score:
-        """These tokens are committed: how they were foreseen."""
+        """These tokens are committed; return how many of them were foreseen."""
         proposed = foreseen = 0
         below: dict[int, Node] = self._tree.children
         for token in tokens:

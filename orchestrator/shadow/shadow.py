@@ -1,6 +1,6 @@
-"""A shadow of one session: a draft that hears every verdict and whose proposals go nowhere but into a count.
+"""A shadow of one session: a draft that gets every verdict, and whose proposals are only counted.
 
-The session never waits for it. Whatever goes wrong ends the shadow alone, and is counted.
+The session never waits for it. An error ends only the shadow, and is counted.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from outrider.protocol.messages import ModelInfo, OpenDraft, PromptFeatures, Tok
 from outrider.telemetry.shadow_instruments import Role, ShadowInstruments
 
 CLOSE_SECONDS = 0.5
-"""For the replica to end its stream after ours has ended; then the call is cancelled."""
+"""Longest time for the replica to end its stream after our side has ended. Then the call is cancelled."""
 
 
 @dataclass(slots=True)
 class _Draft:
-    """A draft of the session: its weights, and what it foresaw."""
+    """A draft of the session: the version of its weights, and what it foresaw."""
 
     version: str
     foresight: Foresight
 
 
 class Shadow:
-    """Runs beside a session from `opening` on."""
+    """Runs next to a session, from `opening` on."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Shadow:
         self._task_label = opening.task
         self._own = _Draft(replica.draft_name, Foresight(opening.token_ids))
         self._serving: dict[int, _Draft] = {}
-        """The session's drafts at work, by stream."""
+        """The session's own drafts, by stream."""
         self._comparisons = comparisons
         self._instruments = instruments
         self._committed = len(opening.token_ids)
@@ -56,7 +56,7 @@ class Shadow:
         self._client = DraftClient(0, opening, self._receive)
         self._client.reads_features = replica.reads(opening.feature_layers)
         self._begun = False
-        """True once the shadow has sent a block: from then on both are compared."""
+        """True once the shadow has sent a block. From then on it is compared with the session's drafts."""
         self._task: asyncio.Task[None] | None = None
 
     def start(
@@ -68,25 +68,25 @@ class Shadow:
         task.add_done_callback(tasks.discard)
 
     def draft_opened(self, stream: int, version: str, committed: Sequence[int]) -> None:
-        """A draft at work opened in the session."""
+        """One of the session's own drafts opened."""
         self._serving[stream] = _Draft(version, Foresight(committed))
 
     def draft_ended(self, stream: int) -> None:
-        """One of them is gone."""
+        """One of the session's own drafts is gone."""
         self._serving.pop(stream, None)
 
     def block(self, stream: int, block: TokenBlock) -> None:
-        """One of them sent nodes."""
+        """One of the session's own drafts sent nodes."""
         if stream in self._serving:
             self._serving[stream].foresight.block(block)
 
     def features(self, part: PromptFeatures) -> None:
-        """The target's features of a part of the text: tell the shadow, if it reads them."""
+        """Send the shadow the target's features of a part of the text, if it reads them."""
         if self._runs:
             self._client.tell(part)
 
     def verdict(self, verdict: Verdict) -> None:
-        """A step committed tokens: compare, and tell the shadow."""
+        """A step committed tokens: compare the drafts, and tell the shadow."""
         own = self._own.foresight.verdict(verdict.tokens)
         others = [(draft, draft.foresight.verdict(verdict.tokens)) for draft in self._serving.values()]
         self._committed += len(verdict.tokens)
@@ -124,10 +124,10 @@ class Shadow:
             self._instruments.failed(type(error).__name__)
 
     async def _receive(self, event: Event) -> None:
-        """Take in what the replica says.
+        """Take in a message of the replica.
 
         Raises:
-            InternalError, Flood: no sound draft says that; the stream ends.
+            InternalError, Flood: a sound draft cannot send this block; the stream ends.
         """
         if not isinstance(event, BlockArrived):
             return

@@ -1,4 +1,4 @@
-"""The shadows of all sessions of this process, and the promotion of one that has shown that it is better."""
+"""The shadows of all sessions of this process, and the promotion of one that proved to be better."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = get_logger(__name__)
 
 
 class Shadows:
-    """Gives a share of the sessions a shadow, while there is a replica for one."""
+    """Gives a share of the sessions a shadow, as long as there is a replica for one."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Shadows:
         instruments: ShadowInstruments,
         draw: Callable[[], float] = random.random,
     ) -> None:
-        """`draw` gives numbers in [0, 1)."""
+        """`draw` returns numbers in [0, 1)."""
         self.comparisons = Comparisons()
         self._config = config
         self._fleet = fleet
@@ -43,7 +43,7 @@ class Shadows:
         self._swapping: asyncio.Task[None] | None = None
 
     def begin(self, session: Session) -> Shadow | None:
-        """A shadow of a session that has drafts, from its last committed token on; mostly None."""
+        """Start a shadow of a session that has drafts, at its last committed token; mostly None."""
         if self._draw() >= self._config.shadow_share:
             return None
         found = self._fleet.shadow()
@@ -62,7 +62,7 @@ class Shadows:
         return shadow
 
     def promote_winner(self) -> None:
-        """Promote a shadow that has won, if that is to be done by itself."""
+        """Promote a shadow that has won, if `promote_shadows` is set."""
         if not self._config.promote_shadows or (self._swapping is not None and not self._swapping.done()):
             return
         swap = swap_of(
@@ -79,7 +79,7 @@ class Shadows:
                 await task
 
     async def _swap(self, swap: Swap) -> None:
-        """First the better one goes to work, then the other one rests: there is always one."""
+        """Put the better draft into use, then make the other one a shadow: one is always in use."""
         try:
             for endpoint, version, shadow in (
                 (swap.up, swap.up_version, False),

@@ -1,7 +1,7 @@
-"""Whether a constraint is sound and the tokens of a resumed text follow it: a job of the tokenizer's process.
+"""Checks in another process that a constraint is sound and that the tokens of a resumed text follow it.
 
-Elsewhere because the grammar library may take seconds, or end its process, for a constraint that was made to
-do that. It is compiled against single bytes, which are enough to tell and take no time to load.
+It is another process because a malicious constraint may keep the grammar library busy for seconds, or make it
+end its process. The constraint is compiled for a vocabulary of single bytes, which suffices and loads fast.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TOKEN_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class ConstraintCheck:
-    """A constraint, the tokens that are generated under it already, and those that end a text."""
+    """A constraint, the tokens that were already generated under it, and the tokens that end a text."""
 
     constraint: Constraint
     generated: tuple[int, ...] = ()
@@ -31,7 +31,7 @@ class ConstraintCheck:
 
     @property
     def size(self) -> int:
-        """Bytes that it counts."""
+        """Bytes that the job counts in the queue."""
         return self.constraint.size + TOKEN_BYTES * len(self.generated)
 
     def complete(self, tokenizer: TextTokenizer) -> bool:
@@ -40,7 +40,7 @@ class ConstraintCheck:
         Raises:
             InvalidRequest: the constraint is wrong, or a token does not follow it.
         """
-        from outrider.grammar.compiling import compiled  # the orchestrator itself does without the library
+        from outrider.grammar.compiling import compiled  # the orchestrator itself does not load the library
         from outrider.grammar.matcher import Matcher, replay
         from outrider.grammar.vocabulary import BYTE_EOS, bytes_alone
 

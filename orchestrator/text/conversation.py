@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 ENTRY_BYTES = 64
-"""What a message, part, call or tool counts besides its text: the template runs for each."""
+"""Bytes that a message, part, call or tool counts in addition to its text: the template runs for each."""
 
 
 class ToolCall(NamedTuple):
@@ -42,38 +42,38 @@ class ChatMessage(NamedTuple):
 
     @property
     def parts(self) -> int:
-        """Parts of the content; a text alone is none."""
+        """Number of parts of the content; 0 for a plain text."""
         return 0 if isinstance(self.content, str) else len(self.content)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """Messages, oldest first, and what else the model's chat template gets."""
+    """Messages, oldest first, and the other inputs of the model's chat template."""
 
     messages: tuple[ChatMessage, ...]
     tools: tuple[Tool, ...] = ()
     template_kwargs: str = ""
     """A JSON object, or empty."""
     generation_prompt: bool = True
-    """End with the beginning of the answer."""
+    """True when the text ends with the beginning of the answer."""
     continue_final: bool = False
-    """End within the last message."""
+    """True when the text ends within the last message, which the answer continues."""
 
     @property
     def size(self) -> int:
-        """Bytes that it counts."""
+        """Bytes that the conversation counts in the queue."""
         entries = len(self.messages) + len(self.tools)
         entries += sum(message.parts + len(message.tool_calls) for message in self.messages)
         return ENTRY_BYTES * entries + sum(len(text.encode()) for text in self._texts())
 
     @property
     def is_plain(self) -> bool:
-        """It has texts alone. JSON may take a template far longer than its size says: nesting is indented."""
+        """True when it has only texts. JSON can take longer than its size suggests, as it is indented."""
         calls = any(message.tool_calls for message in self.messages)
         return not (self.tools or self.template_kwargs or calls)
 
     def _texts(self) -> Iterator[str]:
-        """All that is written in it, but for roles, which are short."""
+        """All texts in the conversation, except roles, which are short."""
         yield self.template_kwargs
         for tool in self.tools:
             yield from (tool.name, tool.description, tool.parameters)

@@ -9,7 +9,7 @@ from outrider.protocol.errors import ContextTooLong, InvalidRequest
 
 
 class Conversion:
-    """Converts what is short on the event loop; `tokenizing` does the rest."""
+    """Converts short texts on the event loop; `tokenizing` converts long ones."""
 
     def __init__(self, tokenizing: Tokenizing) -> None:
         self._tokenizing = tokenizing
@@ -17,13 +17,13 @@ class Conversion:
     async def tokens(
         self, prompt: Prompt, tokenizer: TextTokenizer | None, positions: int
     ) -> tuple[int, ...]:
-        """Token ids of a text or conversation; `positions` are those of the context.
+        """Token ids of a text or conversation; `positions` is the length of the context.
 
         Raises:
             ContextTooLong: there are more than `positions`.
             InvalidRequest: there is no tokenizer, it takes too much time or memory, or the chat template
                 refuses it.
-            Overloaded: too much waits already.
+            Overloaded: too many jobs wait already.
             Unavailable: the other process ended twice, or cannot be started.
         """
         used = _needed(tokenizer, prompt.field)
@@ -50,5 +50,5 @@ class Conversion:
 
 def _needed(tokenizer: TextTokenizer | None, field: str) -> TextTokenizer:
     if tokenizer is None:
-        raise InvalidRequest(field, "the model came without a tokenizer: it knows token ids alone")
+        raise InvalidRequest(field, "the model came without a tokenizer: it takes only token ids")
     return tokenizer

@@ -1,7 +1,7 @@
-"""`{% generation %} ... {% endgeneration %}` of chat templates: around the text that a model writes itself.
+"""`{% generation %} ... {% endgeneration %}` in chat templates: marks text that the model itself writes.
 
-It is there for training. Here the text between the tags is all that counts, as in `transformers` when nobody
-asks which tokens those are.
+It exists for training. Here only the text between the tags matters, as in `transformers` when the mask of
+these tokens is not asked for.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from jinja2.parser import Parser
 
 
 class GenerationTag(Extension):
-    """The tag; what a template sets between the two is not known behind them."""
+    """The tag. Variables that a template sets between the two are not visible after them."""
 
     tags = {"generation"}  # noqa: RUF012 - as the base class has it
 

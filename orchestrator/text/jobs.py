@@ -1,4 +1,4 @@
-"""The jobs of a tokenizer, which can be done here or, pickled, in another process."""
+"""The jobs of a tokenizer. They can be done here or, pickled, in another process."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from orchestrator.text.tokenizer import TextTokenizer
 
 ID_BYTES = 4
 OVER_BOUNDS = "takes more time or memory to tokenize than a prompt may; shorten it"
-"""What is said of a job that is the end of its process."""
+"""The error for a job that made its process end."""
 INLINE_BYTES = 4096
-"""What is no larger is done on the event loop: about 2 ms, at most 5."""
+"""Largest job that is done on the event loop: about 2 ms, at most 5."""
 
 
 class _Sized:
-    """A job of known size; a small one is quick enough for the event loop."""
+    """A job with a size. A small one is quick enough for the event loop."""
 
     __slots__ = ()
     over_bounds = OVER_BOUNDS
 
     @property
     def size(self) -> int:
-        """Bytes that it counts."""
+        """Bytes that the job counts in the queue."""
         raise NotImplementedError
 
     @property
     def is_quick(self) -> bool:
-        """Whether it may be done on the event loop."""
+        """Whether the job may be done on the event loop."""
         return self.size <= INLINE_BYTES
 
 
@@ -40,11 +40,11 @@ class TextPrompt(_Sized):
     text: str
     special_tokens: bool = True
     field: str = "text"
-    """The field of the request that has it."""
+    """The field of the request that has the text."""
 
     @property
     def size(self) -> int:
-        """Bytes that it counts."""
+        """Bytes that the job counts in the queue."""
         return len(self.text.encode())
 
     def tokens(self, tokenizer: TextTokenizer, positions: int | None = None) -> tuple[int, ...]:
@@ -62,12 +62,12 @@ class ChatPrompt(_Sized):
 
     @property
     def size(self) -> int:
-        """Bytes that it counts."""
+        """Bytes that the job counts in the queue."""
         return self.chat.size
 
     @property
     def is_quick(self) -> bool:
-        """Whether it may be done on the event loop."""
+        """Whether the job may be done on the event loop."""
         return self.chat.is_plain and self.size <= INLINE_BYTES
 
     def tokens(self, tokenizer: TextTokenizer, positions: int | None = None) -> tuple[int, ...]:
@@ -85,7 +85,7 @@ class Ids(_Sized):
 
     @property
     def size(self) -> int:
-        """Bytes that they count."""
+        """Bytes that the job counts in the queue."""
         return ID_BYTES * len(self.ids)
 
     def text(self, tokenizer: TextTokenizer) -> str:

@@ -1,4 +1,4 @@
-"""The bytes that single tokens stand for. A token may be a part of a character, which has no text."""
+"""The bytes that single tokens stand for. A token may be only a part of a character, which has no text."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 """A byte token of a byte-fallback vocabulary."""
 SPACE = "\u2581"
-"""Stands for a space in vocabularies made of text."""
+"""Character that stands for a space in vocabularies made of text."""
 CACHED = 16384
-"""Tokens whose spelling is kept: alternatives are mostly the same few."""
+"""Number of tokens whose spelling is cached: most alternatives are the same few tokens."""
 
 
 class Spellings:
@@ -39,22 +39,24 @@ class Spellings:
             return bytes(BYTES[sign] for sign in piece if sign in BYTES)
         if found := BYTE.fullmatch(piece):
             return bytes.fromhex(found[1])
-        if self._wordwise:  # behind another token, itself: a word begins with a space there
+        if self._wordwise:  # take it after itself: only there a word has its space
             once, twice = (self._tokenizer.decode([token] * count) for count in (1, 2))
             return twice[len(once) :].encode()
         return piece.replace(SPACE, " ").encode()
 
 
 def unfinished_bytes(text: bytes) -> int:
-    """How many bytes at the end of a text are the beginning of a character; 0 to 3."""
+    """Number of bytes at the end of a text that are an unfinished character; 0 to 3."""
     decoder = getincrementaldecoder("utf-8")("replace")
     decoder.decode(text)
     return len(decoder.getstate()[0])
 
 
 def _bytes_of_signs() -> dict[str, int]:
-    """The sign by which byte-level vocabularies write each byte: itself where it can be seen, else the next
-    one from U+0100 on."""
+    """The byte for each character by which byte-level vocabularies write bytes.
+
+    A visible character stands for its own byte. The other bytes have the characters from U+0100 on.
+    """
     seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(0x100) if byte not in seen]
     return {chr(byte): byte for byte in seen} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}

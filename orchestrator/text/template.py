@@ -1,7 +1,7 @@
-"""A model's chat template: Jinja in a sandbox, with what such templates expect to find.
+"""A model's chat template: Jinja in a sandbox, with the filters and functions that such templates expect.
 
-The rules are those of `transformers`: tools are objects of the kind "function", arguments of calls are
-values and not text, and a final message is continued where its own text ends.
+The rules are those of `transformers`: tools are objects of the type "function", arguments of calls are values
+and not text, and a final message is continued where its own text ends.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 END = "\ue000end of the text\ue000"
-"""Put behind the last message to find where the template has written it. The signs are for private use."""
+"""Mark after the last message, to find where the template wrote it. Its characters are for private use."""
 GIVEN = ("messages", "tools", "add_generation_prompt")
-"""Variables that have fields of their own."""
+"""Variables that are fields of the request and cannot be set as template arguments."""
 
 
 class ChatTemplate:
-    """A template that parses; `special_tokens` are its variables too."""
+    """A parsed template; it gets `special_tokens` as variables too."""
 
     def __init__(self, template: Template, takes_parts: bool, special_tokens: Mapping[str, str]) -> None:
         self._template = template
@@ -36,7 +36,7 @@ class ChatTemplate:
 
     @classmethod
     def parse(cls, source: str, special_tokens: Mapping[str, str]) -> ChatTemplate | None:
-        """None when it does not parse: the model is then served without conversations."""
+        """Parse a template; None when it does not parse: the model is then served without conversations."""
         from jinja2 import TemplateError
 
         environment = _environment()
@@ -50,10 +50,10 @@ class ChatTemplate:
             return None
 
     def render(self, chat: Conversation) -> str:
-        """The text that the model goes on from.
+        """The text that the model continues.
 
         Raises:
-            InvalidRequest: there is no message, JSON in it is none, or the template refuses it.
+            InvalidRequest: there is no message, a field is not JSON, or the template refuses it.
         """
         _check(chat)
         messages = [self._message(index, message) for index, message in enumerate(chat.messages)]
@@ -83,7 +83,7 @@ class ChatTemplate:
             ) from None
 
     def _message(self, index: int, message: ChatMessage) -> dict[str, Any]:
-        """As templates know it; what is not there is left out."""
+        """A message in the form that templates expect; empty fields are left out."""
         calls = [
             _call(f"chat.messages[{index}].tool_calls[{number}]", call)
             for number, call in enumerate(message.tool_calls)
@@ -135,14 +135,17 @@ def _object(path: str, text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        raise InvalidRequest(path, "is no JSON") from None
+        raise InvalidRequest(path, "is not JSON") from None
     if not isinstance(value, dict):
         raise InvalidRequest(path, "must be a JSON object")
     return value
 
 
 def _mark_end(message: dict[str, Any]) -> None:
-    """Behind the text of the last message or its last part; the space tells whether the template trims."""
+    """Put the mark after the text of a message or its last part.
+
+    The space after the mark shows whether the template trims texts.
+    """
     content = message["content"]
     if isinstance(content, str):
         message["content"] = f"{content}{END} "
@@ -151,7 +154,7 @@ def _mark_end(message: dict[str, Any]) -> None:
 
 
 def _up_to_end(text: str) -> str:
-    """What comes before the mark; without the spaces there that the template would have trimmed."""
+    """The text before the mark, without the spaces at its end if the template trims texts."""
     before, mark, after = text.rpartition(END)
     if not mark:
         raise InvalidRequest(

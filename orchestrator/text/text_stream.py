@@ -1,12 +1,12 @@
-"""From token ids to text, a few tokens at a time: whole characters only, stop strings cut.
+"""Turns token ids into text, a few tokens at a time: only whole characters, and cut at stop strings.
 
     Detokenizer    tokens -> text that later tokens cannot change
-    StopStrings    keeps text back that may be the beginning of a stop string
+    StopStrings    holds text back that may be the beginning of a stop string
     TextStream     both, in whole tokens: `Piece.text` is exactly the text of the piece's tokens
 
 Every text that is given out is the text of whole tokens, so that a client that resumes with the tokens it
 has seen gets each character once. The pieces together are what `tokenizer.decode(prompt and all tokens)` has
-behind the text of the prompt, cut before the stop string if there was one.
+after the text of the prompt, cut before the stop string if there was one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 REPLACEMENT = "\ufffd"
 RESUMED_AT_ONCE = 1024
-"""How many resumed tokens are decoded together: decoding goes back, token by token, to certain text."""
+"""Most resumed tokens that are decoded together. Decoding then goes back, token by token, to certain text."""
 Decode = Callable[[Sequence[int]], str]
 
 
@@ -44,7 +44,7 @@ class Detokenizer:
     to U+FFFD), and byte tokens of a byte-fallback vocabulary, which decode together as one run.
 
     Tokens without text (special ones) are counted with the token before them and not kept. Any number of them
-    may follow an unfinished character, and each would be decoded again with every new token.
+    may follow an unfinished character, and with every new token all would be decoded again.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class Detokenizer:
         has_no_text: Callable[[int], bool] = _never,
         prompt: Sequence[int] = (),
     ) -> None:
-        """`has_no_text` says whether `decode` leaves a token out; `prompt` is what `TextTokenizer.end_of` has
-        of the tokens before the first one. They count as given out, and are part of no piece."""
+        """`has_no_text` says whether `decode` leaves a token out. `prompt` is `TextTokenizer.end_of` the
+        prompt: its tokens count as given out, and are part of no piece."""
         self._decode = decode
         self._byte_tokens = byte_tokens
         self._has_no_text = has_no_text
@@ -63,14 +63,14 @@ class Detokenizer:
         self._counts = [0] * len(prompt)
         """For each of `_tokens`: 1 and the number of tokens without text that follow it; 0 for the prompt."""
         self._run = 0
-        """Byte tokens at the end of `_tokens`."""
+        """Number of byte tokens at the end of `_tokens`."""
         self._given = len(prompt)
         self._given_text = decode(prompt) if prompt else ""
         """The decoded text of [window, given); `_tokens` begins at the window."""
 
     @property
     def held(self) -> int:
-        """Tokens held back."""
+        """Number of tokens held back."""
         return sum(self._counts[self._given :])
 
     @property
@@ -79,18 +79,18 @@ class Detokenizer:
         return self._behind_given(self._decode(self._tokens))
 
     def push(self, tokens: Sequence[int]) -> Piece:
-        """Add tokens; the piece has those whose text is now certain."""
+        """Add tokens; return a piece with those whose text is now certain."""
         without_text = sum([self._take(token) for token in tokens])
         piece = self._give_certain(max(self._given, len(self._tokens) - self._run))
         return Piece(without_text + piece.tokens, piece.text)
 
     def flush(self) -> Piece:
-        """The tokens that are still kept back; unfinished characters become U+FFFD."""
+        """The tokens that are still held back; unfinished characters become U+FFFD."""
         return self._give(len(self._tokens), self._decode(self._tokens))
 
     def _take(self, token: int) -> int:
-        """Keep a token and return 0. Return 1 instead where the token is given out at once: it has no text,
-        and no token before it is kept back."""
+        """Keep a token and return 0. Return 1 instead if the token is given out at once, because it has no
+        text and no token before it is held back."""
         if not self._has_no_text(token):
             self._tokens.append(token)
             self._counts.append(1)
@@ -102,7 +102,7 @@ class Detokenizer:
         return 0
 
     def _give_certain(self, end: int) -> Piece:
-        """Give out as many tokens up to `end` as have a text that later tokens cannot change."""
+        """Give out those tokens up to `end` whose text later tokens cannot change."""
         if end == self._given:
             return Piece(0, "")
         text = self._decode(self._tokens[:end])
@@ -125,8 +125,10 @@ class Detokenizer:
         return piece
 
     def _behind_given(self, text: str) -> str:
-        """What the text of the window has behind what was given out; a character that the prompt had only a
-        part of comes whole."""
+        """The text of the window after what was given out.
+
+        A character of which the prompt had only a part is in it as a whole.
+        """
         if text.startswith(self._given_text):
             return text[len(self._given_text) :]
         pairs = enumerate(zip(text, self._given_text, strict=False))
@@ -144,11 +146,11 @@ class StopStrings:
 
     @property
     def pending(self) -> str:
-        """The text kept back."""
+        """The text held back."""
         return "".join(piece.text for piece in self._pending)
 
     def push(self, piece: Piece) -> Piece:
-        """Add a piece; the result has what can be given out, and the stop string when one is complete."""
+        """Add a piece; return one with what can be given out, and with the stop string if one is complete."""
         self._pending.append(piece)
         text = self.pending
         matches = [(at, stop) for stop in self.stops if (at := text.find(stop)) >= 0]
@@ -161,13 +163,15 @@ class StopStrings:
         return Piece(tokens, text.removesuffix(self.pending))
 
     def flush(self) -> Piece:
-        """The pieces that are still kept back: no stop string will follow."""
+        """The pieces that are still held back, as one: no stop string will follow."""
         pieces, self._pending = self._pending, []
         return Piece(sum(piece.tokens for piece in pieces), "".join(piece.text for piece in pieces))
 
     def _release(self, length: int, begun: bool) -> int:
-        """Remove the pieces whose text ends within `length` characters, or with `begun` those that begin
-        there; returns how many tokens they have."""
+        """Remove the pieces that end within `length` characters, or with `begun` those that begin there.
+
+        Returns how many tokens they have.
+        """
         position = tokens = 0
         while self._pending:
             piece = self._pending[0]
@@ -179,14 +183,14 @@ class StopStrings:
         return tokens
 
     def _longest_beginning(self, text: str) -> int:
-        """Length of the longest end of `text` with which a stop string begins."""
+        """Length of the longest end of `text` that is the beginning of a stop string."""
         longest = min(len(text), max(map(len, self.stops)) - 1)
         lengths = range(longest, 0, -1)
         return next((n for n in lengths if any(stop.startswith(text[-n:]) for stop in self.stops)), 0)
 
 
 class TextStream:
-    """The text of one continuation; without a tokenizer, tokens pass and their text is empty."""
+    """The text of one continuation. Without a tokenizer, tokens pass through with empty texts."""
 
     def __init__(
         self,
@@ -199,27 +203,27 @@ class TextStream:
         include_stop: bool = False,
         prompt: Sequence[int] = (),
     ) -> None:
-        """`resumed` tokens and their text were given out before; their count is part of `min_tokens`. Of the
-        `prompt` before them no text comes: see `Detokenizer`."""
+        """`resumed` tokens and their text were given out before; they count towards `min_tokens`. The text of
+        the `prompt` before them is not given out: see `Detokenizer`."""
         self._detokenizer = (
             Detokenizer(decode, byte_tokens, has_no_text, prompt) if decode is not None else None
         )
         self._stops = StopStrings(stops, include_stop) if stops else None
         self.consumed = 0
-        """Tokens of the text so far; those after a stop string do not count."""
+        """Number of tokens of the text so far, without those after a stop string."""
         self._exempt = min_tokens if stops else 0
-        """Tokens whose text is not searched for stop strings."""
+        """Number of next tokens whose text is not searched for stop strings."""
         self._already_given = 0
-        """Resumed tokens that are kept back: they may be a part of a character, or begin a stop string."""
+        """Number of resumed tokens held back: they may be part of a character, or begin a stop string."""
         self._text_given = ""
-        """Their text. Of a character that becomes whole later the caller has nothing."""
+        """Text of these tokens. The caller has nothing of a character that becomes whole later."""
         self.stop = ""
         """The stop string that the resumed tokens have reached; nothing follows it."""
         if self._detokenizer is not None and resumed:
             self._resume(self._detokenizer, resumed)
 
     def _resume(self, detokenizer: Detokenizer, resumed: Sequence[int]) -> None:
-        """Take in what the caller has, and find what was kept back when it came."""
+        """Take in the tokens that the caller has, and find what was held back of them."""
         given = at = 0
         while at < len(resumed):
             size = self._exempt - detokenizer.held if self._exempt > 0 else RESUMED_AT_ONCE
@@ -235,7 +239,7 @@ class TextStream:
         self._text_given = pending + (detokenizer.broken if detokenizer.held else "")
 
     def push(self, tokens: Sequence[int]) -> list[Piece]:
-        """Add tokens; returns the pieces that can be given out. A piece with `stop` is the last one."""
+        """Add tokens; return the pieces that can be given out. A piece with `stop` is the last one."""
         if self._detokenizer is None or self._stops is None:
             self.consumed += len(tokens)
             if self._detokenizer is None:
@@ -250,7 +254,7 @@ class TextStream:
         return pieces
 
     def flush(self) -> list[Piece]:
-        """The rest, at the end; it may still complete a stop string."""
+        """The rest of the text at its end; it may still complete a stop string."""
         if self._detokenizer is None:
             return []
         pieces = self._search(self._detokenizer.flush())
@@ -267,7 +271,7 @@ class TextStream:
         return [self._stops.push(piece)]
 
     def _new(self, pieces: Sequence[Piece]) -> list[Piece]:
-        """What the caller does not have of some pieces; those that bring nothing are left out."""
+        """The parts of some pieces that the caller does not have; empty pieces are left out."""
         return [self._without_known(piece) for piece in pieces if piece.tokens or piece.stop]
 
     def _without_known(self, piece: Piece) -> Piece:

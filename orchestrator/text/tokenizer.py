@@ -1,7 +1,7 @@
-"""The target's tokenizer and chat template, from files that a verify replica hands over.
+"""The target's tokenizer and chat template, from files that a verify replica sends.
 
-`tokenizers` and `jinja2` are imported at first use: the orchestrator starts without them, and serves models
-without a tokenizer without them.
+`tokenizers` and `jinja2` are imported at first use: the orchestrator does not need them to start, or to serve
+a model without a tokenizer.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 NORMALIZED = 4
-"""Most bytes of text of which a normalizer makes one: a letter of mathematics becomes one of ASCII. (One
-that drops text may take more; such a text counts in full.)"""
+"""Most bytes of text that a normalizer turns into one: a mathematical letter becomes an ASCII letter. (A
+normalizer that drops text may take more; such a text counts in full.)"""
 UNFINISHED = 3
-"""Most tokens of a character that is not finished: UTF-8 has at most four bytes."""
+"""Most tokens of an unfinished character: a character has at most four bytes in UTF-8."""
 BYTES_PER_POSITION = 4
-"""A text that may be far too long is first tokenized up to so many bytes per position of the context."""
+"""Characters per position of the context up to which a text that may be far too long is first tokenized."""
 
 
 class TokenizerParts(NamedTuple):
-    """What a tokenizer is made of, here or in another process; the arguments of `TextTokenizer`."""
+    """The arguments of `TextTokenizer`, from which it is made here or in another process."""
 
     tokenizer_json: bytes
     chat_template: str
@@ -37,7 +37,7 @@ class TokenizerParts(NamedTuple):
 
 
 class TextTokenizer:
-    """Text and conversations to token ids, token ids to text."""
+    """Converts texts and conversations to token ids, and token ids to text."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class TextTokenizer:
         special_tokens: Mapping[str, str] | None = None,
         tool_chat_template: str = "",
     ) -> None:
-        """Conversations with tools are in `tool_chat_template`; where that is empty, in the same as others.
+        """Conversations with tools use `tool_chat_template`; if that is empty, the same template as others.
 
         Raises:
             InternalError: the tokenizer cannot be read.
@@ -77,9 +77,9 @@ class TextTokenizer:
         return self._template is not None
 
     def encode(self, text: str, positions: int | None = None, special_tokens: bool = True) -> tuple[int, ...]:
-        """Token ids of plain text, with what the tokenizer puts around it unless `special_tokens` is off.
+        """Token ids of plain text, with the tokenizer's tokens around it unless `special_tokens` is off.
 
-        Of its beginning alone where that has more than `positions` tokens.
+        If there are more than `positions` tokens, they may be those of the text's beginning only.
         """
         return tuple(self._ids(text, special_tokens, positions))
 
@@ -88,7 +88,7 @@ class TextTokenizer:
     ) -> tuple[int, ...]:
         """Token ids of a conversation in the model's chat template.
 
-        Of its beginning alone where that has more than `positions` tokens.
+        If there are more than `positions` tokens, they may be those of its beginning only.
 
         Raises:
             InvalidRequest: there is no template, or it refuses the conversation.
@@ -104,11 +104,11 @@ class TextTokenizer:
         return special or self._tokenizer.id_to_token(token) is None
 
     def end_of(self, prompt: Sequence[int], special_tokens: bool = False) -> tuple[int, ...]:
-        """The tokens of a prompt that decide how `decode` spells what follows: those of a character that it
-        has only the beginning of, and one with text before. Decoders spell the first text of all otherwise:
-        without its space.
+        """The tokens at the end of a prompt that decide how `decode` spells what follows.
 
-        That one is no byte token, because a run of these is spelled as one.
+        These are the tokens of an unfinished character, and one token with text before them: decoders spell
+        the first text differently, without its space. That token is not a byte token, because a run of byte
+        tokens is decoded as a whole.
         """
         backwards = (token for token in reversed(prompt) if not self.has_no_text(token, special_tokens))
         last, unfinished = [*islice(backwards, UNFINISHED)], 0
@@ -120,17 +120,18 @@ class TextTokenizer:
         return (*islice(before, 1), *reversed(last[:unfinished]))
 
     def spelling(self, token: int) -> bytes:
-        """What a token stands for, special or not; empty for an id that the tokenizer does not have."""
+        """The bytes that a token stands for, even a special one; empty for an id that the tokenizer lacks."""
         return self._spellings.of(token)
 
     def _parsed(self, source: str) -> ChatTemplate | None:
         return ChatTemplate.parse(source, self.files.special_tokens) if source else None
 
     def _ids(self, text: str, special_tokens: bool, positions: int | None) -> list[int]:
-        """With `positions`, time and memory go by them and not by the text.
+        """Token ids of a text. With `positions`, time and memory depend on these and not on the text.
 
-        A longer and longer beginning is tokenized, until it is the whole or has too many tokens. Text that
-        goes on may change its last tokens, so a beginning has to have more by as many as one token has bytes.
+        Ever longer beginnings are tokenized, until one is the whole text or has too many tokens. What follows
+        a beginning may change its last tokens, so it has too many only when it exceeds `positions` by the
+        bytes of the longest token.
         """
         if positions is None:
             ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special_tokens).ids
@@ -144,12 +145,12 @@ class TextTokenizer:
             length *= 2
 
     def decode(self, tokens: Sequence[int], special_tokens: bool = False) -> str:
-        """Text of token ids; special tokens have none, unless it is asked for."""
+        """Text of token ids; special tokens have a text only if `special_tokens` is set."""
         return self._tokenizer.decode(tokens, skip_special_tokens=not special_tokens)
 
 
 def _longest_token(tokenizer: Tokenizer) -> int:
-    """In bytes of text. Vocabularies spell a byte in one character or more, so this is a bound."""
+    """A bound on the bytes of text of one token. Vocabularies spell a byte in one or more characters."""
     longest = max((len(token.encode()) for token in tokenizer.get_vocab(with_added_tokens=True)), default=1)
     return longest * (1 if tokenizer.normalizer is None else NORMALIZED)
 

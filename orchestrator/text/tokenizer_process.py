@@ -20,12 +20,12 @@ from outrider.protocol.errors import Unavailable
 
 COMMAND = (sys.executable, "-P", "-m", "orchestrator.text.tokenizing_worker")
 ANSWER_SECONDS = 120.0
-"""After so long without an answer the process is taken to hang. Its own bounds are of processor time."""
+"""Seconds without an answer after which the process counts as hung. Its own bounds limit processor time."""
 ROOT = Path(__file__).resolve().parents[2]
 
 
 class TokenizerProcess:
-    """A process that tokenizes for one tokenizer, one job after another."""
+    """A process that does the jobs of one tokenizer, one after another."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class TokenizerProcess:
 
     @classmethod
     async def start(cls, tokenizer: TextTokenizer, positions: int) -> TokenizerProcess:
-        """Start it and hand it the tokenizer; `positions` are those of the context.
+        """Start the process and send it the tokenizer; `positions` is the length of the context.
 
         Raises:
             Unavailable: this machine has no room for another process.
@@ -66,44 +66,44 @@ class TokenizerProcess:
         return started
 
     async def ask(self, job: Job) -> tuple[str, Any] | None:
-        """What `tokenizing_worker.answer` says of a job; None: the process has ended, or hangs.
+        """What `tokenizing_worker.answer` returns for a job; None when the process has ended, or hangs.
 
-        One job at a time.
+        Ask for one job at a time.
         """
         self._send(job)
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 length = int.from_bytes(await self._reader.readexactly(LENGTH_BYTES), "little")
                 kind, content, self.leaving = marshal.loads(await self._reader.readexactly(length))
-        except (EOFError, OSError, TimeoutError):  # the first: IncompleteReadError
+        except (EOFError, OSError, TimeoutError):  # EOFError: IncompleteReadError
             return None
         return kind, content
 
     async def end(self) -> int:
-        """End it, if it has not; its exit status, minus the signal's number after a signal."""
+        """End the process if it runs; return its exit status, which is negative after a signal."""
         self._writer.close()
         self._process.kill()
         return await asyncio.to_thread(self._process.wait)
 
     def _send(self, value: Any) -> None:
-        """What cannot be written, because the process has ended, is not answered either; that says it."""
-        with suppress(OSError, RuntimeError):  # the latter is uvloop's
+        """Write a value. Errors are ignored: if the process has ended, `ask` gets no answer either."""
+        with suppress(OSError, RuntimeError):  # uvloop raises the latter
             self._writer.write(frame(pickle.dumps(value)))
 
 
 def _spawn(channel: socket.socket) -> subprocess.Popen[bytes]:
-    """The process, with its input and output on a socket.
+    """Start the process, with its input and output on a socket.
 
-    `subprocess` starts it with vfork. uvloop would fork, and what gRPC does in a child before it becomes
-    another program aborts it under load. In a session of its own, Ctrl-C does not reach it before requests
-    have drained.
+    `subprocess` starts it with vfork. uvloop would use fork, and under load gRPC's code in the child aborts
+    it before it becomes another program. The process has a session of its own, so that Ctrl-C does not reach
+    it before requests have drained.
     """
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     return subprocess.Popen(
         COMMAND,
         stdin=channel.fileno(),
         stdout=channel.fileno(),
-        stderr=subprocess.DEVNULL,  # what a library says of a prompt belongs in no log
+        stderr=subprocess.DEVNULL,  # a library's output about a prompt must not be logged
         start_new_session=True,
         env={**os.environ, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"},
     )

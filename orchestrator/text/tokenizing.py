@@ -34,7 +34,7 @@ _T = TypeVar("_T")
 MAX_WAITING = 256
 CONFUSED = "the process that tokenizes long prompts answered with something else"
 OVER_BOUNDS = (-signal.SIGPROF, -signal.SIGABRT, -signal.SIGSEGV)
-"""How the process ends for a job that takes more time, memory or stack than it may."""
+"""Exit statuses of the process for a job that takes more time, memory or stack than it may."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +57,7 @@ Start = Callable[[TextTokenizer, int], Awaitable[TokenizerProcess]]
 
 
 class Tokenizing:
-    """The queue in front of the process. At most `max_bytes` wait, or one prompt if that is larger."""
+    """The queue in front of the process. At most `max_bytes` wait, or one larger prompt."""
 
     def __init__(self, max_bytes: int, start: Start | None = None) -> None:
         self._max_bytes = max_bytes
@@ -73,7 +73,7 @@ class Tokenizing:
         Raises:
             ContextTooLong: there are more than `positions`.
             InvalidRequest: it takes too much time or memory, or the chat template refuses it.
-            Overloaded: too much waits already.
+            Overloaded: too many jobs wait already.
             Unavailable: the process ended twice, or cannot be started.
         """
         return await self._done(prompt, tokenizer, positions, tuple)
@@ -88,7 +88,7 @@ class Tokenizing:
         return await self._done(ids, tokenizer, positions, str)
 
     async def checked(self, check: ConstraintCheck, tokenizer: TextTokenizer, positions: int) -> bool:
-        """Whether the text so far is all that a constraint allows.
+        """Whether the text so far is complete: its constraint allows nothing after it.
 
         Raises:
             InvalidRequest: the constraint is wrong or too costly, or a generated token does not follow it.
@@ -97,7 +97,7 @@ class Tokenizing:
         return await self._done(check, tokenizer, positions, bool)
 
     async def _done(self, job: Job, tokenizer: TextTokenizer, positions: int, kind: type[_T]) -> _T:
-        """What the process finds, which has to be of this kind."""
+        """Queue a job; return what the process finds, which has to be of this kind."""
         size = job.size
         if self.waiting >= MAX_WAITING or (self._bytes and self._bytes + size > self._max_bytes):
             raise Overloaded(
@@ -130,12 +130,12 @@ class Tokenizing:
         try:
             return await waiting.done
         finally:
-            if waiting in self._jobs:  # its caller has gone: do not keep the text until its turn comes
+            if waiting in self._jobs:  # its caller has gone: do not keep the text until then
                 self._jobs.remove(waiting)
                 heapq.heapify(self._jobs)
 
     async def _work(self) -> None:
-        """Take jobs until there are none. One whose caller goes while it is worked on is finished."""
+        """Do jobs until there are none. A job whose caller goes while it is being done is still finished."""
         while self._jobs:
             waiting = heapq.heappop(self._jobs)
             try:
@@ -165,7 +165,7 @@ class Tokenizing:
         raise Unavailable("the process that tokenizes long prompts ended twice; try again")
 
     async def _worker_for(self, waiting: WaitingJob) -> TokenizerProcess:
-        """The process, which has the tokenizer that is served now."""
+        """The process for a job's tokenizer; it is started if necessary."""
         if self._worker is not None and self._worker.tokenizer is not waiting.tokenizer:
             await self._end_worker()
         if self._worker is None:

@@ -1,11 +1,11 @@
 """The process that tokenizes long prompts: `python -m orchestrator.text.tokenizing_worker`.
 
-On its standard input come the tokenizer and then jobs, one at a time; each is answered on its standard
-output. The end of the input ends it, so that it does not outlive the orchestrator. The kernel ends it when a
-prompt takes too much processor time, and bounds its memory.
+It reads the tokenizer and then jobs, one at a time, from its standard input, and answers each on its standard
+output. It ends with its input, so that it does not outlive the orchestrator. The kernel ends it when a prompt
+takes too much processor time, and bounds its memory.
 
-A frame is a length of eight bytes and as many bytes. What comes is pickled. What goes back is a value of
-`marshal`, which knows plain data alone and runs no code, whatever a prompt has made of this process.
+A frame is a length in eight bytes, followed by that many bytes. Input is pickled. Answers are values of
+`marshal`, which has only plain data and runs no code, even if a prompt has taken over this process.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from outrider.protocol.errors import InvalidRequest
 
 LENGTH_BYTES = 8
 NICENESS = 5
-"""Under load a long prompt gets a third of the processor time of what runs already."""
+"""Niceness of the process. Under load it gets a third of the processor time of a process with niceness 0."""
 BASE_SECONDS, POSITION_SECONDS = 5.0, 20e-6
-"""Processor time of a prompt: this much, and more per position of the context (ordinary text takes 6e-6)."""
+"""Processor time of a prompt: a base, and seconds per position of the context (ordinary text takes 6e-6)."""
 CHECK_SECONDS = 2.0
-"""In place of the former for a constraint: an engine compiles it as well."""
+"""Base of the processor time of a constraint. It is smaller because an engine compiles the constraint too."""
 STACK_BYTES = 8 << 20
-"""A constraint that needs more ends the process; engines have more (`outrider.grammar.compiler`)."""
+"""Stack. A constraint that needs more ends the process; engines have more (`outrider.grammar.compiler`)."""
 BASE_BYTES, POSITION_BYTES = 256 << 20, 1024
-"""Memory for a prompt, likewise (ordinary text takes 600)."""
+"""Memory for a prompt: a base, and bytes per position of the context (ordinary text takes 600)."""
 KEPT_BYTES = 128 << 20
-"""A process that needed this much memory for a prompt ends after its answer, and gives it all back."""
+"""Memory for a prompt after which the process ends once it has answered, to return it all."""
 
 
 def frame(data: bytes) -> bytes:
-    """Bytes as they travel."""
+    """A frame with these bytes."""
     return len(data).to_bytes(LENGTH_BYTES, "little") + data
 
 
@@ -51,9 +51,9 @@ def read_frame(file: BinaryIO) -> Any:
 
 
 def answer(tokenizer: TextTokenizer, positions: int, job: Job) -> tuple[str, Any]:
-    """What a job of `orchestrator.text.jobs` comes to.
+    """The answer to a job of `orchestrator.text.jobs`.
 
-    ("tokens", unsigned 32-bit numbers), ("too_long", how many there are at least), ("text", text),
+    It is ("tokens", unsigned 32-bit numbers), ("too_long", the least number of tokens), ("text", text),
     ("checked", whether the text is complete), or ("refused", (field, problem)).
     """
     if isinstance(job, Ids):
@@ -70,7 +70,7 @@ def answer(tokenizer: TextTokenizer, positions: int, job: Job) -> tuple[str, Any
 
 
 def serve(source: BinaryIO, sink: BinaryIO) -> None:
-    """Answer until the input ends, or until so much memory was needed that it is better given back."""
+    """Answer jobs until the input ends, or until one needed more than `KEPT_BYTES` of memory."""
     files, positions = read_frame(source)
     tokenizer = TextTokenizer(*files)
     start = _peak_bytes()
@@ -92,7 +92,7 @@ def _peak_bytes() -> int:
 
 
 def _bound_memory(more: int) -> None:
-    """Let the process have so many bytes more than it has now; nothing where that cannot be told."""
+    """Limit the process to `more` bytes above what it has now; do nothing if that is not known."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             pages = int(file.read().split()[0])

@@ -1,1 +1,1 @@
-"""What is recorded and measured of real models on this machine: texts, guesses, times."""
+"""Records and measures real models on this machine: texts, guesses and times."""

@@ -1,6 +1,6 @@
-"""How long the steps of a draft take, with the caches as they are behind a target step.
+"""Measures how long the steps of a draft take, with the caches as a target step leaves them.
 
-A draft that had the caches for itself would be a third quicker than it is.
+A draft that had the caches to itself would be measured a third too fast.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CONFIG = DraftConfig.model_validate({})
 
 @dataclass(frozen=True, slots=True)
 class MeasuredDraft:
-    """What a profile says of a draft."""
+    """The times of a draft in a profile."""
 
     forward: Points
     sampling: float
@@ -63,14 +63,14 @@ def measure_draft(
 
 
 def measure_lookup(texts: Sequence[Text], target_step: Callable[[], object]) -> MeasuredDraft:
-    """Times of drafts by lookup, which has no forwards."""
+    """Times of a draft by lookup, which has no forwards."""
     found = _engine(_TimedLookup(CONFIG), texts, 0.0, target_step)
     return MeasuredDraft(((1, 0.0), (PREFILL_CHUNK, 0.0)), 0.0, found.step, found.verdict)
 
 
 @dataclass(frozen=True, slots=True)
 class _Engine:
-    """Seconds of a draft engine: a full forward, and per step and per verdict what the engine adds."""
+    """Seconds of a draft engine: a full forward, and what the engine adds per step and per verdict."""
 
     full: float
     step: float
@@ -83,7 +83,7 @@ class _TimedDrafter(ModelDrafter):
     def __init__(self, runner: ModelRunner, config: DraftConfig) -> None:
         super().__init__(runner, children=config.children, max_nodes=config.max_nodes)
         self.full: list[float] = []
-        """Of as many nodes as one forward expands at most."""
+        """Seconds of the forwards that expanded as many nodes as one forward may."""
         self.last = 0.0
         self._most = config.expansions
 
@@ -98,7 +98,7 @@ class _TimedDrafter(ModelDrafter):
 
 
 class _TimedLookup(LookupDrafter):
-    """The same of a drafter that expands nothing."""
+    """A lookup drafter with the same attributes; it expands nothing."""
 
     def __init__(self, config: DraftConfig) -> None:
         super().__init__(config.max_nodes, config.max_depth)
@@ -112,7 +112,7 @@ def _engine(
     temperature: float,
     target_step: Callable[[], object],
 ) -> _Engine:
-    """A target step, verdicts to all sessions, then draft steps, again and again."""
+    """Measure rounds of a target step, verdicts to all sessions, and draft steps."""
     texts = list(islice(cycle(texts), SESSIONS))
     core = _core(drafter)
     streams = [nowhere(id) for id in range(SESSIONS)]
@@ -148,7 +148,7 @@ def _beside(core: DraftCore, drafter: _TimedDrafter | _TimedLookup, messages: Se
 
 
 def _verdict(text: Text, number: int) -> Verdict:
-    """The next tokens of a text, which begins again where it ends."""
+    """A verdict with the next tokens of a text, which is repeated after its end."""
     base = TOKENS_OF_A_VERDICT * (number - 1)
     tokens = tuple(text.tokens[(base + i) % len(text.tokens)] for i in range(TOKENS_OF_A_VERDICT))
     return Verdict(number, len(text.prompt) + base, tokens)

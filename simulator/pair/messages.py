@@ -1,7 +1,7 @@
-"""How long messages between processes take on this machine: round trips between two of them.
+"""Estimates how long messages between processes take on this machine, from round trips between two processes.
 
-What a service does with a message takes longer than such an echo. It was measured once, on the machine whose
-round trips are below, and is as much longer or shorter here as the round trips are.
+Handling a message in a service takes longer than such an echo. It was measured once, on the machine whose
+round trips are below. Its time here is scaled by the ratio of the round trips.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any
 import grpc
 
 MESSAGE = 0.000095
-"""Seconds of processor time to send or to receive a message: what the orchestrator's process took for each of
-a session's step without drafts, when there were 32 sessions (0.19 ms for the verdict's way through)."""
+"""Seconds of processor time to send or to receive a message. The orchestrator's process took 0.19 ms to pass
+on a verdict, which is both, with 32 sessions and no drafts."""
 REWARM = 0.0005
-"""What the first message after a pause added: with one session the same took 0.84 ms."""
+"""Additional seconds of the first message after a pause: with one session, a verdict took 0.84 ms."""
 ECHO = 0.00014
 """Seconds of a round trip on that machine."""
 RESTED_ECHO = 0.00055
@@ -31,18 +31,18 @@ PAUSE_SECONDS = 0.02
 ROUNDS = 600
 RESTED_ROUNDS = 50
 CONTENT = b"x" * 200
-"""A verdict has about as much."""
+"""About the size of a verdict."""
 METHOD = "/outrider.Echo/Echo"
 
 
 @dataclass(frozen=True, slots=True)
 class MessageTimes:
-    """Seconds."""
+    """Times of messages in seconds."""
 
     message: float
-    """To send or to receive one."""
+    """Time to send or to receive a message."""
     rewarm: float
-    """What the first one after a pause adds."""
+    """Additional time of the first message after a pause."""
 
 
 def measure_messages() -> MessageTimes:
@@ -58,7 +58,7 @@ def measure_messages() -> MessageTimes:
 
 
 def scaled(echo: float, rested: float) -> MessageTimes:
-    """The times on a machine with these round trips, in seconds, without pauses and after them."""
+    """The times on a machine with these round trips in seconds, without pauses (`echo`) and after one."""
     pause = max(rested - echo, 0.0) / (RESTED_ECHO - ECHO)
     return MessageTimes(MESSAGE * echo / ECHO, REWARM * pause)
 
@@ -102,7 +102,7 @@ async def _serve(say: Callable[[str], None]) -> None:
 
 
 def main() -> None:
-    """The echo: prints its endpoint, and serves on the last core until it is killed."""
+    """Run the echo: print its endpoint, and serve on the last core until the process is killed."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     asyncio.run(_serve(lambda line: print(line, flush=True)))
 

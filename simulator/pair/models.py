@@ -12,12 +12,12 @@ from outrider.engine.loading.loader import load_model
 from outrider.engine.runner import ModelRunner, Segment
 
 CHUNK = 256
-"""Tokens of a piece of a prompt."""
+"""Number of tokens of a prompt that are computed at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """Which model, and in which arithmetic: the settings of a service by these names."""
+    """A model and its arithmetic, by the names of a service's settings."""
 
     model: str
     dtype: str = "auto"
@@ -25,7 +25,7 @@ class ModelChoice:
     weights: str = "full"
 
     def load(self, kv_tokens: int, helper_cores: Sequence[int] = ()) -> ModelRunner:
-        """The model with memory for so many tokens.
+        """Load the model, with memory for `kv_tokens` tokens.
 
         Raises:
             ModelError: it cannot be loaded.
@@ -43,7 +43,7 @@ class ModelChoice:
 
 
 def weight_bytes(runner: ModelRunner) -> int:
-    """Bytes of the weights as they are in memory; one that two layers share counts once."""
+    """Bytes of the weights in memory; a weight that two layers share counts once."""
     packed, plain = 0, dict[int, int]()
     for module in runner.loaded.model.modules():
         packed += module.nbytes if isinstance(module, CpuLinear) else 0
@@ -53,7 +53,7 @@ def weight_bytes(runner: ModelRunner) -> int:
 
 
 def read(runner: ModelRunner, kv: SequenceKv, tokens: Sequence[int]) -> None:
-    """Compute and keep tokens whose logits nobody wants."""
+    """Compute and keep tokens without using their logits."""
     for start in range(0, len(tokens), CHUNK):
         piece = tokens[start : start + CHUNK]
         runner.forward([Segment(kv, piece, None, ())])

@@ -1,4 +1,4 @@
-"""What a draft makes of every position of a target's texts: all that scheduling learns of a model."""
+"""Ranks a draft's candidates at every position of a target's texts: all that scheduling learns of a model."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def rank_texts(draft: ModelRunner, texts: Sequence[Text]) -> list[Trace]:
 
 
 def without_guesses(texts: Sequence[Text]) -> list[Trace]:
-    """The traces for who drafts without a model, or not at all."""
+    """The traces for drafts without a model, or for runs without drafts."""
     return [Trace(text.prompt, text.tokens, text.params.seed, ()) for text in texts]
 
 
 def _rank(draft: ModelRunner, text: Text, sharpness: float) -> Iterator[Ranking]:
-    """The draft's ranking at every position of a text, given all before it."""
+    """The draft's ranking at every position of a text, given all tokens before it."""
     kv = SequenceKv.open(draft.pool, text.prompt, reuse=False)
     read(draft, kv, text.prompt[:-1])
     fed = [text.prompt[-1], *text.tokens[:-1]]

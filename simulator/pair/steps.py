@@ -1,4 +1,4 @@
-"""How long forwards take: processor time of one thread, median of several rounds."""
+"""Measures how long forwards take: processor time of one thread, median of several rounds."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from outrider.engine.runner import ModelRunner, Segment
 
 ROUNDS = 7
 MAX_SECONDS = 3.0
-"""Of one step's rounds: after that no further one begins."""
+"""Time of one step's rounds after which no further round begins."""
 MAX_LOGITS = 64
-"""Rows of logits of a session; a longer step is a prompt, which wants few."""
+"""Most rows of logits of a session. A longer step is a prompt, of which few logits are needed."""
 now = time.thread_time
 """Processor time of the calling thread."""
 
@@ -26,9 +26,9 @@ def time_step(
     clock: Callable[[], float] = now,
     before: Callable[[], object] = lambda: None,
 ) -> float:
-    """Seconds of a forward over `count` tokens of each session, behind `context` tokens of each.
+    """Seconds of a forward over `count` tokens of each session, after `context` tokens of each.
 
-    `before` is called before every round, for what it leaves in the caches.
+    `before` is called before every round, because of what it leaves in the caches.
     """
     seconds: list[float] = []
     while len(seconds) < ROUNDS and sum(seconds) < MAX_SECONDS:
@@ -38,7 +38,7 @@ def time_step(
 
 
 def one_step(runner: ModelRunner, context: int) -> None:
-    """A forward over one token: all weights go through the caches."""
+    """Run a forward over one token, which brings all weights through the caches."""
     _time(runner, 1, 1, context, now)
 
 
@@ -54,7 +54,7 @@ def _time(runner: ModelRunner, sessions: int, count: int, context: int, clock: C
 
 
 def _sequence(runner: ModelRunner, context: int) -> SequenceKv:
-    """A sequence with that many tokens, whatever their keys and values are."""
+    """A sequence with `context` tokens; their keys and values are arbitrary."""
     kv = SequenceKv.open(runner.pool, [], reuse=False)
     kv.reserve(context)
     kv.append([1] * context, None)

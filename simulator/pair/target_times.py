@@ -1,7 +1,7 @@
-"""How long the steps of a target take: its forwards, and what the verify engine does beside them.
+"""Measures how long the steps of a target take: its forwards, and the verify engine's work between them.
 
-Forwards are timed with the caches as they are, processor time of one thread; with a helper on a core of its
-own, by the clock on the wall.
+Forwards are timed with the caches as they are, in processor time of one thread. With a helper on a core of
+its own they are timed in wall-clock time.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ STEPS = (
     *((1, 1), (1, 2), (1, 4), (2, 4), (3, 4), (2, 7), (3, 5), (8, 2), (8, 3), (7, 4), (8, 4)),
     *((16, 3), (16, 4), (32, 4)),
 )
-"""Sessions of a measured step and tokens of each: one session has long blocks, many have short ones. The
-kernels for few rows end at 14 and 28."""
+"""Measured steps: sessions, and tokens of each. Few sessions have long blocks, many have short ones. The
+kernels for few rows end at 14 and 28 rows."""
 CHUNKS = (256, 512)
-"""Tokens of measured prefill."""
+"""Measured prefill steps, in tokens."""
 HELPED_STEPS = ((16, 2), (16, 4), (1, 128))
-"""Long steps that are measured with a helper."""
+"""Long steps that are measured with a helper, as in `STEPS`."""
 QUIET_STEPS = ((1, 1), (2, 4), (8, 2), (16, 2), (32, 2))
 """Steps that are measured with a helper that has nothing else to do."""
 SESSIONS = 8
 TOKENS = 40
 MAX_SESSIONS = 32
-"""Of a measured step."""
+"""Most sessions of a measured step."""
 MAX_NODES = 256
-"""Of a draft's tree: it wants room for so many."""
+"""Number of nodes for which a draft's tree needs room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,12 @@ class HelpedTimes:
     """Seconds of steps by their tokens, with a helper on another core; empty without such a core."""
 
     long: Mapping[int, float] = field(default_factory=dict)
-    """The helper joins in long steps alone, as where it drafts too."""
+    """Times when the helper joins only in long steps, as it does while it also drafts."""
     quiet: Points = ()
-    """It joins in every step, as where no draft is at work."""
+    """Times when the helper joins in every step, as it does while no draft works."""
 
     def share(self, alone: Mapping[int, float]) -> float:
-        """Part of T(n) - T(1) that the helper takes half of, from the times without it."""
+        """The part of T(n) - T(1) that the helper halves; `alone` are the times without it."""
         shares = [
             2.0 * (alone[tokens] - seconds) / max(alone[tokens] - alone[1], 1e-9)
             for tokens, seconds in self.long.items()
@@ -73,7 +73,7 @@ class HelpedTimes:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredTarget:
-    """What a profile says of a target."""
+    """The times of a target in a profile."""
 
     forward: Points
     helped: float
@@ -84,13 +84,13 @@ class MeasuredTarget:
 
 
 def kv_tokens(context: int, longest: int) -> int:
-    """Tokens of memory that the measurements take: many sessions of `context`, or some of the longest."""
+    """Tokens of memory that the measurements need: for many sessions of `context`, or some of the longest."""
     room = 2 * max(CHUNKS)
     return max(MAX_SESSIONS * (context + 32), (SESSIONS + 1) * (longest + 2 * TOKENS + MAX_NODES)) + room
 
 
 def time_with_helper(choice: ModelChoice, context: int, longest: int) -> HelpedTimes:
-    """Load the target once with a helper, time some steps, and let it go.
+    """Load the target with a helper, time some steps, and unload it.
 
     Raises:
         ModelError: it cannot be loaded.
@@ -116,7 +116,7 @@ def time_with_helper(choice: ModelChoice, context: int, longest: int) -> HelpedT
 def measure_target(
     runner: ModelRunner, helped: HelpedTimes, texts: Sequence[Text], context: int
 ) -> MeasuredTarget:
-    """Times of a target that is loaded for one thread; `context` tokens lie before those of a step."""
+    """Times of a target that is loaded for one thread; `context` tokens come before those of a step."""
     torch.set_num_threads(1)
     forward = {sessions * count: time_step(runner, sessions, count, context) for sessions, count in STEPS}
     forward |= {count: time_step(runner, 1, count, 0) for count in CHUNKS}
@@ -195,7 +195,7 @@ def _opening(text: Text, params: SamplingParams) -> OpenVerify:
 
 
 def _settings(runner: ModelRunner) -> CoreSettings:
-    """Without lookup, and without waiting for candidates."""
+    """Settings without lookup and without waiting for candidates."""
     config, loaded = VerifyConfig.model_validate({"lookup": False}), runner.loaded
     info = ModelInfo("", "", loaded.vocabulary_size, loaded.context_length)
     settings = CoreSettings.of(config, info, config.max_step_tokens)
@@ -203,5 +203,5 @@ def _settings(runner: ModelRunner) -> CoreSettings:
 
 
 def nowhere(id: int) -> Stream[Any]:
-    """A stream to nobody."""
+    """A stream whose events are dropped."""
     return Stream(id, ReadyOutbox(lambda event: None))

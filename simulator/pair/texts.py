@@ -1,4 +1,4 @@
-"""Texts that a target writes after prompts, many at a time."""
+"""Generates the texts that a target writes after prompts, several at a time."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from outrider.sampling.history import History
 from simulator.pair.models import read
 
 AT_ONCE = 8
-"""Texts that are written together: a step over so many costs little more than one over a single token."""
+"""Number of texts that are written together. A step over so many tokens costs little more than over one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What the target said after a prompt, and with which seed."""
+    """The target's tokens after a prompt, and the parameters that they were sampled with."""
 
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
@@ -36,12 +36,12 @@ class _Draft:
 
     @property
     def last(self) -> int:
-        """What the next token follows."""
+        """The token before the next one."""
         return self.tokens[-1] if self.tokens else self.prompt[-1]
 
     @property
     def row(self) -> SamplingRow:
-        """What the choice of the next token depends on."""
+        """The sampling row of the next token."""
         done = len(self.tokens)
         return SamplingRow(self.params, len(self.prompt) + done, done, History(self.prompt))
 
@@ -54,9 +54,9 @@ def write_texts(
     ends: Collection[int] = (),
     written: Callable[[int], None] = lambda texts: None,
 ) -> list[Text]:
-    """A text of `count` tokens after each prompt, seeds 1, 2, ...; one of `ends` is a text's last token.
+    """A text of `count` tokens after each prompt, with seeds 1, 2, ...; a token of `ends` ends a text early.
 
-    `written` is told how many texts are complete.
+    `written` is called with the number of complete texts.
     """
     texts: list[Text] = []
     for start in range(0, len(prompts), AT_ONCE):
@@ -71,7 +71,7 @@ def write_texts(
 
 
 def _read(runner: ModelRunner, prompt: Sequence[int]) -> SequenceKv:
-    """All of a prompt but its last token."""
+    """A sequence with all of a prompt except its last token."""
     kv = SequenceKv.open(runner.pool, prompt, reuse=False)
     read(runner, kv, prompt[:-1])
     return kv

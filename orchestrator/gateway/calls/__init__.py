@@ -1,1 +1,1 @@
-"""Tool calls in a model's output: state machines from text to text and calls."""
+"""Tool calls in a model's output: state machines that split it into text and calls."""

@@ -1,4 +1,4 @@
-"""Grammars of texts that are calls and nothing else, for callers who require a call. In Lark.
+"""Lark grammars of texts that consist only of calls, for callers who require a call.
 
 Names and punctuation are fixed, so a model has no choice there. The arguments follow the function's schema.
 """
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from outrider.client import Tool
 
 WHITESPACE = {"whitespace_pattern": r"\x20"}
-"""Between the parts of the arguments: one space or none."""
+"""Between the parts of the arguments there is one space or none."""
 
 
 def hermes_grammar(tools: Sequence[Tool], several: bool) -> str:
@@ -25,7 +25,7 @@ def llama3_grammar(tools: Sequence[Tool], several: bool) -> str:
 
 
 def _grammar(tools: Sequence[Tool], arguments: str, before: str, after: str, between: str | None) -> str:
-    """`between` separates calls; None: there is one call."""
+    """The grammar of calls that `between` separates; None: exactly one call."""
     functions = " | ".join(f"f{number}" for number in range(len(tools)))
     lines = [
         "start: call" if between is None else f"start: call ({_literal(between)} call)*",
@@ -43,6 +43,9 @@ def _literal(text: str) -> str:
 
 
 def _schema(tool: Tool) -> str:
-    """The function's parameters, as JSON. A grammar with `::=` in it would be taken for another notation."""
+    """The schema of the function's parameters as JSON, with `::=` escaped.
+
+    A grammar that contains `::=` would be taken for another notation.
+    """
     schema = {"type": "object", **json.loads(tool.parameters or "{}"), "x-guidance": WHITESPACE}
     return json.dumps(schema).replace("::=", r"\u003a:=")

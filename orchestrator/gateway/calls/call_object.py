@@ -1,7 +1,7 @@
 """One call, written as a JSON object with the members `name` and `arguments` (or `parameters`).
 
-Read sign by sign, because the arguments are passed on before they end. The object is not checked further than
-it takes to find them: what is in the arguments is the caller's to check.
+It is read character by character, because the arguments are passed on before they end. The object is checked
+only as far as finding them needs; the caller has to check the arguments themselves.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ class CallState(Enum):
 
 
 class CallObject:
-    """Takes the signs of one object, the first brace too. `name` is known once `begun`."""
+    """Takes the characters of one object, from its first brace on. `name` is known once `begun` is true."""
 
     def __init__(self) -> None:
         self.state = CallState.OPEN
         self.name = ""
         self.arguments = ""
-        """Text of the arguments that was not taken yet; it is kept until the name is known."""
+        """Text of the arguments that has not been taken yet. It is kept until the name is known."""
         self._named = self._argued = False
         self._arguments_begun = False
-        """A sign of them has come that is no space."""
+        """True once a character of the arguments has come that is not a space."""
         self._depth = 0
         self._in_string = self._escaped = False
         self._key: str | None = None
-        """Key of the member whose value is read; None before it."""
+        """Key of the member whose value is being read; None before a value."""
         self._value = ""
-        """Text of a key, or of the value of `name`, as it is written."""
+        """JSON text of a key or of the value of `name`, as far as it has come."""
 
     @property
     def begun(self) -> bool:
@@ -48,12 +48,12 @@ class CallObject:
         return self._named and self._argued
 
     def take(self) -> str:
-        """The arguments that have come since, once it has begun."""
+        """The arguments that have come since the last `take`. Call it only once `begun` is true."""
         taken, self.arguments = self.arguments, ""
         return taken
 
     def push(self, sign: str) -> None:
-        """The next sign."""
+        """Take the next character."""
         if self._in_string:
             self._string(sign)
         elif self._depth == 0:
@@ -73,7 +73,7 @@ class CallObject:
             self._in_string = False
 
     def _before_value(self, sign: str) -> None:
-        """A key, its colon, or the object's end."""
+        """Read a key, its colon, or the object's end."""
         if sign == '"' and not self._value:
             self._in_string = True
             self._keep(sign)
@@ -85,7 +85,7 @@ class CallObject:
             self.state = CallState.BROKEN
 
     def _in_value(self, sign: str) -> None:
-        """A value of any kind, up to the comma or brace that ends it."""
+        """Read a value of any kind, up to the comma or brace that ends it."""
         if self._depth == 1 and sign in ",}":
             self._end_member()
             if sign == "}":
@@ -98,7 +98,7 @@ class CallObject:
         self._keep(sign)
 
     def _member(self, key: str) -> str:
-        """The key, or nothing when there was such a member before."""
+        """The key, or an empty string when there was such a member before."""
         if key in ARGUMENTS:
             key = "" if self._argued else key
             self._argued = True
@@ -125,7 +125,7 @@ class CallObject:
 
 
 def _text(written: str) -> str:
-    """The text of a JSON string; empty when it is none."""
+    """The text of a JSON string; empty when `written` is not a JSON string."""
     try:
         value = json.loads(written)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Reads calls: keeps text back until it certainly is a call, then passes the call on as it is written."""
+"""Reads calls: holds text back until it is certain to be a call, then passes the call on as it is written."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Accepts = Callable[[str], bool]
 
 
 class CallReader:
-    """Call number `index`. `before` is what led to it: it is text after all if this is no call.
+    """Reads call number `index`. `before` is what came before it: text after all if this is not a call.
 
-    `accepts` None: any function may be called.
+    When `accepts` is None, any function may be called.
     """
 
     def __init__(self, index: int, accepts: Accepts | None, before: str) -> None:
         self.begun = self.ended = False
-        """The call has been announced; nothing more belongs to it."""
+        """`begun`: the call has been announced. `ended`: nothing more belongs to it."""
         self._index = index
         self._accepts = accepts
         self._held = before
@@ -28,7 +28,7 @@ class CallReader:
         self._empty = True
 
     def push(self, sign: str) -> list[Piece]:
-        """The next sign."""
+        """Take the next character; return what is certain now."""
         if not self.begun:
             self._held += sign
         if self._empty and sign in SPACE:
@@ -38,7 +38,7 @@ class CallReader:
         return [*self._announced(), *self._arguments(), *self._end()]
 
     def finish(self) -> list[Piece]:
-        """The output ends within the call."""
+        """End the call because the output ends within it; return what was held back if it was not a call."""
         self.ended = True
         return [] if self.begun else [Text(self._held)]
 
@@ -62,33 +62,33 @@ class CallReader:
 
 
 class CallParser:
-    """Reads one output. What it makes of a text does not depend on how the text is cut.
+    """Reads one output. The result does not depend on how the text is cut into parts.
 
-    A format says what comes between calls: `_between` takes a sign there.
+    Each format defines what comes between calls: its `_between` takes the characters there.
     """
 
     tag: ClassVar[str]
-    """Announces a call."""
+    """The text that announces a call."""
 
     def __init__(self) -> None:
         self._calls = 0
         self._call: CallReader | None = None
         self._space = self._tag = ""
-        """Held back: what may separate calls, and behind it the beginning of a tag."""
+        """Held back: spaces that may separate calls, and after them the beginning of a tag."""
 
     def push(self, text: str) -> list[Piece]:
-        """The next text; what is certain now."""
+        """Take more text; return what is certain now."""
         return joined([piece for sign in text for piece in self._sign(sign)])
 
     def finish(self) -> list[Piece]:
-        """The rest, at the end."""
+        """End the output; return the rest of it."""
         if self._call is not None:
             return self._call.finish()
         held = self._space + self._tag
         return [Text(held)] if held and not self._drops_rest() else []
 
     def _drops_rest(self) -> bool:
-        """Whether what is held back at the end is no text: spaces after a call."""
+        """Whether what is held back at the end is dropped, because it is only spaces after a call."""
         return self._calls > 0 and not self._tag
 
     def _sign(self, sign: str) -> list[Piece]:
@@ -106,5 +106,5 @@ class CallParser:
         return pieces
 
     def _ended(self, begun: bool) -> None:
-        """A call has ended, or what looked like one was none."""
+        """A call has ended, or, when `begun` is false, what looked like a call was not one."""
         raise NotImplementedError

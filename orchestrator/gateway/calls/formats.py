@@ -1,4 +1,4 @@
-"""How the model that is served writes its calls: the format that is read, and that a caller may require."""
+"""The formats in which models write calls. Output is read in one, and a caller may require calls in it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ class CallFormat:
     """One way to write calls."""
 
     parser: Callable[[Accepts], CallParser]
-    """Finds calls in a text; takes what says which functions were offered."""
+    """Makes a parser that finds calls in a text; its argument says which functions were offered."""
     grammar: Callable[[Sequence[Tool], bool], str]
-    """Texts that are calls of these functions and nothing else: several, or exactly one."""
+    """Makes the grammar of texts that consist only of calls of these functions.
+
+    The flag allows several calls; otherwise there is exactly one.
+    """
 
 
 FORMATS: Mapping[str, CallFormat | None] = {

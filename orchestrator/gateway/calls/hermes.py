@@ -1,7 +1,7 @@
 """Calls between `<tool_call>` and `</tool_call>`, as models in the format of Hermes write them.
 
     text      ordinary text; spaces and what may be the beginning of a tag are held back
-    call      behind the tag, up to the end of the object
+    call      after the tag, up to the end of the object
     after     up to the closing tag, which may be missing
 
 Spaces around calls are dropped, and so are those at the very end when there was a call.
@@ -17,14 +17,14 @@ END = "</tool_call>"
 
 
 class HermesParser(CallParser):
-    """The tags say what is a call, so that the model may err in a name and hear of it."""
+    """Reads any call between tags as a call, so that a model that errs in a function's name is told so."""
 
     tag = "<tool_call>"
 
     def __init__(self) -> None:
         super().__init__()
         self._after = False
-        """A call has ended, its closing tag has not come."""
+        """True when a call has ended and its closing tag has not come yet."""
 
     def _drops_rest(self) -> bool:
         return self._after or super()._drops_rest()
@@ -49,7 +49,7 @@ class HermesParser(CallParser):
         self._space = self._tag = ""
 
     def _no_tag(self, sign: str) -> list[Piece]:
-        """What was held back is no tag; the sign may begin another."""
+        """What was held back is not a tag; the character may begin another one."""
         held, self._space, self._tag = self._space + self._tag, "", ""
         if self._after:
             self._after = False

@@ -5,7 +5,7 @@
     after     spaces and semicolons between calls
     plain     anything else: all that follows is text
 
-A text that is JSON looks the same, so that only functions that were offered are called.
+A text that is JSON looks the same, so only an object that names an offered function is a call.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BETWEEN = SPACE + ";"
 
 
 class Llama3Parser(CallParser):
-    """`accepts` knows the functions that were offered."""
+    """Reads bare objects as calls; `accepts` says which functions were offered."""
 
     tag = "<|python_tag|>"
 
@@ -39,7 +39,7 @@ class Llama3Parser(CallParser):
         return self._begin(sign)
 
     def _begin(self, sign: str) -> list[Piece]:
-        """What is neither space nor tag: a call, or text from here on."""
+        """Take a character that is neither space nor tag: a call begins, or all from here on is text."""
         held, tag = self._space + self._tag, self._tag
         if tag == self.tag and sign in SPACE:
             self._space, self._tag = held + sign, ""

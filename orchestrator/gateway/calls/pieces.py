@@ -16,7 +16,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class CallBegun:
-    """A call of a function begins; they are counted from 0."""
+    """A call of a function begins. `index` counts the calls from 0."""
 
     index: int
     name: str
@@ -34,7 +34,9 @@ Piece: TypeAlias = Text | CallBegun | CallArguments
 
 
 def joined(pieces: list[Piece]) -> list[Piece]:
-    """The same with texts that follow each other in one. A whole answer comes sign by sign."""
+    """The same pieces, with neighbours of one kind joined into one. A whole answer comes one character at
+    a time.
+    """
     found: list[Piece] = []
     for _, run in groupby(pieces, lambda piece: (type(piece), getattr(piece, "index", 0))):
         first, *rest = run

@@ -1,1 +1,1 @@
-"""From an HTTP request to requests of the client."""
+"""Turns an HTTP request into requests that the client sends."""

@@ -1,4 +1,4 @@
-"""Reads the bodies of requests: bounded in size and time, and large ones in another process."""
+"""Reads the bodies of requests: bounded in size and time. Large ones are parsed in another process."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from outrider.telemetry.logs import get_logger
 
 logger = get_logger(__name__)
 INLINE_BYTES = 64 << 10
-"""Bodies up to here are read on the event loop: a millisecond or two."""
+"""Size in bytes up to which a body is parsed on the event loop. It takes a millisecond or two."""
 BODY_SECONDS = 30.0
-"""Longest wait for a body."""
+"""Longest wait for a body, in seconds."""
 MAX_HELD = 16
-"""Bodies of the largest size that may be in memory at once; as many bytes may smaller ones have together."""
+"""Most bodies of the largest size in memory at once. Smaller ones may take as many bytes together."""
 SLOW = Kind(408, "invalid_request_error", "request_timeout")
 MEDIA = Kind(415, "invalid_request_error", "unsupported_media_type")
 GONE = Kind(499, "invalid_request_error", "client_closed_request")
 
 _T = TypeVar("_T")
 Parse = Callable[[Any], _T]
-"""Makes a request of a body's JSON: a function of a module, so that another process finds it."""
+"""Makes a request from a body's JSON. It is a function of a module, so that another process can import it."""
 
 
 class Bodies:
@@ -42,14 +42,14 @@ class Bodies:
         self._seconds = seconds
         self._pool: ProcessPoolExecutor | None = None
         self._held = 0
-        """Bytes of the bodies that come or are parsed."""
+        """Bytes of the bodies that are being received or parsed."""
 
     async def read(self, headers: dict[bytes, bytes], receive: Receive, parse: Parse[_T]) -> _T:
-        """The request in a body.
+        """Receive a body and return the request in it.
 
         Raises:
-            Problem: the body is too large, comes too slowly, is no JSON, or a field is wrong.
-            Unavailable: it is large, and others have taken the memory.
+            Problem: the body is too large, comes too slowly, is not JSON, or a field is wrong.
+            Unavailable: it is large, and other bodies have taken the memory.
         """
         if not _is_json(headers.get(b"content-type", b"")):
             raise Problem(MEDIA, "content-type: must be application/json")
@@ -92,7 +92,7 @@ class Bodies:
             self._held += len(part)
 
     async def _parsed_elsewhere(self, data: bytes, parse: Parse[_T]) -> _T:
-        """In another process: the parser holds the interpreter's lock, so a thread would stop the loop."""
+        """Parse in another process: in a thread, the parser would lock the interpreter and stop the loop."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._started(), _parsed, data, parse)
         except BrokenProcessPool:
@@ -125,11 +125,11 @@ def _parsed(data: bytes, parse: Parse[_T]) -> _T:
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise _no_json(f"{constant} is no number of JSON")
+    raise _no_json(f"{constant} is not a JSON number")
 
 
 def _no_json(reason: str) -> Problem:
-    return Problem(KINDS[InvalidRequest], f"the body is no JSON: {reason[:200]}")
+    return Problem(KINDS[InvalidRequest], f"the body is not JSON: {reason[:200]}")
 
 
 def _is_json(content_type: bytes) -> bool:

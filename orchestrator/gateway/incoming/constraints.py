@@ -1,4 +1,4 @@
-"""Reads the fields that constrain the text, OpenAI's and vLLM's, as one option of the client's request."""
+"""Reads the fields that constrain the text, OpenAI's and vLLM's, into one option of the client's request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Constrained(NamedTuple):
 
     path: str
     option: str
-    """The client's option that has the constraint."""
+    """Name of the client's option that holds the constraint."""
     value: Any
 
 
@@ -37,7 +37,7 @@ def constraint_of(own: Mapping[str, Any]) -> Constrained | None:
 
 
 def response_format(path: str, value: Any) -> Constrained | None:
-    """OpenAI's; `strict`, `name` and `description` change nothing: the schema is always held."""
+    """OpenAI's field. `strict`, `name` and `description` change nothing: the schema always holds."""
     members = values.members(path, value, {"type", "json_schema"})
     match members.get("type"):
         case "text":
@@ -56,7 +56,7 @@ def response_format(path: str, value: Any) -> Constrained | None:
 
 
 def text_format(path: str, value: Any) -> Constrained | None:
-    """The same as the responses endpoint has it: in `text`, and without a member for the schema's name."""
+    """The same field of `/v1/responses`: it is `text.format`, and has the members of `json_schema` itself."""
     inside = f"{path}.format"
     known = {"type", "name", "description", "schema", "strict"}
     members = values.members(inside, values.members(path, value, {"format"}).get("format", {}), known)
@@ -78,7 +78,7 @@ def regex(path: str, value: Any) -> Constrained:
 
 
 def choice(path: str, value: Any) -> Constrained:
-    """Texts."""
+    """The texts of which the answer must be one."""
     texts = values.listed(path, value, values.text)
     if not texts:
         raise wrong(path, "must have at least one text")
@@ -91,7 +91,7 @@ def grammar(path: str, value: Any) -> Constrained:
 
 
 def structured_outputs(path: str, value: Any) -> Constrained | None:
-    """vLLM's object, of one member."""
+    """vLLM's field: an object with one member."""
     readers = {"json": schema, "regex": regex, "choice": choice, "grammar": grammar}
     members = values.members(path, value, {*readers, "json_object"})
     if members.pop("json_object", None) is True:

@@ -1,7 +1,7 @@
-"""Streams that go on after `Last-Event-ID`: what an event's id says, and what is left out then. Pure.
+"""Streams that go on after `Last-Event-ID`: what an event's id says, and what need not be sent again. Pure.
 
-The id has the seed, how many characters of each choice have been sent, and the model's weights. With them any
-gateway generates the same text once more and sends what follows.
+The id has the seed, the number of characters sent of each choice, and the version of the model's weights.
+From these any gateway generates the same text again and sends what follows.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from outrider.client import Chunk, Complete, Event, Started
 
 HEADER = "last-event-id"
 ID = re.compile(r"([0-9a-f]{1,16})((?:\.(?:-|[0-9]{1,9}e?)){1,16})(?:-([0-9A-Za-z_]{1,64}))?")
-"""Seed, of each choice the characters sent and whether its end was (- where it had not begun), and weights
-where they are known."""
+"""The seed; for each choice the number of characters sent, with `e` if its end was sent too, or `-` if it had
+not begun; and the version of the weights if it is known."""
 SEEDS = 2**64
 EVENTS = b"text/event-stream"
 
@@ -30,7 +30,7 @@ class _Choice:
     ended: bool = False
     begun: bool = False
     skip: int = 0
-    """Characters that come again and are left out."""
+    """Characters that are generated again and not sent again."""
 
     @property
     def text(self) -> str:
@@ -46,13 +46,15 @@ class StreamProgress:
     seed: int = 0
     """Seed of the first choice; each next choice has the next number."""
     version: str = ""
-    """Weights of the model; empty where they are not known."""
+    """Version of the model's weights; empty when it is not known."""
 
     @classmethod
     def of(cls, request: HttpRequest) -> StreamProgress | None:
-        """A stream from its beginning; None where ids are not sent: for several prompts, whose seeds differ,
-        with log probabilities, which belong to tokens and not to characters, and with tools, whose calls are
-        found in the whole text and have ids of their own."""
+        """A stream at its beginning; None for requests whose streams have no ids.
+
+        Such requests have several prompts, whose seeds differ; log probabilities, which belong to tokens and
+        not to characters; or tools, whose calls are found in the whole text and have ids of their own.
+        """
         if len(request.requests) > 1 or request.top_logprobs is not None or request.tools is not None:
             return None
         return cls([_Choice() for _ in range(request.per_prompt)])
@@ -64,7 +66,7 @@ class StreamProgress:
         return f"{self.seed:x}{sent}" + (f"-{self.version}" if self.version else "")
 
     def left(self, event: Event) -> Event | None:
-        """What the caller does not have of an event; None: it has all of it."""
+        """The part of an event that the caller does not have; None: it has the whole event."""
         choice = self.choices[event.index]
         match event:
             case Started():
@@ -82,20 +84,20 @@ class StreamProgress:
 
 
 def wants_ids(headers: Mapping[bytes, bytes]) -> bool:
-    """Whether a stream's events have ids: its caller says that it reads events, or had ids before.
+    """Whether a stream's events get ids: its caller accepts server-sent events by name, or had ids before.
 
-    Many readers of the API know `data:` lines alone, and take an id for a broken answer.
+    Many clients of the API know only `data:` lines, and take an id for a broken answer.
     """
     return EVENTS in headers.get(b"accept", b"").lower() or HEADER.encode() in headers
 
 
 def continued(request: HttpRequest, last: str) -> tuple[HttpRequest, StreamProgress | None]:
-    """The request that brings the text once more, and what of it the caller has.
+    """The request that generates the text again, and how much of it the caller has.
 
-    `last` is the header's value, empty in a stream's first request.
+    `last` is the header's value; it is empty in a stream's first request.
 
     Raises:
-        Problem: the id is not of a gateway, or not of such a request.
+        Problem: the id does not come from a gateway, or belongs to another kind of request.
     """
     progress = StreamProgress.of(request)
     if not last:

@@ -1,4 +1,4 @@
-"""Every field of the endpoints, and how it is treated. docs/openai.md shows the same."""
+"""Every field of the endpoints, and how it is treated. docs/openai.md shows the same table."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """A field that is read by name where the request is made."""
+    """A field that the endpoint itself reads, by its name, when it makes the request."""
 
     read: Reader
 
 
 @dataclass(frozen=True, slots=True)
 class Only:
-    """A field that is accepted at these values only, which change nothing."""
+    """A field that is accepted only with these values, which change nothing."""
 
     values: tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
-    """A field that does not concern the text."""
+    """A field that does not affect the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Would change the text, and is not supported."""
+    """A field that would change the text and is not supported."""
 
     instead: str = "leave it out"
-    """What the caller may do."""
+    """What the caller may do instead."""
 
 
 Field = Option | Own | Only | Ignored | Refused
@@ -198,9 +198,9 @@ class Sorted:
     """The fields of one request."""
 
     options: dict[str, Any]
-    """What is passed on, by the client's names."""
+    """Options that are passed on, by the client's names."""
     own: dict[str, Any]
-    """What the endpoint makes something of, by the request's names."""
+    """Fields that the endpoint itself reads, by the request's names."""
 
 
 def sort_fields(body: Any, known: Mapping[str, Field]) -> Sorted:

@@ -1,4 +1,4 @@
-"""From the messages and tools of an OpenAI request to those of the client. Pure."""
+"""Turns the messages and tools of an OpenAI request into those of the client. Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from outrider.client import Message, Tool, ToolCall
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 INSTEAD = {"developer": "system"}
-"""Newer names of roles, for templates that know the old ones."""
+"""Old names by newer names of roles: templates know the old ones."""
 OWN = "provider_specific_fields"
-"""LiteLLM's notes on an answer, which it sends back with the next turn; they are no part of the message."""
+"""Field of LiteLLM's notes on an answer. It sends them back with the next turn; they are ignored."""
 MESSAGE = {"role", "content", "name", "refusal", "annotations", "tool_calls", "tool_call_id", OWN}
 FUNCTION = {"name", "description", "parameters", "strict"}
 NO_CALLS = "none"
@@ -28,9 +28,9 @@ class ToolUse:
 
     names: frozenset[str]
     parallel: bool = True
-    """More than one call; otherwise the first alone is passed on."""
+    """True when several calls may be passed on; otherwise only the first is."""
     required: tuple[Tool, ...] = ()
-    """The answer must be calls of these; empty: the model decides."""
+    """Functions of which the answer must be calls; empty: the model decides."""
 
 
 def messages_of(value: Any) -> tuple[Message, ...]:
@@ -46,7 +46,11 @@ def messages_of(value: Any) -> tuple[Message, ...]:
 
 
 def bounded(path: str, messages: Sequence[Message]) -> tuple[Message, ...]:
-    """The messages, unless they have too many calls or parts together."""
+    """The messages as they are, unless they have too many calls or parts together.
+
+    Raises:
+        Problem: they have too many.
+    """
     values.bounded(path, sum(len(one.tool_calls) for one in messages), "calls")
     parts = sum(len(one.content) for one in messages if not isinstance(one.content, str))
     values.bounded(path, parts, "parts")
@@ -54,7 +58,7 @@ def bounded(path: str, messages: Sequence[Message]) -> tuple[Message, ...]:
 
 
 def chat_options(own: Mapping[str, Any]) -> dict[str, Any]:
-    """The client's options for tools and template, of a request's fields.
+    """The client's options for tools and template, read from a request's fields.
 
     Raises:
         Problem: a field is wrong.
@@ -68,7 +72,7 @@ def chat_options(own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tool_use(own: Mapping[str, Any], tools: tuple[Tool, ...]) -> ToolUse | None:
-    """What calls the answer may have; None: it is all text. `tools`: those that the choice leaves."""
+    """The calls that the answer may have; None: it is all text. `tools` are those that are allowed."""
     choice = own.get("tool_choice")
     if _names_several(choice):
         choice = choice["allowed_tools"]["mode"]
@@ -80,7 +84,7 @@ def tool_use(own: Mapping[str, Any], tools: tuple[Tool, ...]) -> ToolUse | None:
 
 
 def _required(choice: Any, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
-    """The functions one of which must be called."""
+    """The functions of which one must be called."""
     match choice:
         case None | "auto" | "none":
             return ()
@@ -95,7 +99,7 @@ def _required(choice: Any, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
 
 
 def _allowed(choice: Any, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
-    """The functions that a choice leaves; the model sees no others."""
+    """The functions that `tool_choice` allows; the model sees no others."""
     if choice == NO_CALLS:
         return ()
     if not _names_several(choice):

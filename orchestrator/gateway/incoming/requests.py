@@ -1,4 +1,4 @@
-"""From the JSON of an OpenAI request to the requests that the client sends. Pure."""
+"""Turns the JSON of an OpenAI request into the requests that the client sends. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from outrider.protocol.constraint import MAX_BYTES
 from outrider.protocol.errors import InvalidRequest
 
 DEFAULTS = {"default_temperature": 1.0}
-"""OpenAI's, where the model itself has none. The gRPC service's own is 0."""
+"""OpenAI's default, for models that have none of their own. The gRPC service's default is 0."""
 MAX_TOKENS = 16
 """OpenAI's default for completions; conversations may go on to the end of the context."""
 MAX_PROMPTS = 128
@@ -29,33 +29,33 @@ class HttpRequest:
     """One HTTP request."""
 
     requests: tuple[Request, ...]
-    """One per prompt; the continuations of all of them are the choices of the answer."""
+    """One request per prompt; the continuations of all prompts are the choices of the answer."""
     chat: bool
     stream: bool = False
     include_usage: bool = False
-    """A stream ends with the token counts."""
+    """True when a stream ends with the token counts."""
     continuous_usage: bool = False
-    """Each part of a stream has the token counts so far."""
+    """True when each part of a stream has the token counts so far."""
     top_logprobs: int | None = None
-    """Alternatives to show of each token; None: no log probabilities."""
+    """Number of alternatives to show for each token; None: no log probabilities."""
     echo: bool = False
-    """The prompt is the beginning of the answer."""
+    """True when the answer begins with the prompt."""
     prompt_logprobs: bool = False
     """True when the prompt's log probabilities are shown in a field of their own."""
     tools: ToolUse | None = None
     """Calls to look for in the answer; None: it is all text."""
     constrained_by: str = ""
-    """The field that says what the text must be."""
+    """The field that constrains the text; empty when none does."""
 
     def named(self, error: InvalidRequest) -> InvalidRequest:
-        """An error with the name that a field has here, where the orchestrator calls it otherwise."""
+        """The error with the name that its field has here, if the orchestrator calls it by another name."""
         option = (error.field or "").removeprefix("sampling.")
         constrained = option in ("json_schema", "json_object", "regex", "choice", "grammar")
         return InvalidRequest(self.constrained_by, error.problem) if constrained else error
 
     @property
     def per_prompt(self) -> int:
-        """Continuations of each prompt."""
+        """Number of continuations of each prompt."""
         return self.requests[0].count
 
 
@@ -108,7 +108,9 @@ def chat_of(fields: Sorted, messages: tuple[Message, ...]) -> HttpRequest:
 
 
 def in_call_format(request: HttpRequest, calls: CallFormat | None) -> HttpRequest:
-    """The request, with its answer held to calls where one is required. `calls`: how the model writes them.
+    """The request, with a grammar that allows only calls if a call is required.
+
+    `calls` is the format in which the model writes calls.
 
     Raises:
         Problem: there are tools, and the gateway does not know how the model calls them; or there is too much
@@ -149,7 +151,7 @@ def _http_request(fields: Sorted, requests: list[Request], chat: bool) -> HttpRe
 
 
 def _not_streamed(name: str, wanted: bool, request: HttpRequest) -> bool:
-    """Whether it is wanted; parts of a stream have no place for it."""
+    """Return `wanted`. Raises Problem if it is true in a stream, whose parts have no place for it."""
     if wanted and request.stream:
         raise wrong(name, "is for whole answers; set stream to false, or leave it out")
     return wanted
@@ -200,7 +202,7 @@ def _stream_options(value: Any, stream: bool) -> dict[str, bool]:
 
 
 def _prompts(value: Any) -> list[str] | list[tuple[int, ...]]:
-    """A text, texts, token ids, or lists of token ids."""
+    """Prompts, from a text, texts, token ids, or lists of token ids."""
     if value is None:
         raise wrong("prompt", "is missing")
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Reads single values of a request's JSON; each function raises `Problem` for another kind of value."""
+"""Reads single values of a request's JSON; each function raises `Problem` for a wrong kind of value."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from orchestrator.gateway.errors import wrong
 from outrider.protocol.messages import MAX_CONTINUATIONS
 
 Reader = Callable[[str, Any], Any]
-"""From a field's path and its value, which is not null, to what is asked of the orchestrator."""
+"""Takes a field's path and its value, which is not null; returns the value for the orchestrator."""
 SEEDS = 2**64
 MAX_UINT32 = 2**32 - 1
 MAX_NUMBER = 1e30
@@ -19,8 +19,8 @@ INCLUDABLE = (
     *("computer_call_output", "code_interpreter_call"),
 )
 MAX_ENTRIES = 4096
-"""Of a list or an object; the service takes no more of anything but token ids. Reading more would take
-seconds, and passing it on would keep other callers waiting."""
+"""Most entries that a list or an object may have. The service accepts more only of token ids. Reading more
+would take seconds, and passing it on would keep other callers waiting."""
 
 
 def text(path: str, value: Any) -> str:
@@ -42,12 +42,12 @@ def number(path: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise wrong(path, f"must be a number, not {_kind(value)}")
     if not -MAX_NUMBER <= value <= MAX_NUMBER:
-        raise wrong(path, "must be a number of usual size")
+        raise wrong(path, f"must be between {-MAX_NUMBER:g} and {MAX_NUMBER:g}")
     return float(value)
 
 
 def whole(path: str, value: Any) -> int:
-    """A whole number, of a size that the wire takes."""
+    """A whole number that fits the message's field."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise wrong(path, f"must be a whole number, not {value if type(value) is float else _kind(value)}")
     if abs(value) > MAX_UINT32:
@@ -64,14 +64,14 @@ def count(path: str, value: Any) -> int:
 
 
 def seed(path: str, value: Any) -> int:
-    """A whole number; a negative one counts from 2**64 down."""
+    """A whole number, modulo 2**64: negative numbers are accepted."""
     if isinstance(value, bool) or not isinstance(value, int) or not -SEEDS // 2 <= value < SEEDS:
         raise wrong(path, "must be a whole number between -2**63 and 2**64 - 1")
     return value % SEEDS
 
 
 def continuations(path: str, value: Any) -> int:
-    """How many are asked for. Refused here already, because answers are laid out for each."""
+    """A number of continuations. It is checked here already, because answers are laid out for each."""
     found = whole(path, value)
     if not 1 <= found <= MAX_CONTINUATIONS:
         raise wrong(path, f"must be between 1 and {MAX_CONTINUATIONS}, not {found}")
@@ -79,13 +79,15 @@ def continuations(path: str, value: Any) -> int:
 
 
 def top_k(path: str, value: Any) -> int:
-    """A count; -1 is 0, which is off."""
+    """A count; -1 is read as 0, which means off."""
     return 0 if whole(path, value) == -1 else count(path, value)
 
 
 def priority(path: str, value: Any) -> int:
-    """vLLM's, where the lowest is served first; ours is the other way round. Refused here already, as the
-    service would name the number turned round."""
+    """vLLM's priority, in which the lowest is served first; ours is the negative of it.
+
+    It is checked here already, because the service's error would name the negative number.
+    """
     found = whole(path, value)
     if abs(found) > MAX_PRIORITY:
         raise wrong(path, f"must be between {-MAX_PRIORITY} and {MAX_PRIORITY}, not {found}")
@@ -98,7 +100,7 @@ def stop(path: str, value: Any) -> tuple[str, ...]:
 
 
 def ids(path: str, value: Any) -> tuple[int, ...]:
-    """A list of token ids; a long one is looked over quickly, and gone through only to name what is wrong."""
+    """A list of token ids. A quick check covers all; a slow one follows only to name a wrong entry."""
     if not isinstance(value, list):
         raise wrong(path, f"must be a list, not {_kind(value)}")
     if all(type(one) is int and 0 <= one <= MAX_UINT32 for one in value):
@@ -114,13 +116,13 @@ def bias(path: str, value: Any) -> dict[int, float]:
     found = {}
     for token, added in value.items():
         if not (token.isascii() and token.isdigit() and len(token) <= 10):
-            raise wrong(f"{path}[{token[:20]}]", "is no token id")
+            raise wrong(f"{path}[{token[:20]}]", "is not a token id")
         found[count(f"{path}[{token}]", int(token))] = number(f"{path}[{token}]", added)
     return found
 
 
 def prediction(path: str, value: Any) -> str:
-    """What the answer will resemble: a text, or parts of text, which follow each other."""
+    """The text that the answer will resemble: a text, or parts of text that are joined."""
     found = members(path, value, {"type", "content"})
     if found.get("type") != "content":
         raise wrong(f"{path}.type", "must be content")
@@ -131,7 +133,7 @@ def prediction(path: str, value: Any) -> str:
 
 
 def part_of_text(path: str, value: Any, kinds: Sequence[str] = ("text",)) -> str:
-    """The text of a part; parts of other types are refused. Where a cache may end changes no text."""
+    """The text of a part; parts of other types are refused. `prompt_cache_breakpoint` changes no text."""
     kind = mapping(path, value).get("type")
     if kind not in kinds:
         raise wrong(f"{path}.type", f"{str(kind)[:40]!r} is not supported; use {' or '.join(kinds)}")
@@ -149,13 +151,13 @@ def listed(path: str, value: Any, each: Reader) -> list[Any]:
 
 
 def bounded(path: str, size: int, entries: str = "entries") -> None:
-    """Refuse what is too much to be read."""
+    """Raise Problem when there are more entries than are read."""
     if size > MAX_ENTRIES:
         raise wrong(path, f"must have at most {MAX_ENTRIES} {entries}, not {size}")
 
 
 def members(path: str, value: Any, known: set[str]) -> dict[str, Any]:
-    """An object without other keys than these; those that are null are left out."""
+    """An object that has only known keys; members that are null are left out."""
     found = {name: member for name, member in mapping(path, value).items() if member is not None}
     unknown = sorted(set(found) - known)
     if unknown:
@@ -177,12 +179,12 @@ def texts(path: str, value: Any) -> dict[str, str]:
 
 
 def tools(path: str, value: Any) -> list[Any]:
-    """A list of anything; what is in it is read later."""
+    """A list; its entries are read later."""
     return listed(path, value, lambda _path, entry: entry)
 
 
 def included(path: str, value: Any) -> list[str]:
-    """What an answer shows besides; what belongs to tools or reasoning that it never has is left out."""
+    """Names of what the answer also shows. Names of tools and reasoning, which it never has, do nothing."""
     found = listed(path, value, text)
     for index, one in enumerate(found):
         if one.partition(".")[0] not in INCLUDABLE:
@@ -196,7 +198,7 @@ def switched_off(path: str, value: Any) -> bool:
 
 
 def never_stored(path: str, value: Any) -> bool:
-    """True where a flag is false; true is refused, because what was stored could not be fetched."""
+    """True when a flag is false. A true flag is refused, because nothing that is stored could be fetched."""
     if flag(path, value):
         raise wrong(path, "is supported as false only; leave it out")
     return True

@@ -1,1 +1,1 @@
-"""From the client's events to OpenAI's objects."""
+"""Turns the client's events into OpenAI's objects."""

@@ -23,12 +23,12 @@ class Calls:
 
     parser: CallParser
     parallel: bool = True
-    """Otherwise those after the first are left out."""
+    """True when all calls are passed on; otherwise only the first is."""
     new_id: Callable[[], str] = _new_id
     found: bool = False
 
     def delta(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        """What a part of a stream says; one entry for each call that goes on in it."""
+        """The delta of one part of a stream, with one entry for each call that begins or goes on in it."""
         content, calls = "", dict[int, dict[str, Any]]()
         for piece in pieces:
             match piece:
@@ -58,11 +58,11 @@ class ChatShape:
 
     top: int | None
     read_calls: Callable[[], Calls] | None = None
-    """For each choice; None: the answer is all text."""
+    """Makes the reader of calls for each choice; None: the answer is all text."""
     whole: str = "chat.completion"
     part: str = "chat.completion.chunk"
     _calls: dict[int, Calls] = field(default_factory=dict)
-    """Calls in the choices of a stream, by choice."""
+    """Readers of calls in a stream, by the index of their choice."""
 
     def begin(self, index: int) -> dict[str, Any] | None:
         """The first part of a choice."""
@@ -71,7 +71,7 @@ class ChatShape:
         return self._part(index, {"role": "assistant", "content": ""})
 
     def text(self, index: int, chunk: Chunk) -> dict[str, Any] | None:
-        """New text; None: it says nothing yet."""
+        """The part for new text; None when there is nothing to send yet."""
         calls = self._calls.get(index)
         delta = {"content": chunk.text} if calls is None else calls.delta(calls.parser.push(chunk.text))
         if not delta and not chunk.logprobs:
@@ -112,7 +112,7 @@ class ChatShape:
 
 
 def _reason(complete: Complete, calls: Calls | None) -> str:
-    """Why a choice ended; a text that was cut off stays that, whatever is in it."""
+    """Why a choice ended. If the text was cut off, that is the reason even if it has calls."""
     called = calls is not None and calls.found and complete.finish_reason == "stop"
     return "tool_calls" if called else complete.finish_reason
 

@@ -1,4 +1,4 @@
-"""Times and speculation of one request, under vLLM's names and where its clients look for them. Pure."""
+"""Times and speculation of one request, under the names and in the place that vLLM's clients expect. Pure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from outrider.client import Complete
 
 
 def metrics_of(ends: Sequence[Complete]) -> dict[str, Any] | None:
-    """The `metrics` of an answer; None where it has several continuations, each with times of its own."""
+    """The `metrics` of an answer; None when it has several continuations, as each has its own times."""
     if len(ends) != 1:
         return None
     return {**_times(ends[0]), "speculative_decoding": _speculation(ends[0])}
 
 
 def _times(end: Complete) -> dict[str, float | None]:
-    """In milliseconds, the queue apart."""
+    """Times in milliseconds; time in the queue is counted only as `queue_time_ms`."""
     counts, tokens = end.speculation, end.usage.completion_tokens
     queued, first, total = (
         counts.get(f"{name}_micros", 0) / 1000 for name in ("admission", "first_token", "total")
@@ -32,8 +32,10 @@ def _times(end: Complete) -> dict[str, float | None]:
 
 
 def _speculation(end: Complete) -> dict[str, Any]:
-    """Of the steps that verified candidates; `num_spec_tokens` is the most that one of them accepted: trees
-    have no configured depth."""
+    """Figures of the steps that verified candidates.
+
+    `num_spec_tokens` is the most that one step accepted, because trees have no configured depth.
+    """
     histogram = list(end.accepted_histogram) or [0]
     steps, verified = sum(histogram), int(end.speculation.get("verified", 0))
     accepted = sum(count * tokens for tokens, count in enumerate(histogram))

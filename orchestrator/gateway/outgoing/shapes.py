@@ -1,4 +1,4 @@
-"""How the endpoints write choices: what both have, and the one of `/v1/completions`. Pure."""
+"""How the endpoints write choices: what they share, and the form of `/v1/completions`. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MIN_LOGPROB = -9999.0
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What an answer says of its prompt; `text` is empty unless it is repeated."""
+    """What an answer says of its prompt; `text` is empty unless the answer repeats the prompt."""
 
     text: str = ""
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -24,16 +24,16 @@ class Prompt:
 
 @dataclass(slots=True)
 class CompletionShape:
-    """The objects of `/v1/completions`; `whole` and `part` are what `object` says of them."""
+    """The objects of `/v1/completions`. `whole` and `part` are the `object` fields of answers and parts."""
 
     top: int | None
-    """Alternatives of each token to show; None: no log probabilities."""
+    """Number of alternatives to show for each token; None: no log probabilities."""
     prompt_logprobs: bool = False
     """True when the prompt's log probabilities are a field of their own."""
     whole: str = "text_completion"
     part: str = "text_completion"
     _offsets: dict[int, int] = field(default_factory=dict)
-    """Characters of the tokens so far, by choice."""
+    """Characters of the tokens so far, by the index of their choice."""
 
     def begin(self, index: int) -> dict[str, Any] | None:
         """The first part of a choice; a completion has none."""
@@ -81,30 +81,33 @@ class CompletionShape:
         }
 
     def _top(self, entry: TokenLogprob) -> dict[str, float]:
-        """The best alternatives, and the token itself where it is none of them."""
+        """The best alternatives, and the token itself if it is not among them."""
         found = {spelled(other): finite(other.logprob) for other in entry.top}
         return found | {spelled(entry): finite(entry.logprob)}
 
 
 def of_prompt(logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any] | None]:
-    """As vLLM has them: by token id, the token and its best alternatives; of the first token nothing."""
+    """The prompt's log probabilities in vLLM's form: each token and its best alternatives, by token id.
+
+    The first token has none.
+    """
     return [None, *(_by_id(entry) for entry in logprobs[1:])]
 
 
 def spelled(entry: TokenLogprob) -> str:
-    """The token's text, with a sign for bytes that are no whole character."""
+    """The token's text, with a replacement character for bytes that are not a whole character."""
     if entry.spelling is None:
         return f"token_id:{entry.token}"
     return entry.spelling.decode("utf-8", errors="replace")
 
 
 def finite(logprob: float) -> float:
-    """A number that JSON has."""
+    """The log probability as a number that JSON can write."""
     return logprob if math.isfinite(logprob) else MIN_LOGPROB
 
 
 def content_logprobs(logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
-    """A conversation's log probabilities."""
+    """Log probabilities in the form of `/v1/chat/completions`."""
     return [{**_entry(one), "top_logprobs": [_entry(other) for other in one.top]} for one in logprobs]
 
 
@@ -126,5 +129,5 @@ def _by_id(entry: TokenLogprob) -> dict[str, Any]:
 
 
 def _blank_first(logprobs: dict[str, Any]) -> None:
-    """Nothing comes before the first token of a prompt."""
+    """Set the first token's log probabilities to None: nothing comes before it."""
     logprobs["token_logprobs"][0] = logprobs["top_logprobs"][0] = None

@@ -1,1 +1,1 @@
-"""A page that shows what speculation does while a text comes, and the events that it reads."""
+"""A page that shows what speculation does while a text is generated, and the events that it reads."""

@@ -18,7 +18,8 @@ PATH = "/outrider/stream"
 
 
 def steps_from(body: Any) -> HttpRequest:
-    """What the body of `/outrider/stream` asks for: that of a completion, or with messages that of a chat.
+    """What the body of `/outrider/stream` asks for. With messages it is the body of a chat, otherwise
+    that of a completion.
 
     Raises:
         Problem: a field is wrong or not supported; it is named.
@@ -35,7 +36,7 @@ def steps_from(body: Any) -> HttpRequest:
 
 
 class Steps(Generating):
-    """One request to its end, or until its caller goes."""
+    """Serves one request to its end, or until its caller goes."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""

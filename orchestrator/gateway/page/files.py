@@ -1,4 +1,4 @@
-"""The page's own files, as they lie in the package: no build step, nothing from elsewhere."""
+"""The page's own files, served as they are in the package: no build step, nothing from other sites."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POLICY = {
     "form-action": "'none'",
     "frame-ancestors": "'none'",
 }
-"""What the page may load and call: what this gateway serves, and nothing written into the page."""
+"""What the page may load and call: only what this gateway serves, and no inline scripts or styles."""
 HEADERS = {
     "content-security-policy": "; ".join(f"{name} {value}" for name, value in POLICY.items()),
     "x-content-type-options": "nosniff",
@@ -40,7 +40,7 @@ class File:
 
 
 def page_files() -> dict[str, File]:
-    """By the path that each is served at; the page itself is at /."""
+    """The page's files by the path that each is served at; the page itself is at /."""
     found = {}
     for entry in files(__package__).joinpath("static").iterdir():
         stem, _, suffix = entry.name.rpartition(".")

@@ -1,1 +1,1 @@
-"""`/v1/responses`: OpenAI's newer API for conversations, without anything stored."""
+"""`/v1/responses`: OpenAI's newer API for conversations. Nothing is stored."""

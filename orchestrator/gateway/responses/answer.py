@@ -1,4 +1,4 @@
-"""From the client's events to OpenAI's Response, whole and as a stream. Pure."""
+"""Turns the client's events into OpenAI's Response, whole or as a stream. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NEVER: dict[str, Any] = {
     "store": False,
     "truncation": "disabled",
 }
-"""What every response says: nothing is stored, and nothing goes on by itself."""
+"""Fields that are the same in every response: nothing is stored or runs in the background."""
 
 
 @dataclass(slots=True)
@@ -28,17 +28,17 @@ class ResponseAnswer:
 
     id: str
     created: int
-    """In Unix seconds."""
+    """Unix time in seconds."""
     request: ResponseRequest
     output: Output
     figures: bool = False
-    """True: it ends with its times and what speculation brought."""
+    """True when the response ends with its times and speculation figures."""
     model: str = ""
     _number: int = 0
-    """Of the next event."""
+    """Number of the next event."""
 
     def told(self, event: Event) -> list[Told]:
-        """What a stream says of an event; the last of all has the whole response."""
+        """What a stream says of a client's event. The stream's last entry has the whole response."""
         match event:
             case Started():
                 self.model = event.model
@@ -50,7 +50,7 @@ class ResponseAnswer:
                 return self._numbered(self._ended(event))
 
     def failed(self, problem: Problem) -> list[Told]:
-        """The end of a stream that an error breaks."""
+        """The end of a stream that an error ends."""
         known = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
         code = known.get(problem.kind.status, "server_error")
         error = {"code": code, "message": problem.message, "param": problem.parameter}

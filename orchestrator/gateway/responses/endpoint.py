@@ -1,4 +1,4 @@
-"""`/v1/responses`: a conversation's next message, by way of the endpoint of chat."""
+"""`/v1/responses`: a conversation's next message, generated as a chat completion."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PATH = "/v1/responses"
 
 @dataclass(frozen=True, slots=True)
 class Responding:
-    """The endpoint. `calls`: how the model writes calls of tools; None: it cannot."""
+    """The endpoint. `calls` is the format in which the model writes tool calls; None: it cannot."""
 
     resources: Resources
     calls: CallFormat | None = None
@@ -66,7 +66,7 @@ async def _whole(answer: ResponseAnswer, events: AsyncGenerator[Event, None], se
 
 
 async def _parts(answer: ResponseAnswer, events: AsyncGenerator[Event, None]) -> AsyncGenerator[bytes, None]:
-    """The events of a stream; an error after the first is one of them."""
+    """The events of a stream. An error after the first event is sent as an event."""
     begun = False
     try:
         async with aclosing(events):

@@ -1,4 +1,4 @@
-"""From the input items of `/v1/responses` to the messages of a conversation. Pure."""
+"""Turns the input items of `/v1/responses` into the messages of a conversation. Pure."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _part = partial(values.part_of_text, kinds=("input_text", "output_text"))
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A message, and the field of the request that it is made of."""
+    """A message, and the path of the request's field that it was made from."""
 
     message: Message
     path: str
 
 
 def turns_of(instructions: str, value: Any) -> list[Turn]:
-    """The conversation of a request; its instructions are the first message.
+    """The messages of a request's conversation; its instructions are the first message.
 
     Raises:
         Problem: there is no input, or an item is wrong.
@@ -44,7 +44,7 @@ def turns_of(instructions: str, value: Any) -> list[Turn]:
 
 
 def _append(turns: list[Turn], turn: Turn) -> None:
-    """A call belongs to the answer before it, as the model wrote it."""
+    """Append a turn. A call joins the assistant's message before it: the model wrote both in one answer."""
     last = turns[-1].message if turns else None
     if turn.message.tool_calls and last is not None and last.role == "assistant":
         calls = (*last.tool_calls, *turn.message.tool_calls)

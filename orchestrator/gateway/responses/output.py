@@ -1,4 +1,4 @@
-"""The items of a response as they grow, and what a stream says of them. Pure."""
+"""The items of a response as they grow, and the events that a stream sends about them. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from orchestrator.gateway.outgoing.shapes import content_logprobs
 from outrider.client import Chunk
 
 Told = dict[str, Any]
-"""An event of a stream, but for its number."""
+"""An event of a stream, without its number."""
 
 
 @dataclass(slots=True)
@@ -22,13 +22,13 @@ class _Item:
     id: str
     index: int
     call: dict[str, str] | None = None
-    """Id and name; None: it is a message."""
+    """Id and name of the call; None for a message."""
     said: list[str] = field(default_factory=list)
-    """Its text or its arguments, in parts."""
+    """Parts of the message's text or of the call's arguments."""
     logprobs: list[dict[str, Any]] = field(default_factory=list)
 
     def shown(self, status: str) -> dict[str, Any]:
-        """As it is now; a message that has just begun has no content."""
+        """The item as it is now. A message in progress is shown without content."""
         head = {"id": self.id, "status": status}
         if self.call is not None:
             return {**head, "type": "function_call", **self.call, "arguments": "".join(self.said)}
@@ -41,18 +41,18 @@ class _Item:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": self.logprobs}
 
     def told(self, kind: str, **more: Any) -> Told:
-        """An event of its text or its arguments."""
+        """An event about the item's text or arguments."""
         content = {"content_index": 0} if self.call is None else {}
         return {"type": f"response.{kind}", "item_id": self.id, "output_index": self.index, **content, **more}
 
     def began(self) -> list[Told]:
-        """It has begun."""
+        """The events that say that the item has begun."""
         added = {"type": "response.output_item.added", "output_index": self.index}
         found = [added | {"item": self.shown("in_progress")}]
         return found if self.call else [*found, self.told("content_part.added", part=self.part())]
 
     def ended(self, status: str) -> list[Told]:
-        """Nothing more comes."""
+        """The events that say that the item has ended."""
         done = {"type": "response.output_item.done", "output_index": self.index, "item": self.shown(status)}
         text = "".join(self.said)
         if self.call:
@@ -64,25 +64,25 @@ class _Item:
 
 @dataclass(slots=True)
 class Output:
-    """All items of one response. `calls` reads calls in its text; None: it is all text."""
+    """All items of one response. `calls` reads calls in its text; None: the response is all text."""
 
     id: str
-    """The request's; ids of items are made of it."""
+    """The request's id; ids of items are made from it."""
     calls: Calls | None = None
     items: list[dict[str, Any]] = field(default_factory=list)
-    """Those that have ended."""
+    """Items that have ended."""
     _item: _Item | None = None
-    """The one that grows."""
+    """The item that grows; None between two items."""
     _logprobs: list[dict[str, Any]] = field(default_factory=list)
-    """Of tokens whose text has not been told."""
+    """Log probabilities of tokens whose text has not been sent."""
 
     def text(self, chunk: Chunk) -> list[Told]:
-        """New text of the model's."""
+        """Take new text of the model; return the events that it leads to."""
         self._logprobs += content_logprobs(chunk.logprobs)
         return self._pieces([Text(chunk.text)] if self.calls is None else self.calls.parser.push(chunk.text))
 
     def end(self, status: str) -> list[Told]:
-        """The model has ended; a response has one item at least."""
+        """The model has ended: return the last events. A response has at least one item."""
         told = [] if self.calls is None else self._pieces(self.calls.parser.finish())
         if self._item is None and not self.items:
             told += self._begin(_Item(f"msg_{self.id}_0", 0))
@@ -111,7 +111,7 @@ class Output:
         assert self.calls is not None
         told = self._close("completed")
         index = len(self.items)
-        self._logprobs = []  # those of a call have no place
+        self._logprobs = []  # calls have no field for them
         call = {"call_id": self.calls.new_id(), "name": name}
         return [*told, *self._begin(_Item(f"fc_{self.id}_{index}", index, call))]
 

@@ -1,4 +1,4 @@
-"""From the body of `/v1/responses` to a request of a conversation. Pure."""
+"""Turns the body of `/v1/responses` into a chat request. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REPEATED: dict[str, Any] = {
     "top_logprobs": 0,
     "top_p": None,
 }
-"""Fields that a response says again, and what they are if they were left out."""
+"""Fields of the request that a response repeats, with their values when the request leaves them out."""
 NAMES = (
     (re.compile(r"^max_tokens$"), "max_output_tokens"),
     (re.compile(r"^logprobs$"), "top_logprobs"),
@@ -33,9 +33,9 @@ NAMES = (
     (re.compile(r"^tool_choice\.allowed_tools"), "tool_choice"),
     (re.compile(r"^((?:tools|tool_choice)\b[^f]*)\.function(?=\.|$)"), r"\1"),
 )
-"""How the fields of a conversation are called here."""
+"""Patterns that turn names of fields of a chat request into the names of this API."""
 SPARE_LEVELS = 700
-"""Of the thousand that Python's JSON takes."""
+"""Nesting levels kept free for objects around a value, of the thousand that Python's JSON can write."""
 MESSAGE = re.compile(r"messages\[(\d{1,4})\]")
 
 
@@ -44,14 +44,14 @@ class ResponseRequest:
     """One request of `/v1/responses`."""
 
     http: HttpRequest
-    """The same as a request of a conversation."""
+    """The same request as a chat request."""
     asked: dict[str, Any]
-    """What the response says again of it."""
+    """Fields of the request that the response repeats."""
     paths: tuple[str, ...]
-    """The field that each message is made of."""
+    """Path of the field that each message was made from."""
 
     def named(self, problem: Problem) -> Problem:
-        """A problem with the names that its field has here."""
+        """The problem with the name that its field has here."""
         return _named(problem, self.paths)
 
 
@@ -82,15 +82,18 @@ def responses_from(body: Any) -> ResponseRequest:
 
 
 def _check_depth(name: str, value: Any) -> None:
-    """What is said again is passed between processes and written within other objects: it may not be as
-    deep as what can just be read."""
+    """Raise Problem when a value that the response repeats is nested too deeply.
+
+    It is passed between processes and written within other objects, so it may not be as deep as a value that
+    can just be read.
+    """
     for _ in range(SPARE_LEVELS):
         value = [value]
     json_of(name, value)
 
 
 def _choice(value: Any) -> Any:
-    """A choice as conversations have it."""
+    """A `tool_choice` in the form of chat requests."""
     if not isinstance(value, dict) or value.get("type") != "allowed_tools":
         return _nested(value)
     inside = {name: member for name, member in value.items() if name != "type"}
@@ -100,7 +103,7 @@ def _choice(value: Any) -> Any:
 
 
 def _nested(value: Any) -> Any:
-    """A function as conversations have it: what describes it is a member of its own."""
+    """A function in the form of chat requests: its description is in a member `function`."""
     if not isinstance(value, dict):
         return value
     function = {name: member for name, member in value.items() if name != "type"}
