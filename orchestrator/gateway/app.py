@@ -158,8 +158,8 @@ class Gateway:
 
 
 class _Answer:
-    """Adds the request's id to the answer's headers. Keeps the answer's status, which is 0 before it has begun,
-    and of a refusal the field that is wrong.
+    """Adds the request's id to the answer's headers. Keeps the answer's status, which is 0 before it has
+    begun, and the field that is wrong if the request is refused.
     """
 
     def __init__(self, send: Send, request_id: str) -> None:

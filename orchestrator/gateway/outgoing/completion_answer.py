@@ -27,13 +27,13 @@ class Answer:
     shape: CompletionShape | ChatShape
     model: str = ""
     usage: dict[int, Usage] = field(default_factory=dict)
-    """By choice, of those that have ended; of all, where a stream has counts in every part."""
+    """Token counts by choice: of the choices that have ended, or of all if every part of a stream has counts."""
 
     @classmethod
     def to(
         cls, request: HttpRequest, request_id: str, created: int, calls: CallFormat | None = None
     ) -> Answer:
-        """An answer that has not begun; `created` is in Unix seconds. `calls`: how it writes calls."""
+        """An answer that has not begun; `created` is in Unix seconds, `calls` the format of tool calls."""
         if not request.chat:
             shape = CompletionShape(request.top_logprobs, request.prompt_logprobs)
             return cls(f"cmpl-{request_id}", created, request, shape)
@@ -41,7 +41,9 @@ class Answer:
         return cls(f"chatcmpl-{request_id}", created, request, chat)
 
     def part(self, event: Event, left: Event | None) -> dict[str, Any] | None:
-        """What a stream says of an event, of which `left` is to be told; None: nothing."""
+        """The part of a stream for an event; None: there is none. `left` is what the caller does not have yet
+        of the event.
+        """
         if isinstance(event, Started):
             self.model = event.model
         if self.request.continuous_usage or isinstance(event, Complete):
@@ -73,11 +75,11 @@ class Answer:
                 return self.shape.end(event.index, event)
 
     def usage_part(self) -> dict[str, Any]:
-        """The last part of a stream whose caller asked for the counts."""
+        """The last part of a stream whose caller asked for token counts."""
         return self._part([], self._usage())
 
     def finished(self, generations: Sequence[Generation], echoed: Sequence[str] = ()) -> dict[str, Any]:
-        """The whole answer; `echoed` are the prompts' texts where the answer repeats them."""
+        """The whole answer; `echoed` are the prompts' texts if the answer repeats them."""
         self.usage = {index: one.usage for index, one in enumerate(generations)}
         prompts = [
             Prompt(echoed[number] if echoed else "", first.prompt_logprobs)
@@ -117,7 +119,7 @@ class Answer:
 
 
 def calls_reader(request: HttpRequest, calls: CallFormat | None) -> Callable[[], Calls] | None:
-    """Makes what reads the calls of one choice; None: the answer is all text."""
+    """A factory of readers for the tool calls of one choice; None: the answer has no calls."""
     if calls is None or request.tools is None:
         return None
     return partial(_read_calls, calls, request.tools)
