@@ -27,7 +27,7 @@ class Answer:
     shape: CompletionShape | ChatShape
     model: str = ""
     usage: dict[int, Usage] = field(default_factory=dict)
-    """Token counts by choice: of the choices that have ended, or of all if every part of a stream has counts."""
+    """Token counts by choice: of those that have ended, or of all if every part of a stream has counts."""
 
     @classmethod
     def to(
