@@ -10,8 +10,6 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from orchestrator.gateway.calls.formats import FORMATS
-from outrider.protocol.constraint import MAX_BYTES
 from outrider.protocol.errors import (
     ContextTooLong,
     DeadlineExceeded,
@@ -90,34 +88,6 @@ def test_the_log_names_the_field_that_is_wrong(fake: FakeOrchestrator) -> None:
         _post(fake, COMPLETIONS, PROMPT)
     named = [line.get("param") for line in lines if line["event"] == "answered"]
     assert named == ["prompt", "nothing\\x1b[2J", "prompt", None, "top_p"]
-
-
-@pytest.mark.parametrize("levels", [100, 960, 970, 974, 976, 978, 980, 990])
-def test_deep_tools_are_refused_or_answered(fake: FakeOrchestrator, levels: int) -> None:
-    """Where a call of them is required, and another process than at first reads their schemas once more."""
-    schema = '{"a": ' * levels + "1" + "}" * levels
-    tools = '[{"type": "function", "function": {"name": "add", "parameters": ' + schema + "}}]"
-    hello = '"messages": [{"role": "user", "content": "x"}]'
-    body = f'{{{hello}, "tool_choice": "required", "tools": {tools}{" " * 100_000}}}'
-    assert _required(fake, body.encode()).status in ((200,) if levels == 100 else (200, 400))
-
-
-def test_large_tools_are_refused_before_they_are_read_again(fake: FakeOrchestrator) -> None:
-    """Nothing larger than a constraint may be would be made of them."""
-    parameters = {"type": "object", "description": "x" * MAX_BYTES}
-    tools = [{"type": "function", "function": {"name": "add", "parameters": parameters}}]
-    answer = _required(fake, {**HELLO, "tools": tools, "tool_choice": "required"})
-    assert (answer.status, answer.error["param"]) == (400, "tools")
-    assert str(MAX_BYTES) in answer.error["message"]
-    assert not fake.requests
-
-
-def _required(fake: FakeOrchestrator, body: Any) -> Response:
-    async def run() -> Response:
-        async with rig(fake.endpoint, calls=FORMATS["hermes"]) as made:
-            return await made.http.post(CHAT, body)
-
-    return asyncio.run(run())
 
 
 def test_an_echo_begins_with_the_prompt(fake: FakeOrchestrator) -> None:
