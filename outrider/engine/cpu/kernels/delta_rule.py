@@ -15,12 +15,21 @@ from functools import cache
 from outrider.engine.cpu.kernels.compiling import inlined, kernel
 from outrider.engine.cpu.kernels.epilogue import silu
 from outrider.engine.cpu.kernels.norm import one_over_root
-from outrider.engine.cpu.kernels.paths import Convolution, begin_path, convolved, number, softplus
+from outrider.engine.cpu.kernels.paths import (
+    Convolution,
+    States,
+    begin_path,
+    columns,
+    convolved,
+    number,
+    softplus,
+    state_behind,
+    window_of,
+)
 from outrider.engine.cpu.kernels.vectors import (
     Value,
     first_lanes,
     floats,
-    integers,
     load,
     multiply_add,
     rounded,
@@ -104,15 +113,21 @@ def _opened(kind: str, size: int, x: int, gate: int, scale: int, width: int, eps
 
 
 @inlined
-def _decay(rate: float, step: float) -> float:
-    """e^(-rate softplus(step))."""
-    return math.exp(-rate * softplus(step))
+def _beta(kind: str, at: int, most: float) -> Value:
+    """`most` times the sigmoid of one number."""
+    return rounded(kind, splat(1.0 / (1.0 + math.exp(-number(kind, at))))) * splat(most)
 
 
 @inlined
-def _share(step: float) -> float:
-    """The sigmoid."""
-    return 1.0 / (1.0 + math.exp(-step))
+def _asked(
+    kind: str, size: int, convolution: Convolution, window: int, first: int, step: int, width: int,
+    query: int, key: int,
+) -> None:  # fmt: skip
+    """Write a node's query, channels from `first` on, and its key, `step` channels behind, as unit rows."""
+    convolved(kind, size, convolution, window, first, width, query)
+    convolved(kind, size, convolution, window, first + step, width, key)
+    _to_length(query, width, 1.0 / math.sqrt(width))
+    _to_length(key, width, 1.0)
 
 
 @cache
@@ -124,62 +139,43 @@ def delta_rule(kind: str) -> Callable[..., None]:
     def learn(
         table: int, nodes: int, certain: int, before: int, after: int, past: int, weights: int, bias: int,
         taps: int, rates: int, offsets: int, scale: int, key_heads: int, group: int, key_width: int,
-        value_width: int, first_head: int, end_head: int, lines: int, most: float, eps: float,
+        value_width: int, first_head: int, end_head: int, room: int, most: float, eps: float,
     ) -> None:  # fmt: skip
         """Compute key heads [first_head, end_head) of all nodes, with the `group` value heads of each.
 
-        `table` [4, nodes] int64 holds the addresses of each node's inputs, gates and results, and its place,
-        counted from 0 along its path; nodes are in depth-first order. Inputs are rows of a kind: queries,
-        keys and values of all heads, then what becomes each value head's beta, at most `most`, and its
-        decay. Gates and results are rows [value heads, V]. The first `certain` nodes have neither: the state
-        behind them is written to `after`. `before` is the state before the first node, [value heads, K, V]
-        float32 as `after`, and `past` [taps, channels] what the convolution keeps there, with weights [taps,
-        channels] float32, and a bias [channels] or 0. `rates` and `offsets` [value heads] and `scale` [V] are
-        float32. `lines` is a room of `room_bytes`.
+        Channels are queries, keys and values of all heads; behind them inputs hold what becomes each value
+        head's beta, at most `most`, and its decay. `past` [taps, channels] is what the convolution keeps
+        before the first node. `rates` and `offsets` [value heads] and `scale` [V] are float32. States are
+        [K, V], and `room` has `room_bytes`.
         """
-        value_heads = key_heads * group
-        keys, values = key_heads * key_width, value_heads * value_width
-        convolution = Convolution(weights, bias, taps, 2 * keys + values)
-        state_bytes = 4 * key_width * value_width
-        query = lines + 8 * (taps + nodes)
+        heads, keys = key_heads * group, key_heads * key_width
+        convolution = Convolution(weights, bias, taps, 2 * keys + heads * value_width)
+        query = room + 8 * (taps + nodes)
         key = query + 4 * (key_width + LANES)
         value = key + 4 * (key_width + LANES)
         read = value + 4 * (value_width + LANES)
-        states = read + 4 * (value_width + LANES)
-        line, inputs, gates = integers(lines), integers(table), integers(table + 8 * nodes)
-        results, places = integers(table + 16 * nodes), integers(table + 24 * nodes)
-        begin_path(size, convolution, lines, past)
+        levels = read + 4 * (value_width + LANES)
+        states = States(before, after, certain, levels, group, 4 * key_width * value_width)
+        inputs, gates, results, places = columns(table, nodes)
+        begin_path(size, convolution, room, past)
         for head in range(first_head, end_head):
             for node in range(nodes):
-                place = places[node]
-                line[taps - 1 + place] = inputs[node]
-                window = lines + 8 * place
-                convolved(kind, size, convolution, window, head * key_width, key_width, query)
-                convolved(kind, size, convolution, window, keys + head * key_width, key_width, key)
-                _to_length(query, key_width, 1.0 / math.sqrt(key_width))
-                _to_length(key, key_width, 1.0)
+                place, steps = places[node], inputs[node] + size * convolution.channels
+                window = window_of(convolution, room, place, inputs[node])
+                _asked(kind, size, convolution, window, head * key_width, keys, key_width, query, key)
                 for own in range(head * group, (head + 1) * group):
-                    convolved(
-                        kind, size, convolution, window, 2 * keys + own * value_width, value_width, value
-                    )
-                    steps = inputs[node] + size * (convolution.channels + own)
-                    beta = rounded(kind, splat(_share(number(kind, steps)))) * splat(most)
-                    step = number(kind, steps + size * value_heads) + floats(offsets)[own]
-                    decay = splat(_decay(floats(rates)[own], step))
-                    level = states + ((place - certain) * group + own % group) * state_bytes
-                    source = before + own * state_bytes
-                    if place > certain:
-                        source = level - group * state_bytes
-                    elif place > 0:
-                        source = after + own * state_bytes
-                    target = after + own * state_bytes if place < certain else level
+                    first = 2 * keys + own * value_width
+                    convolved(kind, size, convolution, window, first, value_width, value)
+                    beta = _beta(kind, steps + size * own, most)
+                    step = number(kind, steps + size * (heads + own)) + floats(offsets)[own]
+                    decay = splat(math.exp(-floats(rates)[own] * softplus(step)))
+                    source, target = state_behind(states, place - 1, own), state_behind(states, place, own)
                     for column in range(0, value_width, COLUMNS * LANES):
                         _learned(source, target, key_width, value_width, column, key, query, value, decay,
                                  beta, read)  # fmt: skip
-                    if place >= certain:
+                    if node >= certain:
                         at = size * own * value_width
-                        _opened(
-                            kind, size, read, gates[node] + at, scale, value_width, eps, results[node] + at
-                        )
+                        gate, result = gates[node] + at, results[node] + at
+                        _opened(kind, size, read, gate, scale, value_width, eps, result)
 
     return learn

@@ -1,9 +1,14 @@
-"""What kernels of recurrent layers share: the short convolution along a path, and single numbers."""
+"""What kernels of recurrent layers share: the nodes of a sequence, the short convolution along their paths,
+and single numbers.
+
+A node's inputs are a row of a kind: the channels of the convolution, then numbers of each head. Its gates and
+results are rows of all heads; the first `certain` nodes have neither.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from outrider.engine.cpu.kernels.compiling import inlined
 from outrider.engine.cpu.kernels.epilogue import silu
@@ -31,11 +36,52 @@ class Convolution(NamedTuple):
     channels: int
 
 
+class States(NamedTuple):
+    """Addresses of the states along a path, float32."""
+
+    before: int
+    """[heads, ...], before the first node."""
+    after: int
+    """[heads, ...], behind the last of the `certain` nodes."""
+    certain: int
+    levels: int
+    """[places, heads_at_once, ...], room for those behind other nodes."""
+    heads_at_once: int
+    size: int
+    """Bytes of a head's state."""
+
+
+@inlined
+def columns(table: int, nodes: int) -> tuple[Any, Any, Any, Any]:
+    """The columns of a table [4, nodes] int64: addresses of each node's inputs, gates and results, and its
+    place, counted from 0 along its path. Nodes are in depth-first order."""
+    inputs, gates = integers(table), integers(table + 8 * nodes)
+    return inputs, gates, integers(table + 16 * nodes), integers(table + 24 * nodes)
+
+
 @inlined
 def begin_path(size: int, convolution: Convolution, line: int, past: int) -> None:
     """Write the addresses of the rows `past` [taps, channels], but for the first, to the begin of `line`."""
     for tap in range(1, convolution.taps):
         integers(line)[tap - 1] = past + size * tap * convolution.channels
+
+
+@inlined
+def window_of(convolution: Convolution, line: int, place: int, inputs: int) -> int:
+    """What the convolution reads at a place of the path, whose inputs join the line: [taps] addresses."""
+    integers(line)[convolution.taps - 1 + place] = inputs
+    return line + 8 * place
+
+
+@inlined
+def state_behind(states: States, place: int, head: int) -> int:
+    """The address of a head's state behind the node at a place of the path; -1: before all nodes."""
+    if place < 0:
+        return states.before + head * states.size
+    if place < states.certain:
+        return states.after + head * states.size
+    level = (place - states.certain) * states.heads_at_once + head % states.heads_at_once
+    return states.levels + level * states.size
 
 
 @inlined

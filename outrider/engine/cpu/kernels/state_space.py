@@ -14,7 +14,17 @@ from functools import cache
 from outrider.engine.cpu.kernels.compiling import inlined, kernel
 from outrider.engine.cpu.kernels.epilogue import exponential, silu
 from outrider.engine.cpu.kernels.norm import one_over_root
-from outrider.engine.cpu.kernels.paths import Convolution, begin_path, convolved, number, softplus
+from outrider.engine.cpu.kernels.paths import (
+    Convolution,
+    States,
+    begin_path,
+    columns,
+    convolved,
+    number,
+    softplus,
+    state_behind,
+    window_of,
+)
 from outrider.engine.cpu.kernels.vectors import (
     Value,
     added_up,
@@ -77,6 +87,30 @@ def _written(kind: str, size: int, read: int, x: int, direct: float, gate: int, 
         store(kind, y + size * column, numbers, there)
 
 
+@inlined
+def _shared(
+    kind: str, size: int, convolution: Convolution, window: int, first: int, step: int, width: int, to: int
+) -> None:
+    """Write a node's B, channels from `first` on, and C, `step` channels behind, to rows side by side."""
+    convolved(kind, size, convolution, window, first, width, to)
+    convolved(kind, size, convolution, window, first + step, width, to + 4 * (width + LANES))
+
+
+@inlined
+def _step(kind: str, at: int, offset: float) -> Value:
+    """What one number of the inputs becomes."""
+    total = rounded(kind, splat(number(kind, at) + offset))
+    return rounded(kind, splat(softplus(_first(total))))
+
+
+@inlined
+def _scaled(kind: str, x: int, by: Value, width: int, y: int) -> None:
+    """Write a float32 row times a number."""
+    for column in range(0, width, LANES):
+        there = first_lanes(width - column)
+        store("float32", y + 4 * column, rounded(kind, by * load("float32", x + 4 * column, there)), there)
+
+
 @cache
 def state_space(kind: str) -> Callable[..., None]:
     """The kernel for a kind of numbers."""
@@ -86,67 +120,55 @@ def state_space(kind: str) -> Callable[..., None]:
     def move(
         table: int, nodes: int, certain: int, before: int, after: int, past: int, weights: int, bias: int,
         taps: int, rates: int, offsets: int, direct: int, gated: int, heads: int, groups: int,
-        head_width: int, state_width: int, first_head: int, end_head: int, lines: int,
+        head_width: int, state_width: int, first_head: int, end_head: int, room: int,
     ) -> None:  # fmt: skip
         """Compute heads [first_head, end_head) of all nodes.
 
-        `table` [4, nodes] int64 holds the addresses of each node's inputs, gates and results, and its place,
-        counted from 0 along its path; nodes are in depth-first order. Inputs are rows of a kind: x of all
-        heads, B and C of all groups, then what becomes each head's step. Gates and results are rows [heads,
-        P]; gates are not read unless `gated`. The first `certain` nodes have neither: the state behind them
-        is written to `after`. `before` is the state before the first node, [heads, P, S] float32 as `after`,
-        and `past` [taps, channels] what the convolution keeps there, with weights [taps, channels] float32,
-        and a bias [channels] or 0. `rates`, `offsets` and `direct` [heads] are float32. `lines` is a room of
+        Channels are x of all heads, B and C of all groups; behind them inputs hold what becomes each head's
+        step. Gates are not read unless `gated`. `past` [taps, channels] is what the convolution keeps before
+        the first node. `rates`, `offsets` and `direct` [heads] are float32. States are [P, S], and `room` has
         `room_bytes`.
         """
-        inner = heads * head_width
-        convolution = Convolution(weights, bias, taps, inner + 2 * groups * state_width)
-        state_bytes, row_bytes = 4 * head_width * state_width, 4 * (state_width + LANES)
-        x = lines + 8 * (taps + nodes)
+        inner, groups_width = heads * head_width, groups * state_width
+        convolution = Convolution(weights, bias, taps, inner + 2 * groups_width)
+        row_bytes = 4 * (state_width + LANES)
+        x = room + 8 * (taps + nodes)
         read = x + 4 * (head_width + LANES)
         shared = read + 4 * (head_width + LANES)
         taken = shared + 2 * nodes * row_bytes
-        states = taken + row_bytes
-        line, inputs, gates = integers(lines), integers(table), integers(table + 8 * nodes)
-        results, places = integers(table + 16 * nodes), integers(table + 24 * nodes)
-        begin_path(size, convolution, lines, past)
+        levels = taken + row_bytes
+        states = States(before, after, certain, levels, 1, 4 * head_width * state_width)
+        inputs, gates, results, places = columns(table, nodes)
+        begin_path(size, convolution, room, past)
         group = -1
         for head in range(first_head, end_head):
             if group != head // (heads // groups):
                 group = head // (heads // groups)
+                first = inner + group * state_width
                 for node in range(nodes):
-                    line[taps - 1 + places[node]] = inputs[node]
-                    for part in range(2):
-                        first = inner + (part * groups + group) * state_width
-                        row = shared + (2 * node + part) * row_bytes
-                        convolved(kind, size, convolution, lines + 8 * places[node], first, state_width, row)
+                    window = window_of(convolution, room, places[node], inputs[node])
+                    row = shared + 2 * node * row_bytes
+                    _shared(kind, size, convolution, window, first, groups_width, state_width, row)
             for node in range(nodes):
                 place = places[node]
-                line[taps - 1 + place] = inputs[node]
-                convolved(kind, size, convolution, lines + 8 * place, head * head_width, head_width, x)
+                window = window_of(convolution, room, place, inputs[node])
+                convolved(kind, size, convolution, window, head * head_width, head_width, x)
                 at = inputs[node] + size * (convolution.channels + head)
-                sum_of_step = rounded(kind, splat(number(kind, at) + floats(offsets)[head]))
-                step = rounded(kind, splat(softplus(_first(sum_of_step))))
+                step = _step(kind, at, floats(offsets)[head])
                 decay = exponential(step * splat(floats(rates)[head]))
-                asked = shared + (2 * node + 1) * row_bytes
-                for column in range(0, state_width, LANES):
-                    there = first_lanes(state_width - column)
-                    numbers = load("float32", asked - row_bytes + 4 * column, there)
-                    store("float32", taken + 4 * column, rounded(kind, step * numbers), there)
-                source, target, out = before + head * state_bytes, after + head * state_bytes, 0
-                if place > certain:
-                    source = states + (place - certain - 1) * state_bytes
-                elif place > 0:
-                    source = after + head * state_bytes
-                if place >= certain:
-                    out, target = read, 0
-                    if node + 1 < nodes and places[node + 1] > place:
-                        target = states + (place - certain) * state_bytes
+                row = shared + 2 * node * row_bytes
+                _scaled(kind, row, step, state_width, taken)
+                source, target, out = state_behind(states, place - 1, head), 0, 0
+                if node < certain or (node + 1 < nodes and places[node + 1] > place):
+                    target = state_behind(states, place, head)
+                if node >= certain:
+                    out = read
+                asked = row + row_bytes
                 _moved(kind, source, target, head_width, state_width, x, taken, asked, decay, out)
                 if out:
                     own = size * head * head_width
-                    gate = gates[node] + own if gated else 0
-                    _written(kind, size, read, x, floats(direct)[head], gate, head_width, results[node] + own)
+                    gate, result = gates[node] + own if gated else 0, results[node] + own
+                    _written(kind, size, read, x, floats(direct)[head], gate, head_width, result)
 
     return move
 
