@@ -81,41 +81,42 @@ def run_plain(network: PreTrainedModel, context_length: int, *, fp8_kv: bool = F
     kind = type(network).__name__
     if context_length < LENGTH:
         raise ModelError(f"context_length: {context_length} is too small; set at least {LENGTH}")
-    text = network.config.get_text_config()
-    tokens = _check_tokens(text.vocab_size)
-    if getattr(text, "attn_logit_softcapping", None) is not None:
+    if getattr(network.config.get_text_config(), "attn_logit_softcapping", None) is not None:
         network.set_attn_implementation("eager")  # sdpa leaves it out, in some versions without a word
     try:
-        cache: dict[str, Any] = {"past_key_values": RoundedCache(config=network.config)} if fp8_kv else {}
         with torch.inference_mode():
-            logits, output = _own_logits(network, torch.tensor(tokens, device=network.device), cache)
-            calls = attention_calls(network)
-        if not calls:
-            raise no_interface(network)
-        geometry = geometry_of(calls)
-        windows = seen = {i: call.window for i, call in calls.items()}
-        if not has_known_attention(network):  # GPT-Neo's cache knows of no windows
-            windows = _windows(geometry, output.past_key_values.layers)
-        _check_windows(kind, seen, windows, context_length)
-        with torch.inference_mode():
-            instead = embedded_instead(network)
-            turned = [] if None in geometry.places else observed(network, context_length - 1)
+            plain = _run_plain(network, context_length, fp8_kv)
     except _RUN_ERRORS as error:
         raise ModelError(
             f"model: {kind} does not run as a plain decoder ({error}); use another model"
         ) from error
-    if not logits.isfinite().all():
+    if not plain.logits.isfinite().all():
         raise ModelError(
             f"model: logits of {kind} in {network.dtype} are NaN or infinite; set another dtype, or repair "
             "its weights"
         )
+    return plain
+
+
+def _run_plain(network: PreTrainedModel, context_length: int, fp8_kv: bool) -> Plain:
+    tokens = _check_tokens(network.config.get_text_config().vocab_size)
+    cache: dict[str, Any] = {"past_key_values": RoundedCache(config=network.config)} if fp8_kv else {}
+    logits, output = _own_logits(network, torch.tensor(tokens, device=network.device), cache)
+    calls = attention_calls(network)
+    if not calls:
+        raise no_interface(network)
+    geometry = geometry_of(calls)
+    windows = seen = {i: call.window for i, call in calls.items()}
+    if not has_known_attention(network):  # GPT-Neo's cache knows of no windows
+        windows = _windows(geometry, output.past_key_values.layers)
+    _check_windows(type(network).__name__, seen, windows, context_length)
     return Plain(
         tokens=tokens,
         logits=logits,
         geometry=geometry,
         windows=windows,
-        observed=turned,
-        instead=instead,
+        instead=embedded_instead(network),
+        observed=[] if None in geometry.places else observed(network, context_length - 1),
     )
 
 

@@ -85,9 +85,7 @@ def load_model(
         ModelError: it cannot be loaded, is of a kind that cannot run here, or fails the self check.
     """
     say = progress or (lambda _: None)
-    check_model_path(model)
-    torch.set_num_threads(threads)
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    _begin(model, threads)
     place, fp8 = find_device(device), kv_dtype == FP8
     check_kv_dtype(kv_dtype, place)
     config = read_config(model, trust_remote_code)
@@ -133,13 +131,18 @@ def load_network(model: str, *, dtype: str, device: str, threads: int) -> PreTra
     Raises:
         ModelError: it cannot be loaded.
     """
-    check_model_path(model)
-    torch.set_num_threads(threads)
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    _begin(model, threads)
     place, say = find_device(device), lambda _: None
     network, _ = _read_weights(model, dtype, None, trust_remote_code=False, say=say)
     _move(model, network, place, say)
     return network
+
+
+def _begin(model: str, threads: int) -> None:
+    """Refuse what is plainly no model, and set what is the process's."""
+    check_model_path(model)
+    torch.set_num_threads(threads)
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def described(network: PreTrainedModel, source: str, vocabulary_size: int, **others: Any) -> LoadedModel:
