@@ -117,6 +117,8 @@ def load_model(
         fp8_kv=fp8,
         fingerprint=fingerprint(network),
     )
+    if not loaded.eos_token_ids:
+        say("no token ends a text: eos_token_id is not set in generation_config.json")
     loaded = _arranged(_with_kernels(loaded, say), network, plain, fused, say)
     del network  # a fused decoder's weights are its own, and freed as they are packed
     # The library's results depend on the batch, so it is no alternative then.

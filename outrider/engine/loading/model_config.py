@@ -191,18 +191,17 @@ def generation_setting(network: PreTrainedModel, name: str) -> int | None:
 
 
 def _token_ids(network: PreTrainedModel, name: str) -> tuple[int, ...]:
-    """From generation_config.json, else from config.json. Some name what no token has, such as -1 for none.
+    """Those that `generate` of transformers takes: of generation_config.json, and of config.json only where
+    there is no such file. Some name what no token has, such as -1 for none.
 
     Raises:
         ModelError: they are no whole numbers.
     """
-    text, generation = network.config.get_text_config(), network.generation_config
-    given = getattr(generation, name, None)
-    given = getattr(text, name, None) if given is None else given
+    given = getattr(network.generation_config, name, None)
     ids = given if isinstance(given, list | tuple) else [] if given is None else [given]
     if not all(isinstance(id, int) for id in ids):
         raise ModelError(f"model: its {name} is {given!r}; write whole numbers in generation_config.json")
-    return tuple(id for id in ids if 0 <= id < text.vocab_size)
+    return tuple(id for id in ids if 0 <= id < network.config.get_text_config().vocab_size)
 
 
 def _cut_off(model: str) -> str:
