@@ -34,7 +34,7 @@ ADAPTER = "adapter_config.json"
 """The file of peft that says what is added to a model's weights."""
 LOAD_ERRORS = (
     *(OSError, ValueError, ImportError, RuntimeError, KeyError, TypeError),
-    *(SafetensorError, StrictDataclassError),
+    *(SafetensorError, StrictDataclassError, ArithmeticError),
 )
 """What transformers raises for files that are missing, unreadable, too large or not a known model."""
 
@@ -218,6 +218,8 @@ def _cut_off(model: str) -> str:
 def unreadable(model: str, error: Exception) -> ModelError:
     """The error for a model whose files cannot be read."""
     reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
+    if isinstance(error, StrictDataclassError):  # its first line names only the field
+        reason = " ".join(str(error).split())
     if "trust_remote_code" in str(error):
         reason = "it has code of its own, which runs only with trust_remote_code"
     if isinstance(error, SafetensorError):

@@ -92,6 +92,25 @@ def test_texts_end_where_generate_of_transformers_ends_them(
     assert eos_token_ids(as_others_read) == eos_token_ids(network)
 
 
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"vocab_size": 10},
+            r"lm_head\.weight of \(300, 64\), and .* it is \(10, 64\); use",
+        ),
+        ({"eos_token_id": 1.5}, r"'eos_token_id' with value 1\.5"),
+        ({"num_attention_heads": 0}, "cannot be loaded"),
+    ],
+)
+def test_a_wrong_config_is_said_in_a_sentence(
+    folder_of: Folders, tmp_path: Path, changes: dict[str, Any], sentence: str
+) -> None:
+    """It names the weight that does not fit, or the entry and its value."""
+    with pytest.raises(ModelError, match=sentence):
+        load(changed(folder_of("llama"), tmp_path, **changes))
+
+
 def test_ids_that_are_no_numbers_are_refused(folder_of: Folders, tmp_path: Path) -> None:
     """The sentence names the file to repair."""
     folder = changed(folder_of("llama"), tmp_path)

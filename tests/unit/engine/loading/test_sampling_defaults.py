@@ -52,3 +52,10 @@ def test_a_value_that_no_request_may_have_is_refused(tmp_path: Path, values: dic
     (tmp_path / FILE).write_text(json.dumps(values))
     with pytest.raises(ModelError, match="set generation_config to none"):
         load_sampling_defaults(str(tmp_path))
+
+
+def test_a_file_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
+    """Python's parser gives up with an error of its own."""
+    (tmp_path / FILE).write_text("[" * 100_000)
+    with pytest.raises(ModelError, match="is not JSON"):
+        load_sampling_defaults(str(tmp_path))
