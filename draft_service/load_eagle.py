@@ -65,7 +65,7 @@ def _describe(config: DraftConfig, head: EagleHead, replica: str) -> ModelInfo:
     limit = int(text.get("max_position_embeddings") or 0)
     if not (config.context_length or limit):
         raise ConfigError(f"context_length: config.json of the target names none; {SET_CONTEXT}")
-    generation = {**text, **json_file(config.target, "generation_config.json")}
+    generation = json_file(config.target, "generation_config.json") or text
     return ModelInfo(
         model=Path(config.model).name,
         vocabulary_hash=vocabulary_hash(files.tokenizer_json if files else None, head.config.vocab_size),

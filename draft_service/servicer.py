@@ -17,6 +17,7 @@ from outrider.internal.v1 import draft_pb2, draft_pb2_grpc
 from outrider.protocol import info_wire, wire
 from outrider.protocol.errors import InvalidRequest
 from outrider.protocol.messages import ModelInfo, OpenDraft, Opened, TokenBlock
+from outrider.rpc.unread import UNREAD_SECONDS, within
 from outrider.telemetry.logs import get_logger
 from outrider.telemetry.rpc_spans import DRAFT, server_span
 from outrider.v1 import tokens_pb2
@@ -30,11 +31,19 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     """Serves one engine; `info` tells what it serves, apart from how much of it is in use."""
 
-    def __init__(self, engine: DraftEngine, info: ModelInfo, grammars: GrammarCompiler | None = None) -> None:
-        """Without `grammars` proposals know no constraints; the verify side drops what cannot be."""
+    def __init__(
+        self,
+        engine: DraftEngine,
+        info: ModelInfo,
+        grammars: GrammarCompiler | None = None,
+        unread_seconds: float = UNREAD_SECONDS,
+    ) -> None:
+        """Without `grammars` proposals know no constraints; the verify side drops what cannot be. A session
+        whose caller does not read for `unread_seconds` is ended."""
         self.info = info
         self._engine = engine
         self._grammars = grammars
+        self._unread_seconds = unread_seconds
 
     async def Draft(self, request_iterator: Requests, context: Context) -> None:  # noqa: N802
         """One session, from `open` to `close`, the end of the requests, or cancellation."""
@@ -87,9 +96,15 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         return info_wire.model_info_to_pb(info)
 
     async def _write(self, stream: DraftStream, context: Context) -> None:
-        """Pass on what the engine has for this session, until it is over."""
+        """Pass on what the engine has for this session, until it is over.
+
+        Raises:
+            DeadlineExceeded: it is not read.
+        """
+        not_read = f"block: not read for {self._unread_seconds:.0f} s; read on, or open a new session"
         while (event := await stream.outbox.take()) is not None:
-            await context.write(self._response(event))
+            async with within(self._unread_seconds, not_read):
+                await context.write(self._response(event))
 
     def _response(self, event: Admitted | TokenBlock) -> draft_pb2.DraftResponse:
         if isinstance(event, TokenBlock):

@@ -15,7 +15,7 @@ from typing import assert_never
 from outrider.config import VerifyConfig
 from outrider.engine.kv.handles import HandleTable, check_covered
 from outrider.engine.kv.pages import PoolStatistics, SequenceKv
-from outrider.protocol.errors import InvalidRequest, OutOfPages, OutriderError, StaleHandle
+from outrider.protocol.errors import InternalError, InvalidRequest, OutOfPages, OutriderError, StaleHandle
 from outrider.protocol.messages import KvHandle, ModelInfo, Opened, OpenVerify, Verdict, VerifyPolicy
 from outrider.rpc.queues import Deliver
 from outrider.speculation.acceptance import AcceptanceModel, lookup_priors
@@ -269,8 +269,17 @@ class VerifyCore:
         session.release_pages()
         self._deliver([session.outbox.announce(error)])
 
+    def _fail_without_numbers(self, session: VerifySession) -> None:
+        """End a session whose model gives NaN; no other one shall find its keys and values."""
+        assert session.kv is not None, "it was in a step"
+        self._runner.pool.withdraw(session.kv.pages)
+        problem = f"after {session.tree.committed_length} tokens the model gives NaN"
+        self._fail(session, InternalError(f"{problem}; set dtype=float32, or use other weights"))
+
     def _publish(self, result: StepResult, price: float) -> None:
         """Send the verdicts first, then learn from the step."""
+        for session in result.without_numbers:
+            self._fail_without_numbers(session)
         times = result.timings
         idle = self._idle.step(times.start, times.end)
         self._controller.decide_drafts(list(self.sessions.values()), times.end)

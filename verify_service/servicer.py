@@ -17,7 +17,16 @@ from outrider.protocol.allowance import Allowance
 from outrider.protocol.errors import Flood, InvalidRequest
 from outrider.protocol.kv_parts import KvPart
 from outrider.protocol.kv_wire import kv_part_from_pb, kv_part_to_pb
-from outrider.protocol.messages import ModelInfo, Opened, OpenVerify, PromptFeatures, PromptLogprobs, Verdict
+from outrider.protocol.messages import (
+    FinishReason,
+    ModelInfo,
+    Opened,
+    OpenVerify,
+    PromptFeatures,
+    PromptLogprobs,
+    Verdict,
+)
+from outrider.rpc.unread import UNREAD_SECONDS, within
 from outrider.telemetry.rpc_spans import VERIFY, server_span
 from verify_service.admission import check_open, generated_tokens
 from verify_service.engine import VerifyEngine
@@ -38,13 +47,16 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         tokenizer: TokenizerFiles | None,
         grammars: GrammarCompiler | None = None,
         exchange: KvExchange | None = None,
+        unread_seconds: float = UNREAD_SECONDS,
     ) -> None:
-        """Without `exchange`, keys and values neither leave this replica nor come to it."""
+        """Without `exchange`, keys and values neither leave this replica nor come to it. A session whose
+        caller does not read for `unread_seconds` is ended."""
         self._engine = engine
         self._info = info
         self._tokenizer = tokenizer
         self._grammars = grammars
         self._exchange = exchange
+        self._unread_seconds = unread_seconds
 
     def register(self, server: grpc.aio.Server) -> None:
         """Serve on `server`."""
@@ -65,7 +77,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         reader = asyncio.create_task(self._read(requests, stream, allowance))
         reader.add_done_callback(lambda task: self._stop_if_failed(stream, task))
         try:
-            await _write(stream, allowance, context)
+            await self._write(stream, allowance, context)
         except InvalidRequest as error:
             if self._grammars is not None and constraint is not None and error.field == constraint.field:
                 self._grammars.forget(constraint)
@@ -158,6 +170,26 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
                     raise InvalidRequest("message", "must be propose or close")
         self._engine.finish(stream, close.keep, close.move)
 
+    async def _write(self, stream: VerifyStream, allowance: Allowance, context: Context) -> None:
+        """Send the session's events until it is closed.
+
+        Raises:
+            DeadlineExceeded: they are not read, or the session is not closed after its last verdict.
+        """
+        seconds, over = self._unread_seconds, False
+        not_read = f"verdict: not read for {seconds:.0f} s; read on, or open a session with all tokens"
+        not_closed = f"close: not sent for {seconds:.0f} s after the last verdict; send it"
+        while True:
+            async with within(seconds if over else None, not_closed):
+                event = await stream.outbox.take()
+            if isinstance(event, Verdict):
+                allowance.refill()
+                over = event.finish_reason is not FinishReason.NONE
+            async with within(seconds, not_read):
+                await context.write(_response(event))
+            if isinstance(event, Closed):
+                return
+
     def _stop_if_failed(self, stream: VerifyStream, reader: asyncio.Task[None]) -> None:
         """End a session whose messages are wrong; the writer raises the error, between two writes."""
         if not reader.cancelled() and (error := reader.exception()) is not None:
@@ -172,17 +204,6 @@ async def _opening(requests: Requests) -> OpenVerify:
             raise InvalidRequest("open", "must be the first message")
         return wire.open_verify_from_pb(message.open)
     raise InvalidRequest("open", "must be sent before the requests end")
-
-
-async def _write(stream: VerifyStream, allowance: Allowance, context: Context) -> None:
-    """Send the session's events until it is closed."""
-    while True:
-        event = await stream.outbox.take()
-        if isinstance(event, Verdict):
-            allowance.refill()
-        await context.write(_response(event))
-        if isinstance(event, Closed):
-            return
 
 
 def _response(event: Event) -> verify_pb2.VerifyResponse:

@@ -119,6 +119,8 @@ class StepResult:
     tokens: int
     prompt_tokens: int
     prompts: list[PromptPart] = field(default_factory=list)
+    without_numbers: list[VerifySession] = field(default_factory=list)
+    """Sessions that got no token, because the model gives none a logit above -inf."""
 
 
 class Verifier:
@@ -150,11 +152,12 @@ class Verifier:
             prompts += [PromptPart(session, part) for session, part in parts if part is not None]
         forwarded = self._clock()
         chosen = choose(logits, rows, self._eos_token_ids) if rows else []
-        outcomes = self._commit_all(works, chosen, logits, features)
+        sound = _have_numbers(logits, chosen) if rows else []
+        outcomes, without = self._commit_all(works, chosen, sound, logits, features)
         timings = StepTimings(start, start_ns, forwarded, self._clock())
         prompt_tokens = sum(work.chain - work.completes for work in works)
         tokens = sum(work.tokens for work in works)
-        return StepResult(outcomes, timings, len(works), tokens, prompt_tokens, prompts)
+        return StepResult(outcomes, timings, len(works), tokens, prompt_tokens, prompts, without)
 
     def _forward(self, works: Sequence[Work]) -> tuple[torch.Tensor, StepFeatures | None]:
         """Logits [W, V] of all wanted rows, and the features of the step if some session wants any."""
@@ -168,29 +171,42 @@ class Verifier:
         self,
         works: Sequence[Work],
         chosen: Sequence[int],
+        sound: Sequence[bool],
         logits: torch.Tensor,
         features: StepFeatures | None,
-    ) -> list[SessionOutcome]:
-        """Commit every work; `chosen` [W] and `logits` [W, V] are the rows that choose, work after work."""
+    ) -> tuple[list[SessionOutcome], list[VerifySession]]:
+        """Commit every work; `chosen` [W], `sound` [W] and `logits` [W, V] are the rows that choose, work
+        after work. Nothing is committed for the sessions that walked along a row that is not sound, which
+        come last.
+        """
         outcomes: list[SessionOutcome] = []
+        without_numbers: list[VerifySession] = []
         first = 0
         for work in works:
-            if work.completes:
-                stop = first + 1 + len(work.nodes)
-                outcomes.append(self._commit(work, chosen[first:stop], logits[first:stop], features))
-                first = stop
-            else:
+            if not work.completes:
                 self._keep_chain(work)
-        return outcomes
+                continue
+            part = slice(first, first + 1 + len(work.nodes))
+            path = walk(work.session.tree.children, work.nodes, chosen[part])
+            if all(sound[first + row] for row in path):
+                outcomes.append(self._commit(work, path, chosen[part], logits[part], features))
+            else:
+                without_numbers.append(work.session)
+            first = part.stop
+        return outcomes, without_numbers
 
     def _commit(
-        self, work: Work, chosen: Sequence[int], logits: torch.Tensor, features: StepFeatures | None
+        self,
+        work: Work,
+        path: Sequence[int],
+        chosen: Sequence[int],
+        logits: torch.Tensor,
+        features: StepFeatures | None,
     ) -> SessionOutcome:
-        """Walk and commit one session; `chosen` [1 + n] and `logits` [1 + n, V] are its rows'."""
+        """Commit what one session walked along; `chosen` [1 + n] and `logits` [1 + n, V] are its rows'."""
         session = work.session
         assert session.kv is not None
         base_length = session.tree.committed_length
-        path = walk(session.tree.children, work.nodes, chosen)
         depth = max((node.depth for node in work.nodes), default=0)
         recorded = step_nodes(work.nodes) if session.opening.record_steps else None
         committed = session.commit([chosen[row] for row in path])
@@ -221,6 +237,14 @@ class Verifier:
         assert kv is not None
         tokens = work.session.tree.committed[kv.length : kv.length + work.chain]
         self._runner.commit(kv, range(work.chain), tokens)
+
+
+def _have_numbers(logits: torch.Tensor, chosen: Sequence[int]) -> list[bool]:
+    """Whether the logit of each row's choice is one: logits [W, V]. Where all of a row are NaN or -inf, it is
+    not."""
+    places = torch.tensor(chosen, device=logits.device)[:, None]
+    found: list[bool] = (logits.gather(1, places)[:, 0] > -torch.inf).tolist()
+    return found
 
 
 def read_prompts(works: Sequence[Work], logits: torch.Tensor) -> tuple[torch.Tensor, list[PromptPart]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import time
 from collections.abc import Callable
@@ -19,6 +20,9 @@ from outrider.protocol.errors import ConfigError
 
 FILES = 8
 """Number of files that the allowed size is divided into. The oldest is deleted to make room for a new one."""
+
+
+NUMBER = re.compile(r"(?<=-)\d{15}(?=-)")
 
 
 class RotatedFiles:
@@ -72,10 +76,15 @@ class RotatedFiles:
     def _begin(self, max_file_bytes: int) -> None:
         self.close()
         self._make_room(self._max_bytes - max_file_bytes)
-        path = self._folder / PATTERN.replace("*", f"{self._unix_ms():015d}-{self._own}")
+        path = self._folder / PATTERN.replace("*", f"{self._number():015d}-{self._own}")
         mode = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         self._file = os.fdopen(os.open(path, mode, 0o600), "wb", buffering=0)
         self._size = 0
+
+    def _number(self) -> int:
+        """The time, or what puts the file behind all others where the clock was set back."""
+        numbers = (NUMBER.search(path.name) for path in self._folder.glob(PATTERN))
+        return max([self._unix_ms(), *(int(found[0]) + 1 for found in numbers if found)])
 
     def _make_room(self, max_bytes: int) -> None:
         """Delete the oldest files until the others have at most `max_bytes` together."""

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import TypeVar
 
 from outrider.engine.kv.page_memory import PageMemory
 from outrider.engine.kv.page_pool import all_page_keys
-from outrider.protocol.errors import DeadlineExceeded, Flood, InvalidRequest
+from outrider.protocol.errors import Flood, InvalidRequest
 from outrider.protocol.kv_parts import KvLayout, KvPages, KvPart, KvTokens, page_digest
 from outrider.protocol.messages import KvHandle
+from outrider.rpc.unread import within
 from verify_service.engine import VerifyEngine
 from verify_service.transfer.table import SetAside
 
@@ -160,14 +161,8 @@ def _digests(keys: Iterable[bytes], contents: Iterable[bytes]) -> tuple[bytes, .
     return tuple(page_digest(key, content) for key, content in zip(keys, contents, strict=False))
 
 
-@asynccontextmanager
-async def _within(seconds: float) -> AsyncIterator[None]:
-    """Raises DeadlineExceeded when the block takes longer."""
-    try:
-        async with asyncio.timeout(seconds):
-            yield
-    except TimeoutError:
-        raise DeadlineExceeded(f"the keys and values took more than {seconds:.1f} s") from None
+def _within(seconds: float) -> AbstractAsyncContextManager[None]:
+    return within(seconds, f"the keys and values took more than {seconds:.1f} s")
 
 
 async def _finished(work: Callable[[], _T]) -> _T:

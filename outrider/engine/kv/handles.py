@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from outrider.engine.kv.kept_states import copied
+from outrider.engine.kv.kept_states import MAX_BYTES, copied, size_of
 from outrider.engine.kv.pages import PagePool, SequenceKv
 from outrider.protocol.errors import StaleHandle
 from outrider.protocol.messages import KvHandle
@@ -37,10 +37,15 @@ class _Kept:
     """By the table's clock."""
     moves: bool
     """Another replica will fetch it at once."""
+    state_bytes: int
+    """Of recurrent layers."""
 
 
 class HandleTable:
     """Sequences kept for their next turn. Belongs to the engine thread, as the pool does.
+
+    There are no more handles than pages, though several may share a page, nor states of recurrent layers
+    beyond `max_state_bytes`: the oldest handles give way.
 
     A lease starts anew whenever a handle is given out. It is measured by `clock`, which never jumps;
     `wall_clock`, in Unix seconds, only tells the holder about when it ends.
@@ -54,6 +59,7 @@ class HandleTable:
         lease_seconds: float,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
+        max_state_bytes: int = MAX_BYTES,
     ) -> None:
         self.pool = pool
         self.replica = replica
@@ -61,6 +67,7 @@ class HandleTable:
         self.lease_seconds = lease_seconds
         self._clock = clock
         self._wall_clock = wall_clock
+        self._max_state_bytes = max_state_bytes
         self._kept: dict[str, _Kept] = {}
         """In the order of their expiry."""
 
@@ -88,7 +95,10 @@ class HandleTable:
             digest=token_digest(kv.tokens),
             expires_unix_ms=int((self._wall_clock() + self.lease_seconds) * 1000),
         )
-        self._kept[handle.id] = _Kept(handle, kv, self._clock() + self.lease_seconds, moves)
+        expires, state_bytes = self._clock() + self.lease_seconds, size_of(kv.end_states)
+        self._kept[handle.id] = _Kept(handle, kv, expires, moves, state_bytes)
+        while self._too_many():
+            self.release_oldest()
         return handle
 
     def take(self, handle: KvHandle) -> SequenceKv:
@@ -132,6 +142,10 @@ class HandleTable:
             return False
         self._kept.pop(next(iter(self._kept))).kv.release()
         return True
+
+    def _too_many(self) -> bool:
+        state_bytes = sum(kept.state_bytes for kept in self._kept.values())
+        return len(self._kept) > self.pool.num_pages or state_bytes > self._max_state_bytes
 
     def _find(self, handle: KvHandle) -> _Kept:
         if handle.owner != self.replica:

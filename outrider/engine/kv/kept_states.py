@@ -37,6 +37,11 @@ class KeptStates:
         while self._bytes > self._max_bytes:
             self._bytes -= size_of(self._states.popitem(last=False)[1])
 
+    def forget(self, key: bytes) -> None:
+        """Keep these no longer, if they are here."""
+        if key in self._states:
+            self._bytes -= size_of(self._states.pop(key))
+
     def find(self, key: bytes) -> Any:
         """The states behind these tokens, which must be here."""
         self._states.move_to_end(key)

@@ -105,6 +105,15 @@ class PagePool:
             self._page_of[key] = page
             self._key_of[page] = key
 
+    def withdraw(self, pages: Iterable[int]) -> None:
+        """Make pages that somebody holds no longer findable: what is in them is wrong."""
+        for page in pages:
+            key = self._key_of.pop(page, None)
+            if key is not None:
+                del self._page_of[key]
+                if self.kept_states is not None:
+                    self.kept_states.forget(key)
+
     def cached_prefix(self, tokens: Sequence[int]) -> tuple[list[int], bytes]:
         """Pages that hold the longest published beginning of `tokens`, and the hash at its end.
 

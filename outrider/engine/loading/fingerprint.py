@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from itertools import chain
 
 import torch
 from transformers import PreTrainedModel
@@ -20,7 +21,9 @@ def fingerprint(network: PreTrainedModel) -> str:
     digest = hashlib.blake2b(digest_size=16)
     settings = {name: value for name, value in network.config.to_dict().items() if name not in _OF_THE_FILE}
     digest.update(json.dumps(settings, sort_keys=True, default=str).encode())
-    for name, weight in network.named_parameters():
+    stored = network.state_dict()
+    buffers = ((name, buffer) for name, buffer in network.named_buffers() if name in stored)
+    for name, weight in chain(network.named_parameters(), buffers):
         digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
         digest.update(_samples(weight))
     return digest.hexdigest()

@@ -115,6 +115,8 @@ def load_model(
         fp8_kv=fp8,
         fingerprint=fingerprint(network),
     )
+    if not loaded.eos_token_ids:
+        say("no token ends a text: eos_token_id is not set in generation_config.json")
     loaded = _arranged(_with_kernels(loaded, say), network, plain, fused, say)
     del network  # a fused decoder's weights are its own, and freed as they are packed
     # The library's results depend on the batch, so it is no alternative then.
@@ -325,8 +327,12 @@ def _read_weights(
     with _readable(model):
         found = read_quantized(model, dtype, place, trust_remote_code, say)
         network, info, stored = found or (*_from_files(model, dtype, trust_remote_code), FULL)
-    missing = sorted({*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])})
-    if missing:
+    for name, stored_shape, shape in sorted(info["mismatched_keys"]):
+        raise ModelError(
+            f"model: {model!r} has a {name} of {tuple(stored_shape)}, and by its config.json it is "
+            f"{tuple(shape)}; use the config.json that belongs to the weights"
+        )
+    if missing := sorted(info["missing_keys"]):
         raise ModelError(
             f"model: {model!r} lacks {len(missing)} weights of {type(network).__name__}, such as "
             f"{missing[0]}; use a checkpoint with a language-model head"
@@ -346,6 +352,7 @@ def _from_files(model: str, dtype: str, trust_remote_code: bool) -> Any:
         dtype=dtype if dtype == "auto" else getattr(torch, dtype),
         trust_remote_code=trust_remote_code,
         output_loading_info=True,
+        ignore_mismatched_sizes=True,  # the caller says which, where transformers only logs it
         use_safetensors=True,  # other formats are pickles: opening one runs what is in it
     )
 

@@ -34,7 +34,7 @@ ADAPTER = "adapter_config.json"
 """The file of peft that says what is added to a model's weights."""
 LOAD_ERRORS = (
     *(OSError, ValueError, ImportError, RuntimeError, KeyError, TypeError),
-    *(SafetensorError, StrictDataclassError),
+    *(SafetensorError, StrictDataclassError, ArithmeticError),
 )
 """What transformers raises for files that are missing, unreadable, too large or not a known model."""
 
@@ -191,18 +191,17 @@ def generation_setting(network: PreTrainedModel, name: str) -> int | None:
 
 
 def _token_ids(network: PreTrainedModel, name: str) -> tuple[int, ...]:
-    """From generation_config.json, else from config.json. Some name what no token has, such as -1 for none.
+    """Those that `generate` of transformers takes: of generation_config.json, and of config.json only where
+    there is no such file. Some name what no token has, such as -1 for none.
 
     Raises:
         ModelError: they are no whole numbers.
     """
-    text, generation = network.config.get_text_config(), network.generation_config
-    given = getattr(generation, name, None)
-    given = getattr(text, name, None) if given is None else given
+    given = getattr(network.generation_config, name, None)
     ids = given if isinstance(given, list | tuple) else [] if given is None else [given]
     if not all(isinstance(id, int) for id in ids):
         raise ModelError(f"model: its {name} is {given!r}; write whole numbers in generation_config.json")
-    return tuple(id for id in ids if 0 <= id < text.vocab_size)
+    return tuple(id for id in ids if 0 <= id < network.config.get_text_config().vocab_size)
 
 
 def _cut_off(model: str) -> str:
@@ -219,6 +218,8 @@ def _cut_off(model: str) -> str:
 def unreadable(model: str, error: Exception) -> ModelError:
     """The error for a model whose files cannot be read."""
     reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
+    if isinstance(error, StrictDataclassError):  # its first line names only the field
+        reason = " ".join(str(error).split())
     if "trust_remote_code" in str(error):
         reason = "it has code of its own, which runs only with trust_remote_code"
     if isinstance(error, SafetensorError):

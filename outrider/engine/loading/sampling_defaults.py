@@ -15,6 +15,7 @@ NOT_FOLLOWED = (
     *("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias", "no_repeat_ngram_size"),
     *("typical_p", "epsilon_cutoff", "eta_cutoff", "top_h", "guidance_scale", "min_length", "min_new_tokens"),
     *("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty"),
+    "num_beams",
 )
 """With these transformers chooses other tokens, and no request has them."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -92,6 +91,10 @@ def dtype_of(config: PretrainedConfig, asked: str) -> torch.dtype:
 
 
 def read_generation_config(network: PreTrainedModel, model: str) -> None:
-    """Set what the generation_config.json of a model says, if it has one."""
-    with suppress(OSError):
+    """Set what the generation_config.json of a model says, or its config.json, as `from_pretrained` does."""
+    try:
         network.generation_config = GenerationConfig.from_pretrained(model)
+    except OSError:  # there is none
+        network.generation_config = GenerationConfig.from_pretrained(
+            model, config_file_name="config.json", _from_model_config=True
+        )

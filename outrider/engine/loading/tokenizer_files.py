@@ -136,7 +136,7 @@ def json_file(model: str, name: str) -> dict[str, Any]:
     content = _file(model, name)
     try:
         values = json.loads(content) if content is not None else {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"model: {name} of {model!r} is not JSON; repair or remove it") from error
     return values if isinstance(values, dict) else {}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import grpc
 import pytest
@@ -17,8 +17,9 @@ from outrider.config import DraftConfig
 from outrider.internal.v1 import draft_pb2, draft_pb2_grpc, session_pb2
 from outrider.protocol.messages import ModelInfo, SamplingParams
 from outrider.protocol.wire import block_from_pb, open_draft_to_pb, verdict_to_pb
-from outrider.rpc.channels import error_of, open_channel
+from outrider.rpc.channels import error_of
 from outrider.rpc.serving import GrpcServer
+from outrider.rpc.unread import UNREAD_SECONDS
 from outrider.telemetry.instruments import DraftInstruments
 from tests.unit.draft_service.fakes import TableDrafter, request, verdict
 
@@ -43,20 +44,22 @@ def _verdict(*arguments, **changes):
 
 
 @asynccontextmanager
-async def _service(**config):
+async def _service(unread_seconds=UNREAD_SECONDS, window=65535, **config):
     """An engine behind a server; yields (stub, engine, drafter)."""
     settings = DraftConfig(reflection=False, **({"max_sessions": 2} | config))
     drafter = TableDrafter(_successor)
     instruments = DraftInstruments(CollectorRegistry())
     engine = DraftEngine(lambda deliver: DraftCore(drafter, settings, instruments, deliver), settings)
     server = GrpcServer(settings, ["outrider.internal.v1.DraftService"])
-    servicer = DraftServicer(engine, INFO)
+    servicer = DraftServicer(engine, INFO, unread_seconds=unread_seconds)
     draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server.server)
     await server.start()
     server.set_serving(True)
     engine.start()
     try:
-        async with asyncio.timeout(DEADLINE), open_channel(server.endpoint) as channel:
+        options = [("grpc.http2.lookahead_bytes", window), ("grpc.http2.bdp_probe", 0)]
+        opened = grpc.aio.insecure_channel(server.endpoint, options)
+        async with asyncio.timeout(DEADLINE), opened as channel:
             yield draft_pb2_grpc.DraftServiceStub(channel), engine, drafter
     finally:
         await server.stop()
@@ -315,5 +318,25 @@ def test_features_that_nobody_reads_end_the_stream():
                 error = error_of(await _error(call))
                 assert error.field == field
                 await _until(lambda: drafter.tokens == {})
+
+    asyncio.run(scenario())
+
+
+def test_a_reader_that_does_not_go_on_loses_its_session():
+    """Its memory and its place are free though it never hangs up."""
+
+    async def scenario():
+        async with _service(unread_seconds=0.2, window=16) as (stub, engine, drafter):
+            call = stub.Draft()
+            await call.write(_opening())
+            await call.read()
+            length = 3
+            while engine.sessions:
+                with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
+                    await call.write(_verdict(length, *[90] * 4, step=length))
+                length += 4
+                await asyncio.sleep(0.001)
+            await _until(lambda: not drafter.tokens)
+            assert (await _error(call)).code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
     asyncio.run(scenario())

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
+import torch
 
+from outrider.engine.runner import Segment
 from outrider.protocol.errors import InternalError, OutOfPages, StaleHandle
 from outrider.protocol.messages import FinishReason, Opened, SamplingParams, TokenBlock, Verdict, VerifyPolicy
 from tests.unit.verify_service.fakes import (
@@ -393,3 +395,49 @@ def test_a_step_knows_whether_drafts_are_at_work() -> None:
     for _ in range(MAX_SILENCE):
         bench.core.turn([])
     assert told == [False, *[True] * MAX_SILENCE, False]
+
+
+class SickRunner(FakeRunner):
+    """Gives no numbers behind a certain token."""
+
+    sick = 12
+
+    def forward(self, segments: Sequence[Segment]) -> torch.Tensor:
+        """Logits of the wanted entries; NaN behind the sick token."""
+        rows = super().forward(segments)
+        wanted = [segment.kv.scratch_tokens[index] for segment in segments for index in segment.wanted]
+        rows[[token == self.sick for token in wanted]] = torch.nan
+        return rows
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_session_whose_logits_are_no_numbers_ends_alone(temperature: float) -> None:
+    """The others of its step go on, and no later session finds what it has computed."""
+    bench = Bench(SickRunner())
+    prompt = (1, 2, 3, 4, 5, 6, 8, 9, SickRunner.sick)
+    sampling = SamplingParams(max_tokens=4, temperature=temperature, seed=1)
+    well = bench.open(opening((9, 9), sampling=sampling))
+    for _ in range(2):
+        sick = bench.open(opening(prompt, sampling=sampling))
+        bench.run()
+        opened, error = events(sick)
+        assert isinstance(opened, Opened)
+        assert opened.cached_length == 0
+        assert isinstance(error, InternalError)
+        assert str(error).startswith("after 9 tokens the model gives NaN; set dtype")
+    assert verdicts(well)[-1].finish_reason is FinishReason.LENGTH
+    bench.close(well)
+    assert bench.core.statistics.used == 0
+
+
+def test_candidates_that_are_not_taken_may_have_no_numbers() -> None:
+    """Only rows that choose a committed token count."""
+    bench = Bench(SickRunner())
+    truth = greedy_text((1, 2, 3), 4)
+    assert SickRunner.sick not in truth
+    stream = bench.open(opening((1, 2, 3), sampling=SamplingParams(max_tokens=4)))
+    bench.propose(stream, block(0, [(-4, SickRunner.sick, 1.0)], base=4))
+    bench.run()
+    received = verdicts(stream)
+    assert sum(verdict.verified for verdict in received) == 1
+    assert text(received) == truth

@@ -21,6 +21,7 @@ from outrider.protocol import wire
 from outrider.protocol.allowance import BLOCKS, LATE
 from outrider.protocol.messages import OpenVerify, SamplingParams, TokenBlock
 from outrider.rpc.serving import GrpcServer
+from outrider.rpc.unread import UNREAD_SECONDS
 from outrider.telemetry.instruments import VerifyInstruments
 from tests.unit.verify_service.fakes import (
     LIMITS,
@@ -57,7 +58,12 @@ class Service:
 
 
 @asynccontextmanager
-async def serving(runner: FakeRunner | None = None, max_pending: int = 8) -> AsyncIterator[Service]:
+async def serving(
+    runner: FakeRunner | None = None,
+    max_pending: int = 8,
+    unread_seconds: float = UNREAD_SECONDS,
+    window: int = 65535,
+) -> AsyncIterator[Service]:
     """Run the service with a fake target in this process."""
     runner = runner or FakeRunner()
     settings = CoreSettings("here", "life", LIMITS, 64, 60.0, True)
@@ -72,12 +78,13 @@ async def serving(runner: FakeRunner | None = None, max_pending: int = 8) -> Asy
     )
     server = GrpcServer(VerifyConfig(), [SERVICE])
     tokenizer = TokenizerFiles(b"{}", "template", {"bos_token": "<s>"}, "tools")
-    VerifyServicer(engine, REPLICA, tokenizer).register(server.server)
+    VerifyServicer(engine, REPLICA, tokenizer, unread_seconds=unread_seconds).register(server.server)
     port = await server.start()
     server.set_serving(True)
     engine.start()
     try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        options = [("grpc.http2.lookahead_bytes", window), ("grpc.http2.bdp_probe", 0)]
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options) as channel:
             yield Service(engine, runner, verify_pb2_grpc.VerifyServiceStub(channel), failures)
     finally:
         await server.stop()
@@ -223,6 +230,29 @@ async def test_a_reader_that_stops_pauses_its_session(service: Service) -> None:
     assert sum(len(verdict.tokens) for verdict in await read_verdicts(other, 150)) == 150
     stopped.cancel()
     other.cancel()
+    await service.idle()
+
+
+@over_grpc(max_pending=2, unread_seconds=0.2, window=64)
+async def test_a_reader_that_does_not_go_on_loses_its_session(service: Service) -> None:
+    """Its pages and its place are free though it never hangs up; the reason follows what waits for it."""
+    call = service.stub.Verify()
+    await call.write(open_pb(opening((1, 2, 3), sampling=SamplingParams(logprobs=13))))
+    await call.read()
+    await service.idle()
+    error = await failure(call)
+    assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert "not read" in error.details()
+
+
+@over_grpc(unread_seconds=0.2)
+async def test_a_session_that_is_over_and_not_closed_is_ended(service: Service) -> None:
+    """After its last verdict nothing else is waited for."""
+    call = service.stub.Verify()
+    await call.write(open_pb(opening((1, 2, 3), sampling=SamplingParams(max_tokens=4))))
+    error = await failure(call)
+    assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert "close" in error.details()
     await service.idle()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
 
 from outrider.engine.kv.handles import HandleTable, token_digest
 from outrider.engine.kv.pages import PagePool, SequenceKv
@@ -151,3 +152,30 @@ def test_what_moves_is_counted_until_it_is_fetched(table: HandleTable, pool: Pag
     clock.now += 61.0
     table.expire(clock.now)
     assert table.moving == 0
+
+
+def test_there_are_no_more_handles_than_pages(table: HandleTable, pool: PagePool) -> None:
+    """Forks share full pages, and a session may be kept before it has any: the oldest give way."""
+    first = table.keep(sequence(pool, [1, 2, 3, 4]))
+    forks = [table.fork(first, copied) for _ in range(pool.num_pages - 1)]
+    assert len(table) == pool.num_pages
+    last = table.keep(SequenceKv.open(pool, [9]))
+    assert len(table) == pool.num_pages
+    with pytest.raises(StaleHandle):
+        table.take(first)
+    for handle in (*forks, last):
+        table.release(handle)
+    assert pool.statistics().used == 0
+
+
+def test_states_of_kept_sequences_have_a_bound(pool: PagePool, clock: Clock) -> None:
+    """They are large, and take no pages."""
+    table = HandleTable(pool, "verify-0", "a1", 60.0, clock, lambda: 1000.0, max_state_bytes=40)
+    handles = []
+    for token in range(3):
+        kv = sequence(pool, [token])
+        kv.end_states = {0: torch.zeros(1, 4)}
+        handles.append(table.keep(kv))
+    with pytest.raises(StaleHandle):
+        table.take(handles[0])
+    assert [table.take(handle).tokens for handle in handles[1:]] == [[1], [2]]

@@ -58,3 +58,23 @@ def test_a_prefix_ends_where_states_are_known() -> None:
     assert other.length == PAGE
     assert [tensor.tolist() for tensor in tensors_of(other.end_states)] == [[[1.0] * 4]]
     assert SequenceKv.open(pool, [9] * 9).end_states is None
+
+
+def test_states_of_withdrawn_pages_are_computed_again() -> None:
+    """Who publishes the same tokens later has its own states kept."""
+    pool = PagePool(8, PAGE)
+    pool.kept_states = KeptStates()
+    for number in (1.0, 2.0):
+        kv = SequenceKv.open(pool, range(5))
+        assert kv.length == 0
+        kv.reserve(PAGE)
+        kv.append(range(PAGE), None)
+        kv.states = [states(number)] * PAGE
+        kv.commit(range(PAGE), range(PAGE))
+        found = SequenceKv.open(pool, range(5))
+        assert found.end_states[0]["recurrent"][0].tolist() == [[number] * 4]
+        pool.withdraw(kv.pages)
+        pool.check_integrity([kv, found])
+        for each in (kv, found):
+            each.release()
+    assert pool.statistics().free == 8

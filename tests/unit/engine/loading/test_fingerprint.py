@@ -36,3 +36,15 @@ def test_other_weights_configuration_or_dtype_show(tmp_path: Path) -> None:
     other.config.rms_norm_eps *= 2
     seen.add(fingerprint(other))
     assert len(seen) == 5
+
+
+def test_buffers_of_the_checkpoint_show(tmp_path: Path) -> None:
+    """Such as what corrects the choice of experts (DeepSeek); those that are computed at load do not."""
+    network = read(build_model("llama", tmp_path))
+    mlp, seen = network.model.layers[0].mlp, set()
+    for bias in (0.0, 0.5):
+        mlp.register_buffer("bias", torch.full((4,), bias))
+        for factor in (1.0, 2.0):
+            mlp.register_buffer("factor", torch.tensor(factor), persistent=False)
+            seen.add(fingerprint(network))
+    assert len(seen) == 2

@@ -18,7 +18,8 @@ from transformers.models.llama import modeling_llama
 from outrider.engine.cpu.linear import CpuLinear
 from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.loading.loader import load_model
-from outrider.engine.loading.model_config import find_context_length
+from outrider.engine.loading.model_config import eos_token_ids, find_context_length
+from outrider.engine.loading.stored import read_generation_config
 from outrider.protocol.errors import ModelError
 from tests.models import BOS_ID, EOS_ID, UNSUPPORTED, build_model
 
@@ -60,6 +61,54 @@ def test_ids_that_no_token_has_are_left_out(
     (folder / "generation_config.json").write_text(json.dumps(settings))
     loaded = load(folder)
     assert (loaded.eos_token_ids, loaded.bos_token_id) == (known, None)
+
+
+@pytest.mark.parametrize("inner", ["none", "null", "one", "list"])
+@pytest.mark.parametrize("outer", ["no file", "none", "null", "one", "list"])
+def test_texts_end_where_generate_of_transformers_ends_them(
+    folder_of: Folders, tmp_path: Path, outer: str, inner: str
+) -> None:
+    """Whichever of the two files names the ids: config.json counts only where it is alone."""
+    folder = changed(folder_of("llama"), tmp_path)
+    generation: dict[str, Any] = {"do_sample": False}
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    prompt = torch.tensor([[2, 3, 4]])
+    network = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    end = int(network.generate(prompt, max_new_tokens=1)[0, -1])
+    ids: dict[str, Any] = {"none": {}, "null": {"eos_token_id": None}, "one": {"eos_token_id": end}}
+    ids["list"] = {"eos_token_id": [5, end]}
+    config = json.loads((folder / "config.json").read_text())
+    del config["eos_token_id"]
+    (folder / "config.json").write_text(json.dumps(config | ids[inner]))
+    if outer == "no file":
+        (folder / "generation_config.json").unlink()
+    else:
+        (folder / "generation_config.json").write_text(json.dumps(generation | ids[outer]))
+    network = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    ends = network.generate(prompt, max_new_tokens=4, do_sample=False).shape[1] == prompt.shape[1] + 1
+    assert (end in eos_token_ids(network)) == ends
+    as_others_read = transformers.AutoModelForCausalLM.from_config(network.config)
+    read_generation_config(as_others_read, str(folder))
+    assert eos_token_ids(as_others_read) == eos_token_ids(network)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"vocab_size": 10},
+            r"lm_head\.weight of \(300, 64\), and .* it is \(10, 64\); use",
+        ),
+        ({"eos_token_id": 1.5}, r"'eos_token_id' with value 1\.5"),
+        ({"num_attention_heads": 0}, "cannot be loaded"),
+    ],
+)
+def test_a_wrong_config_is_said_in_a_sentence(
+    folder_of: Folders, tmp_path: Path, changes: dict[str, Any], sentence: str
+) -> None:
+    """It names the weight that does not fit, or the entry and its value."""
+    with pytest.raises(ModelError, match=sentence):
+        load(changed(folder_of("llama"), tmp_path, **changes))
 
 
 def test_ids_that_are_no_numbers_are_refused(folder_of: Folders, tmp_path: Path) -> None:

@@ -31,9 +31,11 @@ def test_what_the_file_asks_for_and_nobody_does_is_known(tmp_path: Path) -> None
     """Tokens that it forbids, for example; what changes nothing, as files that say everything have it, is not
     named."""
     nothing = {"no_repeat_ngram_size": 0, "typical_p": 1.0, "bad_words_ids": None, "min_length": 0}
-    (tmp_path / FILE).write_text(json.dumps({**nothing, "top_k": 20, "suppress_tokens": [7, 8]}))
+    (tmp_path / FILE).write_text(json.dumps({**nothing, "num_beams": 1, "suppress_tokens": [7, 8]}))
     (tmp_path / "config.json").write_text("{}")
     assert not_followed(str(tmp_path)) == ["suppress_tokens"]
+    (tmp_path / FILE).write_text(json.dumps({**nothing, "num_beams": 4}))
+    assert not_followed(str(tmp_path)) == ["num_beams"]
 
 
 def test_without_a_file_there_are_none(tmp_path: Path) -> None:
@@ -51,4 +53,11 @@ def test_a_value_that_no_request_may_have_is_refused(tmp_path: Path, values: dic
     """With what to do about it."""
     (tmp_path / FILE).write_text(json.dumps(values))
     with pytest.raises(ModelError, match="set generation_config to none"):
+        load_sampling_defaults(str(tmp_path))
+
+
+def test_a_file_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
+    """Python's parser gives up with an error of its own."""
+    (tmp_path / FILE).write_text("[" * 100_000)
+    with pytest.raises(ModelError, match="is not JSON"):
         load_sampling_defaults(str(tmp_path))

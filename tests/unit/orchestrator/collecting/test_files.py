@@ -37,6 +37,19 @@ def test_the_newest_lines_are_kept_within_the_size(tmp_path):
     assert len(kept) >= 4 * (FILES - 1)
 
 
+def test_a_clock_that_is_set_back_makes_no_file_older(tmp_path):
+    """The newest lines are kept, not those from before; a foreign file of that kind does no harm."""
+    (tmp_path / PATTERN.replace("*", "mine")).write_text(LINE)
+    times = iter([*range(1000, 1010), *range(10, 100)])
+    files = RotatedFiles(str(tmp_path), 400 * FILES, unix_ms=times.__next__)
+    for number in range(100):
+        files.write(f"{number:099d}\n")
+    files.close()
+    kept = [int(line) for text in contents(tmp_path) for line in text.split() if line.isdigit()]
+    assert kept[-1] == 99
+    assert kept == list(range(100 - len(kept), 100))
+
+
 def test_files_of_other_processes_count_too(tmp_path):
     """Orchestrators may share a folder, before and after a restart."""
     for _ in range(3):
