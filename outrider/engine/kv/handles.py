@@ -1,7 +1,8 @@
-"""Kept sequences under a lease: opaque handles out, sequences back in.
+"""Sequences kept under a lease: `keep` takes a sequence and returns an opaque handle, `take` returns the
+sequence.
 
-A handle names a sequence of one process lifetime of one replica. Whoever redeems it gets the pages; a
-handle that cannot be redeemed is refused with its reason and the caller sends the tokens instead.
+A handle names a sequence of one process lifetime of one replica. Whoever redeems it gets the pages. A handle
+that cannot be redeemed is refused with the reason, and the caller sends the tokens instead.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ class _Kept:
     handle: KvHandle
     kv: SequenceKv
     expires: float
-    """By the table's clock."""
+    """When its lease ends, by the table's clock."""
     moves: bool
-    """Another replica will fetch it at once."""
+    """True where another replica will fetch it at once."""
 
 
 class HandleTable:
@@ -62,7 +63,7 @@ class HandleTable:
         self._clock = clock
         self._wall_clock = wall_clock
         self._kept: dict[str, _Kept] = {}
-        """In the order of their expiry."""
+        """Kept sequences by handle id, in the order of their expiry."""
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -79,7 +80,7 @@ class HandleTable:
     def keep(self, kv: SequenceKv, moves: bool = False) -> KvHandle:
         """Take `kv` over, without its scratch, and give out a handle for it."""
         kv.rollback()
-        kv.end_states = copied(kv.end_states)  # it may be a part of those of many sequences
+        kv.end_states = copied(kv.end_states)  # they may be a view of a batch's states
         handle = KvHandle(
             owner=self.replica,
             incarnation=self.incarnation,
@@ -102,7 +103,8 @@ class HandleTable:
         return kept.kv
 
     def fork(self, handle: KvHandle, copy: Callable[[SequenceKv], SequenceKv]) -> KvHandle:
-        """Another handle for the same tokens; `copy` is the runner's fork. The first stays valid.
+        """Return another handle for the same tokens; `copy` is the runner's fork. The first handle stays
+        valid.
 
         Raises:
             StaleHandle: as for take.
@@ -111,7 +113,7 @@ class HandleTable:
         return self.keep(copy(self._find(handle).kv))
 
     def release(self, handle: KvHandle) -> None:
-        """Give back what a handle holds.
+        """Release the pages that a handle holds.
 
         Raises:
             StaleHandle: as for take.
@@ -119,7 +121,7 @@ class HandleTable:
         self.take(handle).release()
 
     def expire(self, now: float) -> int:
-        """Release every sequence whose lease is over at `now`; returns how many."""
+        """Release every sequence whose lease is over at `now`; return how many."""
         over = [kept for kept in self._kept.values() if kept.expires <= now]
         for kept in over:
             del self._kept[kept.handle.id]
@@ -127,7 +129,7 @@ class HandleTable:
         return len(over)
 
     def release_oldest(self) -> bool:
-        """Give up the sequence nearest its expiry, when pages are needed; False when none is kept."""
+        """Release the sequence nearest its expiry, when pages are needed; return False when none is kept."""
         if not self._kept:
             return False
         self._kept.pop(next(iter(self._kept))).kv.release()
