@@ -1,4 +1,5 @@
-"""Wire <-> domain of the draft service: one stream per session, every message checked on arrival."""
+"""Translates between wire and domain for the draft service: one stream per session, each message checked on
+arrival."""
 
 from __future__ import annotations
 
@@ -28,16 +29,17 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
-    """Serves one engine; `info` tells what it serves, apart from how much of it is in use."""
+    """Serves one engine; `info` has the constant part of what it serves."""
 
     def __init__(self, engine: DraftEngine, info: ModelInfo, grammars: GrammarCompiler | None = None) -> None:
-        """Without `grammars` proposals know no constraints; the verify side drops what cannot be."""
+        """Without `grammars` proposals ignore constraints; the verify side drops what a grammar does not
+        allow."""
         self.info = info
         self._engine = engine
         self._grammars = grammars
 
     async def Draft(self, request_iterator: Requests, context: Context) -> None:  # noqa: N802
-        """One session, from `open` to `close`, the end of the requests, or cancellation."""
+        """Serve one session, from `open` to `close`, the end of the requests, or cancellation."""
         with server_span(DRAFT, context):
             await self._serve(request_iterator, context)
 
@@ -61,13 +63,13 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     async def GetModelInfo(  # noqa: N802
         self, request: draft_pb2.DraftServiceGetModelInfoRequest, context: Context
     ) -> draft_pb2.DraftServiceGetModelInfoResponse:
-        """What this replica serves, and how much of it is in use."""
+        """Return what this replica serves, and how much of it is in use."""
         return draft_pb2.DraftServiceGetModelInfoResponse(info=self._info_pb())
 
     async def SetShadow(  # noqa: N802
         self, request: draft_pb2.SetShadowRequest, context: Context
     ) -> draft_pb2.SetShadowResponse:
-        """Make this replica a shadow, or one whose proposals are verified."""
+        """Make this replica a shadow, or make it one whose proposals are verified."""
         if request.version not in ("", self.info.draft_name):
             problem = f"is {request.version!r}, but the replica has {self.info.draft_name!r}"
             raise InvalidRequest("version", f"{problem}; ask for these, or leave it out")
@@ -87,7 +89,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         return info_wire.model_info_to_pb(info)
 
     async def _write(self, stream: DraftStream, context: Context) -> None:
-        """Pass on what the engine has for this session, until it is over."""
+        """Send the engine's events of this session until it is over."""
         while (event := await stream.outbox.take()) is not None:
             await context.write(self._response(event))
 
@@ -98,7 +100,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         return draft_pb2.DraftResponse(opened=wire.opened_draft_to_pb(opened))
 
     async def _read(self, requests: Requests, stream: DraftStream, check: VerdictCheck) -> None:
-        """Pass verdicts on until the session is closed."""
+        """Pass verdicts on to the engine until the session is closed."""
         async for message in requests:
             match message.WhichOneof("message"):
                 case "verdict":
