@@ -45,7 +45,7 @@ class Attention:
     `name` is the value to which the model's attention implementation has to be set.
 
     Raises:
-        ModelError: the device has no memory for so many slots.
+        ModelError: the device has no memory for `num_slots` slots.
     """
 
     def __init__(self, geometry: Geometry, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:

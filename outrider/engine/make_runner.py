@@ -32,7 +32,7 @@ def make_runner(
     it, for a short use, none are captured.
 
     Raises:
-        ModelError: the device has no memory for so many slots, or cannot run the kernels that `deterministic`
+        ModelError: the device has no memory for the pages, or cannot run the kernels that `deterministic`
         or `kv_dtype` needs.
     """
     if loaded.kernels:

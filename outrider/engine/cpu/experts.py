@@ -34,7 +34,7 @@ gate."""
 
 
 class PackedExperts(nn.Module):
-    """What transformers' module of the same experts computes, with kernels of the project."""
+    """Computes the same as transformers' module of these experts, with kernels of the project."""
 
     def __init__(self, experts: Any, make: Make, workers: WorkerPool) -> None:
         """Pack the experts of a module that `is_stacked`, and release the module's own weights."""

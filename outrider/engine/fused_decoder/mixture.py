@@ -84,7 +84,7 @@ class ForeignBlock:
         return [self._block]
 
     def fused(self) -> ForeignMlp:
-        """As it is."""
+        """Return the block as it is, in place of an MLP."""
         return ForeignMlp(self._block)
 
 

@@ -28,7 +28,7 @@ class InputParts:
         return [self.embed, self.projection, self.norm]
 
     def fused(self, like: Tensor) -> TokenInputs:
-        """As they are."""
+        """Return the fused inputs, made of the same modules."""
         row_factor, factor = self.factors
         norm = described(self.norm, like)
         return TokenInputs(self.embed, self.projection, norm, row_factor=row_factor, factor=factor)

@@ -244,7 +244,7 @@ class _PlainMlp:
         return [*self.up, self.down, *own]
 
     def fused(self) -> PlainMlp:
-        """As it is."""
+        """Return the fused MLP, made of the same modules."""
         return PlainMlp(self.up[0], self.activation, self.down)
 
 

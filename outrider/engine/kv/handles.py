@@ -41,9 +41,9 @@ class _Kept:
 
 
 class HandleTable:
-    """Sequences kept for their next turn. Belongs to the engine thread, as the pool does.
+    """Sequences kept for their next turn. Belongs to the engine thread, like the pool.
 
-    A lease starts anew whenever a handle is given out. It is measured by `clock`, which never jumps;
+    A lease restarts whenever a handle is given out. It is measured by `clock`, which never jumps;
     `wall_clock`, in Unix seconds, only tells the holder about when it ends.
     """
 
@@ -78,7 +78,7 @@ class HandleTable:
         return sum(kept.moves for kept in tuple(self._kept.values()))
 
     def keep(self, kv: SequenceKv, moves: bool = False) -> KvHandle:
-        """Take `kv` over, without its scratch, and give out a handle for it."""
+        """Take over `kv` without its scratch, and return a handle for it."""
         kv.rollback()
         kv.end_states = copied(kv.end_states)  # they may be a view of a batch's states
         handle = KvHandle(

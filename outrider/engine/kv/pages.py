@@ -6,7 +6,7 @@
 
 A scratch entry's offset counts from `length`; its parent is an earlier offset, or -1 for the last
 committed token. Full committed pages may be shared and are never written; everything from the first
-partial page on belongs to this sequence alone.
+partial page on belongs only to this sequence.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _FACTOR = 64.0
 
 
 def uses_alibi(network: PreTrainedModel) -> bool:
-    """Whether the keys of such a model carry their positions."""
+    """True if the keys of this model carry their positions."""
     return network.config.model_type in ("bloom", "mpt") or bool(getattr(network.config, "alibi", False))
 
 

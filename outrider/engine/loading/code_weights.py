@@ -22,8 +22,8 @@ from outrider.engine.quantization.planes import PlanarWeight, in_planes, rounded
 def code_weights(
     network: PreTrainedModel, place: torch.device, bits: int | None, say: Callable[[str], None]
 ) -> int:
-    """Replace the layers that have codes; with `bits` replace all others too, rounded to so many bits. Return
-    how many were replaced.
+    """Replace the layers that have codes; with `bits` replace all others too, rounded to that many bits.
+    Return how many were replaced.
     """
     layers = linears_of(network)
     wanted = [name for name, layer in layers.items() if bits is not None or codes_of(layer) is not None]

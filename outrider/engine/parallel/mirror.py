@@ -24,7 +24,7 @@ from outrider.engine.step import Segment
 MAX_BATCHES = 1024
 """Most batches of moves that wait for a step. More are sent without one."""
 _CHAIN = -1
-"""In place of the number of parents: each token continues the one before it."""
+"""Stands in place of the number of parents where each token continues the one before it."""
 
 
 class Leading:

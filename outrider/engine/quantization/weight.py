@@ -32,7 +32,7 @@ class QuantizedWeight:
     bits: int
     group: int
     numbers: int
-    """In a row."""
+    """Numbers in a row."""
     e4m3: bool = False
     """True where codes are numbers of type e4m3; there are then no zeros."""
 

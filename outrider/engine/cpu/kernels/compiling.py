@@ -3,7 +3,7 @@
 Importing a module with kernels imports numba and compiles them, or loads them from the cache. So such a
 module is imported only where its kernels are used. Importing this one does not load numba.
 
-The cache holds machine code that numba unpickles, so it lies in a folder that belongs to this user alone: in
+The cache holds machine code that numba unpickles, so it lies in a folder that belongs only to this user: in
 `$XDG_CACHE_HOME/outrider`, or `~/.cache/outrider`. Where no such folder can be made, as on a read-only file
 system, every start compiles. numba itself tells processors and its own versions apart. The folder's name has
 a digest of the sources, because numba notices changes only in a kernel's own file.

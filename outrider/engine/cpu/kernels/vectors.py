@@ -345,7 +345,7 @@ def times_power_of_two(builder: Builder, x: Value, exponent: Value) -> Value:
         return call(builder, "llvm.x86.avx512.mask.scalef.ps.512", SUM, x, exponent, zero, I16(-1), I32(4))
     whole = builder.fptosi(exponent, WORDS)
     half = builder.ashr(whole, _words(1))
-    for part in (half, builder.sub(whole, half)):  # two factors: one alone may be no float32 number
+    for part in (half, builder.sub(whole, half)):  # two factors: a single one may be outside float32
         factor = builder.shl(builder.add(part, _words(127)), _words(23))
         x = builder.fmul(x, builder.bitcast(factor, SUM))
     return x
