@@ -58,7 +58,8 @@ class Candidates:
         return self._eligible
 
     def add(self, block: TokenBlock, step: int) -> Added:
-        """Add a draft's nodes before step `step`. Each of several drafts has its share of the tree."""
+        """Add a draft's nodes, which came after `step` steps. Each of several drafts has its share of the
+        tree."""
         if block.tokens:
             self._belief.hear(draft_of(block.first_id), step)
             self.tree.max_per_draft = self.tree.max_nodes // len(self._belief.drafts)

@@ -313,8 +313,7 @@ def _rows(work: Work) -> list[SamplingRow]:
 def _logprobs(
     session: VerifySession, logits: torch.Tensor, path: Sequence[int], tokens: Sequence[int]
 ) -> tuple[TokenLogprob, ...]:
-    """Return log probabilities of the committed tokens if the caller asked for them; `logits` is [1 + n,
-    V]."""
+    """Return log probabilities of the committed tokens if they were asked for; `logits` is [1 + n, V]."""
     count = session.opening.sampling.logprobs
     if count is None:
         return ()

@@ -255,8 +255,8 @@ class EagleDrafter:
     def _ask(
         self, index: int, expansion: Expansion, fed: dict[int, list[slice]], batch: _Batch
     ) -> _Asked | None:
-        """Add an expansion's row to the batch and return both; None if something before it is not computed
-        yet."""
+        """Add an expansion to the batch and return it with its row; None if something before it is not
+        computed yet."""
         key, node, sequence = expansion.key, expansion.node, self._sequences[expansion.key]
         if sequence.told or sequence.waits or sequence.last is None:
             return None

@@ -91,8 +91,8 @@ class Controller:
     def opened(self, session: VerifySession, others: Sequence[VerifySession]) -> None:
         """Decide whether a new session should have a draft before its first token.
 
-        It may only if it has the replica to itself: a draft that computes a prompt may take a core from the
-        target.
+        A session gets one only if it has the replica to itself: a draft that computes a prompt may take a
+        core from the target.
         """
         alone = all(other.finished for other in others)
         traffic = session.traffic
