@@ -237,8 +237,9 @@ def _rows(group: Group, queries: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _mixed_values(rows: Tensor, keys: Tensor, values: Tensor, view: View, scores: Scores) -> Tensor:
-    """Return the attention result [B, H or Q, rows, V] of rows [B, H or Q, rows, D] over keys [.., L, D] and
-    values.
+    """Return the attention result [B, H or Q, rows, V] of rows [B, H or Q, rows, D] over keys and values.
+
+    Keys are [B, H or Q, L, D], values [B, H or Q, L, V].
 
     Rows must be folded unless the scores are simple.
     """

@@ -80,8 +80,8 @@ class EagleHead(nn.Module):
         return queries, entries, normed if config.norm_before_residual else features
 
     def attend(self, queries: Tensor, entries: Tensor, seen: Tensor) -> Tensor:
-        """Attention of queries [N, Q, D] over the entries [L, 2 H, D] that `seen` [N, L] bool allows -> [N, Q
-        * D]."""
+        """Attention of queries [N, Q, D] over the entries [L, 2 H, D] that `seen` [N, L] allows -> [N, Q *
+        D]."""
         keys, values = entries.transpose(0, 1).chunk(2)
         mixed = scaled_dot_product_attention(
             queries.transpose(0, 1)[None], keys[None], values[None], attn_mask=seen, enable_gqa=True

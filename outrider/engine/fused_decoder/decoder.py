@@ -215,9 +215,9 @@ class Experts(nn.Module):
         activation: Callable[[Tensor], Tensor] | None,
         gate: Callable[[Tensor], Tensor],
     ) -> None:
-        """`own` is transformers' module with these weights: from x [M, C], experts and shares it computes [M,
-        C]. `gate` turns the result [S, 2 F] of `gate_up` into [S, F]: `activation` of the first half times
-        the second, or something else where `activation` is None.
+        """`own` is transformers' module with these weights, which computes [M, C] from x [M, C], experts and
+        shares. `gate` turns the result [S, 2 F] of `gate_up` into [S, F]: `activation` of the first half
+        times the second, or something else where `activation` is None.
         """
         super().__init__()
         self.router, self.own = router, own

@@ -60,14 +60,14 @@ Linear: TypeAlias = Callable[[Tensor], Tensor]
 AddNorm: TypeAlias = Callable[[Tensor, Tensor | None], Tensor]
 """Adds the second to the first [M, C] in place, and returns the norm of the sum; None adds nothing."""
 Mix: TypeAlias = Callable[[Tensor, Shared], Tensor]
-"""Stores keys and values of qkv [N, Q + 2 H, D], which it may overwrite, and returns attention's result [N, Q
-* D]."""
+"""Stores keys and values of qkv [N, Q + 2 H, D], which it may overwrite, and returns the result of attention,
+[N, Q * D]."""
 
 Choose: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Rows [M, C] -> the experts [M, K] int64 that each row goes through, and their shares [M, K] float32."""
 ExpertSum: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Rows [M, C] and the results of `Choose` for them -> the sum of the experts' results times their shares [M,
-C]."""
+"""Rows [M, C] and the results of `Choose` for them -> the sum [M, C] of experts' results times their
+shares."""
 TakeInputs: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """Rows [M, C] and the layer's own inputs for them [M, P] -> what is added to the rows [M, C]."""
 

@@ -39,8 +39,8 @@ class Observed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turn:
-    """How a layer's heads are rotated: by halves, after their columns were put in `order` [D]. None: in
-    theirs."""
+    """How a layer's heads are rotated: by halves, with their columns in `order` [D]; None: in the model's
+    order."""
 
     rope: Rope
     order: Tensor | None

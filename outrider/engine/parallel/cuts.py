@@ -46,7 +46,8 @@ class Cuts:
     vocabulary."""
 
     def cut(self, name: str, shape: Sequence[int], along: Along | None = None) -> Cut | None:
-        """Return this rank's part of a tensor with a name in a checkpoint and a shape; None: all of it.
+        """Return this rank's part of the tensor with this name in a checkpoint and this shape; None: all of
+        it.
 
         Raises:
             ModelError: the cut would fall between numbers that share an entry.

@@ -23,7 +23,7 @@ from outrider.telemetry.logs import configure_logging, get_logger
 
 logger = get_logger(MODULE)
 READY = "ready"
-"""Stages that a follower reports: it is ready for the first step; it has reported what it used."""
+"""The stage at which all ranks are ready for the first step."""
 
 
 def main() -> int:

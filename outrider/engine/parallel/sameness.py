@@ -1,7 +1,8 @@
 """Checks that all ranks have the same model.
 
 Ranks that are started one by one may have different models: a rollout left an old rank, or a path is wrong.
-Together they would compute neither model, so they compare what they have before they load it."""
+Together they would compute neither model, so they compare what they have before they load it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def digest_of(settings: VerifyConfig, config: PretrainedConfig, weights: Mapping
     """Return the digest of this version, the settings, a model's configuration and the first row of each of
     its weights.
 
-    A model that was trained further differs in most rows, and reading all of a large model takes minutes."""
+    A model that was trained further differs in most rows, and reading all of a large model takes minutes.
+    """
     told = [__version__, settings.model_dump(include=SETTINGS), config.to_dict() | {"_name_or_path": ""}]
     digest = hashlib.blake2b(json.dumps(told, sort_keys=True, default=str).encode(), digest_size=16)
     for name, weight in sorted(weights.items()):

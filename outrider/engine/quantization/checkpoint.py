@@ -30,7 +30,7 @@ class Checkpoint:
     codes: dict[str, QuantizedWeight] = field(default_factory=dict)
     """The codes by the name of the module."""
     widened: int = 0
-    """Layers whose codes were turned into numbers and dropped."""
+    """Number of layers whose codes were turned into numbers and dropped."""
 
 
 def layout_of(model: str, config: Any) -> Layout | None:

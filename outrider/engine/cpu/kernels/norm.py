@@ -27,7 +27,7 @@ from outrider.engine.cpu.processor import LANES
 
 @inlined
 def one_over_root(squares: Value, share: float, eps: float) -> Value:
-    """One over the root of the mean square plus eps, in all lanes; `share` is 1 / their number."""
+    """One over the root of the mean square plus eps, in all lanes; `share` is 1 / the number of squares."""
     return splat(1.0) / root(splat(added_up(squares)) * splat(share) + splat(eps))
 
 

@@ -45,8 +45,7 @@ def _fresh(sink, BLOCK_M: tl.constexpr, SHAPE: tl.constexpr):
 
 @triton.jit
 def _absorb(state, scores, v, PRECISION: tl.constexpr):
-    """Add a block of keys to the running softmax: scores [M, n] in base 2, -inf where hidden, and v [n,
-    V]."""
+    """Add a block of keys to the running softmax: scores [M, n] in base 2, -inf where hidden; v [n, V]."""
     largest, total, mixed = state
     raised = tl.maximum(largest, tl.max(scores, 1))
     base = tl.where(raised == float("-inf"), 0.0, raised)  # a row may have seen nothing yet
