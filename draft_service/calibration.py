@@ -1,7 +1,7 @@
-"""Learns from verdicts how likely the target chooses a candidate that a drafter proposes.
+"""Learns from verdicts how likely the target is to choose a candidate that a drafter proposes.
 
 Every verdict teaches, whether its positions were verified with drafts or not: wherever the children of a
-position had been ranked, it tells which of them the target chose.
+position had been ranked, it shows which of them the target chose.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from draft_service.drafters.base import Candidate, CandidateSource
 from outrider.speculation.acceptance import AcceptanceModel, SharpnessFit, confidence_priors, lookup_priors
 
 MAX_TASKS = 64
-"""Traffic labels that are told apart; the least recently used is forgotten."""
+"""Most traffic labels that are distinguished; the least recently used one is forgotten."""
 
 
 class TaskCalibration:
-    """What is known of one kind of traffic; leans on all traffic where it has seen little."""
+    """What is known about one kind of traffic; where it has seen little, it relies on all traffic."""
 
     def __init__(self, task: str, models: tuple[AcceptanceModel, ...], fit: SharpnessFit) -> None:
         self._task = task
@@ -26,21 +26,22 @@ class TaskCalibration:
 
     @property
     def sharpness(self) -> float:
-        """Factor of the draft's log probability against the noise, for ranking."""
+        """Factor of the draft's log probabilities relative to the noise, for ranking."""
         return self._fit.value
 
     def estimate(self, candidate: Candidate) -> float:
-        """Probability that the target chooses the candidate, given that it gets to its parent."""
+        """Return the probability that the target chooses the candidate, given that its walk comes to the
+        parent."""
         return self._models[candidate.source].estimate(candidate.bucket, candidate.rank, self._task)
 
     def observe(self, candidates: Iterable[Candidate], chosen: int) -> None:
-        """The target chose `chosen` where these candidates had been ranked."""
+        """Note that the target chose `chosen` where these candidates had been ranked."""
         for candidate in candidates:
             taken = candidate.token == chosen
             self._models[candidate.source].observe(candidate.bucket, candidate.rank, taken, self._task)
 
     def observe_winners(self, winners: Sequence[int], chosen: int) -> None:
-        """The target chose `chosen` where each sharpness would have put its winner first."""
+        """Note that the target chose `chosen` where each sharpness would have put its winner first."""
         self._fit.observe(winners, chosen)
 
 
@@ -58,7 +59,7 @@ class Calibration:
         self._tasks: OrderedDict[str, TaskCalibration] = OrderedDict()
 
     def task(self, label: str) -> TaskCalibration:
-        """The calibration of one traffic label."""
+        """Return the calibration of one traffic label."""
         found = self._tasks.get(label)
         if found is None:
             found = self._tasks[label] = TaskCalibration(label, self._models, self._fit)

@@ -1,4 +1,4 @@
-"""Checks what a session is told: its opening, verdicts without a gap, features that its drafter can read."""
+"""Checks a session's messages: its opening, verdicts without a gap, features that its drafter can read."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from outrider.protocol.messages import ModelInfo, OpenDraft, PromptFeatures, Ver
 from outrider.protocol.vocabulary import check_vocabulary
 
 MAX_NODE_ID = 2**62
-"""Ids from here on belong to the verify side's own candidates."""
+"""Ids of nodes from here on belong to the verify side's own candidates."""
 MAX_MISSING = 4
-"""Verdicts in a row that want a draft and bring it nothing to read."""
+"""Most verdicts in a row that may want a draft and bring it no features to read."""
 
 
 def check_open(request: OpenDraft, info: ModelInfo) -> None:
@@ -56,7 +56,8 @@ class VerdictCheck:
         """Take a verdict into account.
 
         Raises:
-            InvalidRequest: it does not continue what is committed; open a new session with all tokens.
+            InvalidRequest: the verdict does not continue the committed tokens; open a new session with all
+            tokens.
         """
         if verdict.base_length != self._length:
             problem = f"is {verdict.base_length}, but {self._length} tokens are committed here"
@@ -80,8 +81,8 @@ class VerdictCheck:
 
 
 class FeatureCheck:
-    """Follows what one session is told; a session that was not promised the drafter's layers is told
-    nothing."""
+    """Follows the features that a session gets. A session that was not promised the drafter's layers gets
+    none."""
 
     def __init__(self, request: OpenDraft, info: ModelInfo) -> None:
         reads = info.feature_layers and set(info.feature_layers) <= set(request.feature_layers)
@@ -104,7 +105,7 @@ class FeatureCheck:
             )
 
     def prompt(self, part: PromptFeatures, length: int) -> None:
-        """Take features of a text of so many tokens into account.
+        """Take features of a text of `length` tokens into account.
 
         Raises:
             InvalidRequest: they are not whole rows, or not of this text.
@@ -118,7 +119,7 @@ class FeatureCheck:
         self._check("prompt_features.rows", part.rows, length - part.position)
 
     def _check(self, field: str, rows: bytes, max_rows: int) -> None:
-        """Where the session reads nothing, nothing may come."""
+        """Refuse rows of a wrong size or number, and any rows if the session reads none."""
         if rows and (not self._row or len(rows) % self._row or len(rows) > max_rows * self._row):
             raise InvalidRequest(
                 field, f"must be up to {max_rows} rows of {self._row} bytes, not {len(rows)} bytes"

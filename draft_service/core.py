@@ -1,13 +1,13 @@
 """The draft engine's work without its thread. One turn:
 
-    absorb      what streams have sent: openings, verdicts, closings
+    absorb      messages of streams: openings, verdicts, closings
     send        the new nodes of each session as one block, marked ready when it is time
     choose      the best unexpanded nodes over all sessions
-    expand      one draft forward over them; add the children worth a node
+    expand      one draft forward over them; add the children that are worth a node
 
 Messages that come during a forward are absorbed before anything is sent, so nodes that a verdict has made
-useless are not sent. What a turn sends goes through `deliver` together, before the forward. Synchronous; the
-clock is injected.
+useless are not sent. Everything that a turn sends goes through `deliver` at once, before the forward.
+Synchronous; the clock is injected.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from outrider.telemetry.spans import is_sampled, record_span, step_traceparent
 
 @dataclass(slots=True)
 class _OpenSession:
-    """A session, and what the engine notes beside it."""
+    """A session, and what the engine notes about it."""
 
     session: DraftSession
     outbox: Outbox[Event]
     expanded: _ExpansionTime | None = None
     asked_at: float | None = None
-    """When the first verdict came that no block has answered yet; None: there is none."""
+    """When the first verdict came that no block has answered yet; None: all are answered."""
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class _ExpansionTime:
 
 
 class DraftCore:
-    """Grows the trees of all sessions with one drafter. Belongs to the engine thread."""
+    """Grows the trees of all sessions with one drafter. It belongs to the engine thread."""
 
     def __init__(
         self,
@@ -79,10 +79,10 @@ class DraftCore:
         self._entries: dict[int, _OpenSession] = {}
         self._step_seconds = Decayed()
         self._leaving: list[Delivery] = []
-        """What the event loop gets before the next forward."""
+        """Deliveries for the event loop, to be made before the next forward."""
 
     def turn(self, messages: Iterable[Message]) -> float | None:
-        """Absorb, send, choose, expand; returns 0 while there is more to expand, else None."""
+        """Absorb, send, choose, expand; return 0 while there is more to expand, otherwise None."""
         for message in messages:
             self._absorb(message)
         self._resume()
@@ -117,7 +117,7 @@ class DraftCore:
                 assert_never(message)
 
     def _resume(self) -> None:
-        """Let suspended sessions go on where their memory fits again."""
+        """Let suspended sessions go on if their memory fits again."""
         for entry in self._entries.values():
             if entry.session.suspended and self._drafter.fits(entry.session.key):
                 entry.session.suspended = False
@@ -158,7 +158,7 @@ class DraftCore:
         )
 
     def _tell(self, key: int, rows: bytes, position: int | None = None) -> None:
-        """Give the target's features of a text to the drafter if it reads them. While they are missing, the
+        """Pass the target's features of a text to the drafter if it reads them. While they are missing, the
         session waits."""
         entry = self._entries.get(key)
         if entry is None or self._reader is None:
@@ -219,7 +219,7 @@ class DraftCore:
         self._instruments.step(len({choice.session.key for choice, _ in grown}), seconds)
 
     def _compute(self, chosen: list[NodeChoice]) -> list[tuple[NodeChoice, Proposal | None]]:
-        """The children of the chosen nodes, except for sessions that had to be suspended."""
+        """Return the children of the chosen nodes, except those of sessions that had to be suspended."""
         while chosen:
             expansions = [
                 Expansion(choice.session.key, choice.node, choice.session.calibration.sharpness)
@@ -233,7 +233,7 @@ class DraftCore:
         return []
 
     def _suspend_one(self) -> DraftSession:
-        """Take the memory of one session. It goes on when its memory fits again."""
+        """Suspend one session and free its memory. It goes on when its memory fits again."""
         sessions = (entry.session for entry in self._entries.values())
         session = to_suspend(session for session in sessions if not session.suspended)
         self._drafter.reset(session.key)
@@ -243,7 +243,7 @@ class DraftCore:
         return session
 
     def _send(self) -> None:
-        """Send new nodes. Once a session's tree stops growing, a block marked ready has gone out."""
+        """Send new nodes. When a session's tree stops growing, a block marked ready is sent."""
         share = share_of(self._expandable(), self._config.expansions)
         step_seconds, now = self._step_seconds.value or 0.0, self._clock()
         for entry in self._entries.values():
@@ -267,7 +267,7 @@ class DraftCore:
 
 
 def _timed(block: TokenBlock, expanded: _ExpansionTime, traceparent: str) -> TokenBlock:
-    """The block with the times of its expansion and, for a sampled request, its span."""
+    """Return the block with the times of its expansion and, for a sampled request, its span."""
     start_ns, micros = expanded.start_ns, expanded.micros
     span = ""
     if is_sampled(traceparent):

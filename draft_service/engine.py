@@ -15,13 +15,13 @@ from outrider.rpc.engine_shell import MAX_UNREAD, EngineShell
 from outrider.rpc.queues import Deliver
 
 PENDING_PER_SESSION = 64
-"""Messages that may wait for the engine, per session that may be open."""
+"""Messages that may wait for the engine, for each session that may be open."""
 SHARES = 8
-"""One session's may be this part of all."""
+"""One session may use one part in this many of the messages that may wait."""
 
 
 class DraftEngine(EngineShell[DraftCore, Message]):
-    """Drafts for all sessions with one drafter; all methods are for the event loop."""
+    """Drafts for all sessions with one drafter. Call all methods from the event loop."""
 
     def __init__(
         self,
@@ -38,10 +38,10 @@ class DraftEngine(EngineShell[DraftCore, Message]):
     def open(self, request: OpenDraft, matcher: Matcher | None = None) -> DraftStream:
         """Ask for a session; its outbox gets `Admitted` or an error. Always `close` it.
 
-        `matcher` is where the text is in its grammar, if it has one.
+        `matcher` is the position of the text in its grammar, if it has one.
 
         Raises:
-            Overloaded: too much waits for the engine.
+            Overloaded: too many messages wait for the engine.
             Unavailable, InternalError: the engine has stopped or failed.
         """
         return self._open_stream(lambda stream: Open(stream, request, matcher))
@@ -50,14 +50,14 @@ class DraftEngine(EngineShell[DraftCore, Message]):
         """Tell a session what was committed.
 
         Raises:
-            Flood: too much of this session waits for the engine.
-            Overloaded: too much waits for the engine.
+            Flood: too many messages of this session wait for the engine.
+            Overloaded: too many messages wait for the engine.
             Unavailable, InternalError: the engine has stopped or failed.
         """
         self._send(stream, Commit(stream, verdict, self._clock()))
 
     def tell(self, stream: DraftStream, part: PromptFeatures) -> None:
-        """Tell a session what the target made of its text.
+        """Pass a session the target's features of its text.
 
         Raises:
             Flood, Overloaded, Unavailable, InternalError: see `verdict`.
@@ -71,7 +71,7 @@ class DraftEngine(EngineShell[DraftCore, Message]):
         stream.sent += 1
 
     def exchange(self, apply: Callable[[], None]) -> None:
-        """Give the drafter other weights, between two forwards; sessions go on."""
+        """Exchange the drafter's weights between two forwards; sessions go on."""
         self._tell(Exchange(apply))
 
     def close(self, stream: DraftStream) -> None:

@@ -1,6 +1,7 @@
-"""Replaces a draft's weights while it serves: its folder has new files, or is a link that points elsewhere.
+"""Replaces a draft's weights while it serves, when its folder has new files or is a link that points
+elsewhere now.
 
-The new weights are loaded on a thread of their own, beside the old ones, and replace them between two
+The new weights are loaded on a separate thread while the old ones serve, and replace them between two
 forwards. Sessions keep their trees; their keys and values are computed again. Weights that cannot be used are
 refused, and the old ones stay.
 """
@@ -25,16 +26,16 @@ from outrider.telemetry.logs import get_logger
 
 logger = get_logger(__name__)
 CHECK_SECONDS = 2.0
-"""Time between checks of the folder; the same as for certificates."""
+"""Seconds between checks of the folder; the same as for certificates."""
 FILES = "draft_weights"
 """Name of these files in metrics."""
 
 Seen = tuple[tuple[str, int, int], ...]
-"""Of each file: its real path, its size and the time of its last change."""
+"""For each file: its real path, its size and the time of its last change."""
 
 
 def files_of(model: str) -> Seen:
-    """The files of a model's folder as they are now; empty while some of them are missing."""
+    """Return the present files of a model's folder; empty while some are missing."""
     folder = Path(model)
     try:
         paths = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
@@ -45,13 +46,13 @@ def files_of(model: str) -> Seen:
 
 
 class Watched:
-    """Says when files are new and complete: two checks in a row have seen the same files."""
+    """Finds out when files are new and complete: two checks in a row must see the same files."""
 
     def __init__(self, seen: Seen) -> None:
         self._tried = self._last = seen
 
     def is_new(self, seen: Seen) -> bool:
-        """Whether to load the files that were seen; the same files are tried only once."""
+        """True if the files that were seen should be loaded; the same files are tried only once."""
         settled = bool(seen) and seen == self._last and seen != self._tried
         self._last = seen
         if settled:
@@ -61,7 +62,8 @@ class Watched:
 
 @dataclass(frozen=True, slots=True)
 class WeightExchange:
-    """Watches the weights of one replica. `load` makes a drafter with those in the folder, and blocks."""
+    """Watches the weights of one replica. `load` makes a drafter with the weights in the folder, and
+    blocks."""
 
     model: str
     drafter: Any
@@ -80,12 +82,12 @@ class WeightExchange:
                 await self.take_up()
 
     async def take_up(self) -> None:
-        """Load the weights that are there and exchange them, if they can be used."""
+        """Load the weights in the folder and exchange them, if they can be used."""
         old = self.servicer.info
         try:
             fresh, info = await in_thread(self.load)
             check_exchange(old, info)
-        except Exception as error:  # whatever is wrong with the files, the replica goes on
+        except Exception as error:  # whatever is wrong with the files, the replica continues
             known = isinstance(error, OutriderError)
             logger.error(
                 "new weights cannot be used; keeping the old ones", error=str(error), exc_info=not known
@@ -109,7 +111,7 @@ class WeightExchange:
 
 
 def check_exchange(old: ModelInfo, new: ModelInfo) -> None:
-    """Whether sessions of the old weights can go on with the new ones.
+    """Check that sessions of the old weights can go on with the new ones.
 
     Raises:
         ConfigError: they cannot.

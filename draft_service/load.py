@@ -21,7 +21,7 @@ WARM_UP_FORWARDS = 3
 
 
 def load_drafter(config: DraftConfig, replica: str) -> tuple[Drafter, ModelInfo]:
-    """The drafter that the settings ask for, and what it serves.
+    """Return the drafter that the settings ask for, and what it serves.
 
     Raises:
         ConfigError: a setting is wrong or the model cannot be loaded.
@@ -56,7 +56,8 @@ def _version(config: DraftConfig) -> str:
 
 
 def load_grammars(config: DraftConfig, info: ModelInfo) -> GrammarCompiler | None:
-    """What holds proposals to constraints; None for a lookup, and where the tokenizer does not do for it.
+    """Return the compiler of grammars for constraints; None for a lookup, and where the tokenizer does not
+    support them.
 
     Raises:
         ConfigError: a file of the tokenizer cannot be read.
@@ -96,7 +97,7 @@ def _tokenizer_hash(tokenizer: str) -> str:
 
 
 def _load_model(config: DraftConfig, replica: str) -> tuple[Drafter, ModelInfo]:
-    # Imports torch, which takes seconds and which a lookup drafter does without.
+    # Imports torch, which takes seconds and which a lookup drafter does not need.
     from draft_service.drafters.model import PREFILL_CHUNK, ModelDrafter
     from outrider.engine.loading.replica import load_runner, model_info
     from outrider.engine.loading.tokenizer_files import load_tokenizer
@@ -110,7 +111,7 @@ def _load_model(config: DraftConfig, replica: str) -> tuple[Drafter, ModelInfo]:
 
 
 def _warm_up(drafter: Drafter, info: ModelInfo) -> None:
-    """Run a few forwards: the first ones are slow, and no request should wait for them."""
+    """Run a few forwards: the first forwards are slow, and no request should wait for them."""
     sampling, layers = SamplingParams(temperature=1.0), info.feature_layers
     request = OpenDraft(
         request_id="", token_ids=(0, 0), prompt_length=1, sampling=sampling, feature_layers=layers

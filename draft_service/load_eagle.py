@@ -22,7 +22,7 @@ logger = get_logger(__name__)
 
 
 def load_eagle(config: DraftConfig, replica: str) -> tuple[EagleDrafter, ModelInfo]:
-    """The drafter that the settings ask for, and what it serves.
+    """Return the drafter that the settings ask for, and what it serves.
 
     Raises:
         ConfigError: a setting is wrong or the head cannot be loaded.

@@ -19,7 +19,7 @@ class Admitted:
 
 
 Event: TypeAlias = Admitted | TokenBlock | None
-"""What a session's outbox holds; None: it is over."""
+"""The events in a session's outbox; None: the session is over."""
 DraftStream: TypeAlias = Stream[Event]
 
 
@@ -30,12 +30,12 @@ class Open:
     stream: DraftStream
     request: OpenDraft
     matcher: Matcher | None = None
-    """At the last token; None: the text has no grammar."""
+    """The position in the grammar after the last token; None: the text has no grammar."""
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What the target committed; `arrived` in seconds of the engine's clock."""
+    """What the target committed; `arrived` is in seconds of the engine's clock."""
 
     stream: DraftStream
     verdict: Verdict
@@ -44,7 +44,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """What the target made of a part of the text that the session was opened with."""
+    """The target's features of a part of the text that the session was opened with."""
 
     stream: DraftStream
     part: PromptFeatures
@@ -52,14 +52,14 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """End a session. Unknown sessions are ended already, or were never admitted."""
+    """End a session. Unknown sessions have ended already, or were never admitted."""
 
     stream: DraftStream
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """The drafter gets other weights: `apply` gives them to it, on the engine's thread."""
+    """Exchange the drafter's weights: call `apply` on the engine's thread."""
 
     apply: Callable[[], None]
 

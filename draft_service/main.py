@@ -44,7 +44,7 @@ class DraftReplica:
         return self._engine.failure
 
     def running(self) -> int:
-        """Open sessions."""
+        """Number of open sessions."""
         return self._engine.sessions
 
     async def close(self) -> None:

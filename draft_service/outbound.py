@@ -9,8 +9,8 @@ from outrider.protocol.messages import TokenBlock, Verdict
 from outrider.speculation.candidate_tree import Node
 
 BLOCK_GAP = 0.15
-"""Shortest time between two blocks of a session, as a share of a step, times the sessions in the step. Each
-block takes time from the target, so nodes are sent together."""
+"""Shortest time between two blocks of a session, as a share of a step's time, multiplied by the sessions in
+the step. Each block takes time from the target, so nodes are sent together."""
 LATEST_BLOCK = 0.6
 """Share of a step after which a session's first block goes out at the latest; the rest is for the network."""
 
@@ -20,25 +20,25 @@ class Outbound:
 
     def __init__(self, first_node_id: int) -> None:
         self.nodes: list[Node] = []
-        """Not sent yet."""
+        """The nodes that are not sent yet."""
         self.next_id = first_node_id
         """Id of the next new node."""
         self.ready_sent = False
-        """True when a ready block went out since the last verdict."""
+        """True if a ready block went out since the last verdict."""
         self._parents: list[int] = []
         self._blocks = 0
-        """Blocks sent since the last verdict."""
+        """Number of blocks sent since the last verdict."""
         self._send_at = 0.0
         self._gap = 0.0
 
     @property
     def first_id(self) -> int:
-        """Nodes with smaller ids have been sent."""
+        """The first unsent id: nodes with smaller ids have been sent."""
         return self.nodes[0].id if self.nodes else self.next_id
 
     @property
     def spent(self) -> bool:
-        """True when only one block may still go out before the next verdict: the one marked ready."""
+        """True if only one more block may go out before the next verdict: the one marked ready."""
         return self._blocks >= BLOCKS - 1
 
     def due(self, now: float) -> bool:
@@ -46,13 +46,13 @@ class Outbound:
         return now >= self._send_at
 
     def add(self, node: Node, parent: int) -> None:
-        """A new node, with the next id; `parent` is as in `TokenBlock.parents`."""
+        """Add a new node, with the next id; `parent` is as in `TokenBlock.parents`."""
         self.next_id += 1
         self.nodes.append(node)
         self._parents.append(parent)
 
     def verdict(self, verdict: Verdict, now: float) -> None:
-        """A verdict came: blocks go out at times that suit its next step."""
+        """Take a verdict into account: blocks then go out at times that suit its next step."""
         step = verdict.next_step_us * 1e-6
         self._gap = BLOCK_GAP * verdict.batch_size * step
         self._send_at = now + min(self._gap, LATEST_BLOCK * step)
@@ -60,12 +60,13 @@ class Outbound:
         self.ready_sent = False
 
     def drop(self, dropped: Collection[int]) -> None:
-        """Forget the unsent nodes if all their ids are among those that a commit has dropped."""
+        """Forget the unsent nodes if a commit has dropped all of them."""
         if all(node.id in dropped for node in self.nodes):
             self.nodes, self._parents = [], []
 
     def take(self, ready: bool, base_length: int, now: float) -> TokenBlock:
-        """The unsent nodes as a block, sent at `now`. There may be none where the block only says ready."""
+        """Return the unsent nodes as a block, sent at `now`. A block that only says ready may have no
+        nodes."""
         self._blocks += 1
         self._send_at = max(self._send_at, now + self._gap)
         self.ready_sent = self.ready_sent or ready

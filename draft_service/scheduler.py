@@ -11,10 +11,10 @@ from outrider.speculation.candidate_tree import Node
 
 YIELD = 0.35
 """Tokens that waiting for a draft step brings, for each unit of reach of the nodes that it expands. The next
-token is among a node's children in some 0.7 of all cases. Half of that counts, because the target has room
-for some nodes only, and a pipeline drafts the others while the target runs. Simulated on the demo pair
-(T = 0.7, a draft step of 0.05 target steps) with 1, 0.5, 0.25 and 0.1 for that half: 2.41, 2.51, 2.52 and
-2.06 tokens per target step."""
+token is among a node's children in about 0.7 of all cases. Half of that counts, because the target has room
+only for some nodes, and a pipeline drafts the others while the target runs. Simulated on the demo pair (T =
+0.7, a draft step of 0.05 target steps) with factors of 1, 0.5, 0.25 and 0.1 in place of that half, it makes
+2.41, 2.51, 2.52 and 2.06 tokens per target step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class NodeChoice:
 
 
 def choose(sessions: Sequence[DraftSession], count: int) -> list[NodeChoice]:
-    """Take the `count` unexpanded nodes of highest reach over all sessions, parents before children."""
+    """Take the `count` unexpanded nodes with the highest reach over all sessions, parents before children."""
     heads = [(-each.best_reach, index) for index, each in enumerate(sessions) if each.best_reach > 0.0]
     heapq.heapify(heads)
     chosen: list[NodeChoice] = []
@@ -42,7 +42,7 @@ def choose(sessions: Sequence[DraftSession], count: int) -> list[NodeChoice]:
 
 
 def is_ready(session: DraftSession, share: int, step_seconds: float) -> bool:
-    """True when one more draft step would cost the session more tokens than it brings.
+    """True if one more draft step would cost the session more tokens than it brings.
 
     The step brings `YIELD` times the reach of the session's `share` best nodes. While it runs, the target
     could commit `step_seconds` times the session's rate.
@@ -55,7 +55,7 @@ def is_ready(session: DraftSession, share: int, step_seconds: float) -> bool:
 
 
 def should_send(session: DraftSession, ready: bool, now: float) -> bool:
-    """True when a block should go out: the verify side waits for it, or it is time to send new nodes."""
+    """True if a block should go out: the verify side waits for it, or it is time to send new nodes."""
     if not session.wanted:
         return False
     due = session.best_reach == 0.0 or session.outbound.due(now)  # 0: no further nodes will come
@@ -65,11 +65,11 @@ def should_send(session: DraftSession, ready: bool, now: float) -> bool:
 
 
 def share_of(sessions: Iterable[DraftSession], count: int) -> int:
-    """How many nodes of each growing session one step expands, on average; at least 1."""
+    """Return how many nodes of each growing session one step expands on average; at least 1."""
     growing = sum(1 for session in sessions if session.best_reach > 0.0)
     return max(1, count // max(1, growing))
 
 
 def to_suspend(holders: Iterable[DraftSession]) -> DraftSession:
-    """The session whose memory is given up first: one that needs no more drafts, else the newest."""
+    """Return the session whose memory is freed first: one that needs no more drafts, otherwise the newest."""
     return max(holders, key=lambda session: (session.finished, session.key))

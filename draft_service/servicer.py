@@ -1,4 +1,5 @@
-"""Wire <-> domain of the draft service: one stream per session, every message checked on arrival."""
+"""Translates between wire and domain for the draft service: one stream per session, each message checked on
+arrival."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
-    """Serves one engine; `info` tells what it serves, apart from how much of it is in use."""
+    """Serves one engine; `info` has the constant part of what it serves."""
 
     def __init__(
         self,
@@ -38,15 +39,16 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         grammars: GrammarCompiler | None = None,
         unread_seconds: float = UNREAD_SECONDS,
     ) -> None:
-        """Without `grammars` proposals know no constraints; the verify side drops what cannot be. A session
-        whose caller does not read for `unread_seconds` is ended."""
+        """Without `grammars` proposals ignore constraints; the verify side drops what a grammar does not
+        allow. A session ends if its caller does not read for `unread_seconds`.
+        """
         self.info = info
         self._engine = engine
         self._grammars = grammars
         self._unread_seconds = unread_seconds
 
     async def Draft(self, request_iterator: Requests, context: Context) -> None:  # noqa: N802
-        """One session, from `open` to `close`, the end of the requests, or cancellation."""
+        """Serve one session, from `open` to `close`, the end of the requests, or cancellation."""
         with server_span(DRAFT, context):
             await self._serve(request_iterator, context)
 
@@ -70,13 +72,13 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     async def GetModelInfo(  # noqa: N802
         self, request: draft_pb2.DraftServiceGetModelInfoRequest, context: Context
     ) -> draft_pb2.DraftServiceGetModelInfoResponse:
-        """What this replica serves, and how much of it is in use."""
+        """Return what this replica serves, and how much of it is in use."""
         return draft_pb2.DraftServiceGetModelInfoResponse(info=self._info_pb())
 
     async def SetShadow(  # noqa: N802
         self, request: draft_pb2.SetShadowRequest, context: Context
     ) -> draft_pb2.SetShadowResponse:
-        """Make this replica a shadow, or one whose proposals are verified."""
+        """Make this replica a shadow, or make it one whose proposals are verified."""
         if request.version not in ("", self.info.draft_name):
             problem = f"is {request.version!r}, but the replica has {self.info.draft_name!r}"
             raise InvalidRequest("version", f"{problem}; ask for these, or leave it out")
@@ -96,10 +98,10 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         return info_wire.model_info_to_pb(info)
 
     async def _write(self, stream: DraftStream, context: Context) -> None:
-        """Pass on what the engine has for this session, until it is over.
+        """Send the engine's events of this session until it is over.
 
         Raises:
-            DeadlineExceeded: it is not read.
+            DeadlineExceeded: the caller does not read them.
         """
         not_read = f"block: not read for {self._unread_seconds:.0f} s; read on, or open a new session"
         while (event := await stream.outbox.take()) is not None:
@@ -113,7 +115,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         return draft_pb2.DraftResponse(opened=wire.opened_draft_to_pb(opened))
 
     async def _read(self, requests: Requests, stream: DraftStream, check: VerdictCheck) -> None:
-        """Pass verdicts on until the session is closed."""
+        """Pass verdicts on to the engine until the session is closed."""
         async for message in requests:
             match message.WhichOneof("message"):
                 case "verdict":

@@ -1,4 +1,4 @@
-"""One session of the draft service: its candidate tree, what was sent, what it waits for.
+"""One session of the draft service: its candidate tree, what was sent, and what it waits for.
 
 Pure: no clock, no I/O, no model. A node is *expanded* when its children have been proposed; the
 *frontier* holds the unexpanded nodes whose parent is expanded. All candidates that were ever proposed
@@ -20,14 +20,14 @@ from outrider.speculation.candidate_tree import CandidateTree, Node, Rerooted
 from outrider.speculation.decayed import Decayed
 
 FULL_PRICE_SESSIONS = 4
-"""In a step of at least so many sessions, a node must bring its whole price: the target has room for few
-nodes, and the others cost it time. With fewer sessions a node must bring that price times the square of their
-share of this number: the tree serves later rounds too, in which an unlikely node may have become likely.
-Measured, see docs/history/performance.md."""
+"""Sessions in a step from which on a node must bring its whole price: the target then has room for few nodes,
+and others cost it time. With fewer sessions a node must bring the price times the square of their share of
+this number: the tree serves later rounds too, in which an unlikely node may have become likely. Measured, see
+docs/history/performance.md."""
 MIN_REACH = 0.005
-"""Nodes with a smaller reach are neither sent nor expanded, even where they cost the target nothing."""
+"""Smallest reach of nodes that are sent or expanded, even where they cost the target nothing."""
 ROOT = -1
-"""Stands for the last committed token where node ids are keys."""
+"""The key of the last committed token where keys are node ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,11 @@ class DraftLimits:
     max_nodes: int
     max_depth: int
     context_length: int
-    """Positions that the drafter can compute are below this."""
+    """The drafter can compute positions below this."""
     end_tokens: frozenset[int]
-    """Nothing follows these: verifying them brings no token that their parent does not bring."""
+    """Tokens that nothing follows: verifying them brings no token that their parent does not bring."""
     expands: bool = True
-    """False when the drafter has nothing to compute."""
+    """False if the drafter has nothing to compute."""
     renews: bool = False
     """True when every commit gives the drafter new features of the root, which it then expands again."""
 
@@ -56,7 +56,7 @@ class _Proposed:
 
 
 class DraftSession:
-    """What the engine knows of one session.
+    """What the engine knows about one session.
 
     Invariants: the parent of an expanded node is expanded; every frontier node is live, unexpanded and
     has an expanded parent.
@@ -72,15 +72,15 @@ class DraftSession:
         self.tree = CandidateTree(list(request.token_ids), limits.max_nodes)
         self.calibration = calibration
         self.wanted = True
-        """False while the verify side wants no draft: the session pauses."""
+        """False while the verify side wants no draft, and the session pauses."""
         self.outbound = Outbound(request.first_node_id)
         self.starved = True
-        """True when the last commit left the verify side without candidates."""
+        """True if the last commit left the verify side without candidates."""
         self.finished = False
         self.suspended = False
-        """True while its memory does not fit: nothing is expanded."""
+        """True while its memory does not fit, and nothing is expanded."""
         self.waiting = False
-        """True while the features of the last committed token are missing: nothing is expanded."""
+        """True while the features of the last committed token are missing, and nothing is expanded."""
         self.root_pending = limits.expands
         """True while the children of the last committed token have not been computed."""
         self._limits = limits
@@ -105,7 +105,7 @@ class DraftSession:
 
     @property
     def best_reach(self) -> float:
-        """Reach of the best unexpanded node; 0 when there is none."""
+        """Reach of the best unexpanded node; 0 if there is none."""
         if not self.growing or len(self.tree) >= self._limits.max_nodes:
             return 0.0
         if self.root_pending:
@@ -113,13 +113,13 @@ class DraftSession:
         return -self._frontier[0][0] if self._frontier else 0.0
 
     def gain(self, count: int) -> float:
-        """Sum of the reach of the `count` best unexpanded nodes."""
+        """Return the sum of the reach of the `count` best unexpanded nodes."""
         if self.root_pending or count == 1:
             return self.best_reach
         return -sum(entry[0] for entry in heapq.nsmallest(count, self._frontier))
 
     def take(self) -> Node | None:
-        """Remove and return the best unexpanded node, None for the root; it counts as expanded."""
+        """Remove and return the best unexpanded node, None for the root; it then counts as expanded."""
         if self.root_pending:
             self.root_pending = False
             self._mark_expanded(None)
@@ -129,7 +129,7 @@ class DraftSession:
         return node
 
     def put_back(self, node: Node | None) -> None:
-        """Undo `take`: the node was not expanded, nor anything below it."""
+        """Undo `take`: neither the node nor anything below it was expanded."""
         self._at(node).expanded = False
         self._rebuild_frontier()
 
@@ -159,7 +159,7 @@ class DraftSession:
         return rerooted
 
     def _obey(self, verdict: Verdict, now: float) -> None:
-        """Take over what the verify side asks for: drafts or none, the price of a node, when to send."""
+        """Adopt what the verify side asks for: drafts or none, the price of a node, when to send."""
         self.outbound.verdict(verdict, now)
         self.wanted = verdict.draft_wanted
         share = min(verdict.batch_size / FULL_PRICE_SESSIONS, 1.0) ** 2
@@ -167,12 +167,12 @@ class DraftSession:
         self._next_step = verdict.next_step_us * 1e-6
 
     def forget_expansions(self) -> None:
-        """The drafter's memory of the session is gone: every node counts as unexpanded."""
+        """Count every node as unexpanded, because the drafter's memory of the session is gone."""
         self._proposed = {ROOT: _Proposed()}
         self._rebuild_frontier()
 
     def next_block(self, ready: bool, now: float) -> TokenBlock:
-        """The unsent nodes as a block; see `Outbound.take`."""
+        """Return the unsent nodes as a block; see `Outbound.take`."""
         return self.outbound.take(ready, self.tree.committed_length, now)
 
     def _propose(self, parent: Node | None, candidate: Candidate) -> Node | None:
@@ -182,8 +182,8 @@ class DraftSession:
         return self._admit(parent, candidate)
 
     def _admit(self, parent: Node | None, candidate: Candidate) -> Node | None:
-        """The node of a candidate, a new one where there is none; None when the candidate is too unlikely or
-        not allowed."""
+        """Return the node of a candidate, creating it if needed; None if the candidate is too unlikely or not
+        allowed."""
         siblings = self.tree.children if parent is None else parent.children
         known = siblings.get(candidate.token)
         if known is not None:
@@ -202,11 +202,11 @@ class DraftSession:
         return node
 
     def _allowed(self, depth: int) -> bool:
-        """True when a node of this depth could bring a token after it."""
+        """True if a node of this depth could bring a token after it."""
         return depth <= self._limits.max_depth and self.tree.committed_length + depth < self._end
 
     def _computable(self, depth: int) -> bool:
-        """True when a node of this depth can be expanded and its children would be allowed."""
+        """True if a node of this depth can be expanded and its children would be allowed."""
         position = self.tree.committed_length + depth - 1
         return position < self._limits.context_length and self._allowed(depth + 1)
 
@@ -268,7 +268,7 @@ class DraftSession:
         self._proposed[ROOT] = proposed or _Proposed()
 
     def _revive(self) -> None:
-        """Make nodes of remembered candidates that have become likely enough."""
+        """Turn remembered candidates that have become likely enough into nodes."""
         for node in (None, *list(self.tree.nodes())):
             proposed = self._proposed.get(_key(node))
             for candidate in proposed.ranked if proposed is not None else ():
@@ -276,7 +276,7 @@ class DraftSession:
 
 
 def _recalled(candidate: Candidate, ranked: Sequence[Candidate]) -> bool:
-    """True when the same source has proposed the token here before: some sources do so at every commit."""
+    """True if the same source has proposed the token here before: some sources do so at every commit."""
     return any(earlier.token == candidate.token and earlier.source is candidate.source for earlier in ranked)
 
 

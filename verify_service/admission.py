@@ -13,14 +13,15 @@ from outrider.protocol.vocabulary import check_vocabulary
 from verify_service.session import end_length
 
 MAX_FIRST_STEP = 2**31
-"""Steps have 32 bits on the wire, and a session may need as many as its context has tokens."""
+"""Largest number of the first step. Steps have 32 bits on the wire, and a session may need as many steps as
+its context has tokens."""
 
 
 class Places:
-    """The sessions that a replica takes, and a line of as many openings that wait for a place.
+    """Places for the sessions of a replica, and a line in which equally many openings may wait for a place.
 
-    An orchestrator sends what it knows to fit. More comes when several of them share the replica: the line,
-    by priority and then in order of arrival, lets each of them have its turn.
+    An orchestrator sends only what it knows to fit. More comes when several orchestrators share the replica:
+    the line, ordered by priority and then by arrival, gives each of them its turn.
     """
 
     def __init__(self, max_sessions: int) -> None:
@@ -31,11 +32,11 @@ class Places:
 
     @property
     def waiting(self) -> int:
-        """Openings in the line."""
+        """Number of openings in the line."""
         return len(self._line)
 
     async def take(self, priority: int) -> None:
-        """Take a place, waiting for one; a call that is cancelled meanwhile leaves the line.
+        """Wait for a place and take it; a call that is cancelled meanwhile leaves the line.
 
         Raises:
             Overloaded: the line is full.
@@ -53,12 +54,12 @@ class Places:
         except asyncio.CancelledError:
             if waiting in self._line:
                 self._line.remove(waiting)
-            elif not turn.cancelled():  # the place came in the same moment
+            elif not turn.cancelled():  # the place came at the same moment
                 self.free()
             raise
 
     def free(self) -> None:
-        """Give a place back: to the first in line."""
+        """Give a place back: to the first in the line."""
         while self._line:
             *_, turn = self._line.pop(0)
             if not turn.done():
@@ -73,7 +74,7 @@ def check_open(opening: OpenVerify, info: ModelInfo) -> None:
     Raises:
         UnknownModel: another model is asked for.
         MismatchedPair: the caller works with another vocabulary.
-        ContextTooLong: there is no room for a token after these.
+        ContextTooLong: the context has no room for another token.
         InvalidRequest: a field is out of its range.
     """
     if opening.model not in ("", info.model):
@@ -114,12 +115,12 @@ def _check_layers(layers: tuple[int, ...], count: int) -> None:
 
 
 def generated_tokens(opening: OpenVerify) -> tuple[int, ...]:
-    """The tokens after the prompt, of an opening that `check_open` has passed."""
+    """Return the tokens after the prompt, of an opening that passed `check_open`."""
     return opening.token_ids[max(opening.prompt_length - opening.covered, 0) :]
 
 
 def _check_constraint(opening: OpenVerify) -> None:
-    """The grammar goes through all generated tokens, so none of them may be behind the handle."""
+    """Check that the handle covers no generated token: the grammar has to go through all of them."""
     if opening.sampling.constraint is not None and opening.covered > opening.prompt_length:
         raise InvalidRequest("kv_handle", "must cover no more than the prompt where there is a constraint")
 

@@ -1,4 +1,5 @@
-"""One session's candidates: their tree, what proposes nodes here, and how probable the nodes are. Pure."""
+"""One session's candidates: their tree, the sources of nodes in this service, and how probable nodes are.
+Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ NO_PARENT = -(2**62)
 class Eligible:
     """A node that may be verified, and the probability that the target commits it.
 
-    The probability is also the number of tokens that the node brings on average.
+    The probability is also the mean number of tokens that the node brings.
     """
 
     probability: float
@@ -32,7 +33,7 @@ class Eligible:
 
 
 class Candidates:
-    """Drafts, lookup, prediction and grammar propose nodes of one tree."""
+    """One tree of the nodes that drafts, lookup, prediction and grammar propose."""
 
     def __init__(
         self, tree: CandidateTree, belief: Belief, vocabulary_size: int, matcher: Matcher | None
@@ -46,7 +47,7 @@ class Candidates:
         self._matcher = matcher
         self._forced = None if matcher is None else ForcedCandidates(matcher)
         self._eligible: list[Eligible] | None = None
-        """What `eligible` found, until candidates or committed tokens change."""
+        """The last result of `eligible`; None once candidates or committed tokens have changed."""
 
     def eligible(self, max_depth: int, max_nodes: int) -> list[Eligible]:
         """The nodes that may be verified, most likely first, parents before children."""
@@ -57,7 +58,8 @@ class Candidates:
         return self._eligible
 
     def add(self, block: TokenBlock, step: int) -> Added:
-        """Add a draft's nodes after so many steps. Each of several drafts has its share of the tree."""
+        """Add a draft's nodes, which came after `step` steps. Each of several drafts has its share of the
+        tree."""
         if block.tokens:
             self._belief.hear(draft_of(block.first_id), step)
             self.tree.max_per_draft = self.tree.max_nodes // len(self._belief.drafts)
@@ -65,9 +67,9 @@ class Candidates:
         return self.tree.add(_inside(block, self._vocabulary_size))
 
     def commit(self, tokens: Sequence[int]) -> list[Node]:
-        """Learn from committed tokens and re-root below them; returns the nodes that they walked along."""
+        """Learn from committed tokens and re-root below them; return the nodes on their path."""
         self._eligible = None
-        if tokens:  # a session opened at its very end has room for none
+        if tokens:  # a session may be opened at its very end, with no room for a token
             self._belief.learn(self.tree, tokens)
         for own in self._own:
             own.learn(self.tree, tokens)
@@ -77,8 +79,8 @@ class Candidates:
         return walked
 
     def refill(self, price: float, forced: bool) -> None:
-        """Propose what is found here below the last committed token, where it is worth the price of a node;
-        with `forced`, also what the grammar forces."""
+        """Propose nodes of this service below the last committed token, where they are worth the price of a
+        node; with `forced`, also the tokens that the grammar forces."""
         self._eligible = None
         for own in self._own:
             own.propose(self.tree, price)
@@ -86,7 +88,7 @@ class Candidates:
             self._forced.propose(self.tree)
 
     def needs_draft_for(self, node: Node) -> bool:
-        """True when a draft proposed the node and nothing here did."""
+        """True when a draft proposed the node and no source in this service did."""
         own = any(own.found(node) for own in self._own)
         return from_draft(node) and not (own or (self._forced is not None and self._forced.found(node)))
 
@@ -96,18 +98,18 @@ class Candidates:
 
     @property
     def _own(self) -> list[LookupCandidates]:
-        """What proposes candidates here, without a draft: the better informed first."""
+        """The sources of candidates in this service, the better informed first."""
         return [own for own in (self.prediction, self.lookup) if own is not None]
 
     def _allows(self, node: Node) -> bool:
-        """False when the grammar allows no such node, or nothing after it. Its parent's row then says all."""
+        """False when the grammar allows no such node, or nothing after it. The parent's row then suffices."""
         assert self._matcher is not None
         return self._matcher.allows(tokens_to(node))
 
 
 def _inside(block: TokenBlock, vocabulary_size: int) -> TokenBlock:
-    """The block in which tokens outside the vocabulary have no parent, so that they are dropped with all
-    below."""
+    """Return the block with no parent for tokens outside the vocabulary, so that they are dropped with all
+    nodes below."""
     if max(block.tokens, default=0) < vocabulary_size:
         return block
     parents = tuple(

@@ -1,7 +1,6 @@
 """The engine's work without its thread: one turn absorbs messages, plans, runs a step and publishes it.
 
-Synchronous; the clock is injected. Everything that leaves goes through `deliver`, which carries it to
-the event loop.
+Synchronous; the clock is injected. All output goes through `deliver`, which passes it to the event loop.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from verify_service.transfer.table import TransferTable
 from verify_service.verifier import Runner, SessionOutcome, StepResult, Verifier
 
 SWEEP_SECONDS = 1.0
-"""While the engine is idle: time between searches for handles whose lease is over, and time until the page
+"""Seconds, while the engine is idle, between searches for handles whose lease is over, and until the page
 accounts are checked."""
 
 
@@ -52,7 +51,8 @@ class CoreSettings:
 
     @classmethod
     def of(cls, config: VerifyConfig, info: ModelInfo, max_step_tokens: int) -> CoreSettings:
-        """For a replica that serves this; a step may have fewer tokens than the settings say."""
+        """Return the settings of a replica that serves `info`; a step may have fewer tokens than the
+        configuration says."""
         limits = VerifyLimits(
             max_nodes=config.max_nodes,
             context_length=info.context_length,
@@ -65,7 +65,7 @@ class CoreSettings:
 
 
 class VerifyCore:
-    """All sessions of one replica. Belongs to the engine thread."""
+    """All sessions of one replica. It belongs to the engine thread."""
 
     def __init__(
         self,
@@ -79,7 +79,8 @@ class VerifyCore:
         on_drafting: Callable[[bool], None] = lambda drafting: None,
         settle: Callable[[], None] = lambda: None,
     ) -> None:
-        """Before each step `on_drafting` hears whether drafts are at work. `settle` is the runner's."""
+        """`on_drafting` is called before each step with whether drafts are at work. `settle` is the
+        runner's."""
         self.sessions: dict[int, VerifySession] = {}
         self.handles = HandleTable(
             runner.pool, settings.replica, settings.incarnation, settings.lease_seconds, clock, wall_clock
@@ -100,13 +101,13 @@ class VerifyCore:
         )
         self._idle = IdleMeter(clock())
         self._lookup_acceptance = {greedy: AcceptanceModel(lookup_priors()) for greedy in (True, False)}
-        """Sampled text repeats itself less than greedy text."""
+        """One model for greedy text and one for sampled text, which repeats itself less."""
         self._prediction_acceptance = AcceptanceModel(lookup_priors())
         self._agreement = Agreement()
         self._latest_patience = Patience(settings.limits.max_patience)
-        """Patience of the session that got a verdict last: a new session starts with what it has learned."""
+        """Patience of the session that got a verdict last. A new session starts with what it has learned."""
         self._unchecked_since: float | None = None
-        """When the last message came; None once the page accounts have been checked after it."""
+        """When the last message came; None once the page accounts have been checked since."""
 
     @property
     def statistics(self) -> PoolStatistics:
@@ -119,8 +120,8 @@ class VerifyCore:
         return self.handles.moving + len(self.transfers)
 
     def turn(self, messages: Iterable[Message]) -> float | None:
-        """Take in messages, plan and run a step, publish it. Returns how many seconds to sleep if no message
-        comes (None: until one comes)."""
+        """Absorb messages, plan and run a step, and publish it. Return how many seconds to sleep unless a
+        message comes (None: until one comes)."""
         for message in messages:
             self._absorb(message)
         sessions = sorted(self.sessions.values(), key=seniority)
@@ -243,12 +244,13 @@ class VerifyCore:
         self._memory.make_room(tokens, list(self.sessions.values()))
 
     def _recompute_seconds(self, cost: CostModel, tokens: int) -> float:
-        """How long computing so many tokens takes when nothing else runs."""
+        """Return how long computing `tokens` tokens takes when nothing else runs."""
         largest = self._settings.max_step_tokens
         return tokens / largest * cost.seconds(largest)
 
     def _reserve(self, works: Sequence[Work], sessions: Sequence[VerifySession]) -> list[Work]:
-        """Reserve pages; sessions that are paused for want of them are counted, and end if they never fit."""
+        """Reserve pages. Count the sessions that are paused for lack of pages, and end those that can never
+        fit."""
         reserved, paused = self._memory.reserve(works, sessions)
         for session in paused:
             self._instruments.preempted.inc()
@@ -270,7 +272,7 @@ class VerifyCore:
         self._deliver([session.outbox.announce(error)])
 
     def _fail_without_numbers(self, session: VerifySession) -> None:
-        """End a session whose model gives NaN; no other one shall find its keys and values."""
+        """End a session whose model gives NaN, and make sure that no other one reuses its keys and values."""
         assert session.kv is not None, "it was in a step"
         self._runner.pool.withdraw(session.kv.pages)
         problem = f"after {session.tree.committed_length} tokens the model gives NaN"
@@ -304,14 +306,15 @@ class VerifyCore:
         return verdict_of(outcome, result, self._idle.total, advice)
 
     def _settle(self, session: VerifySession) -> None:
-        """End a session whose grammar lets nothing follow, or has become too costly."""
+        """End a session whose grammar allows no next token, or has become too costly."""
         if problem := session.settle():
             assert session.opening.sampling.constraint is not None
             message = f"after {session.tree.committed_length} tokens: {problem}; simplify it"
             self._fail(session, InvalidRequest(session.opening.sampling.constraint.field, message))
 
     def _rest(self) -> float | None:
-        """Nothing to do: release what is past its lease; without sessions, check the page accounts once."""
+        """Use a turn without work: release sequences whose lease is over; without sessions, check the page
+        accounts once."""
         if self.handles.expire(self._clock()):
             self._count()
         if not self.sessions and self._unchecked_since is not None:

@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 
 
 class VerifyEngine(EngineShell[VerifyCore, Message]):
-    """Verifies all sessions with one target; all methods are for the event loop."""
+    """Verifies all sessions with one target. Call all methods from the event loop."""
 
     def __init__(
         self,
@@ -57,10 +57,10 @@ class VerifyEngine(EngineShell[VerifyCore, Message]):
     async def open(self, opening: OpenVerify, matcher: Matcher | None = None) -> VerifyStream:
         """Ask for a session once there is a place; its outbox gets `Opened` or an error. Always `close` it.
 
-        `matcher` is where the text is in its grammar, if it has one.
+        `matcher` is the position of the text in its grammar, if it has one.
 
         Raises:
-            Overloaded: `max_sessions` are open, and as many wait; or too many messages do.
+            Overloaded: `max_sessions` sessions are open and equally many wait, or too many messages wait.
             Unavailable, InternalError: the engine has stopped or failed.
         """
         await self._places.take(opening.priority)
@@ -71,7 +71,8 @@ class VerifyEngine(EngineShell[VerifyCore, Message]):
             raise
 
     def propose(self, stream: VerifyStream, block: TokenBlock) -> None:
-        """Offer candidates; dropped when too many blocks of the session, or messages of all, are unread.
+        """Offer candidates. They are dropped if too many of the session's blocks, or of all sessions'
+        messages, are unread.
 
         Raises:
             Unavailable, InternalError: the engine has stopped or failed.
@@ -85,7 +86,7 @@ class VerifyEngine(EngineShell[VerifyCore, Message]):
         self._tell(Close(stream, keep, move))
 
     def close(self, stream: VerifyStream) -> None:
-        """Free what a session still holds and its place; the last call of every stream."""
+        """Free a session's place and everything that it still holds; the last call of every stream."""
         self._places.free()
         self._close_stream(stream, Close(stream))
 
@@ -98,28 +99,29 @@ class VerifyEngine(EngineShell[VerifyCore, Message]):
         return await self._run_in_engine(lambda: self.core.fork(handle))
 
     async def keep(self, reserved: SetAside) -> KvHandle:
-        """A handle for reserved pages that are written."""
+        """Return a handle for reserved pages that have been written."""
         return await self._run_in_engine(lambda: self.core.transfers.keep(reserved.number))
 
     def lent(self, handle: KvHandle) -> AbstractAsyncContextManager[SetAside]:
-        """What a handle holds, to be read by any thread until the block ends; the handle is spent.
+        """Lend the pages of a handle to be read by any thread until the `with` block ends; the handle is
+        spent.
 
         Raises:
-            StaleHandle: it holds nothing any more.
+            StaleHandle: the handle holds nothing any more.
         """
         return self._set_aside(lambda number: self.core.transfers.lend(number, handle))
 
     def reserved(self, tokens: tuple[int, ...]) -> AbstractAsyncContextManager[SetAside]:
-        """Pages for a sequence, to be written by any thread until the block ends; see `keep`.
+        """Reserve pages for a sequence, to be written by any thread until the `with` block ends; see `keep`.
 
         Raises:
-            OutOfPages: there are not enough.
+            OutOfPages: too few pages are available.
         """
         return self._set_aside(lambda number: self.core.transfers.reserve(number, tokens))
 
     @asynccontextmanager
     async def _set_aside(self, begin: Callable[[int], SetAside]) -> AsyncIterator[SetAside]:
-        """Begin a transfer, to which `begin` gives its number, and drop what is left of it at the end."""
+        """Number a transfer, start it with `begin`, and at the end drop what is left of it."""
         number = next(self._transfers)
         try:
             yield await self._run_in_engine(lambda: begin(number))

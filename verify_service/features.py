@@ -1,8 +1,8 @@
 """Features: inputs of some of the target's layers, sent with the tokens to a draft that reads them (EAGLE-3).
 
-The row of a token is what the layers had at the token before it, from which it was chosen. So a verdict has a
-row for each of its tokens, and a text that is computed at the opening has one for each token but the first.
-Tokens whose keys and values are taken from an earlier session are not computed again, and have no row.
+The row of a token holds the layers' inputs at the token before it, from which it was chosen. So a verdict has
+a row for each of its tokens, and a text that is computed at the opening has a row for each token but the
+first. Tokens whose keys and values come from an earlier session are not computed again, and have no row.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from verify_service.scheduler import Work
 
 
 def layers_of(works: Sequence[Work]) -> tuple[int, ...]:
-    """The layers whose features some session of a step wants, ascending."""
+    """Return the layers whose features any session of a step wants, in rising order."""
     wanted = [work.session.feature_layers for work in works if featured(work)]
     return tuple(sorted({layer for layers in wanted for layer in layers}))
 
 
 def featured(work: Work) -> range:
-    """The tokens of a work whose rows may be sent: committed tokens whose rows were not sent yet, as many of
-    the last as fit a message, and all candidates."""
+    """Return the tokens of a work whose rows may be sent: the committed tokens whose rows were not sent yet
+    (only the last ones if they do not fit into a message), and all candidates."""
     session = work.session
     if not session.feature_layers or session.kv is None:
         return range(0)
@@ -42,7 +42,7 @@ class StepFeatures:
     def __init__(self, works: Sequence[Work], taken: Mapping[int, Tensor]) -> None:
         self._taken = taken
         self._starts: dict[int, int] = {}
-        """By session: the first of its rows."""
+        """The first row of each session."""
         self._featured = {work.session.id: featured(work) for work in works}
         start = 0
         for work in works:
@@ -50,7 +50,7 @@ class StepFeatures:
             start += len(self._featured[work.session.id])
 
     def prompt(self, work: Work) -> PromptFeatures | None:
-        """Features of the text that a work computes before its last token; None where none are wanted.
+        """Return features of the text that a work computes before its last token; None where none are wanted.
 
         Call it before the commit.
         """
@@ -64,8 +64,9 @@ class StepFeatures:
         return PromptFeatures(position, self._bytes(work, rows))
 
     def verdict(self, work: Work, path: Sequence[int]) -> bytes:
-        """Features of the tokens that a step commits; empty when the session wants none. Call it after the
-        commit.
+        """Return features of the tokens that a step commits; empty when the session wants none.
+
+        Call it after the commit.
 
         `path` are the rows that the tokens were chosen at: 0 for the last committed token, 1 + i for node i.
         """
@@ -82,6 +83,6 @@ class StepFeatures:
 
 
 def _most_rows(work: Work) -> int:
-    """How many rows fit a message."""
+    """Return how many rows fit into a message."""
     session = work.session
     return max(MAX_FEATURE_BYTES // row_bytes(len(session.feature_layers), session.limits.hidden_size), 1)

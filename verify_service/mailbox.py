@@ -1,7 +1,8 @@
 """The messages between the event loop and the verify engine's thread.
 
-Into the engine: a stream has at most MAX_PENDING_BLOCKS token blocks in the inbox (further ones are
-dropped: they are only proposals); every other message is one or two per stream, or one per unary call.
+The engine's inbox stays small. A stream has at most MAX_PENDING_BLOCKS token blocks in it; further blocks are
+dropped, because they are only proposals. Of other messages there are one or two per stream, or one per unary
+call.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ from outrider.protocol.messages import (
 from outrider.rpc.queues import Outbox, Stream
 
 MAX_PENDING_BLOCKS = 128
-"""Token blocks of one session that the engine has not looked at yet."""
+"""Most token blocks of one session that the engine has not read yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The session is over; `handle` when its keys and values were kept."""
+    """The session is over. It has a `handle` if keys and values were kept."""
 
     handle: KvHandle | None = None
 
 
 Event: TypeAlias = Opened | PromptLogprobs | PromptFeatures | Verdict | Closed
-"""What a session's outbox holds."""
+"""The events in a session's outbox."""
 VerifyStream: TypeAlias = Stream[Event]
 
 
@@ -45,12 +46,12 @@ class Open:
     stream: VerifyStream
     opening: OpenVerify
     matcher: Matcher | None = None
-    """After the tokens that are generated already; None: the text has no grammar."""
+    """The position in the grammar after the tokens generated so far; None: the text has no grammar."""
 
 
 @dataclass(frozen=True, slots=True)
 class Propose:
-    """A token block for a session; `arrived` in seconds of the engine's clock."""
+    """A token block for a session; `arrived` is in seconds of the engine's clock."""
 
     stream: VerifyStream
     block: TokenBlock
@@ -59,12 +60,12 @@ class Propose:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """End a session; the outbox gets `Closed`. Unknown sessions are ended already."""
+    """End a session; the outbox gets `Closed`. Unknown sessions have ended already."""
 
     stream: VerifyStream
     keep: bool = False
     move: bool = False
-    """What is kept will be fetched at once."""
+    """True if another replica will fetch the kept sequence at once."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ async def run(config: VerifyConfig) -> None:
 
 
 async def _run_ranks(config: VerifyConfig) -> None:
-    """Serve as rank 0, or follow it, on this rank's part of the cores."""
+    """Serve as rank 0 or follow rank 0, on this rank's part of the cores."""
     from outrider.engine.parallel.order import check_settings, cpu_share
 
     check_settings(config)
@@ -50,7 +50,7 @@ async def _serve(config: VerifyConfig) -> None:
 
 
 async def _build(config: VerifyConfig, server: GrpcServer) -> Service:
-    """Load while health answers; the import alone takes seconds, for it brings torch."""
+    """Load while health checks are answered. The import of torch alone takes seconds."""
 
     def load() -> Callable[[GrpcServer], Service]:
         from outrider.engine.loading.model_path import check_model_path

@@ -1,10 +1,10 @@
 """Decides who gets KV pages when there are not enough for all.
 
 Seniority is priority first, then age. A step's works take their pages in that order. When pages run out,
-what no running session needs goes first: kept sequences of earlier turns, then finished sessions that
-are not closed yet. Next go the nodes of the work itself, and then the most junior session is *paused*:
-its pages are released, its tokens kept, and it is computed anew once it fits. The most senior session
-therefore always goes on. One that does not fit the whole pool is ended.
+those that no running session needs are released first: kept sequences of earlier turns, then finished
+sessions that are not closed yet. Next the work itself loses its nodes, and then the most junior session is
+*paused*: its pages are released, its tokens kept, and it is computed again once it fits. So the most senior
+session always goes on. A session that does not fit into the whole pool is ended.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from verify_service.session import VerifySession
 
 
 def seniority(session: VerifySession) -> tuple[int, int]:
-    """Sorting key: the most senior first."""
+    """Sorting key that puts the most senior session first."""
     return -session.opening.priority, session.id
 
 
 class Memory:
-    """Gives pages to sessions; `release_kept` gives up one kept sequence, False when there is none."""
+    """Gives pages to sessions. `release_kept` releases one kept sequence, or returns False if there is
+    none."""
 
     def __init__(self, pool: PagePool, release_kept: Callable[[], bool]) -> None:
         self.pool = pool
@@ -33,7 +34,7 @@ class Memory:
         """Refuse a sequence that the whole pool could not hold.
 
         Raises:
-            OutOfPages: it never fits.
+            OutOfPages: the sequence can never fit.
         """
         needed = self._pages(tokens)
         if needed > self.pool.num_pages:
@@ -43,10 +44,11 @@ class Memory:
             )
 
     def make_room(self, tokens: int, sessions: Sequence[VerifySession]) -> None:
-        """Give up what no running session needs until a sequence of so many tokens fits beside them.
+        """Release sequences that no running session needs until one of `tokens` tokens fits in addition to
+        the sessions.
 
         Raises:
-            OutOfPages: it does not.
+            OutOfPages: it does not fit.
         """
         self.check_fits(tokens)
         needed = self._pages(tokens) + self._promised(sessions)
@@ -59,7 +61,7 @@ class Memory:
             )
 
     def resume(self, sessions: Sequence[VerifySession]) -> None:
-        """Open the paused sessions that fit, the most senior first and none before its turn."""
+        """Reopen the paused sessions that fit, strictly in the order of seniority."""
         paused = [session for session in sessions if session.kv is None and not session.finished]
         for session in sorted(paused, key=seniority):
             needed = min(self._wanted(session), self.pool.num_pages) + self._promised(sessions)
@@ -72,7 +74,8 @@ class Memory:
     def reserve(
         self, works: Sequence[Work], sessions: Sequence[VerifySession]
     ) -> tuple[list[Work], list[VerifySession]]:
-        """Reserve pages for a step; returns the works that have theirs and the sessions it paused."""
+        """Reserve pages for a step; return the works that got their pages and the sessions that were
+        paused."""
         holders = sorted((s for s in sessions if s.kv is not None and not s.finished), key=seniority)
         paused: list[VerifySession] = []
         for work in sorted(works, key=lambda work: seniority(work.session)):
@@ -97,7 +100,7 @@ class Memory:
                 return True
 
     def _release_spare(self, sessions: Sequence[VerifySession]) -> bool:
-        """Give up one sequence that no running session needs; False when there is none."""
+        """Release one sequence that no running session needs; return False if there is none."""
         if self._release_kept():
             return True
         spare = next((s for s in sessions if s.finished and s.kv is not None), None)
@@ -106,7 +109,8 @@ class Memory:
         return spare is not None
 
     def _promised(self, sessions: Sequence[VerifySession]) -> int:
-        """Pages that open sessions still need for the tokens they have, such as the rest of a prompt."""
+        """Return the pages that open sessions still need for the tokens they have, such as the rest of a
+        prompt."""
         return sum(
             max(self._wanted(session) - len(session.kv.pages), 0)
             for session in sessions

@@ -1,4 +1,4 @@
-"""A verify replica: the target, loaded and measured, its engine, its servicer. Imports torch."""
+"""A verify replica: the loaded and measured target, its engine and its servicer. Imports torch."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class VerifyReplica:
         return self.engine.failure
 
     def running(self) -> int:
-        """Open sessions, and sequences on their way to another replica."""
+        """Number of open sessions and of sequences on their way to another replica."""
         return self.engine.sessions + self.engine.moving
 
     async def close(self) -> None:
-        """Stop the engine, and the other ranks of the target if it has some."""
+        """Stop the engine, and the other ranks of the target if there are any."""
         await self.engine.stop()
         await asyncio.to_thread(self.runner.close)
 
@@ -70,7 +70,7 @@ class LoadedTarget:
     cost: CostModel
     max_step_tokens: int
     group: Group | None = None
-    """The ranks that compute it, if there are several."""
+    """The ranks that compute the target, if there are several."""
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -97,7 +97,7 @@ def load_target(config: VerifyConfig) -> LoadedTarget:
 
 
 def _sampling_defaults(config: VerifyConfig) -> dict[str, float]:
-    """Those of the model's file, unless it is not asked."""
+    """Return the sampling defaults of the model's file; none if the settings ignore the file."""
     if config.generation_config == "none":
         return {}
     if left := not_followed(config.model):
@@ -106,7 +106,7 @@ def _sampling_defaults(config: VerifyConfig) -> dict[str, float]:
 
 
 def _load_runner(config: VerifyConfig) -> tuple[ModelRunner, Group | None]:
-    """The target in this process, or in several."""
+    """Load the target in this process, or in several."""
     if config.tensor_parallel == 1:
         runner = load_runner(
             config,
@@ -122,13 +122,13 @@ def _load_runner(config: VerifyConfig) -> tuple[ModelRunner, Group | None]:
 
 
 def _grammars(tokenizer: TokenizerFiles | None, loaded: LoadedModel) -> GrammarCompiler | None:
-    """What holds texts to constraints; None where the tokenizer does not do for it."""
+    """Return the compiler of grammars for constraints; None where the tokenizer does not support them."""
     vocabulary = load_vocabulary(tokenizer.tokenizer_json if tokenizer else None, loaded.eos_token_ids)
     return None if vocabulary is None else GrammarCompiler(vocabulary)
 
 
 def load_replica(config: VerifyConfig) -> Callable[[GrpcServer], VerifyReplica]:
-    """Load the target; blocks. What is returned starts the replica on a server, on its event loop.
+    """Load the target; blocks. Return a function that starts the replica on a server, on its event loop.
 
     Raises:
         ConfigError: a setting is wrong or the model cannot be loaded.
@@ -167,7 +167,7 @@ def describe(config: VerifyConfig, target: LoadedTarget, replica: str) -> ModelI
 
 
 def layout_of(runner: ModelRunner, memory: PageMemory) -> KvLayout:
-    """What this replica's keys and values are made of and how they lie in a page."""
+    """Return what determines this replica's keys and values, and their layout in a page."""
     loaded = runner.loaded
     return KvLayout(
         loaded.fingerprint, loaded.arithmetic, loaded.kv_dtype_name, runner.pool.page_size, memory.shape
@@ -187,7 +187,7 @@ def _exchange(
 def make_engine(
     config: VerifyConfig, target: LoadedTarget, info: ModelInfo, instruments: VerifyInstruments
 ) -> VerifyEngine:
-    """An engine that is not started yet."""
+    """Return an engine that is not started yet."""
     room = {"max_nodes": target.runner.candidates(config.max_nodes)}
     settings = CoreSettings.of(config.model_copy(update=room), info, target.max_step_tokens)
     instruments.capacity.set(config.max_sessions, lambda: device_memory(info.device))

@@ -11,26 +11,28 @@ from verify_service.speculation.controller import Advice
 from verify_service.verifier import SessionOutcome, StepResult
 
 MAX_MICROS = 2**32 - 1
-"""Times have 32 bits on the wire: longer ones, as of a session that nobody has read for hours, stay there."""
+"""Largest time on the wire, in microseconds: it has 32 bits. Longer times, as of a session that nobody has
+read for hours, are cut to it."""
 
 
 class IdleMeter:
-    """Seconds in which sessions were open and the engine ran no step; times come from the engine's clock."""
+    """Measures the seconds in which sessions were open but no step ran. Times come from the engine's
+    clock."""
 
     def __init__(self, now: float) -> None:
         self.total = 0.0
         self._last_end = now
 
     def restart(self, now: float) -> None:
-        """A session was opened when there was none: the time before does not count."""
+        """Restart when the first session is opened: the time before does not count."""
         self._last_end = now
 
     def until(self, now: float) -> float:
-        """The total by `now`, between two steps."""
+        """Return the total up to `now`, between two steps."""
         return self.total + now - self._last_end
 
     def step(self, start: float, end: float) -> float:
-        """A step ran from `start` to `end`; returns the idle time right before it."""
+        """Note a step from `start` to `end`; return the idle time right before it."""
         idle = start - self._last_end
         self.total += idle
         self._last_end = end
@@ -38,9 +40,9 @@ class IdleMeter:
 
 
 def verdict_of(outcome: SessionOutcome, result: StepResult, idle_total: float, advice: Advice) -> Verdict:
-    """The verdict of one session's part of a step, of which it is the next.
+    """Return the verdict of one session's part of a step, with the session's next number.
 
-    `idle_total` are the engine's idle seconds at its start.
+    `idle_total` are the engine's idle seconds at the start of the step.
     """
     session, times = outcome.session, result.timings
     return Verdict(
@@ -77,12 +79,13 @@ def count_verdict(instruments: VerifyInstruments, outcome: SessionOutcome, verdi
     """Count a session's part of a step."""
     opening = outcome.session.opening
     instruments.verdict(verdict, opening.task, first=verdict.step == opening.first_step + 1)
-    if outcome.finish is FinishReason.NONE:  # the end of a text cuts the walk short
+    if outcome.finish is FinishReason.NONE:  # the end of a text would cut the walk short
         instruments.estimates(_judged(outcome))
 
 
 def _judged(outcome: SessionOutcome) -> Iterator[tuple[float, bool]]:
-    """(estimated reach, whether the walk arrived) of every verified node; parents come before children."""
+    """Yield (estimated reach, whether the walk arrived) of every verified node; parents come before
+    children."""
     walked: set[int] = set()
     for node in outcome.nodes:
         arrived = (

@@ -1,16 +1,16 @@
-"""Which sessions, which prefill chunks and which nodes go into the next step. Pure: the time is passed in.
+"""Chooses the sessions, prefill chunks and nodes of the next step. Pure: the time is passed in.
 
 A step takes every session that may run: its time depends little on the number of tokens, so the row of a
-session's last committed token brings one more token at next to no cost. A sequential session stays out until
-its block has come. Nodes of all sessions are added, most likely first, up to the number at which the step is
-expected to commit most tokens per second. T(n) rises in steps, so all numbers are tried, and the search does
-not end where the rate first falls. This one rule gives long blocks to few sessions, short ones to many, and
-none where they do not pay. A token of a session that is behind the pace its caller asked for counts several
-times.
+session's last committed token brings one more token at hardly any cost. A sequential session stays out until
+its block has come. Nodes of all sessions are added, most likely first, up to the number with which the step
+is expected to commit the most tokens per second. T(n) rises in steps, so all numbers are tried: the search
+does not end where the rate first falls. This one rule gives long blocks to few sessions, short ones to many,
+and none where they do not pay. A token counts several times if its session is behind the pace that its caller
+asked for.
 
 The same rate decides whether to wait. A step waits for blocks that are due soon if they bring more tokens,
-less the price of their nodes, than the target would commit until they come. So a single session waits after a
-miss, and a full batch does not wait at all.
+minus the price of their nodes, than the target would commit until they come. So a single session waits after
+a miss, and a full batch does not wait at all.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ from verify_service.session import VerifySession
 from verify_service.speculation.cost_model import CostModel
 
 PREFILL_SHARE = 0.5
-"""Share of a step that nodes leave to waiting prefill."""
+"""Share of a step that is reserved for waiting prefill, at the cost of nodes."""
 PREFILL_PACE = 0.9
 """Share of the best rate in tokens per second at which prompts are computed while other sessions decode:
 larger chunks gain little and make the others wait longer (docs/history/performance.md)."""
 MAX_PROMPT_ROWS = 64
-"""Most rows of a step that give log probabilities of prompts: each is as wide as the vocabulary."""
+"""Most rows of a step that are computed for log probabilities of prompts: each is as wide as the
+vocabulary."""
 MIN_STRETCH = 4
-"""The slope of T(n) is taken over at least so many tokens, because T(n) rises in steps."""
+"""Fewest tokens over which the slope of T(n) is taken, because T(n) rises in steps."""
 
 
 @dataclass(slots=True)
 class Work:
     """What one session does in a step: its next `chain` uncomputed tokens, then `nodes` below them.
 
-    `completes`: the chain ends with the last committed token, so the step commits new ones.
+    `completes`: the chain ends with the last committed token, so the step commits new tokens.
     """
 
     session: VerifySession
@@ -46,7 +47,7 @@ class Work:
     completes: bool
     nodes: list[Node] = field(default_factory=list)
     weight: float = 1.0
-    """How many tokens of other sessions one of this session counts for."""
+    """How many tokens of other sessions one token of this session is worth."""
 
     @property
     def tokens(self) -> int:
@@ -56,7 +57,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """What a step computes of prompts beside its nodes."""
+    """What a step computes of prompts, in addition to nodes."""
 
     tokens: int = 0
     sessions: int = 0
@@ -74,7 +75,7 @@ class StepValue:
     marginal_price: float
     """Expected tokens that one more node would have to bring to pay for its time."""
     price: float
-    """What the nodes of the step cost on average, in tokens; without nodes, the marginal price."""
+    """Mean cost of the step's nodes, in tokens; without nodes, the marginal price."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +85,14 @@ class StepPlan:
     works: list[Work]
     until: float | None = None
     price: float = 0.0
-    """What a node of this step costs, in tokens."""
+    """Cost of a node of this step, in tokens."""
 
 
 def plan_step(sessions: Sequence[VerifySession], now: float, cost: CostModel, max_tokens: int) -> StepPlan:
     """Decide the next step, of at most `max_tokens` tokens.
 
-    `sessions` come in the order of their seniority. Where there is not room for all, those that stepped
-    longest ago go first.
+    `sessions` come in the order of their seniority. If there is no room for all, those that stepped longest
+    ago go first.
     """
     runnable = [session for session in sessions if session.runnable]
     going = [session for session in runnable if session.may_start(now)]
@@ -113,8 +114,8 @@ def plan_step(sessions: Sequence[VerifySession], now: float, cost: CostModel, ma
 
 
 def chunk_length(cost: CostModel) -> int:
-    """How many prompt tokens a step takes where sessions decode in it: the fewest that are computed at nearly
-    the best rate, if each step takes as much longer as a step of one token does.
+    """Return how many prompt tokens a step takes while sessions decode: the fewest that are computed at
+    nearly the best rate, if the decoding adds the time of a step of one token to each step.
     """
     rates = {tokens: tokens / (cost.seconds(1) + cost.seconds(tokens)) for tokens in cost.points}
     enough = PREFILL_PACE * max(rates.values())
@@ -122,7 +123,8 @@ def chunk_length(cost: CostModel) -> int:
 
 
 def seconds_to_wait(works: Sequence[Work], now: float, value: StepValue) -> float | None:
-    """How long a step of this value should wait for blocks that are due; None: start it now."""
+    """Return how many seconds a step of this value should wait for blocks that are due; None: start it
+    now."""
     dues = [(due, work) for work in works if (due := work.session.block_due(now)) is not None]
     gains = 0.0
     for due, work in sorted(dues, key=itemgetter(0)):
@@ -133,11 +135,11 @@ def seconds_to_wait(works: Sequence[Work], now: float, value: StepValue) -> floa
 
 
 def add_nodes(works: Sequence[Work], cost: CostModel, room: int, prompts: Prompts = NO_PROMPTS) -> StepValue:
-    """Add those nodes, at most `room`, to the works with which most tokens per second are committed.
+    """Add to the works those nodes, at most `room`, with which the most tokens per second are committed.
 
-    A token counts by its session's weight. Prompts in the step make it long whether it has nodes or not. So a
-    node takes the time that it adds to them, and that time is worth what all sessions, those of the prompts
-    too, would commit in it by themselves.
+    Tokens are weighted by session. Prompts make the step long whether it has nodes or not. So a node costs
+    the time that it adds to the prompts' time, and that time is worth the tokens that all sessions, including
+    those of the prompts, would commit in it without nodes.
     """
     if not works:
         return StepValue(0.0, 0.0, 0.0)
@@ -146,7 +148,7 @@ def add_nodes(works: Sequence[Work], cost: CostModel, room: int, prompts: Prompt
         for work in works
         for each in work.session.eligible()
     ]
-    picks.sort(key=itemgetter(0), reverse=True)  # stable: parents stay before their children
+    picks.sort(key=itemgetter(0), reverse=True)  # a stable sort: parents stay before their children
     base, alone = len(works) + prompts.tokens, cost.seconds(len(works) + prompts.sessions)
     others = alone - cost.seconds(base)
     expected = sum(work.weight for work in works) + prompts.sessions
@@ -164,8 +166,8 @@ def add_nodes(works: Sequence[Work], cost: CostModel, room: int, prompts: Prompt
 
 
 def _chunks(prefills: Sequence[VerifySession], room: int) -> Iterator[Work]:
-    """Divide the room between prompts: half for the shortest, so that they need not wait for long ones, the
-    rest in the order of seniority.
+    """Divide the room between prompts: half of it goes to the shortest first, so that they need not wait for
+    long ones, the rest by seniority.
     """
     chunks = dict.fromkeys((session.id for session in prefills), 0)
     rows = MAX_PROMPT_ROWS

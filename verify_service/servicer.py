@@ -1,4 +1,5 @@
-"""Wire <-> domain of the verify service: one stream per session, every message checked on arrival."""
+"""Translates between wire and domain for the verify service: one stream per session, each message checked on
+arrival."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
-    """Serves one engine; `info` is what it serves, apart from what changes."""
+    """Serves one engine; `info` has the constant part of what it serves."""
 
     def __init__(
         self,
@@ -49,8 +50,9 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         exchange: KvExchange | None = None,
         unread_seconds: float = UNREAD_SECONDS,
     ) -> None:
-        """Without `exchange`, keys and values neither leave this replica nor come to it. A session whose
-        caller does not read for `unread_seconds` is ended."""
+        """Without `exchange`, this replica neither sends nor receives keys and values. A session ends if its
+        caller does not read for `unread_seconds`.
+        """
         self._engine = engine
         self._info = info
         self._tokenizer = tokenizer
@@ -63,7 +65,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         verify_pb2_grpc.add_VerifyServiceServicer_to_server(self, server)  # type: ignore[no-untyped-call]
 
     async def Verify(self, request_iterator: Requests, context: Context) -> None:  # noqa: N802
-        """One session, until it is closed, the requests end, or the call is cancelled."""
+        """Serve one session until it is closed, the requests end, or the call is cancelled."""
         with server_span(VERIFY, context):
             await self._serve(request_iterator, context)
 
@@ -89,7 +91,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
     async def GetModelInfo(  # noqa: N802
         self, request: verify_pb2.VerifyServiceGetModelInfoRequest, context: Context
     ) -> verify_pb2.VerifyServiceGetModelInfoResponse:
-        """What this replica serves, and how much of it is in use."""
+        """Return what this replica serves, and how much of it is in use."""
         pages = self._engine.statistics
         info = replace(
             self._info,
@@ -102,7 +104,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
     async def GetTokenizer(  # noqa: N802
         self, request: verify_pb2.GetTokenizerRequest, context: Context
     ) -> verify_pb2.GetTokenizerResponse:
-        """The target's tokenizer; empty when the model came without one."""
+        """Return the target's tokenizer; empty if the model came without one."""
         if self._tokenizer is None:
             return verify_pb2.GetTokenizerResponse()
         return verify_pb2.GetTokenizerResponse(
@@ -122,14 +124,14 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
     async def ForkKv(  # noqa: N802
         self, request: verify_pb2.ForkKvRequest, context: Context
     ) -> verify_pb2.ForkKvResponse:
-        """Make a second handle."""
+        """Make a second handle for the same sequence."""
         forked = await self._engine.fork(wire.kv_handle_from_pb(request.kv_handle))
         return verify_pb2.ForkKvResponse(kv_handle=wire.kv_handle_to_pb(forked))
 
     async def FetchKv(  # noqa: N802
         self, request: verify_pb2.FetchKvRequest, context: Context
     ) -> None:
-        """Give out what a handle holds."""
+        """Send the pages that a handle holds."""
 
         async def write(part: KvPart) -> None:
             await context.write(verify_pb2.FetchKvResponse(part=kv_part_to_pb(part)))
@@ -139,7 +141,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
     async def StoreKv(  # noqa: N802
         self, request_iterator: AsyncIterator[verify_pb2.StoreKvRequest], context: Context
     ) -> verify_pb2.StoreKvResponse:
-        """Take in what another replica gave out."""
+        """Receive pages that another replica sent."""
         parts = (kv_part_from_pb(request.part) async for request in request_iterator)
         handle = await self._exchanged().receive(parts)
         return verify_pb2.StoreKvResponse(kv_handle=wire.kv_handle_to_pb(handle))
@@ -152,7 +154,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         return self._exchange
 
     async def _read(self, requests: Requests, stream: VerifyStream, allowance: Allowance) -> None:
-        """Pass messages on; the end of the requests ends the session as a close does."""
+        """Pass messages on to the engine. The end of the requests ends the session like a close."""
         close = verify_pb2.CloseVerify()
         async for message in requests:
             match message.WhichOneof("message"):
@@ -191,7 +193,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
                 return
 
     def _stop_if_failed(self, stream: VerifyStream, reader: asyncio.Task[None]) -> None:
-        """End a session whose messages are wrong; the writer raises the error, between two writes."""
+        """End a session whose messages are invalid; the writer raises the error, between two writes."""
         if not reader.cancelled() and (error := reader.exception()) is not None:
             stream.outbox.end(error)
             self._engine.finish(stream, keep=False)

@@ -1,8 +1,8 @@
 """One session of the verify service: what is committed, what is proposed, when it may step.
 
-Pure: no clock, no I/O, no model. Of the committed tokens, [0, kv.length) are computed and
-[kv.length, committed_length) are not: the whole prompt at first, later the last token alone, whose
-logits choose the next one.
+Pure: no clock, no I/O, no model. Of the committed tokens, [0, kv.length) are computed and [kv.length,
+committed_length) are not: at first the whole prompt, later only the last token, whose logits choose the next
+one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from verify_service.speculation.patience import Patience
 from verify_service.speculation.several_drafts import MAX_SILENCE, Agreement, Belief
 
 MAX_UNANSWERED = 16
-"""Verdicts for which the draft's answer is still timed; older ones are forgotten."""
+"""Most verdicts for which the draft's answer is still timed; older ones are forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +54,10 @@ class Committed:
 
 
 class VerifySession:
-    """What the engine knows of one session.
+    """What the engine knows about one session.
 
     `committed` are all tokens so far, of which `opening.prompt_length` are prompt. `kv` is None while the
-    session is paused for want of pages.
+    session is paused for lack of pages.
     """
 
     def __init__(
@@ -94,13 +94,13 @@ class VerifySession:
         self.idle_before = 0.0
         """The engine's idle seconds up to the last verdict."""
         self.deadline = now
-        """A sequential session waits for a ready block until then."""
+        """The time until which a sequential session waits for a ready block."""
         self.ready = False
-        """True when a ready block came whose draft knew the last verdict."""
+        """True after a ready block from a draft that knew the last verdict."""
         self.draft_wanted = True
         """The controller's decision; verdicts carry it to the orchestrator."""
         self.features_sent = 0
-        """Features of tokens before this position were sent, or are not wanted."""
+        """The position before which features of tokens were sent or are not wanted."""
         self._next_prompt_logprob = max(opening.first_prompt_logprob, 1)
         """The first position of the prompt whose log probability is wanted and not known yet."""
         self._silence = MAX_SILENCE
@@ -112,13 +112,13 @@ class VerifySession:
 
     @property
     def policy(self) -> VerifyPolicy:
-        """When the target may run ahead of the draft."""
+        """The policy that says when the target may run ahead of the draft."""
         return self.opening.policy
 
     @property
     def traffic(self) -> Traffic | None:
-        """The kind of traffic for which it is decided whether drafts are wanted; None: nothing is decided for
-        this session."""
+        """The kind of traffic that the controller decides about drafts for; None: it decides nothing for this
+        session."""
         if self.policy is not VerifyPolicy.PIPELINED:
             return None
         return self.opening.task, not self.opening.sampling.greedy
@@ -131,23 +131,24 @@ class VerifySession:
 
     @property
     def has_draft(self) -> bool:
-        """True while a draft answers verdicts. One that is not wanted stops with the verdict that says so."""
+        """True while a draft answers verdicts. A draft stops with the verdict which says that it is not
+        wanted."""
         return self.draft_wanted and self._silence < MAX_SILENCE
 
     @property
     def prompt_logprobs_left(self) -> bool:
-        """Whether log probabilities of the prompt are wanted that are not known yet."""
+        """True if log probabilities of the prompt are wanted and not all known yet."""
         wanted = self.opening.sampling.prompt_logprobs is not None
         return wanted and self._next_prompt_logprob < self.opening.prompt_length
 
     @property
     def reusable(self) -> int | None:
-        """How many tokens may be taken from the page cache; None: all of them. The rest must be computed,
-        because the row of a prompt's token gives the log probability of the next one."""
+        """Most tokens that may be taken from the page cache; None: all. The rest must be computed, because
+        the row of a prompt's token yields the log probability of the next token."""
         return self._next_prompt_logprob - 1 if self.prompt_logprobs_left else None
 
     def prompt_rows(self, chain: int) -> range:
-        """Of the next `chain` tokens, those whose rows give wanted log probabilities of the prompt."""
+        """Return those of the next `chain` tokens whose rows yield wanted log probabilities of the prompt."""
         if not self.prompt_logprobs_left or self.kv is None:
             return range(0)
         start = self.kv.length
@@ -161,12 +162,14 @@ class VerifySession:
 
     @property
     def uncomputed(self) -> int:
-        """Committed tokens without keys and values; the last committed token is always one of them."""
+        """Number of committed tokens without keys and values; the last committed token is always one of
+        them."""
         return self.tree.committed_length - (self.kv.length if self.kv is not None else 0)
 
     @property
     def runnable(self) -> bool:
-        """False while nothing may be computed: finished, paused, or too many verdicts unread."""
+        """False while nothing may be computed: the session is finished or paused, or too many verdicts are
+        unread."""
         return not (self.finished or self.kv is None or self.outbox.full)
 
     def may_start(self, now: float) -> bool:
@@ -175,27 +178,30 @@ class VerifySession:
         return not waits or self.uncomputed > 1
 
     def block_due(self, now: float) -> float | None:
-        """Seconds until a ready block should come; None when it is there or none is expected."""
+        """Return the seconds until a ready block should come; None if it is there or none is expected."""
         if self.ready or not self.draft_wanted or self.policy is not VerifyPolicy.PIPELINED:
             return None
         return self.patience.due(now - self.last_verdict)
 
     def weight(self, now: float) -> float:
-        """How many tokens of other sessions one of its own counts for: more while it is behind its pace."""
+        """Return how many tokens of other sessions one of its tokens is worth: more while it is behind its
+        pace."""
         return self._pace.weight(now, self.tree.committed_length)
 
     def gain(self, price: float) -> float:
-        """Tokens, less the price of the nodes, that a complete tree would bring beyond those at hand."""
+        """Return the tokens, minus the price of nodes, that a complete tree would bring in addition to the
+        present nodes."""
         return self.patience.gain([each.probability for each in self.eligible()], price)
 
     def eligible(self) -> list[Eligible]:
-        """The nodes that may be verified, most likely first, parents before children, at most `max_nodes`."""
-        # The node that commits the last token of all is not verified: its parent's row chooses it.
+        """Return the nodes that may be verified, most likely first, parents before children, at most
+        `max_nodes`."""
+        # A node for the very last token need not be verified: its parent's row chooses that token.
         max_depth = self.end_length - self.tree.committed_length - 1
         return self.candidates.eligible(max_depth, self.max_nodes)
 
     def propose(self, block: TokenBlock, arrived: float) -> int:
-        """Add a block's nodes; returns how many had no place."""
+        """Add a block's nodes; return how many had no place."""
         if self.finished or self.policy is VerifyPolicy.OFF:
             return len(block)
         self._silence = 0
@@ -209,7 +215,8 @@ class VerifySession:
         return added.stale
 
     def row(self, node: Node | None) -> SamplingRow:
-        """What is needed to choose the token after `node`, or after the committed tokens where it is None."""
+        """Return what is needed to choose the token after `node`, or after the committed tokens if it is
+        None."""
         position = self.tree.committed_length + (node.depth if node is not None else 0)
         params, history = self.opening.sampling, self.history
         generated = position - self.opening.prompt_length
@@ -222,11 +229,11 @@ class VerifySession:
         return SamplingRow(params, position, generated, extended, mask)
 
     def settle(self) -> str:
-        """After a commit, why the grammar lets nothing follow; empty when all is well."""
+        """Return, after a commit, why the grammar allows no next token; empty if all is well."""
         return "" if self._matcher is None or self.finished else self._matcher.settle()
 
     def commit(self, tokens: Sequence[int]) -> Committed:
-        """Append what a step chose, cut where the generation ends."""
+        """Append the tokens that a step chose, cut where the generation ends."""
         kept, finish = self._cut(tokens)
         walked = self.candidates.commit(kept)
         self.history.append(kept)
@@ -234,7 +241,7 @@ class VerifySession:
         return Committed(kept, finish, hit=len(kept) == len(tokens) == len(walked))
 
     def published(self, now: float, idle: float, price: float = 0.0) -> None:
-        """A step's verdict left at `now`; the engine has been idle for `idle` seconds so far.
+        """Note that a step's verdict left at `now`; the engine has been idle for `idle` seconds so far.
 
         `price` is the price of a node in the step, in tokens.
         """
@@ -252,7 +259,7 @@ class VerifySession:
             self.deadline = now + self.patience.sequential_wait()
 
     def started(self, now: float) -> None:
-        """A step with this session begins."""
+        """Note that a step with this session begins."""
         if self.tree.committed_length not in self._unanswered:
             return
         sequential = self.policy is VerifyPolicy.SEQUENTIAL
@@ -285,5 +292,5 @@ class VerifySession:
 
 
 def end_length(opening: OpenVerify, context_length: int) -> int:
-    """Committed length at which a generation is over."""
+    """Return the committed length at which a generation is over."""
     return int(min(context_length, opening.sampling.end_length(opening.prompt_length)))

@@ -1,6 +1,6 @@
 """One step of the target: a packed forward, choose, walk, commit.
 
-A session's part of the forward, as scratch offsets behind its computed tokens:
+A session's part of the forward, as scratch offsets after its computed tokens:
 
     [0, chain)           uncomputed committed tokens; the last one's logits choose the next token
     [chain, chain + n)   candidate nodes, the most likely path first, so that what is kept often lies
@@ -36,27 +36,27 @@ from verify_service.speculation.origins import from_draft, step_nodes
 
 
 class Runner(Protocol):
-    """What the service needs of `outrider.engine.runner.ModelRunner`."""
+    """What the service needs from `outrider.engine.runner.ModelRunner`."""
 
     pool: PagePool
 
     def forward(self, segments: Sequence[Segment]) -> torch.Tensor:
-        """Logits [W, V] of the wanted tokens; the tokens become scratch entries."""
+        """Return logits [W, V] of the wanted tokens; all tokens become scratch entries."""
 
     def commit(self, kv: SequenceKv, keep: Sequence[int], tokens: Sequence[int]) -> None:
         """Keep a path of scratch entries and forget the others."""
 
     def fork(self, kv: SequenceKv) -> SequenceKv:
-        """A second sequence with the same tokens."""
+        """Return a second sequence with the same tokens."""
 
 
 class FeatureRunner(Runner, Protocol):
-    """What sessions need that ask for features: a runner with a model."""
+    """A runner for sessions that ask for features."""
 
     def forward_with_features(
         self, segments: Sequence[Segment], layers: Sequence[int]
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        """`forward`, and what went into these layers at the segments' `featured` tokens, [F, C] each."""
+        """`forward`, and the inputs [F, C] of each of these layers at the segments' `featured` tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,28 +72,28 @@ class SessionOutcome:
     """Depth of the deepest verified node."""
     accepted: int
     drafted: int
-    """Accepted nodes that came from a draft and from nowhere else."""
+    """Accepted nodes that only a draft proposed."""
     hit: bool
     finish: FinishReason
     logprobs: tuple[TokenLogprob, ...]
     recorded: StepNodes | None = None
-    """The verified nodes for the caller, where it asked for them."""
+    """The verified nodes for the caller, if it asked for them."""
     predicted: int = 0
     """Verified nodes that the caller's prediction proposed."""
     predicted_accepted: int = 0
-    """Those of them that were accepted."""
+    """How many of them were accepted."""
     features: bytes = b""
-    """What the last tokens were chosen from, where the session asked for it."""
+    """The features from which the last tokens were chosen, if the session asked for them."""
 
     @property
     def draft_nodes(self) -> int:
-        """Verified nodes that came from a draft."""
+        """Number of verified nodes that came from a draft."""
         return sum(from_draft(node) for node in self.nodes)
 
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """What is told of a part of one session's prompt."""
+    """What is reported about a part of one session's prompt."""
 
     session: VerifySession
     found: PromptLogprobs | PromptFeatures
@@ -101,7 +101,7 @@ class PromptPart:
 
 @dataclass(frozen=True, slots=True)
 class StepTimings:
-    """Seconds of the engine's clock, and the wall clock where others must understand it."""
+    """Times in seconds of the engine's clock, and by the wall clock where other processes read them."""
 
     start: float
     start_ns: int
@@ -120,7 +120,7 @@ class StepResult:
     prompt_tokens: int
     prompts: list[PromptPart] = field(default_factory=list)
     without_numbers: list[VerifySession] = field(default_factory=list)
-    """Sessions that got no token, because the model gives none a logit above -inf."""
+    """Sessions that got no token, because the model gives no token a logit above -inf."""
 
 
 class Verifier:
@@ -160,7 +160,7 @@ class Verifier:
         return StepResult(outcomes, timings, len(works), tokens, prompt_tokens, prompts, without)
 
     def _forward(self, works: Sequence[Work]) -> tuple[torch.Tensor, StepFeatures | None]:
-        """Logits [W, V] of all wanted rows, and the features of the step if some session wants any."""
+        """Return logits [W, V] of all wanted rows, and the features of the step if any session wants them."""
         segments, layers = [_segment(work) for work in works], layers_of(works)
         if not layers:
             return self._runner.forward(segments), None
@@ -176,8 +176,8 @@ class Verifier:
         features: StepFeatures | None,
     ) -> tuple[list[SessionOutcome], list[VerifySession]]:
         """Commit every work; `chosen` [W], `sound` [W] and `logits` [W, V] are the rows that choose, work
-        after work. Nothing is committed for the sessions that walked along a row that is not sound, which
-        come last.
+        after work. Also return the sessions whose path has a row that is not sound: nothing is committed for
+        them.
         """
         outcomes: list[SessionOutcome] = []
         without_numbers: list[VerifySession] = []
@@ -203,7 +203,9 @@ class Verifier:
         logits: torch.Tensor,
         features: StepFeatures | None,
     ) -> SessionOutcome:
-        """Commit what one session walked along; `chosen` [1 + n] and `logits` [1 + n, V] are its rows'."""
+        """Commit the tokens along a session's `path` of rows; `chosen` [1 + n] and `logits` [1 + n, V] belong
+        to its rows.
+        """
         session = work.session
         assert session.kv is not None
         base_length = session.tree.committed_length
@@ -240,17 +242,19 @@ class Verifier:
 
 
 def _have_numbers(logits: torch.Tensor, chosen: Sequence[int]) -> list[bool]:
-    """Whether the logit of each row's choice is one: logits [W, V]. Where all of a row are NaN or -inf, it is
-    not."""
+    """Return for each row of logits [W, V] whether the logit of its choice is a number. It is not where all
+    logits of the row are NaN or -inf.
+    """
     places = torch.tensor(chosen, device=logits.device)[:, None]
     found: list[bool] = (logits.gather(1, places)[:, 0] > -torch.inf).tolist()
     return found
 
 
 def read_prompts(works: Sequence[Work], logits: torch.Tensor) -> tuple[torch.Tensor, list[PromptPart]]:
-    """The rows that choose tokens, and what the others say of prompts: logits [W, V] of all wanted rows.
+    """Divide the logits [W, V] of all wanted rows: return the rows that choose tokens, and what the other
+    rows say about prompts.
 
-    No row does both: they belong to different tokens.
+    No row does both, because they belong to different tokens.
     """
     parts: list[PromptPart] = []
     chooses: list[int] = []
@@ -267,7 +271,7 @@ def read_prompts(works: Sequence[Work], logits: torch.Tensor) -> tuple[torch.Ten
 
 
 def _prompt_part(session: VerifySession, rows: range, logits: torch.Tensor) -> PromptPart:
-    """What `logits` [len(rows), V] say of the tokens that follow the rows'."""
+    """Return what `logits` [len(rows), V] say about the tokens that follow those of the rows."""
     kv, count = session.kv, session.opening.sampling.prompt_logprobs
     assert kv is not None
     assert count is not None
@@ -278,7 +282,8 @@ def _prompt_part(session: VerifySession, rows: range, logits: torch.Tensor) -> P
 
 
 def most_likely_path_first(nodes: Sequence[Node]) -> list[Node]:
-    """The same nodes depth first; `nodes` come with falling reach and parents before children."""
+    """Return the same nodes depth first; `nodes` come in the order of falling reach, parents before
+    children."""
     below: dict[int | None, list[Node]] = {}
     for node in nodes:
         below.setdefault(node.parent.id if node.parent is not None else None, []).append(node)
@@ -291,9 +296,10 @@ def most_likely_path_first(nodes: Sequence[Node]) -> list[Node]:
 
 
 def walk(children: dict[int, Node], nodes: Sequence[Node], chosen: Sequence[int]) -> list[int]:
-    """Rows on the accepted path: 0 for the last committed token, 1 + i for `nodes[i]`.
+    """Return the rows on the accepted path: 0 for the last committed token, 1 + i for `nodes[i]`.
 
-    Follows the target's own choices, `chosen` [1 + n] by row, down to the first that was not verified.
+    The path follows the target's choices, `chosen` [1 + n] by row, down to the first token without a verified
+    node.
     """
     row_of = {node.id: row for row, node in enumerate(nodes, 1)}
     path = [0]
@@ -316,7 +322,7 @@ def _segment(work: Work) -> Segment:
 
 
 def _parents(work: Work) -> list[int] | None:
-    """Scratch offset of every token's parent; None when all is one chain."""
+    """Return the scratch offset of every token's parent; None if all tokens are one chain."""
     offset_of = {node.id: offset for offset, node in enumerate(work.nodes, work.chain)}
     root = work.chain - 1
     parents = [offset_of[node.parent.id] if node.parent is not None else root for node in work.nodes]
@@ -326,7 +332,7 @@ def _parents(work: Work) -> list[int] | None:
 
 
 def _rows(work: Work) -> list[SamplingRow]:
-    """Rows of the last committed token and of every node; none in the middle of a prompt."""
+    """Return the rows of the last committed token and of every node; none in the middle of a prompt."""
     row = work.session.row
     return [row(None), *map(row, work.nodes)] if work.completes else []
 
@@ -334,7 +340,7 @@ def _rows(work: Work) -> list[SamplingRow]:
 def _logprobs(
     session: VerifySession, logits: torch.Tensor, path: Sequence[int], tokens: Sequence[int]
 ) -> tuple[TokenLogprob, ...]:
-    """Log probabilities of the committed tokens when they were asked for; `logits` [1 + n, V]."""
+    """Return log probabilities of the committed tokens if they were asked for; `logits` is [1 + n, V]."""
     count = session.opening.sampling.logprobs
     if count is None:
         return ()

@@ -26,9 +26,9 @@ class Candidate(NamedTuple):
     token: int
     source: CandidateSource
     bucket: int
-    """Bucket of `outrider.speculation.acceptance` in which estimates for such candidates are learned."""
+    """Bucket of `outrider.speculation.acceptance` that learns estimates for such candidates."""
     rank: int
-    """Place among the source's candidates below one parent, from 0."""
+    """Rank among the source's candidates below one parent, from 0."""
     parent: int = -1
     """Index of an earlier candidate of the same proposal; -1: the expanded position itself."""
 
@@ -38,7 +38,8 @@ class Proposal(NamedTuple):
 
     candidates: Sequence[Candidate]
     winners: tuple[int, ...] = ()
-    """Per sharpness of `SHARPNESS_GRID`, the child that would be first; empty where that means nothing."""
+    """For each sharpness of `SHARPNESS_GRID`, the child that would be first; empty where sharpness has no
+    meaning."""
 
 
 NOTHING = Proposal(())
@@ -46,7 +47,7 @@ NOTHING = Proposal(())
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """Asks for the children of one node of one sequence; node None is the last committed token."""
+    """A request for the children of a node of one sequence; node None is the last committed token."""
 
     key: int
     node: Node | None
@@ -55,7 +56,7 @@ class Expansion:
 
 @dataclass(frozen=True, slots=True)
 class PageCounts:
-    """KV memory of a drafter, in pages; `cached` ones are unowned and can be reclaimed."""
+    """KV memory of a drafter, in pages; `cached` pages have no owner and can be reclaimed."""
 
     total: int = 0
     used: int = 0
@@ -63,27 +64,29 @@ class PageCounts:
 
 
 class Drafter(Protocol):
-    """Proposes candidates for the sequences that are open, each named by a key."""
+    """Proposes candidates for open sequences, each named by a key."""
 
     kind: str
     expands: bool
-    """False when there is nothing to compute: all candidates come from `recall`."""
+    """False if there is nothing to compute: all candidates come from `recall`."""
     context_length: int
-    """Positions that can be computed are below this."""
+    """The drafter can compute positions below this."""
     max_nodes: int
     """Most nodes of a sequence's tree."""
 
     def open(self, key: int, request: OpenDraft) -> int:
-        """Start a sequence; returns how many of its tokens need no computing. Raises Overloaded."""
+        """Start a sequence; return how many of its tokens need no computing. Raises Overloaded."""
 
     def constrain(self, key: int, matcher: Matcher) -> None:
-        """Propose only what a grammar allows, as far as the drafter can; `matcher` is at the last token."""
+        """From now on propose only what a grammar allows, if the drafter can; `matcher` is at the last
+        token."""
 
     def recall(self, key: int) -> Proposal:
-        """What can be proposed below the last committed token without a forward."""
+        """Return what can be proposed below the last committed token without a forward."""
 
     def expand(self, expansions: Sequence[Expansion]) -> list[Proposal | None]:
-        """Children of each expansion, best first; None when its turn has not come (prefill goes on).
+        """Return the children for each expansion, best first; None if its turn has not come (prefill goes
+        on).
 
         A parent is expanded before its children, or earlier in the same call.
 
@@ -92,28 +95,28 @@ class Drafter(Protocol):
         """
 
     def commit(self, key: int, tokens: Sequence[int], rerooted: Rerooted) -> None:
-        """Append committed tokens; what was computed for the nodes that live on is kept."""
+        """Append committed tokens; keep what was computed for the nodes that live on."""
 
     def fits(self, key: int) -> bool:
-        """True when the memory that the sequence needs is at hand."""
+        """True if the memory that the sequence needs is available."""
 
     def reset(self, key: int) -> None:
-        """Give the sequence's memory back; it is computed anew when it is expanded again."""
+        """Release the sequence's memory; it is computed again at its next expansion."""
 
     def close(self, key: int) -> None:
         """End a sequence; its memory is free when this returns."""
 
     def pages(self) -> PageCounts:
-        """How much KV memory is in use."""
+        """Return how much KV memory is in use."""
 
 
 @runtime_checkable
 class FeatureReader(Protocol):
-    """A drafter that reads what the target's layers make of a text, and proposes nothing without."""
+    """A drafter that reads features of the target's layers, and proposes nothing without them."""
 
     def tell(self, key: int, rows: bytes, position: int | None = None) -> None:
-        """Rows of `outrider.engine.features`, the first for the token at `position`; None: for the last
-        tokens. A sequence that was told none before them goes on from there."""
+        """Pass rows of `outrider.engine.features`, the first for the token at `position`; None: for the last
+        tokens. A sequence that got no rows before goes on from these."""
 
     def waits(self, key: int) -> bool:
-        """True until what goes before the last committed token is known."""
+        """True until the features up to the last committed token are known."""

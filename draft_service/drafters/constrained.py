@@ -6,22 +6,22 @@ from draft_service.drafters.base import Candidate, CandidateSource, Proposal
 from outrider.grammar.matcher import Matcher
 
 MAX_FORCED = 16
-"""Tokens of a chain that the grammar leaves no choice about."""
+"""Most tokens of a chain that the grammar forces."""
 
 
 def forced(matcher: Matcher, path: tuple[int, ...]) -> Proposal | None:
-    """The chain after a path that the grammar leaves no choice about; None where it leaves one."""
+    """Return the chain after a path that the grammar forces; None where it leaves a choice."""
     tokens = matcher.forced(path, MAX_FORCED)
     chain = [Candidate(token, CandidateSource.GRAMMAR, 0, 0, place - 1) for place, token in enumerate(tokens)]
     return Proposal(chain) if chain else None
 
 
 def possible(matcher: Matcher, proposal: Proposal) -> Proposal:
-    """The candidates below the last committed token that the grammar allows."""
+    """Return the candidates below the last committed token that the grammar allows."""
     kept: list[Candidate] = []
     paths: list[tuple[int, ...]] = []
     places: dict[int, int] = {}
-    """Index among those kept, by index in the proposal."""
+    """Index among the kept candidates, by index in the proposal."""
     for index, candidate in enumerate(proposal.candidates):
         parent = places.get(candidate.parent, -1)
         if candidate.parent >= 0 and parent < 0:

@@ -1,11 +1,11 @@
-"""Drafts with an EAGLE-3 head: one layer that reads what the target's layers made of the text.
+"""Drafts with an EAGLE-3 head: one layer that reads features of the target's layers.
 
-A row is a token and the feature of the token before it. Of committed tokens the features are the target's,
-and come with verdicts; below them they are the head's own results, so the tree grows ahead of the
-verification as any other. Keys and values of a row depend on its token and its feature alone:
+A row is a token and the feature of the token before it. Features of committed tokens are the target's, and
+come with verdicts. Below them features are the head's own results, so the tree grows ahead of verification
+like any other. Keys and values of a row depend only on its token and its feature:
 
-    store     of committed tokens, with the target's features; a token without one has no row
-    nodes     of expanded nodes, with the head's own features, until the node is committed or dropped
+    store     rows of committed tokens, with the target's features; a token without a feature has no row
+    nodes     rows of expanded nodes, with the head's own features, until the node is committed or dropped
 
 A commit brings the target's feature of the new last token, so the root is expanded again with it.
 """
@@ -30,9 +30,9 @@ from outrider.sampling.chooser import prepare
 from outrider.speculation.candidate_tree import Node, Rerooted
 
 PREFILL_CHUNK = 256
-"""Most rows of committed tokens of all sequences in one forward: other sessions wait no longer than that."""
+"""Most rows of committed tokens of all sequences in one forward; it bounds how long other sessions wait."""
 PAGE_ROWS = 16
-"""Rows that are counted as a page."""
+"""Rows that count as one page."""
 
 
 @dataclass(slots=True)
@@ -40,44 +40,45 @@ class _Expanded:
     """An expanded node."""
 
     entries: Tensor
-    """[2 H, D] keys and values."""
+    """Keys and values [2 H, D]."""
     feature: Tensor | None = None
-    """[C] of the rows below."""
+    """Feature [C] of the rows below."""
 
 
 @dataclass(slots=True)
 class _Sequence:
-    """One sequence. Rows of committed tokens wait in `told` until they are computed."""
+    """One sequence. Rows of committed tokens that arrived wait in `told` until they are computed."""
 
     text: DraftText
     layers: int
-    """Layers of the target whose features come, side by side."""
+    """Number of the target's layers whose features arrive, side by side."""
     columns: list[int] | None
-    """Which of them the head reads; None: not all of its own come, and nothing is read."""
+    """The indices of those that the head reads; None: not all of the head's layers arrive, and it reads
+    nothing."""
     store: RowStore = field(default_factory=RowStore)
     told: list[tuple[int, Tensor]] = field(default_factory=list)
-    """Position of the first token, and rows [N, columns of `EagleHead.fuse`]."""
+    """For each piece the position of its first token, and rows [N, columns of `EagleHead.fuse`]."""
     known: int = 1
-    """What comes for tokens before this one is not needed any more."""
+    """The position before which rows are not needed any more."""
     last: tuple[int, Tensor] | None = None
     """Position and feature [C] of the newest row in the store."""
     feature: Tensor | None = None
-    """[C], of the rows below the root."""
+    """Feature [C] of the rows below the root."""
     nodes: dict[int, _Expanded] = field(default_factory=dict)
-    """By node id."""
+    """Expanded nodes by id."""
 
     @property
     def rows(self) -> int:
-        """Rows of committed tokens, in the store or on the way to it."""
+        """Number of rows of committed tokens, in the store or waiting for it."""
         return len(self.store) + sum(len(rows) for _, rows in self.told)
 
     @property
     def waits(self) -> bool:
-        """True until the row of the last token is there or told."""
+        """True until the row of the last token is in the store or has arrived."""
         return self.known < len(self.text.tokens) or not (self.told or self.last)
 
     def forget(self) -> None:
-        """Give all rows up; those to come are taken again."""
+        """Drop all rows; later ones are accepted again."""
         self.store, self.told, self.nodes = RowStore(), [], {}
         self.last = self.feature = None
 
@@ -89,10 +90,10 @@ class _Batch:
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     features: list[Tensor] = field(default_factory=list)
-    """[rows, C] each."""
+    """Features [rows, C] of each piece."""
 
     def add(self, tokens: Sequence[int], position: int, features: Tensor) -> slice:
-        """Add rows of tokens that follow each other; returns which they are."""
+        """Add rows of tokens that follow each other; return their range."""
         start = len(self.tokens)
         self.tokens.extend(tokens)
         self.positions.extend(range(position, position + len(tokens)))
@@ -102,7 +103,7 @@ class _Batch:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """An expansion that is answered, and its row."""
+    """An expansion that this forward answers, and its row."""
 
     index: int
     key: int
@@ -111,7 +112,7 @@ class _Asked:
 
 
 class EagleDrafter:
-    """A head for the target; reads the features that come with verdicts."""
+    """Drafts with a head for the target, which reads the features that come with verdicts."""
 
     kind = "eagle"
     expands = True
@@ -126,7 +127,7 @@ class EagleDrafter:
         context_length: int,
         eos_token_ids: Sequence[int] = (),
     ) -> None:
-        """`max_rows` of committed tokens are held for all sequences."""
+        """`max_rows` is the most rows of committed tokens that are held, over all sequences."""
         self.context_length = context_length
         self._head = head
         self._children = children
@@ -195,7 +196,7 @@ class EagleDrafter:
         return proposals
 
     def commit(self, key: int, tokens: Sequence[int], rerooted: Rerooted) -> None:
-        """See Drafter; the features of the tokens are told afterwards."""
+        """See Drafter; the features of the tokens arrive afterwards."""
         sequence, walked = self._sequences[key], rerooted.walked
         sequence.text.append(tokens)
         root = sequence.nodes.get(walked[-1].id) if walked and len(walked) == len(tokens) else None
@@ -208,7 +209,7 @@ class EagleDrafter:
         return self._rows() + self.max_nodes <= self._max_rows
 
     def reset(self, key: int) -> None:
-        """See Drafter; rows that were told cannot be had again, so the sequence goes on from the next
+        """See Drafter. Rows that arrived cannot be asked for again, so the sequence goes on from the next
         ones."""
         self._sequences[key].forget()
 
@@ -224,7 +225,7 @@ class EagleDrafter:
         return sum(sequence.rows for sequence in self._sequences.values())
 
     def _feed(self, keys: Sequence[int], batch: _Batch) -> dict[int, list[slice]]:
-        """Add the rows that were told, as far as the chunk goes; returns which they are, by key."""
+        """Add the rows that arrived to the batch, up to a chunk; return their ranges by key."""
         pieces = list(self._pieces(keys))
         fed: dict[int, list[slice]] = {key: [] for key in keys}
         if not pieces:
@@ -240,7 +241,7 @@ class EagleDrafter:
         return fed
 
     def _pieces(self, keys: Sequence[int]) -> Iterator[tuple[int, int, Tensor]]:
-        """Key, position and rows that were told, taken out; at most a chunk in all."""
+        """Take out rows that arrived, at most a chunk in all; yield key, position and rows."""
         room = PREFILL_CHUNK
         for key in keys:
             told = self._sequences[key].told
@@ -254,7 +255,8 @@ class EagleDrafter:
     def _ask(
         self, index: int, expansion: Expansion, fed: dict[int, list[slice]], batch: _Batch
     ) -> _Asked | None:
-        """An expansion with its row in the batch; None where something before it has not been computed."""
+        """Add an expansion to the batch and return it with its row; None if something before it is not
+        computed yet."""
         key, node, sequence = expansion.key, expansion.node, self._sequences[expansion.key]
         if sequence.told or sequence.waits or sequence.last is None:
             return None
@@ -272,7 +274,7 @@ class EagleDrafter:
         return _Asked(index, key, node, _one(batch, node.token, position + node.depth, parent))
 
     def _compute(self, fed: dict[int, list[slice]], asked: Sequence[_Asked], batch: _Batch) -> Tensor | None:
-        """Logits [asked, V], None where nothing was asked; keys, values and features are kept."""
+        """Return logits [asked, V], or None if nothing was asked, and keep keys, values and features."""
         device = self._head.device
         queries, entries, base = self._head.rows(
             torch.tensor(batch.tokens, device=device),
@@ -299,7 +301,7 @@ class EagleDrafter:
         return logits
 
     def _attend(self, queries: Tensor, asked: Sequence[_Asked]) -> Tensor:
-        """What the queries [asked, Q, D] see, [asked, Q * D]."""
+        """Return the attention result [asked, Q * D] of the queries [asked, Q, D]."""
         mixed = queries.new_empty((len(asked), queries[0].numel()))
         for key in dict.fromkeys(each.key for each in asked):
             places = [place for place, each in enumerate(asked) if each.key == key]
@@ -314,19 +316,19 @@ class EagleDrafter:
 
 
 def _one(batch: _Batch, token: int, position: int, feature: Tensor) -> int:
-    """Add a single row; returns which it is."""
+    """Add a single row; return its index."""
     batch.add([token], position, feature[None])
     return len(batch.tokens) - 1
 
 
 def _feature(sequence: _Sequence, node: Node) -> Tensor | None:
-    """Feature of the rows below a node."""
+    """Return the feature of the rows below a node."""
     expanded = sequence.nodes.get(node.id)
     return None if expanded is None else expanded.feature
 
 
 def _path(node: Node | None) -> list[int]:
-    """The ids of the nodes down to one, itself included."""
+    """Return the ids on the path of a node, its own first."""
     path: list[int] = []
     while node is not None:
         path.append(node.id)

@@ -1,4 +1,4 @@
-"""Drafts without a model: what followed the longest earlier occurrences of the sequence's end."""
+"""Drafts without a model: proposes what followed the longest earlier occurrences of the sequence's end."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from outrider.speculation.candidate_tree import Rerooted
 from outrider.speculation.lookup import GradualLookup, Proposed
 
 MAX_VOCABULARY = 2**31
-"""Token ids are below this when no tokenizer says otherwise."""
+"""Bound of token ids if no tokenizer sets one."""
 
 
 class SequenceLookup:
-    """The lookup of one sequence, as proposals."""
+    """The lookup in one sequence, as proposals."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._lookup = GradualLookup(tokens)
         self.append, self.index = self._lookup.append, self._lookup.index
 
     def propose(self, max_nodes: int, max_depth: int, shortest: int = 0) -> Proposal:
-        """What followed earlier; nothing when the best match is below `shortest`, or while tokens wait."""
+        """Return what followed earlier; nothing if the best match is below `shortest`, or while tokens wait
+        to be indexed."""
         proposed = self._lookup.propose(max_nodes, max_depth)
         if not proposed or proposed[0].match_length < shortest:
             return NOTHING
@@ -55,7 +56,7 @@ class LookupDrafter:
         return self._recalls[key].propose(self.max_nodes, self._max_depth)
 
     def expand(self, expansions: Sequence[Expansion]) -> list[Proposal | None]:
-        """See Drafter; nothing follows from a forward here."""
+        """See Drafter; there are no forwards here."""
         return [NOTHING for _ in expansions]
 
     def commit(self, key: int, tokens: Sequence[int], rerooted: Rerooted) -> None:

@@ -3,9 +3,9 @@
 Keys and values of one sequence (see `outrider.engine.kv.pages`):
 
     [0, length)                   committed and computed
-    [length, length + scratch)    expanded nodes, parents first; `offsets` says where each one is
-    tokens[length:]               committed but not computed yet: the tail. While there is one, no node is
-                                  expanded; it is fed as a chain when the root is.
+    [length, length + scratch)    expanded nodes, parents first; `offsets` says where each is
+    tokens[length:]               committed but not computed yet: the tail. While there is a tail, no node is
+                                  expanded; it is computed as a chain together with the root.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from outrider.sampling.chooser import prepare
 from outrider.speculation.candidate_tree import Node, Rerooted
 
 PREFILL_CHUNK = 256
-"""Most uncomputed tokens of all sequences in one forward: other sessions wait no longer than that."""
+"""Most uncomputed tokens of all sequences in one forward; it bounds how long other sessions wait."""
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class _Sequence:
     text: DraftText
     kv: SequenceKv | None = None
     offsets: dict[int, int] = field(default_factory=dict)
-    """Scratch offset of each expanded node, by node id, ascending."""
+    """Scratch offset of each expanded node, by node id, in rising order."""
 
 
 @dataclass(slots=True)
@@ -45,17 +45,17 @@ class _Feed:
     kv: SequenceKv
     tail: list[int]
     complete: bool
-    """The tail ends here, so that nodes may follow."""
+    """True where the tail ends here, so that nodes may follow."""
     wanted: list[tuple[int, int]] = field(default_factory=list)
-    """Index of a token whose logits are wanted, and of the expansion that they answer."""
+    """For each wanted row of logits, the index of its token and of the expansion that it answers."""
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     placed: dict[int, int] = field(default_factory=dict)
-    """Scratch offset by id of the nodes that are computed here."""
+    """Scratch offsets of the nodes that are computed here, by id."""
 
 
 class ModelDrafter:
-    """A smaller model of the target's vocabulary."""
+    """Drafts with a smaller model that has the target's vocabulary."""
 
     kind = "model"
     expands = True
@@ -70,7 +70,7 @@ class ModelDrafter:
         prepare()
 
     def open(self, key: int, request: OpenDraft) -> int:
-        """See Drafter; attaches what is cached of the sequence's beginning.
+        """See Drafter; uses the cached pages of the sequence's beginning.
 
         Raises:
             Overloaded: there is no memory for it.
@@ -140,8 +140,8 @@ class ModelDrafter:
         del self._sequences[key]
 
     def exchange(self, other: ModelDrafter) -> None:
-        """Draft with the model of another drafter, which has no sequences, from now on; what was computed is
-        computed anew. Both have the same vocabulary."""
+        """From now on draft with the model of another drafter, which has no sequences and the same
+        vocabulary. All sequences are computed again."""
         for key in self._sequences:
             self.reset(key)
         self._runner = other._runner
@@ -153,12 +153,12 @@ class ModelDrafter:
         return PageCounts(statistics.total, statistics.used, statistics.cached)
 
     def _free_if_over(self, key: int) -> None:
-        """Beyond the context nothing is computed any more: its memory is for others."""
+        """Free a sequence's memory once it is beyond the context, where nothing is computed any more."""
         if len(self._sequences[key].text.tokens) > self.context_length:
             self.reset(key)
 
     def _has_room(self, tokens: int) -> bool:
-        """True when so many tokens and a tree below them can be stored."""
+        """True if `tokens` tokens and a tree below them can be stored."""
         pool = self._runner.pool
         return tokens + self.max_nodes <= pool.available * pool.page_size
 
@@ -168,7 +168,7 @@ class ModelDrafter:
         return sequence.kv
 
     def _plan(self, expansions: Sequence[Expansion]) -> list[_Feed]:
-        """What to feed for each sequence, tails within the prefill budget."""
+        """Return what to compute for each sequence, with tails within the prefill budget."""
         feeds: dict[int, _Feed] = {}
         budget = PREFILL_CHUNK
         for index, expansion in enumerate(expansions):
@@ -188,7 +188,7 @@ class ModelDrafter:
         return _Feed(sequence, kv, tail, complete, tokens=list(tail), parents=list(range(-1, len(tail) - 1)))
 
     def _settle(self, feed: _Feed) -> None:
-        """Make the fed tail committed and remember where the nodes are."""
+        """Commit the computed tail and remember where the nodes are."""
         done = len(feed.tail)
         if done:
             nodes = range(done, len(feed.tokens))
@@ -210,7 +210,7 @@ def _place(feed: _Feed, index: int, node: Node | None) -> None:
 
 
 def _offset(feed: _Feed, node: Node | None) -> int:
-    """Scratch offset of an expanded node, also of one that is expanded by this feed."""
+    """Return the scratch offset of an expanded node, or of one that this feed expands."""
     if node is None:
         return len(feed.tail) - 1
     placed = feed.placed.get(node.id)

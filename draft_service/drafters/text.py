@@ -1,5 +1,5 @@
-"""The text of one sequence, as every drafter with a model needs it: what ranks its candidates, what can be
-recalled, what its grammar allows."""
+"""The text of one sequence for drafters with a model: it ranks candidates, recalls earlier passages, and
+applies the grammar."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from outrider.speculation.candidate_tree import Node, tokens_to
 LOOKUP_NODES = 16
 LOOKUP_DEPTH = 16
 SHORTEST_MATCH = 6
-"""Below this a model's own guess is better than a lookup's."""
+"""Shortest match of a lookup that is proposed. Below it a model's own guess is better."""
 
 
 @dataclass(slots=True)
 class DraftText:
-    """All committed tokens of a sequence, and what follows from them."""
+    """All committed tokens of a sequence, and what depends on them."""
 
     params: SamplingParams
     prompt_length: int
@@ -33,17 +33,18 @@ class DraftText:
     history: History
     lookup: SequenceLookup
     matcher: Matcher | None = None
-    """Where the text is in its grammar; None: it has none, or one that has become too costly."""
+    """The position of the text in its grammar; None: it has no grammar, or one that has become too costly."""
 
     @classmethod
     def opened(cls, request: OpenDraft) -> DraftText:
-        """The text that a session begins with."""
+        """Return the text that a session begins with."""
         tokens = list(request.token_ids)
         history = History(tokens[: request.prompt_length], tokens[request.prompt_length :])
         return cls(request.sampling, request.prompt_length, tokens, history, SequenceLookup(tokens))
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Add committed tokens and take the grammar along; without its masks a draft is worse, not wrong."""
+        """Add committed tokens and advance the grammar; without the grammar's masks a draft is worse, not
+        wrong."""
         self.tokens.extend(tokens)
         self.history.append(tokens)
         self.lookup.append(tokens)
@@ -55,7 +56,7 @@ class DraftText:
             self.matcher = None
 
     def recall(self) -> Proposal:
-        """What the grammar forces, else lookup proposes where the match is long."""
+        """Return what the grammar forces, otherwise what the lookup proposes if its match is long."""
         matcher = self.matcher
         if matcher is not None and (chain := forced(matcher, ())) is not None:
             return chain
@@ -63,7 +64,7 @@ class DraftText:
         return found if matcher is None else possible(matcher, found)
 
     def row(self, node: Node | None) -> SamplingRow:
-        """What the choice of a child of `node` depends on; None is the last committed token."""
+        """Return what the choice of a child of `node` depends on; None is the last committed token."""
         position = len(self.tokens) + (node.depth if node is not None else 0)
         generated = position - self.prompt_length
         path = tokens_to(node) if self.params.penalised or self.matcher else ()
@@ -74,7 +75,7 @@ class DraftText:
         return SamplingRow(self.params, position, generated, history, mask)
 
     def proposal(self, ranking: Ranking, node: Node | None) -> Proposal:
-        """The ranked children, those that the grammar forces, or none where it allows none."""
+        """Return the ranked children, or those that the grammar forces; none where it allows none."""
         if self.matcher is not None:
             path = tokens_to(node)
             if not self.matcher.allows(path):
@@ -91,7 +92,7 @@ class DraftText:
 def proposals_of(
     logits: Tensor, asked: Sequence[tuple[DraftText, Expansion]], children: int, eos_token_ids: Sequence[int]
 ) -> list[Proposal]:
-    """What `logits` [asked, V] propose for each expansion: its best `children`, ranked with the noise."""
+    """Return for each expansion the best `children` by `logits` [asked, V], ranked with the noise."""
     rankings = rank(
         logits,
         [text.row(expansion.node) for text, expansion in asked],

@@ -20,9 +20,8 @@ from outrider.protocol.errors import ConfigError
 
 FILES = 8
 """Number of files that the allowed size is divided into. The oldest is deleted to make room for a new one."""
-
-
 NUMBER = re.compile(r"(?<=-)\d{15}(?=-)")
+"""The number in a file's name; files are in the order of their numbers."""
 
 
 class RotatedFiles:
@@ -82,7 +81,7 @@ class RotatedFiles:
         self._size = 0
 
     def _number(self) -> int:
-        """The time, or what puts the file behind all others where the clock was set back."""
+        """The time in Unix ms, or one more than the newest file's number if the clock was set back."""
         numbers = (NUMBER.search(path.name) for path in self._folder.glob(PATTERN))
         return max([self._unix_ms(), *(int(found[0]) + 1 for found in numbers if found)])
 

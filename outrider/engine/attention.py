@@ -2,12 +2,12 @@
 
 The model computes queries, keys and values of the packed tokens and calls us in place of its own
 attention. We store the new keys and values in their slots, and return the mixed values of what each token
-sees. Which tokens those are stands in the step that is current during the forward.
+sees. The current step says which tokens those are.
 
-Keys and values of a token lie side by side: one copy stores both and one gathers both, and a kernel of the
-CPU reads them where they are. Elsewhere torch computes. On the CPU its arithmetic is float32 whatever the
-model's is: it takes no longer, and the order of additions, which depends on the batch and on a tree's shape,
-then hardly ever shows in a 16-bit result.
+Keys and values of a token lie side by side: one copy stores both, one copy gathers both, and a CPU kernel
+reads them in place. Where no such kernel applies, torch computes. On the CPU torch computes in float32
+whatever the model's dtype: this takes no longer, and the order of additions, which depends on the batch and
+on a tree's shape, then hardly ever shows in a 16-bit result.
 
 Shapes: N packed tokens, Q query heads, H kv heads, G = Q / H, D and V widths of keys and values, S slots; B,
 n, L as in `outrider.engine.step`. Query rows are folded as [B, H, G * n, D]: one problem per kv head instead
@@ -42,10 +42,10 @@ _NEUTRAL = {"dropout", "is_causal", "position_ids", "use_cache", "cache_position
 class Attention:
     """Keys and values of all slots, and the attention function that works on them.
 
-    `name` is what the model's attention implementation is to be set to.
+    `name` is the value to which the model's attention implementation has to be set.
 
     Raises:
-        ModelError: the device has no memory for so many slots.
+        ModelError: the device has no memory for `num_slots` slots.
     """
 
     def __init__(self, geometry: Geometry, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -54,12 +54,12 @@ class Attention:
         except RuntimeError as error:
             raise ModelError(f"kv_tokens: no memory for {num_slots} tokens ({error}); lower it") from error
         self.unknown: set[str] = set()
-        """Arguments that a layer passed and that we know nothing of."""
+        """Names of the arguments that a layer passed and that we do not know."""
         self.name = f"outrider_{next(_names)}"
         self.step: Any = None
-        """The one that calls serve."""
+        """The step that calls of `attend` belong to."""
         self._noted: set[int] = set()
-        """Layers that have called."""
+        """Numbers of the layers that have called `attend`."""
         _register(self)
 
     def allocate(self, geometry: Geometry, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -75,12 +75,12 @@ class Attention:
         raise NotImplementedError
 
     def mix(self, layer: int, queries: Tensor, scores: Scores) -> Tensor:
-        """What each of the queries [N, Q, D] sees, mixed: [N, Q, V]."""
+        """Return the attention result [N, Q, V] of the queries [N, Q, D]."""
         raise NotImplementedError
 
     @contextmanager
     def during(self, step: Any) -> Iterator[None]:
-        """Make `step` the one that calls serve."""
+        """Make `step` the one that calls of `attend` belong to."""
         self.step = step
         try:
             yield
@@ -126,12 +126,12 @@ class Attention:
 
 
 class PagedAttention(Attention):
-    """By a kernel of the CPU where it takes the heads, else by torch."""
+    """Attention by a CPU kernel if it supports the heads, otherwise by torch."""
 
     def __init__(self, geometry: Geometry, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(geometry, num_slots, dtype, device)
         self.dtype, self.device = dtype, device
-        """Of the model."""
+        """The model's dtype and device."""
         alike = geometry.head_dim == geometry.value_dim
         runs = alike and attends(geometry.head_dim, dtype, device)
         self._kernel = AttentionKernel(dtype) if runs else None
@@ -158,11 +158,12 @@ class PagedAttention(Attention):
         return self._apart(self._entries)[1]
 
     def place(self, layer: int) -> tuple[PagedAttention, int]:
-        """What has a layer's keys and values, and which of its layers they are."""
+        """Return the object that holds a layer's keys and values, and the layer's number in it."""
         return self, layer
 
     def room(self, layer: int) -> tuple[Tensor, Tensor]:
-        """A layer's entries [S, 2 H, D], and the slots [N or fewer] where the step's go; V is D."""
+        """Return a layer's entries [S, 2 H, D], and the slots [N or fewer] that the step writes; V equals
+        D."""
         entries = self._entries[layer]
         return entries.view(len(entries), 2 * self._kv_heads, -1), self.step.slots
 
@@ -195,7 +196,7 @@ class PagedAttention(Attention):
         return mixed
 
     def _attended(self, layer: int, rows: Tensor, view: View, scores: Scores) -> Tensor:
-        """What the queries [B, Q, n, D] of a group see: [B, n, Q, V]."""
+        """Return the attention result [B, n, Q, V] of a group's queries [B, Q, n, D]."""
         batch, query_heads, _, width = rows.shape
         both = self._entries[layer].index_select(0, view.slots).to(rows.dtype)
         both = both.view(batch, -1, both.shape[1])
@@ -236,9 +237,11 @@ def _rows(group: Group, queries: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _mixed_values(rows: Tensor, keys: Tensor, values: Tensor, view: View, scores: Scores) -> Tensor:
-    """What rows [B, H or Q, rows, D] see of keys [B, H or Q, L, D] and values: as many rows [V].
+    """Return the attention result [B, H or Q, rows, V] of rows [B, H or Q, rows, D] over keys and values.
 
-    Those of scores that are not simple must be folded.
+    Keys are [B, H or Q, L, D], values [B, H or Q, L, V].
+
+    Rows must be folded unless the scores are simple.
     """
     if scores.simple:
         return scaled_dot_product_attention(

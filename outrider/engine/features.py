@@ -1,7 +1,7 @@
-"""What goes into layers of the target, for drafts that read it: taken from a forward, and as bytes on the
-wire.
+"""The inputs of some of the target's layers, for drafts that read them: taken from a forward, and as bytes on
+the wire.
 
-A row is what the wanted layers had at one token, side by side, in bfloat16, little-endian.
+A row holds the wanted layers' inputs at one token side by side, in bfloat16, little-endian.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class FeatureTap:
-    """Takes the inputs of some layers at some rows of the forward that runs; idle while `layers` is empty.
+    """Takes the inputs of some layers at some rows of the running forward; idle while `layers` is empty.
 
     Layer i's input is `hidden_states[i]` of transformers. Shapes: N packed tokens, F wanted rows, C width.
     """
@@ -24,11 +24,11 @@ class FeatureTap:
         self.rows: Sequence[int] = ()
         """Packed positions of the wanted rows, which the runner sets before a forward."""
         self.taken: dict[int, Tensor] = {}
-        """[F, C] by layer."""
+        """The inputs [F, C] taken so far, by layer."""
 
     @contextmanager
     def open(self, layers: Sequence[int]) -> Iterator[None]:
-        """Take these layers' inputs for as long as a block runs."""
+        """Take these layers' inputs while the `with` block runs."""
         self.layers, self.taken = tuple(layers), {}
         try:
             yield
@@ -36,7 +36,7 @@ class FeatureTap:
             self.layers, self.rows = (), ()
 
     def take(self, layer: int, hidden: Tensor) -> None:
-        """A layer is about to compute with hidden [N, C]; copied, if it is wanted."""
+        """Copy the wanted rows of a layer's input `hidden` [N, C], if the layer is wanted."""
         if layer in self.layers:
             rows = torch.tensor(self.rows, dtype=torch.int64, device=hidden.device)
             self.taken[layer] = hidden.index_select(0, rows)
@@ -49,5 +49,6 @@ def to_bytes(rows: Tensor) -> bytes:
 
 
 def from_bytes(data: bytes, width: int) -> Tensor:
-    """Rows [F, width] bfloat16 from the wire, a copy; the length of `data` was checked."""
+    """Return a copy of rows [F, width] bfloat16 from the wire; the caller has checked the length of
+    `data`."""
     return torch.frombuffer(bytearray(data), dtype=torch.bfloat16).view(-1, width)

@@ -8,11 +8,12 @@ from transformers.pytorch_utils import Conv1D
 from outrider.engine.quantization.stacked import is_stacked
 
 _READ_BY_OTHERS = {"dt_proj", "classifier"}
-"""Layers whose weights are read without a call: of Mamba's steps, of the routers of LongCat."""
+"""Layers whose weights other modules read directly: those of Mamba's time steps, and of LongCat's routers."""
 
 
 def linears_of(model: nn.Module) -> dict[str, nn.Module]:
-    """Them by their names, without routers of experts: some look at their weight's dtype (HunYuan)."""
+    """Return these layers by their names, without routers of experts: some check their weight's dtype
+    (HunYuan)."""
     routers = {
         part
         for block in model.modules()
@@ -28,12 +29,12 @@ def linears_of(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """True for a linear layer of a known kind; another subclass may compute something else."""
+    """True for a linear layer of a known kind. Other subclasses may compute something else."""
     return type(module) in (nn.Linear, Conv1D) or type(module).__name__ == "FalconLinear"
 
 
 def linear_weight(module: nn.Module) -> Tensor:
-    """[out, in] of a linear layer."""
+    """Return the weight [out, in] of a linear layer."""
     weight = module.weight
     assert isinstance(weight, Tensor)
     return weight.t() if isinstance(module, Conv1D) else weight

@@ -1,4 +1,4 @@
-"""A model that is loaded and was checked to run on this engine."""
+"""A model that was loaded and checked to run on this engine."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Geometry:
     head_dim: int
     value_dim: int
     parts: tuple[Geometry, ...] = ()
-    """Where layers differ, have no attention, or see keys and values of another one: what is kept, by shape.
-    The heads above are those of the first layer with attention."""
+    """Where layers differ, have no attention, or see another layer's keys and values: what is kept, one part
+    for each shape. The heads above are then those of the first layer with attention."""
     places: tuple[tuple[int, int] | None, ...] = ()
-    """With parts, of each layer: the part that has its keys and values, and which of its layers they are.
-    None of a layer without attention."""
+    """With parts, for each layer: the part that holds its keys and values, and the layer's number in that
+    part; None for a layer without attention."""
 
     @property
     def queries_per_kv(self) -> int:
@@ -44,7 +44,7 @@ class Geometry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A decoder-only model in evaluation mode, and what callers need to know of it."""
+    """A decoder-only model in evaluation mode, and what callers need to know about it."""
 
     model: nn.Module
     """A `FusedDecoder`, or the transformers model."""
@@ -59,21 +59,21 @@ class LoadedModel:
     device: torch.device
     geometry: Geometry
     kernels: bool = False
-    """True where the kernels of a GPU compute what lies between the products."""
+    """True where GPU kernels compute what lies between the products."""
     ordered: bool = False
-    """True where these kernels, and those of its products, give a token the same bits in every batch."""
+    """True where these kernels and those of the products compute the same bits for a token in every batch."""
     fp8_kv: bool = False
-    """True where keys and values are kept in 8 bits (e4m3), on the kernels of a GPU."""
+    """True where keys and values are kept in 8 bits (e4m3), by GPU kernels."""
     choice: BackendChoice | None = None
-    """What computes the products, on the CPU."""
+    """The back end of the products, on the CPU."""
     workers: WorkerPool | None = None
-    """The threads that do, on the CPU."""
+    """The threads that compute them, on the CPU."""
     weights: str = ""
-    """How they are quantized, such as int8; empty: not."""
+    """How the weights are quantized, such as int8; empty if they are not."""
     hidden_size: int = 0
-    """Width of what goes into a layer."""
+    """Width of a layer's input."""
     ranks: int = 1
-    """Processes that share each layer; `geometry` is what this one has of the heads."""
+    """Processes that share each layer; `geometry` describes the heads of this one."""
     fingerprint: str = ""
     """Hash of the configuration and the weights as they were read; equal for equal models."""
 
@@ -84,7 +84,7 @@ class LoadedModel:
 
     @property
     def arithmetic(self) -> str:
-        """What a token's bits depend on besides the model, for comparison with other replicas."""
+        """What a token's bits depend on in addition to the model, for comparison with other replicas."""
         forward = "fused" if hasattr(self.model, "stack") else "modules"
         if self.device.type != "cpu":
             way = "" if self.kernels else " torch"
@@ -104,7 +104,7 @@ class LoadedModel:
 
     @property
     def kv_dtype_name(self) -> str:
-        """The same of keys and values, fp8 included."""
+        """The same for keys and values; may be fp8."""
         return "fp8" if self.fp8_kv else self.dtype_name
 
     @property

@@ -1,4 +1,5 @@
-"""Chooses the runner of a loaded model: with kernels and graphs where they run, else with plain torch."""
+"""Chooses the runner of a loaded model: with kernels and graphs where they run, otherwise with plain
+torch."""
 
 from __future__ import annotations
 
@@ -27,15 +28,15 @@ def make_runner(
     largest: StepSize | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> ModelRunner:
-    """A runner with its KV memory. Graphs are captured for steps of up to the `largest`; none without it, for
-    a short use.
+    """Return a runner with its KV memory. Graphs are captured for steps of up to the `largest` size; without
+    it, for a short use, none are captured.
 
     Raises:
-        ModelError: the device has no memory for so many slots, or does not fit the kernels that
-            `deterministic` or `kv_dtype` rests on.
+        ModelError: the device has no memory for the pages, or cannot run the kernels that `deterministic`
+        or `kv_dtype` needs.
     """
     if loaded.kernels:
-        # Imports Triton, which is there when the kernels run.
+        # Imports Triton, which is installed where the kernels run.
         from outrider.engine.gpu.graphs import buckets_up_to
         from outrider.engine.gpu.runner import GraphRunner
 
@@ -50,14 +51,15 @@ def make_runner(
             raise ModelError(f"deterministic: {reason}; set deterministic off")
         if loaded.fp8_kv:
             raise no_fp8(reason)
-        # Its memory is free by now: the error held it.
+        # The memory of the failed runner is free by now: the error held it.
         say(f"without kernels: {reason}; plain torch computes this model")
     compute_from_codes(loaded.model, False)
     return ModelRunner(loaded, num_pages, page_size)
 
 
 def without_kernels(geometry: Geometry, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why a model on a GPU cannot run on the kernels; None when it can, as far as is known without trying."""
+    """Why a model on a GPU cannot run on the kernels; None if it can, as far as this is known without
+    trying."""
     if (lacking := missing(device)) is not None:
         return lacking
     if dtype.itemsize != 2:

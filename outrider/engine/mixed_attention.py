@@ -1,7 +1,7 @@
 """Paged attention of models whose layers differ in the shapes of their heads, or share keys and values.
 
-Layers of one shape have a memory of their own, with the attention for it. A layer that sees keys and values
-of another one (Gemma 4) has that one's place: run as a module it stores the same numbers there again.
+Layers of one shape have their own memory and attention. A layer that sees another layer's keys and values
+(Gemma 4) has that layer's place: its module stores the same numbers there again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from outrider.engine.step import PackedStep
 
 
 class MixedAttention(Attention):
-    """An attention for each part of a geometry, and the attention function that hands layers to them."""
+    """One attention for each part of a geometry, and the attention function that passes each layer to its
+    part."""
 
     def allocate(self, geometry: Geometry, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
         """See `Attention.allocate`."""

@@ -4,7 +4,7 @@
     commit(kv, ...)     keeps the accepted path and compacts it to the front of the scratch
     fork(kv)            a second sequence with the same beginning
 
-Belongs to one thread. Shapes: N packed tokens, W wanted rows, V vocabulary.
+It belongs to one thread. Shapes: N packed tokens, W wanted rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ class Mirror(Protocol):
     """Other runners that do what this one does, such as those of a tensor-parallel model's other ranks."""
 
     def step(self, segments: Sequence[Segment]) -> None:
-        """These segments are about to run; they have their pages, and their tokens are not appended yet."""
+        """Run these segments too. They have their pages, and their tokens are not appended yet."""
 
     def move(self, moves: Sequence[Move]) -> None:
-        """Entries have moved."""
+        """Move the same entries."""
 
     def close(self) -> None:
-        """No step follows."""
+        """End: no step follows."""
 
 
 class ModelRunner:
     """A loaded model with its KV memory of `num_pages` pages of `page_size` tokens.
 
-    The model's attention works on this runner's memory from now on: a model has one runner at a time.
+    From now on the model's attention works on this runner's memory: a model has one runner at a time.
     """
 
     def __init__(self, loaded: LoadedModel, num_pages: int, page_size: int) -> None:
@@ -77,7 +77,8 @@ class ModelRunner:
         occur once.
 
         Raises:
-            OutOfPages: a sequence cannot grow; none has, though some may have more room reserved.
+            OutOfPages: a sequence cannot grow. No sequence has grown, though some may have more pages
+            reserved.
         """
         self.append(segments)
         step = pack_step(
@@ -97,7 +98,7 @@ class ModelRunner:
     def forward_with_features(
         self, segments: Sequence[Segment], layers: Sequence[int]
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        """`forward`, and what went into each of these layers at the segments' `featured` tokens, [F, C] each.
+        """`forward`, and the inputs [F, C] of each of these layers at the segments' `featured` tokens.
 
         Raises:
             OutOfPages: see `forward`.
@@ -107,26 +108,26 @@ class ModelRunner:
 
     @property
     def row_edges(self) -> Sequence[int]:
-        """Token counts behind which a forward takes longer."""
+        """Token counts beyond which a forward takes longer."""
         return row_edges(self.loaded.model)
 
     def candidates(self, wanted: int) -> int:
-        """How many candidates of one sequence may be computed: those that are wanted, if there is room for
-        what they leave behind."""
+        """Return how many candidates of one sequence may be computed: `wanted`, or fewer if there is no
+        memory for their states."""
         return wanted if self._recurrent is None else self._recurrent.candidates(wanted)
 
     def page_memory(self) -> PageMemory | None:
-        """The bytes of the pages, for other replicas; None where a sequence has more than these: several
-        ranks have a part of each, or recurrent layers have states."""
+        """The bytes of the pages, for other replicas; None where a sequence is more than these: where several
+        ranks have a part of each page, or recurrent layers have states."""
         if self.mirror is not None or self._recurrent is not None:
             return None
         return PageMemory(self.attention.stores(), self.pool.page_size)
 
     def settle(self) -> None:
-        """Carry out what commits have put off: the pages are then as their sequences say."""
+        """Carry out the moves that commits have put off, so that pages hold what their sequences say."""
 
     def drafting(self, at_work: bool) -> None:
-        """Say whether drafts are at work, perhaps on cores that would help this runner."""
+        """Note whether drafts are at work, perhaps on cores that could help this runner."""
         if self.loaded.workers is not None:
             self.loaded.workers.helpers_idle = not at_work
 
@@ -144,12 +145,12 @@ class ModelRunner:
             segment.kv.append(segment.tokens, segment.parents)
 
     def make_attention(self, num_slots: int) -> Attention:
-        """The attention that this runner's forwards call."""
+        """Make the attention that this runner's forwards call."""
         geometry, memory = self.loaded.geometry, (num_slots, self.loaded.dtype, self.loaded.device)
         return MixedAttention(geometry, *memory) if geometry.parts else PagedAttention(geometry, *memory)
 
     def make_fused(self, decoder: FusedDecoder) -> Callable[[Any], torch.Tensor]:
-        """The forward of a fused decoder with this runner's attention: a step -> logits [W, V]."""
+        """Make the forward of a fused decoder with this runner's attention: a step -> logits [W, V]."""
         assert isinstance(self.attention, PagedAttention | MixedAttention), "made for this decoder"
         return FusedForward(decoder, CpuOperations(decoder, self.attention), self.tap)
 
@@ -160,7 +161,7 @@ class ModelRunner:
         self._moved(kv.commit(keep, tokens, survivors))
 
     def fork(self, kv: SequenceKv) -> SequenceKv:
-        """Another sequence with the same committed tokens, sharing all full pages.
+        """Return another sequence with the same committed tokens, which shares all full pages.
 
         Raises:
             OutOfPages: no page is left for the copy of the partial one.
@@ -174,7 +175,7 @@ class ModelRunner:
         self.attention.move(moves)
 
     def close(self) -> None:
-        """Let go of what mirrors this runner; the last call."""
+        """Close the mirror of this runner; the last call."""
         if self.mirror is not None:
             self.mirror.close()
 
@@ -184,7 +185,7 @@ class ModelRunner:
         self.move(moves)
 
     def _run(self, step: PackedStep) -> torch.Tensor:
-        """Logits [W with padding, V] of a planned step."""
+        """Return the logits [W with padding, V] of a planned step."""
         with torch.inference_mode(), self.attention.during(step):
             return self._logits(step)
 

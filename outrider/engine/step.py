@@ -1,9 +1,9 @@
 """Plans one packed forward: the order of the tokens, where they are stored, and what each may see.
 
-Everything here is worked out once per step with numpy and used by every layer. Segments of similar size
-form a *group* that one attention call serves, padded to its longest member. What a group's tokens see
-depends on the layer's sliding window; each window met in the step gets one *view*, made when the first
-layer asks for it.
+Everything here is computed once per step with numpy and used by every layer. Segments of similar size form a
+*group* that one attention call serves, padded to its longest member. What a group's tokens see depends on the
+layer's sliding window; each window that occurs in the step gets one *view*, made when the first layer asks
+for it.
 
 Shapes: N packed tokens, B sequences of a group, n queries of each, L keys of each, G query heads per
 kv head.
@@ -22,9 +22,10 @@ import torch
 from outrider.engine.kv.pages import SequenceKv
 
 MIN_ROWS = 4
-"""Query rows of one attention problem; with fewer, kernels are slower or add up in another order."""
+"""Fewest query rows of one attention problem. With fewer rows kernels are slower or add up in another
+order."""
 FOLD_LIMIT = 64
-"""Up to this many queries, the query heads of one kv head become rows of one attention problem."""
+"""Most queries for which the query heads of one kv head become rows of one attention problem."""
 CALL_COST = 4096
 """Query-key pairs whose computation costs as much as one more attention call."""
 
@@ -33,9 +34,9 @@ CALL_COST = 4096
 class Segment:
     """Tokens of one sequence to run now.
 
-    They become the next scratch entries. `parents` has for each the scratch offset of its parent (one of
-    this call too) or -1 for the last committed token; None is one chain that continues the scratch.
-    `wanted` are the indices of the tokens whose logits are returned.
+    They become the next scratch entries. `parents` has for each the scratch offset of its parent (perhaps one
+    of this call), or -1 for the last committed token; None is one chain that continues the scratch. `wanted`
+    are the indices of the tokens whose logits are returned.
     """
 
     kv: SequenceKv
@@ -43,18 +44,18 @@ class Segment:
     parents: Sequence[int] | None
     wanted: Sequence[int]
     featured: Sequence[int] = ()
-    """Indices of the tokens whose features are taken, where a forward takes any."""
+    """Indices of the tokens whose features are taken, if the forward takes features."""
     certain: int = 0
-    """So many tokens at the beginning follow each other, and the next commit keeps them all."""
+    """How many tokens at the beginning are a chain that the next commit keeps as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepSize:
-    """The most that a step of a service has."""
+    """The largest size of a service's steps."""
 
     tokens: int
     rows: int
-    """Of logits."""
+    """Rows of logits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +63,9 @@ class View:
     """What the queries of a group see through one window."""
 
     slots: torch.Tensor
-    """[B * L] int64, where their keys and values are; padded with a slot of the same sequence."""
+    """[B * L] int64, the slots of the keys and values; padded with a slot of the same sequence."""
     mask: torch.Tensor | None
-    """Added to the scores; [B, 1, G * n, L] when folded, else [B, 1, n, L]. None: nothing is hidden, or
+    """Added to the scores: [B, 1, G * n, L] when folded, otherwise [B, 1, n, L]. None: nothing is hidden, or
     `causal` says what is."""
     causal: bool
     folded: bool
@@ -90,13 +91,13 @@ class Group:
     rows: torch.Tensor | None
     """[B * n] packed position of every query, padding included; None when they simply follow `start`."""
     valid: torch.Tensor | None
-    """Which of the B * n results are of real queries; None when all are."""
+    """Which of the B * n results belong to real queries; None when all do."""
     views: dict[tuple[int | None, int | None], View] = field(default_factory=dict)
-    """By window and the queries of a mask that are folded: 0 of none, None for a kernel."""
+    """Views by window, and by how many queries of a mask are folded: 0 for none, None for a kernel."""
 
     @property
     def stop(self) -> int:
-        """Packed position behind the last member's last token."""
+        """Packed position after the last member's last token."""
         return self.start + sum(self.counts)
 
 
@@ -115,14 +116,14 @@ class PackedStep:
     groups: list[Group]
     queries_per_kv: int
     dtype: torch.dtype
-    """Arithmetic of the attention."""
+    """The dtype in which attention computes."""
     featured: Sequence[int] = ()
     """[F] packed positions of the tokens whose features are taken."""
     first_rows: Sequence[int] = ()
     """Packed position of each segment's first token."""
 
     def view(self, group: Group, window: int | None, fold: bool) -> View:
-        """What `group` sees in a layer with this sliding window; `fold` forces folding."""
+        """Return what `group` sees in a layer with this sliding window; `fold` forces folding."""
         return self._view(group, window, fold or group.width <= FOLD_LIMIT)
 
     def plain_view(self, group: Group, window: int | None) -> View:
@@ -144,9 +145,9 @@ def pack_step(
     device: torch.device,
     padded: bool = True,
 ) -> PackedStep:
-    """Pack one forward over segments whose tokens are appended to their sequences already.
+    """Pack one forward over segments whose tokens were already appended to their sequences.
 
-    `padded` steps have one of few sizes; see `padded_size`.
+    Sizes of `padded` steps are a few fixed ones; see `padded_size`.
     """
     size = partial(padded_size, dtype=dtype) if padded else int
     groups: list[Group] = []
@@ -182,11 +183,11 @@ def pack_step(
 
 
 def padded_size(count: int, dtype: torch.dtype) -> int:
-    """How many rows `count` rows are padded to.
+    """Return how many rows `count` rows are padded to.
 
     Sizes are few because the library builds a kernel for the first product of each size, which takes as long
-    as a small step. Float32 has no single row: that takes a kernel with another order of additions, and what
-    a token computes shall not depend on what else is in the batch.
+    as a small step. A float32 step never has a single row: a single row would use a kernel with another order
+    of additions, and a token's result should not depend on what else is in the batch.
     """
     least = max(count, 2 if dtype == torch.float32 else 1)
     multiple = 1 if least <= 16 else 4 if least <= 64 else 16
@@ -194,7 +195,7 @@ def padded_size(count: int, dtype: torch.dtype) -> int:
 
 
 def group_alike(sizes: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """Indices of (queries, keys) grouped where padding costs less than one more attention call."""
+    """Return indices of (queries, keys), grouped where padding costs less than one more attention call."""
     groups: list[list[int]] = []
     real = keys = 0
     for i in sorted((i for i in range(len(sizes)) if sizes[i][0]), key=sizes.__getitem__):
@@ -223,17 +224,18 @@ def _make_group(segments: list[Segment], start: int, queries_per_kv: int, device
 
 
 def _make_view(group: Group, window: int | None, folded: bool | None, step: PackedStep) -> View:
-    """`folded` None is the view for a kernel."""
+    """Make the view of a group; `folded` None is for a kernel."""
     starts = [kv.scratch - count for kv, count in zip(group.members, group.counts, strict=True)]
     firsts = [_first_visible(kv, start, window) for kv, start in zip(group.members, starts, strict=True)]
     ends = [kv.length + kv.scratch for kv in group.members]
     width = max(end - first for end, first in zip(ends, firsts, strict=True))
     slots = np.empty((len(ends), width), dtype=np.int64)
-    # Without a window every row sees what is committed everywhere: only the columns behind it are looked at.
+    # Without a window every row sees the entries that are committed in all sequences, so only later columns
+    # are computed.
     common = 0 if window is not None else min(kv.length for kv in group.members)
     seen = np.zeros((len(ends), group.width, width - common), dtype=np.bool_)
     if not common:
-        seen[:, :, 0] = True  # padding rows see something, so that no softmax is over nothing
+        seen[:, :, 0] = True  # padding rows see one key, so that no softmax is empty
     for row, (kv, start, first, end) in enumerate(zip(group.members, starts, firsts, ends, strict=True)):
         slots[row, : end - first] = kv.slots[first:end]
         slots[row, end - first :] = kv.slots[first]
@@ -253,9 +255,11 @@ def _make_view(group: Group, window: int | None, folded: bool | None, step: Pack
 
 
 def _hidden(seen: npt.NDArray[np.bool_], common: int, copies: int) -> npt.NDArray[np.float32]:
-    """[B, 1, copies * n, L] what is added to the scores; `seen` [B, n, L - common] is of the last keys.
+    """Return what is added to the scores [B, 1, copies * n, L]; `seen` [B, n, L - common] is for the last
+    keys.
 
-    The first ones are zeros that nobody touches here, and the kernels of the project never read.
+    The first `common` columns are zeros, which are not touched here and which the project's kernels never
+    read.
     """
     batch, rows, keys = seen.shape
     hidden = np.zeros((batch, copies, rows, common + keys), dtype=np.float32)
@@ -264,20 +268,20 @@ def _hidden(seen: npt.NDArray[np.bool_], common: int, copies: int) -> npt.NDArra
 
 
 def _is_plain_prefill(group: Group, ends: list[int], window: int | None) -> bool:
-    """Whether the group is one chain from the very first position that no window cuts."""
+    """True if the group is one chain from the very first position that no window cuts."""
     chain = len(ends) == 1 and ends == group.counts and group.members[0].is_chain
     return chain and (window is None or window >= ends[0])
 
 
 def _first_visible(kv: SequenceKv, start: int, window: int | None) -> int:
-    """The first entry that any of the scratch entries from `start` on sees."""
+    """Return the first entry that any of the scratch entries from `start` on sees."""
     if window is None:
         return 0
     return min(max(int(kv.positions(start).min()) - window + 1, 0), kv.length)
 
 
 def _visible(kv: SequenceKv, start: int, first: int, window: int | None) -> npt.NDArray[np.bool_]:
-    """[new, entries from `first` on] what the scratch entries from `start` on see."""
+    """Return [new, entries from `first` on]: what the scratch entries from `start` on see."""
     seen = np.ones((kv.scratch - start, kv.length + kv.scratch - first), dtype=np.bool_)
     seen[:, kv.length - first :] = kv.ancestors(start)
     if window is not None:

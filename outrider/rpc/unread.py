@@ -1,4 +1,4 @@
-"""How long a service waits for its caller, so that nobody holds a place by doing nothing."""
+"""Bounds how long a service waits for its caller, so that no caller holds a place without using it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 from outrider.protocol.errors import DeadlineExceeded
 
 UNREAD_SECONDS = 60.0
-"""Longest time in which a caller takes nothing of what waits for it, or leaves open what is over."""
+"""Longest time in which a caller reads nothing that waits to be sent, or does not close what has ended."""
 
 
 @asynccontextmanager
 async def within(seconds: float | None, otherwise: str) -> AsyncIterator[None]:
-    """Raises DeadlineExceeded, which says `otherwise`, when the block takes longer; None: it may."""
+    """Raise DeadlineExceeded with the text `otherwise` if the `with` block takes longer; None: no limit."""
     try:
         async with asyncio.timeout(seconds):
             yield

@@ -1,1 +1,1 @@
-"""Decides about candidates: their price, how probable they are, how long to wait for them."""
+"""Decides about candidates: their price, their probability, and how long to wait for them."""

@@ -1,8 +1,9 @@
-"""All decisions about speculation on a replica: a step's nodes, how long it waits, whether drafts are wanted.
+"""Makes all decisions about speculation on a replica: a step's nodes, its wait, and whether drafts are
+wanted.
 
 Only the engine sees the sessions of every orchestrator, the time of its steps, and when blocks come, so
-nobody else decides. Verdicts tell the others what to do: a node's price, whether a draft is wanted, and when
-the next step is expected. Pure: times are passed in.
+nothing else decides. Verdicts tell the other services what to do: a node's price, whether a draft is wanted,
+and when the next step is expected. Pure: times are passed in.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ from verify_service.verifier import SessionOutcome, StepResult
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What a verdict says to the session's draft."""
+    """What a verdict tells the session's draft."""
 
     node_price: float
-    """What verifying a node costs, in tokens that the target could commit in that time."""
+    """The cost of verifying a node, in tokens that the target could commit in that time."""
     draft_wanted: bool
     next_step: float
-    """Seconds until the step after the one that begins now."""
+    """Expected seconds until the step after the one that begins now."""
 
 
 class Controller:
     """Plans the steps of one replica and learns from them.
 
-    T(n) is kept twice, for steps while drafts work and for others: they may share cores.
+    It keeps two T(n), one for steps while drafts work and one for others, because drafts may share cores.
     """
 
     def __init__(self, cost: CostModel, max_step_tokens: int) -> None:
@@ -43,15 +44,15 @@ class Controller:
         self._quiet, self._with_drafts = cost, cost.copy()
         self._drafting = Drafting(cost)
         self._period = Decayed()
-        """Seconds from step to step, waiting included: the time that drafts have."""
+        """Seconds from step to step including waiting, which is the time that drafts have."""
         self._last_end: float | None = None
-        """When the last step ended; None when there has been nothing to do since."""
+        """When the last step ended; None if there has been nothing to do since."""
         self._waiting_since: float | None = None
         """When the next step could have begun, while it waits for blocks."""
 
     @property
     def cost(self) -> CostModel:
-        """T(n) as it is now: with drafts at work, or without."""
+        """The present T(n): with drafts at work, or without."""
         return self._with_drafts if self.drafts_at_work else self._quiet
 
     def plan(self, sessions: Sequence[VerifySession], now: float) -> StepPlan:
@@ -72,7 +73,7 @@ class Controller:
         waited = times.start - waiting_since
         self._last_end, self._waiting_since = times.end, None
         seconds = times.end - begun
-        if not result.prompt_tokens:  # few tokens of prompts have logits: they take less time than nodes
+        if not result.prompt_tokens:  # few tokens of prompts have logits, so they take less time than nodes
             self.cost.observe(result.tokens, seconds - waited)
         self._period.observe(seconds)
         if any(outcome.session.policy is VerifyPolicy.SEQUENTIAL for outcome in result.outcomes):
@@ -90,7 +91,8 @@ class Controller:
     def opened(self, session: VerifySession, others: Sequence[VerifySession]) -> None:
         """Decide whether a new session should have a draft before its first token.
 
-        Only if it has the replica to itself: a draft that computes a prompt may take a core from the target.
+        A session gets one only if it has the replica to itself: a draft that computes a prompt may take a
+        core from the target.
         """
         alone = all(other.finished for other in others)
         traffic = session.traffic
@@ -101,8 +103,8 @@ class Controller:
         """Decide, after a step, which sessions should have drafts; those that have one come first.
 
         A session behind its pace should have a draft even where that does not pay for the whole replica. No
-        draft begins while the target computes prompts of other sessions: it would compute the same prompts,
-        and may take a core from the target. A draft that was wanted before its session's first verdict begins
+        draft begins while the target computes prompts of other sessions: it would compute prompts too, and
+        may take a core from the target. A draft that was wanted before its session's first verdict begins
         with that verdict.
         """
         going = [session for session in sessions if not session.finished]

@@ -2,7 +2,7 @@
 
 T is measured at some points and interpolated between them. It never falls: pooling adjacent violators makes
 the noisy points monotone. Where the machine computes more tokens in the same time, T is flat, and the
-scheduler adds them.
+scheduler adds such tokens.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 OWN_WEIGHT = 0.1
-"""Smallest weight of one observation in the estimates of the points around it. The first ones weigh more:
-their mean is what counts, and the measurement at the start is one of them. Estimates of other points move
-half as far: a machine that slows down slows every step."""
+"""Smallest weight of one observation in the estimates of the points around it. The first observations weigh
+more: at first an estimate is their mean, with the measurement at the start as one of them. Estimates of other
+points move half as far, because a machine that slows down slows every step."""
 RETRY = 0.003
-"""Share by which each step lowers the next larger point towards the one that was run. So a point that was
-measured too slow at the start is tried again after some hundred steps; one that really is slow costs one long
-step that often."""
+"""Share by which each step lowers the next larger point towards the one that was run. So a point whose
+measurement at the start was too slow is tried again after some hundred steps. A point that really is slow
+costs one long step each time."""
 LARGEST_RATIO = 2.0
-"""An observation counts as at most this many times its estimate: a single pause is no trend."""
+"""Largest ratio of an observation to its estimate that counts, because a single pause is no trend."""
 
 
 class CostModel:
@@ -38,21 +38,21 @@ class CostModel:
 
     @property
     def points(self) -> Sequence[int]:
-        """Token counts between which T is a straight line."""
+        """Token counts between which T is linear."""
         return self._points
 
     def copy(self) -> CostModel:
-        """A second model with the same estimates, which learns by itself."""
+        """Return a second model with the same estimates, which learns separately."""
         return CostModel(self._points, self._measured, len(self._places) - 1)
 
     def seconds(self, tokens: int) -> float:
-        """T(tokens); counts above `max_tokens` cost as much as `max_tokens`."""
+        """Return T(tokens); counts above `max_tokens` cost as much as `max_tokens`."""
         index, share = self._places[min(tokens, len(self._places) - 1)]
         low = self._monotone[index]
         return low + share * (self._monotone[index + 1] - low) if share else low
 
     def slope(self, tokens: int, stretch: int) -> float:
-        """Mean seconds that each of `stretch` more tokens adds to a step of `tokens`."""
+        """Return the mean seconds that each of `stretch` more tokens adds to a step of `tokens`."""
         return (self.seconds(tokens + stretch) - self.seconds(tokens)) / stretch
 
     def observe(self, tokens: int, seconds: float) -> None:
@@ -85,8 +85,8 @@ class CostModel:
 
 
 def measuring_points(max_tokens: int, edges: Sequence[int] = ()) -> list[int]:
-    """Which token counts to measure: powers of two, the points halfway between them, and both sides of each
-    of `edges`, behind which a step gets longer.
+    """Return the token counts to measure: powers of two, the points halfway between them, and both sides of
+    each of `edges`, beyond which a step gets longer.
     """
     counts = {1, max_tokens, *(edge + over for edge in edges for over in (0, 1) if edge + over < max_tokens)}
     power = 2
@@ -97,7 +97,7 @@ def measuring_points(max_tokens: int, edges: Sequence[int] = ()) -> list[int]:
 
 
 def _monotone(values: Sequence[float]) -> list[float]:
-    """The closest rising sequence (pool adjacent violators)."""
+    """Return the closest sequence that never falls (pool adjacent violators)."""
     pools: list[tuple[float, int]] = []
     for value in values:
         mean, count = value, 1

@@ -1,10 +1,11 @@
-"""Whether sessions should have drafts: measured against steps without. Pure: times come with the steps.
+"""Decides whether sessions should have drafts, by comparing with steps without drafts. Pure: times come with
+the steps.
 
-All that drafting costs the target shows in the time of its steps: nodes, messages, waiting for blocks, a core
-or a cache that both need. So a step while drafts work is compared with the same step without the drafts'
-nodes while no draft works: T(n) of quiet steps. The difference is the time lost. A kind of traffic profits by
-the tokens that its own drafts brought, less those that the target could have committed by itself in the
-kind's share of the time lost.
+Everything that drafting costs the target shows in the time of its steps: nodes, messages, waiting for blocks,
+a core or a cache that both need. So a step while drafts work is compared with T(n) of quiet steps: the same
+step without the drafts' nodes, while no draft works. The difference is the time lost. The profit of a kind of
+traffic is the tokens that its own drafts brought, minus those that the target could have committed by itself
+in the kind's share of the time lost.
 
     drafting   sessions have drafts: few at first, twice as many after each window of steps that paid
     probing    for a few steps no session has a draft, so that T(n) without drafts is up to date; a window
@@ -29,26 +30,27 @@ from verify_service.speculation.cost_model import CostModel
 
 FIRST_DRAFTS = 4
 """Most sessions of a kind that have drafts before it is known whether drafts pay, so that a trial costs
-little. Simulated with 32 cold sessions at T = 0.7: 0.98 of the speed without drafts, 0.96 without this
-rule."""
+little. Simulated with 32 cold sessions at T = 0.7, it reaches 0.98 of the speed without drafts; without this
+rule 0.96."""
 WINDOW_ROUNDS = 64
 """Most rounds with a draft in a window. In sampled text the number of a draft's tokens per round varies by
 about its mean, so the sum over a window is known to about an eighth."""
 CLEAR = 2.0
-"""Standard deviations of the profit, as its steps show them: more is judged before the window is full."""
+"""Standard deviations (estimated from the steps) by which a profit or loss has to differ from 0 to be judged
+before the window is full."""
 MIN_STEPS = 8
-"""Least steps of a window and of a probe: step times vary by some hundredths. With 16, 32 cold sessions at
-T = 0.7 make 0.94 instead of 0.96 of the speed without drafts (simulated)."""
+"""Fewest steps of a window and of a probe: step times vary by some hundredths. With a value of 16, 32 cold
+sessions at T = 0.7 reach 0.94 instead of 0.96 of the speed without drafts (simulated)."""
 PROBE_EVERY = 2048
-"""After so many steps with drafts, T(n) without drafts is measured again. A probe of MIN_STEPS costs at most
-0.4 % of the tokens, however much drafts bring."""
+"""Steps with drafts after which T(n) without drafts is measured again. A probe of MIN_STEPS costs at most 0.4
+% of the tokens, however much drafts bring."""
 MAX_LOSS = 0.02
-"""Largest share of the tokens that trials lose; the rest after one is so long. A trial of 16 steps that takes
-a tenth longer is repeated after 80 steps, one that takes half as long again after 400."""
+"""Largest share of the tokens that trials may lose; it determines the rest after a trial. A trial of 16 steps
+that takes a tenth longer is repeated after 80 steps, one that takes half as long again after 400."""
 MAX_REST = 2048
 """Longest rest in steps."""
 MAX_KINDS = 256
-"""Kinds that are remembered; the one seen longest ago is forgotten."""
+"""Most kinds that are remembered; the kind seen longest ago is forgotten."""
 
 Traffic: TypeAlias = tuple[str, bool]
 """A session's task label, and whether its tokens are sampled."""
@@ -62,7 +64,7 @@ class SessionRound(NamedTuple):
     tokens: int
     """Committed tokens."""
     drafted: int
-    """Those of them that a draft proposed and nobody else did."""
+    """How many of them were proposed only by a draft."""
     draft_wanted: bool
     has_draft: bool
     """True when a draft answers its verdicts."""
@@ -76,9 +78,9 @@ class ObservedStep:
     tokens: int
     """Tokens in the forward."""
     draft_nodes: int
-    """Those of them that are nodes of drafts."""
+    """How many of them are nodes of drafts."""
     seconds: float
-    """Time since the end of the step before, or since there was work. Waiting for blocks is part of it."""
+    """Time since the end of the step before, or since there was work; includes waiting for blocks."""
     prompts: bool
     """True when tokens of prompts are in the forward."""
 
@@ -89,9 +91,9 @@ class _WindowStep(NamedTuple):
     drafted: int
     """Tokens that this kind's drafts brought."""
     without: int
-    """Tokens of all sessions that were committed without drafts."""
+    """Tokens of all sessions that drafts did not bring."""
     base: int
-    """Tokens in the forward that are no nodes of drafts."""
+    """Tokens in the forward that are not nodes of drafts."""
     seconds: float
     drafts: int
     """Sessions of this kind that had a draft."""
@@ -113,7 +115,8 @@ class _Standing:
     def complete(self, quiet: CostModel) -> bool:
         """True when the window can be judged: it is full, or the drafts' profit or loss is clear already.
 
-        That is looked at each time the window has doubled: who looks often enough finds chance clear.
+        Clearness is checked only each time the window has doubled: more frequent checks would mistake chance
+        for it.
         """
         steps = len(self.window)
         if steps < MIN_STEPS:
@@ -126,9 +129,9 @@ class _Standing:
         return abs(self.profit(quiet)) > CLEAR * stdev(profits) * sqrt(steps)
 
     def profit(self, quiet: CostModel) -> float:
-        """Tokens that drafts brought in the window, less those that their time cost.
+        """Return the tokens that drafts brought in the window, minus those that their time cost.
 
-        Steps that were shorter than without drafts are chance, so drafts that bring nothing have no profit.
+        A window shorter than without drafts is chance, so drafts that bring nothing have no profit.
         """
         lost = sum(_lost(entry, quiet) for entry in self.window)
         return sum(entry.drafted for entry in self.window) - max(lost, 0.0)
@@ -144,7 +147,8 @@ class _Standing:
         self.window.clear()
 
     def succeed(self) -> None:
-        """Drafting pays: let twice as many sessions have drafts, if more than half of the allowed had one."""
+        """Note that drafting pays: allow twice as many drafts, if more than half of the allowed ones were
+        used."""
         if 2 * self.window[-1].drafts > self.max_drafts:
             self.max_drafts *= 2
         self.failures = 0
@@ -158,14 +162,15 @@ class Drafting:
         self._quiet = quiet
         self._standings: OrderedDict[tuple[Traffic, int], _Standing] = OrderedDict()
         self._probe = 0
-        """Steps without drafts that the present probe still needs."""
+        """Steps without drafts that the current probe still needs."""
         self._measured = False
-        """True once T(n) without drafts knows steps of this service, which take longer than at the start."""
+        """True once T(n) without drafts includes real steps, which take longer than those measured at the
+        start."""
         self._since_quiet = 0
-        """Steps with drafts since the last step without."""
+        """Steps with drafts since the last step without drafts."""
 
     def max_drafts(self, traffic: Traffic, batch_size: int) -> int:
-        """Most sessions of this traffic that should have drafts, in a batch of about this size."""
+        """Return the most sessions of this traffic that should have drafts, in a batch of about this size."""
         standing = self._standing(traffic, _power(batch_size))
         return 0 if self.probing or standing.rest else standing.max_drafts
 
@@ -201,7 +206,7 @@ class Drafting:
             having = sum(each.has_draft for each in own)
             standing = self._standing(traffic, size)
             if self._probe or standing.rest or 2 * having < sum(each.draft_wanted for each in own):
-                continue  # many drafts have not begun yet, or end now
+                continue  # many drafts have not begun yet, or are ending
             drafted = sum(each.drafted for each in own)
             base = step.tokens - step.draft_nodes
             standing.window.append(
@@ -212,7 +217,7 @@ class Drafting:
         self._rest(step.rounds, size)
 
     def _judge(self, standing: _Standing) -> None:
-        """Judge a complete window; probe first where T(n) without drafts is too old for that."""
+        """Judge a complete window; probe first if T(n) without drafts is too old for that."""
         profit = standing.profit(self._quiet)
         fresh = self._measured and self._since_quiet <= len(standing.window)
         if profit > 0.0 and self._since_quiet < PROBE_EVERY:
@@ -223,7 +228,7 @@ class Drafting:
             self._probe = MIN_STEPS
 
     def _judge_again(self) -> None:
-        """T(n) without drafts is up to date: judge the complete windows."""
+        """Judge the complete windows, now that T(n) without drafts is up to date."""
         for standing in self._standings.values():
             if standing.complete(self._quiet):
                 if standing.profit(self._quiet) > 0.0:
@@ -238,7 +243,7 @@ class Drafting:
             standing.rest = max(standing.rest - 1, 0)
 
     def _standing(self, traffic: Traffic, size: int) -> _Standing:
-        """The standing of one kind. A batch size that is new begins with the rest of half that size."""
+        """Return the standing of one kind. A new batch size begins with the rest of half that size."""
         key = traffic, size
         standing = self._standings.get(key)
         if standing is None:
@@ -251,7 +256,7 @@ class Drafting:
 
 
 def _lost(entry: _WindowStep, quiet: CostModel) -> float:
-    """Tokens that the target would have committed in the time that a kind's drafts cost it."""
+    """Return the tokens that the target would have committed in the time that a kind's drafts cost it."""
     alone = quiet.seconds(entry.base)
     return entry.share * (entry.seconds - alone) * entry.without / alone
 

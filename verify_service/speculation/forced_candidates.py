@@ -22,7 +22,8 @@ class ForcedCandidates:
         """Ids of this round's nodes."""
 
     def propose(self, tree: CandidateTree) -> None:
-        """Add the chain of forced tokens below the last committed one; known nodes of it become certain."""
+        """Add the chain of forced tokens below the last committed one. Nodes of it that exist already become
+        certain."""
         self._found.clear()
         parent: Node | None = None
         siblings = tree.children
@@ -38,5 +39,5 @@ class ForcedCandidates:
             parent, siblings = node, node.children
 
     def found(self, node: Node) -> bool:
-        """True when the grammar allows only this node in this round, also where a draft proposed it."""
+        """True when the grammar allows only this node in this round, even if a draft proposed it."""
         return node.id in self._found

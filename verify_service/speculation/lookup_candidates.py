@@ -30,7 +30,8 @@ class LookupCandidates:
         """(bucket, rank) of this round's nodes by id."""
 
     def propose(self, tree: CandidateTree, min_reach: float = 0.0) -> None:
-        """Add what the lookup finds below the last committed token, as far as its reach is `min_reach`."""
+        """Add the nodes that the lookup finds below the last committed token and whose reach is at least
+        `min_reach`."""
         self._features.clear()
         kept: list[tuple[float, float]] = []
         """Estimate and reach of each token that is proposed."""
@@ -50,7 +51,8 @@ class LookupCandidates:
             nodes.append(None if missing else self._add(tree, parent, found, estimate))
 
     def learn(self, tree: CandidateTree, tokens: Sequence[int]) -> None:
-        """Learn which nodes the walk reached and took. Call it before `tokens` are committed to the tree."""
+        """Learn which nodes the target's walk reached, and which it took. Call it before `tokens` are
+        committed to the tree."""
         children = tree.children
         for token in tokens:
             for child in children.values():
@@ -62,7 +64,7 @@ class LookupCandidates:
             children = children[token].children
 
     def found(self, node: Node) -> bool:
-        """True when the lookup proposed this node in the present round, even where a draft did too."""
+        """True when the lookup proposed this node in this round, even if a draft did too."""
         return node.id in self._features
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -70,7 +72,7 @@ class LookupCandidates:
         self._source.append(tokens)
 
     def _add(self, tree: CandidateTree, parent: Node | None, found: Proposed, estimate: float) -> Node | None:
-        """The node of a found token, new or known; None when the tree is full."""
+        """Return the node of a found token, new or existing; None if the tree is full."""
         siblings = tree.children if parent is None else parent.children
         node = siblings.get(found.token)
         if node is None:

@@ -12,9 +12,9 @@ from verify_service.verifier import Runner
 
 ROUNDS = 5
 MAX_ROWS = 128
-"""Rows of logits per measured step; a longer step is prefill, which needs few rows."""
+"""Most rows of logits of a measured step; a longer step is prefill, which needs few rows."""
 MAX_MEASUREMENT = 3.0
-"""After so many seconds larger steps are extrapolated, and no further round begins."""
+"""Seconds after which larger steps are extrapolated, and no further round begins."""
 
 
 def measure_costs(
@@ -23,7 +23,8 @@ def measure_costs(
     edges: Sequence[int] = (),
     clock: Callable[[], float] = time.perf_counter,
 ) -> CostModel:
-    """T(n) for n up to `max_tokens`, with one sequence and no context; steps take longer behind `edges`.
+    """Measure T(n) for n up to `max_tokens`, with one sequence and no context; steps take longer beyond
+    `edges`.
 
     Each point is the best of several rounds over all points, so that other work of the machine does not
     distort it.
@@ -39,7 +40,8 @@ def measure_costs(
 
 
 def _round(runner: Runner, points: list[int], clock: Callable[[], float], end: float) -> list[float]:
-    """Seconds of a step at every point; from `end` on in proportion to the last one measured."""
+    """Return the seconds of a step at every point; after the time `end`, extrapolate from the last measured
+    one."""
     seconds: list[float] = []
     for index, tokens in enumerate(points):
         if seconds and clock() > end:

@@ -1,4 +1,4 @@
-"""Who proposed a node first: its id says so. A draft's ids end where those of the verify service begin."""
+"""Tells from a node's id who proposed it first. A draft's ids end where those of the verify service begin."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def from_draft(node: Node) -> bool:
 
 
 def origin_of(node: Node) -> Origin:
-    """Who proposed the node first."""
+    """Return who proposed the node first."""
     if node.id >= FIRST_PREDICTED_ID:
         return Origin.PREDICTION
     if node.id >= FIRST_FORCED_ID:
@@ -27,7 +27,8 @@ def origin_of(node: Node) -> Origin:
 
 
 def step_nodes(nodes: Sequence[Node]) -> StepNodes:
-    """A step's nodes for a caller who asked for them, parents before children; MAX_STEP_NODES at most."""
+    """Return a step's nodes for a caller who asked for them, parents before children; at most
+    MAX_STEP_NODES."""
     shown = nodes[:MAX_STEP_NODES]
     index_of = {node.id: index for index, node in enumerate(shown)}
     return StepNodes(

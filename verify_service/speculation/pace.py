@@ -1,10 +1,11 @@
-"""Whether a session is behind the time per token that its caller asked for. Pure: times are passed in."""
+"""Tells whether a session is behind the time per token that its caller asked for. Pure: times are passed
+in."""
 
 from __future__ import annotations
 
 LATE_WEIGHT = 4.0
-"""One token of a session behind its pace counts for so many tokens of others. This bounds what such sessions
-may take: a node that brings one of them a token costs the others at most so many."""
+"""Tokens of other sessions that one token of a session behind its pace is worth. This bounds what such
+sessions may take: a node that brings one of them a token costs the others at most this many."""
 
 
 class Pace:
@@ -18,12 +19,13 @@ class Pace:
         """Committed length at the first verdict."""
 
     def observe(self, now: float, length: int) -> None:
-        """A verdict leaves at `now`; `length` tokens are committed with it."""
+        """Note that a verdict leaves at `now`; with it `length` tokens are committed."""
         if self._began is None:
             self._began, self._first = now, length
 
     def weight(self, now: float, length: int) -> float:
-        """How many tokens of others one of its own counts for: `LATE_WEIGHT` while it is late, else 1."""
+        """Return how many tokens of others one of its tokens is worth: `LATE_WEIGHT` while it is late,
+        otherwise 1."""
         if not self._seconds_per_token or self._began is None:
             return 1.0
         due = (now - self._began) / self._seconds_per_token

@@ -1,4 +1,4 @@
-"""What a session knows of its draft's answers: when they come, and what a complete tree would bring.
+"""What a session knows about its draft's answers: when they come, and what a complete tree would bring.
 
 The scheduler decides over all sessions whether the next step waits for answers (`scheduler.seconds_to_wait`);
 only a sequential session waits for its own. All times are passed in.
@@ -13,11 +13,12 @@ from itertools import zip_longest
 from outrider.speculation.decayed import WEIGHT
 
 SEQUENTIAL_SECONDS = 2.0
-"""Longest wait of a sequential session. A lost draft ends it at once; this is for a silent one."""
+"""Longest wait of a sequential session, in seconds. A lost draft ends the wait at once; this is for a silent
+one."""
 SPREAD = 3.0
-"""How many mean deviations later than usual a block may still come."""
+"""Mean deviations after its usual time until which a block is still expected."""
 MAX_REMEMBERED = 16
-"""How many of a complete tree's best nodes are remembered."""
+"""Most of a complete tree's best nodes that are remembered."""
 
 
 @dataclass(slots=True)
@@ -25,40 +26,43 @@ class Patience:
     """What one session has learned about its draft; a new session starts with what another has learned."""
 
     max_seconds: float
-    """Longest wait of a pipelined session."""
+    """Longest wait of a pipelined session, in seconds."""
     turnaround: float | None = None
-    """Decayed mean seconds from a verdict to the first useful block that knows of it; None: none came yet."""
+    """Decayed mean seconds from a verdict to the first useful block that knows it; None: no such block came
+    yet."""
     deviation: float = 0.0
     """Decayed mean distance of that time from its mean."""
     ready_probabilities: list[float] = field(default_factory=list)
-    """Decayed mean probabilities that the best nodes of a complete tree are committed, falling."""
+    """Decayed mean probabilities that the best nodes of a complete tree are committed, in falling order."""
     expired: int = 0
     """Steps in a row that began without the block that was due."""
 
     def successor(self) -> Patience:
-        """What a new session starts with: the same times, and no wait in vain counted yet."""
+        """Return what a new session starts with: the same times, and no expired waits."""
         return Patience(self.max_seconds, self.turnaround, self.deviation, list(self.ready_probabilities))
 
     def due(self, waited: float) -> float | None:
-        """Seconds until a block should come when none came in `waited`; None: none is expected any more."""
+        """Return the seconds until a block should come if none came in `waited` seconds; None: none is
+        expected any more."""
         if self.turnaround is None or self.expired or self.overdue(waited):
             return None
         return max(self.turnaround - waited, self.deviation)
 
     def overdue(self, waited: float) -> bool:
-        """True when a block should have come by now, or none is known to come at all."""
+        """True if a block should have come by now, or if no block ever came."""
         longest = (self.turnaround or 0.0) + SPREAD * self.deviation
         return waited >= min(longest, self.max_seconds)
 
     def gain(self, probabilities: Sequence[float], price: float) -> float:
-        """Tokens that a complete tree brings beyond the nodes at hand, less the price of each node.
+        """Return the tokens that a complete tree brings in addition to the present nodes, minus the price of
+        each node.
 
-        `probabilities` are those of the nodes at hand.
+        `probabilities` are those of the present nodes.
         """
         return max(_profit(self.ready_probabilities, price) - _profit(probabilities, price), 0.0)
 
     def answered(self, seconds: float) -> None:
-        """A useful block came `seconds` after the verdict that it answers."""
+        """Note that a useful block came `seconds` after the verdict that it answers."""
         self.expired = 0
         if self.turnaround is None:
             self.turnaround, self.deviation = seconds, seconds / 2
@@ -67,17 +71,18 @@ class Patience:
         self.turnaround += WEIGHT * (seconds - self.turnaround)
 
     def completed(self, probabilities: Sequence[float]) -> None:
-        """A ready block came; the nodes at hand now have these `probabilities`, falling."""
+        """Note that a ready block came; the present nodes have these `probabilities`, in falling order."""
         now = probabilities[:MAX_REMEMBERED]
         pairs = zip_longest(self.ready_probabilities or now, now, fillvalue=0.0)
         self.ready_probabilities = [old + WEIGHT * (new - old) for old, new in pairs]
 
     def ran_out(self) -> None:
-        """A step begins without the block that was due."""
+        """Note that a step begins without the block that was due."""
         self.expired += 1
 
     def sequential_wait(self) -> float:
-        """Seconds after the last verdict that a sequential session waits; each in vain halves the next."""
+        """Seconds after the last verdict that a sequential session waits; each expired wait halves the
+        next."""
         return SEQUENTIAL_SECONDS * 0.5**self.expired
 
 

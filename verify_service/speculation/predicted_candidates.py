@@ -1,4 +1,5 @@
-"""Candidates from a text that the caller predicted; added and learned from as those of the lookup."""
+"""Candidates from a text that the caller predicted; they are added and learned from like those of the
+lookup."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ class PredictedCandidates(LookupCandidates):
         self._max_nodes = max_nodes
 
     def _add(self, tree: CandidateTree, parent: Node | None, found: Proposed, estimate: float) -> Node | None:
-        """As for the lookup; a node that a draft has proposed too keeps the higher estimate."""
+        """As in the lookup; a node that a draft proposed too keeps the higher estimate."""
         node = super()._add(tree, parent, found, estimate)
         if node is not None:
             tree.raise_acceptance(node, estimate)

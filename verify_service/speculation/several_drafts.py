@@ -1,9 +1,9 @@
-"""How probable a session takes its drafts' nodes to be, with one draft or several.
+"""Estimates how probable the nodes of a session's drafts are, with one draft or several.
 
-Every draft calibrates its own estimates, and `Trust` corrects one that does it badly. With several drafts,
-the best corrected estimate of a node and the number of drafts that proposed it select a cell of an acceptance
-model: a node that two drafts propose is accepted more often than one that a single draft does. How much more
-often is learned from the committed tokens.
+Every draft calibrates its own estimates, and `Trust` corrects a draft that does it badly. With several
+drafts, the best corrected estimate of a node and the number of drafts that proposed it select a cell of an
+acceptance model: a node that two drafts propose is accepted more often than one that a single draft proposes.
+The committed tokens teach how much more often.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ MAX_SILENCE = 4
 
 
 class Agreement:
-    """How often nodes of several drafts are accepted; all sessions of a replica learn it together."""
+    """Learns how often nodes of several drafts are accepted; all sessions of a replica share it."""
 
     def __init__(self) -> None:
         self._model = AcceptanceModel(confidence_priors())
 
     def estimate(self, best: float, drafts: int, greedy: bool, task: str) -> float:
-        """Acceptance of a node that so many drafts proposed, whose best corrected estimate is `best`."""
+        """Return the acceptance of a node that `drafts` drafts proposed, with the best corrected estimate
+        `best`."""
         return self._model.estimate(bucket(best, greedy), drafts - 1, task)
 
     def observe(self, best: float, drafts: int, greedy: bool, task: str, taken: bool) -> None:
-        """The walk came to the parent of such a node; `taken`: it took the node, not another token."""
+        """Note that the target's walk came to the parent of such a node; `taken`: it took the node, not
+        another token."""
         self._model.observe(bucket(best, greedy), drafts - 1, taken, task)
 
 
@@ -41,7 +43,7 @@ class Belief:
         self._agreement, self._greedy, self._task = agreement, greedy, task
         self._trusts: dict[int, Trust] = {}
         self.drafts: dict[int, int] = {}
-        """The drafts at work: number -> the step before which it last sent nodes."""
+        """The drafts at work: a draft's number -> the step before which it last sent nodes."""
 
     @property
     def several(self) -> bool:
@@ -49,13 +51,14 @@ class Belief:
         return len(self.drafts) > 1
 
     def hear(self, draft: int, step: int) -> None:
-        """A draft sent nodes. Drafts that sent none for MAX_SILENCE steps count as not at work."""
+        """Note that a draft sent nodes. Drafts that sent none for MAX_SILENCE steps count as not at work."""
         self.drafts[draft] = step
         if self.several:
             self.drafts = {each: at for each, at in self.drafts.items() if step - at < MAX_SILENCE}
 
     def estimator(self) -> Callable[[Node], float]:
-        """A function: the probability that the target takes a node when its walk comes to the parent."""
+        """Return a function that estimates how probably the target takes a node when its walk comes to the
+        parent."""
         if self.several:
             return self._merged
         factor = self._factor(next(iter(self.drafts), 0))

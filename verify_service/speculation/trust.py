@@ -1,4 +1,4 @@
-"""How far a draft's acceptance estimates are believed.
+"""Measures how far a draft's acceptance estimates can be believed.
 
 A draft calibrates its own estimates. This guards the target's budget against a draft that does it badly, or
 lies. Every committed token shows whether a node proposed for its position was right, verified or not. So a
@@ -8,13 +8,13 @@ draft that improves is trusted again even while none of its nodes are verified.
 from __future__ import annotations
 
 DECAY = 0.95
-"""Share of the counts that is kept at each further position."""
+"""Share of the counts that remains at each further position."""
 PRIOR = 4.0
-"""A new draft is treated as if it had been right at so many positions."""
+"""Positions at which a new draft is assumed to have been right."""
 
 
 class Trust:
-    """Ratio of right to predicted proposals for the next position, at most 1."""
+    """The ratio of right proposals for the next position to the predicted number of right ones, at most 1."""
 
     def __init__(self) -> None:
         self._predicted = 0.0
@@ -26,7 +26,7 @@ class Trust:
         return min((self._right + PRIOR) / (self._predicted + PRIOR), 1.0)
 
     def observe(self, predicted: float, right: bool) -> None:
-        """At one position the proposals were expected to be right with probability `predicted`; `right`: one
-        of them was."""
+        """Note one position, at which the proposals were expected to be right with probability `predicted`;
+        `right`: one of them was."""
         self._predicted = DECAY * self._predicted + min(predicted, 1.0)
         self._right = DECAY * self._right + right

@@ -1,7 +1,7 @@
-"""Gives keys and values to other replicas and takes theirs, page by page, while the engine goes on.
+"""Sends keys and values to other replicas and receives theirs, page by page, while the engine goes on.
 
-The engine sets the sequence aside; its pages are then read and written here, on threads of the event loop's
-pool, some at a time. The orchestrator calls: it carries the parts from one replica to the other, and
+The engine sets the sequence aside. Its pages are then read and written here, a few at a time, on threads of
+the event loop's pool. The orchestrator makes the calls and carries the parts from one replica to the other:
 replicas do not connect to each other.
 """
 
@@ -23,17 +23,18 @@ from verify_service.engine import VerifyEngine
 from verify_service.transfer.table import SetAside
 
 PART_BYTES = 1 << 20
-"""Bytes of pages in one part, unless one page is larger. So much of a transfer is in memory at once."""
+"""Bytes of pages in one part, unless one page is larger. A transfer holds about one part in memory at a
+time."""
 MAX_TRANSFERS = 4
-"""At once, in each direction; others wait their turn."""
+"""Most transfers at once in each direction; others wait their turn."""
 MIN_SECONDS = 1.0
-"""Every transfer may take so long."""
+"""Seconds that every transfer may take at least."""
 
 _T = TypeVar("_T")
 
 
 class KvExchange:
-    """Transfers of one replica; all methods are for the event loop."""
+    """Transfers of one replica. Call all methods from the event loop."""
 
     def __init__(
         self,
@@ -44,7 +45,7 @@ class KvExchange:
         context_length: int,
         longest_seconds: float,
     ) -> None:
-        """Nothing is held for a transfer longer than `longest_seconds`."""
+        """`longest_seconds` is the longest time that a transfer may hold pages."""
         self._engine = engine
         self._memory = memory
         self._layout = layout
@@ -55,10 +56,10 @@ class KvExchange:
         self._receiving = asyncio.Semaphore(MAX_TRANSFERS)
 
     async def send(self, handle: KvHandle, write: Callable[[KvPart], Awaitable[None]]) -> None:
-        """Write the layout and all pages of what a handle holds; the handle is spent.
+        """Write the layout and all pages that a handle holds; the handle is spent.
 
         Raises:
-            StaleHandle: it holds nothing any more.
+            StaleHandle: the handle holds nothing any more.
             DeadlineExceeded: the reader is too slow.
         """
         async with self._sending, _within(self._longest_seconds), self._engine.lent(handle) as lent:
@@ -68,12 +69,12 @@ class KvExchange:
                 await write(await _finished(partial(self._read, lent, keys, first)))
 
     async def receive(self, parts: AsyncIterator[KvPart]) -> KvHandle:
-        """Take a sequence in; returns a handle for it.
+        """Receive a sequence; return a handle for it.
 
         Raises:
-            InvalidRequest: a part is not what it must be here, or the layout differs.
-            OutOfPages: there is no memory for it beside the open sessions.
-            Flood: more comes than the tokens need.
+            InvalidRequest: a part is not of the kind expected at its place, or the layout differs.
+            OutOfPages: the open sessions leave too little memory for it.
+            Flood: more pages come than the tokens need.
             DeadlineExceeded: computing the tokens would take less time.
         """
         tokens = self._checked(await _next(parts, KvTokens))
@@ -85,7 +86,7 @@ class KvExchange:
             return await self._engine.keep(reserved)
 
     async def _fill(self, reserved: SetAside, parts: AsyncIterator[KvPart]) -> None:
-        """Write the pages of a sequence as they come; returns when the parts end after the last of them."""
+        """Write the pages of a sequence as they arrive; return when the parts end after the last page."""
         keys = await _finished(partial(all_page_keys, reserved.tokens, self._layout.page_size))
         done = 0
         async for part in parts:
@@ -97,11 +98,11 @@ class KvExchange:
             raise InvalidRequest("part.pages", f"end after {done} of {len(keys)} pages")
 
     def _after(self, part: KvPages, done: int, pages: int) -> int:
-        """How many pages there are with this part, after `done` of them.
+        """Return how many pages are done with this part, after `done` pages.
 
         Raises:
-            InvalidRequest: it does not follow, is empty, or a page has another size.
-            Flood: these are more than all.
+            InvalidRequest: the part does not follow the pages before, is empty, or has a page of another
+            size. Flood: there are more pages than the sequence has.
         """
         if part.first != done or not part.contents:
             raise InvalidRequest("part.pages.first", f"must be {done}, with one page or more")
@@ -119,7 +120,7 @@ class KvExchange:
         return max(1, PART_BYTES // self._memory.page_bytes)
 
     def _read(self, lent: SetAside, keys: list[bytes], first: int) -> KvPages:
-        """Some pages with their digests, on a thread."""
+        """Read some pages with their digests, on a thread."""
         size = self._layout.page_size
         chosen = range(first, min(first + self._pages_of_part, len(keys)))
         contents = tuple(
@@ -131,7 +132,7 @@ class KvExchange:
         """Check some pages and store them, on a thread.
 
         Raises:
-            InvalidRequest: a page is not what its digest says.
+            InvalidRequest: a page does not match its digest.
         """
         if _digests(keys[part.first :], part.contents) != part.digests:
             raise InvalidRequest("part.pages.digests", "do not fit the pages and their tokens")
@@ -162,12 +163,13 @@ def _digests(keys: Iterable[bytes], contents: Iterable[bytes]) -> tuple[bytes, .
 
 
 def _within(seconds: float) -> AbstractAsyncContextManager[None]:
+    """Raise DeadlineExceeded if the `with` block takes longer."""
     return within(seconds, f"the keys and values took more than {seconds:.1f} s")
 
 
 async def _finished(work: Callable[[], _T]) -> _T:
-    """Run a blocking function on a thread, to its end even when cancelled: it works on pages that are given
-    back afterwards."""
+    """Run a blocking function on a thread, to its end even if cancelled: the pages that it works on are
+    released afterwards."""
     task = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(task)

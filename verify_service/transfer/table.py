@@ -1,9 +1,9 @@
 """Sequences that are set aside while their pages are read or written outside of the engine thread.
 
-    lent       taken from a handle, which is used up; released at the end of the transfer, however it ends
+    lent       taken from a handle, which is spent; released at the end of the transfer, however it ends
     reserved   pages for a sequence of another replica; becomes a kept sequence, or is released
 
-Belongs to the engine thread. The event loop numbers the transfers.
+The table belongs to the engine thread. The event loop numbers the transfers.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ class SetAside:
     tokens: tuple[int, ...]
     pages: tuple[int, ...]
     recompute_seconds: float = 0.0
-    """About how long computing all these tokens takes."""
+    """About how long computing all these tokens would take."""
 
 
 class TransferTable:
     """All sequences that are set aside, by the number of their transfer.
 
-    `make_room` gives up what no session needs until so many tokens fit, or raises OutOfPages. `estimate`
-    gives the seconds that computing so many tokens takes. `settle` carries out what the runner has put off,
-    so that the pages have what their sequences say.
+    `make_room` releases what no session needs until a number of tokens fits, or raises OutOfPages. `estimate`
+    returns the seconds that computing a number of tokens takes. `settle` carries out the moves that the
+    runner has put off, so that pages hold what their sequences say.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class TransferTable:
         return iter(self._sequences.values())
 
     def lend(self, number: int, handle: KvHandle) -> SetAside:
-        """Set a kept sequence aside to be read; its handle is used up.
+        """Set a kept sequence aside to be read; its handle is spent.
 
         Raises:
             StaleHandle: see `HandleTable.take`.
@@ -67,17 +67,17 @@ class TransferTable:
         """Set pages aside for a sequence to be written.
 
         Raises:
-            OutOfPages: there are not enough.
+            OutOfPages: too few pages are available.
         """
         self._make_room(len(tokens))
         return self._add(number, SequenceKv.adopt(self._handles.pool, tokens))
 
     def keep(self, number: int) -> KvHandle:
-        """The sequence has been written; returns a handle for it."""
+        """Keep a sequence that has been written; return a handle for it."""
         return self._handles.keep(self._sequences.pop(number))
 
     def drop(self, number: int) -> None:
-        """The transfer is over; its sequence is released unless it was kept."""
+        """End a transfer: release its sequence unless it was kept."""
         kv = self._sequences.pop(number, None)
         if kv is not None:
             kv.release()

@@ -3,9 +3,10 @@
     amx        matrix tiles (Intel from Sapphire Rapids on), bfloat16
     avx512     AVX-512 (bfloat16 takes AVX-512 BF16), bfloat16 and float32
     avx2       AVX2 with FMA, on processors without AVX-512, bfloat16 and float32
-    onednn     the library's, for everything else
+    onednn     the library oneDNN, for everything else
 
-All but the last give a row the same bits in every batch. Their bits differ: a model runs on one of them.
+All but the last compute the same bits for a row in every batch. The bits differ between back ends: a model
+runs on one of them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ AUTO = "auto"
 
 
 class Backend(StrEnum):
-    """Named as settings name them."""
+    """The back ends, with the names that settings use."""
 
     AMX = "amx"
     AVX512 = "avx512"
@@ -41,7 +42,7 @@ _FEATURES = {
     (Backend.AVX2, torch.bfloat16): processor.AVX2,
     (Backend.AVX2, torch.float32): processor.AVX2,
 }
-"""What the processor must have, in LLVM's names."""
+"""The processor features that a back end needs for a dtype, with LLVM's names."""
 
 
 def unsupported_reason(backend: Backend, dtype: torch.dtype) -> str | None:
@@ -64,10 +65,10 @@ def unsupported_reason(backend: Backend, dtype: torch.dtype) -> str | None:
 
 
 def preferred(dtype: torch.dtype, wanted: str = AUTO) -> Backend:
-    """The back end that was asked for, or the first of the list above that can run.
+    """Return the back end that was asked for, or the first of the list above that can run.
 
     Raises:
-        ModelError: the one that was asked for cannot.
+        ModelError: the back end that was asked for cannot run here.
     """
     if wanted == AUTO:
         return next(backend for backend in Backend if unsupported_reason(backend, dtype) is None)
@@ -78,7 +79,8 @@ def preferred(dtype: torch.dtype, wanted: str = AUTO) -> Backend:
 
 
 def matmul_type(backend: Backend) -> type[Matmul] | None:
-    """What computes a layer with a back end of the project, compiled if need be; None for the library."""
+    """Return what computes a layer with one of the project's back ends, compiled if needed; None for the
+    library."""
     match backend:
         case Backend.AMX:
             from outrider.engine.cpu.tile_matmul import TileMatmul

@@ -1,7 +1,7 @@
 """Chooses a model's back end on the CPU, and measures that it is not slower than the library.
 
-Kernels for one processor can lose on the next. So before a model is packed, its largest kind of layer is
-multiplied by both, as few rows as a step has and as many as a batch.
+Kernels that are fast on one processor can be slow on the next. So before a model is packed, both multiply its
+largest kind of layer, with as few rows as a step has and with as many as a batch.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from outrider.engine.cpu.worker_pool import WorkerPool
 
 MEASURED_ROWS = (1, 32)
 SAMPLE_BYTES = 96 * 2**20
-"""Most weights that are multiplied."""
+"""Most bytes of weights that the measurement multiplies."""
 MIN_BYTES = 4 * 2**20
-"""Below, products are not what a step's time goes to, and a measurement would be noise."""
+"""Bytes of sampled weights below which nothing is measured. Products then take little of a step's time, and a
+measurement would be noise."""
 ROUNDS = 5
 MAX_LOSS = 1.1
-"""Mean time, of the library's, above which the library computes. Results that do not depend on the batch are
-worth a tenth."""
+"""Mean time, relative to the library's, above which the library computes. Results that do not depend on the
+batch are worth a tenth more time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +47,10 @@ def choose_backend(
 ) -> BackendChoice:
     """The back end for a model with these weights [out, in] of linear layers, all of one dtype.
 
-    Without `measured`, what the processor has decides alone.
+    Without `measured`, only the processor's features decide.
 
     Raises:
-        ModelError: the one that is wanted cannot run here.
+        ModelError: the back end that is wanted cannot run here.
     """
     dtype = weights[0].dtype if weights else torch.float32
     backend = preferred(dtype, wanted)
@@ -68,7 +69,7 @@ def choose_backend(
 
 
 def sample(weights: Sequence[Tensor]) -> list[Tensor]:
-    """Weights of the shape that has most bytes, cut so that all together are at most SAMPLE_BYTES."""
+    """Return weights of the shape that takes the most bytes, at most SAMPLE_BYTES in all."""
     total: dict[torch.Size, int] = {}
     for weight in weights:
         total[weight.shape] = total.get(weight.shape, 0) + weight.nbytes
@@ -84,7 +85,7 @@ def sample(weights: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _ratio(kind: type[Matmul], weights: Sequence[Tensor], rows: int, clock: Callable[[], float]) -> float:
-    """Time of the project's kernels / the library's: the best of some rounds, in turns."""
+    """Return the time of the project's kernels / the library's: the best of some rounds, which alternate."""
     workers = WorkerPool(torch.get_num_threads())
     arms: list[Sequence[Callable[[Tensor], Tensor]]] = [
         [kind(weight, None, workers, passing=True) for weight in weights],

@@ -1,8 +1,9 @@
-"""Mixtures of experts on the CPU: each chosen expert is multiplied as a linear layer is, with its rows alone.
+"""Mixtures of experts on the CPU: each chosen expert is multiplied like a linear layer, with only its own
+rows.
 
-So a step reads the experts that its rows chose, each once, and a row's bits do not depend on its batch.
+So a step reads each expert that its rows chose once, and a row's bits do not depend on its batch.
 
-Shapes: M rows, K experts of each, S = M K pairs of a row and one of its experts, E experts, C hidden width,
+Shapes: M rows, K experts per row, S = M K pairs of a row and one of its experts, E experts, C hidden width,
 F width of an expert.
 """
 
@@ -28,14 +29,15 @@ from outrider.engine.quantization.stacked import (
 )
 
 Make: TypeAlias = Callable[..., PanelProduct]
-"""The product of a weight [out, in], numbers or codes, and a bias; `gated` ones open their gate."""
+"""Makes the product of a weight [out, in], as numbers or codes, and a bias. A `gated` one applies its
+gate."""
 
 
 class PackedExperts(nn.Module):
-    """What transformers' module of the same experts computes, with kernels of the project."""
+    """Computes the same as transformers' module of these experts, with kernels of the project."""
 
     def __init__(self, experts: Any, make: Make, workers: WorkerPool) -> None:
-        """Of a module that `is_stacked`, whose own weights are let go."""
+        """Pack the experts of a module that `is_stacked`, and release the module's own weights."""
         super().__init__()
         self._workers = workers
         self._opened, self._gate = opens_by_silu(experts), experts._apply_gate
@@ -54,7 +56,7 @@ class PackedExperts(nn.Module):
         return self._opened
 
     def products(self) -> list[PanelProduct]:
-        """Of all experts."""
+        """The products of all experts."""
         return [*self._up, *self._down]
 
     def forward(self, x: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
@@ -80,6 +82,6 @@ def _products(experts: Any, name: str, make: Make, *, gated: bool) -> list[Panel
 
 
 def _groups(ids: Sequence[int]) -> list[Group]:
-    """Where the pairs of each expert are among those that are in order."""
+    """Return where each expert's pairs are in the sorted list of experts."""
     starts = [place for place, one in enumerate(ids) if place == 0 or one != ids[place - 1]]
     return [(ids[start], start, stop) for start, stop in pairwise([*starts, len(ids)])]

@@ -13,7 +13,7 @@ from outrider.engine.cpu.panels import STEP_BYTES
 from outrider.engine.step import View
 
 MIN_POSITIONS = 4096
-"""Positions whose angles are worked out at once; more are when they occur."""
+"""Positions whose angles are computed first. More are computed when they occur."""
 
 
 def runs(dtype: torch.dtype, device: torch.device) -> bool:
@@ -27,8 +27,8 @@ def attends(width: int, dtype: torch.dtype, device: torch.device) -> bool:
 
 
 class NormKernel:
-    """RMS norm of rows [N, C] of `dtype`, the weight's unless given, with a weight [C]; or layer norm, whose
-    rows are `centred`, perhaps with a bias [C].
+    """RMS norm of rows [N, C] with a weight [C]; or, with `centred`, layer norm, perhaps with a bias [C].
+    Rows are of `dtype`, by default the weight's.
     """
 
     def __init__(
@@ -66,14 +66,14 @@ class NormKernel:
         return y
 
     def inside(self, x: Tensor) -> None:
-        """Normalise rows [N, C], whose numbers follow each other, where they are."""
+        """Normalise rows [N, C] in place. The numbers of a row follow each other."""
         at, shape = x.data_ptr(), (self._width, x.stride(0), len(x))
         assert x.stride(1) == 1, "a row is in one piece"
         self._kernel(at, 0, *self._factors, at, *shape, self._share, self._eps)
 
 
 class GeluKernel:
-    """GELU of numbers of `dtype` where they are, or its approximation with tanh."""
+    """GELU of numbers of `dtype` in place, or its approximation with tanh."""
 
     def __init__(self, dtype: torch.dtype, *, tanh: bool) -> None:
         from outrider.engine.cpu.kernels.activation import gelu
@@ -81,7 +81,7 @@ class GeluKernel:
         self._kernel = gelu(_kind(dtype), tanh)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x, contiguous, which is overwritten."""
+        """Overwrite x, which is contiguous, and return it."""
         self._kernel(x.data_ptr(), x.numel())
         return x
 
@@ -94,7 +94,8 @@ class Angles:
         self._table = torch.empty(0)
 
     def table(self, positions: Tensor) -> Tensor:
-        """[more than the largest position, 2, R / 2] float32, R the columns of a head that turn."""
+        """[more than the largest position, 2, R / 2] float32, R being the columns of a head that are
+        rotated."""
         if (last := int(positions.max())) >= len(self._table):
             count = max(MIN_POSITIONS, 1 << last.bit_length())
             angles = torch.arange(count, dtype=torch.float32)[:, None] * self.frequencies
@@ -120,11 +121,11 @@ class RotationKernel:
     def __call__(
         self, qkv: Tensor, table: Tensor, positions: Tensor, entries: Tensor | None, slots: Tensor
     ) -> None:
-        """Rotate qkv [N, Q + 2 H, D], contiguous, where it is; write keys and values of the first ones.
+        """Rotate qkv [N, Q + 2 H, D], contiguous, in place; store keys and values of the first rows.
 
-        `entries` [S, 2 H, D], whose `slots` [N or fewer] int64 they go to, may be missing. `positions` are
-        [N] int64, `table` is of `Angles`: the first columns of a head turn, as many as it has numbers for,
-        and all where there is a norm.
+        They go to the `slots` [N or fewer] int64 of `entries` [S, 2 H, D], which may be None. `positions` are
+        [N] int64. `table` comes from `Angles`: as many of a head's first columns are rotated as it has
+        numbers for, and all of them if there is a norm.
         """
         rows, heads, width = qkv.shape
         head_bytes = width * qkv.element_size()
@@ -146,7 +147,7 @@ class AttentionKernel:
         self._room = torch.empty(0)
 
     def __call__(self, queries: Tensor, entries: Tensor, view: View, scale: float, out: Tensor) -> None:
-        """Write what queries [N, Q, D] see of entries [S, 2 H, D] to `out` [N, Q, D].
+        """Write the attention result of queries [N, Q, D] over entries [S, 2 H, D] to `out` [N, Q, D].
 
         Queries and `out` have their heads side by side.
         """
@@ -164,5 +165,5 @@ class AttentionKernel:
 
 
 def _kind(dtype: torch.dtype) -> str:
-    """What kernels call it."""
+    """The name that kernels have for a dtype."""
     return str(dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""Linear layers on the CPU, whose weights are packed once, and what replaces those of a model by them."""
+"""Linear layers on the CPU, whose weights are packed once, and the function that puts them into a model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from outrider.engine.quantization.modules import codes_of, held_bytes
 from outrider.engine.quantization.stacked import DOWN, WEIGHTS, codes_of_experts, is_stacked, weights_of
 
 KEPT_BYTES = 16 * 2**20
-"""Weights of a model up to which they may stay in the cache that the cores share: half of a common one."""
+"""Bytes of a model's weights that may still stay in the cores' shared cache: half the size of a common
+one."""
 
 
 class CpuLinear(nn.Module):
@@ -35,11 +36,11 @@ class CpuLinear(nn.Module):
 
 
 class LibraryLinear(CpuLinear):
-    """The same by oneDNN, in the block layout that its kernels read.
+    """A linear layer by oneDNN, in the block layout that its kernels read.
 
     That halves the time of small batches; these are the operators that torch's own compiler uses. A row's
     result seldom depends on how many others there are, while plain float32 products change their order of
-    additions at four: so weights too small to gain speed are packed too.
+    additions at four rows: so even weights too small to gain speed are packed.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, workers: WorkerPool | None = None) -> None:
@@ -47,7 +48,7 @@ class LibraryLinear(CpuLinear):
         self.out_features, self.in_features = weight.shape
         self.dtype, self.nbytes = weight.dtype, weight.nbytes
         self._workers = workers or WorkerPool()
-        # torch's own threads share a product by themselves; helpers get a part each.
+        # torch's own threads share a product by themselves; members of the pool get a part each.
         shared = torch.get_num_threads() == 1 and weight.nbytes >= self._workers.largest * MIN_SHARE
         self._parts = list(_split(weight.detach(), bias, self._workers.largest if shared else 1))
 
@@ -71,12 +72,12 @@ class LibraryLinear(CpuLinear):
 
 
 class KernelLinear(CpuLinear):
-    """The same with a kernel of the project, which reads a weight once for many rows."""
+    """A linear layer by a kernel of the project, which reads a weight once for many rows."""
 
     ordered = True
 
     def __init__(self, matmul: PanelProduct, dtype: torch.dtype, nbytes: int) -> None:
-        """The weight has so many bytes. A layer that opens a gate returns SiLU(gate) up, [..., out / 2]."""
+        """`nbytes` is the weight's size. A layer that opens a gate returns SiLU(gate) up, [..., out / 2]."""
         super().__init__()
         self.out_features, self.in_features = matmul.columns, matmul.numbers
         self.dtype, self.nbytes, self.gated = dtype, nbytes, matmul.gated
@@ -93,12 +94,12 @@ class KernelLinear(CpuLinear):
 def pack_linears(
     model: nn.Module, backend: Backend, workers: WorkerPool | None = None, gates: Collection[str] = ()
 ) -> int:
-    """Replace the linear layers of a model on the CPU by packed ones, where there is a way; returns how many.
+    """Replace the linear layers of a model on the CPU by packed ones where possible; return how many.
 
-    Work is shared by the worker pool. With kernels of the project the layers named in `gates` return the
-    opened gate, and experts are replaced too. An embedding that shares its weight with the output layer keeps
-    it: the output layer gets a packed copy. Layers with codes run on the kernels for these, whatever the back
-    end.
+    The worker pool shares the work. With kernels of the project the layers named in `gates` return SiLU(gate)
+    up, and experts are replaced too. An embedding that shares its weight with the output layer keeps it: the
+    output layer gets a packed copy. Layers with codes (quantized weights) run on the kernels for codes,
+    whatever the back end.
     """
     workers, kind = workers or WorkerPool(), matmul_type(backend)
     ways = {name: _way_of(layer, backend) for name, layer in linears_of(model).items()}
@@ -115,14 +116,14 @@ def pack_linears(
 
 
 def runs_codes(module: nn.Module) -> bool:
-    """True for a linear layer with codes that there are kernels for here."""
+    """True for a linear layer whose codes this processor has kernels for."""
     codes, weight = codes_of(module), module.weight
     assert isinstance(weight, Tensor)
     return codes is not None and weight.device.type == "cpu" and vector_backend(weight.dtype) is not None
 
 
 def _way_of(layer: nn.Module, backend: Backend) -> Callable[..., CpuLinear] | None:
-    """What packs a linear layer; None: it stays."""
+    """Return the function that packs a linear layer; None if the layer stays as it is."""
     if runs_codes(layer):
         return _coded_linear
     if _fits(linear_weight(layer), backend):
@@ -131,7 +132,7 @@ def _way_of(layer: nn.Module, backend: Backend) -> Callable[..., CpuLinear] | No
 
 
 def _held(layer: nn.Module) -> int:
-    """Bytes that its product reads."""
+    """Bytes of weights that the layer's product reads."""
     codes = codes_of(layer)
     return linear_weight(layer).nbytes if codes is None else held_bytes(codes)
 
@@ -153,14 +154,14 @@ def _coded_linear(module: Any, *, kind: object, **options: Any) -> KernelLinear:
 
 
 def expert_weights(module: nn.Module) -> list[Tensor]:
-    """[out, in] of each expert's layers, of experts that have no codes."""
+    """The weights [out, in] of each expert's layers; none if the experts have codes."""
     if not is_stacked(module) or codes_of_experts(module, DOWN):
         return []
     return [weight for name in WEIGHTS for weight in weights_of(module, name)]
 
 
 def packs_experts(module: nn.Module, backend: Backend) -> bool:
-    """True for experts that kernels of the project compute."""
+    """True for experts that the project's kernels can compute."""
     if not is_stacked(module) or weights_of(module, DOWN).device.type != "cpu":
         return False
     if codes_of_experts(module, DOWN):
@@ -186,7 +187,7 @@ def _library_linear(module: Any, *, workers: WorkerPool, **_: object) -> Library
 
 
 def row_edges(model: nn.Module) -> Sequence[int]:
-    """Numbers of rows behind which the products of most weights take another pass, and so longer."""
+    """Numbers of rows beyond which the products of most weights take another pass, and so more time."""
     layers = [module for module in model.modules() if isinstance(module, KernelLinear)]
     if not layers:
         return ()
@@ -195,7 +196,7 @@ def row_edges(model: nn.Module) -> Sequence[int]:
 
 
 def only_kernels(model: nn.Module) -> bool:
-    """True when kernels of the project compute all products, which take any number of rows: each matrix that
+    """True when kernels of the project, which take any number of rows, compute all products: each matrix that
     they do not hold is an embedding."""
     modules = [module for module in model.modules() if not isinstance(module, nn.Embedding)]
     linears = [module for module in modules if isinstance(module, CpuLinear)]
@@ -204,7 +205,7 @@ def only_kernels(model: nn.Module) -> bool:
 
 
 def operators_exist(dtype: torch.dtype) -> bool:
-    """True when the library has packed products of a dtype here."""
+    """True when the library has products with packed weights of a dtype on this processor."""
     mkldnn = torch.ops.mkldnn
     if not (torch.backends.mkldnn.is_available() and hasattr(mkldnn, "_reorder_linear_weight")):  # type: ignore[no-untyped-call]
         return False
@@ -214,7 +215,7 @@ def operators_exist(dtype: torch.dtype) -> bool:
 
 
 def _split(weight: Tensor, bias: Tensor | None, count: int) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
-    """Parts of a layer's columns: where they are, and their packed weights and bias."""
+    """Yield parts of a layer's columns: their range, their packed weights and their bias."""
     for start, stop in pairwise(len(weight) * part // count for part in range(count + 1)):
         packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight[start:stop].contiguous())
         yield slice(start, stop), packed, None if bias is None else bias.detach()[start:stop]
@@ -226,7 +227,7 @@ def _replace(model: nn.Module, name: str, made: Callable[[nn.Module], nn.Module]
 
 
 def _fits(weight: Tensor, backend: Backend) -> bool:
-    """True when kernels of the project are the back end and take a weight [out, in]."""
+    """True when the back end is one of the project's and takes a weight [out, in]."""
     ours = backend is not Backend.ONEDNN and unsupported_reason(backend, weight.dtype) is None
     return ours and weight.device.type == "cpu" and weight.shape[1] * weight.itemsize % STEP_BYTES == 0
 

@@ -1,7 +1,8 @@
-"""The product of one linear layer with a kernel of the project; `row_matmul` and `tile_matmul` call theirs.
+"""The product of one linear layer with a kernel of the project; `row_matmul`, `tile_matmul` and
+`quantized_matmul` call one each.
 
-It reads a weight once for many rows, gives a row the same bits in every batch, and shares its work with a
-worker pool. The weight is held in panels; see `outrider.engine.cpu.panels`.
+It reads a weight once for many rows, computes the same bits for a row in every batch, and shares its work
+with a worker pool. The weight is held in panels; see `outrider.engine.cpu.panels`.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from outrider.engine.cpu.panels import PANEL, bias_in_panels, in_panels, paired
 from outrider.engine.cpu.worker_pool import WorkerPool
 
 MIN_SHARE = 2**21
-"""Bytes of weights that are worth handing to another thread: to wake one takes as long as to read half."""
+"""Bytes of weights that are worth handing to another thread: waking one takes as long as reading half of
+them."""
 SHARES = 8
-"""Parts into which the work is cut for each thread: a core that is busy holds up the rest by one of them, and
-each takes a call. With 24 a weight of 4 MB takes 1.1 to 1.6 times as long (two cores of Zen 5)."""
+"""Parts per thread into which the work is cut. A busy core delays the rest by one part at most, and each part
+costs a call. With 24 a weight of 4 MB takes 1.1 to 1.6 times as long (two cores of Zen 5)."""
 WAYS, WAY_BYTES = 8, 4096
-"""Ways of the nearest cache, at least, and bytes of a way: rows a multiple of them apart share sets."""
+"""Ways that the nearest cache has at least, and bytes of a way: rows that are a multiple of WAY_BYTES apart
+share cache sets."""
 Part: TypeAlias = tuple[int, int, int, int]
 """Panels [first, end) for rows [start, stop)."""
 Group: TypeAlias = tuple[int, int, int]
@@ -33,11 +36,11 @@ class PanelProduct(ABC):
     """Rows times a weight in panels, whose work the worker pool shares."""
 
     pass_rows: ClassVar[int]
-    """Rows that cost little more than one; the time grows in steps of so many."""
+    """Rows that cost little more than one; the time grows in steps of this many rows."""
     max_rows: ClassVar[int]
-    """Rows of one pass over the weights; more take several."""
+    """Most rows of one pass over the weights; more rows take several passes."""
     shared_rows: ClassVar[int]
-    """Rows of a pass where the panels are too few to be shared evenly."""
+    """Most rows of a pass where there are too few panels to share them evenly."""
 
     def __init__(
         self,
@@ -58,7 +61,7 @@ class PanelProduct(ABC):
         self.gated = gated
         """The result is SiLU(gate) up of the weight's two halves."""
         self.columns, self.numbers = shape[0] // 2 if gated else shape[0], shape[1]
-        """Of the result, and in a row that is multiplied."""
+        """Columns of the result, and numbers of a row that is multiplied."""
         self._panels, self._panel_columns, self._size = len(weight), panel_columns, itemsize
         self._panel_bytes = weight.nbytes // self._panels
         self._bias_bytes = 0 if bias is None else bias.nbytes // self._panels
@@ -69,7 +72,7 @@ class PanelProduct(ABC):
         """[R, in] contiguous -> [R, out or its half], R >= 0. Not for several threads at once.
 
         Raises:
-            ValueError: the rows have another width; the kernel would read what lies behind them.
+            ValueError: the rows have another width; the kernel would read past their end.
         """
         count, width = rows.shape
         if width != self.numbers:
@@ -77,11 +80,11 @@ class PanelProduct(ABC):
         return multiply_groups((self,), ((0, 0, count),), rows, self._workers.size(count))
 
     def _prepared(self, rows: Tensor) -> Tensor:
-        """What the kernel reads in place of the rows: as many, `stride(0)` apart."""
+        """Return what the kernel reads in place of the rows: as many rows, `stride(0)` apart."""
         return rows
 
     def _parts(self, wanted: int, start: int, stop: int) -> list[Part]:
-        """About as many parts as are wanted, or more, for rows [start, stop)."""
+        """Return about `wanted` parts, or more, for rows [start, stop)."""
         most = self.shared_rows if self._panels < wanted else self.max_rows
         panels, passes = _cut(0, self._panels, min(wanted, self._panels)), _passes(start, stop, most)
         return [(*share, *some) for some in passes for share in panels]
@@ -106,7 +109,8 @@ class PanelProduct(ABC):
 
     @abstractmethod
     def _multiply(self, member: int, x: int, x_stride: int, w: int, *rest: int) -> None:
-        """Run the kernel in a member's room on rows at `x`, `x_stride` bytes apart, and panels at `w`.
+        """Run the kernel in a member's scratch memory on rows at `x`, `x_stride` bytes apart, and panels at
+        `w`.
 
         The rest: how many panels, their bias, the result, bytes between its rows, its columns, and how many
         rows.
@@ -118,8 +122,8 @@ def multiply_groups(
 ) -> Tensor:
     """[R, in] contiguous -> [R, out or its half]: the rows of each group times its weight.
 
-    The products are of one kind and shape; at most so many of their workers share them. Groups follow each
-    other.
+    The products are of one kind and shape; at most `members` of their workers share the work. Groups follow
+    each other.
     """
     first = products[0]
     result = rows.new_empty(len(rows), first.columns)
@@ -145,9 +149,9 @@ def multiply_groups(
 class Matmul(PanelProduct):
     """`x @ weight.T + bias`, and with `gated` SiLU(gate) up of its two halves.
 
-    `weight` [out, in] and `bias` [out] or None, of a dtype that the kernel takes; a row of `weight` takes a
-    multiple of 4 bytes. Work is shared by the worker pool. `passing` weights are of a model that does not fit
-    the cache which the cores share.
+    `weight` [out, in] and `bias` [out] or None have a dtype that the kernel takes; a row of `weight` takes a
+    multiple of 4 bytes. The worker pool shares the work. `passing` weights belong to a model that does not
+    fit into the cores' shared cache.
     """
 
     multiple: ClassVar[int]
@@ -179,8 +183,8 @@ class Matmul(PanelProduct):
 
 
 def padded(rows: Tensor) -> Tensor:
-    """Rows [R, in] for a kernel that reads a line of each in turn. Where more of these share a cache set than
-    it has ways, each row has a line of padding."""
+    """Rows [R, in] for a kernel that reads a cache line of each in turn. Where more of these lines share a
+    cache set than it has ways, each row gets a line of padding."""
     count, width = rows.shape
     if count <= WAYS or width * rows.itemsize % WAY_BYTES:
         return rows
@@ -189,11 +193,11 @@ def padded(rows: Tensor) -> Tensor:
 
 
 def _passes(start: int, stop: int, most: int) -> list[tuple[int, int]]:
-    """Parts of at most so many rows."""
+    """Cut rows [start, stop) into parts of at most `most` rows."""
     return _cut(start, stop, -(-(stop - start) // most))
 
 
 def _cut(start: int, stop: int, count: int) -> list[tuple[int, int]]:
-    """`count` parts [first, end) of about one size."""
+    """Cut [start, stop) into `count` parts [first, end) of about equal size."""
     whole = stop - start
     return list(pairwise(start + whole * part // max(count, 1) for part in range(count + 1)))

@@ -1,7 +1,7 @@
 """Weights as the kernels read them: in panels of two vectors of columns of W^T, each from front to back.
 
 A step is 4 bytes of each row of W: two bfloat16 numbers or one float32. A panel holds its steps one after the
-other, of each step the 4 bytes of all its columns.
+other, and a step holds the 4 bytes of each column.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from torch.nn.functional import pad
 from outrider.engine.cpu.processor import LANES
 
 PANEL = 2 * LANES
-"""Columns of a panel; the first half of a gated one are the gate's, the second those of up that belong to
-them."""
+"""Columns of a panel. In a gated panel the first half belong to the gate, the second half are the matching
+columns of up."""
 STEP_BYTES = 4
 """Bytes of a row of weights that one step takes."""
 _ALIGNMENT = 64
 
 
 def in_panels(weight: Tensor, multiple: int = 1) -> Tensor:
-    """[out, in] -> [panels, steps, PANEL, numbers of a step], zeros behind `out` and `in`.
+    """[out, in] -> [panels, steps, PANEL, numbers of a step], with zeros after `out` and `in`.
 
     The steps are a multiple of `multiple`.
     """
@@ -31,7 +31,7 @@ def in_panels(weight: Tensor, multiple: int = 1) -> Tensor:
 
 
 def bias_in_panels(bias: Tensor) -> Tensor:
-    """[out] -> [panels * PANEL] float32, zeros behind `out`."""
+    """[out] -> [panels * PANEL] float32, with zeros after `out`."""
     return aligned(pad(bias.float(), (0, -len(bias) % PANEL)))
 
 

@@ -1,4 +1,4 @@
-"""What this processor has, and how wide the vectors of the kernels are on it."""
+"""Which instruction sets this processor has, and how wide the kernels' vectors are on it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from functools import cache
 
 AVX512 = ("avx512f", "avx512bw", "avx512dq")
 AVX2 = ("avx2", "fma")
-"""In LLVM's names."""
+"""The instruction sets of the back ends, with LLVM's names."""
 
 
 @cache
 def features() -> frozenset[str]:
-    """Instruction sets, in LLVM's names; none where the package numba is not installed, which brings LLVM."""
+    """The instruction sets, with LLVM's names; none if the package numba, which brings LLVM, is not
+    installed."""
     if platform.machine() not in ("x86_64", "AMD64") or importlib.util.find_spec("llvmlite") is None:
         return frozenset()
     from llvmlite import binding
@@ -22,4 +23,4 @@ def features() -> frozenset[str]:
 
 
 LANES = 16 if features().issuperset(AVX512) else 8
-"""Float32 numbers of the registers that the kernels use: of 512 bits, or of 256."""
+"""Float32 numbers in a register that the kernels use: one of 512 bits, or of 256."""

@@ -95,7 +95,8 @@ def _code(weight: QuantizedWeight) -> str:
 
 
 def _factors(weight: QuantizedWeight) -> Tensor:
-    """[LANES] float32: what makes up for the place of a code in its word, or for float16."""
+    """[LANES] float32: the factors that undo the scale of a code's place in its word, or of its float16
+    number."""
     if weight.e4m3:
         return torch.full((LANES,), 2.0**8)
     count = WORD_BITS // weight.bits

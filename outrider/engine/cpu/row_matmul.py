@@ -11,11 +11,11 @@ from outrider.engine.cpu.panels import PANEL
 from outrider.engine.cpu.worker_pool import WorkerPool
 
 _PAST_SHARED_CACHE, _INTO_ALL_CACHES = 0, 3
-"""Localities of a prefetch."""
+"""The localities of a prefetch that are used here."""
 
 
 class RowMatmul(Matmul):
-    """See `Matmul`; bfloat16 or float32."""
+    """See `Matmul`; takes bfloat16 or float32."""
 
     pass_rows, max_rows, shared_rows, multiple = GROUP, MAX_ROWS, 4 * GROUP, 1
 
@@ -34,6 +34,7 @@ class RowMatmul(Matmul):
 
 def locality(passing: bool) -> int:
     """How weights are prefetched; see `Matmul` for `passing`."""
-    # Zen 5 reads weights past the shared cache as fast and leaves it to others; a Xeon at half the speed.
+    # Zen 5 reads weights past the shared cache at the same speed, which leaves the cache to others. A Xeon
+    # reads them so at half the speed.
     past = passing and binding.get_host_cpu_name().startswith("znver")
     return _PAST_SHARED_CACHE if past else _INTO_ALL_CACHES

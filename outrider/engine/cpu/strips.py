@@ -14,12 +14,12 @@ from outrider.engine.cpu.processor import LANES
 from outrider.engine.quantization.weight import QuantizedWeight, packed, unpacked
 
 SHORT_GROUP = 64
-"""Sums of longer ones would be chains of additions that wait for each other, and one group more than stays in
-the cache while panels take turns."""
+"""Most numbers of a group that the kernel multiplies. In longer groups sums would be long chains of additions
+that wait for each other, and a group would not stay in the cache while panels take turns."""
 
 
 def in_short_groups(weight: QuantizedWeight) -> QuantizedWeight:
-    """The same numbers in groups of 64 or 32, some of which have the same scale and zero."""
+    """Return the same numbers in groups of 64 or 32, some of which have the same scale and zero."""
     group = SHORT_GROUP if weight.group % SHORT_GROUP == 0 else SHORT_GROUP // 2
     count = weight.group // group
     if count == 1:
@@ -32,8 +32,8 @@ def in_short_groups(weight: QuantizedWeight) -> QuantizedWeight:
 
 
 def with_signs(weight: QuantizedWeight) -> QuantizedWeight:
-    """The same numbers, with zeros where an 8-bit code is 0: it is 128 below the middle, and no other is 128
-    above it."""
+    """Return the same numbers, with zeros if some 8-bit code is 0: its distance of -128 from the middle does
+    not fit into a sign and 7 bits."""
     if weight.zeros is not None or weight.e4m3 or weight.bits != 8:
         return weight
     if not (weight.words.view(torch.uint8)[:, : weight.numbers] == 0).any():
@@ -42,7 +42,7 @@ def with_signs(weight: QuantizedWeight) -> QuantizedWeight:
 
 
 def alike(weights: Sequence[QuantizedWeight]) -> list[QuantizedWeight]:
-    """The same numbers, with zeros in all if `with_signs` gives some to one."""
+    """Return the same numbers, with zeros in all weights if `with_signs` adds zeros to any."""
     if all(with_signs(weight).zeros is None for weight in weights):
         return [*weights]
     middles = [torch.full_like(weight.scales, weight.middle) for weight in weights]
@@ -55,9 +55,9 @@ def alike(weights: Sequence[QuantizedWeight]) -> list[QuantizedWeight]:
 def in_strips(
     weight: QuantizedWeight, strip: int, apart: Callable[[int], bool], *, gated: bool, pairs: bool
 ) -> Tensor:
-    """[strips, bytes] uint8: for each group scales, and perhaps zeros, [strip, PANEL], and its words.
+    """Return [strips, bytes] uint8: for each group scales, and perhaps zeros, [strip, PANEL], and its words.
 
-    Where so many bytes of scales and zeros are to stand `apart`, those of all groups come first.
+    Where `apart` is true for the bytes of a group's scales and zeros, those of all groups come first.
     """
     groups = weight.scales.shape[1]
     heads = [part for part in (weight.scales, weight.zeros) if part is not None]
@@ -77,12 +77,12 @@ def in_strips(
 
 
 def _bytes(values: Tensor, start: int) -> Tensor:
-    """Values in order, from an axis on as one axis of uint8."""
+    """Return the values with all axes from `start` on flattened into one axis of uint8."""
     return values.flatten(start).contiguous().view(torch.uint8)
 
 
 def columns(values: Tensor, strip: int, *, gated: bool) -> Tensor:
-    """[out, ...] -> [strips, strip, PANEL, ...], zeros behind `out`."""
+    """[out, ...] -> [strips, strip, PANEL, ...], with zeros after `out`."""
     if gated:
         values = paired(values)
     behind = (0, 0) * (values.ndim - 1) + (0, -len(values) % (strip * PANEL))
@@ -90,24 +90,27 @@ def columns(values: Tensor, strip: int, *, gated: bool) -> Tensor:
 
 
 def _halves(words: Tensor) -> Tensor:
-    """Words of 4-bit codes; of each two numbers the first in the lower half."""
+    """Reorder words of 4-bit codes: the first of each two numbers goes to the lower half of a word."""
     codes = unpacked(words, 4).view(*words.shape, 4, 2)
     return packed(codes.transpose(-1, -2).flatten(-2), 4).squeeze(-1)
 
 
 def _signed(codes: Tensor, *, zeros: bool) -> Tensor:
-    """Distances of 8-bit codes from 128, or with zeros from 127 and 128, with a sign below."""
+    """Return the distances of 8-bit codes from 128, or with `zeros` from 127 and 128, with a sign bit if
+    below."""
     return torch.where(codes < 128, 255 - codes + int(not zeros), codes - 128)
 
 
 def _two_by_two(codes: Tensor) -> Tensor:
-    """[..., 4 PANEL] bytes of words: of four words two numbers of each, then the others."""
+    """Reorder [..., 4 PANEL] bytes of words: first two numbers of each of four words, then the other two of
+    each."""
     return codes.view(*codes.shape[:-1], PANEL // 4, 4, 2, 2).transpose(-2, -3).flatten(-4)
 
 
 def _places_together(words: Tensor) -> Tensor:
-    """[..., PANEL] words of 8-bit codes -> bytes: of each vector's LANES words the first numbers at the lower
-    bytes of its first half, the second numbers at those of the other; the last two at the higher bytes.
+    """[..., PANEL] words of 8-bit codes -> bytes. In each vector of LANES words the first numbers go to the
+    lower bytes of its first half, the second numbers to those of its second half, the last two to the higher
+    bytes.
     """
     codes = words.view(torch.uint8).view(*words.shape[:-1], 2, LANES, 2, 2)
     return codes.permute(*range(codes.ndim - 3), -1, -3, -2).flatten(-4)

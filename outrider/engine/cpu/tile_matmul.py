@@ -1,5 +1,5 @@
-"""Products with the kernel of `outrider.engine.cpu.kernels.tile_matmul`; importing this compiles it: it takes
-AMX."""
+"""Products with the kernel of `outrider.engine.cpu.kernels.tile_matmul`; importing this module compiles the
+kernel, and needs AMX."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from outrider.engine.cpu.matmul import Matmul
 from outrider.engine.cpu.panels import PANEL, aligned
 from outrider.engine.cpu.worker_pool import WorkerPool
 
-assert tiles.allowed(), "without the system's leave the first tile would end the process"
+assert tiles.allowed(), "without the system's permission the first tile would end the process"
 _CONFIGURATIONS = aligned(torch.from_numpy(tiles.configurations()))
 
 
 class TileMatmul(Matmul):
-    """See `Matmul`; bfloat16."""
+    """See `Matmul`; takes bfloat16."""
 
     pass_rows, max_rows, shared_rows, multiple = 2 * tiles.ROWS, MAX_ROWS, MAX_ROWS, TILE_STEPS
 

@@ -1,9 +1,9 @@
 """The threads that share the work of a forward on the CPU.
 
 `threads` of them belong to the service. Helpers run on cores that belong to others, such as the draft's.
-While these are idle, helpers take part in every step, else in long ones alone, a prompt or a large batch:
-the draft needs its core more. Parts are handed out one by one, and a helper that has not begun when all are
-taken is not waited for: a core that is busy does not hold up the rest.
+While these cores are idle, helpers take part in every step. Otherwise they take part only in long steps, such
+as a prompt or a large batch: the draft needs its core more. Parts are handed out one by one, and the pool
+does not wait for a helper that has not begun when all parts are taken: a busy core does not delay the rest.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from outrider.protocol.errors import ConfigError
 _T = TypeVar("_T")
 _Job: TypeAlias = Callable[[], None]
 HELPED_ROWS = 15
-"""Helpers join from so many rows on while their cores have other work. With drafts at work and one session,
+"""Rows from which on helpers join while their cores have other work. With drafts at work and one session,
 helpers from 1 row on made AUTO slower on a Xeon with AMX: 0.95 (T = 0), 0.74 (T = 1) of the tokens/s."""
 
 
 class WorkerPool:
-    """`threads` for every step, and a helper pinned to each of `helper_cores` for long ones.
+    """`threads` threads for every step, and a helper pinned to each of `helper_cores` for long steps.
 
-    For one calling thread at a time, which is a member itself.
+    One thread at a time may call it, and is a member itself.
 
     Raises:
         ConfigError: a helper cannot run on its core.
@@ -44,19 +44,20 @@ class WorkerPool:
         self._others = members + [_helper(core) for core in helper_cores]
         self._rooms: dict[int, Tensor] = {}
         self.helpers_idle = False
-        """Nothing else runs on the helpers' cores."""
+        """True while nothing else runs on the helpers' cores."""
 
     @property
     def largest(self) -> int:
-        """Members with all helpers."""
+        """Number of members including all helpers."""
         return 1 + len(self._others)
 
     def size(self, rows: int) -> int:
-        """Members that work on `rows` rows."""
+        """Number of members that work on `rows` rows."""
         return self.largest if self.helpers_idle or rows >= HELPED_ROWS else self._threads
 
     def room(self, size: int) -> list[int]:
-        """The address of `size` bytes for each member, which all products share: one runs at a time."""
+        """Return the address of `size` bytes of scratch memory for each member. All products share it: one
+        runs at a time."""
         if size not in self._rooms:
             self._rooms[size] = aligned(torch.zeros(self.largest, -(-size // 64) * 64, dtype=torch.uint8))
         return [room.data_ptr() for room in self._rooms[size]]
@@ -94,7 +95,7 @@ class _Member:
         self._errors: list[BaseException] = []
         arguments = self._begun, self._done, self._jobs, self._errors
         Thread(target=_work, args=arguments, name=name, daemon=True).start()
-        weakref.finalize(self, self._begun.release)  # without a job the thread ends
+        weakref.finalize(self, self._begun.release)  # woken without a job, the thread ends
 
     def begin(self, job: _Job) -> None:
         """Hand over a job; `cancel` or `wait` has to follow."""
@@ -109,13 +110,13 @@ class _Member:
         return True
 
     def wait(self) -> BaseException | None:
-        """Wait until the job is done; what it raised."""
+        """Wait until the job is done; return what it raised."""
         self._done.acquire()
         return self._errors.pop() if self._errors else None
 
 
 def _work(begun: LockType, done: LockType, jobs: list[_Job], errors: list[BaseException]) -> None:
-    """The thread of a member: it knows nothing of it, so that the member can go."""
+    """Run the thread of a member. It holds no reference to the member, so that the member can be freed."""
     while begun.acquire() and jobs:
         try:
             jobs.pop()()
@@ -125,7 +126,7 @@ def _work(begun: LockType, done: LockType, jobs: list[_Job], errors: list[BaseEx
 
 
 def _helper(core: int) -> _Member:
-    """A thread on a core, and the proof that it runs there."""
+    """Start a thread on a core, and check that it runs there."""
     helper = _Member("helper")
     helper.begin(partial(os.sched_setaffinity, 0, {core}))
     if (error := helper.wait()) is not None:

@@ -1,1 +1,1 @@
-"""EAGLE-3 heads: drafts of one layer that read what the target's layers make of a text."""
+"""EAGLE-3 heads: drafts of one layer that read the hidden states of the target's layers."""

@@ -1,5 +1,5 @@
-"""The tensors of an EAGLE-3 head, and those that it shares with its target. Every one has its place, or is
-named in an error.
+"""The tensors of an EAGLE-3 head, and those that it shares with its target. A tensor without a place is an
+error that names it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ OPTIONAL = ("d2t", "t2d", EMBEDDING, OUTPUT)
 
 
 def read_head(model: str, target: str) -> tuple[HeadConfig, dict[str, Tensor]]:
-    """A head and its tensors by their names without `model.`, the layer's under `layers.0.`;
-    `embed_tokens.weight`, `lm_head.weight` and `d2t` are always there, the target's own where the head shares
-    them.
+    """Return a head and its tensors by their names without `model.`, the layer's under `layers.0.`.
+    `embed_tokens.weight`, `lm_head.weight` and `d2t` are always there; where the head shares them, they are
+    the target's own.
 
     Raises:
-        ModelError: a file is missing or no safetensors, or a tensor is missing, unknown or of another shape.
+        ModelError: a file is missing or not in the safetensors format, or a tensor is missing, unknown or of
+        another shape.
     """
     config = describe_head(model, json_file(model, "config.json"), json_file(target, "config.json"))
     shapes = _shapes(config)
@@ -48,7 +49,7 @@ def read_head(model: str, target: str) -> tuple[HeadConfig, dict[str, Tensor]]:
 
 
 def _shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
-    """What a head consists of."""
+    """Return the shapes of a head's tensors by name."""
     width, inner, head = config.hidden_size, config.intermediate_size, config.head_dim
     queries, keys = config.num_attention_heads * head, config.num_key_value_heads * head
     rows = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
@@ -89,7 +90,8 @@ def _check(model: str, name: str, tensor: Tensor | None, shape: tuple[int, ...])
 
 
 def _check_map(model: str, d2t: Tensor, config: HeadConfig) -> None:
-    """Every token of the draft must be one of the target's: its id is its own plus the entry of `d2t`."""
+    """Check that every token of the draft is one of the target's, whose id is the draft's id plus its entry
+    in `d2t`."""
     tokens = d2t + torch.arange(config.draft_vocab_size)
     if tokens.min() < 0 or tokens.max() >= config.vocab_size:
         raise ModelError(
@@ -98,13 +100,14 @@ def _check_map(model: str, d2t: Tensor, config: HeadConfig) -> None:
 
 
 def _plain(name: str) -> str:
-    """One name for what SpecForge, SGLang and vLLM name differently."""
+    """Return the common name of a tensor that SpecForge, SGLang and vLLM name differently."""
     name = name.removeprefix("model.")
     return LAYER + name.removeprefix("midlayer.") if name.startswith("midlayer.") else name
 
 
 def _shared(target: str, weights: Mapping[str, Weight], *endings: str) -> Tensor:
-    """The first of the target's tensors with one of these endings, the first ending first."""
+    """Return the first of the target's tensors whose name has one of these endings; earlier endings go
+    first."""
     for ending in endings:
         for name, weight in weights.items():
             if name == ending or name.endswith("." + ending):

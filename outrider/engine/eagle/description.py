@@ -1,5 +1,4 @@
-"""What an EAGLE-3 checkpoint says of itself: its config.json, as SpecForge, SGLang and vLLM write and read
-it."""
+"""Reads the config.json of an EAGLE-3 checkpoint, as SpecForge, SGLang and vLLM write and read it."""
 
 from __future__ import annotations
 
@@ -12,11 +11,11 @@ from outrider.protocol.allowance import MAX_FEATURE_LAYERS
 from outrider.protocol.errors import ModelError
 
 KINDS = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel")
-"""Architectures of the checkpoints."""
+"""Architectures that config.json may name."""
 NESTED = "transformer_layer_config"
-"""Where vLLM's speculators keep the sizes of the layer."""
+"""The field in which vLLM's speculators keep the sizes of the layer."""
 UNKNOWN = {"norm_before_fc": False, "parallel_drafting": False, "mlp_bias": False}
-"""Settings that change what is computed, at the only value that is computed here."""
+"""Settings that change the computation, each with the only value that is supported here."""
 
 
 class HeadConfig(BaseModel):
@@ -35,11 +34,11 @@ class HeadConfig(BaseModel):
     rms_norm_eps: float = Field(gt=0)
     attention_bias: bool = False
     norm_before_residual: bool = False
-    """What the layer adds to is its norm, not the feature itself."""
+    """True where the layer adds to its normed feature, not to the feature itself."""
     feature_layers: tuple[int, ...]
     """Layers of the target whose inputs are read, in the order of the columns of `fc`."""
     rotary: Mapping[str, Any]
-    """What transformers' Llama needs to know of its rotary positions."""
+    """What transformers' Llama needs to know about its rotary positions."""
 
 
 def is_head(config: Mapping[str, Any]) -> bool:
@@ -49,11 +48,10 @@ def is_head(config: Mapping[str, Any]) -> bool:
 
 
 def describe_head(model: str, config: Mapping[str, Any], target: Mapping[str, Any]) -> HeadConfig:
-    """The head of a config.json, for a target with another.
+    """Return the head that `config` describes, for the target that `target` describes.
 
     Raises:
-        ModelError: it is no head, or one that computes otherwise than those that are known; names the
-        setting.
+        ModelError: it is no head, or one that computes in an unknown way; the text names the setting.
     """
     if not is_head(config):
         raise ModelError(
@@ -96,10 +94,10 @@ def _refuse_unknown(model: str, config: Mapping[str, Any], eagle: Mapping[str, A
 def _feature_layers(
     model: str, config: Mapping[str, Any], eagle: Mapping[str, Any], target: Mapping[str, Any]
 ) -> tuple[int, ...]:
-    """The layers whose inputs are read.
+    """Return the layers whose inputs are read.
 
-    `eagle_config` counts layers whose outputs they are (SpecForge, SGLang), the plain name what comes before
-    a layer (vLLM). Without either, they are those of the EAGLE-3 paper's code.
+    `eagle_config` names layers whose outputs are read (SpecForge, SGLang), the top-level setting layers whose
+    inputs are read (vLLM). Without either, they are those of the EAGLE-3 paper's code.
     """
     count = int((target.get("text_config") or target).get("num_hidden_layers", 0))
     name = "eagle_aux_hidden_state_layer_ids"

@@ -1,4 +1,4 @@
-"""An EAGLE-3 head as it computes: one layer over pairs of a token and what the target made of the token
+"""The computation of an EAGLE-3 head: one layer over pairs of a token and the target's feature of the token
 before.
 
     fuse      the target's layers side by side -> one feature
@@ -32,7 +32,7 @@ from outrider.engine.fused_decoder.norm import RowNorm
 from outrider.engine.fused_decoder.rotation import Rotations, rotate
 
 GATE = "gate.gate_up"
-"""The linear layer whose product may open its gate."""
+"""The name of the linear layer whose product may apply its gate."""
 
 
 class EagleHead(nn.Module):
@@ -41,7 +41,7 @@ class EagleHead(nn.Module):
     def __init__(
         self, config: HeadConfig, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device
     ) -> None:
-        """`tensors` as of `read_head`."""
+        """`tensors` are those of `read_head`."""
         super().__init__()
         placed = {
             name: tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype)
@@ -80,7 +80,8 @@ class EagleHead(nn.Module):
         return queries, entries, normed if config.norm_before_residual else features
 
     def attend(self, queries: Tensor, entries: Tensor, seen: Tensor) -> Tensor:
-        """queries [N, Q, D] over entries [L, 2 H, D], as far as `seen` [N, L] bool says: [N, Q * D]."""
+        """Attention of queries [N, Q, D] over the entries [L, 2 H, D] that `seen` [N, L] allows -> [N, Q *
+        D]."""
         keys, values = entries.transpose(0, 1).chunk(2)
         mixed = scaled_dot_product_attention(
             queries.transpose(0, 1)[None], keys[None], values[None], attn_mask=seen, enable_gqa=True
@@ -88,8 +89,9 @@ class EagleHead(nn.Module):
         return mixed[0].transpose(0, 1).flatten(1)
 
     def outputs(self, base: Tensor, mixed: Tensor) -> tuple[Tensor, Tensor]:
-        """What the layer adds to [N, C] and what its attention saw [N, Q * D] -> features of the next rows
-        [N, C], and float32 logits [N, V], minus infinity for tokens that the head does not propose."""
+        """`base` [N, C], which the layer adds to, and `mixed` [N, Q * D] from attention -> features of the
+        next rows [N, C], and float32 logits [N, V], minus infinity for tokens that the head does not
+        propose."""
         hidden = base.clone()
         normed = self._mlp_norm(hidden, self.output(mixed.contiguous()))
         normed = self._last_norm(hidden, self.down(self.gate(normed)))
@@ -101,14 +103,14 @@ class EagleHead(nn.Module):
 
 
 def _linear(tensors: Mapping[str, Tensor], *names: str) -> nn.Linear:
-    """One layer that computes the results of all side by side."""
+    """Return one layer that computes the results of all named layers side by side."""
     weight = torch.cat([tensors[f"{name}.weight"] for name in names])
     biased = f"{names[0]}.bias" in tensors
     return linear_of(weight, torch.cat([tensors[f"{name}.bias"] for name in names]) if biased else None)
 
 
 def _tokens_of(d2t: Tensor, vocabulary: int) -> Tensor | None:
-    """The target's token of each of the head's; None when they are the same."""
+    """Return the target's token for each of the head's tokens; None when they are the same."""
     tokens = d2t + torch.arange(len(d2t), device=d2t.device)
     return None if len(d2t) == vocabulary and not d2t.any() else tokens
 

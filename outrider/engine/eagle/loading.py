@@ -27,7 +27,8 @@ def load_head(
     cpu_backend: str = AUTO,
     progress: Callable[[str], None] = lambda _: None,
 ) -> EagleHead:
-    """The head in a folder or hub id for the target in another; the other arguments as of `load_model`.
+    """Return the head in the folder or hub id `model`, for the target in `target`. Other arguments are those
+    of `load_model`.
 
     Raises:
         ModelError: it is no head for this target; the text names the setting or the tensor.

@@ -1,4 +1,4 @@
-"""Keys and values of one text's rows, and what a row of a tree sees of them."""
+"""Keys and values of one text's rows, and which of them a row of a tree sees."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class RowStore:
 
 
 def seen_in_tree(text: int, paths: Sequence[Sequence[int]], columns: Sequence[int]) -> Tensor:
-    """What rows below a text see, [rows, text + columns] bool: all of the text, and of the nodes in `columns`
-    those on their own path."""
+    """Return what rows below a text see, [rows, text + columns] bool: all of the text, and those nodes in
+    `columns` that are on their own path."""
     place = {node: text + column for column, node in enumerate(columns)}
     seen = torch.zeros(len(paths), text + len(columns), dtype=torch.bool)
     seen[:, :text] = True

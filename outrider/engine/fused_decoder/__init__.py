@@ -1,4 +1,5 @@
-"""The description of decoders that run fused, what recognises them, and their forward on all devices."""
+"""The description of decoders that run fused, the code that recognises them, and their forward on all
+devices."""
 
 from outrider.engine.fused_decoder.decoder import FusedDecoder
 from outrider.engine.fused_decoder.forward import FusedForward

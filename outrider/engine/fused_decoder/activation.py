@@ -1,4 +1,5 @@
-"""What lies between the products of an MLP without a gate: by a kernel where there is one, else by torch."""
+"""The activation between the products of an MLP without a gate: by a kernel where there is one, otherwise by
+torch."""
 
 from __future__ import annotations
 
@@ -16,17 +17,17 @@ Activation: TypeAlias = Callable[[Tensor], Tensor]
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """GELU by an approximation with tanh, as GPT-2 has it."""
+    """GELU by an approximation with tanh, as in GPT-2."""
     return gelu(x, approximate="tanh")
 
 
 def relu_squared(x: Tensor) -> Tensor:
-    """The square of what is positive (So et al. 2021, "Primer")."""
+    """The square of positive numbers, 0 for others (So et al. 2021, "Primer")."""
     return relu(x).square_()
 
 
 _IS_TANH: Mapping[Activation, bool] = {gelu: False, gelu_tanh: True}
-"""The activations with a kernel."""
+"""The activations that have a CPU kernel, and whether each is the tanh approximation."""
 ON_GPUS: Mapping[Activation, str] = {
     silu: "silu",
     gelu: "gelu",
@@ -34,7 +35,7 @@ ON_GPUS: Mapping[Activation, str] = {
     relu: "relu",
     relu_squared: "relu_squared",
 }
-"""Those with one on GPUs, and what it calls them."""
+"""The activations that have a kernel on GPUs, and the kernel's names for them."""
 
 
 def make_activation(activation: Activation, dtype: torch.dtype, device: torch.device) -> Activation:
@@ -45,12 +46,13 @@ def make_activation(activation: Activation, dtype: torch.dtype, device: torch.de
 
 
 def has_kernel(activation: Activation, dtype: torch.dtype, device: torch.device) -> bool:
-    """True where a kernel of ours computes it."""
+    """True where one of the project's kernels computes the activation."""
     return activation in _IS_TANH and runs(dtype, device)
 
 
 def is_steady(activation: Activation, dtype: torch.dtype, device: torch.device) -> bool:
-    """True where a number becomes the same wherever it stands: by a kernel of ours, or rounded once."""
+    """True where a number's result does not depend on its position: with a kernel of the project, or if
+    rounded once."""
     return activation in (relu, relu_squared) or has_kernel(activation, dtype, device)
 
 

@@ -1,4 +1,4 @@
-"""What is computed between the products of a fused decoder: on the CPU, and where a GPU has no Triton."""
+"""What is computed between the products of a fused decoder, on the CPU and on GPUs without Triton."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outrider.engine.mixed_attention import MixedAttention
 
 
 class CpuOperations(Operations[Inputs, list[Rotations]]):
-    """Kernels of the CPU where they run, else torch."""
+    """Operations by CPU kernels where they run, otherwise by torch."""
 
     def __init__(self, decoder: FusedDecoder, attention: PagedAttention | MixedAttention) -> None:
         self._attention = attention

@@ -1,9 +1,9 @@
-"""The one description of the decoders that run fused: weights, fused where one product does for several.
+"""The one description of the decoders that run fused: weights, fused where one product replaces several.
 
 `outrider.engine.fused_decoder.recognise` makes it from a transformers model, `forward` computes with it.
 
 Shapes: C hidden width, Q query heads, H kv heads, D head width, F width of the MLP, V vocabulary,
-E experts, of which a token goes through K; L layers, P numbers of a token that a layer gets by itself.
+E experts, of which a token goes through K; L layers, P numbers per token in a layer's own inputs.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ class Norm:
     """[C], or [heads, C] for rows of heads; of the rows' dtype or float32."""
     eps: float
     centred: bool = False
-    """The mean of a row is subtracted first."""
+    """True where the mean of a row is subtracted first."""
     bias: Tensor | None = None
-    """[C], added last; of centred rows alone."""
+    """[C], added last; only for centred rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """The factor of turned queries: 1 + rate ln(1 + floor(position / period)) (Ministral 3)."""
+    """The factor of rotated queries: 1 + rate ln(1 + floor(position / period)) (Ministral 3)."""
 
     rate: float
     period: int
 
     def factors(self, positions: Tensor) -> Tensor:
-        """Of queries at positions [N]: [N, 1, 1] float32."""
+        """Return the factors [N, 1, 1] float32 of queries at positions [N]."""
         return (1 + self.rate * (positions // self.period).float().log1p())[:, None, None]
 
 
@@ -49,74 +49,75 @@ class Rope:
     """The rotary positions of some layers."""
 
     frequencies: Tensor
-    """[R / 2] radians that a pair turns per position: of the first R columns of a head, of none if R is 0."""
+    """[R / 2] radians by which each pair of columns is rotated per position. The first R columns of a head
+    are rotated, none if R is 0."""
     stretch: float
-    """Factor of queries and keys that some kinds have."""
+    """Factor of queries and keys; not 1 in some kinds of ropes."""
     growth: Growth | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scores:
-    """How attention scores its keys, and which ones."""
+    """How attention scores its keys, and which keys it scores."""
 
     scaling: float
     """Factor of the scores."""
     window: int | None
-    """Positions that attention reaches back, itself included."""
+    """Positions that attention reaches back, the token's own included; None: no limit."""
     softcap: float | None = None
-    """Scores are bounded by it, with tanh (Gemma 2)."""
+    """The bound of scores, by tanh (Gemma 2)."""
     sinks: Tensor | None = None
-    """[Q] the score of a key without a value, for each query head (gpt-oss)."""
+    """[Q] for each query head, the score of a key that has no value (gpt-oss)."""
 
     @property
     def simple(self) -> bool:
-        """Without softcap and sinks, which few kernels know."""
+        """True without softcap and sinks, which few kernels support."""
         return self.softcap is None and self.sinks is None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerSettings:
-    """What a layer is besides its linear layers."""
+    """Everything about a decoder layer except its linear layers."""
 
     input_norm: Norm | None
-    """None: attention reads its rows as they are (OLMo 2)."""
+    """The norm before attention. None: attention reads its rows as they are (OLMo 2)."""
     mlp_norm: Norm | None
-    """The same of the MLP."""
+    """The same before the MLP."""
     output_norm: Norm | None
-    """Over what attention gives, before it is added (Gemma 2 and 3)."""
+    """The norm of attention's result before it is added (Gemma 2 and 3)."""
     down_norm: Norm | None
-    """The same for the MLP."""
+    """The same for the MLP's result."""
     head_norm: Norm | None
-    """Over each head of queries and keys."""
+    """The norm over each head of queries and keys."""
     whole_norms: tuple[Norm, Norm] | None
-    """Over all heads of queries together, and over all of keys (OLMo 2)."""
+    """The norms over all heads of queries together, and over all heads of keys (OLMo 2)."""
     value_norm: Norm | None
-    """Over each head of values (Gemma 4)."""
+    """The norm over each head of values (Gemma 4)."""
     whole_means: Callable[[Tensor], Tensor] | None
-    """Where other processes have the other heads: of the means of squares over those here, of queries and
-    keys [N, 2], the means over all. None: all are here."""
+    """Where other processes have the other heads, turns the means of squares over the heads here, of queries
+    and keys [N, 2], into the means over all heads. None: all heads are here."""
     query_heads: int
     kv_heads: int
-    """Of the layer's own; 0: attention sees keys and values of an earlier layer (Gemma 4)."""
+    """The layer's own kv heads; 0: attention sees the keys and values of an earlier layer (Gemma 4)."""
     head_dim: int
     rope: int
-    """Which of the decoder's ropes turns queries and keys."""
+    """The index of the decoder's rope that rotates queries and keys."""
     scores: Scores
     parallel: bool = False
-    """The MLP reads what attention reads: the rows before attention's result is added to them."""
+    """True where the MLP reads what attention reads: the rows before attention's result is added to them."""
     added_factor: float = 1.0
-    """Of what attention and MLP give, before it is added (Granite)."""
+    """Factor of the results of attention and MLP, before they are added (Granite)."""
     inputs_norm: Norm | None = None
-    """Over what the layer's own inputs give, before it is added."""
+    """The norm of the result of the layer's own inputs, before it is added."""
     factor: float = 1.0
-    """Of the rows that the layer leaves (Gemma 4)."""
+    """Factor of the layer's result rows (Gemma 4)."""
 
 
 class Gate(nn.Module):
     """The gated half of an MLP: activation(gate) up, [..., C] -> [..., F].
 
-    `gate_up` gives gate and up side by side, [..., 2 F], until one replaces it that opens the gate itself:
-    whoever needs the two asks `opened` first.
+    `gate_up` returns gate and up side by side, [..., 2 F], until a layer replaces it that applies the gate
+    itself. Who needs gate and up has to check `opened` first.
     """
 
     def __init__(self, gate_up: nn.Module, activation: Callable[[Tensor], Tensor]) -> None:
@@ -139,7 +140,7 @@ class Gate(nn.Module):
 
 
 class GatedMlp(nn.Module):
-    """The gate, and the product behind it (Shazeer 2020, "GLU Variants Improve Transformer")."""
+    """The gate, and the product after it (Shazeer 2020, "GLU Variants Improve Transformer")."""
 
     def __init__(self, gate: Gate, down: nn.Module) -> None:
         super().__init__()
@@ -147,7 +148,7 @@ class GatedMlp(nn.Module):
 
 
 class PlainMlp(nn.Module):
-    """An MLP without a gate: a product, an activation, and the product behind it."""
+    """An MLP without a gate: a product, an activation, and another product."""
 
     def __init__(self, up: nn.Module, activation: Callable[[Tensor], Tensor], down: nn.Module) -> None:
         super().__init__()
@@ -156,10 +157,11 @@ class PlainMlp(nn.Module):
 
 
 class Router(nn.Module):
-    """Chooses the experts of a token: those of the highest scores, by the softmax of these."""
+    """Chooses the experts of a token: those with the highest scores. Their shares are a softmax of scores."""
 
     def __init__(self, scores: nn.Module, count: int, *, normalised: bool) -> None:
-        """`scores` gives those of E experts; shares of `count` chosen ones add up to 1 if `normalised`."""
+        """`scores` computes the scores of E experts; the shares of the `count` chosen ones add up to 1 if
+        `normalised`."""
         super().__init__()
         self.scores, self.count, self.normalised = scores, count, normalised
 
@@ -175,7 +177,7 @@ class Router(nn.Module):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertLinears:
-    """A linear layer of each of E experts."""
+    """One linear layer of each of E experts."""
 
     weight: Tensor
     """[E, out, in], whatever the order of its strides."""
@@ -185,7 +187,8 @@ class ExpertLinears:
 
 @dataclass(frozen=True, slots=True)
 class BoundedGate:
-    """The gate of gpt-oss, gate sigmoid(alpha gate) (up + 1), where gate and up are bounded and alternate."""
+    """The gate of gpt-oss, gate sigmoid(alpha gate) (up + 1), where gate and up are bounded and alternate by
+    column."""
 
     alpha: float
     limit: float
@@ -212,21 +215,21 @@ class Experts(nn.Module):
         activation: Callable[[Tensor], Tensor] | None,
         gate: Callable[[Tensor], Tensor],
     ) -> None:
-        """`own` is transformers' module with these weights: of x [M, C], experts and shares it gives [M, C].
-
-        `gate` makes [S, F] of what `gate_up` gives, [S, 2 F]: `activation` of the first half times the
-        second, or something else where that is None.
+        """`own` is transformers' module with these weights, which computes [M, C] from x [M, C], experts and
+        shares. `gate` turns the result [S, 2 F] of `gate_up` into [S, F]: `activation` of the first half
+        times the second, or something else where `activation` is None.
         """
         super().__init__()
         self.router, self.own = router, own
         self.gate_up, self.down = gate_up, down
         self.activation, self.gate = activation, gate
         self.together: Callable[[Tensor], Tensor] | None = None
-        """Where other processes have the other columns: of the sum over those here, [M, C], that over all."""
+        """Where other processes have the other columns, turns the sum over the columns here, [M, C], into the
+        sum over all."""
 
 
 class ForeignMlp(nn.Module):
-    """What stands in place of an MLP, as transformers computes it: experts of other kinds."""
+    """An MLP that transformers' own module computes: experts of other kinds."""
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
@@ -234,7 +237,7 @@ class ForeignMlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[M, C] -> [M, C]."""
-        result = self.block(x[None])  # some give the router's scores as well
+        result = self.block(x[None])  # some return the router's scores as well
         mixed: Tensor = (result[0] if isinstance(result, tuple) else result)[0]
         return mixed
 
@@ -252,8 +255,8 @@ class FusedLayer(nn.Module):
         mlp: GatedMlp | PlainMlp | Experts | ForeignMlp,
         inputs: PlainMlp | None = None,
     ) -> None:
-        """`qkv` is [(Q + 2 H) * D, C]. `inputs` runs behind the MLP: its P activated columns are multiplied
-        with the layer's own inputs.
+        """`qkv` is [(Q + 2 H) * D, C]. `inputs` runs after the MLP: its P activated columns are multiplied by
+        the layer's own inputs.
         """
         super().__init__()
         self.index, self.settings = index, settings
@@ -264,7 +267,7 @@ class FusedLayer(nn.Module):
 
 
 class TokenInputs(nn.Module):
-    """What each layer gets of a token by itself (Gemma 4): of its row and its id [L, P] numbers.
+    """Each layer's own inputs (Gemma 4): [L, P] numbers, computed from a token's row and its id.
 
     They are (norm(projection(row) row_factor) + embed(id)) factor, the norm over P.
     """
@@ -280,9 +283,9 @@ class TokenInputs(nn.Module):
 class FusedDecoder(nn.Module):
     """Embedding, layers, last norm and output layer; `kind` is the model's class in transformers.
 
-    `positions`, if there is one, is the embedding of positions, added to that of tokens (GPT-2); `softcap`
+    `positions`, if not None, is the embedding of positions, added to that of tokens (GPT-2); `softcap`
     bounds the logits, with tanh (Gemma 2). Rows of the embedding and logits may have a factor (Granite).
-    `embedded` [V] int64 are the tokens that are embedded for each, where some are not themselves.
+    `embedded` [V] int64 says which token is embedded in place of each; None where each is embedded as itself.
     """
 
     def __init__(
@@ -315,14 +318,14 @@ class FusedDecoder(nn.Module):
         self.ropes, self.softcap = ropes, softcap
 
     def let_go(self) -> None:
-        """Drop the weights of experts that were packed: what replaced `own` has its own."""
+        """Drop the weights of experts that were packed: the module that replaced `own` has its own copy."""
         for layer in self.stack:
             if isinstance(layer.mlp, Experts) and not list(layer.mlp.own.parameters()):
                 del layer.mlp.gate_up, layer.mlp.down
 
     @property
     def gates(self) -> list[str]:
-        """Names of the linear layers whose product may open its gate by SiLU."""
+        """Names of the linear layers whose product may apply its gate, which is SiLU(gate) up."""
         return [
             f"layers.{layer.index}.mlp.gate.gate_up"
             for layer in self.stack

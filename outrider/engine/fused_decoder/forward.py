@@ -6,12 +6,12 @@
 
 Llama, Mistral, Qwen, Phi, Gemma, OLMo 2, gpt-oss, GPT-2, GPT-NeoX and their like, on every device. It
 computes what the model's own modules compute with a third of the operations: at decoding sizes an operation
-costs more than its arithmetic. The self check at load compares the two. What lies between the products is the
-device's: see `Operations`.
+costs more than its arithmetic. The self check at load compares the two. What lies between the products
+depends on the device: see `Operations`.
 
-Shapes: N packed tokens, M of them or the W wanted ones, C hidden width, Q query heads, H kv heads, D head
-width, F width of the MLP, V vocabulary, K experts of a token; L layers, P numbers of a token that a layer
-gets by itself.
+Shapes: N packed tokens, M rows (all N, or the W wanted ones), C hidden width, Q query heads, H kv heads, D
+head width, F width of the MLP, V vocabulary, K experts of a token; L layers, P numbers per token in a layer's
+own inputs.
 """
 
 from __future__ import annotations
@@ -58,17 +58,18 @@ StepT = TypeVar("StepT", bound=Inputs, contravariant=True)
 Shared = TypeVar("Shared")
 Linear: TypeAlias = Callable[[Tensor], Tensor]
 AddNorm: TypeAlias = Callable[[Tensor, Tensor | None], Tensor]
-"""Add the second to the first [M, C], where it is, and return the norm of the sum; None adds nothing."""
+"""Adds the second to the first [M, C] in place, and returns the norm of the sum; None adds nothing."""
 Mix: TypeAlias = Callable[[Tensor, Shared], Tensor]
-"""Store keys and values of qkv [N, Q + 2 H, D], which it may overwrite, and return what each token sees,
+"""Stores keys and values of qkv [N, Q + 2 H, D], which it may overwrite, and returns the result of attention,
 [N, Q * D]."""
 
 Choose: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""Of rows [M, C] the experts [M, K] int64 that each one goes through, and their shares [M, K] float32."""
+"""Rows [M, C] -> the experts [M, K] int64 that each row goes through, and their shares [M, K] float32."""
 ExpertSum: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Of rows [M, C] and what `Choose` gives of them, the sum of experts' results times their shares [M, C]."""
+"""Rows [M, C] and the results of `Choose` for them -> the sum [M, C] of experts' results times their
+shares."""
 TakeInputs: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""Of rows [M, C] and a layer's own inputs of them [M, P], what is added to the rows [M, C]."""
+"""Rows [M, C] and the layer's own inputs for them [M, P] -> what is added to the rows [M, C]."""
 
 
 class Operations(ABC, Generic[StepT, Shared]):
@@ -76,11 +77,11 @@ class Operations(ABC, Generic[StepT, Shared]):
 
     @abstractmethod
     def begin(self, step: StepT) -> Shared:
-        """What all layers need of a step."""
+        """Return what all layers need from a step."""
 
     @abstractmethod
     def norm(self, norm: Norm | None) -> AddNorm:
-        """See `AddNorm`; without a norm the sum itself."""
+        """See `AddNorm`; if `norm` is None, only the sum."""
 
     @abstractmethod
     def mix(self, layer: FusedLayer) -> Mix[Shared]:
@@ -88,10 +89,10 @@ class Operations(ABC, Generic[StepT, Shared]):
 
     @abstractmethod
     def activation(self, mlp: PlainMlp) -> Linear:
-        """What lies between the products of an MLP without a gate; may overwrite its argument."""
+        """Return the activation of an MLP without a gate; it may overwrite its argument."""
 
     def gate(self, gate: Gate) -> Linear:
-        """The product, and the gate where the product does not open it."""
+        """Return the product followed by the gate, unless the product applies the gate itself."""
         called: Linear = gate.gate_up.forward if gate.opened else gate.forward
         return called
 
@@ -101,7 +102,7 @@ class Operations(ABC, Generic[StepT, Shared]):
         return called
 
     def experts(self, experts: Experts) -> ExpertSum:
-        """See `ExpertSum`; as transformers computes them, or what took their place."""
+        """See `ExpertSum`; by transformers' module, or by the one that replaced it."""
         called: ExpertSum = experts.own.forward
         return called
 
@@ -121,15 +122,15 @@ class _Layer(NamedTuple, Generic[Shared]):
 
 
 class FusedForward(Generic[StepT, Shared]):
-    """Runs a decoder with the linear layers that it has now, so make it after they were packed.
+    """Runs a decoder with the linear layers that it has at construction, so construct it after packing.
 
-    Nothing depends on values in tensors but what the operations do.
+    Only the operations depend on values in tensors.
     """
 
     def __init__(
         self, decoder: FusedDecoder, operations: Operations[StepT, Shared], tap: FeatureTap | None = None
     ) -> None:
-        """`tap` may take what goes into layers."""
+        """`tap` may take the inputs of layers."""
         first, stack = decoder.stack[0].settings, decoder.stack
         norms = [*(layer.settings.input_norm for layer in stack[1:]), decoder.norm]
         self._begin, self._tap = operations.begin, tap or FeatureTap()
@@ -194,7 +195,7 @@ def _tokens(decoder: FusedDecoder) -> Callable[[Inputs], Tensor]:
 def _token_inputs(
     decoder: FusedDecoder, operations: Operations[StepT, Shared]
 ) -> Callable[[Inputs, Tensor], Tensor | None]:
-    """What layers get of a step's tokens by themselves, [N, L, P], where the model has that."""
+    """Return the layers' own inputs for a step's tokens, [N, L, P]; None where the model has none."""
     given = decoder.inputs
     if given is None:
         return lambda step, hidden: None
@@ -219,7 +220,7 @@ def _take_inputs(layer: FusedLayer, operations: Operations[StepT, Shared]) -> Ta
 
 
 def _behind_factor(norm: AddNorm, factor: float) -> AddNorm:
-    """A norm of rows that get a factor where they are."""
+    """Return a norm that first multiplies its rows by a factor in place."""
     if factor == 1.0:
         return norm
 
@@ -264,7 +265,7 @@ def _mlp(layer: FusedLayer, operations: Operations[StepT, Shared]) -> Linear:
 
 
 def _normed(product: Linear, norm: Norm | None, operations: Operations[StepT, Shared]) -> Linear:
-    """What a product gives, normed before it is added where the model does that."""
+    """Return a product followed by a norm, where the model has one."""
     if norm is None:
         return product
     behind = operations.norm(norm)
@@ -272,7 +273,7 @@ def _normed(product: Linear, norm: Norm | None, operations: Operations[StepT, Sh
 
 
 def _times(function: Linear, factor: float) -> Linear:
-    """What a function gives, times a factor where the model has one."""
+    """Return a function whose result is multiplied by a factor, unless the factor is 1."""
     return function if factor == 1.0 else lambda x: function(x) * factor
 
 

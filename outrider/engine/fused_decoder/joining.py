@@ -17,10 +17,11 @@ from outrider.engine.quantization.modules import carry_over, carry_rows
 
 
 def joined(parts: Sequence[nn.Module]) -> nn.Module:
-    """One layer that computes the results of all side by side; their weights become views of its own.
+    """Return one layer that computes the results of all parts side by side; their weights become views of its
+    weight.
 
     Raises:
-        NotFused: they are several, and not of the common kind.
+        NotFused: there are several, and one is not a plain linear layer or one with codes.
     """
     if len(parts) == 1:
         return parts[0]
@@ -45,7 +46,7 @@ def _joined_linears(layers: Sequence[nn.Linear]) -> nn.Linear:
 
 
 def side_by_side(layer: Any, heads: int) -> nn.Module:
-    """A layer whose rows are [H, 3, D], queries, keys and values of each head, with rows [3, H, D] instead.
+    """Return a layer whose rows [H, 3, D], queries, keys and values of each head, are reordered to [3, H, D].
 
     Raises:
         NotFused: it has other rows.
@@ -56,9 +57,9 @@ def side_by_side(layer: Any, heads: int) -> nn.Module:
 
 
 def with_rows(layer: Any, order: Tensor) -> nn.Module:
-    """A layer with another's rows in this order [out].
+    """Return a layer that has the rows of `layer` in this order [out].
 
-    The weight is a copy: there is no view of such an order.
+    The weight is a copy, because a view cannot have such an order.
 
     Raises:
         NotFused: it is not of the common kind.
@@ -75,7 +76,7 @@ def with_rows(layer: Any, order: Tensor) -> nn.Module:
 
 
 def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """A linear layer with these weights, as they are."""
+    """Return a linear layer that holds these weights without a copy."""
     made = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     made.weight = nn.Parameter(weight, requires_grad=False)
     if bias is not None:

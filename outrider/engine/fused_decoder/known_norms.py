@@ -1,6 +1,7 @@
-"""What a norm of a transformers model computes, found out by running one of its class with random weights.
+"""Finds out what a norm of a transformers model computes by running one of its class with random weights.
 
-Classes differ in whether they centre rows, add 1 to their weight, and round before their weight or behind it.
+Classes differ in whether they centre rows, whether they add 1 to their weight, and whether they round before
+or after the weight.
 """
 
 from __future__ import annotations
@@ -19,22 +20,23 @@ from outrider.engine.fused_decoder.modules import TOLERANCE, NotFused
 _Factor: TypeAlias = Callable[[Tensor], Tensor]
 _FACTORS: tuple[_Factor, ...] = (
     lambda weight: weight,
-    lambda weight: weight.float(),  # rounds behind the weight (OLMo 2)
+    lambda weight: weight.float(),  # rounds after the weight (OLMo 2)
     lambda weight: weight + 1,
     lambda weight: weight.float() + 1,  # Gemma
 )
-"""What normalised rows may be multiplied with, the likeliest first."""
+"""What normalised rows may be multiplied by, the likeliest first."""
 
 
 NO_EPS = 1e-5
-"""Of norms that do not say theirs: torch's own."""
+"""The eps of norms that do not name theirs, which is torch's default."""
 
 
 def described(module: nn.Module, like: Tensor, width: int = 0) -> Norm:
-    """What a norm computes; one without weights gets some `like` a tensor, `width` unless it has a shape.
+    """Return what a norm computes. A norm without weights gets ones `like` a tensor, `width` of them unless
+    it has a shape.
 
     Raises:
-        NotFused: none of the norms that are known.
+        NotFused: it computes none of the known norms.
     """
     probe = _with_random_weights(module)
     tried = _weight(probe, torch.empty(0), width)
@@ -48,7 +50,7 @@ def described(module: nn.Module, like: Tensor, width: int = 0) -> Norm:
     distances = [_distance(_computed(_norm(probe, tried, *way), rows), given) for way in ways]
     best = min(range(len(ways)), key=distances.__getitem__)
     if not distances[best] <= TOLERANCE:
-        raise NotFused(f"{type(module).__name__} computes something else than the norms that are known")
+        raise NotFused(f"{type(module).__name__} computes none of the known norms")
     return _norm(module, _weight(module, like, width), *ways[best])
 
 
@@ -66,7 +68,8 @@ def _weight(module: Any, like: Tensor, width: int) -> Tensor:
 
 
 def _with_random_weights(module: nn.Module) -> nn.Module:
-    """One of the same class and dtype on the CPU: weights as they are loaded may be all ones."""
+    """Return a copy with random weights on the CPU, of the same class and dtype: loaded weights may be all
+    ones."""
     probe, generator = copy.deepcopy(module).to_empty(device="cpu"), torch.Generator().manual_seed(0)
     for weight in probe.parameters():
         weight.data.normal_(generator=generator)
@@ -74,13 +77,13 @@ def _with_random_weights(module: nn.Module) -> nn.Module:
 
 
 def _rows(weight: Tensor) -> Tensor:
-    """[2, C] of a mean that is not 0, as they come and so small that what is added below the root matters."""
+    """Return rows [2, C] whose mean is not 0: one of usual size, and one so small that eps matters."""
     rows = torch.randn(2, len(weight), generator=torch.Generator().manual_seed(1)) + 0.5
     return (rows * torch.tensor([[1.0], [1e-3]])).to(weight.dtype)
 
 
 def _computed(norm: Norm, rows: Tensor) -> Tensor:
-    """As the kernels compute it."""
+    """Return the norm of rows as the kernels compute it."""
     exact = rows.float()
     if norm.centred:
         exact = exact - exact.mean(-1, keepdim=True)
@@ -92,6 +95,6 @@ def _computed(norm: Norm, rows: Tensor) -> Tensor:
 
 
 def _distance(computed: Tensor, given: Tensor) -> float:
-    """Of the worse row."""
+    """Return the relative distance of the worse row."""
     exact = given.float()
     return float(((computed.float() - exact).norm(dim=-1) / exact.norm(dim=-1)).max())

@@ -1,4 +1,4 @@
-"""Finds the parts of a mixture of experts in transformers' module of it."""
+"""Finds the parts of a mixture of experts in its transformers module."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ROUTERS = (
 
 
 def is_mixture(block: nn.Module) -> bool:
-    """True where a block is a router and experts of the kind that is known, and nothing else."""
+    """True where a block consists of a router and experts of the known kinds, and nothing else."""
     parts = dict(block.named_children())
     experts = parts.pop("experts", None)
     return is_stacked(experts) and [type(part).__name__ in _ROUTERS for part in parts.values()] == [True]
@@ -32,7 +32,7 @@ class Mixture:
     """The modules of a mixture of experts."""
 
     def __init__(self, block: nn.Module) -> None:
-        """`is_mixture` holds."""
+        """`is_mixture(block)` must be true."""
         self.experts: Any = block.get_submodule("experts")
         (self.router,) = (part for part in block.children() if part is not self.experts)
 
@@ -42,7 +42,8 @@ class Mixture:
 
     @property
     def alternating(self) -> bool:
-        """Gate and up follow each other number by number, as in gpt-oss; else half by half."""
+        """True where columns of gate and up alternate, as in gpt-oss; otherwise one half is the gate, the
+        other up."""
         return not hasattr(self.experts, "act_fn")
 
     @property
@@ -52,12 +53,12 @@ class Mixture:
         return hidden, columns
 
     def weights(self, name: str) -> list[nn.Parameter]:
-        """The weights by a name, and the biases if there are any."""
+        """The weights of a name, and the biases if there are any."""
         found = (getattr(self.experts, each, None) for each in (name, f"{name}_bias"))
         return [weight for weight in found if weight is not None]
 
     def fused(self) -> Experts:
-        """With the weights that transformers' module has."""
+        """Return the fused experts, with the weights of transformers' module."""
         own = self.experts
         return Experts(
             _router(self.router),
@@ -73,7 +74,7 @@ class Mixture:
 
 
 class ForeignBlock:
-    """A mixture of experts of another kind, which stays what it is."""
+    """A mixture of experts of another kind, which transformers keeps computing."""
 
     def __init__(self, block: nn.Module) -> None:
         self._block = block
@@ -83,7 +84,7 @@ class ForeignBlock:
         return [self._block]
 
     def fused(self) -> ForeignMlp:
-        """As it is."""
+        """Return the block as it is, in place of an MLP."""
         return ForeignMlp(self._block)
 
 

@@ -29,12 +29,12 @@ _FUNCTIONS: tuple[tuple[tuple[type[nn.Module], ...], Activation], ...] = (
     ((nn.ReLU,), relu),
     ((ReLUSquaredActivation,), relu_squared),
 )
-"""Activations that torch computes in few operations."""
+"""Classes of activations, and the functions that compute them in few operations of torch."""
 _NORMS = ("Norm", "Norm1P")
-"""How the names of their classes end."""
+"""How the names of norms' classes end."""
 TOLERANCE = 0.02
-"""Largest accepted distance of what a module gives from what it is taken for, relative to the numbers;
-roundings to 16 bits make less than 0.01."""
+"""Largest accepted relative distance of a module's result from that of what it is taken for. Rounding to 16
+bits makes less than 0.01."""
 
 
 class NotFused(Exception):
@@ -42,7 +42,7 @@ class NotFused(Exception):
 
 
 def child(parent: nn.Module, *names: str) -> nn.Module:
-    """The module by the first of these names that there is.
+    """Return the module with the first of these names that exists.
 
     Raises:
         NotFused: there is none.
@@ -54,7 +54,7 @@ def child(parent: nn.Module, *names: str) -> nn.Module:
 
 
 def linear(parent: nn.Module, *names: str) -> nn.Module:
-    """A linear layer; a subclass may compute something else.
+    """Return a linear layer. Subclasses are refused: they may compute something else.
 
     Raises:
         NotFused: there is none.
@@ -66,7 +66,7 @@ def linear(parent: nn.Module, *names: str) -> nn.Module:
 
 
 def linears(parent: nn.Module, alternatives: Sequence[Names]) -> list[nn.Module]:
-    """The linear layers by the first of these lists of names of which there are all.
+    """Return the linear layers of the first of these lists of names whose modules all exist.
 
     Raises:
         NotFused: there is none.
@@ -81,7 +81,7 @@ def _has(parent: nn.Module, name: str) -> bool:
 
 
 def embedding(parent: nn.Module, *names: str) -> nn.Embedding:
-    """An embedding, whose own forward is used, as Gemma's scales what it gives, or one of positions.
+    """Return an embedding of tokens or positions. Its own forward is used, because Gemma's scales its result.
 
     Raises:
         NotFused: there is none.
@@ -94,7 +94,7 @@ def embedding(parent: nn.Module, *names: str) -> nn.Embedding:
 
 
 def from_position_0(embedding: nn.Embedding) -> nn.Embedding:
-    """An embedding of positions without the rows before the first one's (OPT)."""
+    """Return an embedding of positions without the rows before that of position 0 (OPT)."""
     offset = getattr(embedding, "offset", 0)
     if not offset:
         return embedding
@@ -103,7 +103,7 @@ def from_position_0(embedding: nn.Embedding) -> nn.Embedding:
 
 
 def norm(parent: nn.Module, *names: str) -> nn.Module:
-    """A norm with a weight for each column, or with none (OLMo 1).
+    """Return a norm with a weight for each column, or without weights (OLMo 1).
 
     Raises:
         NotFused: there is none.
@@ -117,7 +117,7 @@ def norm(parent: nn.Module, *names: str) -> nn.Module:
 
 
 def activation(mlp: nn.Module, *names: str) -> Activation:
-    """What an MLP activates with, as one operation where torch has it.
+    """Return the activation of an MLP, as one operation where torch has one.
 
     Raises:
         NotFused: there is none.

@@ -1,4 +1,4 @@
-"""Norms of rows, with a kernel of ours where it runs, else with torch."""
+"""Norms of rows, by a kernel of the project where it runs, otherwise by torch."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from outrider.engine.fused_decoder.decoder import Norm
 
 
 class RowNorm:
-    """A norm as it is computed on the CPU, and where a GPU has no Triton."""
+    """A norm as it is computed on the CPU and on GPUs without Triton."""
 
     def __init__(self, norm: Norm, dtype: torch.dtype | None = None) -> None:
-        """The kernel takes rows of `dtype`, the weight's unless given; torch takes others."""
+        """The kernel takes rows of `dtype`, by default the weight's; torch takes others."""
         self._norm, weight = norm, norm.weight
         self._dtype = weight.dtype if dtype is None else dtype
         kernel_runs = weight.ndim == 1 and runs(self._dtype, weight.device)
@@ -28,7 +28,8 @@ class RowNorm:
         self._torch_has_one = weight.device.type != "cpu" and weight.ndim == 1 and weight.dtype == self._dtype
 
     def __call__(self, x: Tensor, added: Tensor | None = None) -> Tensor:
-        """[..., C] -> [..., C], of the sum with `added`, which x becomes; both are contiguous then."""
+        """Return the norm of x [..., C]. With `added`, first add it to x in place; both must then be
+        contiguous."""
         if self._kernel is not None and x.dtype == self._dtype:
             if added is None:
                 return self._kernel(x)
@@ -37,7 +38,7 @@ class RowNorm:
         return self._plain(x if added is None else x.add_(added))
 
     def inside(self, x: Tensor) -> None:
-        """Normalise rows [N, C] of a wider tensor where they are."""
+        """Normalise rows [N, C] of a wider tensor in place."""
         if self._kernel is not None and x.dtype == self._dtype:
             self._kernel.inside(x)
         else:
@@ -57,5 +58,5 @@ class RowNorm:
 
 
 def only_add(x: Tensor, added: Tensor | None) -> Tensor:
-    """In place of a norm: the sum itself, which x becomes."""
+    """Add in place and return the sum; stands where a layer has no norm."""
     return x if added is None else x.add_(added)

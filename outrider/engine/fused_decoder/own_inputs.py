@@ -15,7 +15,7 @@ _UP = "per_layer_input_gate"
 
 
 class InputParts:
-    """The modules that make them for all layers."""
+    """The modules that make these inputs for all layers."""
 
     def __init__(self, body: Any) -> None:
         self.embed = modules.embedding(body, _EMBEDDING)
@@ -28,14 +28,14 @@ class InputParts:
         return [self.embed, self.projection, self.norm]
 
     def fused(self, like: Tensor) -> TokenInputs:
-        """As they are."""
+        """Return the fused inputs, made of the same modules."""
         row_factor, factor = self.factors
         norm = described(self.norm, like)
         return TokenInputs(self.embed, self.projection, norm, row_factor=row_factor, factor=factor)
 
 
 class TakingParts:
-    """The modules of a layer that take them in."""
+    """The modules of a layer that use these inputs."""
 
     def __init__(self, layer: nn.Module) -> None:
         self.up, self.down = modules.linear(layer, _UP), modules.linear(layer, "per_layer_projection")
@@ -47,15 +47,15 @@ class TakingParts:
         return [self.up, self.down, self.norm]
 
     def fused(self, like: Tensor) -> tuple[PlainMlp, Norm]:
-        """As they are, and the norm behind them."""
+        """Return the fused products, and the norm of their result."""
         return PlainMlp(self.up, self.activation, self.down), described(self.norm, like)
 
 
 def input_parts(body: nn.Module) -> InputParts | None:
-    """Those of a model that has them."""
+    """Return the modules that make layers' own inputs; None where a model has none."""
     return InputParts(body) if getattr(body, _EMBEDDING, None) is not None else None
 
 
 def taking_parts(layer: nn.Module) -> TakingParts | None:
-    """Those of a layer that has them."""
+    """Return the modules that use a layer's own inputs; None where a layer has none."""
     return TakingParts(layer) if getattr(layer, _UP, None) is not None else None

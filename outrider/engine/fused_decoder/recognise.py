@@ -1,11 +1,11 @@
-"""Makes a fused decoder from a transformers model whose layers are of the kind it knows.
+"""Makes a fused decoder from a transformers model whose layers are of a known kind.
 
 A model is recognised by the names of its modules, and by what is left over: every weight must have found its
-place. What modules do not show is found out by running them (`known_norms`, `turning`); what cannot be found
-out so, such as other factors in the code, is left to the self check.
+place. What modules do not show is found out by running them (`known_norms`, `turning`). What this cannot
+find, such as other factors in the code, is left to the self check.
 
 The fused weights take the place of the modules' own, which become views of them: nothing is held twice. Only
-queries, keys and values whose rows get another order are, until the model is let go.
+queries, keys and values whose rows are reordered are held twice, until the model is released.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ _QKV = (
     *(("qkv_proj",), (_BY_HEAD,), ("c_attn",), ("q_proj", "k_proj", "v_proj")),
     *(("q_proj", "k_proj"), ("q_proj",)),
 )
-"""The last but one has keys that are values too, the last has those of an earlier layer (Gemma 4)."""
+"""Names of the linear layers for queries, keys and values. In the last list but one the keys are also the
+values; with the last, they come from an earlier layer (Gemma 4)."""
 _OUTPUT = ("o_proj", "dense", "c_proj", "out_proj")
 _GATE_UP = (("gate_up_proj",), ("gate_proj", "up_proj"))
 _UP = ("dense_h_to_4h", "c_fc", "fc1", "up_proj")
@@ -62,7 +63,7 @@ _UP_IN_LAYER = "fc1"
 """OPT's layers have no module for the MLP."""
 _DOWN = ("down_proj", "dense_4h_to_h", "c_proj", "fc2")
 _ACTIVATION = ("act_fn", "activation_fn", "act")
-"""The names that parts go by: one module, or those that are fused to one."""
+"""The names of each part: one module, or several that are fused to one."""
 _NORMS: tuple[dict[str, modules.Names], ...] = (
     {
         "input_norm": ("input_layernorm",),
@@ -83,8 +84,8 @@ _NORMS: tuple[dict[str, modules.Names], ...] = (
     },
     {"input_norm": ("input_layernorm",)},
 )
-"""The modules that are a layer's norms, by their place: GLM 4's, Gemma's, OLMo 2's, those of most, Phi's. The
-first of these of which a layer has all are its own."""
+"""The names of a layer's norms by their place, as in GLM 4, Gemma, OLMo 2, most models, and Phi. A layer's
+norms are the first set that it has completely."""
 
 
 def fused_decoder(
@@ -94,14 +95,14 @@ def fused_decoder(
     observed: Sequence[Observed] = (),
     instead: Mapping[int, int] | None = None,
 ) -> FusedDecoder:
-    """The fused decoder of a model; `windows` are the sliding windows of its layers, `instead` says which
-    tokens are embedded in place of others.
+    """Return the fused decoder of a model. `windows` are the sliding windows of its layers; `instead` says
+    which tokens are embedded in place of others.
 
-    Layers that were not `observed` are taken to turn as those of most models do. The model keeps computing
-    what it computes, with the same weights.
+    Layers that were not `observed` are assumed to rotate like those of most models. The model keeps computing
+    the same, with the same weights.
 
     Raises:
-        NotFused: it is not the kind of model for it.
+        NotFused: the model is not of a known kind.
     """
     found, text = Modules(network), network.config.get_text_config()
     like = found.embed.weight
@@ -131,7 +132,7 @@ def fused_decoder(
 
 
 def _embedded(instead: Mapping[int, int], vocabulary: int, device: torch.device) -> Tensor:
-    """[V] the token that is embedded for each."""
+    """Return [V]: the token that is embedded in place of each."""
     table = torch.arange(vocabulary, device=device)
     for token, other in instead.items():
         table[token] = other
@@ -226,7 +227,7 @@ class _GatedMlp:
         return [*self.up, self.down]
 
     def fused(self) -> GatedMlp:
-        """With one product for gate and up."""
+        """Return the fused MLP, with one product for gate and up."""
         return GatedMlp(Gate(joined(self.up), self.activation), self.down)
 
 
@@ -243,7 +244,7 @@ class _PlainMlp:
         return [*self.up, self.down, *own]
 
     def fused(self) -> PlainMlp:
-        """As it is."""
+        """Return the fused MLP, made of the same modules."""
         return PlainMlp(self.up[0], self.activation, self.down)
 
 
@@ -257,11 +258,11 @@ def _mlp(mlp: nn.Module) -> _GatedMlp | _PlainMlp | Mixture | ForeignBlock:
 def _turns(
     found: Modules, text: Any, observed: Sequence[Observed | None], widths: Sequence[int]
 ) -> tuple[list[Turn], list[Rope]]:
-    """How each layer turns, and the ropes that some layer has."""
+    """Return how each layer rotates, and the ropes that some layer uses."""
     if found.places is not None:
         turns = [Turn(still(found.embed.weight.device), None)] * len(observed)
     else:
-        whole = any(parts.head_norms for parts in found.layers)  # kernels norm what turns
+        whole = any(parts.head_norms for parts in found.layers)  # kernels norm only the rotated columns
         turns = turns_of(observed, _ropes(found.body, text), widths, whole=whole)
     return turns, list(dict.fromkeys(turn.rope for turn in turns))
 
@@ -286,13 +287,13 @@ def _growth(settings: Mapping[str, Any]) -> Growth | None:
 
 
 def _logit_factor(network: PreTrainedModel) -> float:
-    """Of Cohere's logits; Granite's are divided."""
+    """Return the factor of logits: Cohere's are multiplied, Granite's divided."""
     divisor = getattr(network.config.get_text_config(), "logits_scaling", 1.0)
     return float(getattr(network, "logit_scale", 1.0)) / float(divisor)
 
 
 def _shapes(geometry: Geometry) -> list[Geometry]:
-    """The heads of each layer's own; no kv heads where it sees keys and values of an earlier layer."""
+    """Return each layer's own heads; no kv heads where it sees keys and values of an earlier layer."""
     if any(part.value_dim != part.head_dim for part in geometry.parts or (geometry,)):
         raise NotFused("its values are not as wide as its keys")
     shapes, places = [], geometry.places or [(0, layer) for layer in range(geometry.num_layers)]
@@ -356,7 +357,8 @@ def _scores(parts: Parts, geometry: Geometry, window: int | None) -> Scores:
 
 
 def _text_body(body: nn.Module) -> tuple[nn.Module, list[nn.Module | nn.Parameter]]:
-    """What computes texts, and what does not: a model that also takes images has parts for these."""
+    """Return the module that computes texts, and what it leaves unused: models that take images have parts
+    for them."""
     parts = dict(body.named_children())
     text = next((parts.pop(name) for name in _TEXT if name in parts), None)
     if text is None:
@@ -370,11 +372,12 @@ def _refuse_leftovers(network: nn.Module, known: Sequence[nn.Module | nn.Paramet
         found.update(map(id, one.parameters() if isinstance(one, nn.Module) else [one]))
     for name, weight in network.named_parameters():
         if id(weight) not in found:
-            raise NotFused(f"{name} has no place in it")
+            raise NotFused(f"{name} has no place in the fused decoder")
 
 
 def _query_norms(found: Sequence[Norm], geometry: Geometry) -> tuple[Norm | None, tuple[Norm, Norm] | None]:
-    """The norms of queries and keys: as one, with weights for each head, or each over all of its heads."""
+    """Return the norms of queries and keys: one norm with weights for each head, or one each over all
+    heads."""
     if not found:
         return None, None
     heads, width = (geometry.query_heads, geometry.kv_heads)[: len(found)], geometry.head_dim
@@ -388,7 +391,7 @@ def _query_norms(found: Sequence[Norm], geometry: Geometry) -> tuple[Norm | None
 
 
 def _in_order(norm: Norm, width: int, order: Tensor | None) -> Norm:
-    """With columns of heads in this order [D]."""
+    """Return a norm with the columns of its heads in this order [D]."""
     if order is None or len(norm.weight) % width:
         return norm
     return replace(norm, weight=norm.weight.view(-1, width)[:, order].flatten())

@@ -1,9 +1,10 @@
-"""Rotary positions of queries and keys, and where keys and values are stored meanwhile.
+"""Rotary positions of queries and keys. Keys and values are stored in the same pass.
 
 (Su et al. 2021, "RoFormer".) Columns i and i + R / 2 of a head form a pair, as in transformers; R is D in
 most models, and 0 in those without rotary positions.
 
-Shapes: N packed tokens, Q query heads, H kv heads, D head width, R columns of a head that turn, S slots.
+Shapes: N packed tokens, Q query heads, H kv heads, D head width, R columns of a head that are rotated, S
+slots.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from outrider.engine.fused_decoder.decoder import Growth, LayerSettings, Norm
 from outrider.engine.fused_decoder.norm import RowNorm
 
 Room: TypeAlias = tuple[Tensor, Tensor]
-"""Entries [S, 2 H, D] of keys and values, and the slots [N or fewer] of the first tokens."""
+"""Entries [S, 2 H, D] of keys and values, and the slots [N or fewer] that the first tokens are stored in."""
 
 
 class Rotations:
-    """The rotations of a step's positions [N], as what runs takes them."""
+    """The rotations of a step's positions [N], in the form that the kernel or torch takes."""
 
     def __init__(self, positions: Tensor, angles: Angles, growth: Growth | None = None) -> None:
         self.positions, self._angles, self._growth = positions, angles, growth
@@ -42,18 +43,18 @@ class Rotations:
 
     @cached_property
     def factors(self) -> Tensor | None:
-        """What queries are multiplied with, see `Growth.factors`; None where all are 1."""
+        """The factors of queries, see `Growth.factors`; None where all are 1."""
         if self._growth is None or int(self.positions.max()) < self._growth.period:
             return None
         return self._growth.factors(self.positions)
 
 
 Rotation: TypeAlias = Callable[[Tensor, Rotations, Room], None]
-"""Turns queries and keys of qkv [N, Q + 2 H, D] where they are, and stores keys and values."""
+"""Rotates queries and keys of qkv [N, Q + 2 H, D] in place, and stores keys and values."""
 
 
 def make_rotation(settings: LayerSettings, dtype: torch.dtype, device: torch.device) -> Rotation:
-    """The rotation of a layer of a model of this dtype on a device."""
+    """Return the rotation of a layer, in a model of this dtype on a device."""
     head_norm = settings.head_norm
     norm = None if head_norm is None else RowNorm(head_norm, dtype)
     plain = partial(_rotate, settings.query_heads, settings.kv_heads, norm)
@@ -61,7 +62,8 @@ def make_rotation(settings: LayerSettings, dtype: torch.dtype, device: torch.dev
 
 
 def after_norms(settings: LayerSettings, dtype: torch.dtype, rotation: Rotation) -> Rotation:
-    """The rotation of a layer that norms all queries together, and all keys."""
+    """Return the rotation of a layer with one norm over all heads of queries, and one over all heads of
+    keys."""
     assert settings.whole_norms is not None, "it has such norms"
     edges = settings.query_heads, settings.query_heads + settings.kv_heads
     if settings.whole_means is None:
@@ -79,7 +81,7 @@ def after_norms(settings: LayerSettings, dtype: torch.dtype, rotation: Rotation)
 
 
 def after_value_norm(settings: LayerSettings, dtype: torch.dtype, rotation: Rotation) -> Rotation:
-    """The rotation of a layer that norms each head of values."""
+    """Return the rotation of a layer that norms each head of values."""
     assert settings.value_norm is not None, "it has such a norm"
     norm, first = RowNorm(settings.value_norm, dtype), settings.query_heads + settings.kv_heads
 
@@ -97,14 +99,14 @@ def _each(norms: Sequence[Callable[[Tensor], None]], rows: Sequence[Tensor]) -> 
 
 
 def _by_means(norms: Sequence[Norm], means: Callable[[Tensor], Tensor], rows: Sequence[Tensor]) -> None:
-    """Normalise rows, of which this process has some columns, where they are."""
+    """Normalise rows in place, of which this process has only some columns."""
     here = torch.stack([part.float().square().mean(-1) for part in rows], -1)
     for norm, part, mean in zip(norms, rows, means(here).unbind(-1), strict=True):
         part.copy_(part.float() * torch.rsqrt(mean + norm.eps)[:, None] * norm.weight)
 
 
 def rotate(x: Tensor, rotations: Tensor) -> Tensor:
-    """Rotate each head by its position: x [N, heads, D], complex turns [N, 1, R / 2]; float32."""
+    """Rotate each head by its position: x [N, heads, D], complex rotations [N, 1, R / 2] -> float32."""
     half = rotations.shape[-1]
     exact = x.float()
     pairs = torch.complex(exact[..., :half], exact[..., half : 2 * half]).mul_(rotations)

@@ -1,12 +1,12 @@
 """How several processes may share a model's modules: along which side of a weight, and in what pieces.
 
     queries, keys, values, gate, up    what comes out: some heads, some columns of the MLP
-    attention's output, down           what goes in: what belongs to these; the products are added
+    attention's output, down           what goes in: the parts that belong to those; the products are added
     embedding, output layer            some of the vocabulary
     everything else                    whole, such as the router of experts
 
-Of experts each process has some columns of all, not some of them whole: so all have as much to do, whatever
-tokens choose. (Shoeybi et al. 2019, "Megatron-LM".)
+Each process has some columns of all experts, not all columns of some: so all processes have equal work,
+whatever experts tokens choose. (Shoeybi et al. 2019, "Megatron-LM".)
 
 Shapes: C hidden width, Q query heads, H kv heads, D head width, F width of the MLP, E experts, V vocabulary.
 """
@@ -35,38 +35,41 @@ OUT, IN = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """How a module is shared: `runs` of numbers that follow each other along a side, each by itself."""
+    """How a module is shared: `runs` of numbers that follow each other along a side, each run shared by
+    itself."""
 
     side: int
     runs: tuple[int, ...]
     piece: int
-    """Numbers of a head, which stays whole; 0: any number may be a piece."""
+    """Numbers of a head, which stays whole; 0: a piece may have any size."""
     shape: tuple[int, ...]
     """(out, in) of the weight, (V, C) of an embedding, (out,) of a norm."""
     turned: bool
-    """The weight is stored as [in, out]."""
+    """True where the weight is stored as [in, out]."""
     words: bool = False
-    """The run is the vocabulary."""
+    """True where the run is the vocabulary."""
     stacked: bool = False
-    """Weights are [E, out, in] and biases [E, out], of all experts."""
+    """True where weights [E, out, in] and biases [E, out] are those of all experts."""
     together: int = 1
-    """Numbers of a column of the MLP that follow each other: 2 where gate and up alternate."""
+    """How many numbers that follow each other belong to one column of the MLP: 2 where gate and up
+    alternate."""
 
 
 def shares_of(network: PreTrainedModel) -> tuple[Geometry, dict[str, Share]]:
-    """The heads of a model, perhaps without weights, and the modules that can be shared, and weights.
+    """Return the heads of a model, which may be without weights, and the modules and weights that can be
+    shared.
 
-    Those of a layer go by the last two parts of their names, others by the last one.
+    Parts of a layer are keyed by the last two parts of their names, others by the last part.
 
     Raises:
-        NotFused: it is not the kind of model for it.
+        NotFused: the model is not of a known kind.
     """
     found = Modules(network)
     geometry = _geometry(network, found.layers)
     named = chain(network.named_modules(), network.named_parameters())
     names = {id(part): name.split(".") for name, part in named}
     shares: dict[str, Share] = {}
-    for module, known in ((found.embed, EMBEDDING), (found.head, HEAD)):  # checkpoints may have any
+    for module, known in ((found.embed, EMBEDDING), (found.head, HEAD)):  # checkpoints may use any of these
         shares |= dict.fromkeys(known, _share(module, OUT, (_shape(module)[0],), words=True))
     for parts in found.layers:
         if isinstance(parts.mlp, Mixture):
@@ -79,18 +82,18 @@ def shares_of(network: PreTrainedModel) -> tuple[Geometry, dict[str, Share]]:
 
 
 def share_of(shares: Mapping[str, Share], name: str) -> Share | None:
-    """That of a module by its name, whatever stands before the layers' names."""
+    """Return the share of the module with this name, whatever comes before the layers' names."""
     parts = name.split(".")
     return shares.get(".".join(parts[-2:])) or shares.get(parts[-1])
 
 
 def norms_together(shares: Mapping[str, Share]) -> bool:
-    """True where queries and keys have norms over all heads, of which each process has some."""
+    """True where queries and keys have norms over all heads, while each process has only some heads."""
     return any(name.endswith("_norm") for name in shares)
 
 
 def _geometry(network: PreTrainedModel, layers: list[Parts]) -> Geometry:
-    """As the weights of the first layer show it."""
+    """Return the heads that the weights of the first layer show."""
     heads: int | None = getattr(network.config.get_text_config(), "num_attention_heads", None)
     if not heads:
         raise NotFused("its config.json has no num_attention_heads")
@@ -151,7 +154,7 @@ def _experts(mixture: Mixture) -> Iterator[tuple[nn.Parameter, Share]]:
 
 
 def _separate(mixture: Mixture) -> dict[str, Share]:
-    """The linear layers of one expert, which a checkpoint may have apart."""
+    """Return the shares of one expert's linear layers, which a checkpoint may hold separately."""
     hidden, columns = mixture.widths
     into = Share(OUT, (columns,), 0, (columns, hidden), turned=False)
     out_of = Share(IN, (columns,), 0, (hidden, columns), turned=False)

@@ -1,13 +1,13 @@
-"""How layers turn queries and keys by their positions, found out from what they hand to attention.
+"""Finds out how layers rotate queries and keys by their positions, from what they pass to attention.
 
-Modules show frequencies, not what the code does with them: some layers turn nothing, and columns pair up with
-their neighbours or with those half a head away. So what a layer makes of a token at two positions is compared
-with what each of these ways would.
+Modules show frequencies, but not what the code does with them: some layers rotate nothing, and columns are
+paired with their neighbours or with those half a head away. So a layer's results for a token at two positions
+are compared with those of each of these ways.
 
-The engine turns halves. Scores do not depend on the order of columns that queries and keys share, so a model
-with another way gets its rows in another order.
+The engine rotates halves: it pairs columns half a head apart. Scores do not depend on the order of columns as
+long as queries and keys share it, so the rows of a model with another way are reordered.
 
-Shapes: Q query heads, H kv heads, D head width, R columns of a head that turn.
+Shapes: Q query heads, H kv heads, D head width, R columns of a head that are rotated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from outrider.engine.fused_decoder.rotation import rotate
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Observed:
-    """What a layer hands to attention for the same input at position 0 and at another one."""
+    """What a layer passes to attention for the same input at position 0 and at another position."""
 
     position: int
     queries: int
@@ -39,27 +39,28 @@ class Observed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turn:
-    """How a layer's heads are turned: by halves, once their columns are in `order` [D]; None: as they are."""
+    """How a layer's heads are rotated: by halves, with their columns in `order` [D]; None: in the model's
+    order."""
 
     rope: Rope
     order: Tensor | None
 
 
 def still(device: torch.device) -> Rope:
-    """One that turns nothing."""
+    """Return a rope that rotates nothing."""
     return Rope(torch.empty(0, device=device), 1.0)
 
 
 def turns_of(
     layers: Sequence[Observed | None], ropes: Sequence[Rope], widths: Sequence[int], *, whole: bool
 ) -> list[Turn]:
-    """The turn of each layer, by one of these ropes or none; those that are alike have the same.
+    """Return the turn of each layer, by one of these ropes or by none; layers with equal turns share one.
 
-    `widths` are D of each layer. A layer that was not observed turns as most models do: by halves. With
-    `whole` all columns of a head are given an angle, which is 0 for those that do not turn.
+    `widths` are D of each layer. A layer that was not observed is assumed to rotate like most models: by
+    halves. With `whole` all columns of a head get an angle, which is 0 for those that are not rotated.
 
     Raises:
-        NotFused: a layer turns in another way.
+        NotFused: a layer rotates in another way.
     """
     if max(2 * len(rope.frequencies) for rope in ropes) > max(widths):
         raise NotFused("its rotary embedding turns more than a head")
@@ -71,7 +72,7 @@ def turns_of(
 
 
 def _pairs(rope: Rope, neighbours: bool) -> Tensor:
-    """[2, R / 2] the columns that turn together."""
+    """Return [2, R / 2]: the pairs of columns that are rotated together."""
     columns = torch.arange(2 * len(rope.frequencies))
     return columns.view(-1, 2).t() if neighbours else columns.view(2, -1)
 
@@ -86,7 +87,7 @@ def _way_of(layer: int, seen: Observed, ways: Sequence[tuple[Rope, Tensor]]) -> 
 
 
 def _distance(seen: Observed, rope: Rope, pairs: Tensor) -> float:
-    """Between what was observed and what this way gives, relative to it."""
+    """Return the relative distance of what was observed from the result of this way."""
     order = _order(pairs, seen.first.shape[1], 0).to(seen.first.device)
     angles = rope.frequencies.float() * seen.position
     expected = rotate(seen.first[None, :, order], torch.polar(torch.ones_like(angles), angles)[None, None])
@@ -106,6 +107,7 @@ def _turn(rope: Rope, pairs: Tensor, width: int, whole: bool) -> Turn:
 
 
 def _order(pairs: Tensor, width: int, added: int) -> Tensor:
-    """The columns [D] of a head as halves of pairs; `added` pairs are of columns that do not turn."""
+    """Return the columns [D] of a head as halves of pairs; `added` pairs are of columns that are not
+    rotated."""
     rest = torch.arange(pairs.numel(), width)
     return torch.cat([pairs[0], rest[:added], pairs[1], rest[added:]])

@@ -10,7 +10,7 @@ from subprocess import CalledProcessError
 import torch
 
 MIN_TRITON = (3, 4)
-"""Older ones lack what the kernels are written in."""
+"""The oldest version of Triton that has all features which the kernels use."""
 MIN_CAPABILITY = (8, 0)
 
 
@@ -38,8 +38,8 @@ def missing(device: torch.device) -> str | None:
 
 @cache
 def kernel_errors() -> tuple[type[Exception], ...]:
-    """What Triton raises for kernels that do not compile or do not fit the device, or whose launchers the C
-    compiler does not take; no RuntimeError is among them.
+    """The errors that Triton raises for kernels that do not compile or do not fit the device, or whose
+    launchers the C compiler refuses. None of them is a RuntimeError.
     """
     if find_spec("triton") is None:
         return ()
@@ -50,7 +50,7 @@ def kernel_errors() -> tuple[type[Exception], ...]:
 
 @cache
 def multiprocessors(device: torch.device) -> int:
-    """How many programs of a kernel the device runs side by side, at least."""
+    """How many programs of a kernel the device runs in parallel at least."""
     if device.type != "cuda":
         return 2  # the interpreter: few enough that every program has several pieces of work
     return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -1,7 +1,8 @@
-"""The attention of `outrider.engine.attention` by kernels: no gathering, no masks in memory, no host work.
+"""The attention of `outrider.engine.attention` by kernels, without gathering, masks in memory or work of the
+host.
 
-What the tokens of a step see stands in its packed buffer, which the same kernels read in every layer. It
-means what `outrider.engine.step` means by it; the sums are taken in another order and in float32.
+The step's packed buffer says what its tokens see; the kernels read it in every layer. The meaning is that of
+`outrider.engine.step`; sums are computed in another order and in float32.
 
 Shapes: N packed tokens, Q query heads, H kv heads, D and V widths of keys and values, S slots.
 """
@@ -23,15 +24,16 @@ from outrider.engine.gpu.shapes import check_rows, check_shape
 from outrider.engine.loaded_model import Geometry
 
 PROGRAMS = 4
-"""Programs of a launch per multiprocessor, at most."""
+"""Most programs of a launch per multiprocessor."""
 MOVED_COLUMNS = 64
-"""Columns of all moved entries that one program holds."""
+"""Columns that one program copies of all moved entries."""
 WIDE = 256
-"""Heads that take so many columns are read half a block at a time: whole ones spill from the registers."""
+"""Columns of a head from which on it is read half a block at a time: a whole block would spill from
+registers."""
 
 
 class KernelAttention(Attention):
-    """Keys and values of all slots, and one more that padding is written to."""
+    """Keys and values of all slots, and of one more slot that padding is written to."""
 
     def __init__(
         self,
@@ -44,8 +46,8 @@ class KernelAttention(Attention):
         ordered: bool = False,
         fp8: bool = False,
     ) -> None:
-        """`ordered`: a token's bits do not depend on its batch; steps are planned by `plan_in_order` then.
-        `fp8`: keys and values are bytes, see `kernels.eight_bits`; a token sees its own step's so, too.
+        """`ordered`: a token's bits do not depend on its batch; steps are then planned by `plan_in_order`.
+        `fp8`: keys and values are bytes, see `kernels.eight_bits`; tokens see their own step's as bytes too.
         """
         super().__init__(geometry, num_slots + 1, torch.uint8 if fp8 else dtype, device)
         self.trash = num_slots
@@ -53,7 +55,7 @@ class KernelAttention(Attention):
         self._page_size, self._ordered = page_size, ordered
         widths = (geometry.head_dim, geometry.value_dim)
         self._shape = (geometry.kv_heads, geometry.queries_per_kv, *widths, *map(next_power_of_2, widths))
-        halved = max(self._shape[4:]) >= WIDE and not ordered  # an order counts blocks
+        halved = max(self._shape[4:]) >= WIDE and not ordered  # a fixed order depends on the block size
         self._block_keys = BLOCK_KEYS // 2 if halved else BLOCK_KEYS
         self._programs = PROGRAMS * multiprocessors(device)
         self._precision = "ieee" if dtype == torch.float32 else "tf32"
@@ -69,7 +71,7 @@ class KernelAttention(Attention):
         return self.keys, self.values
 
     def open_step(self, buffer: Tensor, layout: BufferLayout, wanted: int) -> DeviceStep:
-        """A step whose buffer [words] is on the device, with room for the parts of its tiles.
+        """Return a step whose buffer [words] is on the device, with memory for the parts of its tiles.
 
         `wanted` is W, at most the tokens that the layout holds.
         """
@@ -157,7 +159,7 @@ class KernelAttention(Attention):
             SOFTCAP=scores.softcap is not None,
             SINKS=sinks is not None,
             PRECISION=self._precision,
-            num_warps=4 if max(self._shape[4:]) < 128 else 8,  # wider tiles spill from fewer registers
+            num_warps=4 if max(self._shape[4:]) < 128 else 8,  # with 4 warps wider tiles spill registers
         )
         self._combine(step, out)
         return out

@@ -1,7 +1,7 @@
-"""Linear layers of which a device holds the codes alone.
+"""Linear layers of which a device holds only the codes.
 
-They are called like those of torch, and compute in one of two ways: with numbers that are made when they run,
-rounded to the model's dtype, as transformers would compute; or from the codes, by the kernel.
+They are called like torch's layers, and compute in one of two ways: with numbers that are decoded in each
+call and rounded to the model's dtype, as transformers does; or from the codes, by the kernel.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class CodedLinear(nn.Module):
         self.zeros = None if weight.zeros is None else _kept(weight.zeros)
         self.bias = None if bias is None else _kept(bias)
         self.product: Product | None = None
-        """The kernel's, once it is wanted."""
+        """The kernel's product; None: numbers are decoded."""
 
     @property
     def planes(self) -> PlanarWeight:
@@ -40,7 +40,7 @@ class CodedLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """[out, in], the numbers; made each time."""
+        """The decoded numbers [out, in]; made at each access."""
         return self.planes.values(self.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -52,13 +52,14 @@ class CodedLinear(nn.Module):
         return self.product(rows, self.planes, self.bias).view(*x.shape[:-1], self.out_features)
 
     def hold(self, weight: PlanarWeight) -> None:
-        """Take the same numbers from other memory."""
+        """Use other memory that holds the same numbers."""
         self.words.data, self.scales.data = weight.words, weight.scales
         self.zeros = None if weight.zeros is None else _kept(weight.zeros)
 
 
 class SideBySide(nn.Module):
-    """The results of several layers next to each other: for those whose codes make no common weight."""
+    """The results of several layers next to each other, for layers whose codes cannot be joined to one
+    weight."""
 
     def __init__(self, parts: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -72,7 +73,7 @@ class SideBySide(nn.Module):
 
 
 def without_codes(dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why weights cannot be codes on a device that is no CPU; None when they can."""
+    """Why weights cannot be codes on a device other than the CPU; None when they can."""
     if device.type != "cuda":
         return f"there are no kernels for {device.type}; set device to cpu or cuda"
     if (lacking := missing(device)) is not None:
@@ -83,7 +84,7 @@ def without_codes(dtype: torch.dtype, device: torch.device) -> str | None:
 
 
 def compute_from_codes(model: nn.Module, wanted: bool) -> None:
-    """Let the coded layers of a model compute by the kernel, or else with numbers that they make."""
+    """Let the coded layers of a model compute by the kernel if `wanted`, otherwise with decoded numbers."""
     product: Product | None = None
     for layer in model.modules():
         if isinstance(layer, CodedLinear):
@@ -92,7 +93,8 @@ def compute_from_codes(model: nn.Module, wanted: bool) -> None:
 
 
 def joined_layers(parts: Sequence[nn.Module]) -> nn.Module:
-    """One layer for several of which one has codes; those of a common weight become views of it."""
+    """Return one layer for several, at least one of which has codes. Layers that share one weight then become
+    views of it."""
     coded = [part for part in parts if isinstance(part, CodedLinear)]
     whole = joined_planes([part.planes for part in coded]) if len(coded) == len(parts) else None
     if whole is None:

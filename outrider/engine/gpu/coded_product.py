@@ -13,24 +13,24 @@ from outrider.engine.gpu.shapes import check_rows, check_shape
 from outrider.engine.quantization.planes import PlanarWeight
 
 PROGRAMS = 2
-"""Programs of a launch per multiprocessor that are wanted: each waits for memory most of the time."""
+"""Wanted programs of a launch per multiprocessor: each waits for memory most of the time."""
 
 
 class Tile(NamedTuple):
-    """What one program computes, and with what."""
+    """The tile that one program computes, and its resources."""
 
     rows: int
     columns: int
     warps: int
     stages: int
-    """Blocks of words that are on their way at once; each is 4 KiB for every 32 columns."""
+    """Blocks of words that are loaded at once; each has 4 KiB per 32 columns."""
 
 
 def tile_of(rows: int, columns: int, programs: int) -> Tile:
-    """As many columns as leave work for so many programs. Unmeasured.
+    """Return a tile with as many columns as still leave work for `programs` programs. Unmeasured.
 
-    At most 32 rows, though 64 would cut out each code half as often: their sums do not fit the registers
-    beside the codes, and newer devices would take another instruction for them, with other bits perhaps.
+    It has at most 32 rows, though 64 would decode each code half as often: their sums and the codes do not
+    fit into the registers together, and newer devices would use another instruction, perhaps with other bits.
     """
     high = 16 if rows <= 16 else 32
     tiles = -(-rows // high)
@@ -39,8 +39,8 @@ def tile_of(rows: int, columns: int, programs: int) -> Tile:
 
 
 def coded_product(x: Tensor, weight: PlanarWeight, bias: Tensor | None) -> Tensor:
-    """x [M, in] of 16 bits (or float32, which is slow) times the weight, and bias [out]: [M, out] of the same
-    dtype. Sums are float32; a row's do not depend on the others.
+    """Return x [M, in] of 16 bits (or float32, which is slow) times the weight, plus bias [out]: [M, out] of
+    the same dtype. Sums are float32; a row's sums do not depend on the other rows.
 
     Raises:
         ValueError: x or the bias has another shape.

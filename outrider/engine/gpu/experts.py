@@ -1,9 +1,9 @@
 """Launches the products of chosen experts. Importing this imports Triton.
 
-Libraries have none for it: torch's grouped product waits for the host on capability 8.0 and in float16, its
-batched one copies the weights of every pair.
+Libraries have no fitting product: torch's grouped product waits for the host on capability 8.0 and in
+float16, and its batched product copies the weights of every pair.
 
-Shapes: M tokens, K experts of each, S = M K pairs, C hidden width, F width of an expert, E experts.
+Shapes: M tokens, K experts per token, S = M K pairs, C hidden width, F width of an expert, E experts.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from outrider.engine.gpu.kernels.experts import (
 from outrider.engine.gpu.shapes import check_shape
 
 ARRANGED = 1024
-"""Pairs that a program looks at together."""
+"""Pairs that a program examines at once."""
 BLOCK_ROWS = 32
-"""Pairs of a tile, filled up with zeros: reading a weight takes longer than multiplying so many."""
+"""Pairs of a tile, padded with zeros: reading a weight takes longer than multiplying this many rows."""
 BLOCK_COLUMNS = 64
 BLOCK_NUMBERS = 64
 """Numbers of a row that a program multiplies at a time."""
 BLOCK = 1024
-"""Columns of a program that multiplies nothing."""
+"""Columns per program in kernels that compute no matrix product."""
 
 
 class Pairs(NamedTuple):
-    """Pairs of a token and one of its experts, by expert."""
+    """Pairs of a token and one of its experts, sorted by expert."""
 
     order: Tensor
-    """[S] int32."""
+    """[S] int32, the pairs in the order of their experts."""
     ends: Tensor
-    """[E] int32, where those of each expert end."""
+    """[E] int32, where each expert's pairs end."""
 
 
 def expert_sum(
     experts: Experts, gate: Callable[[Tensor], Tensor], x: Tensor, chosen: Tensor, shares: Tensor
 ) -> Tensor:
-    """See `outrider.engine.fused_decoder.forward.ExpertSum`; `gate` opens that of the experts, [S, 2 F] ->
-    [S, F].
+    """See `outrider.engine.fused_decoder.forward.ExpertSum`; `gate` applies the gate of the experts, [S, 2 F]
+    -> [S, F].
 
     Raises:
         ValueError: an argument has another shape.
@@ -68,7 +68,7 @@ def expert_sum(
 
 
 def choose(router: Router, x: Tensor) -> tuple[Tensor, Tensor]:
-    """What a router gives of x [M, C]."""
+    """Return the experts that a router chooses for x [M, C], and their shares; see `Choose`."""
     scores: Tensor = router.scores.forward(x)
     (rows, experts), count = scores.shape, router.count
     check_shape("scores", scores, rows, experts)
@@ -89,7 +89,7 @@ def choose(router: Router, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def bounded(gate: BoundedGate, x: Tensor) -> Tensor:
-    """What the gate gives [S, F] of x [S, 2 F]."""
+    """Return the result [S, F] of the gate for x [S, 2 F]."""
     rows, width = len(x), x.shape[1] // 2
     check_shape("what a gate takes", x, rows, 2 * width)
     out = x.new_empty((rows, width))
@@ -99,7 +99,7 @@ def bounded(gate: BoundedGate, x: Tensor) -> Tensor:
 
 
 def arranged(chosen: Tensor, experts: int) -> Pairs:
-    """The pairs of chosen experts [M, K] int64."""
+    """Return the pairs of chosen experts [M, K] int64."""
     check_shape("chosen", chosen, *chosen.shape)
     order = chosen.new_empty(chosen.numel(), dtype=torch.int32)
     ends = chosen.new_empty(experts, dtype=torch.int32)
@@ -108,7 +108,8 @@ def arranged(chosen: Tensor, experts: int) -> Pairs:
 
 
 def expert_product(x: Tensor, linears: ExpertLinears, pairs: Pairs, sharing: int) -> Tensor:
-    """Results [S, out] of the pairs' experts for x [S / sharing, in]; a row's bits are the same in any batch.
+    """Return the results [S, out] of the pairs' experts for x [S / sharing, in]. A row's bits are the same in
+    any batch.
 
     Raises:
         ValueError: x has another shape.
@@ -116,7 +117,7 @@ def expert_product(x: Tensor, linears: ExpertLinears, pairs: Pairs, sharing: int
     count, (experts, columns, numbers) = len(pairs.order), linears.weight.shape
     check_shape("x", x, count // sharing, numbers)
     out = x.new_empty((count, columns))
-    # So many there are at most: an expert has one that is not full.
+    # The most tiles there can be: each expert has at most one that is not full.
     tiles = (count + min(experts, count) * (BLOCK_ROWS - 1)) // BLOCK_ROWS
     expert_product_kernel[(tiles, -(-columns // BLOCK_COLUMNS))](
         x,

@@ -1,7 +1,7 @@
 """Captured forwards: one CUDA graph per token bucket, all in one memory pool.
 
 A graph repeats the launches of one forward over the same memory, which costs the host one call instead of
-hundreds. So everything that changes from step to step stands in the step's buffer.
+hundreds. So everything that changes from step to step is in the step's buffer.
 """
 
 from __future__ import annotations
@@ -14,32 +14,33 @@ import torch
 from torch import Tensor
 
 MAX_GRAPH_TOKENS = 512
-"""A longer step keeps the device busy for longer than its launches take the host."""
+"""Most tokens of a captured step. A longer step keeps the device busy for longer than the host takes to
+launch it."""
 MAX_UNWANTED = 128
-"""Rows of logits that a graph may compute for nobody: up to about so many, the output layer reads its weights
-for longer than it multiplies."""
+"""Most rows of logits that a graph may compute without need. Up to about this many, the output layer takes
+longer to read its weights than to multiply."""
 _ABANDONED: list[torch.cuda.CUDAGraph] = []
-"""Graphs whose capture failed: torch's allocator of pinned memory keeps asking them whose memory it is."""
+"""Graphs whose capture failed: torch's allocator of pinned memory keeps asking them about their memory."""
 
 
 class Replay(Protocol):
     """A captured forward."""
 
     def __call__(self) -> Tensor:
-        """Run it on what the buffer holds now; the result is overwritten by the next call."""
+        """Run the forward on what the buffer holds now. The next call overwrites the result."""
 
 
 class Graphs(Protocol):
     """Captures forwards."""
 
     def capture(self, run: Callable[[], Tensor]) -> Replay:
-        """A replay of `run`, which is called while nothing else runs."""
+        """Return a replay of `run`. It is called while nothing else runs on the device."""
 
 
 def buckets_up_to(most: int) -> tuple[int, ...]:
     """Token counts that graphs are captured for, for steps of up to `most` tokens.
 
-    Multiples of 8, and beyond 32 at most a quarter of padding: powers of two alone would double a step of
+    They are multiples of 8, and beyond 32 at most a quarter is padding. Powers of two would double a step of
     1 + 32 tokens, which is common.
     """
     most = min(most, MAX_GRAPH_TOKENS)
@@ -51,7 +52,7 @@ def buckets_up_to(most: int) -> tuple[int, ...]:
 
 
 def bucket_of(tokens: int, buckets: tuple[int, ...]) -> int | None:
-    """The smallest bucket that holds so many tokens; None: there is none."""
+    """Return the smallest bucket that holds `tokens` tokens, or None."""
     return next((bucket for bucket in buckets if tokens <= bucket), None)
 
 
@@ -64,7 +65,7 @@ class CudaGraphs:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def capture(self, run: Callable[[], Tensor]) -> Replay:
-        """See Graphs; the first call of `run` compiles kernels and sizes workspaces, outside of the graph.
+        """See Graphs; the first call of `run`, outside the graph, compiles kernels and sizes workspaces.
 
         Raises:
             RuntimeError: the forward does something that no graph can hold, such as waiting for the device.
@@ -88,19 +89,19 @@ class CudaGraphs:
         return _CudaReplay(graph, result)
 
     def _abandon(self, graph: torch.cuda.CUDAGraph, outside: torch.cuda.Stream) -> None:
-        """Leave a capture that failed: torch ends neither its stream nor its allocations where CUDA says that
-        the capture is invalid.
+        """Clean up after a failed capture. Where CUDA calls the capture invalid, torch ends neither its
+        stream nor its allocations.
         """
         _ABANDONED.append(graph)
         torch.cuda.set_stream(outside)
-        with suppress(RuntimeError):  # they have ended where the capture was valid until then
+        with suppress(RuntimeError):  # they have already ended if the capture was valid
             torch._C._cuda_endAllocateToPool(outside.device_index, self._pool)
             torch._C._cuda_releasePool(outside.device_index, self._pool)
-        self._pool = torch.cuda.graph_pool_handle()  # a pool that was released takes nothing more
+        self._pool = torch.cuda.graph_pool_handle()  # a released pool cannot be used again
 
 
 class _CudaReplay:
-    """One graph and where it leaves its result."""
+    """A graph and the tensor that it writes its result to."""
 
     def __init__(self, graph: torch.cuda.CUDAGraph, result: Tensor) -> None:
         self._graph, self._result = graph, result

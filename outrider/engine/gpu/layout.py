@@ -1,9 +1,9 @@
-"""The one buffer that a step sends to the device: where everything stands in it.
+"""The layout of the one buffer that a step sends to the device.
 
-int64 throughout, so that positions, slots and mask words share it. A graph reads it at fixed places, which
-depend on its capacity alone; what varies in size stands in the tail, which tiles and rows point into.
+All of it is int64, so that positions, slots and mask words share it. A graph reads it at fixed places, which
+depend only on its capacity. What varies in size is in the tail, which tiles and rows point into.
 
-    counts      how many items there are, how many moves
+    counts      the number of items, the number of moves
     per token   token id, position, slot to write, row wanted, own entry, place of its mask or path, tile
     moves       entries to copy before anything is written, from and to
     tiles       see `kernels.attention.TILE_FIELDS`
@@ -22,15 +22,15 @@ from torch import Tensor
 TILE_FIELDS = 8
 ITEM_FIELDS = 4
 COUNTS = 16
-"""Places of the counts; also what all sections are aligned to."""
+"""Words for the counts; all sections are aligned to this many words."""
 PER_TOKEN = ("tokens", "positions", "slots", "wanted", "own", "masks", "tile_of")
 MOVES = 64
-"""Entries that a step can move before it begins."""
+"""Most entries that a step can move before it begins."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What fits: a graph's, or just what an eager step needs."""
+    """What a buffer has room for: that of a graph, or exactly what a step without a graph needs."""
 
     tokens: int
     tiles: int
@@ -44,48 +44,48 @@ class BufferLayout:
     capacity: Capacity
 
     def at(self, name: str) -> int:
-        """Where a per-token section begins."""
+        """Return where a per-token section begins."""
         return COUNTS + PER_TOKEN.index(name) * _aligned(self.capacity.tokens)
 
     @property
     def moves_at(self) -> int:
-        """Sources [MOVES], then destinations [MOVES]."""
+        """Where the moves begin: sources [MOVES], then destinations [MOVES]."""
         return COUNTS + len(PER_TOKEN) * _aligned(self.capacity.tokens)
 
     @property
     def tiles_at(self) -> int:
-        """[tiles, TILE_FIELDS]."""
+        """Where the tiles [tiles, TILE_FIELDS] begin."""
         return self.moves_at + 2 * MOVES
 
     @property
     def items_at(self) -> int:
-        """[items, ITEM_FIELDS]."""
+        """Where the items [items, ITEM_FIELDS] begin."""
         return self.tiles_at + _aligned(self.capacity.tiles * TILE_FIELDS)
 
     @property
     def tail_at(self) -> int:
-        """Where what varies in size begins."""
+        """Where the tail begins, which varies in size."""
         return self.items_at + _aligned(self.capacity.items * ITEM_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceStep:
-    """A step's buffer on the device, and what it is divided into."""
+    """A step's buffer on the device, and its sections."""
 
     buffer: Tensor
     """[words] int64."""
     layout: BufferLayout
     rows: int
-    """W, the wanted rows with padding."""
+    """W, the number of wanted rows including padding."""
     block_rows: int
     """Rows of a tile, BLOCK_M."""
     partial: Tensor
-    """[items, H, BLOCK_M, V] float32, where the items of one tile leave their sums."""
+    """[items, H, BLOCK_M, V] float32, where the items of a tile write their sums."""
     statistics: Tensor
     """[2, items, H, BLOCK_M] float32, their largest scores and sums of weights."""
 
     def section(self, name: str) -> Tensor:
-        """[tokens] of a per-token section."""
+        """Return a per-token section [tokens]."""
         start = self.layout.at(name)
         return self.buffer[start : start + self.layout.capacity.tokens]
 

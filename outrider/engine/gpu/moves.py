@@ -8,10 +8,10 @@ from outrider.engine.kv.pages import Move
 
 
 class PendingMoves:
-    """Batches of moves that together mean the same as one after the other.
+    """Batches of moves that can be carried out together with the same effect as one after the other.
 
-    A batch reads all its sources before it writes; so do the gathered ones, as long as none reads or writes
-    what an earlier one has written. Then the earlier ones are carried out first, by `carry_out`.
+    A batch reads all its sources before it writes. Gathered batches may do so together as long as none reads
+    or writes what an earlier one writes. If one does, `carry_out` first carries out the earlier ones.
     """
 
     def __init__(self, carry_out: Callable[[Sequence[Move]], None]) -> None:
@@ -27,7 +27,8 @@ class PendingMoves:
         self._written.update(target for _, target in moves)
 
     def take(self, most: int) -> list[Move]:
-        """The gathered moves, which are the caller's to carry out; more than `most` are carried out here."""
+        """Return the gathered moves for the caller to carry out; if there are more than `most`, carry them
+        out here."""
         moves, self._moves = self._moves, []
         self._written = set()
         if len(moves) <= most:

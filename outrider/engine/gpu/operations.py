@@ -2,8 +2,8 @@
 
     norm with the residual add (twice), rotation and storing, attention (two launches), activation
 
-Shapes: N packed tokens, M of them, C hidden width, Q query heads, H kv heads, D head width, F width of the
-MLP.
+Shapes: N packed tokens, M rows (some of the N), C hidden width, Q query heads, H kv heads, D head width, F
+width of the MLP.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class RotatedStep:
     step: DeviceStep
     turns: list[tuple[Tensor, Tensor]]
     factors: list[Tensor | None]
-    """What queries at these positions are multiplied with, for each rope: [N, 1, 1]."""
+    """For each rope the factors [N, 1, 1] of queries at these positions; None where all are 1."""
 
 
 class GpuOperations(Operations[DeviceStep, RotatedStep]):
-    """Kernels, and torch for activations that have none."""
+    """Operations by kernels, and by torch for activations that have no kernel."""
 
     def __init__(self, decoder: FusedDecoder, attention: KernelAttention) -> None:
         self._attention = attention
@@ -66,21 +66,22 @@ class GpuOperations(Operations[DeviceStep, RotatedStep]):
         return RotatedStep(step, turns, factors)
 
     def norm(self, norm: Norm | None) -> AddNorm:
-        """One launch, the residual add included."""
+        """Return one launch for the norm and the residual add."""
         return only_add if norm is None else partial(_add_norm, norm)
 
     def mix(self, layer: FusedLayer) -> Mix[RotatedStep]:
-        """Norms of queries and keys together where there are such; rotation and storing; then attention.
+        """Norms over all queries and all keys where the layer has them; rotation and storing; then attention.
 
         Raises:
-            NotFused: no kernel norms values.
+            NotFused: the layer norms values, for which there is no kernel.
         """
         if layer.settings.value_norm is not None:
             raise NotFused("no kernel norms its values")
         return partial(self._mix, layer)
 
     def gate(self, gate: Gate) -> Linear:
-        """The product and a launch, where neither torch has to activate nor the product opens the gate."""
+        """Return the product and a launch, unless torch has to activate or the product applies the gate
+        itself."""
         if gate.opened or gate.activation not in ON_GPUS:
             return super().gate(gate)
         gate_up: Any = gate.gate_up
@@ -88,18 +89,18 @@ class GpuOperations(Operations[DeviceStep, RotatedStep]):
         return lambda x: _activated(gate_up.forward(x), width, kind, gated=True)
 
     def activation(self, mlp: PlainMlp) -> Linear:
-        """A launch, or torch."""
+        """Return a launch, or torch's function."""
         called: Activation = mlp.activation
         if called not in ON_GPUS:
             return called
         return lambda x: _activated(x, x.shape[1], ON_GPUS[called], gated=False)
 
     def router(self, router: Router) -> Choose:
-        """The product of its scores, and a launch."""
+        """Return the product for the scores, and a launch."""
         return partial(choose, router)
 
     def experts(self, experts: Experts) -> ExpertSum:
-        """Five launches, where torch has not to activate."""
+        """Return five launches, unless torch has to activate."""
         gate, activation = experts.gate, experts.activation
         if isinstance(gate, BoundedGate):
             gate = partial(bounded, gate)
@@ -109,7 +110,7 @@ class GpuOperations(Operations[DeviceStep, RotatedStep]):
         return partial(expert_sum, experts, gate)
 
     def _mix(self, layer: FusedLayer, qkv: Tensor, rotated: RotatedStep) -> Tensor:
-        """Attention's output [N, Q * D] for qkv [N, Q + 2 H, D]."""
+        """Return attention's output [N, Q * D] for qkv [N, Q + 2 H, D]."""
         settings = layer.settings
         _norm_together(settings, qkv)
         self._rotate(layer, qkv, rotated)
@@ -119,7 +120,7 @@ class GpuOperations(Operations[DeviceStep, RotatedStep]):
         return self._attention.mix(layer.index, queries, settings.scores).flatten(1)
 
     def _rotate(self, layer: FusedLayer, qkv: Tensor, rotated: RotatedStep) -> None:
-        """Turn queries and keys of qkv [N, Q + 2 H, D], and store keys and values."""
+        """Rotate queries and keys of qkv [N, Q + 2 H, D], and store keys and values."""
         settings, attention, norm = layer.settings, self._attention, layer.settings.head_norm
         cos, sin = rotated.turns[settings.rope]
         half, width = cos.shape[1], settings.head_dim
@@ -151,7 +152,7 @@ def _turns(angles: Tensor, stretch: float) -> tuple[Tensor, Tensor]:
 
 
 def _add_norm(norm: Norm, hidden: Tensor, added: Tensor | None) -> Tensor:
-    """Normed hidden rows [M, C], which first get `added`."""
+    """Return the norm of hidden rows [M, C], to which `added` is first added."""
     check_shape("hidden", hidden, len(hidden), len(norm.weight))
     if added is not None:
         check_shape("what is added", added, *hidden.shape)
@@ -170,7 +171,8 @@ def _norm_together(settings: LayerSettings, qkv: Tensor) -> None:
 
 
 def _launch_norm(norm: Norm, hidden: Tensor, added: Tensor | None, out: Tensor) -> None:
-    """Rows [M, C] of `hidden` and `out` are as far apart; those of `added` follow each other."""
+    """Launch the kernel. Rows [M, C] of `hidden` and `out` have equal strides; those of `added` follow each
+    other."""
     width = hidden.shape[1]
     add_norm_kernel[(len(hidden),)](
         hidden,
@@ -190,7 +192,7 @@ def _launch_norm(norm: Norm, hidden: Tensor, added: Tensor | None, out: Tensor) 
 
 
 def _activated(x: Tensor, width: int, kind: str, *, gated: bool) -> Tensor:
-    """What an MLP activates of x [M, F], where it is, or with a gate of [M, 2 F]; `width` is F."""
+    """Return the activation of x [M, F], in place, or with a gate that of [M, 2 F]; `width` is F."""
     check_shape("what is activated", x, len(x), 2 * width if gated else width)
     out = x.new_empty((len(x), width)) if gated else x
     activation_kernel[(len(x), -(-width // ACTIVATION_BLOCK))](

@@ -1,6 +1,7 @@
-"""Linear layers on a GPU whose rows have the same bits in every batch, and what puts them into a model.
+"""Linear layers on a GPU whose rows have the same bits in every batch, and the function that puts them into a
+model.
 
-Those with codes have such sums already (`coded_product`).
+Layers with codes have such sums already (`coded_product`).
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from outrider.engine.gpu.shapes import check_shape
 from outrider.engine.linears import is_linear, linear_weight
 
 BLOCK_ROWS = 64
-"""Rows of a tile, filled up with zeros: reading the weight takes longer than multiplying so many."""
+"""Rows of a tile, padded with zeros: reading the weight takes longer than multiplying this many rows."""
 BLOCK_NUMBERS = 64
 """Numbers of a row that a program multiplies at a time."""
 NARROW, WIDE = 32, 128
-"""Columns of a tile. Narrow ones make programs for every multiprocessor of a common weight."""
+"""Columns of a tile. With narrow tiles a common weight has a program for every multiprocessor."""
 WIDE_FROM = 16384
-"""Columns of a weight from which on wide tiles do."""
+"""Columns of a weight from which on wide tiles suffice for that."""
 
 
 class OrderedLinear(nn.Module):
-    """`x @ weight.T + bias`, [M, in] -> [M, out], for the same bits of a row whatever M is."""
+    """`x @ weight.T + bias`, [M, in] -> [M, out], with the same bits for a row whatever M is."""
 
     ordered = True
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        """`weight` is [out, in] without gaps, as it stays."""
+        """`weight` is [out, in] without gaps, and is not copied."""
         super().__init__()
         check_shape("weight", weight, *weight.shape)
         self.out_features, self.in_features = weight.shape
@@ -65,7 +66,8 @@ class OrderedLinear(nn.Module):
 
 
 def order_linears(decoder: FusedDecoder) -> None:
-    """Replace the linear layers of a fused decoder; those of codes and of experts have one order already."""
+    """Replace the linear layers of a fused decoder. Layers with codes and those of experts have a fixed order
+    already."""
     for layer in decoder.stack:
         layer.qkv, layer.output = _ordered(layer.qkv), _ordered(layer.output)
         mlp = layer.mlp

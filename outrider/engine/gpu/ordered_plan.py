@@ -1,7 +1,7 @@
-"""Plans a step for attention in one order: what is added to what follows from a token's position alone.
+"""Plans a step for attention in one order: the order of additions depends only on a token's position.
 
-See `outrider.engine.gpu.kernels.ordered_attention`. The plan decides only which program does it: a tile is
-one item, or each of its splits is one where there is room.
+See `outrider.engine.gpu.kernels.ordered_attention`. The plan only decides which program computes what: a tile
+is one item, or, where there is room, each of its splits is an item.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ from outrider.engine.gpu.plan import AttentionPlan, PlanSettings, block_rows
 from outrider.engine.step import Segment
 
 SPLIT = 256
-"""Entries of a split; longer texts have longer ones."""
+"""Entries of a split. Longer texts have longer splits."""
 MAX_SPLITS = 32
-"""Splits of a text: joining them takes one after the other."""
+"""Most splits of a text: they are joined one after the other."""
 ROOM = 4
-"""So many times the items that keep a device busy: a tile whose splits find no room is one program's work."""
+"""Factor of the items that keep a device busy. If a tile's splits do not fit in this room, one program
+computes it."""
 
 
 def room_for(items: int) -> int:
-    """Items that a plan may have beside one for each tile; `items` keep the device busy."""
+    """Items that a plan may have in addition to one per tile; `items` is how many keep the device busy."""
     return ROOM * max(items, MAX_SPLITS)
 
 
 def split_at(position: int) -> int:
-    """Entries of a split of the text that ends at a position."""
+    """Return how many entries a split has in the text that ends at a position."""
     return SPLIT << (position // (SPLIT * MAX_SPLITS)).bit_length()
 
 
@@ -48,8 +49,8 @@ def plan_in_order(segments: Sequence[Segment], tokens: int, settings: PlanSettin
 
 
 def _cuts(segment: Segment, width: int) -> Iterator[tuple[int, int, int, int]]:
-    """Up to `width` new tokens each whose splits are as long: the first, how many, entries of the longest
-    text, entries of a split.
+    """Yield groups of up to `width` new tokens with splits of equal length: the first token, their number,
+    the entries of the longest text, the entries of a split.
     """
     kv, count = segment.kv, len(segment.tokens)
     positions = kv.positions(kv.scratch - count).tolist()

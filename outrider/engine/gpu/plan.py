@@ -1,7 +1,7 @@
 """Plans a step for the kernels and writes its buffer, without torch, in one pass over the sequences.
 
-New tokens of a sequence form tiles, a tile's entries are split into items until the device is busy
-(flash-decoding, Dao et al. 2023): one token over a long context is then not the work of a few programs.
+New tokens of a sequence form tiles, and a tile's entries are split into items until the device is busy
+(flash-decoding, Dao et al. 2023). So one token over a long context is not left to a few programs.
 
 Shapes: N packed tokens; L entries of a sequence; G query heads per kv head.
 """
@@ -22,26 +22,26 @@ from outrider.engine.step import Segment
 Words = npt.NDArray[np.int64]
 
 BLOCK_KEYS = 64
-"""Entries that a program takes in at a time; items begin at multiples of it."""
+"""Entries that a program reads at a time; items begin at multiples of this number."""
 SHORTEST_ITEM = 2 * BLOCK_KEYS
-"""A shorter item costs more to join than it saves."""
+"""Fewest entries of an item. A shorter item costs more to join than it saves."""
 MIN_ROWS, MAX_ROWS = 16, 64
-"""Rows of a tile: a matrix product has at least 16, more than 64 spill from the registers."""
+"""Rows of a tile: a matrix product has at least 16, and more than 64 spill from the registers."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanSettings:
-    """What a plan depends on besides the sequences."""
+    """What a plan depends on in addition to the sequences."""
 
     group: int
-    """G."""
+    """G, the query heads per kv head."""
     page_size: int
     trash: int
     """The slot that padding is written to."""
     items: int
-    """Items that keep the device busy."""
+    """How many items keep the device busy."""
     ordered: bool = False
-    """True for `kernels.ordered_attention`: nodes of a tree have paths in place of masks."""
+    """True for `kernels.ordered_attention`: nodes of a tree then have paths in place of masks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,24 +50,24 @@ class AttentionPlan:
 
     tokens: int
     tiles: list[list[int]]
-    """Per tile: sequence, first of its tokens, how many, first item, items."""
+    """Per tile: sequence, the first of its tokens, number of tokens, first item, number of items."""
     items: Sequence[tuple[int, ...]]
-    """Tile, first entry, end, and where the order counts, entries of a split."""
+    """Per item: tile, first entry, end, and if `ordered`, entries of a split."""
 
     @property
     def capacity(self) -> Capacity:
-        """What just holds the plan."""
+        """The smallest capacity that holds the plan."""
         return Capacity(self.tokens, len(self.tiles), len(self.items))
 
 
 def block_rows(tokens: int, group: int) -> int:
-    """Rows of a tile in steps of up to so many tokens."""
+    """Return the rows of a tile in steps of up to `tokens` tokens."""
     rows = min(max(tokens * group, MIN_ROWS), MAX_ROWS)
     return 1 << (max(rows, group) - 1).bit_length()
 
 
 def graph_capacity(tokens: int, settings: PlanSettings) -> Capacity:
-    """What every step of up to so many tokens fits into."""
+    """Return the capacity that every step of up to `tokens` tokens fits into."""
     return Capacity(tokens, tokens, tokens + settings.items)
 
 
@@ -102,7 +102,7 @@ def fill(
     moves: Sequence[Move],
     settings: PlanSettings,
 ) -> Words:
-    """The words of a step's buffer, as far as they are used."""
+    """Return the used words of a step's buffer."""
     tail = _Tail(layout.tail_at)
     columns = _Columns()
     places = [columns.add(segment, tail, settings.page_size) for segment in segments]
@@ -119,19 +119,19 @@ def fill(
 
 
 def _one_empty() -> list[Words]:
-    """What can be concatenated even if nothing is added."""
+    """Return a list that can be concatenated even if nothing is added to it."""
     return [np.empty(0, dtype=np.int64)]
 
 
 @dataclass(slots=True)
 class _Tail:
-    """What varies in size, piece behind piece."""
+    """The parts of varying size, one after the other."""
 
     end: int
     parts: list[Words] = field(default_factory=_one_empty)
 
     def add(self, words: Words) -> int:
-        """Where the words will stand."""
+        """Add words, and return where they will be in the buffer."""
         at = self.end
         self.parts.append(words)
         self.end += len(words)
@@ -139,19 +139,19 @@ class _Tail:
 
 
 class _Place(NamedTuple):
-    """Where a sequence's parts stand, and how many entries are committed."""
+    """Where a sequence's parts are in the buffer, and how many entries are committed."""
 
     first: int
     """Its first packed token."""
     length: int
     pages: int
     depths: int
-    """0 for a chain."""
+    """Where its depths are; 0 for a chain."""
 
 
 @dataclass(slots=True)
 class _Columns:
-    """What every token has, over all sequences."""
+    """The values of each token, over all sequences."""
 
     tokens: list[int] = field(default_factory=list)
     own: list[int] = field(default_factory=list)
@@ -159,11 +159,11 @@ class _Columns:
     masks: list[int] = field(default_factory=list)
     """Empty where all sequences are chains."""
     positions: list[Words] = field(default_factory=_one_empty)
-    """By sequence, as the slots."""
+    """One array per sequence, like the slots."""
     slots: list[Words] = field(default_factory=_one_empty)
 
     def add(self, segment: Segment, tail: _Tail, page_size: int) -> _Place:
-        """Add a sequence, and to the tail what varies in size; its masks come behind those of all."""
+        """Add a sequence, and its parts of varying size to the tail. Masks are added after all sequences."""
         kv, first, count = segment.kv, len(self.tokens), len(segment.tokens)
         length, slots, scratch, chain = kv.length, kv.slots, kv.scratch, kv.is_chain
         end = length + scratch
@@ -178,8 +178,8 @@ class _Columns:
 
 
 def _add_masks(segments: Sequence[Segment], tail: _Tail) -> list[int]:
-    """Add what each token of a tree sees of its scratch, bit c % 64 of word c // 64 for entry c; all have as
-    many words. Returns where each token's mask stands, 0 for those of chains.
+    """Add the masks of the scratch entries that each token of a tree sees: bit c % 64 of word c // 64 for
+    entry c. All masks have equally many words. Return where each token's mask is, 0 for tokens of chains.
     """
     trees = [segment for segment in segments if not segment.kv.is_chain]
     if not trees:
@@ -202,8 +202,8 @@ def _add_masks(segments: Sequence[Segment], tail: _Tail) -> list[int]:
 
 
 def _add_paths(segments: Sequence[Segment], tail: _Tail) -> list[int]:
-    """Add the slots of each token of a tree and its ancestors in the scratch, by depth. Returns where each
-    token's path stands, 0 for those of chains.
+    """Add the slots of each token of a tree and of its ancestors in the scratch, by depth. Return where each
+    token's path is, 0 for tokens of chains.
     """
     places: list[int] = []
     for segment in segments:
@@ -218,7 +218,7 @@ def _add_paths(segments: Sequence[Segment], tail: _Tail) -> list[int]:
 
 
 def _fill_tokens(words: Words, layout: BufferLayout, columns: _Columns, settings: PlanSettings) -> None:
-    """Write the per-token sections; which tile a token is in follows later."""
+    """Write the per-token sections, except the tile of each token, which `_fill_tiles` writes."""
     for name, padding in (("slots", settings.trash), ("tile_of", -1)):
         at = layout.at(name)
         words[at : at + layout.capacity.tokens] = padding
@@ -252,5 +252,5 @@ def _fill_tiles(words: Words, layout: BufferLayout, plan: AttentionPlan, places:
 
 
 def _blocks(entries: int) -> int:
-    """So many entries rounded up to whole blocks."""
+    """Return a number of entries rounded up to whole blocks."""
     return -(-entries // BLOCK_KEYS) * BLOCK_KEYS

@@ -1,10 +1,10 @@
-"""The runner of `outrider.engine.runner` on a CUDA device: one copy to the device, one graph, per step.
+"""The runner of `outrider.engine.runner` on a CUDA device: one copy to the device and one graph per step.
 
     pack      the step and the moves of the last commits into one pinned buffer
-    copy      the used part of it, without waiting
+    copy      the used part of the buffer, without waiting
     replay    the graph of the bucket; longer steps run the same forward without a graph
 
-Moves wait for the next step: nothing reads keys and values before it.
+Moves wait for the next step, because nothing reads keys and values before.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ from outrider.engine.runner import ModelRunner, Segment
 from outrider.engine.step import StepSize
 
 TAIL_WORDS = 1 << 18
-"""Room for page tables, masks and depths in the buffer that graphs read; more runs without one."""
+"""Words for page tables, masks and depths in the buffer that graphs read. A step that needs more runs without
+a graph."""
 EAGER_MULTIPLE = 16
 """Steps without a graph are padded to a multiple of this."""
 
@@ -61,8 +62,8 @@ class GraphRunner(ModelRunner):
         graphs: Graphs | None = None,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`buckets` may be empty: nothing is captured then. Graphs compute up to `max_rows` rows of logits;
-        they are CUDA's unless given.
+        """If `buckets` is empty, nothing is captured. Graphs compute up to `max_rows` rows of logits.
+        `graphs` are CUDA's by default.
         """
         self._page_size = page_size
         compute_from_codes(loaded.model, True)
@@ -79,7 +80,7 @@ class GraphRunner(ModelRunner):
         self._sizes = {bucket: StepSize(bucket, min(bucket, max_rows)) for bucket in buckets}
         self._replays: dict[StepSize, tuple[BufferLayout, Replay]] = {}
         self._results: Tensor | None = None
-        """The logits of all graphs, [most rows, V]: each would hold its own."""
+        """The logits of all graphs, [most rows, V], which would otherwise hold memory each."""
         if buckets:
             self._capture(CudaGraphs(device) if graphs is None else graphs, say)
 
@@ -98,7 +99,7 @@ class GraphRunner(ModelRunner):
             return self._run_segments(segments, wanted)[:wanted].to(torch.float32, copy=True)
 
     def move(self, moves: Sequence[Move]) -> None:
-        """See `ModelRunner.move`; done by the next step."""
+        """See `ModelRunner.move`; the next step carries the moves out."""
         self._moves.add(moves)
 
     def settle(self) -> None:
@@ -119,11 +120,11 @@ class GraphRunner(ModelRunner):
         return FusedForward(decoder, GpuOperations(decoder, self.attention), self.tap)
 
     def _run_segments(self, segments: Sequence[Segment], wanted: int) -> Tensor:
-        """Logits [W with padding, V] of segments that are appended; overwritten by the next step."""
+        """Return the logits [W with padding, V] of appended segments; the next step overwrites them."""
         size = self._padded_size(sum(len(segment.tokens) for segment in segments), wanted)
         moves = self._moves.take(MOVES)
         plan = self._plan(segments, size.tokens, self.settings)
-        # What goes into layers is taken from a forward without a graph.
+        # The inputs of layers are taken from a forward without a graph.
         if not self.tap.layers and size in self._replays:
             layout, replay = self._replays[size]
             words = fill(plan, layout, segments, moves, self.settings)
@@ -138,7 +139,8 @@ class GraphRunner(ModelRunner):
         return self._compute(buffer, layout, size.rows)
 
     def _padded_size(self, tokens: int, wanted: int) -> StepSize:
-        """A step's size with padding: the same without a graph, because another rank may have one."""
+        """Return a step's size with padding. It is the same without a graph, because another rank may have
+        one."""
         bucket = bucket_of(tokens, tuple(self._sizes))
         size = None if bucket is None else self._sizes[bucket]
         if size is None or not size.rows - MAX_UNWANTED <= wanted <= size.rows:
@@ -148,8 +150,8 @@ class GraphRunner(ModelRunner):
     def _send(self, words: Words, buffer: Tensor) -> None:
         """Copy the words to the front of a buffer on the device.
 
-        The pinned copy is a fresh one: an earlier step's may not have been read yet. Torch keeps such
-        memory and hands it out again once it has.
+        Each call pins new memory: the device may not have read that of an earlier step yet. Torch reuses such
+        memory once it has been read.
         """
         source = torch.from_numpy(words)
         if buffer.is_cuda:
@@ -157,7 +159,7 @@ class GraphRunner(ModelRunner):
         buffer[: len(words)].copy_(source, non_blocking=True)
 
     def _compute(self, buffer: Tensor, layout: BufferLayout, wanted: int) -> Tensor:
-        """The forward itself; everything that it does is captured."""
+        """Compute the forward; everything in here is captured."""
         with torch.inference_mode():
             step = self.attention.open_step(buffer, layout, wanted)
             self.attention.move_in_step(step)
@@ -165,7 +167,7 @@ class GraphRunner(ModelRunner):
                 return self._logits(step)
 
     def _capture(self, graphs: Graphs, say: Callable[[str], None]) -> None:
-        """Capture the forward of each size, the largest first: the smaller ones then fit its memory."""
+        """Capture the forward of each size, the largest first: the smaller ones then fit into its memory."""
         device = self.loaded.device
         layouts = {
             size: BufferLayout(graph_capacity(size.tokens, self.settings)) for size in self._sizes.values()
@@ -179,7 +181,7 @@ class GraphRunner(ModelRunner):
                 replays[size] = self._captured(size, layouts[size], graphs)
             except torch.OutOfMemoryError:
                 say(f"steps of {size.tokens} tokens run without a graph: no memory is left; lower kv_tokens")
-            except RuntimeError as error:  # what Triton raises is none, and would come without graphs too
+            except RuntimeError as error:  # Triton raises others, also without graphs
                 say(f"without graphs: this model's forward cannot be captured ({error})")
                 self._results = None
                 return
@@ -192,7 +194,8 @@ class GraphRunner(ModelRunner):
         return graphs.capture(lambda: self._kept(self._compute(self._buffer, layout, size.rows)))
 
     def _kept(self, logits: Tensor) -> Tensor:
-        """Logits [W, V] where all graphs leave theirs; the first has the most, and those are the room."""
+        """Copy logits [W, V] to the memory that all graphs share: that of the first graph, which has the most
+        rows."""
         if self._results is None:
             self._results = logits
         with torch.inference_mode():
@@ -210,5 +213,5 @@ def _featured(segments: Sequence[Segment]) -> list[int]:
 
 
 def _padded(count: int) -> int:
-    """Rows of a step without a graph."""
+    """Return the padded number of rows of a step without a graph."""
     return -(-count // EAGER_MULTIPLE) * EAGER_MULTIPLE

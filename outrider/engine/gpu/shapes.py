@@ -1,4 +1,5 @@
-"""What kernels take: they address memory by the shapes they are told, and would read another one wrong."""
+"""Checks the arguments of kernels: they address memory by expected shapes, and would misread a tensor of
+another shape."""
 
 from __future__ import annotations
 

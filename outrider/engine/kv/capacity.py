@@ -7,18 +7,19 @@ from outrider.protocol.errors import ModelError
 PAGE_SIZE = 16
 """Tokens of a page."""
 DEFAULT_TOKENS = 65536
-"""Tokens for which there is room unless the settings say otherwise: 64 sessions of a thousand."""
+"""Tokens of the KV memory unless the settings say otherwise: 64 sessions of a thousand tokens."""
 FREE_SHARE = 0.5
-"""Share of the free memory that is taken unasked: a draft may start on the same device."""
+"""Largest share of the free memory that is taken by default: a draft may start on the same device."""
 
 
 def kv_capacity(wanted: int, token_bytes: int, free: int) -> int:
-    """Tokens to make room for, of `token_bytes` each, where `free` bytes are unused; `free` 0: unknown.
+    """Return the number of tokens to allocate, of `token_bytes` each, where `free` bytes are unused; `free`
+    0: unknown.
 
-    `wanted` 0 stands for `DEFAULT_TOKENS`, or as many as `FREE_SHARE` of the free memory holds.
+    `wanted` 0 means `DEFAULT_TOKENS`, or as many as `FREE_SHARE` of the free memory holds if that is less.
 
     Raises:
-        ModelError: the wanted tokens do not fit, or none does.
+        ModelError: the wanted tokens do not fit, or not even one does.
     """
     if not free:
         return wanted or DEFAULT_TOKENS

@@ -1,7 +1,8 @@
-"""Kept sequences under a lease: opaque handles out, sequences back in.
+"""Sequences kept under a lease: `keep` takes a sequence and returns an opaque handle, `take` returns the
+sequence.
 
-A handle names a sequence of one process lifetime of one replica. Whoever redeems it gets the pages; a
-handle that cannot be redeemed is refused with its reason and the caller sends the tokens instead.
+A handle names a sequence of one process lifetime of one replica. Whoever redeems it gets the pages. A handle
+that cannot be redeemed is refused with the reason, and the caller sends the tokens instead.
 """
 
 from __future__ import annotations
@@ -34,20 +35,20 @@ class _Kept:
     handle: KvHandle
     kv: SequenceKv
     expires: float
-    """By the table's clock."""
+    """When its lease ends, by the table's clock."""
     moves: bool
-    """Another replica will fetch it at once."""
+    """True where another replica will fetch it at once."""
     state_bytes: int
-    """Of recurrent layers."""
+    """Bytes of its states of recurrent layers."""
 
 
 class HandleTable:
-    """Sequences kept for their next turn. Belongs to the engine thread, as the pool does.
+    """Sequences kept for their next turn. Belongs to the engine thread, like the pool.
 
-    There are no more handles than pages, though several may share a page, nor states of recurrent layers
-    beyond `max_state_bytes`: the oldest handles give way.
+    There are at most as many handles as pages, though several may share a page, and at most
+    `max_state_bytes` of states of recurrent layers. Beyond that the oldest handles are dropped.
 
-    A lease starts anew whenever a handle is given out. It is measured by `clock`, which never jumps;
+    A lease restarts whenever a handle is given out. It is measured by `clock`, which never jumps;
     `wall_clock`, in Unix seconds, only tells the holder about when it ends.
     """
 
@@ -69,7 +70,7 @@ class HandleTable:
         self._wall_clock = wall_clock
         self._max_state_bytes = max_state_bytes
         self._kept: dict[str, _Kept] = {}
-        """In the order of their expiry."""
+        """Kept sequences by handle id, in the order of their expiry."""
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -84,9 +85,9 @@ class HandleTable:
         return sum(kept.moves for kept in tuple(self._kept.values()))
 
     def keep(self, kv: SequenceKv, moves: bool = False) -> KvHandle:
-        """Take `kv` over, without its scratch, and give out a handle for it."""
+        """Take over `kv` without its scratch, and return a handle for it."""
         kv.rollback()
-        kv.end_states = copied(kv.end_states)  # it may be a part of those of many sequences
+        kv.end_states = copied(kv.end_states)  # they may be a view of a batch's states
         handle = KvHandle(
             owner=self.replica,
             incarnation=self.incarnation,
@@ -112,7 +113,8 @@ class HandleTable:
         return kept.kv
 
     def fork(self, handle: KvHandle, copy: Callable[[SequenceKv], SequenceKv]) -> KvHandle:
-        """Another handle for the same tokens; `copy` is the runner's fork. The first stays valid.
+        """Return another handle for the same tokens; `copy` is the runner's fork. The first handle stays
+        valid.
 
         Raises:
             StaleHandle: as for take.
@@ -121,7 +123,7 @@ class HandleTable:
         return self.keep(copy(self._find(handle).kv))
 
     def release(self, handle: KvHandle) -> None:
-        """Give back what a handle holds.
+        """Release the pages that a handle holds.
 
         Raises:
             StaleHandle: as for take.
@@ -129,7 +131,7 @@ class HandleTable:
         self.take(handle).release()
 
     def expire(self, now: float) -> int:
-        """Release every sequence whose lease is over at `now`; returns how many."""
+        """Release every sequence whose lease is over at `now`; return how many."""
         over = [kept for kept in self._kept.values() if kept.expires <= now]
         for kept in over:
             del self._kept[kept.handle.id]
@@ -137,7 +139,7 @@ class HandleTable:
         return len(over)
 
     def release_oldest(self) -> bool:
-        """Give up the sequence nearest its expiry, when pages are needed; False when none is kept."""
+        """Release the sequence nearest its expiry, when pages are needed; return False when none is kept."""
         if not self._kept:
             return False
         self._kept.pop(next(iter(self._kept))).kv.release()

@@ -1,7 +1,7 @@
-"""States of recurrent layers behind published pages: what a sequence needs to go on there.
+"""States of recurrent layers at the end of published pages, which a sequence needs to go on from there.
 
-A state is large, so few are kept: the least recently used give way. States are nested dicts with tensors, as
-`outrider.engine.recurrent` makes them.
+A state is large, so few are kept: the least recently used are dropped. States are nested dicts with tensors,
+as `outrider.engine.recurrent` makes them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 MAX_BYTES = 2**30
-"""Of all states that are kept."""
+"""Most bytes of all kept states."""
 
 
 class KeptStates:
@@ -29,7 +29,7 @@ class KeptStates:
         return key in self._states
 
     def keep(self, key: bytes, states: Any) -> None:
-        """Keep a copy, if it is not there already and not larger than all may be."""
+        """Keep a copy, unless there is one already or it is larger than all together may be."""
         if key in self._states:
             return
         self._states[key] = own = copied(states)
@@ -38,18 +38,19 @@ class KeptStates:
             self._bytes -= size_of(self._states.popitem(last=False)[1])
 
     def forget(self, key: bytes) -> None:
-        """Keep these no longer, if they are here."""
+        """Drop the states with this key, if there are any."""
         if key in self._states:
             self._bytes -= size_of(self._states.pop(key))
 
     def find(self, key: bytes) -> Any:
-        """The states behind these tokens, which must be here."""
+        """Return the states after these tokens, which must be here."""
         self._states.move_to_end(key)
         return self._states[key]
 
 
 def mapped(states: Sequence[Any], of: Callable[[list[Tensor]], Tensor]) -> Any:
-    """States of one shape as one, whose tensors are made of theirs; all else, numbers too, is the first's."""
+    """Merge states of one shape into one: `of` makes its tensors from theirs. Everything else comes from the
+    first."""
     first = states[0]
     if isinstance(first, Tensor) and first.ndim:
         return of(list(states))
@@ -59,17 +60,17 @@ def mapped(states: Sequence[Any], of: Callable[[list[Tensor]], Tensor]) -> Any:
 
 
 def joined(states: Sequence[Any]) -> Any:
-    """The states of several sequences as those of a batch, copied."""
+    """Return the states of several sequences as those of a batch, copied."""
     return mapped(states, torch.cat)
 
 
 def copied(states: Any) -> Any:
-    """The same states in memory of their own."""
+    """Return a copy of the states."""
     return mapped([states], lambda tensors: tensors[0].clone())
 
 
 def part(states: Any, index: int) -> Any:
-    """The states of one sequence of a batch, which share its memory."""
+    """Return the states of one sequence of a batch, which share the batch's memory."""
     return mapped([states], lambda tensors: tensors[0][index : index + 1])
 
 

@@ -1,7 +1,7 @@
-"""The bytes of KV pages, for replicas that give them to each other.
+"""The bytes of KV pages, for replicas that pass them to each other.
 
-Any thread may read or write a page here, as long as its sequence is set aside: then no step touches it. On
-a GPU that holds for what the engine has launched, too, because all threads use one stream.
+Any thread may read or write a page here, as long as its sequence is set aside: then no step touches it. On a
+GPU this also holds for what the engine has launched, because all threads use one stream.
 """
 
 from __future__ import annotations
@@ -53,5 +53,5 @@ class PageMemory:
             start += size
 
     def _entries(self, store: Tensor, page: int) -> Tensor:
-        """[layers, page_size, ...] of one page."""
+        """Return the entries [layers, page_size, ...] of one page."""
         return store[:, page * self._page_size : (page + 1) * self._page_size]

@@ -1,9 +1,9 @@
 """KV memory accounting: which pages exist, who holds them, what they contain. No tensors here.
 
-A *page* holds `page_size` consecutive entries; a *slot* is `page * page_size + offset`. Pages are counted
-by reference. A full page of committed tokens is published under the hash of all tokens up to its end, so
-that a sequence with the same beginning shares it. When its last owner goes, it stays as *cached*: still
-found by content, and taken back, least recently used first, when free pages run out.
+A *page* holds `page_size` consecutive entries; a *slot* is `page * page_size + offset`. Pages are counted by
+reference. A full page of committed tokens is published under the hash of all tokens up to its end, so that a
+sequence with the same beginning shares it. When its last owner goes, it stays as *cached*: it is still found
+by content, and when free pages run out, the least recently used cached pages are reused.
 
     total = used + cached + free          available = cached + free
 """
@@ -44,9 +44,10 @@ class PagePool:
         self.num_pages = num_pages
         self.page_size = page_size
         self.sharing = True
-        """Full pages are published for reuse."""
+        """True where full pages are published for reuse."""
         self.kept_states: KeptStates | None = None
-        """States of recurrent layers behind some published pages; None where a model has no such layers."""
+        """States of recurrent layers at the end of some published pages; None where a model has no such
+        layers."""
         self._references = [0] * num_pages
         self._free = list(range(num_pages - 1, -1, -1))
         self._page_of: dict[bytes, int] = {}
@@ -100,7 +101,7 @@ class PagePool:
                 self._free.append(page)
 
     def publish(self, page: int, key: bytes) -> None:
-        """Make a full page findable by content; the first page with a content stays the one found."""
+        """Make a full page findable by content; if several have the same content, the first is found."""
         if self.sharing and key not in self._page_of and page not in self._key_of:
             self._page_of[key] = page
             self._key_of[page] = key
@@ -115,9 +116,9 @@ class PagePool:
                     self.kept_states.forget(key)
 
     def cached_prefix(self, tokens: Sequence[int]) -> tuple[list[int], bytes]:
-        """Pages that hold the longest published beginning of `tokens`, and the hash at its end.
+        """Return the pages that hold the longest published beginning of `tokens`, and the hash at its end.
 
-        Where a model has recurrent layers, their states behind it are known.
+        Where a model has recurrent layers, only a beginning counts whose states are kept.
         """
         pages: list[int] = []
         count, end = 0, b""
@@ -131,7 +132,7 @@ class PagePool:
         return pages[:count], end
 
     def check_integrity(self, owners: Iterable[PageOwner]) -> None:
-        """Check that `owners` are all who hold pages, and that every page is in exactly one state.
+        """Check that only `owners` hold pages, and that every page is in exactly one state.
 
         Raises:
             InternalError: pages leaked, were freed while in use, or are in two states at once.
@@ -169,12 +170,12 @@ class PagePool:
 
 
 def chain(previous: bytes, tokens: Sequence[int]) -> bytes:
-    """Hash of a page's tokens and, through `previous`, of all tokens before it."""
+    """Return the hash of a page's tokens and, through `previous`, of all tokens before it."""
     return hashlib.blake2b(array("q", tokens).tobytes(), key=previous, digest_size=32).digest()
 
 
 def page_keys(tokens: Sequence[int], page_size: int) -> Iterator[bytes]:
-    """The content hashes of the full pages of `tokens`, in order."""
+    """Yield the content hashes of the full pages of `tokens`, in order."""
     key = b""
     for end in range(page_size, len(tokens) + 1, page_size):
         key = chain(key, tokens[end - page_size : end])
@@ -182,7 +183,7 @@ def page_keys(tokens: Sequence[int], page_size: int) -> Iterator[bytes]:
 
 
 def all_page_keys(tokens: Sequence[int], page_size: int) -> list[bytes]:
-    """The content hashes of all pages of `tokens`; the last one need not be full."""
+    """Return the content hashes of all pages of `tokens`; the last page need not be full."""
     keys = list(page_keys(tokens, page_size))
     rest = tokens[len(keys) * page_size :]
     return [*keys, chain(keys[-1] if keys else b"", rest)] if rest else keys

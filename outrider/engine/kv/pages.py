@@ -1,4 +1,4 @@
-"""One sequence's KV memory: committed entries, the scratch tree behind them, and the pages of both.
+"""One sequence's KV memory: committed entries, the scratch tree after them, and the pages of both.
 
     [0, length)                   committed: valid, tokens known
     [length, length + scratch)    written by forwards since the last commit; entries form a tree
@@ -6,7 +6,7 @@
 
 A scratch entry's offset counts from `length`; its parent is an earlier offset, or -1 for the last
 committed token. Full committed pages may be shared and are never written; everything from the first
-partial page on belongs to this sequence alone.
+partial page on belongs only to this sequence.
 """
 
 from __future__ import annotations
@@ -42,28 +42,28 @@ class SequenceKv:
         self.scratch_tokens: list[int] = []
         self.parents: list[int] = []
         self.depths: list[int] = []
-        """1 for a child of the last committed token."""
+        """Depths of the scratch entries; 1 for a child of the last committed token."""
         self.states: list[Any] = []
-        """What recurrent layers keep behind each scratch entry, where they have computed that."""
+        """The states of recurrent layers after each scratch entry, where they have been computed."""
         self.end_states: Any = None
-        """The same behind the last committed token."""
+        """Their states after the last committed token."""
         self._slots: Slots = np.empty(0, dtype=np.int64)
         self._ancestors: npt.NDArray[np.bool_] | None = None
         """[n, n] ancestor-or-self relation of the scratch; None while it is one chain."""
         self._published = len(tokens) // pool.page_size
         self._end_key = end_key
         self._private = False
-        """No page is published: what another replica computed is used for this sequence alone."""
+        """True where no page is published: what another replica computed is used only for this sequence."""
         self._extend_slots(0)
 
     @classmethod
     def open(
         cls, pool: PagePool, tokens: Sequence[int], reuse: bool = True, max_cached: int | None = None
     ) -> SequenceKv:
-        """A sequence that starts with the cached beginning of `tokens`, at most `max_cached` of them.
+        """Return a sequence that starts with the cached beginning of `tokens`, at most `max_cached` of them.
 
-        At least the last token is left to compute, because its logits are wanted. `length` tells how
-        many tokens were found.
+        At least the last token is left to compute, because its logits are wanted. `length` says how many
+        tokens were found.
         """
         known = tokens[:-1] if max_cached is None else tokens[:-1][:max_cached]
         pages, end_key = pool.cached_prefix(known) if reuse else ([], b"")
@@ -74,10 +74,11 @@ class SequenceKv:
 
     @classmethod
     def adopt(cls, pool: PagePool, tokens: Sequence[int]) -> SequenceKv:
-        """A sequence whose entries for all of `tokens` somebody else writes; none of its pages is published.
+        """Return a sequence whose entries for all of `tokens` are written by others. None of its pages is
+        published.
 
         Raises:
-            OutOfPages: there are not enough; nothing changed.
+            OutOfPages: too few pages are available; nothing changed.
         """
         adopted = cls(pool, tokens, pool.allocate(-(-len(tokens) // pool.page_size)), b"")
         adopted._private = True
@@ -109,7 +110,7 @@ class SequenceKv:
         return self._ancestors is None
 
     def positions(self, start: int) -> npt.NDArray[np.int64]:
-        """[scratch - start] absolute position of the scratch entries from `start` on."""
+        """Return the absolute positions [scratch - start] of the scratch entries from `start` on."""
         if self._ancestors is None:
             return np.arange(self.length + start, self.length + self.scratch, dtype=np.int64)
         return np.array(self.depths[start:], dtype=np.int64) + (self.length - 1)
@@ -118,7 +119,7 @@ class SequenceKv:
         """Allocate pages so that `count` more scratch entries fit.
 
         Raises:
-            OutOfPages: there are not enough; nothing changed.
+            OutOfPages: too few pages are available; nothing changed.
         """
         missing = self._pages_for(self.length + self.scratch + count) - len(self.pages)
         if missing > 0:
@@ -129,7 +130,7 @@ class SequenceKv:
     def append(self, tokens: Sequence[int], parents: Sequence[int] | None) -> None:
         """Record `tokens` as the next scratch entries; room for them must be reserved.
 
-        `parents` are scratch offsets, also of earlier tokens of this call, or -1; None continues the end
+        `parents` are scratch offsets, perhaps of earlier tokens of this call, or -1. None continues the end
         of the scratch with one chain.
 
         Raises:
@@ -154,7 +155,8 @@ class SequenceKv:
             self._extend_ancestors(start)
 
     def ancestors(self, start: int) -> npt.NDArray[np.bool_]:
-        """[scratch - start, scratch] whether column is an ancestor of, or is, scratch entry start + row."""
+        """Return [scratch - start, scratch]: whether the entry of the column is scratch entry start + row or
+        one of its ancestors."""
         count = self.scratch
         if self._ancestors is None:
             return np.tri(count - start, count, start, dtype=np.bool_)
@@ -192,7 +194,7 @@ class SequenceKv:
         self._trim()
 
     def fork(self) -> tuple[SequenceKv, list[Move]]:
-        """Another sequence with the same committed tokens, and the moves that copy its partial page.
+        """Return another sequence with the same committed tokens, and the moves that copy its partial page.
 
         Raises:
             OutOfPages: no page is left for the copy; nothing changed.
@@ -217,7 +219,7 @@ class SequenceKv:
         self.pool.release(pages)
 
     def _depths_with(self, parents: Sequence[int]) -> list[int]:
-        """Depths of the scratch with entries of these parents behind it."""
+        """Return the depths of the scratch after entries with these parents are appended."""
         depths = list(self.depths)
         for offset, parent in enumerate(parents, self.scratch):
             if not -1 <= parent < offset:
@@ -249,7 +251,7 @@ class SequenceKv:
         self.parents = parents
 
     def _publish_full_pages(self, states: Mapping[int, Any]) -> None:
-        """`states` of recurrent layers are by length."""
+        """Publish newly full pages, with the `states` of recurrent layers, which are keyed by length."""
         if self._private:
             return
         size = self.pool.page_size
@@ -262,7 +264,7 @@ class SequenceKv:
                 self.pool.kept_states.keep(self._end_key, behind)
 
     def _trim(self) -> None:
-        """Release the pages behind the last entry."""
+        """Release the pages after the last entry."""
         needed = self._pages_for(self.length + self.scratch)
         unneeded = self.pages[needed:]
         del self.pages[needed:]

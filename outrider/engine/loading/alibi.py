@@ -2,7 +2,8 @@
 
 With ALiBi a score has slope · position of the key added to it, with a slope for each head. (Press, Smith and
 Lewis 2022, "Train Short, Test Long: Attention with Linear Biases Enables Input Length Extrapolation".) A key
-carries that in two more columns: the product of query and key then has it, and no attention needs to know.
+carries this bias in two more columns: the product of query and key then includes it, and the attention needs
+no support for it.
 
 Shapes: N packed tokens, one batch; Q query heads, D width of keys.
 """
@@ -17,16 +18,16 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 _FACTOR = 64.0
-"""Of a query's columns for ALiBi: float16 then holds those of keys at 65536 positions."""
+"""The value of a query's two columns. With it float16 holds the keys' columns for 65536 positions."""
 
 
 def uses_alibi(network: PreTrainedModel) -> bool:
-    """Whether the keys of such a model carry their positions."""
+    """True if the keys of this model carry their positions."""
     return network.config.model_type in ("bloom", "mpt") or bool(getattr(network.config, "alibi", False))
 
 
 class Alibi:
-    """What the keys of a forward carry, noted before it begins.
+    """The biases that the keys of a forward carry, noted before it begins.
 
     The slopes, and where products are rounded to the model's dtype, are those of transformers.
     """
@@ -47,7 +48,8 @@ class Alibi:
         network.register_forward_pre_hook(self._note, with_kwargs=True)
 
     def columns(self, query: Tensor, key: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
-        """The query [1, Q, N, D] and the key with two columns more each; two hold more digits than one."""
+        """Return the query [1, Q, N, D] and the key with two more columns each; two columns hold more digits
+        than one."""
         exact = self._added / (scaling * _FACTOR)
         first = exact.to(key.dtype)
         both = torch.stack([first, (exact - first).to(key.dtype)], -1)
@@ -55,7 +57,7 @@ class Alibi:
         return torch.cat([query, factors], -1), torch.cat([key, both[None]], -1)
 
     def _note(self, _: Any, args: Any, options: dict[str, Any]) -> Any:
-        """Of a forward of packed tokens, which says their positions: [Q, N] float32 is added to scores."""
+        """Note the biases [Q, N] float32 of a forward of packed tokens, which passes their positions."""
         if (positions := options.get("position_ids")) is None:
             return None
         added = self._slopes[:, None] * positions
@@ -65,13 +67,14 @@ class Alibi:
         options = {
             name: given for name, given in options.items() if name != "position_ids" or self._is_falcon
         }
-        if self._is_mpt:  # it needs some mask, and takes one of four axes as it is
+        if self._is_mpt:  # it needs a mask, and uses one of four axes unchanged
             options["attention_mask"] = torch.zeros((1, 1, 1, 1), device=positions.device)
         return args, options
 
 
 def alibi_of(network: Any) -> Alibi | None:
-    """The one of a model that has it, the same at each call, because it listens to the model's forwards."""
+    """Return the ALiBi of a model, or None. Each call returns the same object, because it hooks the model's
+    forwards."""
     if uses_alibi(network) and not hasattr(network, "noted_alibi"):
         network.noted_alibi = Alibi(network)
     return getattr(network, "noted_alibi", None)

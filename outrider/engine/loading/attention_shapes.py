@@ -1,7 +1,8 @@
-"""What a model's layers hand to attention: queries, keys and values, which of them are the same, and windows.
+"""What a model's layers pass to attention: queries, keys and values, which of these layers share, and
+windows.
 
-A model's own cache does not say: with latent attention (DeepSeek) it keeps a smaller form, which becomes keys
-and values before attention sees them.
+A model's own cache does not show this: with latent attention (DeepSeek) it keeps a smaller form, from which
+keys and values are computed before attention sees them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from outrider.engine.loading.own_attention import set_attention
 
 NAME = "record_shapes"
 _recorded: ContextVar[dict[int, LayerCall]] = ContextVar("recorded_shapes")
-"""Of the forward that runs; several threads may load models at once."""
+"""The calls of the running forward, by layer. Several threads may load models at once."""
 
 
 class HeadShapes(NamedTuple):
@@ -35,36 +36,36 @@ class HeadShapes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LayerCall:
-    """What a layer handed to attention for one token."""
+    """What a layer passed to attention for one token."""
 
     shapes: HeadShapes
     turned: Tensor
-    """Queries and keys [Q + H, D]."""
+    """Queries and keys [Q + H, D], after rotation."""
     key: Tensor
-    """[H, D]"""
+    """The key [H, D]."""
     value: Tensor
-    """[H, V]"""
+    """The value [H, V]."""
     window: int | None
-    """The sliding window that it asks for."""
+    """The sliding window that the layer asks for."""
 
     @property
     def memory(self) -> tuple[int, int]:
-        """Where its key and value lie: layers that share them have the same."""
+        """The addresses of key and value: equal for layers that share them."""
         return self.key.data_ptr(), self.value.data_ptr()
 
 
 def attention_calls(network: PreTrainedModel, position: int = 0) -> dict[int, LayerCall]:
-    """What each layer hands over, in a forward of one token whose attention gives zeros.
+    """Return what each layer passes to attention, in a forward of one token in which attention returns zeros.
 
     Raises:
-        Exception: the model does not run with another attention, whatever it raises then.
+        Exception: whatever a model raises that does not run with another attention.
     """
     found: dict[int, LayerCall] = {}
     recorded, before = _recorded.set(found), network.config._attn_implementation
     set_attention(network, NAME)
     try:
         at = torch.full((1, 1), position, dtype=torch.int64, device=network.device)
-        # One of many: the first and last tokens may be padding, whose rows are zeros.
+        # A token from the middle: the first and last tokens may be padding, whose rows are zeros.
         token = torch.full_like(at, network.config.get_text_config().vocab_size // 2)
         network(token, position_ids=at, use_cache=False)
     finally:
@@ -74,9 +75,9 @@ def attention_calls(network: PreTrainedModel, position: int = 0) -> dict[int, La
 
 
 def observed(network: PreTrainedModel, position: int) -> list[Observed]:
-    """What each layer hands over at position 0 and at this one; see `attention_calls`.
+    """Return what each layer passes to attention at position 0 and at `position`; see `attention_calls`.
 
-    A layer's input is the same at both, unless the model embeds positions: attention gives zeros.
+    A layer's input is the same at both, unless the model embeds positions, because attention returns zeros.
     """
     calls, others = attention_calls(network), attention_calls(network, position)
     return [
@@ -86,9 +87,9 @@ def observed(network: PreTrainedModel, position: int) -> list[Observed]:
 
 
 def embedded_instead(network: PreTrainedModel) -> dict[int, int]:
-    """Of special tokens that the model does not embed, which ones it embeds in their place.
+    """Return, for special tokens that the model does not embed, the tokens that it embeds in their place.
 
-    Gemma 4 has padding where images would be put. Seen by what its embedding is asked for.
+    Gemma 4 embeds padding where images would be. This is found out from the calls of its embedding.
     """
     if network.config is (text := network.config.get_text_config()):
         return {}
@@ -105,7 +106,7 @@ def embedded_instead(network: PreTrainedModel) -> dict[int, int]:
         network(torch.tensor([special], device=network.device), use_cache=False)
     except _Seen:
         return {one: other for one, other in zip(special, asked, strict=True) if one != other}
-    except Exception:  # it refuses such tokens: they will not come
+    except Exception:  # the model refuses such tokens, so they will not occur
         pass
     finally:
         hook.remove()
@@ -113,18 +114,18 @@ def embedded_instead(network: PreTrainedModel) -> dict[int, int]:
 
 
 class _Seen(Exception):
-    """The rest of a forward is not needed."""
+    """Ends a forward whose rest is not needed."""
 
 
 def geometry_of(calls: Mapping[int, LayerCall]) -> Geometry:
-    """The shape of what is kept of layers that made these calls."""
+    """Return the shapes of the keys and values to keep for layers that made these calls."""
     owners: dict[tuple[int, int], int] = {}
     sources = {layer: owners.setdefault(call.memory, layer) for layer, call in calls.items()}
     shapes = {layer: call.shapes for layer, call in calls.items()}
     kinds, first = [*dict.fromkeys(shapes.values())], next(iter(shapes.values()))
     if len(owners) == len(calls) == max(calls) + 1 and len(kinds) == 1:
         return Geometry(len(calls), *first)
-    # Query heads tell parts apart, too: they say how rows are folded.
+    # Query heads distinguish parts too: they determine how rows are folded.
     kept = [[layer for layer in owners.values() if shapes[layer] == kind] for kind in kinds]
     where = {layer: (part, i) for part, layers in enumerate(kept) for i, layer in enumerate(layers)}
     parts = tuple(Geometry(len(layers), *kind) for layers, kind in zip(kept, kinds, strict=True))
@@ -133,7 +134,7 @@ def geometry_of(calls: Mapping[int, LayerCall]) -> Geometry:
 
 
 def _record(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **options: Any) -> Any:
-    """An attention function of transformers: notes what it gets, and mixes nothing."""
+    """An attention function for transformers that notes its arguments and returns zeros."""
     shapes = HeadShapes(query.shape[1], key.shape[1], key.shape[3], value.shape[3])
     turned = torch.cat([query[0, :, 0], key[0, :, 0]])
     window = options.get("sliding_window")

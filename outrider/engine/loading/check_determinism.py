@@ -1,7 +1,7 @@
-"""`deterministic`: what it is refused for, and the check at load that it holds.
+"""The setting `deterministic`: for which models it is refused, and the check at load that it holds.
 
-A token's bits do not depend on its batch where every product and the attention add up in one order. Kernels
-of our own do; libraries choose their order by the size of the batch.
+A token's bits do not depend on its batch where every product and the attention add up in one order. The
+project's kernels do; libraries choose their order by the size of the batch.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from outrider.engine.runner import ModelRunner, Segment
 from outrider.protocol.errors import ModelError
 
 LENGTH = 24
-"""Tokens of the sequence that is computed in two ways; at least this many fit every model."""
+"""Tokens of the sequence that is computed in two ways; every model's context is at least this long."""
 CONTEXT = 300
-"""Tokens before it on a GPU, where they fit: attention splits texts of 256."""
+"""Tokens before that sequence on a GPU, where they fit: attention splits texts at 256 tokens."""
 PIECE = 64
 """Tokens of a chunk when the context is read in chunks."""
 
@@ -36,11 +36,11 @@ def check_determinism(
 ) -> None:
     """Refuse a model, packed already, whose results depend on the batch.
 
-    `prepare` gets the runner that computes the sequences before it does: on the CPU one of LENGTH pages of 4
-    tokens.
+    `prepare` is called with the runner before this computes the sequences; on the CPU it has LENGTH pages of
+    4 tokens.
 
     Raises:
-        ModelError: a library computes some of it, or a token got other bits in a tree than by itself.
+        ModelError: a library computes part of the model, or a token has other bits in a tree than alone.
         TritonError: a kernel does not compile or does not fit the device.
     """
     refuse_library(loaded)
@@ -57,10 +57,10 @@ def check_determinism(
 
 
 def refuse_library(loaded: LoadedModel) -> None:
-    """Refuse a packed model some of which a library computes.
+    """Refuse a packed model of which a library computes some part.
 
     Raises:
-        ModelError: it does; names the part.
+        ModelError: a library does; the text names the part.
     """
     part = library_part(loaded)
     if part is not None:
@@ -71,7 +71,8 @@ def refuse_library(loaded: LoadedModel) -> None:
 
 
 def library_part(loaded: LoadedModel) -> str | None:
-    """What of a packed model is not left to kernels that add up in one order; None where all of it is."""
+    """Return the part of a packed model that is not computed by kernels with one order of additions, or
+    None."""
     network, geometry = loaded.model, loaded.geometry
     if (part := _without_kernels(loaded)) is not None:
         return part
@@ -91,7 +92,7 @@ def library_part(loaded: LoadedModel) -> str | None:
 
 
 def _activates(module: Gate | PlainMlp, loaded: LoadedModel) -> bool:
-    """True where an MLP's activation makes the same of a number in every batch."""
+    """True where the result of an MLP's activation for a number is the same in every batch."""
     if loaded.ordered:
         return module.activation in ON_GPUS
     if isinstance(module, Gate):
@@ -100,7 +101,7 @@ def _activates(module: Gate | PlainMlp, loaded: LoadedModel) -> bool:
 
 
 def _mixes(module: Experts | ForeignMlp, loaded: LoadedModel) -> bool:
-    """True where kernels compute all of the experts behind the router."""
+    """True where kernels compute everything after the router of experts."""
     if isinstance(module, ForeignMlp):
         return False
     if not loaded.ordered:
@@ -109,7 +110,8 @@ def _mixes(module: Experts | ForeignMlp, loaded: LoadedModel) -> bool:
 
 
 def _without_kernels(loaded: LoadedModel) -> str | None:
-    """What of a model on a GPU has no kernels that add up in one order, before its layers are looked at."""
+    """Return why a model on a GPU has no kernels with one order of additions, before its layers are
+    examined."""
     if loaded.device.type == "cpu" or loaded.ordered:
         return None
     if loaded.ranks > 1:
@@ -120,7 +122,8 @@ def _without_kernels(loaded: LoadedModel) -> str | None:
 
 
 def _single(runner: ModelRunner, tokens: list[int]) -> torch.Tensor:
-    """[LENGTH, V] logits of the last tokens, one by one; the context is read in chunks."""
+    """Return the logits [LENGTH, V] of the last tokens, computed one by one; the context is read in
+    chunks."""
     kv = SequenceKv.open(runner.pool, [], reuse=False)
     context = len(tokens) - LENGTH
     for start in range(0, context, PIECE):
@@ -131,7 +134,8 @@ def _single(runner: ModelRunner, tokens: list[int]) -> torch.Tensor:
 
 
 def _in_a_tree(runner: ModelRunner, tokens: list[int], generator: random.Random) -> torch.Tensor:
-    """The same from a chunk, then a tree with a decoy beside every token, behind another sequence."""
+    """Return the same logits from a chunk, then from a tree with a decoy next to every token, in a batch
+    after another sequence."""
     kv, other = (SequenceKv.open(runner.pool, [], reuse=False) for _ in range(2))
     half = LENGTH // 2
     first, branch = tokens[:-half], tokens[-half:]
@@ -146,7 +150,7 @@ def _in_a_tree(runner: ModelRunner, tokens: list[int], generator: random.Random)
 
 
 def _read(runner: ModelRunner, kv: SequenceKv, tokens: list[int], wanted: Sequence[int] = ()) -> torch.Tensor:
-    """Compute the next tokens of a text and commit them; logits [wanted, V]."""
+    """Compute the next tokens of a text and commit them; return logits [wanted, V]."""
     logits = runner.forward([Segment(kv, tokens, None, wanted)])
     runner.commit(kv, range(len(tokens)), tokens)
     return logits

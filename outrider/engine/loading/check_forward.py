@@ -3,8 +3,8 @@
     run_plain     a few short sequences through the model as transformers runs it, before anything is changed
     check_paged   the same sequences in chunks, as a tree, after a commit and in a ragged batch
 
-Anything that this engine does not know of an architecture (another mask, a bias on the scores, keys shared
-between layers) shows as a difference here rather than as wrong text later.
+Anything in an architecture that this engine does not know (another mask, a bias on the scores, keys shared
+between layers) shows as a difference here instead of as wrong text later.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ SHARED = 13
 PROMPT = SHARED - 1
 """Tokens before the tree."""
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
-"""Largest accepted distance of logits, relative to how they spread."""
+"""Largest accepted distance of logits, relative to their spread."""
 FP8_NOISE = 2.0
-"""How much more is accepted where keys and values have 8 bits: a 16-bit rounding that differs now and then
-takes the next of their numbers. 1.0 to 3.7 times the distance on tiny models."""
+"""Factor of the accepted distance where keys and values have 8 bits: where a 16-bit rounding differs, the
+8-bit number is now and then the next one. The distance was 1.0 to 3.7 times as large on tiny models."""
 
 Result: TypeAlias = tuple[str, list[tuple[int, int]], torch.Tensor]
-"""Which step, the sequence and position of each of its rows, and their logits [rows, V]."""
+"""The name of a step, the sequence and position of each of its rows, and their logits [rows, V]."""
 
 _RUN_ERRORS = (RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError)
-"""What a model raises that cannot be run the way we run it."""
+"""The errors of a model that does not run in the engine's way."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """The model's own results. R sequences, T tokens, V vocabulary."""
+    """The model's own results. Shapes: R sequences, T tokens, V vocabulary."""
 
     tokens: list[list[int]]
     logits: torch.Tensor
@@ -64,25 +64,26 @@ class Plain:
     windows: dict[int, int | None]
     """The sliding window of each layer."""
     observed: list[Observed]
-    """What each layer hands to attention at the first and the last position; none where some do not."""
+    """What each layer passes to attention at the first and the last position; empty if not all layers do
+    so."""
     instead: dict[int, int]
-    """Of tokens that are not embedded, those that are in their place."""
+    """For tokens that are not embedded, the tokens that are embedded in their place."""
 
 
 def run_plain(network: PreTrainedModel, context_length: int, *, fp8_kv: bool = False) -> Plain:
-    """Run the check's sequences through the model as it is, and read off the shapes of its attention.
+    """Run the check's sequences through the unchanged model, and find the shapes of its attention.
 
-    With `fp8_kv` it attends to keys and values that are rounded to 8 bits.
+    With `fp8_kv` attention sees keys and values that are rounded to 8 bits.
 
     Raises:
-        ModelError: it does not run, computes no numbers, or calls no attention that can be replaced, or one
-            with another window than its cache has.
+        ModelError: the model does not run, returns NaN or infinite logits, has no attention that can be
+        replaced, or has attention whose window differs from its cache's.
     """
     kind = type(network).__name__
     if context_length < LENGTH:
         raise ModelError(f"context_length: {context_length} is too small; set at least {LENGTH}")
     if getattr(network.config.get_text_config(), "attn_logit_softcapping", None) is not None:
-        network.set_attn_implementation("eager")  # sdpa leaves it out, in some versions without a word
+        network.set_attn_implementation("eager")  # sdpa omits it, in some versions silently
     try:
         with torch.inference_mode():
             plain = _run_plain(network, context_length, fp8_kv)
@@ -123,29 +124,30 @@ def _run_plain(network: PreTrainedModel, context_length: int, fp8_kv: bool) -> P
 def _own_logits(
     network: PreTrainedModel, tokens: torch.Tensor, cache: dict[str, Any]
 ) -> tuple[torch.Tensor, Any]:
-    """Logits [R, T, V] float32 of tokens [R, T], and what the model returned last.
+    """Return the logits [R, T, V] float32 of tokens [R, T], and the model's last output.
 
-    With recurrent layers the first PROMPT tokens go together and the others one by one, as in the check:
-    their modules may compute the two differently (Nemotron H bounds its time steps in prompts alone).
+    With recurrent layers the first PROMPT tokens are computed together and the others one by one, as in the
+    check: modules may compute the two differently (Nemotron H bounds its time steps only in prompts).
     """
     prompt = PROMPT if recurrent_modules(network) else tokens.shape[1]
     outputs = [network(tokens[:, :prompt], use_cache=True, **cache)]
     for at in range(prompt, tokens.shape[1]):
         token, earlier = tokens[:, at : at + 1], outputs[-1].past_key_values
-        position = torch.full_like(token, at)  # Bamba counts wrong
+        position = torch.full_like(token, at)  # Bamba counts positions wrongly
         outputs.append(network(token, position_ids=position, past_key_values=earlier, use_cache=True))
     return torch.cat([output.logits for output in outputs], 1).float(), outputs[-1]
 
 
 def _windows(geometry: Geometry, cached: Sequence[Any]) -> dict[int, int | None]:
-    """The window of each layer, that of the first one with its keys: only this one has them in the cache."""
+    """Return the window of each layer. Layers that share keys have that of the first, the only one in the
+    cache."""
     places = geometry.places or [(0, layer) for layer in range(geometry.num_layers)]
     owners = {i: cached[places.index(place)] for i, place in enumerate(places) if place is not None}
     return {i: owner.sliding_window if owner.is_sliding else None for i, owner in owners.items()}
 
 
 def moved_by_fp8(network: PreTrainedModel, plain: Plain, context_length: int) -> float:
-    """How far rounded keys and values move the check's logits, relative to how they spread."""
+    """Return how far rounded keys and values move the check's logits, relative to the logits' spread."""
     return _distance(plain.logits, run_plain(network, context_length).logits, exact=False)
 
 
@@ -155,9 +157,10 @@ def check_paged(
     strictness: float = 1.0,
     prepare: Callable[[ModelRunner], None] = lambda runner: None,
 ) -> None:
-    """Run the check's sequences over pages and compare; `strictness` divides what 16 bits may differ.
+    """Run the check's sequences over pages and compare.
 
-    `prepare` gets the runner that computes them, of CHECK_PAGES of CHECK_PAGE_SIZE, before it does.
+    `strictness` divides the tolerance of 16-bit dtypes. `prepare` is called with the runner, which has
+    CHECK_PAGES pages of CHECK_PAGE_SIZE, before it computes them.
 
     Raises:
         ModelError: the results differ, or the model does not run this way.
@@ -187,7 +190,8 @@ def check_paged(
 
 
 def _check_tokens(vocabulary_size: int) -> list[list[int]]:
-    """R sequences of random tokens; 0, 1 and 2 begin alike, 0 and 2 for two tokens more."""
+    """Return R sequences of random tokens. 0, 1 and 2 begin with the same tokens; 0 and 2 share two tokens
+    more."""
     generator = torch.Generator().manual_seed(0)
     rows: list[list[int]] = torch.randint(vocabulary_size, (SEQUENCES, LENGTH), generator=generator).tolist()
     rows[1][:SHARED] = rows[0][:SHARED]
@@ -196,7 +200,7 @@ def _check_tokens(vocabulary_size: int) -> list[list[int]]:
 
 
 def _run_paged(runner: ModelRunner, tokens: list[list[int]]) -> list[Result]:
-    """Two prefill chunks, a tree, a commit with compaction and survivors, a ragged batch."""
+    """Compute two prefill chunks, a tree, a commit with compaction and survivors, and a ragged batch."""
     kv, other = SequenceKv.open(runner.pool, []), SequenceKv.open(runner.pool, [])
     results: list[Result] = []
 
@@ -216,7 +220,7 @@ def _run_paged(runner: ModelRunner, tokens: list[list[int]]) -> list[Result]:
         second,
     )
     runner.commit(kv, range(PROMPT), tokens[0][:PROMPT])
-    # Sequences 0, 1 and 2 as a tree, one level after the other: [root, 0 1, 0 1, 0 1 2, 0 1 2, 0 1 2]
+    # Sequences 0, 1 and 2 form a tree, listed level by level: [root, 0 1, 0 1, 0 1 2, 0 1 2, 0 1 2]
     nodes = [(0, PROMPT), (0, 13), (1, 13), (0, 14), (1, 14)]
     nodes += [(row, position) for position in (15, 16, 17) for row in (0, 1, 2)]
     parents = [-1, 0, 0, 1, 2, 3, 4, 3, 5, 6, 7, 8, 9, 10]
@@ -236,10 +240,10 @@ def _run_paged(runner: ModelRunner, tokens: list[list[int]]) -> list[Result]:
 
 
 def _distance(logits: torch.Tensor, expected: torch.Tensor, exact: bool) -> float:
-    """Distance of rows of logits [rows, V], relative to how the expected ones spread.
+    """Return the distance of rows of logits [rows, V], relative to the spread of the expected ones.
 
-    That of the worst row when arithmetic is `exact`; else the median, because in 16 bits a router that
-    chooses between experts by a hair chooses another one now and then.
+    It is that of the worst row if arithmetic is `exact`. Otherwise it is the median, because in 16 bits a
+    router that chooses between nearly equal experts chooses another one now and then.
     """
     spread = torch.linalg.vector_norm(expected - expected.mean(-1, keepdim=True), dim=-1)
     distances = torch.linalg.vector_norm(logits - expected, dim=-1) / spread
@@ -249,7 +253,8 @@ def _distance(logits: torch.Tensor, expected: torch.Tensor, exact: bool) -> floa
 def _check_windows(
     kind: str, seen: dict[int, int | None], expected: dict[int, int | None], context_length: int
 ) -> None:
-    """The check's sequences are shorter than most windows, so compare attention's own with the cache's."""
+    """Compare the windows of attention with the cache's: the check's sequences are shorter than most
+    windows."""
     for layer, window in expected.items():
         given = seen.get(layer)
         if given != window and min(given or context_length, window or context_length) < context_length:

@@ -1,6 +1,6 @@
 """Brings the weights of linear layers to a device as codes, one layer after the other.
 
-The device holds the codes and a part of one layer's numbers, however large the model is.
+At any time the device holds only codes and a part of one layer's numbers, however large the model is.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from outrider.engine.quantization.planes import PlanarWeight, in_planes, rounded
 def code_weights(
     network: PreTrainedModel, place: torch.device, bits: int | None, say: Callable[[str], None]
 ) -> int:
-    """Replace the layers that have codes, and all others with `bits`, which they are rounded to; returns how
-    many.
+    """Replace the layers that have codes; with `bits` replace all others too, rounded to that many bits.
+    Return how many were replaced.
     """
     layers = linears_of(network)
     wanted = [name for name, layer in layers.items() if bits is not None or codes_of(layer) is not None]
     read = told = 0
     for name in wanted:
-        layer = layers.pop(name)  # so that its numbers go with it
+        layer = layers.pop(name)  # so that its numbers are freed with it
         read += linear_weight(layer).nbytes
         _replace(network, name, _planes(network, layer, place, bits or 0), place)
         if read - told >= PROGRESS_BYTES:

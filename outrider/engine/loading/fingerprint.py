@@ -1,4 +1,5 @@
-"""Tells models apart that have the same name: a digest of the configuration and of samples of all weights."""
+"""Distinguishes models that have the same name, by a digest of the configuration and of samples of all
+weights."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ import torch
 from transformers import PreTrainedModel
 
 SAMPLES = 256
-"""Evenly spread values of each tensor that are looked at. A model that was trained further differs nearly
-everywhere, and reading all of a large one takes minutes."""
+"""Evenly spread values of each tensor that are read. A model that was trained further differs nearly
+everywhere, and reading all of a large model takes minutes."""
 _OF_THE_FILE = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures"}
 """Entries of a configuration that change no number."""
 

@@ -1,4 +1,5 @@
-"""How often a model without some layers says what the whole model says, on the whole model's own texts."""
+"""Measures how often a model without some layers predicts what the whole model predicts, on the latter's
+texts."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from outrider.engine.loading.layers import layers_of, without
 
 
 class LayerAgreement:
-    """Texts that a model wrote, and what it said at each of their tokens."""
+    """Texts that a model wrote, and its predictions at each of their tokens."""
 
     def __init__(
         self, network: PreTrainedModel, prompts: Sequence[Sequence[int]], new_tokens: int, temperature: float
@@ -27,13 +28,13 @@ class LayerAgreement:
 
     @property
     def layers(self) -> int:
-        """How many the model has."""
+        """Number of layers of the model."""
         return len(self._layers)
 
     def acceptance(self, skipped: Collection[int]) -> float:
         """Mean probability that a token of the model without these layers is accepted by the whole model.
 
-        Greedy, the share of tokens that are the same; else the mean overlap of both distributions.
+        Greedy, it is the share of equal tokens; otherwise the mean overlap of both distributions.
         """
         with without(self._network, self._layers, skipped):
             said = [self._says(text) for text in self._texts]
@@ -53,7 +54,7 @@ class LayerAgreement:
 
     @torch.inference_mode()
     def _says(self, text: Tensor) -> Tensor:
-        """Tokens [T] when greedy, else probabilities [T, V], for the T new tokens of a text."""
+        """Return tokens [T] if greedy, otherwise probabilities [T, V], for the T new tokens of a text."""
         logits: Tensor = self._network(text, use_cache=False).logits[0, -self._new_tokens - 1 : -1].float()
         return logits.argmax(-1) if not self._temperature else (logits / self._temperature).softmax(-1)
 

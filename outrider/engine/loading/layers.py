@@ -1,8 +1,8 @@
-"""A model without some of its layers: a draft for the whole one, which needs no training.
+"""A model without some of its layers: a draft for the whole model that needs no training.
 
-What a layer adds to its input is left out; embedding, last norm and output layer stay. Left out from a place
-on, the model exits early. (Zhang and others 2024, "Draft & Verify: Lossless Large Language Model Acceleration
-via Self-Speculative Decoding".)
+What a skipped layer would add to its input is left out; embedding, last norm and output layer stay. A model
+whose last layers are skipped exits early. (Zhang and others 2024, "Draft & Verify: Lossless Large Language
+Model Acceleration via Self-Speculative Decoding".)
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from outrider.protocol.errors import ConfigError, ModelError
 
 
 def parse_layers(setting: str, text: str) -> frozenset[int]:
-    """The layers of a list such as `4-9` or `2,5-7`, counted from 0; none when empty.
+    """Return the layers of a list such as `4-9` or `2,5-7`, counted from 0; none if the list is empty.
 
     Raises:
         ConfigError: the list does not parse; `setting` is named.
@@ -32,10 +32,10 @@ def layers_of(network: PreTrainedModel) -> nn.ModuleList:
     """The decoder's layers, in order.
 
     Raises:
-        ModelError: they cannot be told from other modules.
+        ModelError: they cannot be distinguished from other modules.
     """
     count = network.config.get_text_config().num_hidden_layers
-    # From the outside in, and not those of images: InternVL may have as many.
+    # Search from the outside in, and not in the part for images, which may have as many layers (InternVL).
     for module in network.get_decoder().modules():  # type: ignore[no-untyped-call]
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return module
@@ -43,7 +43,7 @@ def layers_of(network: PreTrainedModel) -> nn.ModuleList:
 
 
 def leave_out(network: PreTrainedModel, skipped: Collection[int]) -> None:
-    """Take layers out of a model for good; the others are counted anew, in its configuration too.
+    """Remove layers from a model for good. The others are renumbered, in its configuration too.
 
     Raises:
         ModelError: there are no such layers, or none would be left.
@@ -58,7 +58,7 @@ def leave_out(network: PreTrainedModel, skipped: Collection[int]) -> None:
     if kinds is not None:
         try:
             config.layer_types = [kinds[index] for index in kept]
-        except AttributeError as error:  # computed from other settings, as that of Jamba
+        except AttributeError as error:  # computed from other settings, as in Jamba
             raise ModelError(
                 f"skip_layers: the kinds of layers of {type(network).__name__} cannot be set; leave it out"
             ) from error
@@ -68,7 +68,7 @@ def leave_out(network: PreTrainedModel, skipped: Collection[int]) -> None:
 
 @contextmanager
 def without(network: PreTrainedModel, layers: nn.ModuleList, skipped: Collection[int]) -> Iterator[None]:
-    """The model without some of its `layers` for as long as a block runs; for forwards without a cache."""
+    """Leave out some of the model's `layers` while the `with` block runs; for forwards without a cache."""
     whole, config = list(layers), network.config.get_text_config()
     kept = [layer for index, layer in enumerate(whole) if index not in skipped]
     _set_layers(layers, kept)
@@ -85,13 +85,13 @@ def _set_layers(layers: nn.ModuleList, kept: list[nn.Module]) -> None:
     for index, layer in enumerate(kept):
         layers.append(layer)
         for module in layer.modules():
-            for name in ("layer_idx", "layer_id"):  # that of GPT-Neo
+            for name in ("layer_idx", "layer_id"):  # the latter in GPT-Neo
                 if isinstance(getattr(module, name, None), int):
                     setattr(module, name, index)
 
 
 def spell_layers(layers: Collection[int]) -> str:
-    """The inverse of `parse_layers`."""
+    """Return layers as a list in text; the inverse of `parse_layers`."""
     runs: list[list[int]] = []
     for layer in sorted(layers):
         if runs and runs[-1][-1] + 1 == layer:

@@ -1,7 +1,7 @@
 """Loads a decoder-only model and makes sure that this engine computes what the model computes.
 
-`load_model` goes: settings -> support -> weights -> fused decoder -> packing -> self check. Whatever is
-wrong ends in a ModelError with one sentence, before a port is opened.
+The stages of `load_model` are settings -> support -> weights -> fused decoder -> packing -> self check. Any
+fault becomes a ModelError with one sentence, before a port is opened.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from outrider.engine.quantization.rounding import BITS
 from outrider.protocol.errors import ModelError
 
 FUSED_STRICTNESS = 2.0
-"""How much nearer to the model's own results than `TOLERANCE` the fused decoder must be in 16 bits."""
+"""Factor by which the fused decoder's tolerance is smaller than `TOLERANCE` in 16 bits."""
 
 
 def load_model(
@@ -74,15 +74,15 @@ def load_model(
 ) -> LoadedModel:
     """Load a model from a folder or hub id.
 
-    `dtype` and `device` may be auto; `context_length` 0 is the model's own limit; without `fused`, or where
-    that decoder does not fit, the model's own modules run. With `deterministic` a model is refused whose
-    results depend on the batch. On the CPU a thread on each of `helper_cores` takes part in long steps, and
-    `cpu_backend` is auto or one of `outrider.engine.cpu.backend`. The model is taken without
-    `skipped_layers`; `weights` int8 or int4 rounds those of its linear layers that are not quantized.
-    `kv_dtype` fp8 keeps keys and values in 8 bits, on the kernels of GPUs.
+    `dtype` and `device` may be auto; `context_length` 0 is the model's own limit. Without `fused`, or where
+    the fused decoder does not fit, the model's own modules run. `deterministic` refuses a model whose results
+    depend on the batch. On the CPU a thread on each of `helper_cores` takes part in long steps, and
+    `cpu_backend` is auto or one of `outrider.engine.cpu.backend`. `skipped_layers` are removed from the
+    model. `weights` int8 or int4 rounds the linear layers that are not quantized already. `kv_dtype` fp8
+    keeps keys and values in 8 bits, by GPU kernels.
 
     Raises:
-        ModelError: it cannot be loaded, is of a kind that cannot run here, or fails the self check.
+        ModelError: the model cannot be loaded, is of a kind that cannot run here, or fails the self check.
     """
     say = progress or (lambda _: None)
     _begin(model, threads)
@@ -118,8 +118,8 @@ def load_model(
     if not loaded.eos_token_ids:
         say("no token ends a text: eos_token_id is not set in generation_config.json")
     loaded = _arranged(_with_kernels(loaded, say), network, plain, fused, say)
-    del network  # a fused decoder's weights are its own, and freed as they are packed
-    # The library's results depend on the batch, so it is no alternative then.
+    del network  # a fused decoder owns its weights; packing frees them one by one
+    # The library's results depend on the batch, so it is no alternative if `deterministic`.
     loaded = packed(loaded, WorkerPool(threads, helper_cores), cpu_backend, not deterministic, say)
     if deterministic:
         return _deterministic(loaded, plain, say)
@@ -128,7 +128,8 @@ def load_model(
 
 
 def load_network(model: str, *, dtype: str, device: str, threads: int) -> PreTrainedModel:
-    """The model as transformers runs it, for studies of its layers; arguments as of `load_model`.
+    """Return the model as transformers runs it, for studies of its layers. Arguments are those of
+    `load_model`.
 
     Raises:
         ModelError: it cannot be loaded.
@@ -148,7 +149,7 @@ def _begin(model: str, threads: int) -> None:
 
 
 def described(network: PreTrainedModel, source: str, vocabulary_size: int, **others: Any) -> LoadedModel:
-    """A model of a folder or hub id; `others` are what else a `LoadedModel` has."""
+    """Return the LoadedModel of a folder or hub id; `others` are its remaining fields."""
     return LoadedModel(
         name=Path(source).name,
         vocabulary_size=vocabulary_size,
@@ -161,12 +162,13 @@ def described(network: PreTrainedModel, source: str, vocabulary_size: int, **oth
 
 
 def quantized_as(*kinds: str) -> str:
-    """Of how a checkpoint stores weights and how others are rounded, what is not in full."""
+    """Return the formats among `kinds` that are not full precision: how the checkpoint stores weights, and
+    how the other weights are rounded."""
     return " ".join(kind for kind in kinds if kind != FULL)
 
 
 def _with_kernels(loaded: LoadedModel, say: Callable[[str], None]) -> LoadedModel:
-    """The model for a GPU's kernels, if it is on one that has them and they take it."""
+    """Return the model with GPU kernels, if its device runs them and they support the model."""
     if loaded.device.type == "cpu":
         return loaded
     reason = without_kernels(loaded.geometry, loaded.dtype, loaded.device)
@@ -180,7 +182,7 @@ def _with_kernels(loaded: LoadedModel, say: Callable[[str], None]) -> LoadedMode
 def _arranged(
     loaded: LoadedModel, network: PreTrainedModel, plain: Plain, fused: bool, say: Callable[[str], None]
 ) -> LoadedModel:
-    """The model as it runs here: fused if that computes the same, on kernels if those do."""
+    """Return the model as it runs here: fused and with kernels, each only if it computes the same."""
     made = _made_fused(loaded, network, plain, say) if fused else loaded
     if not loaded.kernels:
         return made
@@ -195,10 +197,10 @@ def _arranged(
 
 
 def _deterministic(loaded: LoadedModel, plain: Plain, say: Callable[[str], None]) -> LoadedModel:
-    """The model with sums that do not depend on the batch, checked.
+    """Return the model with sums that do not depend on the batch, and check it.
 
     Raises:
-        ModelError: it has none here, or computes something else.
+        ModelError: there are no such kernels for it here, or they compute something else.
     """
     made = _in_order(loaded)
     try:
@@ -213,10 +215,10 @@ def _deterministic(loaded: LoadedModel, plain: Plain, say: Callable[[str], None]
 
 
 def _in_order(loaded: LoadedModel) -> LoadedModel:
-    """With kernels for that, if it runs fused on those of a GPU."""
+    """Return the model with ordered kernels, if it runs fused on GPU kernels."""
     if not loaded.kernels or not isinstance(loaded.model, FusedDecoder):
         return loaded
-    # Imports Triton, which is there when the kernels run.
+    # Imports Triton, which is installed where the kernels run.
     from outrider.engine.gpu.ordered_linear import order_linears
 
     order_linears(loaded.model)
@@ -224,14 +226,14 @@ def _in_order(loaded: LoadedModel) -> LoadedModel:
 
 
 def _misfits() -> tuple[type[Exception], ...]:
-    """What says that a model does not run in some way."""
+    """The errors which say that a model does not run in some way."""
     return (NotFused, ModelError, *kernel_errors())
 
 
 def _made_fused(
     loaded: LoadedModel, network: PreTrainedModel, plain: Plain, say: Callable[[str], None]
 ) -> LoadedModel:
-    """The model as a fused decoder if that computes the same, else as it is."""
+    """Return the model as a fused decoder if that computes the same, otherwise unchanged."""
     try:
         seen = plain.geometry, plain.windows, plain.observed, plain.instead
         made = replace(loaded, model=fused_decoder(network, *seen))
@@ -245,11 +247,11 @@ def _made_fused(
 def place_weights(
     model: str, network: PreTrainedModel, place: torch.device, weights: str, say: Callable[[str], None]
 ) -> None:
-    """Bring a model to its device, rounded if that is asked for: on the CPU numbers and codes, elsewhere the
-    codes of linear layers alone.
+    """Bring a model to its device, rounded if `weights` asks for it. The CPU gets numbers and codes, other
+    devices only the codes of linear layers.
 
     Raises:
-        ModelError: there are no kernels for codes, or there is no room.
+        ModelError: there are no kernels for codes, or not enough memory.
     """
     if place.type != "cpu":
         _place_codes(model, network, place, weights, say)
@@ -278,7 +280,7 @@ def _move(model: str, network: PreTrainedModel, place: torch.device, say: Callab
 
 @contextmanager
 def _readable(model: str) -> Iterator[None]:
-    """Turns what is raised while weights are read into one sentence."""
+    """Turn errors that are raised while weights are read into one sentence."""
     try:
         yield
     except LOAD_ERRORS as error:
@@ -286,10 +288,10 @@ def _readable(model: str) -> Iterator[None]:
 
 
 def _round_weights(network: PreTrainedModel, weights: str, say: Callable[[str], None]) -> None:
-    """Round a model's weights on the CPU, where there are kernels for that.
+    """Round a model's weights on the CPU.
 
     Raises:
-        ModelError: there are none.
+        ModelError: there are no kernels for rounded weights.
     """
     if vector_backend(network.dtype) is None:
         raise ModelError(
@@ -302,7 +304,7 @@ def _round_weights(network: PreTrainedModel, weights: str, say: Callable[[str], 
 def packed(
     loaded: LoadedModel, workers: WorkerPool, wanted: str, measured: bool, say: Callable[[str], None]
 ) -> LoadedModel:
-    """The model with packed linear layers, whose work the worker pool shares, on the CPU."""
+    """Return the model with packed linear layers if it is on the CPU; the worker pool shares their work."""
     if loaded.device.type != "cpu":
         return loaded
     linears = linears_of(loaded.model).values()
@@ -323,7 +325,8 @@ def packed(
 def _read_weights(
     model: str, dtype: str, place: torch.device | None, trust_remote_code: bool, say: Callable[[str], None]
 ) -> tuple[PreTrainedModel, str]:
-    """The model on the CPU, and how its checkpoint stores weights; `place` as of `read_quantized`."""
+    """Return the model on the CPU, and how its checkpoint stores weights; `place` is that of
+    `read_quantized`."""
     with _readable(model):
         found = read_quantized(model, dtype, place, trust_remote_code, say)
         network, info, stored = found or (*_from_files(model, dtype, trust_remote_code), FULL)
@@ -345,15 +348,15 @@ def _read_weights(
 
 
 def _from_files(model: str, dtype: str, trust_remote_code: bool) -> Any:
-    """The model on the CPU, and what transformers says of its weights."""
+    """Return the model on the CPU, and transformers' report on its weights."""
     config = read_config(model, trust_remote_code)
     return factory_of(config).from_pretrained(
         model,
         dtype=dtype if dtype == "auto" else getattr(torch, dtype),
         trust_remote_code=trust_remote_code,
         output_loading_info=True,
-        ignore_mismatched_sizes=True,  # the caller says which, where transformers only logs it
-        use_safetensors=True,  # other formats are pickles: opening one runs what is in it
+        ignore_mismatched_sizes=True,  # the caller names them, where transformers only logs them
+        use_safetensors=True,  # other formats are pickles: opening one runs its code
     )
 
 

@@ -1,4 +1,4 @@
-"""What a model's configuration says before any weight is read, and what cannot run here for it."""
+"""Reads a model's configuration before any weight is read, and refuses what cannot run here."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from outrider.protocol.errors import ModelError
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 _RECURRENT = {"linear_attention", "conv", "mamba", "recurrent", "hybrid", "hybrid_sliding"}
 _STATELESS = {"moe", "mlp"}
-"""Kinds of layers by the names that configurations give them."""
+"""Kinds of layers, with the names that configurations use."""
 ADAPTER = "adapter_config.json"
-"""The file of peft that says what is added to a model's weights."""
+"""The file in which peft says what is added to a model's weights."""
 LOAD_ERRORS = (
     *(OSError, ValueError, ImportError, RuntimeError, KeyError, TypeError),
     *(SafetensorError, StrictDataclassError, ArithmeticError),
 )
-"""What transformers raises for files that are missing, unreadable, too large or not a known model."""
+"""The errors of transformers for files that are missing, unreadable, too large or not a known model."""
 
 
 def find_device(device: str) -> torch.device:
-    """The device of a setting.
+    """Return the device that a setting names.
 
     Raises:
-        ModelError: it is unknown, or not there.
+        ModelError: the device is unknown, or does not exist here.
     """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -58,16 +58,16 @@ def find_device(device: str) -> torch.device:
 
 
 def read_config(model: str, trust_remote_code: bool) -> PretrainedConfig:
-    """A model's config.json.
+    """Return a model's config.json.
 
     Raises:
-        ModelError: it cannot be read, is of no known kind, or has an adapter beside it.
+        ModelError: it cannot be read, is of no known kind, or lies next to an adapter.
     """
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
     except LOAD_ERRORS as error:
         raise unreadable(model, error) from error
-    if find_file(model, ADAPTER) is not None:  # transformers adds it if peft is there, and else does not
+    if find_file(model, ADAPTER) is not None:  # transformers adds it only if peft is installed
         raise cannot_load(
             model,
             f"has an adapter ({ADAPTER}), which is not added to the weights here; merge it (peft: "
@@ -77,17 +77,18 @@ def read_config(model: str, trust_remote_code: bool) -> PretrainedConfig:
 
 
 def factory_of(config: PretrainedConfig) -> Any:
-    """What makes a model of this configuration: one of texts, else one that takes images with them."""
+    """Return the factory for models of this configuration: one for texts if there is one, otherwise for texts
+    with images."""
     kind = type(config)
     images = kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and kind not in MODEL_FOR_CAUSAL_LM_MAPPING
     return AutoModelForImageTextToText if images else AutoModelForCausalLM
 
 
 def skeleton_of(model: str, config: PretrainedConfig, trust_remote_code: bool) -> PreTrainedModel:
-    """The model without weights.
+    """Return the model without weights.
 
     Raises:
-        ModelError: what is seen of it cannot run here.
+        ModelError: the model cannot run here, as far as its modules show.
     """
     if config.is_encoder_decoder:
         raise ModelError(f"model: {model!r} is an encoder-decoder; use a decoder-only model")
@@ -112,7 +113,7 @@ def skeleton_of(model: str, config: PretrainedConfig, trust_remote_code: bool) -
 
 
 def _check_layers(skeleton: PreTrainedModel, takes_positions: bool) -> None:
-    """Raises ModelError for kinds of layers that cannot run here, or not alone."""
+    """Raise ModelError for kinds of layers that cannot run here, or not without attention layers."""
     kinds = set(getattr(skeleton.config.get_text_config(), "layer_types", None) or ())
     named = f"model: {type(skeleton).__name__} has layers ({', '.join(sorted(kinds)) or 'recurrent'})"
     if getattr(skeleton, "_is_stateful", False) or kinds & _RECURRENT:
@@ -131,7 +132,7 @@ def _check_layers(skeleton: PreTrainedModel, takes_positions: bool) -> None:
 
 
 def no_interface(network: PreTrainedModel) -> ModelError:
-    """The error for a model that calls no attention of ours."""
+    """Return the error for a model whose attention cannot be replaced."""
     return ModelError(
         f"model: {type(network).__name__} does not let its attention be replaced (transformers' attention "
         "interface); use another architecture"
@@ -143,10 +144,11 @@ SET_CONTEXT = "set one with --context-length, which `outrider up` has too"
 
 
 def find_context_length(config: PretrainedConfig, asked: int, say: Callable[[str], None]) -> int:
-    """The most tokens of a sequence: the model's limit, less where its rotation changes with the length.
+    """Return the most tokens of a sequence: the model's limit, or fewer where its rotation changes with the
+    length.
 
     Raises:
-        ModelError: more are asked for, or there is no limit and none is.
+        ModelError: `asked` is more than the limit, or there is no limit and `asked` is 0.
     """
     text = config.get_text_config()
     limit = context_limit(text)
@@ -169,33 +171,33 @@ def find_context_length(config: PretrainedConfig, asked: int, say: Callable[[str
 
 
 def context_limit(text: PretrainedConfig) -> int | None:
-    """The most tokens that a configuration names; MPT, BLOOM and Kimi have names of their own for it."""
+    """Return the context length in a configuration; MPT, BLOOM and Kimi have names of their own for it."""
     names = ("max_position_embeddings", "max_seq_len", "seq_length", "model_max_length")
     return next((limit for name in names if (limit := getattr(text, name, None))), None)
 
 
 def rope_settings(config: PretrainedConfig) -> list[dict[str, Any]]:
-    """Rotary settings: one set, or one per kind of layer."""
+    """Return the rotary settings: one set, or one per kind of layer."""
     rope = getattr(config, "rope_parameters", None) or {}
     return [rope] if "rope_type" in rope else [value for value in rope.values() if isinstance(value, dict)]
 
 
 def eos_token_ids(network: PreTrainedModel) -> tuple[int, ...]:
-    """The tokens that end a text."""
+    """Return the ids of the tokens that end a text."""
     return _token_ids(network, "eos_token_id")
 
 
 def generation_setting(network: PreTrainedModel, name: str) -> int | None:
-    """A token id; None where there is none."""
+    """Return the first token id of a setting; None where there is none."""
     return next(iter(_token_ids(network, name)), None)
 
 
 def _token_ids(network: PreTrainedModel, name: str) -> tuple[int, ...]:
-    """Those that `generate` of transformers takes: of generation_config.json, and of config.json only where
-    there is no such file. Some name what no token has, such as -1 for none.
+    """Return the token ids that `generate` of transformers uses: those in generation_config.json, or those in
+    config.json if there is no such file. Ids that no token has, such as -1 for none, are left out.
 
     Raises:
-        ModelError: they are no whole numbers.
+        ModelError: they are not integers.
     """
     given = getattr(network.generation_config, name, None)
     ids = given if isinstance(given, list | tuple) else [] if given is None else [given]
@@ -205,7 +207,7 @@ def _token_ids(network: PreTrainedModel, name: str) -> tuple[int, ...]:
 
 
 def _cut_off(model: str) -> str:
-    """Which file of weights is not whole, as after a download that broke."""
+    """Return text that names an incomplete file of weights, as after a broken download."""
     for path in sorted(Path(model).glob("*.safetensors")):
         try:
             with safe_open(path, "pt"):

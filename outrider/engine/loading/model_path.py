@@ -1,5 +1,5 @@
-"""Where a model is: in a folder or on the Hugging Face hub. Light, so that a wrong name is found before torch
-is imported and before the hub is asked."""
+"""Where a model is: in a folder or on the Hugging Face hub. It imports little, so that a wrong name is found
+before torch is imported and before the hub is asked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outrider.protocol.errors import ModelError
 HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 """`name` or `owner/name`."""
 POINTER = b"version https://git-lfs"
-"""How Git LFS begins the small file that it leaves in place of one that was not fetched."""
+"""The beginning of the small file that Git LFS leaves in place of one that was not fetched."""
 WANTED = "give a folder with config.json and weights, or a hub id"
 
 
@@ -23,8 +23,8 @@ def check_model_path(model: str) -> None:
     id that begins like a folder.
 
     Raises:
-        ModelError: `model` is not set, no text, a path to a folder that does not exist, or to one whose files
-            were not fetched.
+        ModelError: `model` is not set, is not UTF-8, or is a path to a folder that does not exist or whose
+        files were not fetched.
     """
     if not model:
         raise ModelError(f"model: not set; {WANTED}")
@@ -45,7 +45,7 @@ def check_model_path(model: str) -> None:
 
 def _check_fetched(folder: Path) -> None:
     for path in (*sorted(folder.glob("*.safetensors")), *sorted(folder.glob("*.json"))):
-        with suppress(OSError), path.open("rb") as file:  # who loads it says why it cannot be read
+        with suppress(OSError), path.open("rb") as file:  # loading it will say why it cannot be read
             if file.read(len(POINTER)) == POINTER:
                 raise ModelError(
                     f"model: {path.name} in {str(folder)!r} only points to the file that Git LFS keeps; run "
@@ -54,7 +54,8 @@ def _check_fetched(folder: Path) -> None:
 
 
 def _is_utf8(name: str) -> bool:
-    """Whether a name can be sent. Python keeps bytes that are none in the locale's encoding as they are."""
+    """True if a name can be encoded. Python keeps bytes that are invalid in the locale's encoding as
+    surrogates."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -63,15 +64,16 @@ def _is_utf8(name: str) -> bool:
 
 
 def find_file(model: str, name: str) -> Path | None:
-    """A file of a model folder or hub id, which is fetched first; None when it has no such file.
+    """Return a file of a model folder, or of a hub id, from which it is fetched first; None if there is no
+    such file.
 
     Raises:
-        ModelError: the hub does not give it.
+        ModelError: the hub refuses it or cannot be reached.
     """
     if Path(model).is_dir():
         path = Path(model) / name
         return path if path.is_file() else None
-    from transformers.utils.hub import cached_file  # slow to import, and needed for hub ids alone
+    from transformers.utils.hub import cached_file  # slow to import, and only needed for hub ids
 
     try:
         found = cached_file(model, name, _raise_exceptions_for_missing_entries=False)
@@ -82,7 +84,7 @@ def find_file(model: str, name: str) -> Path | None:
 
 
 def cannot_load(model: str, problem: str) -> ModelError:
-    """The error for a model that is not what its name promised; a name that is no folder was asked for on the
+    """Return the error for a model that cannot be loaded. A name that is no folder was looked up on the
     hub."""
     if Path(model).is_dir():
         return ModelError(f"model: {model!r} {problem}; {WANTED}")

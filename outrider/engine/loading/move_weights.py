@@ -1,7 +1,7 @@
 """Moves a model's weights to its device, one after the other.
 
-Until then they are pages of mapped files, unless transformers had to convert or to merge them: the system
-drops such pages and reads them again as it likes, so the host holds no more than the largest weight.
+Until then they are pages of mapped files, unless transformers had to convert or merge them. The system can
+drop such pages and read them again, so the host needs memory only for the largest weight.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 PROGRESS_BYTES = 4 * 2**30
-"""After which it is said how far the move is."""
+"""Bytes moved between two reports of progress."""
 
 
 def move_weights(network: nn.Module, place: torch.device, say: Callable[[str], None]) -> None:
-    """Move parameters and buffers."""
+    """Move parameters and buffers to `place`."""
     total, moved, told = sum(weight.nbytes for weight in network.parameters()), 0, 0
     for weight in network.parameters():
         weight.data = weight.data.to(place)

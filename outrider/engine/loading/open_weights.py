@@ -1,4 +1,5 @@
-"""The weights of a checkpoint where they lie: safetensors says where in the file each one is."""
+"""The weights of a checkpoint, read from its files in parts: safetensors says where in a file each weight
+is."""
 
 from __future__ import annotations
 
@@ -24,11 +25,11 @@ class Weight(Protocol):
         """Its whole shape."""
 
     def __getitem__(self, place: Any) -> Tensor:
-        """The rows and columns of some slices."""
+        """Return the rows and columns that slices select."""
 
 
 class InMemory:
-    """A tensor as a `Weight`."""
+    """A tensor in memory as a `Weight`."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
@@ -42,7 +43,7 @@ class InMemory:
 
 
 class InFile:
-    """A tensor of an open file as a `Weight`; the whole of it stays mapped."""
+    """A tensor of an open file as a `Weight`; the whole tensor stays mapped."""
 
     def __init__(self, file: Any, name: str) -> None:
         self._file, self._name, self._slice = file, name, file.get_slice(name)
@@ -58,10 +59,10 @@ class InFile:
 
 
 class OpenWeights:
-    """The open safetensors files of a model: a folder's, or the hub's, which are fetched first.
+    """The open safetensors files of a model folder, or of a hub id, from which they are fetched first.
 
     Raises:
-        ModelError: there are none, or they cannot be read.
+        ModelError: there are no such files, or they cannot be read.
     """
 
     def __init__(self, model: str) -> None:
@@ -83,7 +84,7 @@ class OpenWeights:
 
 
 def by_module(weights: Mapping[str, Weight]) -> dict[str, dict[str, Weight]]:
-    """Weights by the names of their modules, in order, and what follows it."""
+    """Return weights by the names of their modules, sorted, and then by the last part of their own names."""
     modules: dict[str, dict[str, Weight]] = {}
     for name, weight in sorted(weights.items()):
         module, _, last = name.rpartition(".")

@@ -1,8 +1,8 @@
 """Models whose modules compute attention themselves, not through transformers' attention interface.
 
-For each such module there is a function here that makes queries, keys and values as the module does and hands
-them to a function of that interface. It takes the place of the module's `forward`, or of `_attn` where the
-module has a method for attention alone.
+For each such module there is a function here that computes queries, keys and values as the module does and
+passes them to a function of that interface. It replaces the module's `forward`, or `_attn` where the module
+has a method only for attention.
 
 Shapes: N packed tokens, one batch; Q query heads, H kv heads, D and V widths of keys and values.
 """
@@ -20,19 +20,19 @@ from transformers import AttentionInterface, PreTrainedModel
 from outrider.engine.loading.alibi import Alibi, alibi_of
 
 _THEIRS = ("eager", "sdpa")
-"""Attention that the modules compute themselves."""
+"""Names of the attention that the modules compute themselves."""
 Mix = Callable[..., Tensor]
-"""Takes a module, its query [1, Q, N, D], key and value [1, H, N, ...], and options: [1, N, Q, V]."""
+"""Takes a module, its query [1, Q, N, D], key and value [1, H, N, ...], and options; returns [1, N, Q, V]."""
 
 
 def has_known_attention(network: PreTrainedModel) -> bool:
-    """Whether modules of the model compute attention themselves, in a way that is known here."""
+    """True if modules of the model compute attention themselves, in a way that is known here."""
     return bool(_modules(network))
 
 
 def set_attention(network: PreTrainedModel, name: str) -> None:
-    """Make the model compute with this function of transformers' attention interface; with the name that its
-    configuration had at first it computes as at first."""
+    """Make the model compute with this function of transformers' attention interface. The name that its
+    configuration had at first restores its own attention."""
     modules = _modules(network)
     if not modules:
         network.set_attn_implementation(name)
@@ -48,7 +48,8 @@ def set_attention(network: PreTrainedModel, name: str) -> None:
 
 
 def _modules(network: PreTrainedModel) -> list[Any]:
-    """Those that are known here; code that comes with a model may have others of the same name."""
+    """Return the modules that are known here. Code that comes with a model may have others of the same
+    name."""
     return [
         module
         for module in network.modules()
@@ -68,7 +69,7 @@ def _mix(
 def _scored(
     module: Any, mix: Mix, query: Tensor, key: Tensor, value: Tensor, _: Any = None
 ) -> tuple[Tensor, None]:
-    """CodeGen turns queries and keys in float32."""
+    """CodeGen rotates queries and keys in float32."""
     query, key = query.to(value.dtype), key.to(value.dtype)
     return mix(module, query, key, value, scaling=query.shape[-1] ** -0.5).transpose(1, 2), None
 
@@ -82,7 +83,8 @@ def _gpt_neo(
 
 
 def _apart(fused: Tensor, groups: int, width: int) -> list[Tensor]:
-    """Queries, keys and values [1, heads, N, D] of rows in which those of a kv head follow each other."""
+    """Return queries, keys and values [1, heads, N, D] from rows in which those of each kv head follow each
+    other."""
     heads = fused.view(*fused.shape[:2], groups, -1, width)
     parts = heads[..., :-2, :].flatten(2, 3), heads[..., -2, :], heads[..., -1, :]
     return [part.transpose(1, 2) for part in parts]
@@ -129,4 +131,4 @@ _KNOWN: dict[str, tuple[str, Callable[..., tuple[Tensor, None]]]] = {
     "MptAttention": ("forward", _mpt),
     "XGLMAttention": ("forward", _xglm),
 }
-"""Modules, what of them is replaced, and by what."""
+"""Names of modules, the method that is replaced, and the function that replaces it."""

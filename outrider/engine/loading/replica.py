@@ -1,4 +1,5 @@
-"""What a draft and a verify replica do alike: load the model of their settings, and say what they serve."""
+"""What draft and verify replicas have in common: loading the model of their settings, and describing what
+they serve."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from outrider.telemetry.device_memory import device_memory
 def load_runner(
     config: EngineConfig, *, largest: StepSize, say: Callable[[str], None], deterministic: bool = False
 ) -> ModelRunner:
-    """The model with KV memory for `kv_tokens`, for steps of up to the `largest`; blocks.
+    """Return the model with KV memory for `kv_tokens`, for steps of up to the `largest` size. Blocks.
 
     Raises:
         ConfigError: a setting is wrong or the model cannot be loaded.
@@ -53,10 +54,10 @@ def runner_of(
     largest: StepSize,
     say: Callable[[str], None],
 ) -> ModelRunner:
-    """A loaded model with KV memory for what the settings ask for.
+    """Return a loaded model with the KV memory that the settings ask for.
 
     Raises:
-        ModelError: the memory does not hold it.
+        ModelError: the memory is too small.
     """
     pages = _kv_pages(config, loaded, say)
     runner = make_runner(loaded, pages, PAGE_SIZE, largest=largest, say=say)
@@ -65,9 +66,9 @@ def runner_of(
 
 
 def _kv_pages(config: EngineConfig, loaded: LoadedModel, say: Callable[[str], None]) -> int:
-    """Pages for what the settings ask for, or for what fits.
+    """Return the pages for the tokens that the settings ask for, or for as many as fit.
 
-    All ranks of a model need the same number, so what one of them has free does not count there.
+    All ranks of a model need the same number, so with several ranks the free memory of one does not count.
     """
     free = 0 if loaded.ranks > 1 else device_memory(str(loaded.device))[0]
     tokens = kv_capacity(config.kv_tokens, loaded.kv_bytes_per_token, free)
@@ -77,7 +78,7 @@ def _kv_pages(config: EngineConfig, loaded: LoadedModel, say: Callable[[str], No
 
 
 def largest_step(config: VerifyConfig) -> StepSize:
-    """The most that a step of a target has: the logits of every token may be wanted."""
+    """Return the largest size of a target's step: the logits of every token may be wanted."""
     return StepSize(config.max_step_tokens, config.max_step_tokens)
 
 
@@ -90,7 +91,7 @@ def model_info(
     replica: str,
     served_name: str = "",
 ) -> ModelInfo:
-    """What a replica of that name serves, in a new incarnation."""
+    """Return what the replica of this name serves, in a new incarnation."""
     return ModelInfo(
         model=served_name or loaded.name,
         vocabulary_hash=vocabulary_hash(files.tokenizer_json if files else None, loaded.vocabulary_size),

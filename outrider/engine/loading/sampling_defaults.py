@@ -17,20 +17,20 @@ NOT_FOLLOWED = (
     *("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty"),
     "num_beams",
 )
-"""With these transformers chooses other tokens, and no request has them."""
+"""Settings with which transformers chooses other tokens, and which requests do not have."""
 
 
 def load_sampling_defaults(model: str) -> dict[str, float]:
-    """What the file of a model folder or hub id says of `NAMES`; what it does not say is left out.
+    """Return the values of `NAMES` in the file of a model folder or hub id; unset names are left out.
 
     Raises:
-        ModelError: the file cannot be read, or a value can be none of a request.
+        ModelError: the file cannot be read, or a value would be invalid in a request.
     """
     return sampling_defaults(json_file(model, FILE), model)
 
 
 def not_followed(model: str) -> list[str]:
-    """Those of `NOT_FOLLOWED` that the file of a model folder or hub id sets.
+    """Return the settings in `NOT_FOLLOWED` that the file of a model folder or hub id sets.
 
     Raises:
         ModelError: the file cannot be read.
@@ -43,7 +43,7 @@ def sampling_defaults(settings: Mapping[str, Any], model: str) -> dict[str, floa
     """See `load_sampling_defaults`."""
     found = {name: settings[name] for name in NAMES if settings.get(name) is not None}
     if not settings.get("do_sample"):
-        found.pop("temperature", None)  # transformers decodes greedily then, whatever it is
+        found.pop("temperature", None)  # without it transformers decodes greedily
     try:
         if type(found.get("top_k", 0)) is not int:
             raise InvalidRequest("top_k", "must be a whole number")

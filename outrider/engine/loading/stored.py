@@ -1,4 +1,4 @@
-"""Loads a model whose checkpoint is quantized, without the packages that made it."""
+"""Loads a model whose checkpoint is quantized, without the packages that quantized it."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from outrider.engine.quantization.layouts import Layout
 from outrider.engine.quantization.modules import attach_codes, shapes_of_linears
 
 FULL = "full"
-"""Weights that are not quantized."""
+"""The format of weights that are not quantized."""
 
 
 def read_quantized(
     model: str, dtype: str, place: torch.device | None, trust_remote_code: bool, say: Callable[[str], None]
 ) -> tuple[PreTrainedModel, Any, str] | None:
-    """The model on the CPU, what transformers says of its weights, and the name of the format.
+    """Return the model on the CPU, transformers' report on its weights, and the name of the format.
 
-    Its weights are the numbers that the codes stand for. If it is to run on the CPU, layers have their codes
-    too; on another place that has kernels for codes, they have zeros that take no memory, and their codes.
-    Without a place numbers alone are wanted. None where the checkpoint is not quantized, or transformers
-    reads it.
+    Its weights are the numbers that the codes stand for. If `place` is the CPU, layers have their codes too.
+    On another place with kernels for codes, layers have their codes, and zeros that take no memory in place
+    of numbers. Without a place layers have only numbers. Returns None if the checkpoint is not quantized, or
+    if transformers reads it.
 
     Raises:
         ModelError: the format cannot be read.
@@ -65,7 +65,8 @@ def attach(
     codes: bool,
     experts: bool = False,
 ) -> None:
-    """Give layers, and `experts`, their codes, if they are to have some, and say how many have none."""
+    """Attach the codes to layers, and to experts if `experts`, unless `codes` is false; report how many have
+    none."""
     taken = attach_codes(network, found.codes, experts=experts) if codes else 0
     left = len(found.codes) + found.widened - taken
     if left:
@@ -74,7 +75,7 @@ def attach(
 
 
 def without_quantization(config: PretrainedConfig) -> PretrainedConfig:
-    """The same configuration, which no longer says that weights are quantized."""
+    """Return the same configuration without the settings of quantization."""
     for name in ("quantization_config", "compression_config"):
         if hasattr(config, name):
             delattr(config, name)
@@ -82,7 +83,8 @@ def without_quantization(config: PretrainedConfig) -> PretrainedConfig:
 
 
 def dtype_of(config: PretrainedConfig, asked: str) -> torch.dtype:
-    """What the numbers of a quantized checkpoint become: what is asked for; auto is the configuration's."""
+    """Return the dtype for the numbers of a quantized checkpoint: `asked`, or the configuration's if that is
+    auto."""
     if asked != "auto":
         found: torch.dtype = getattr(torch, asked)
         return found
@@ -91,7 +93,9 @@ def dtype_of(config: PretrainedConfig, asked: str) -> torch.dtype:
 
 
 def read_generation_config(network: PreTrainedModel, model: str) -> None:
-    """Set what the generation_config.json of a model says, or its config.json, as `from_pretrained` does."""
+    """Give a model its generation_config.json, or without one what its config.json says, as `from_pretrained`
+    does.
+    """
     try:
         network.generation_config = GenerationConfig.from_pretrained(model)
     except OSError:  # there is none

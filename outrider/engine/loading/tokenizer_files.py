@@ -16,9 +16,9 @@ from outrider.protocol.errors import ModelError
 log = logging.getLogger(__name__)
 
 OLDER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
-"""Any of these means a tokenizer from before `tokenizer.json`."""
+"""Files of which any means a tokenizer in a format older than `tokenizer.json`."""
 TEMPLATE_FILES = {"default": "chat_template.jinja", "tool_use": "additional_chat_templates/tool_use.jinja"}
-"""Chat templates by the names that `transformers` gives them."""
+"""Files of chat templates, by the names that `transformers` uses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +29,19 @@ class TokenizerFiles:
     chat_template: str = ""
     """Jinja source; empty: the model has no chat template."""
     special_tokens: dict[str, str] = field(default_factory=dict)
-    """By role, such as bos_token and eos_token: what chat templates refer to."""
+    """The special tokens by role, such as bos_token and eos_token; chat templates refer to them."""
     tool_chat_template: str = ""
-    """Jinja source for conversations with tools; empty: `chat_template` is for them too."""
+    """Jinja source for conversations with tools; empty: `chat_template` is used for these too."""
 
 
 def load_tokenizer(model: str) -> TokenizerFiles | None:
-    """The tokenizer of a model folder or hub id, as `AutoTokenizer` makes it of its files; None without one.
+    """Return the tokenizer of a model folder or hub id, as `AutoTokenizer` makes it from its files; None if
+    there is none.
 
-    With a tokenizer.json that does not obey `add_bos_token`, so neither does this.
+    With a tokenizer.json `AutoTokenizer` does not obey `add_bos_token`, so this does not either.
 
     Raises:
-        ModelError: there is no such model, or a file is there and cannot be read.
+        ModelError: there is no such model, or a file exists but cannot be read.
     """
     check_model_path(model)
     own = _file(model, "tokenizer.json")
@@ -63,7 +64,7 @@ def load_tokenizer(model: str) -> TokenizerFiles | None:
 
 
 def vocabulary_hash(tokenizer_json: bytes | None, vocabulary_size: int) -> str:
-    """What draft and target must agree on: the text of every token id.
+    """Return the hash of what draft and target must agree on: the text of every token id.
 
     The size of the output layer does not count when there is a tokenizer, because models of one family
     pad it differently. Without a tokenizer there is only the size.
@@ -84,10 +85,10 @@ def vocabulary_hash(tokenizer_json: bytes | None, vocabulary_size: int) -> str:
 
 
 def _converted(model: str) -> bytes | None:
-    """A tokenizer.json made from the files that came before it; None when there are none."""
+    """Return a tokenizer.json made from files in older formats; None if there are none."""
     if not any(_file(model, name) is not None for name in OLDER_FILES):
         return None
-    from transformers import AutoTokenizer  # slow to import, and needed for old formats alone
+    from transformers import AutoTokenizer  # slow to import, and only needed for old formats
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(model)
@@ -100,10 +101,10 @@ def _converted(model: str) -> bytes | None:
 
 
 def _rebuilt(model: str, own: bytes) -> bytes:
-    """The tokenizer.json with what the class in tokenizer_config.json makes of it.
+    """Return the tokenizer.json as the class in tokenizer_config.json changes it.
 
-    Classes such as LlamaTokenizer take the vocabulary of the file alone, and split text their own way.
-    Tokens that they add are left out: the model has none of them.
+    Classes such as LlamaTokenizer use only the vocabulary of the file, and split text in their own way.
+    Tokens that they add are left out, because the model does not have them.
     """
     from transformers import AutoTokenizer, TokenizersBackend
 
@@ -122,16 +123,16 @@ def _rebuilt(model: str, own: bytes) -> bytes:
 
 
 def _file(model: str, name: str) -> bytes | None:
-    """Content of one file of a model folder or hub id; None when it has no such file."""
+    """Return the content of a file of a model folder or hub id; None if it has no such file."""
     path = find_file(model, name)
     return path.read_bytes() if path is not None else None
 
 
 def json_file(model: str, name: str) -> dict[str, Any]:
-    """An object in a file of a model folder or hub id; empty when it has no such file.
+    """Return the JSON object in a file of a model folder or hub id; empty if it has no such file.
 
     Raises:
-        ModelError: the file is no JSON.
+        ModelError: the file is not JSON.
     """
     content = _file(model, name)
     try:
@@ -142,7 +143,8 @@ def json_file(model: str, name: str) -> dict[str, Any]:
 
 
 def _templates(model: str, settings: dict[str, Any]) -> dict[str, str]:
-    """The chat templates by name. Files come before tokenizer_config.json, which has one or several."""
+    """Return the chat templates by name. Files take precedence over tokenizer_config.json, which may have one
+    or several templates."""
     files = {name: content for name, path in TEMPLATE_FILES.items() if (content := _file(model, path))}
     if files:
         return {name: _text(model, TEMPLATE_FILES[name], content) for name, content in files.items()}
@@ -161,7 +163,7 @@ def _text(model: str, name: str, template: bytes) -> str:
 
 
 def _token_text(value: Any) -> str:
-    """A special token is written as its text or as an object with `content`."""
+    """Return the text of a special token, which is written as text or as an object with `content`."""
     text = value.get("content") if isinstance(value, dict) else value
     return text if isinstance(text, str) else ""
 

@@ -1,4 +1,4 @@
-"""Which weights a model has: a short name that is the same wherever the same files are."""
+"""Names the weights of a model: the short name is the same wherever the files are the same."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ CHUNK = 1 << 22
 
 
 def weights_version(model: str, *settings: str) -> str:
-    """The beginning of a hash of a model's files, and of settings that change what it computes. Reads all of
-    them; empty where they are not at hand.
+    """Return the beginning of a hash of a model's files, and of settings that change what it computes.
+
+    This reads all files. The result is empty where the files are not local.
 
     Raises:
         ModelError: there is no such folder.

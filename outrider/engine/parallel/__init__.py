@@ -1,1 +1,1 @@
-"""One model in several processes, its ranks: each has a part of every layer (tensor parallel)."""
+"""One model in several processes, its ranks. Each rank has a part of every layer (tensor parallel)."""

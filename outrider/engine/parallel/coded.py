@@ -1,4 +1,4 @@
-"""A rank's part of a quantized checkpoint: of each layer its slices of codes, scales and zeros."""
+"""A rank's part of a quantized checkpoint: its slices of each layer's codes, scales and zeros."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from outrider.engine.quantization.layouts import BLOCKS, ORDER, SHAPE, Layout, P
 from outrider.protocol.errors import ModelError
 
 _OF_GROUPS = ("scale", "zero")
-"""In the names of tensors that belong to groups."""
+"""Parts of the names of tensors that have one entry per group."""
 _Layer: TypeAlias = Mapping[str, Weight]
 
 
 def common_step(weights: Mapping[str, Weight], layout: Layout, shares: Mapping[str, Share]) -> int:
-    """Numbers that stay together where a rank may else have any: those of a group, a block or a word.
+    """Return how many numbers stay together where a rank could otherwise have any: those of a group, a block
+    or a word.
 
     Raises:
-        ModelError: tensors have shapes that do not show it.
+        ModelError: the shapes of tensors do not show it.
     """
     step = 1
     for share, _, axes in _coded(weights, layout, shares):
@@ -34,7 +35,7 @@ def common_step(weights: Mapping[str, Weight], layout: Layout, shares: Mapping[s
 
 
 def check_coded(weights: Mapping[str, Weight], layout: Layout, cuts: Cuts) -> None:
-    """Look whether all layers can be cut; reads next to nothing of them.
+    """Check that all layers can be cut; this reads hardly any of their data.
 
     Raises:
         ModelError: a cut would fall between numbers that share an entry.
@@ -44,7 +45,7 @@ def check_coded(weights: Mapping[str, Weight], layout: Layout, cuts: Cuts) -> No
 
 
 def coded_parts(weights: Mapping[str, Weight], layout: Layout, cuts: Cuts) -> Iterator[tuple[str, Parts]]:
-    """A rank's tensors of every module, by the module's name; they are read as they are asked for."""
+    """Yield a rank's tensors of every module, with the module's name. They are read on demand."""
     for module, layer in by_module(weights).items():
         share = share_of(cuts.shares, module)
         axes: Mapping[str, Along | None] = dict.fromkeys(layer)
@@ -62,7 +63,7 @@ def coded_parts(weights: Mapping[str, Weight], layout: Layout, cuts: Cuts) -> It
 def _coded(
     weights: Mapping[str, Weight], layout: Layout, shares: Mapping[str, Share]
 ) -> Iterator[tuple[Share, str, Along]]:
-    """The names of all tensors of quantized layers that are shared, and what their axes run along."""
+    """Yield all tensors of shared quantized layers: the share, the name, and what the axes run along."""
     for module, layer in by_module(weights).items():
         share = share_of(shares, module)
         if share is not None and layout.mark(frozenset(layer)):
@@ -71,10 +72,10 @@ def _coded(
 
 
 def _axes(layer: _Layer, layout: Layout, share: Share) -> dict[str, Along]:
-    """What the axes of a layer's tensors run along, in the order of their names.
+    """Return what the axes of each of a layer's tensors run along.
 
-    Groups whose numbers follow each other need no list of what is in which. Else a rank may have numbers of
-    any group, so it gets the scales and zeros of all.
+    Groups of consecutive numbers need no list of the group of each number. With such a list a rank may have
+    numbers of any group, so it gets the scales and zeros of all.
     """
     blocks = "weight" in layer and layer["weight"][0:1].is_floating_point()
     known = BLOCKS if blocks else layout.entries
@@ -108,7 +109,7 @@ def _along(
 
 
 def _numbers(size: int, count: int, known: tuple[int, ...], name: str) -> int:
-    """How many of `size` numbers have one of `count` entries."""
+    """Return how many of `size` numbers share one of `count` entries."""
     if count in (1, size):
         return size // count
     exact = [size // count] if size % count == 0 else []

@@ -1,7 +1,8 @@
 """Which part of each weight a rank holds.
 
-Where there are more ranks than kv heads, several ranks hold the same one. Columns of the MLP are shared in
-steps, as evenly as these allow; of the vocabulary every rank has as many words, the last ones perhaps zeros.
+Where there are more ranks than kv heads, several ranks hold the same head. Columns of the MLP are shared in
+steps, as evenly as these allow. Every rank has equally many words of the vocabulary; those past its end are
+zeros.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from outrider.engine.loaded_model import Geometry
 from outrider.protocol.errors import ModelError
 
 WHOLE = -1
-"""In place of a side: nothing is cut."""
+"""Stands in place of a side where nothing is cut."""
 Span: TypeAlias = tuple[int, int]
 """Rows or columns [first, end)."""
 Along: TypeAlias = Sequence[tuple[int, int]]
-"""Of each axis of a tensor, which side of a weight it runs along, and how many numbers have one entry."""
+"""For each axis of a tensor, the side of a weight that it runs along, and how many numbers share one
+entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +42,12 @@ class Cuts:
     rank: int
     ranks: int
     step: int = 1
-    """Numbers of one group of codes, which stay together: columns of the MLP, words of the vocabulary."""
+    """Numbers that stay together because they share a group of codes: columns of the MLP, words of the
+    vocabulary."""
 
     def cut(self, name: str, shape: Sequence[int], along: Along | None = None) -> Cut | None:
-        """What this rank has of a tensor, by its name in a checkpoint and its shape; None: all of it.
+        """Return this rank's part of the tensor with this name in a checkpoint and this shape; None: all of
+        it.
 
         Raises:
             ModelError: the cut would fall between numbers that share an entry.
@@ -67,10 +71,10 @@ class Cuts:
         return tuple(sizes)
 
     def check(self, geometry: Geometry, group: int = 1) -> None:
-        """Refuse a number of ranks that does not divide a model, or groups of so many numbers.
+        """Refuse a number of ranks that does not divide a model, or that would cut groups of `group` numbers.
 
         Raises:
-            ModelError: says what is not divided.
+            ModelError: the text says what cannot be divided.
         """
         few, many = sorted((geometry.kv_heads, self.ranks))
         if geometry.query_heads % self.ranks:
@@ -85,7 +89,7 @@ class Cuts:
                 raise self._refused(f"cannot share the {share.runs[0]} columns of the MLP{steps}")
 
     def _entries(self, axis: int, numbers: int, share: Share, name: str) -> Cut:
-        """A rank's part along an axis that has one entry for so many numbers."""
+        """Return a rank's part along an axis that has one entry per `numbers` numbers."""
         spans, size = self._spans(share)
         for span in spans:
             if any(edge % numbers and edge != share.shape[share.side] for edge in span):
@@ -94,7 +98,7 @@ class Cuts:
         return Cut(axis, entries, -(-size // numbers))
 
     def _spans(self, share: Share) -> tuple[tuple[Span, ...], int]:
-        """A rank's part of a module along its side, and the numbers of it, zeros behind it included."""
+        """Return a rank's part of a module along its side, and its size including the zeros after it."""
         if share.words:
             words, last = -(-share.runs[0] // (self.ranks * self.step)) * self.step, share.runs[0]
             first = self.rank * words
@@ -108,7 +112,7 @@ class Cuts:
         return tuple(spans), sum(end - first for first, end in spans)
 
     def _pieces(self, count: int) -> Span:
-        """A rank's of so many pieces: one at least, which other ranks may have too."""
+        """Return a rank's range of `count` pieces: at least one, which other ranks may have too."""
         first = self.rank * count // self.ranks
         return first, max(first + 1, (self.rank + 1) * count // self.ranks)
 
@@ -117,7 +121,7 @@ class Cuts:
 
 
 def _plain(share: Share, shape: Sequence[int]) -> Along:
-    """Of tensors that are not quantized."""
+    """Return what the axes of a tensor that is not quantized run along."""
     shape = shape[share.stacked :]
     sides = (IN, OUT) if share.turned and len(shape) > 1 else (OUT, IN)
     axes = [(side, 1) for side, _ in zip(sides, shape, strict=False)]
@@ -125,5 +129,5 @@ def _plain(share: Share, shape: Sequence[int]) -> Along:
 
 
 def heads_of(geometry: Geometry, ranks: int) -> tuple[int, int]:
-    """Query and kv heads of one rank."""
+    """Return the numbers of query and kv heads of one rank."""
     return geometry.query_heads // ranks, max(1, geometry.kv_heads // ranks)

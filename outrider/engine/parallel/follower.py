@@ -1,4 +1,4 @@
-"""The process of a rank that follows: it computes its part of every step that rank 0 sends."""
+"""The process of a follower, a rank other than 0: it computes its part of every step that rank 0 sends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from outrider.telemetry.logs import configure_logging, get_logger
 
 logger = get_logger(MODULE)
 READY = "ready"
-"""Stages: the first step may come; what was spent is said."""
+"""The stage at which all ranks are ready for the first step."""
 
 
 def main() -> int:
@@ -41,16 +41,18 @@ def main() -> int:
 
 
 def order_of(config: VerifyConfig) -> Order:
-    """The order of a rank that was started on a machine of its own."""
+    """Return the order of a rank that was started on a machine of its own."""
     pin_cpus(config.cpus)
     address, rank = config.tensor_parallel_address, config.tensor_parallel_rank
     return Order(config=config, rank=rank, meeting=address, seconds=MAX_WAIT_SECONDS)
 
 
 def carry_out(order: Order) -> None:
-    """Load a rank's part of the model and follow rank 0 until it closes. Signals that ask for an end are
-    ignored: rank 0 drains first. One that was started by itself ends with them until it has met rank 0, which
-    may be gone for good, and its place taken by a new one that waits for a new rank.
+    """Load a rank's part of the model and follow rank 0 until it closes.
+
+    Signals that ask the process to end are ignored: rank 0 drains first. A rank that was started by hand
+    obeys them until it has met rank 0, which may be gone for good and replaced by one that waits for a new
+    rank.
 
     Raises:
         ConfigError: the model cannot be loaded.
@@ -78,7 +80,7 @@ def _ignore_signals() -> None:
 
 def _end_with_input() -> None:
     """End this process when rank 0's has ended, in whatever way."""
-    # Not through `sys.stdin`: Python aborts where a thread still reads that as it ends.
+    # This does not use `sys.stdin`: Python aborts if a thread still reads it at exit.
     while os.read(sys.stdin.fileno(), 1):
         pass
     os._exit(0)

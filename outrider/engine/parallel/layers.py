@@ -1,4 +1,5 @@
-"""What a fused decoder of one rank asks of the others: sums of products, and logits side by side."""
+"""What a rank's fused decoder needs from the other ranks: sums of products, and their columns of the
+logits."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from outrider.engine.parallel.ranks import Ranks
 
 
 class SharedLinear(nn.Module):
-    """A linear layer of whose input each rank has some columns."""
+    """A linear layer whose input columns are divided among the ranks."""
 
     def __init__(self, part: nn.Module, ranks: Ranks) -> None:
         super().__init__()
@@ -27,7 +28,7 @@ class SharedLinear(nn.Module):
 
 
 class SharedEmbedding(nn.Module):
-    """An embedding of whose vocabulary each rank has as many rows, from `first` on."""
+    """An embedding whose rows are divided evenly among the ranks."""
 
     def __init__(self, part: nn.Embedding, ranks: Ranks) -> None:
         super().__init__()
@@ -35,7 +36,7 @@ class SharedEmbedding(nn.Module):
         self._first = ranks.rank * part.num_embeddings
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """[N] int64 -> [N, C]: rows of other ranks are zeros here, and sums with zeros are exact."""
+        """[N] int64 -> [N, C]: rows of other ranks count as zeros here, and sums with zeros are exact."""
         places = tokens - self._first
         ours = (places >= 0) & (places < self.part.num_embeddings)
         rows = self.part(torch.where(ours, places, 0))
@@ -43,20 +44,21 @@ class SharedEmbedding(nn.Module):
 
 
 class SharedHead(nn.Module):
-    """An output layer of whose vocabulary each rank has as many rows; behind `size` are none."""
+    """An output layer whose rows are divided evenly among the ranks; those from `size` on are padding."""
 
     def __init__(self, part: nn.Module, ranks: Ranks, size: int) -> None:
         super().__init__()
         self.part, self._ranks, self._size = part, ranks, size
 
     def forward(self, x: Tensor) -> Tensor:
-        """[W, C] -> [W, V] on rank 0; on the others what they have of it."""
+        """[W, C] -> [W, V] on rank 0; on other ranks only their own columns."""
         logits: Tensor = self.part(x)
         return self._ranks.columns(logits)[:, : self._size]
 
 
 def connect(decoder: FusedDecoder, ranks: Ranks, vocabulary: int, *, together: bool) -> None:
-    """Have a rank's decoder give the whole model's results; `together` tells of norms over all heads."""
+    """Make a rank's decoder compute the whole model's results; `together`: queries and keys have norms over
+    all heads."""
     for layer in decoder.stack:
         if together:
             layer.settings = _norms_together(layer.settings, ranks)
@@ -66,7 +68,7 @@ def connect(decoder: FusedDecoder, ranks: Ranks, vocabulary: int, *, together: b
                 layer.mlp.together = ranks.sum
             case GatedMlp() | PlainMlp():
                 layer.mlp.down = SharedLinear(layer.mlp.down, ranks)
-            case ForeignMlp():  # of which no rank has a part
+            case ForeignMlp():  # which no rank has a part of
                 pass
             case _:
                 assert_never(layer.mlp)
@@ -76,9 +78,10 @@ def connect(decoder: FusedDecoder, ranks: Ranks, vocabulary: int, *, together: b
 
 
 def _norms_together(settings: LayerSettings, ranks: Ranks) -> LayerSettings:
-    """With means over the heads of all ranks, who have as many; each kv head counts equally often."""
+    """Return settings whose norms take means over the heads of all ranks. Ranks have equally many heads, and
+    each kv head counts equally often."""
     norm = settings.head_norm
-    if norm is not None:  # of one query head and one kv head: it looked like one over each head
+    if norm is not None:  # with one query head and one kv head it looked like a norm over each head
         queries, keys = (replace(norm, weight=weight) for weight in norm.weight)
         settings = replace(settings, head_norm=None, whole_norms=(queries, keys))
     return replace(settings, whole_means=lambda means: ranks.sum(means) / ranks.size)

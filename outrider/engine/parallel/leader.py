@@ -1,4 +1,5 @@
-"""Rank 0: starts the others, checks that together they compute the model, and has them follow its runner."""
+"""Rank 0: starts the other ranks, checks that together they compute the model, and makes them follow its
+runner."""
 
 from __future__ import annotations
 
@@ -27,10 +28,10 @@ class Group(Leading):
     """All ranks of a replica, seen from rank 0; the mirror of its runner."""
 
     def __init__(self, order: Order, shard: Shard) -> None:
-        """Start the ranks of this machine and wait for all.
+        """Start the ranks of this machine and wait until all ranks have come.
 
         Raises:
-            LostRank: one did not come.
+            LostRank: a rank did not come.
         """
         config = order.config
         self._folder = tempfile.TemporaryDirectory(prefix="outrider-ranks-")
@@ -78,10 +79,10 @@ def load_parallel(
     say: Callable[[str], None],
     seconds: float = MAX_WAIT_SECONDS,
 ) -> ParallelRunner:
-    """The model in `tensor_parallel` ranks, this process being rank 0, with KV memory for
-    `kv_tokens`; blocks.
+    """Return the model in `tensor_parallel` ranks, of which this process is rank 0, with KV memory for
+    `kv_tokens`. Blocks.
 
-    A rank that takes `seconds` longer than another to its part of a product is lost.
+    A rank that takes `seconds` longer than another for its part of a product is lost.
 
     Raises:
         ConfigError: a setting is wrong or the model cannot be loaded.

@@ -1,4 +1,4 @@
-"""Where ranks find each other: a file for those of one machine, a port of rank 0 for those of several."""
+"""Where ranks find each other: a file for ranks of one machine, a port of rank 0 for ranks of several."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 def open_store(order: Order) -> Store:
-    """The store that the ranks meet at.
+    """Return the store in which the ranks meet.
 
     Raises:
         LostRank: rank 0 does not answer at its address, or its port is taken.
@@ -36,10 +36,10 @@ def open_store(order: Order) -> Store:
 
 
 def device_of(order: Order) -> torch.device:
-    """The device of a rank: of one machine's GPUs the one with its number.
+    """Return the device of a rank: if all ranks are on one machine, the GPU with the rank's number.
 
     Raises:
-        ModelError: there is none.
+        ModelError: there is no such device.
     """
     place = find_device(order.config.device)
     if place.type != "cuda" or order.config.tensor_parallel_address:

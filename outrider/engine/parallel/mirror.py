@@ -1,11 +1,12 @@
-"""Steps as one buffer of numbers: rank 0 sends what it runs, the others run the same on their own pages.
+"""Steps as one buffer of numbers: rank 0 sends what it runs, and the other ranks run the same on their own
+pages.
 
     number of batches of moves, number of segments
     each batch      its length; sources, destinations
     each segment    the lengths that follow, committed entries; tokens, parents, wanted tokens, earlier
                     scratch entries' parents, pages
 
-A step says all that is needed to plan it: the other ranks keep no account of sequences.
+A step holds everything that is needed to plan it: the other ranks keep no account of sequences.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from outrider.engine.runner import ModelRunner
 from outrider.engine.step import Segment
 
 MAX_BATCHES = 1024
-"""Batches of moves that wait for a step; with more they are sent without one."""
+"""Most batches of moves that wait for a step. More are sent without one."""
 _CHAIN = -1
-"""In place of the number of parents: each token continues the one before it."""
+"""Stands in place of the number of parents where each token continues the one before it."""
 
 
 class Leading:
@@ -46,7 +47,7 @@ class Leading:
             self.step([])
 
     def end(self) -> None:
-        """Have the others leave `follow`. Raises LostRank when one is gone."""
+        """Make the other ranks leave `follow`. Raises LostRank when one is gone."""
         self._moves = []
         self._ranks.send(np.empty(0, dtype=np.int64))
 
@@ -66,7 +67,8 @@ def follow(runner: ModelRunner, ranks: Ranks) -> None:
 
 
 def step_words(segments: Sequence[Segment], moves: Sequence[Sequence[Move]]) -> Words:
-    """A step, whose tokens are not appended yet but have their pages, behind some batches of moves."""
+    """Return a step and the batches of moves before it. Its tokens have their pages but are not appended
+    yet."""
     numbers = [len(moves), len(segments)]
     for batch in moves:
         numbers.append(len(batch))
@@ -82,14 +84,14 @@ def step_words(segments: Sequence[Segment], moves: Sequence[Sequence[Move]]) -> 
 
 
 def read_step(words: Words, pool: PagePool) -> tuple[list[list[Move]], list[Segment]]:
-    """The batches of moves and the segments of `step_words`; `pool` says how large pages are."""
+    """Return the batches of moves and the segments of `step_words`; `pool` says how large pages are."""
     left = iter(words.tolist())
     batches, segments = next(left), next(left)
     return [_moves(left) for _ in range(batches)], [_segment(left, pool) for _ in range(segments)]
 
 
 class MirroredKv(SequenceKv):
-    """Another rank's sequence as it was before a step; enough of it to plan the step."""
+    """As much of another rank's sequence before a step as is needed to plan the step."""
 
     def __init__(self, pool: PagePool, pages: list[int], length: int, parents: Sequence[int]) -> None:
         self._length = length

@@ -1,4 +1,4 @@
-"""What a rank is told: the settings of its replica, which rank it is, and where the ranks meet."""
+"""What a rank gets at start: the settings of its replica, its number, and where the ranks meet."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def check_settings(config: VerifyConfig) -> None:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port.
+    """Return the host and the port of an address.
 
     Raises:
-        ConfigError: it is not host:port.
+        ConfigError: the address is not host:port.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
@@ -53,7 +53,8 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def cpu_share(config: VerifyConfig, rank: int) -> str:
-    """The cores of a rank: an equal part of `cpus`, or all of them where there are fewer than ranks."""
+    """Return the cores of a rank: an equal part of `cpus`, or all of them where there are fewer cores than
+    ranks."""
     ranks = config.tensor_parallel
     cores = parse_cpus("cpus", config.cpus)
     if config.tensor_parallel_address or len(cores) < ranks:
@@ -62,7 +63,8 @@ def cpu_share(config: VerifyConfig, rank: int) -> str:
 
 
 def missing_cores(config: VerifyConfig) -> str | None:
-    """What to say where the ranks of this machine have more threads than there are cores; else None."""
+    """Return a warning if the ranks of this machine have more threads than there are cores, otherwise
+    None."""
     local = 1 if config.tensor_parallel_address else config.tensor_parallel
     cores = len(parse_cpus("cpus", config.cpus)) or os.cpu_count() or 1
     if local * config.threads <= cores:

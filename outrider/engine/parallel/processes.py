@@ -1,6 +1,6 @@
 """The processes of the ranks 1, 2, ... on this machine, which end with this one.
 
-Each reads its order from its standard input and ends when that does, however this process ended.
+Each reads its order from its standard input and ends when the input ends, however this process ends.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from outrider.protocol.errors import LostRank
 
 MODULE = "outrider.engine.parallel.follower"
 END_SECONDS = 5.0
-"""For a rank to end by itself; then it is killed."""
+"""Seconds for a rank to end by itself; then it is killed."""
 
 
 class Processes:
-    """Running ranks; all methods but `start` are for any thread."""
+    """Running ranks. Any thread may call the methods."""
 
     def __init__(self, orders: Sequence[Order]) -> None:
         self._closing = False
         self._running = {order.rank: _start(order) for order in orders}
 
     def check(self) -> None:
-        """Look whether all still run.
+        """Check that all still run.
 
         Raises:
-            LostRank: one has ended.
+            LostRank: a rank has ended.
         """
         for rank, process in self._running.items():
             if (status := process.poll()) is not None:
                 raise LostRank(_lost(rank, status))
 
     def watch(self, on_loss: Callable[[str], None]) -> None:
-        """Call `on_loss`, on a thread, when a rank ends before `close`; it gets a sentence."""
+        """Call `on_loss` with a sentence, on a thread, when a rank ends before `close`."""
         for rank, process in self._running.items():
             threading.Thread(
                 target=self._wait, args=(rank, process, on_loss), name=f"rank {rank}", daemon=True
             ).start()
 
     def close(self) -> None:
-        """End them, by force if need be."""
+        """End all ranks, by force if needed."""
         self._closing = True
         for process in self._running.values():
             assert process.stdin is not None
@@ -64,11 +64,11 @@ class Processes:
 
 
 def _start(order: Order) -> subprocess.Popen[bytes]:
-    """A process in a session of its own, so that Ctrl-C reaches rank 0 alone."""
+    """Start a process in a session of its own, so that Ctrl-C reaches only rank 0."""
     process = subprocess.Popen(
         [sys.executable, "-m", MODULE],
         stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,  # rank 0 says there that it is ready
+        stdout=subprocess.DEVNULL,  # only rank 0 reports there that it is ready
         start_new_session=True,
     )
     assert process.stdin is not None

@@ -1,10 +1,10 @@
-"""The processes that hold one model, as they talk to each other through torch.distributed.
+"""Communication between the processes that hold one model, through torch.distributed.
 
-Two groups: products and logits go over one whose waits are short, so that a rank that hangs is noticed; steps
-go out over another, on which ranks wait for as long as nothing is to do.
+There are two groups. Products and logits use one with short timeouts, so that a rank that hangs is noticed.
+Steps use the other, on which ranks wait as long as there is nothing to do.
 
-Sums are made of what all ranks say, in the order of the ranks, in float32: so their bits depend neither on
-timing nor on the batch, which those of an all-reduce do, and all ranks have the same.
+Sums add the parts of all ranks in the order of the ranks, in float32. So all ranks have the same bits, which,
+unlike those of an all-reduce, depend neither on timing nor on the batch.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from outrider.protocol.errors import LostRank
 
 Words = npt.NDArray[np.int64]
 MAX_WAIT_SECONDS = 60.0
-"""For another rank's part of a product; after it that rank hangs."""
+"""Longest wait for another rank's part of a product. A rank that takes longer counts as hanging."""
 MAX_LOAD_SECONDS = 600.0
-"""For another rank to start or to load what is as much as this rank's."""
+"""Longest wait for another rank to start, or to load a part as large as this rank's."""
 _NO_LIMIT = timedelta(days=365)
 _FIRST_WORDS = 1024
-"""Of a step are sent at once, with its length; few steps have more."""
+"""Words of a step that are sent together with its length; few steps have more."""
 _POLL_SECONDS = 0.05
 
 
 class Ranks:
-    """This process among the ranks of a model; rank 0 leads. For one thread at a time."""
+    """This process among the ranks of a model; rank 0 leads. One thread at a time may use it."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Ranks:
         seconds: float = MAX_WAIT_SECONDS,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Wait for the others and connect to them; `check` is called meanwhile and may raise.
+        """Wait for the other ranks and connect to them; `check` is called meanwhile and may raise.
 
         Raises:
             LostRank: one did not come.
@@ -62,16 +62,16 @@ class Ranks:
             dist.init_process_group(
                 backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=seconds)
             )
-            # Rank 0 waits until the others take a step, they wait until there is one.
+            # Rank 0 waits until the others take a step. The others wait until there is one.
             wait = timedelta(seconds=seconds) if rank == 0 else _NO_LIMIT
             self._steps = dist.new_group(backend="gloo", timeout=wait)
 
     def report(self, stage: str, content: str = "") -> None:
-        """Say that this rank has come to a stage."""
+        """Report that this rank has reached a stage, with some content."""
         self._store.set(f"{stage}/{self.rank}", content)
 
     def meet(self, stage: str) -> None:
-        """Come to a stage together.
+        """Reach a stage together.
 
         Raises:
             LostRank: a rank did not within MAX_LOAD_SECONDS.
@@ -80,10 +80,10 @@ class Ranks:
         self.wait_for(stage)
 
     def wait_for(self, stage: str, ranks: Sequence[int] | None = None) -> list[str]:
-        """What all ranks, or some, said when they came to a stage.
+        """Return what all ranks, or `ranks`, reported when they reached a stage.
 
         Raises:
-            LostRank: one did not come within MAX_LOAD_SECONDS.
+            LostRank: a rank did not reach it within MAX_LOAD_SECONDS.
         """
         wanted = range(self.size) if ranks is None else ranks
         keys = [f"{stage}/{rank}" for rank in wanted]
@@ -99,7 +99,7 @@ class Ranks:
             return [self._store.get(key).decode() for key in keys]
 
     def send(self, words: Words) -> None:
-        """Give the other ranks a step [n] int64; rank 0 alone.
+        """Send a step [n] int64 to the other ranks; only for rank 0.
 
         Raises:
             LostRank: one is gone.
@@ -113,7 +113,7 @@ class Ranks:
                 dist.broadcast(torch.from_numpy(words[len(first) :].copy()), 0, group=self._steps)
 
     def receive(self) -> Words:
-        """The next step [n] int64 of rank 0, however long it takes; the other ranks alone.
+        """Wait for the next step [n] int64 of rank 0, without a timeout; only for the other ranks.
 
         Raises:
             LostRank: rank 0 is gone.
@@ -129,7 +129,7 @@ class Ranks:
         return received
 
     def sum(self, part: Tensor) -> Tensor:
-        """The sum of all ranks' parts, on every rank, in the dtype of the parts.
+        """Return the sum of all ranks' parts, on every rank, in the dtype of the parts.
 
         Raises:
             LostRank: one is gone, or hangs.
@@ -137,13 +137,13 @@ class Ranks:
         parts = part.new_empty(self.size, *part.shape)
         with self._noticing():
             dist.all_gather(list(parts.unbind(0)), part.contiguous())
-        total = parts[0].float()  # the same tensor in float32, else a copy
+        total = parts[0].float()  # the same tensor if it is float32, otherwise a copy
         for other in parts[1:]:
             total += other
         return total.to(part.dtype)
 
     def columns(self, part: Tensor) -> Tensor:
-        """[N, n] of each rank -> [N, ranks * n] on rank 0, side by side; the others get their own part back.
+        """[N, n] of each rank -> [N, ranks * n] on rank 0, side by side; other ranks get their own part back.
 
         Raises:
             LostRank: one is gone, or hangs.
@@ -160,7 +160,7 @@ class Ranks:
 
     @property
     def failed(self) -> bool:
-        """A rank is known to be gone."""
+        """True once a rank is known to be gone."""
         return self._failed
 
     @contextmanager
@@ -169,6 +169,6 @@ class Ranks:
             yield
         except RuntimeError as error:
             self._failed = True
-            self._check()  # may know more
+            self._check()  # may raise a clearer error
             reason = str(error).strip().split("\n", 1)[0]
             raise LostRank(f"tensor_parallel: a rank is gone or hangs ({reason})") from error

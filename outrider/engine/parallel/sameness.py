@@ -1,5 +1,8 @@
-"""Ranks that are started one by one may have different models: an old rank that a rollout left, a wrong path.
-Together they would compute neither, so they compare what they have before they load it."""
+"""Checks that all ranks have the same model.
+
+Ranks that are started one by one may have different models: a rollout left an old rank, or a path is wrong.
+Together they would compute neither model, so they compare what they have before they load it.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,15 @@ from outrider.engine.parallel.ranks import Ranks
 from outrider.protocol.errors import ModelError
 
 SETTINGS = {"context_length", "deterministic", "dtype", "kv_dtype", "kv_tokens", "weights"}
-"""That shape what all ranks compute."""
+"""Settings that determine what all ranks compute."""
 
 
 def digest_of(settings: VerifyConfig, config: PretrainedConfig, weights: Mapping[str, Weight]) -> str:
-    """Of this version, settings, a model's configuration and the first row of each of its weights: one that
-    was trained further differs in most, and all of a large one takes minutes to read."""
+    """Return the digest of this version, the settings, a model's configuration and the first row of each of
+    its weights.
+
+    A model that was trained further differs in most rows, and reading all of a large model takes minutes.
+    """
     told = [__version__, settings.model_dump(include=SETTINGS), config.to_dict() | {"_name_or_path": ""}]
     digest = hashlib.blake2b(json.dumps(told, sort_keys=True, default=str).encode(), digest_size=16)
     for name, weight in sorted(weights.items()):
@@ -36,7 +42,7 @@ def check_same(ranks: Ranks, digest: str) -> None:
     """Compare the digests of all ranks.
 
     Raises:
-        ModelError: one has another than rank 0.
+        ModelError: a rank has another digest than rank 0.
     """
     ranks.report("digest", digest)
     first, *others = ranks.wait_for("digest")

@@ -1,7 +1,7 @@
 """Loads one rank's part of a model, and a small model of its kind for the check at load.
 
-The whole model is in no process, so the check that `load_model` makes is made of a small one with random
-weights: the same class, the same heads, cut in the same way, computed by the same ranks.
+No process holds the whole model. So the check that `load_model` makes is made on a small model with random
+weights: of the same class, with the same heads, cut in the same way, computed by the same ranks.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ from outrider.protocol.errors import ModelError
 
 
 class Shard:
-    """What a rank knows of a model before it has read a weight.
+    """What a rank knows about a model before it has read a weight.
 
     Raises:
-        ModelError: the model cannot run here, or not in so many ranks.
+        ModelError: the model cannot run here, or not with this number of ranks.
     """
 
     def __init__(self, order: Order, say: Callable[[str], None]) -> None:
@@ -77,10 +77,11 @@ class Shard:
         self._rounded = 1 if config.weights == FULL else GROUP
         self._step = self._checked(order.rank)
         self._observed: list[Observed] = []
-        """What each layer of the small model hands to attention."""
+        """What each layer of the small model passes to attention."""
 
     def small(self, ranks: Ranks) -> tuple[LoadedModel, Plain]:
-        """A rank's part of a small random model of this kind, and what the whole of it computes."""
+        """Return a rank's part of a small random model of this kind, and the results of that whole small
+        model."""
         config = small_config(self._config, self._geometry, ranks.size)
         whole = random_network(config, self._dtype(), self._settings.trust_remote_code)
         _, shares = self._divided(whole)
@@ -93,10 +94,10 @@ class Shard:
         return self._loaded(ranks, "small", made, plain.geometry, plain.observed), plain
 
     def whole(self, ranks: Ranks) -> LoadedModel:
-        """A rank's part of the model itself, after `small`: layers of a kind turn alike.
+        """Return a rank's part of the model itself. Call `small` first: layers of one kind rotate alike.
 
         Raises:
-            ModelError: weights are missing, or cannot be read or divided, or another rank has others.
+            ModelError: weights are missing or cannot be read or divided, or another rank has other weights.
         """
         self._say(f"loading the weights of {self._settings.model}, a part of {ranks.size}")
         with OpenWeights(self._settings.model) as opened:
@@ -109,7 +110,7 @@ class Shard:
             return self._loaded(ranks, "whole", made, self._geometry, observed)
 
     def _divided(self, network: PreTrainedModel) -> tuple[Geometry, dict[str, Share]]:
-        """What is divided of a model that runs as a fused decoder; others are refused."""
+        """Return the heads and shares of a model that runs as a fused decoder; refuse others."""
         try:
             geometry, shares = shares_of(network)
             fused_decoder(network, geometry, _windows(network.config))
@@ -121,7 +122,8 @@ class Shard:
         return geometry, shares
 
     def _checked(self, rank: int) -> int:
-        """Numbers that stay together in the whole model, which was seen to be divisible so."""
+        """Return the numbers that stay together in the whole model, after checking that it can be divided
+        so."""
         step = self._rounded
         if self._layout is not None:
             with OpenWeights(self._settings.model) as opened:
@@ -134,11 +136,11 @@ class Shard:
         return Cuts(shares, rank, self._settings.tensor_parallel, step)
 
     def _place(self, network: PreTrainedModel) -> None:
-        """Bring a network to the device, rounded if that is asked for."""
+        """Bring a network to the device, rounded if the settings ask for it."""
         place_weights(self._settings.model, network, self.device, self._settings.weights, self._say)
 
     def _dtype(self) -> torch.dtype:
-        """What the weights run in."""
+        """Return the dtype in which the weights run."""
         if self._layout is not None or self._settings.dtype != "auto":
             return dtype_of(self._config, self._settings.dtype)
         stored = getattr(self._config, "dtype", None)
@@ -148,7 +150,8 @@ class Shard:
             return next(iter(opened.weights.values()))[0:1].dtype
 
     def _network(self, weights: Mapping[str, Weight], cuts: Cuts) -> PreTrainedModel:
-        """A rank's part of the model itself on the CPU, with codes if it has some that run on the device."""
+        """Return a rank's part of the model itself on the CPU, with codes if it has codes that run on the
+        device."""
         dtype, layout = self._dtype(), self._layout
         if layout is None:
             return network_of(self._kind, self._config, parts_of(weights, cuts), cuts, dtype)
@@ -168,7 +171,7 @@ class Shard:
         whole: Geometry,
         observed: Sequence[Observed],
     ) -> LoadedModel:
-        """A rank's part of the small or the whole model; `made` makes its network."""
+        """Return a rank's part of the small or the whole model; `made` makes its network."""
         network = made()
         self._place(network)
         config, (queries, keys) = network.config, heads_of(whole, ranks.size)
@@ -180,7 +183,7 @@ class Shard:
             raise ModelError(f"tensor_parallel: {reason}; set tensor_parallel to 1") from reason
         connect(decoder, ranks, vocabulary, together=norms_together(self._shares))
         loaded = self._described(network, decoder, part, vocabulary, ranks.size)
-        del network, decoder  # its weights are freed as they are packed
+        del network, decoder  # packing frees the weights one by one
         return self._packed(loaded, ranks, name)
 
     def _described(
@@ -206,7 +209,7 @@ class Shard:
         )
 
     def _lacking(self, part: Geometry, dtype: torch.dtype) -> str | None:
-        """Why the kernels of GPUs do not run; None: they do, or this is a CPU."""
+        """Return why GPU kernels do not run; None if they do, or if this is a CPU."""
         if self.device.type == "cpu":
             return None
         if norms_together(self._shares):
@@ -214,7 +217,7 @@ class Shard:
         return without_kernels(part, dtype, self.device)
 
     def _packed(self, loaded: LoadedModel, ranks: Ranks, model: str) -> LoadedModel:
-        """With the kernels that rank 0 chooses: all ranks use the same."""
+        """Return the model with the kernels that rank 0 chooses: all ranks use the same."""
         settings, leads = self._settings, ranks.rank == 0
         wanted: str = settings.cpu_backend
         stage = f"kernels of {model} model"

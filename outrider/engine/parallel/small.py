@@ -1,4 +1,5 @@
-"""A small model of the kind of a large one, for the check at load: no process has the large one whole."""
+"""A small model of the same kind as a large one, for the check at load: no process holds the whole large
+model."""
 
 from __future__ import annotations
 
@@ -15,10 +16,11 @@ from outrider.engine.quantization.rounding import GROUP
 
 
 def small_config(config: PretrainedConfig, geometry: Geometry, ranks: int) -> PretrainedConfig:
-    """The configuration of a small model of a kind, with heads as wide.
+    """Return the configuration of a small model of the same kind, with heads of the same width.
 
     It has a layer of each kind, and a vocabulary that the ranks do not share evenly. Where queries share kv
-    heads it has all heads; else as few as ranks can have of them, for some kinds are as wide as their heads.
+    heads it has all heads. Otherwise it has as few heads as the ranks can share, because some kinds are as
+    wide as their heads together.
     """
     made = copy.deepcopy(config)
     text, layers = made.get_text_config(), sorted(set(first_alike(config)))
@@ -34,19 +36,19 @@ def small_config(config: PretrainedConfig, geometry: Geometry, ranks: int) -> Pr
     if hasattr(text, "moe_intermediate_size"):
         text.moe_intermediate_size = text.intermediate_size
     text.vocab_size = 64 * ranks - 1
-    text.pad_token_id = None  # may be beyond this vocabulary
+    text.pad_token_id = None  # may be outside this vocabulary
     return made
 
 
 def first_alike(config: PretrainedConfig) -> list[int]:
-    """For each layer the first one of its kind: the configuration says the same of both."""
+    """Return for each layer the first layer of its kind: both have the same entries in the configuration."""
     text = config.get_text_config()
     kinds = list(zip(*_of_layers(text).values(), strict=True)) or [()] * text.num_hidden_layers
     return [kinds.index(kind) for kind in kinds]
 
 
 def _of_layers(text: PretrainedConfig) -> dict[str, list[Any]]:
-    """The settings that have an entry for each layer."""
+    """Return the settings that have an entry for each layer."""
     return {
         name: value
         for name, value in vars(text).items()
@@ -63,11 +65,11 @@ def _set_heads(text: Any, geometry: Geometry, ranks: int) -> None:
 
 
 def random_network(config: PretrainedConfig, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
-    """A model whose weights are the same on every rank, and so wide that tokens differ."""
+    """Return a model with random weights, the same on every rank and large enough that tokens differ."""
     generator = torch.Generator().manual_seed(0)
     factory = factory_of(config)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)  # some begin as random numbers: sinks
+        torch.manual_seed(0)  # some weights, such as sinks, are initialised randomly
         network: Any = factory.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
     for weight in network.parameters():
         if weight.ndim == 1:  # norms and biases, most of which begin as ones and zeros

@@ -1,6 +1,6 @@
 """Makes one rank's part of a model: a transformers model with narrower modules, filled with slices.
 
-Of a checkpoint only the slices are read: safetensors says where in the file they lie.
+Only these slices of a checkpoint are read: safetensors says where in the file they are.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from outrider.protocol.errors import ModelError
 
 
 def part_of(weight: Weight, cut: Cut | None) -> Tensor:
-    """What a cut leaves of a weight; reads nothing else of it."""
+    """Return the part of a weight that a cut selects, and read nothing else."""
     if cut is None:
         return weight[...]
     around = (slice(None),) * cut.axis
@@ -34,7 +34,7 @@ def part_of(weight: Weight, cut: Cut | None) -> Tensor:
 
 
 def parts_of(weights: Mapping[str, Weight], cuts: Cuts) -> dict[str, Tensor]:
-    """A rank's parts of weights that are not quantized."""
+    """Return a rank's parts of weights that are not quantized."""
     return {
         name: part_of(weight, cuts.cut(name, weight.get_shape())) for name, weight in sorted(weights.items())
     }
@@ -47,7 +47,7 @@ def network_of(
     cuts: Cuts,
     dtype: torch.dtype,
 ) -> PreTrainedModel:
-    """A model with a rank's parts of the weights, on the CPU.
+    """Return a model with a rank's parts of the weights, on the CPU.
 
     Raises:
         ModelError: weights are missing, or their parts do not fit this model.
@@ -59,7 +59,7 @@ def network_of(
         state_dict=dict(parts),
         dtype=dtype,
         output_loading_info=True,
-        ignore_mismatched_sizes=True,  # said below
+        ignore_mismatched_sizes=True,  # reported below
     )
     problems = sorted({*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])})
     if problems:
@@ -75,13 +75,14 @@ def network_of(
 
 
 def skeleton_part(kind: type[PreTrainedModel], config: PretrainedConfig, cuts: Cuts) -> PreTrainedModel:
-    """A model with a rank's modules, without weights."""
+    """Return a model with a rank's modules, without weights."""
     with torch.device("meta"):
         return _narrowed(kind, cuts)(config)
 
 
 def _narrowed(kind: type[PreTrainedModel], cuts: Cuts) -> type[PreTrainedModel]:
-    """A kind of model that is made with modules of a rank's size: no configuration says them all."""
+    """Return a class of models whose modules have a rank's sizes: no configuration can describe all of
+    them."""
 
     def made(network: Any, *arguments: Any, **settings: Any) -> None:
         kind.__init__(network, *arguments, **settings)
@@ -104,5 +105,5 @@ def _narrow(name: str, module: Any, cuts: Cuts) -> None:
             module.nx, module.nf = module.weight.shape
         case nn.Embedding():
             if module.num_embeddings != len(module.weight):
-                module.padding_idx = None  # may be another rank's; it matters to training alone
+                module.padding_idx = None  # may be another rank's; it only matters in training
             module.num_embeddings = len(module.weight)

@@ -16,7 +16,7 @@ from outrider.engine.quantization.weight import QuantizedWeight
 from outrider.protocol.errors import ModelError
 
 LEFT_TO_TRANSFORMERS = frozenset({"mxfp4"})
-"""Formats that transformers turns into 16 bits by itself, on any device."""
+"""Formats that transformers itself turns into 16 bits, on any device."""
 Shapes: TypeAlias = Mapping[str, tuple[int, int]]
 """(out, in) of layers by their names."""
 READABLE = "gptq and awq (gemm) with 4 or 8 bits, compressed-tensors with int4, int8 or fp8 weights, and fp8"
@@ -24,20 +24,21 @@ READABLE = "gptq and awq (gemm) with 4 or 8 bits, compressed-tensors with int4, 
 
 @dataclass(slots=True)
 class Checkpoint:
-    """Tensors by name as a model without quantization has them, and the codes of those that had some."""
+    """Tensors by name, as in a model without quantization, and the codes of the quantized ones."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     codes: dict[str, QuantizedWeight] = field(default_factory=dict)
-    """By the name of the module."""
+    """The codes by the name of the module."""
     widened: int = 0
-    """Layers of whose weights the numbers alone are left."""
+    """Number of layers whose codes were turned into numbers and dropped."""
 
 
 def layout_of(model: str, config: Any) -> Layout | None:
-    """How a checkpoint's configuration says that weights are stored; None where transformers reads them.
+    """Return how weights are stored according to a checkpoint's configuration; None where transformers reads
+    them.
 
     Raises:
-        ModelError: in a format that cannot be read.
+        ModelError: the format cannot be read.
     """
     given = getattr(config, "quantization_config", None) or getattr(config, "compression_config", None)
     if not given:
@@ -54,7 +55,7 @@ def layout_of(model: str, config: Any) -> Layout | None:
 
 
 def unreadable(model: str, what: str) -> ModelError:
-    """The error for a checkpoint in a format that is not known."""
+    """Return the error for a checkpoint in an unknown format."""
     return ModelError(
         f"model: the weights of {model!r} are quantized in a way that is not read here: {what}. Readable are "
         f"{READABLE}; use such a checkpoint, or the one without quantization and weights int8 or int4"
@@ -68,10 +69,11 @@ def read_checkpoint(
     dtype: torch.dtype,
     alone: Shapes | None = None,
 ) -> Checkpoint:
-    """The tensors of a model's modules by their names; those of quantized layers as `dtype` and as codes.
+    """Return the tensors of a model's modules by their names; those of quantized layers as `dtype` and as
+    codes.
 
-    Given the shapes of layers that keep codes `alone`, those have zeros in place of numbers, which take no
-    memory, and codes that cannot be in planes become numbers.
+    `alone` has the shapes of layers that keep only codes. These layers get zeros that take no memory in place
+    of numbers, and codes that do not fit into planes become numbers.
 
     Raises:
         ModelError: a layer is stored in another way than the configuration says.
@@ -109,7 +111,7 @@ def _take(
 
 
 def _numbers(read: Read, dtype: torch.dtype, alone: tuple[int, int] | None) -> Tensor:
-    """Those of a layer; with codes of the shape `alone`, zeros."""
+    """Return the numbers of a layer, or zeros if it has codes of the shape `alone`."""
     if isinstance(read, Tensor):
         return read.to(dtype)
     return torch.zeros((), dtype=dtype).expand(alone) if read.shape == alone else read.values().to(dtype)

@@ -1,8 +1,8 @@
 """How published formats store the weights of one layer, and what they stand for.
 
-A layer's tensors are named by what follows the name of its module, such as `qweight`. Where a format's codes
-are of 4 or 8 bits with scales for groups that the kernels know, the result has the same codes, scales and
-zeros; else it is the numbers themselves.
+A layer's tensors are named without the name of its module, such as `qweight`. If a format has codes of 4 or 8
+bits, and scales for groups that the kernels support, the result has the same codes, scales and zeros.
+Otherwise it is the decoded numbers.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from torch import Tensor
 from outrider.engine.quantization.weight import WORD_BITS, QuantizedWeight, quantized, unpacked
 
 Parts: TypeAlias = Mapping[str, Tensor]
-"""The tensors of a layer."""
+"""The tensors of a layer by name."""
 Read: TypeAlias = QuantizedWeight | Tensor
 """Codes, or numbers [out, in] float32."""
 STEP = 32
-"""Groups of the kernels are multiples of it."""
+"""Sizes of the groups that the kernels support are multiples of this."""
 BLOCKS = (128, 64, 32, 256, 16)
-"""Sizes of blocks that have a scale of their own, as they are published."""
+"""Sizes of blocks with one scale in published checkpoints."""
 SHAPE, ORDER = "weight_shape", ("g_idx", "weight_g_idx")
 """Names of tensors: the shape of a weight, and the group of each number of a row."""
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Which of eight neighbours a place of a word holds, from the lowest bits on."""
+"""Which of eight neighbours each place of a word holds, from the lowest bits on."""
 
 
 class Unreadable(Exception):
-    """A layer is stored in a way that is not known; the text says in which."""
+    """A layer is stored in an unknown way, which the text describes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +43,16 @@ class Layout:
     """True for the names of a quantized layer's tensors."""
     read: Callable[[Parts], Read]
     sides: tuple[int, int] = (0, 1)
-    """Which axis of the weight [out, in] each axis of its tensors runs along."""
+    """The axis of the weight [out, in] that each axis of its tensors runs along."""
     entries: tuple[int, ...] = ()
-    """How many numbers may have one entry of a tensor, if neither one nor all of that axis."""
+    """How many numbers may share one entry of a tensor, except 1 and the whole axis."""
 
 
 def gptq(bits: int, group: int, *, zeros_less_one: bool) -> Layout:
     """`qweight` [in bits / 32, out] and `qzeros` [G, out bits / 32] int32, `scales` [G, out].
 
-    There may be `g_idx` [in], the group of each number; where it is not in order (`desc_act`) the numbers of
-    a group do not follow each other. The first version of the format stores zeros less one. A group of -1 is
+    `g_idx` [in], if present, is the group of each number; if it is not in order (`desc_act`), the numbers of
+    a group do not follow each other. The first version of the format stores zeros minus one. A group of -1 is
     a whole row.
     """
 
@@ -85,16 +85,17 @@ def awq(bits: int, group: int) -> Layout:
 def compressed_tensors() -> Layout:
     """`weight_packed` [out, in bits / 32] int32 with `weight_shape`, or `weight` of int8 or fp8.
 
-    Beside it lie `weight_scale` [], [1], [out, 1], [out, G] or of blocks, and perhaps `weight_zero_point`
-    like it, packed along `out` beside packed codes, and `weight_g_idx` [in] as in GPTQ. Codes count from the
-    middle of their range.
+    There is also `weight_scale` [], [1], [out, 1], [out, G] or one per block, and perhaps `weight_zero_point`
+    of the same shape (packed along `out` if codes are packed), and `weight_g_idx` [in] as in GPTQ. Codes
+    count from the middle of their range.
     """
     words = tuple(WORD_BITS // bits for bits in (4, 8))
     return Layout("compressed-tensors", lambda names: "weight_scale" in names, _compressed, entries=words)
 
 
 def fp8() -> Layout:
-    """`weight` of fp8, and `weight_scale_inv` or `weight_scale`: of blocks, rows or all."""
+    """`weight` of fp8, and `weight_scale_inv` or `weight_scale` for each block or row, or for the whole
+    weight."""
     return Layout(
         "fp8",
         lambda names: bool(names & {"weight_scale_inv", "weight_scale"}),
@@ -128,7 +129,7 @@ def _compressed(parts: Parts) -> Read:
 
 
 def _unpacked_rows(words: Tensor, shape: Tensor) -> tuple[Tensor, int]:
-    """Codes [out, in] and their bits, which the width of the words shows."""
+    """Return the codes [out, in] and their bits, which follow from the width of the words."""
     out, width = (int(size) for size in shape)
     for bits in (4, 8):
         if words.dtype == torch.int32 and words.shape == (out, -(-width * bits // WORD_BITS)):
@@ -137,7 +138,7 @@ def _unpacked_rows(words: Tensor, shape: Tensor) -> tuple[Tensor, int]:
 
 
 def _compressed_zeros(zeros: Tensor | None, scales: Tensor, bits: int) -> Tensor | None:
-    """[out, G], counted from 0."""
+    """Return the zeros [out, G], counted from 0."""
     if zeros is None:
         return None
     if zeros.dtype == torch.int32 and len(zeros) != len(scales):
@@ -146,7 +147,7 @@ def _compressed_zeros(zeros: Tensor | None, scales: Tensor, bits: int) -> Tensor
 
 
 def _grouped(codes: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, group: int) -> Read:
-    """Codes, or where the kernels do not know such groups, numbers."""
+    """Return codes, or numbers if the kernels do not support such groups."""
     width = codes.shape[1]
     if scales.shape[1] * group < width:
         raise Unreadable(f"it has {scales.shape[1]} groups of {group} for rows of {width} numbers")
@@ -160,9 +161,10 @@ def _grouped(codes: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, gro
 
 
 def _scaled(weight: Tensor, scales: Tensor | None) -> Read:
-    """A weight [out, in] of floating point with a scale for each block; blocks at the end may be cut.
+    """Return a floating-point weight [out, in] times the scale of each block. Blocks at the end may be cut
+    off.
 
-    Numbers of e4m3 are codes where the kernels know such blocks.
+    Numbers of e4m3 stay codes if the kernels support such blocks.
     """
     if scales is None or not weight.dtype.is_floating_point:
         raise Unreadable(f"its weights are {weight.dtype} without scales")
@@ -179,13 +181,14 @@ def _scaled(weight: Tensor, scales: Tensor | None) -> Read:
         wide = -(-width // STEP) * STEP
     if wide % STEP == 0 and weight.dtype == torch.float8_e4m3fn:
         codes = weight.view(torch.uint8)
-        if not ((codes & 0x7F) == 0x7F).any():  # what is no number has no place in a product of codes
+        if not ((codes & 0x7F) == 0x7F).any():  # products of codes do not support NaN
             return quantized(codes, grid, None, 8, wide, e4m3=True)
     return weight.float() * grid[:, torch.arange(width) // wide]
 
 
 def _blocks(size: int, count: int) -> list[int]:
-    """The size of blocks of which `count` cover `size`: powers of two first, as published ones are."""
+    """Return the possible sizes of blocks of which `count` cover `size`. Powers of two come first, as in
+    published checkpoints."""
     if count == 1:
         return [size]
     powers = [edge for edge in BLOCKS if -(-size // edge) == count]

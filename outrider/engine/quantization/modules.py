@@ -1,7 +1,8 @@
-"""Linear layers whose weights are quantized: each has its numbers as any has, and its codes beside them.
+"""Linear layers whose weights are quantized: each has its numbers like any other layer, and its codes in
+addition.
 
-The numbers are what the codes stand for, rounded to the model's dtype. So a model computes with them as
-transformers runs it, and packing it for kernels takes the codes.
+The numbers are what the codes stand for, rounded to the model's dtype. So the model computes with the numbers
+when transformers runs it, while packing for kernels uses the codes.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ from outrider.engine.quantization.stacked import (
 from outrider.engine.quantization.weight import QuantizedWeight, joined
 
 HEAD_BITS = 8
-"""Least of the output layer."""
+"""Fewest bits of the output layer."""
 
 
 def codes_of(module: nn.Module) -> QuantizedWeight | None:
-    """The codes of a linear layer's weight, where it has some."""
+    """Return the codes of a linear layer's weight; None if it has none."""
     codes = getattr(module, "codes", None)
     return codes if isinstance(codes, QuantizedWeight) else None
 
 
 def round_linears(network: PreTrainedModel, bits: int) -> int:
-    """Round the weights of all linear layers and experts that have no codes; returns how many layers.
+    """Round the weights of all linear layers and experts that have no codes; return how many layers.
 
-    The output layer keeps 8 bits at least. An embedding that shares its weight keeps it as it is.
+    The output layer gets at least 8 bits. An embedding that shares its weight keeps the weight unrounded.
     """
     for module in network.modules():
         if is_stacked(module) and not codes_of_experts(module, DOWN):
@@ -54,14 +55,14 @@ def round_linears(network: PreTrainedModel, bits: int) -> int:
 
 
 def bits_of(network: PreTrainedModel, layer: nn.Module, bits: int) -> int:
-    """The bits of a layer where others are rounded to `bits`."""
+    """Return the bits of a layer if the model is rounded to `bits`."""
     head = network.get_output_embeddings()  # type: ignore[no-untyped-call]
     return max(bits, HEAD_BITS) if layer is head else bits
 
 
 def attach_codes(network: nn.Module, found: Mapping[str, QuantizedWeight], *, experts: bool) -> int:
-    """Give linear layers the codes by their names, where there is such a layer, and with `experts` those of
-    experts; returns how many.
+    """Attach codes to the linear layers with their names, if they exist, and with `experts` to experts.
+    Return how many.
     """
     shapes = shapes_of_linears(network)
     taken = [name for name, codes in found.items() if shapes.get(name) == codes.shape]
@@ -73,7 +74,8 @@ def attach_codes(network: nn.Module, found: Mapping[str, QuantizedWeight], *, ex
 
 
 def _experts_by_layer(found: Mapping[str, QuantizedWeight]) -> dict[str, dict[str, QuantizedWeight]]:
-    """The codes of experts by the name of their decoder layer: the block between goes by several names."""
+    """Return the codes of experts by the name of their decoder layer: the block between the two has various
+    names."""
     layers: dict[str, dict[str, QuantizedWeight]] = {}
     for name, codes in found.items():
         block, _, inside = name.partition(".experts.")
@@ -92,14 +94,15 @@ def shapes_of_linears(network: nn.Module) -> dict[str, tuple[int, int]]:
 
 
 def carry_over(fused: nn.Module, parts: Sequence[nn.Module]) -> None:
-    """Give a layer that computes the results of several side by side the codes of all, if they fit."""
+    """Attach the codes of several layers to the one that computes their results side by side, if they can be
+    joined."""
     codes = [held for part in parts if (held := codes_of(part)) is not None]
     if len(codes) == len(parts) and (whole := joined(codes)) is not None:
         _attach(fused, whole)
 
 
 def carry_rows(made: nn.Module, layer: nn.Module, order: Tensor) -> None:
-    """Give a layer that has another's rows in this order [out] its codes, where it has some."""
+    """Attach the codes of `layer`, if it has some, to `made`, which has its rows in this order [out]."""
     if (codes := codes_of(layer)) is not None:
         _attach(made, codes.rows(order))
 
@@ -109,6 +112,6 @@ def _attach(layer: Any, codes: QuantizedWeight) -> None:
 
 
 def held_bytes(codes: QuantizedWeight) -> int:
-    """Bytes of codes, scales and zeros."""
+    """Return the bytes of codes, scales and zeros."""
     parts: list[Tensor | None] = [codes.words, codes.scales, codes.zeros]
     return sum(part.nbytes for part in parts if part is not None)

@@ -1,8 +1,8 @@
-"""Codes in the order in which a kernel of GPUs reads them.
+"""Codes in the order in which a GPU kernel reads them.
 
 A *plane* is PLANE numbers that follow each other in a row of a weight, all of one group. A *block* is as many
-planes as a word has codes, each at one place of the block's words: a place of words [PLANE, out] is what a
-product takes, without moving a number.
+planes as a word has codes. Each plane is at one place of the block's words, so that a product can take one
+place of words [PLANE, out] without moving numbers.
 
 Shapes: B blocks of P = 32 / bits planes, G groups.
 """
@@ -21,7 +21,7 @@ from outrider.engine.quantization.weight import WORD_BITS, QuantizedWeight, deco
 
 PLANE = 32
 AT_ONCE = 1 << 24
-"""Numbers of a weight that are computed at once: as float32 they take 64 MiB."""
+"""Numbers of a weight that are converted at once: as float32 they take 64 MiB."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +37,7 @@ class PlanarWeight:
     bits: int
     group: int
     numbers: int
-    """In a row."""
+    """Numbers in a row."""
     e4m3: bool = False
     """See `QuantizedWeight`."""
 
@@ -47,12 +47,12 @@ class PlanarWeight:
         return self.words.shape[1], self.numbers
 
     def rows(self, order: Tensor | slice) -> PlanarWeight:
-        """These rows of the weight, in this order; those of a slice in the same memory."""
+        """Return these rows of the weight, in this order; those of a slice share its memory."""
         zeros = None if self.zeros is None else self.zeros[:, order]
         return replace(self, words=self.words[:, order], scales=self.scales[:, order], zeros=zeros)
 
     def values(self, dtype: torch.dtype) -> Tensor:
-        """[out, in], what the codes stand for, rounded."""
+        """Return the numbers [out, in] that the codes stand for, rounded to `dtype`."""
         out = self.words.shape[1]
         made = torch.empty(self.shape, dtype=dtype, device=self.words.device)
         for start, stop in row_ranges(out, self.numbers):
@@ -60,7 +60,7 @@ class PlanarWeight:
         return made
 
     def _numbers(self) -> Tensor:
-        """[in, out] float32."""
+        """Return the exact numbers [in, out] float32."""
         places = torch.arange(0, WORD_BITS, self.bits, dtype=torch.int32, device=self.words.device)
         blocks = self.words.view(-1, 1, PLANE, self.words.shape[1])
         codes = (blocks >> places[:, None, None]) & ((1 << self.bits) - 1)  # [B, P, PLANE, out]
@@ -69,12 +69,13 @@ class PlanarWeight:
         return steps * self._of_numbers(self.scales)
 
     def _of_numbers(self, of_groups: Tensor) -> Tensor:
-        """[G, out] -> [in, out] float32."""
+        """Repeat values of groups for their numbers: [G, out] -> [in, out] float32."""
         return of_groups.float().repeat_interleave(self.group, 0)[: self.numbers]
 
 
 def in_planes(weight: QuantizedWeight, place: torch.device) -> PlanarWeight:
-    """The same weight in that order on a device; part after part, so that little else is held there."""
+    """Return the weight in this order on a device. It is copied part by part, to need little other memory
+    there."""
     cuts = [slice(*edges) for edges in row_ranges(*weight.shape)]
     parts = [_ordered(weight.rows(rows), place) for rows in cuts]
     whole = joined_planes(parts)
@@ -83,7 +84,7 @@ def in_planes(weight: QuantizedWeight, place: torch.device) -> PlanarWeight:
 
 
 def rounded_in_planes(weight: Tensor, bits: int, place: torch.device) -> PlanarWeight:
-    """A weight [out, in] rounded on a device, which it reaches part after part."""
+    """Return a weight [out, in] rounded on a device, to which it is copied part by part."""
     ranges = row_ranges(*weight.shape)
     parts = [in_planes(rounded(weight[start:stop].to(place), bits), place) for start, stop in ranges]
     whole = joined_planes(parts)
@@ -92,8 +93,8 @@ def rounded_in_planes(weight: Tensor, bits: int, place: torch.device) -> PlanarW
 
 
 def takes_planes(weight: QuantizedWeight) -> bool:
-    """True where kernels take the weight: its groups are whole planes, its zeros whole numbers that are codes
-    or one more.
+    """True where kernels support the weight: its groups are whole planes, and its zeros are integers from 0
+    to the largest code plus one.
     """
     zeros = weight.zeros
     fits = zeros is None or bool(
@@ -122,7 +123,8 @@ def _ordered(part: QuantizedWeight, place: torch.device) -> PlanarWeight:
 
 
 def row_ranges(rows: int, numbers: int) -> Iterator[tuple[int, int]]:
-    """Cuts a weight of so many rows into parts of AT_ONCE numbers."""
+    """Yield the rows [start, stop) of parts with AT_ONCE numbers, of a weight with `rows` rows of `numbers`
+    numbers."""
     step = max(1, AT_ONCE // numbers)
     for start in range(0, rows, step):
         yield start, min(start + step, rows)

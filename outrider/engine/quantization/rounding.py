@@ -1,4 +1,4 @@
-"""Rounds weights to 8 or 4 bits: groups of 32 numbers of a row, a bfloat16 scale for each."""
+"""Rounds weights to 8 or 4 bits, with a bfloat16 scale for each group of 32 numbers of a row."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from outrider.engine.quantization.weight import QuantizedWeight, quantized
 
 GROUP = 32
 BITS = {"int8": 8, "int4": 4}
-"""By the name that settings have."""
+"""Bits by the name in settings."""
 
 
 def rounded(weight: Tensor, bits: int) -> QuantizedWeight:
-    """A weight [out, in] of floating point numbers with codes around the middle of their range.
+    """Round a weight [out, in] of floating-point numbers to codes around the middle of their range.
 
-    The number of a group that is farthest from 0 gets the code farthest from the middle: 0 with 4 bits, whose
-    range is uneven, so that the scale takes the opposite sign; with 8 bits 127 above or below.
+    The number of a group that is farthest from 0 gets the code farthest from the middle. With 4 bits this is
+    code 0, because the range is uneven, and the scale gets the opposite sign. With 8 bits it is 127 above or
+    below the middle.
     """
     exact = pad(weight.detach().float(), (0, -weight.shape[1] % GROUP)).view(len(weight), -1, GROUP)
     middle = 1 << (bits - 1)

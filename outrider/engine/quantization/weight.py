@@ -1,8 +1,8 @@
-"""A weight whose numbers are codes of 4 or 8 bits, and exactly what they stand for.
+"""A weight whose numbers are codes of 4 or 8 bits, and the exact meaning of the codes.
 
 A row is cut into groups. A number is `(code - zero) * scale` with the scale and the zero of its group, or
-`e4m3(code) * scale`, where 8 bits are a number of that type (Micikevicius et al. 2022, "FP8 Formats for Deep
-Learning"); this value is the weight, whatever computes with it.
+`e4m3(code) * scale`, where the 8 bits are a number of that type (Micikevicius et al. 2022, "FP8 Formats for
+Deep Learning"); this value is the weight, whatever computes with it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ WORD_BITS = 32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedWeight:
-    """[out, in] numbers. G groups of `group` numbers each, the last one padded; W = G group / (32 / bits)."""
+    """A weight of [out, in] numbers. A row has G groups of `group` numbers, the last one padded; W = G group
+    / (32 / bits)."""
 
     words: Tensor
     """[out, W] int32: codes from the lowest bits on."""
@@ -31,9 +32,9 @@ class QuantizedWeight:
     bits: int
     group: int
     numbers: int
-    """In a row."""
+    """Numbers in a row."""
     e4m3: bool = False
-    """Codes are such numbers; there are no zeros then."""
+    """True where codes are numbers of type e4m3; there are then no zeros."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -42,18 +43,18 @@ class QuantizedWeight:
 
     @property
     def middle(self) -> int:
-        """The zero where there are no others."""
+        """The zero of all groups if `zeros` is None."""
         return 1 << (self.bits - 1)
 
     def values(self) -> Tensor:
-        """[out, in] float32, what the codes stand for."""
+        """Return the numbers [out, in] float32 that the codes stand for."""
         codes = unpacked(self.words, self.bits).view(*self.scales.shape, self.group)
         zeros = None if self.zeros is None else self.zeros.float()[..., None]
         steps = decoded(codes, zeros, self.bits, self.e4m3)
         return (steps * self.scales.float()[..., None]).flatten(1)[:, : self.numbers]
 
     def rows(self, order: Tensor | slice) -> QuantizedWeight:
-        """These rows of it, in this order; those of a slice in the same memory."""
+        """Return these rows of the weight, in this order; those of a slice share its memory."""
         zeros = None if self.zeros is None else self.zeros[order]
         return replace(self, words=self.words[order], scales=self.scales[order], zeros=zeros)
 
@@ -61,9 +62,9 @@ class QuantizedWeight:
 def quantized(
     codes: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, group: int, *, e4m3: bool = False
 ) -> QuantizedWeight:
-    """Of codes [out, in] uint8 and what belongs to their groups, [out, G]; scales may have any dtype.
+    """Return a weight from codes [out, in] uint8, and scales and zeros [out, G] of their groups.
 
-    Scales and zeros become bfloat16 where that changes none of them, else float32.
+    Scales may have any dtype. Scales and zeros become bfloat16 where that is exact, otherwise float32.
     """
     width = codes.shape[1]
     words = packed(pad(codes, (0, scales.shape[1] * group - width)), bits)
@@ -78,7 +79,8 @@ def quantized(
 
 
 def decoded(codes: Tensor, zeros: Tensor | None, bits: int, e4m3: bool) -> Tensor:
-    """Codes of uint8 before they are scaled, float32; `zeros` have as many axes, None: half of the range."""
+    """Return uint8 codes as float32 numbers before scaling. `zeros` have equally many axes; None: half of the
+    range."""
     if e4m3:
         return codes.view(torch.float8_e4m3fn).float()
     return codes.float() - (float(1 << (bits - 1)) if zeros is None else zeros)
@@ -91,7 +93,8 @@ def joined(parts: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
 
 
 def joined_along(axis: int, parts: Sequence[Any]) -> Any:
-    """Weights whose rows are an axis of their words, scales and zeros, as one; None where groups differ."""
+    """Join weights along the axis of their words, scales and zeros that their rows are; None where groups
+    differ."""
     first = parts[0]
     if len({(part.bits, part.group, part.numbers, part.e4m3) for part in parts}) > 1:
         return None
@@ -109,7 +112,7 @@ def joined_along(axis: int, parts: Sequence[Any]) -> Any:
 
 
 def packed(codes: Tensor, bits: int) -> Tensor:
-    """[..., in] uint8 -> [..., W] int32, the first code lowest; zeros behind the last."""
+    """[..., in] uint8 -> [..., W] int32, the first code in the lowest bits; zeros after the last code."""
     count = WORD_BITS // bits
     words = pad(codes, (0, -codes.shape[-1] % count)).view(*codes.shape[:-1], -1, count)
     result = torch.zeros(words.shape[:-1], dtype=torch.int32, device=codes.device)
@@ -119,7 +122,7 @@ def packed(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpacked(words: Tensor, bits: int) -> Tensor:
-    """[..., W] int32 -> [..., 32 W / bits] uint8, the lowest code first."""
+    """[..., W] int32 -> [..., 32 W / bits] uint8, the code in the lowest bits first."""
     places = torch.arange(0, WORD_BITS, bits, dtype=torch.int32, device=words.device)
     return ((words[..., None] >> places) & ((1 << bits) - 1)).to(torch.uint8).flatten(-2)
 

@@ -41,11 +41,11 @@ _INPUTS: dict[str, Callable[[Any, Made], tuple[list[Tensor], Tensor]]] = {
     "Qwen3NextGatedDeltaNet": _of_qwen3_next,
     "OlmoHybridGatedDeltaNet": _of_olmo,
 }
-"""By class: parts of the inputs, [N, W] together, and the gates [N, H V]."""
+"""By class, the function that returns parts of the inputs, [N, W] together, and the gates [N, H V]."""
 
 
 def computes(module: Any, inputs: Sequence[nn.Module], output: nn.Module | None) -> bool:
-    """True for a module that `DeltaRule` knows, and whose linear layers are `inputs` and `output` alone."""
+    """True for a module that `DeltaRule` knows, and whose only linear layers are `inputs` and `output`."""
     if type(module).__name__ not in _INPUTS or module.activation not in ("silu", "swish"):
         return False
     linears = {child for child in module.modules() if hasattr(child, "out_features")}

@@ -1,8 +1,8 @@
 """Runs the recurrent layers of a model from the states of the sequences in a step.
 
-The model's own modules compute, and of those that are known a rule computes all candidates at once. Linear
-layers that read a module's input, or make its output, run once for all tokens of a step: they read most of
-the weights.
+The model's own modules compute; for known modules a rule computes all candidates at once. Linear layers that
+read a module's input, or make its output, run once for all tokens of a step, because they read most of the
+weights.
 
 Shapes: N packed tokens, C width of the model, B pieces of a batch, n tokens of each.
 """
@@ -29,24 +29,25 @@ from outrider.engine.recurrent.state_space import StateSpace
 from outrider.engine.step import Segment
 
 MAX_BYTES = 2**30
-"""Of the states of one sequence's candidates."""
+"""Most bytes of the states of one sequence's candidates."""
 
 
 class RecurrentLayers:
-    """The recurrent layers of a model, which work on the states of a runner's sequences from now on."""
+    """The recurrent layers of a model, which from now on work on the states of a runner's sequences."""
 
     def __init__(self, network: PreTrainedModel, modules: Sequence[nn.Module], workers: WorkerPool) -> None:
         cache, width = DynamicCache(config=network.config), network.config.get_text_config().hidden_size
         self._layers = [_Layer(module, cache, width, workers) for module in modules]
         self.state_bytes = sum(layer.state_bytes for layer in self._layers)
-        """Of the states behind one token."""
+        """Bytes of all layers' states after one token."""
 
     def candidates(self, wanted: int) -> int:
-        """How many candidates of one sequence may have states: those that are wanted, if there is room."""
+        """Return how many candidates of one sequence may have states: `wanted`, or fewer if memory is
+        short."""
         return min(wanted, max(MAX_BYTES // self.state_bytes, 1))
 
     def begin(self, segments: Sequence[Segment], first_rows: Sequence[int], device: torch.device) -> None:
-        """The next forward is of these segments; see `batches_of`."""
+        """Prepare for a forward of these segments; see `batches_of`."""
         batches = batches_of(segments, first_rows, device)
         families, others = families_of(batches)
         for layer in self._layers:
@@ -60,25 +61,25 @@ def recurrent_layers(network: PreTrainedModel, workers: WorkerPool | None = None
 
 
 class _Layer:
-    """One module, whose `forward` this replaces."""
+    """One recurrent module, whose `forward` this replaces."""
 
     def __init__(self, module: Any, cache: DynamicCache, width: int, workers: WorkerPool) -> None:
         self.batches: Sequence[Batch] = ()
         self.families: Sequence[Family] = ()
         for child in module.modules():
-            vars(child).pop("forward", None)  # that of an earlier runner
+            vars(child).pop("forward", None)  # set by an earlier runner
         self._index: int = module.layer_idx
         self._module = StatefulModule(module, cache, width)
         self._at_once = self._module.reads_all_of_a_state()
-        """It takes several tokens behind a state."""
+        """True if the module computes several tokens after a state at once."""
         self.state_bytes = size_of(self._module.example)
         self._inputs, self._output = self._module.linear_ends(module)
         self.rule = self._rule_of(module, workers)
-        """What computes `families`; None: there are none."""
+        """What computes `families`; None: the module computes all batches."""
         self._made: dict[nn.Module, Tensor] = {}
-        """What the linear layers of the input have made of all tokens, [N, out]."""
+        """The results [N, out] for all tokens of the linear layers that read the input."""
         self._batch: Batch
-        """The one that is computed."""
+        """The batch that is being computed."""
         for linear in self._inputs:
             linear.forward = partial(self._rows_of, linear)
         if self._output is not None:
@@ -94,7 +95,7 @@ class _Layer:
         return ShortConvolution(module) if short_convolution.computes(module, *ends) else None
 
     def compute(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
-        """[1, N, C] -> [1, N, C]; padding becomes what zeros become."""
+        """[1, N, C] -> [1, N, C]; padding is computed as zeros."""
         hidden = hidden_states[0]
         read = hidden if self._module.factor == 1.0 else hidden * self._module.factor
         self._made = {linear: forward_of(linear)(read) for linear in self._inputs}
@@ -109,7 +110,8 @@ class _Layer:
         return (result if self._output is None else forward_of(self._output)(result))[None]
 
     def _computed(self, hidden: Tensor, batch: Batch) -> Tensor:
-        """[B, n, ...] what a batch becomes, but for the last linear layer; its pieces get their states."""
+        """Return a batch's result [B, n, ...] before the last linear layer, and give its pieces their
+        states."""
         fresh = self._module.fresh
         given = [fresh if piece.before is None else self._whole(piece.before) for piece in batch.pieces]
         state = self._module.enter(given)
@@ -120,7 +122,7 @@ class _Layer:
         return made
 
     def _whole(self, states: States) -> Any:
-        """This layer's state of states."""
+        """Return this layer's state among the states of all layers."""
         state = states[self._index]
         return state if self.rule is None else self.rule.whole(state)
 
@@ -130,10 +132,10 @@ class _Layer:
         return made
 
     def _rows_of(self, linear: nn.Module, _: Tensor) -> Tensor:
-        """What a linear layer made of the batch."""
+        """Return a linear layer's result for the batch."""
         return _rows(self._made[linear], self._batch)
 
 
 def _rows(packed: Tensor, batch: Batch) -> Tensor:
-    """[N, ...] -> [B, n, ...]"""
+    """Select a batch's rows: [N, ...] -> [B, n, ...]."""
     return packed.index_select(0, batch.rows).view(len(batch.pieces), batch.count, -1)

@@ -1,7 +1,7 @@
 """The order in which a step's tokens go through a recurrent layer.
 
-Tokens that are certain to stay, of a prompt, go through at once. Candidates go level by level: those of all
-sequences that have their parents' states.
+Tokens that are certain to stay, such as those of a prompt, go through at once. Candidates go level by level,
+for all sequences together: a level is all candidates whose parents have their states.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from outrider.engine.step import Segment
 from outrider.protocol.errors import InternalError
 
 States: TypeAlias = dict[int, Any]
-"""What each recurrent layer keeps behind a token, by the layer's index."""
+"""The state of each recurrent layer after a token, by the layer's index."""
 Made: TypeAlias = Mapping[nn.Module, Tensor]
-"""What the linear layers of a module's input have made of all tokens of a step, [N, out]."""
+"""The results [N, out] of the linear layers that read a module's input, for all tokens of a step."""
 STATES_EVERY = 256
-"""Tokens of a prompt from states to states that are kept for other sequences which begin alike."""
+"""Tokens of a prompt between the states that are kept for other sequences with the same beginning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,11 @@ class Piece:
     """Tokens of one sequence that follow each other."""
 
     row: int
-    """Packed position of the first."""
+    """Packed position of the first token."""
     before: States | None
-    """Behind the token before them; None at the beginning of a text."""
+    """The states after the token before them; None at the beginning of a text."""
     after: States = field(default_factory=dict)
-    """Behind the last of them, filled in by each layer."""
+    """The states after the last of them, filled in by each layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,23 +55,24 @@ class Batch:
         return self.pieces[0].before is None
 
     def tokens(self) -> list[Batch]:
-        """The first tokens of all pieces, then the second ones, and so on."""
+        """Return a batch of the first tokens of all pieces, then one of the second tokens, and so on."""
         columns = self.rows.view(-1, self.count).unbind(1)
         return [Batch(self.pieces, 1, rows) for rows in columns]
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Candidates behind one state, each followed by its descendants."""
+    """Candidates that follow one state, each followed by its descendants."""
 
     before: States
     pieces: list[Piece]
     places: list[int]
-    """Of each on its path: 0 of those that follow the state."""
+    """The place of each candidate on its path; 0 for those that directly follow the state."""
 
 
 def families_of(batches: Sequence[Batch]) -> tuple[list[Family], list[Batch]]:
-    """The single tokens of a step that have a state before them, and the batches of all others."""
+    """Return the families of the step's single tokens that have a state before them, and the batches of all
+    others."""
     single = [batch.count == 1 and not batch.begins for batch in batches]
     pieces = [piece for batch in compress(batches, single) for piece in batch.pieces]
     behind: dict[int, list[Piece]] = {id(piece.after): [] for piece in pieces}
@@ -95,12 +96,13 @@ def _family(before: States, firsts: Sequence[Piece], behind: Mapping[int, Sequen
 
 
 def batches_of(segments: Sequence[Segment], first_rows: Sequence[int], device: torch.device) -> list[Batch]:
-    """A step's tokens in the order in which a layer can compute them; `first_rows` are of the segments.
+    """Return a step's tokens in the order in which a layer can compute them; `first_rows` are those of the
+    segments.
 
     The scratch entries that end a piece get its states.
 
     Raises:
-        InternalError: an entry follows one in the middle of a piece, whose states nobody has.
+        InternalError: an entry follows one in the middle of a piece, whose states were not kept.
     """
     levels: dict[tuple[int, int, bool], list[Piece]] = defaultdict(list)
     for segment, row in zip(segments, first_rows, strict=True):
@@ -116,10 +118,11 @@ def batches_of(segments: Sequence[Segment], first_rows: Sequence[int], device: t
 
 
 def _cut(segment: Segment, start: int) -> Iterator[tuple[int, int]]:
-    """The pieces of a segment whose scratch entries begin at `start`: the first entry, and how many.
+    """Yield the pieces of a segment whose scratch entries begin at `start`: the first entry and their number.
 
-    What is certain to stay is cut at its last full page and every so often: another sequence may go on there.
-    No piece of it has one token: modules may compute a prompt and a single token differently.
+    Tokens that are certain to stay are cut at their last full page and every STATES_EVERY tokens, where
+    another sequence may go on. No piece of them has only one token: modules may compute a prompt and a single
+    token differently.
     """
     certain, position = segment.certain, int(segment.kv.positions(start)[0])
     if certain:
@@ -136,7 +139,8 @@ def _cut(segment: Segment, start: int) -> Iterator[tuple[int, int]]:
 
 
 def _states_at(kv: SequenceKv, entry: int) -> States | None:
-    """The states behind a scratch entry, or behind the last committed token; None where a text begins."""
+    """Return the states after a scratch entry, or after the last committed token; None where a text
+    begins."""
     if entry < 0 and not kv.length:
         return None
     states: States | None = kv.states[entry] if entry >= 0 else kv.end_states

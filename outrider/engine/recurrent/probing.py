@@ -1,4 +1,4 @@
-"""What is found out about a recurrent module by looking at it and running it.
+"""Finds out about a recurrent module by inspecting and running it.
 
 Shapes: B sequences, n tokens of each, C width of the model.
 """
@@ -21,7 +21,7 @@ _CACHE_NAMES = ("cache_params", "past_key_values")
 
 
 def recurrent_modules(network: nn.Module) -> list[nn.Module]:
-    """The modules of a model that keep states in transformers' cache: all begin with a convolution."""
+    """Return the modules of a model that keep states in transformers' cache: all begin with a convolution."""
     return [module for module in network.modules() if _is_recurrent(module)]
 
 
@@ -34,13 +34,13 @@ def _convolution(module: nn.Module) -> nn.Conv1d | None:
 
 
 def _cache_name(module: nn.Module) -> str | None:
-    """How a module calls the cache that it is given."""
+    """Return the name of the argument in which a module takes the cache."""
     names = inspect.signature(type(module).forward).parameters
     return next((name for name in _CACHE_NAMES if name in names), None)
 
 
 def forward_of(module: nn.Module) -> Callable[..., Any]:
-    """A module's own forward, whatever has taken its place."""
+    """Return the forward of a module's class, even if the module's forward was replaced."""
     return partial(type(module).forward, module)
 
 
@@ -55,29 +55,31 @@ class StatefulModule:
         self.fresh: Any = vars(self._layer)
         """The state at the beginning of a text."""
         self.factor: float = getattr(module, "ssm_in_multiplier", 1.0)
-        """By which its linear layers read its input."""
+        """The factor of its input before its linear layers."""
         convolution = _convolution(module)
         assert convolution is not None, "a recurrent module"
         generator = torch.Generator().manual_seed(0)
         self._tokens = torch.randn(1, 3, width, generator=generator).to(convolution.weight)
         self.example = self.enter([self.fresh])
-        """A state."""
+        """An example of a state."""
         with torch.inference_mode():
             self(self._tokens[:, :1])
 
     def enter(self, states: Sequence[Any]) -> Any:
-        """Make copies of states, one of each sequence, the present state, which calls change; return it."""
+        """Join copies of states, one of each sequence, to the current state, which calls change; return
+        it."""
         layer = copy.copy(self._layer)
         vars(layer).update(joined(states))
         self._cache.layers[self._index] = layer
         return vars(layer)
 
     def __call__(self, hidden: Tensor) -> Any:
-        """What tokens [B, n, C] become behind the present state."""
+        """Return the module's result for tokens [B, n, C] after the current state."""
         return self._forward(hidden, **{self._name: self._cache})
 
     def reads_all_of_a_state(self) -> bool:
-        """Whether it does when it takes several tokens; the module of Jamba reads it for one alone."""
+        """True if the module reads all of a state when it computes several tokens. Jamba's module does so
+        only for one token."""
         others = [self.example, *(joined([self.example]) for _ in tensors_of(self.example))]
         for index, other in enumerate(others[1:]):
             list(tensors_of(other))[index].add_(1.0)
@@ -85,13 +87,14 @@ class StatefulModule:
         return not any(all(map(torch.equal, first, end)) for end in rest)
 
     def _ends(self, state: Any) -> list[Tensor]:
-        """What two tokens become behind a state, and the state behind them."""
+        """Return the result for two tokens after a state, and the state after them."""
         with torch.inference_mode():
             entered = self.enter([state])
             return [self(self._tokens[:, 1:]), *tensors_of(entered)]
 
     def linear_ends(self, module: nn.Module) -> tuple[list[nn.Module], nn.Module | None]:
-        """The linear layers that read a module's input, times the factor, and the one of its output."""
+        """Return the linear layers that read a module's input (times the factor), and the one that makes its
+        output."""
         calls: dict[nn.Module, tuple[Any, Any]] = {}
 
         def note(linear: nn.Module, given: tuple[Any, ...], made: Any) -> None:

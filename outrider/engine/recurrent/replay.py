@@ -1,10 +1,11 @@
-"""Layers whose candidates a kernel of CPUs computes, from a large state and the inputs since.
+"""Layers whose candidates a CPU kernel computes, from a large state and the inputs since.
 
-A state is large, and few candidates are kept. So a candidate has none of its own, but the state before its
-step and the inputs of its path since. The next step makes its state of these, with the same bits as before.
+A state is large, and few candidates are kept. So a candidate has no state of its own, but the state before
+its step and the inputs on its path since. The next step computes its state from these, with the same bits as
+before.
 
-Shapes: N packed tokens, n candidates of a step, T taps of the convolution and C its channels, W numbers that
-are a candidate's inputs, the C first, D numbers that it becomes.
+Shapes: N packed tokens, n candidates of a step, T taps of the convolution and C its channels, W numbers of a
+candidate's inputs, of which the first C are the convolution's, D numbers of its result.
 """
 
 from __future__ import annotations
@@ -20,15 +21,16 @@ from outrider.engine.cpu.worker_pool import WorkerPool
 from outrider.engine.recurrent.pieces import Family, Made
 
 _STATE, _INPUTS_BEHIND = "behind", "inputs"
-"""Of a candidate: the state before its step, and the inputs [1, W] of its path, by their places."""
+"""Keys of a candidate's state: the state before its step, and the inputs [1, W] on its path, by their
+places."""
 
 
 class Call(NamedTuple):
-    """What the kernel is to compute; tensors are here so that they live."""
+    """What the kernel has to compute. It holds tensors only to keep them alive."""
 
     arguments: tuple[int, ...]
     room: int
-    """Bytes."""
+    """Bytes of scratch memory."""
     whole: Any
     """The state before the candidates."""
     alive: tuple[Tensor, ...]
@@ -42,13 +44,13 @@ class Replay(ABC):
 
     _kernel: Callable[..., None]
     _heads: int
-    """What workers share."""
+    """The heads, which the workers share."""
     _model: tuple[int, ...]
-    """What the kernel takes behind a call's arguments."""
+    """Arguments that the kernel takes after a call's arguments."""
     _factors: tuple[float, ...]
-    """What it takes last."""
+    """Arguments that the kernel takes last."""
     width: int
-    """D: of what goes into the last linear layer."""
+    """D, the width of the last linear layer's input."""
 
     def __init__(self, convolution: nn.Conv1d, workers: WorkerPool) -> None:
         weight, bias = convolution.weight, convolution.bias
@@ -65,20 +67,20 @@ class Replay(ABC):
 
     @abstractmethod
     def _split(self, made: Made) -> tuple[list[Tensor], Tensor]:
-        """Parts of the inputs, [N, W] together, and the gates [N, D]."""
+        """Return parts of the inputs, [N, W] together, and the gates [N, D]."""
 
     @abstractmethod
     def _room(self, nodes: int, levels: int) -> int:
-        """Bytes that a call for so many nodes takes."""
+        """Return the bytes of scratch memory that a call for `nodes` nodes takes."""
 
     def _end(self, call: Call) -> None:
-        """What is left when the kernel is done with all heads of a call: here, nothing."""
+        """Finish a call after the kernel is done with all its heads; does nothing here."""
         return
 
     def __call__(self, index: int, families: Sequence[Family], made: Made, results: Tensor) -> None:
-        """Write what candidates become, but for the last linear layer, to their rows of `results` [N, D].
+        """Write the candidates' results before the last linear layer to their rows of `results` [N, D].
 
-        They get their states, as those of layer `index`.
+        Each candidate gets its state for layer `index`.
         """
         if not families:
             return
@@ -86,7 +88,7 @@ class Replay(ABC):
         gates = gates.contiguous()
         rows = torch.tensor([piece.row for family in families for piece in family.pieces])
         packed = torch.cat(parts, -1).index_select(0, rows)
-        # Copies: a candidate that is kept does not keep the inputs of other sequences.
+        # Copies, so that a kept candidate does not keep the inputs of other sequences alive.
         inputs = [own.clone() for own in torch.split(packed, [len(family.pieces) for family in families])]
         calls = [
             self._call(family.before[index], family, own, gates, results)
@@ -100,7 +102,7 @@ class Replay(ABC):
                 piece.after[index] = {_STATE: call.whole, _INPUTS_BEHIND: dict(enumerate(path))}
 
     def whole(self, state: Any) -> Any:
-        """The same state as transformers' cache has it."""
+        """Return the state in the form of transformers' cache."""
         if _INPUTS_BEHIND not in state:
             return state
         nothing = self._weights.new_empty(0)
@@ -129,7 +131,7 @@ class Replay(ABC):
         )
 
     def _run(self, calls: Sequence[Call]) -> None:
-        """Shared by the workers: each takes some heads of a call."""
+        """Run the calls. The workers share them: each takes some heads of a call."""
         size = self._workers.size(sum(call.arguments[1] for call in calls))
         share = -(-self._heads // size)
         room = self._workers.room(1 << max(call.room for call in calls).bit_length())
@@ -148,7 +150,7 @@ class Replay(ABC):
 def _table(
     family: Family, certain: Sequence[Tensor], inputs: Tensor, gates: Tensor, results: Tensor
 ) -> Tensor:
-    """[4, nodes] int64, as the kernel takes it."""
+    """Return the table [4, nodes] int64 that the kernel reads."""
     blank, places = [0] * len(certain), range(len(certain))
     inputs_at = [row.data_ptr() for row in (*certain, *inputs)]
     rows_at = [

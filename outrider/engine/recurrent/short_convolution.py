@@ -1,7 +1,7 @@
 """Layers that are a short convolution between two gates: LFM2 and its relatives.
 
-Such a layer keeps the last inputs of its convolution. So candidates need no levels: those on the path of each
-are gathered, and all are computed at once, each number by itself.
+Such a layer keeps the last inputs of its convolution. So candidates need no levels: the inputs on the path of
+each are gathered, and all candidates are computed at once, each number by itself.
 
 Shapes: N packed tokens, n candidates of a step, T taps of the convolution and C its channels.
 """
@@ -33,15 +33,15 @@ class ShortConvolution:
         weight, bias = module.conv.weight, module.conv.bias
         self._input, self._dtype = module.in_proj, weight.dtype
         self.width, _, self._taps = weight.shape
-        """C, also of what goes into the last linear layer."""
+        """C, also the width of the last linear layer's input."""
         with torch.inference_mode():
             self._weights = weight[:, 0].t().float().contiguous()
             self._bias = None if bias is None else bias.float()
 
     def __call__(self, index: int, families: Sequence[Family], made: Made, results: Tensor) -> None:
-        """Write what candidates become, but for the last linear layer, to their rows of `results` [N, C].
+        """Write the candidates' results before the last linear layer to their rows of `results` [N, C].
 
-        They get their states, as those of layer `index`.
+        Each candidate gets its state for layer `index`.
         """
         if not families:
             return
@@ -55,16 +55,17 @@ class ShortConvolution:
         results.index_copy_(0, rows, after * self._convolved(windows))
         parts = torch.split(windows.mT, [len(family.pieces) for family in families])
         for family, state, part in zip(families, states, parts, strict=True):
-            own = part.clone()  # a candidate that is kept does not keep the inputs of other sequences
+            own = part.clone()  # so that a kept candidate does not keep those of other sequences
             for piece, kept in zip(family.pieces, torch.split(own, 1), strict=True):
                 piece.after[index] = {**state, "conv_states": {0: kept}}
 
     def whole(self, state: Any) -> Any:
-        """The same state as transformers' cache has it: they all are."""
+        """Return the state in the form of transformers' cache, which all states here have."""
         return state
 
     def _convolved(self, windows: Tensor) -> Tensor:
-        """[n, T, C] -> [n, C]; products and sums one by one, whose bits no place in a tensor changes."""
+        """[n, T, C] -> [n, C]; products and sums are computed one by one, with bits that do not depend on
+        places in a tensor."""
         total: Tensor = windows[:, 0] * self._weights[0]
         for tap in range(1, self._taps):
             total = total + windows[:, tap] * self._weights[tap]
@@ -72,9 +73,9 @@ class ShortConvolution:
 
 
 def _windows(families: Sequence[Family], taps: int) -> list[list[int]]:
-    """[n, T]: where the last inputs of each candidate's path are, itself last.
+    """Return [n, T]: where the last inputs on each candidate's path are, its own last.
 
-    They are counted through the T - 1 past ones of each family, then the candidates.
+    Inputs are numbered: first the T - 1 past ones of each family, then those of the candidates.
     """
     windows, count = [], len(families) * (taps - 1)
     for number, family in enumerate(families):

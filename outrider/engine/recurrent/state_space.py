@@ -21,9 +21,9 @@ _KNOWN = ("BambaMixer", "GraniteMoeHybridMambaLayer", "NemotronHMamba2Mixer", "F
 
 
 def computes(module: Any, inputs: Sequence[nn.Module], output: nn.Module | None) -> bool:
-    """True for a module that `StateSpace` knows, and whose linear layers are `inputs` and `output` alone.
+    """True for a module that `StateSpace` knows, and whose only linear layers are `inputs` and `output`.
 
-    Falcon H1 is known without a norm, as its published models are.
+    Falcon H1 is only supported without a norm, as in its published models.
     """
     if type(module).__name__ not in _KNOWN or module.activation not in ("silu", "swish"):
         return False

@@ -1,7 +1,7 @@
-"""GELU of numbers where they are, as MLPs without a gate have it (Hendrycks and Gimpel 2016, "Gaussian Error
+"""GELU in place, as MLPs without a gate use it (Hendrycks and Gimpel 2016, "Gaussian Error
 Linear Units").
 
-What a number becomes does not depend on where it stands. The normal distribution's tail below -a is
+A number's result does not depend on its position. The normal distribution's tail below -a is
 e^(-a^2 / 2) t P(t) / 2 with t = 1 / (1 + 0.2291026 a) and a polynomial P, fitted for equal relative errors up
 to a = 10.6, which are below 2e-7 in float32.
 """
@@ -29,7 +29,7 @@ from outrider.engine.cpu.processor import LANES
 
 @inlined
 def _tail(a: Value) -> Value:
-    """How likely a normal number is below -a, for a >= 0."""
+    """The probability that a standard normal number is below -a, for a >= 0."""
     t = splat(1.0) / multiply_add(a, splat(0.2291025971044414), splat(1.0))
     p = multiply_add(splat(-0.07832758128643036), t, splat(0.2920641601085663))
     p = multiply_add(p, t, splat(-0.275012731552124))
@@ -43,7 +43,7 @@ def _tail(a: Value) -> Value:
 
 @inlined
 def exact_gelu(x: Value) -> Value:
-    """x times how likely a normal number is below x."""
+    """x times the probability that a standard normal number is below x."""
     a = minimum(maximum(x, negative(x)), splat(20.0))  # the tail is 0 there
     return maximum(x, splat(0.0)) - a * _tail(a)
 

@@ -1,14 +1,13 @@
 """Attention for the queries of each sequence over gathered keys and values.
 
     tile       up to LANES query rows of one kv head; each is one lane
-    scores     key by key, up to the last that one of the tile sees: a key's numbers in all lanes times the
-               tile's, LANES scores at once
+    scores     key by key, up to the last key that a row of the tile sees: a number of the key, in all lanes,
+               times the tile's, LANES scores at once
     weights    e^(score - largest), added up key by key
     values     LANES columns at a time: key by key into one sum per row
 
-Every sum goes through the keys in their order, and a hidden key adds exactly 0. So what a query gets depends
-on the keys it sees alone, not on its batch or on what stands beside it. Scores are sums of exact products in
-float32.
+Every sum goes through the keys in their order, and a hidden key adds exactly 0. So a query's result depends
+only on the keys it sees, not on its batch or its neighbours. Scores are sums of exact products in float32.
 """
 
 from __future__ import annotations
@@ -38,17 +37,18 @@ from outrider.engine.cpu.kernels.vectors import (
 from outrider.engine.cpu.processor import LANES
 
 KEYS = 4
-"""Keys whose scores are computed side by side."""
+"""Number of keys whose scores are computed at once."""
 AHEAD = 16
-"""Keys that are fetched before their turn."""
+"""How many keys ahead memory is fetched."""
 FEW = 4
-"""Rows up to which a tile has LANES sums of other columns rather than of empty lanes."""
+"""Rows up to which a tile uses its LANES sums for more columns instead of for empty lanes."""
 ROW = 4 * LANES
 """Bytes of a tile's scores for one key."""
 
 
 def room_bytes(head_bytes: int, keys: int) -> int:
-    """Of a call's room: for the tile's queries, its results, their divisors, scores, and what hides keys."""
+    """Return the bytes of a call's scratch memory: the tile's queries, its results, their divisors, scores,
+    masks."""
     return LANES * head_bytes + (LANES + 1 + 2 * (keys + KEYS)) * ROW
 
 
@@ -61,7 +61,7 @@ class _Tile(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """The first `keys` entries of a sequence, of which `address` is one kv head's part of slot 0."""
+    """The first `keys` entries of a sequence. `address` is that of one kv head's part of slot 0."""
 
     address: int
     entry_bytes: int
@@ -71,21 +71,21 @@ class _Seen(NamedTuple):
 
 @inlined
 def _place(tile: _Tile, lane: int, token_bytes: int, head_bytes: int) -> int:
-    """Where a row of the tile is."""
+    """Return the byte offset of a row of the tile."""
     row = tile.row + lane
     return row % tile.tokens * token_bytes + row // tile.tokens * head_bytes
 
 
 @inlined
 def _entry(seen: _Seen, key: int) -> int:
-    """Where an entry is; behind the last one, where that is."""
+    """Return the address of an entry; past the last entry, the address of the last."""
     place: int = seen.address + integers(seen.slots)[min(key, seen.keys - 1)] * seen.entry_bytes
     return place
 
 
 @inlined
 def _fetch(seen: _Seen, key: int, head_bytes: int) -> None:
-    """Begin to read a head of an entry: the next keys lie too far apart for the processor to guess."""
+    """Begin to read one head of an entry: the next keys lie too far apart for the processor to predict."""
     place = _entry(seen, key)
     for line in range(0, head_bytes, 64):
         prefetch(3, place + line)
@@ -116,7 +116,7 @@ def _into_lanes(tile: _Tile, rows: int, token_bytes: int, head_bytes: int, words
 
 @inlined
 def _score(kind: str, queries: int, head_bytes: int, seen: _Seen, scale: float, scores: int) -> None:
-    """Compute the scores of what is seen, KEYS side by side."""
+    """Compute the scores of the keys in `seen`, KEYS at once."""
     for key in range(0, seen.keys, KEYS):
         for k in range(KEYS):
             _fetch(seen, key + AHEAD + k, head_bytes)
@@ -130,7 +130,7 @@ def _score(kind: str, queries: int, head_bytes: int, seen: _Seen, scale: float, 
 
 @inlined
 def _weigh(scores: int, keys: int) -> Value:
-    """Make weights of scores; return one over their sums."""
+    """Turn scores into weights; return one over the weights' sums."""
     parts = vectors(scores)
     largest = parts[0]
     for key in range(1, keys):
@@ -146,7 +146,8 @@ def _weigh(scores: int, keys: int) -> Value:
 def _add_values(
     kind: str, size: int, lanes: int, seen: _Seen, weights: int, column: int, columns: int, sums_at: int
 ) -> None:
-    """Compute LANES sums: of the first `lanes` rows, as many times LANES columns from `column` on."""
+    """Compute LANES sums: for each of the first `lanes` rows, LANES // lanes vectors of columns from `column`
+    on."""
     sums = zeros(LANES)
     for key in range(seen.keys):
         value = _entry(seen, key)
@@ -166,7 +167,7 @@ def _mix(
     kind: str, size: int, lanes: int, tile: _Tile, seen: _Seen, weights: int, inverses: int, columns: int,
     out: int, out_bytes: int, sums: int,
 ) -> None:  # fmt: skip
-    """Write what each row of the tile, which has at most `lanes`, gets of the values."""
+    """Write the result of each row of the tile, which has at most `lanes` rows."""
     for column in range(0, columns, LANES * (LANES // lanes)):
         _add_values(kind, size, lanes, seen, weights, column, columns, sums)
         for lane in range(tile.size):
@@ -191,12 +192,13 @@ def attention(kind: str) -> Callable[..., None]:
     ) -> None:  # fmt: skip
         """Attend from Q [tokens, token_bytes] to OUT [tokens, out_bytes].
 
-        Both have `per_kv` heads for each of `kv_heads`, a head of `head_bytes`. Sequences of `counts`
-        [sequences] tokens follow each other. Each sees of `entries` [slots, entry_bytes], which hold the keys
-        and then the values of all kv heads, those at `slots` [sequences, keys]. What `hidden` [sequences,
-        mask_rows, keys] float32 says for its tokens, in the first of mask_rows, is added to the scores from
-        key `open_keys` on; it may be 0. `ends` [sequences, mask_rows] says how many keys a token sees.
-        `room` is of `room_bytes`, at a multiple of 64. Counts, slots and ends are int64.
+        Both have `per_kv` heads of `head_bytes` for each of `kv_heads`. Sequences of `counts` [sequences]
+        tokens follow each other. `entries` [slots, entry_bytes] hold the keys and then the values of all kv
+        heads; a sequence sees those at its `slots` [sequences, keys]. From key `open_keys` on, `hidden`
+        [sequences, mask_rows, keys] float32 is added to the scores; a sequence's tokens use the first of the
+        mask_rows. The address `hidden` is 0 if there is no mask. `ends` [sequences, mask_rows] says how many
+        keys a token sees. `room` is scratch memory of `room_bytes`, at a multiple of 64. Counts, slots and
+        ends are int64.
         """
         inverses = room
         sums = inverses + ROW

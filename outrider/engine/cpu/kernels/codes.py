@@ -1,17 +1,19 @@
-"""How the codes of words become the weights of steps: float32 numbers, or pairs of bfloat16 ones.
+"""Turns the codes in words into the weights of steps: float32 numbers, or pairs of bfloat16 numbers.
 
     word       32 bits with the codes of 8 or 4 numbers that follow each other in a row of a weight
-    step       what one multiply-add takes of a word and of a row: 4 bytes
+    step       what one multiply-add takes from a word and from a row: 4 bytes
 
-float32: a code is cut out and converted. It is not moved to the lowest bits of its word: it counts a power of
-two more there, and rows are prepared with numbers that much smaller, which changes none of their digits.
+float32: a code is masked out and converted. It is not shifted to the lowest bits of its word, so its value is
+larger by a power of two. Rows are prepared with numbers smaller by the same power, which changes none of
+their digits.
 
-Pairs: a code less the middle of the codes' range is looked up; bfloat16 holds it exactly. 4 bits: in a table
-of 16. 8 bits: the highest is the sign, and for the others there are tables of 128 lower and 128 higher bytes.
-As 256 numbers with a sign have no 0, codes with zeros count from 127.5.
+Pairs: the code minus the middle of the codes' range is looked up; bfloat16 holds it exactly. For 4 bits there
+is a table of 16 numbers. Of 8 bits the highest is the sign, and the others index tables of 128 lower and 128
+higher bytes. As 256 signed numbers have no 0 in their middle, codes with zeros count from 127.5.
 
-e4m3: pairs are looked up as those of 8 bits. For float32 a code moves into float16, which has the same digits
-and the smallest numbers too, 2^8 times smaller; rows are prepared with numbers that much larger.
+e4m3: pairs are looked up like codes of 8 bits. For float32 the bits of a code are moved into a float16
+number, which has all the code's digits and denormal numbers too, but is 2^8 times smaller. Rows are prepared
+with numbers 2^8 times larger.
 """
 
 from __future__ import annotations
@@ -40,27 +42,28 @@ from outrider.engine.cpu.kernels.vectors import (
 from outrider.engine.cpu.processor import LANES
 
 BYTES, HALVES = ir.VectorType(I8, 64), ir.VectorType(I16, 32)
-"""Of a register of AVX-512."""
+"""A register of AVX-512, as 64 bytes and as 32 numbers of 16 bits."""
 Steps: TypeAlias = Callable[[Builder, Value], Iterator[Value]]
-"""Makes the steps of a vector of words, in the order of a row's numbers."""
+"""Makes the steps from a vector of words, in the order of a row's numbers."""
 INT4, INT8, E4M3 = "int4", "int8", "e4m3"
 """Kinds of codes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """A kind of them."""
+    """A kind of codes, and how they are multiplied."""
 
     kind: str
     """INT4, INT8 or E4M3."""
     zeros: bool
-    """Groups have zeros."""
+    """True where groups have zeros."""
     pairs: bool
-    """Pairs of bfloat16 numbers are multiplied, and words lie as `outrider.engine.cpu.strips` puts them."""
+    """True where pairs of bfloat16 numbers are multiplied. Words are ordered as in
+    `outrider.engine.cpu.strips`."""
 
     @property
     def bits(self) -> int:
-        """Of a code."""
+        """Bits of a code."""
         return 4 if self.kind == INT4 else 8
 
     @property
@@ -75,18 +78,18 @@ class Codes:
 
     @property
     def middle(self) -> float:
-        """What is less than its code in the number of each."""
+        """What is subtracted from a code to get its number."""
         if not self.pairs:
             return 0.0
         return 127.5 if self.kind == INT8 and self.zeros else self.zero
 
     @property
     def zero(self) -> float:
-        """The zero where groups have none."""
+        """The zero of all groups where groups have no zeros of their own."""
         return 0.0 if self.kind == E4M3 else float(1 << (self.bits - 1))
 
     def steps(self, builder: Builder) -> Steps:
-        """To be called before the loop over words."""
+        """Return what makes the steps. To be called before the loop over words."""
         if not self.pairs:
             return _float16 if self.kind == E4M3 else partial(_numbers, self.bits)
         if self.kind == INT4:
@@ -96,7 +99,8 @@ class Codes:
 
 
 def _numbers(bits: int, builder: Builder, words: Value) -> Iterator[Value]:
-    """The codes at a place of words, times 2^(bits place); the highest as they are."""
+    """Yield the codes at each place of the words, times 2^(bits place); those at the highest place
+    unchanged."""
     last = 32 // bits - 1
     for place in range(last):
         mask = ((1 << bits) - 1) << bits * place
@@ -105,9 +109,10 @@ def _numbers(bits: int, builder: Builder, words: Value) -> Iterator[Value]:
 
 
 def _float16(builder: Builder, words: Value) -> Iterator[Value]:
-    """The numbers of e4m3 codes, times 2^-8; words lie as `outrider.engine.cpu.strips` puts them.
+    """Yield the numbers of e4m3 codes, times 2^-8; words are ordered as in `outrider.engine.cpu.strips`.
 
-    Of every two bytes first the lower ones: half of a vector has those of a place, the other of the next.
+    The lower of every two bytes come first: one half of a vector has those of one place, the other half those
+    of the next place.
     """
     halves = builder.bitcast(words, _MOVED)
     for high in (builder.shl(halves, _all(8)), halves):
@@ -126,7 +131,8 @@ def _all(number: int) -> Value:
 
 
 def _four_bits(builder: Builder) -> Steps:
-    """Of each half of a word a place; of what stands above, one bit counts, so the table has all twice."""
+    """Look up one place of each half of a word. One bit above the code counts too, so the table has all
+    twice."""
     table = _held(builder, HALVES, [_bfloat(code % 16 - 8.0) for code in range(32)])
 
     def steps(builder: Builder, words: Value) -> Iterator[Value]:
@@ -140,7 +146,8 @@ def _four_bits(builder: Builder) -> Steps:
 
 
 def _eight_bits(builder: Builder, numbers: Sequence[float]) -> Steps:
-    """Both bytes of 64 numbers, then two times 32 of them; `numbers` are those of the codes up to 127."""
+    """Look up both bytes of 64 numbers, then join them to 32 numbers twice. `numbers` has those of codes to
+    127."""
     bits = [_bfloat(number) for number in numbers]
     tables = [
         [
@@ -165,20 +172,21 @@ def _eight_bits(builder: Builder, numbers: Sequence[float]) -> Steps:
 
 
 def _in_turn(half: int) -> Value:
-    """Of every 16 bytes of two registers the lower or the higher half, one of each in turn."""
+    """Return the order that takes the lower or the higher half of every 16 bytes of two registers, a byte of
+    each in turn."""
     firsts = range(8 * half, 64, 16)
     order = [place for first in firsts for byte in range(first, first + 8) for place in (byte, byte + 64)]
     return ir.Constant(ir.VectorType(I32, 64), order)
 
 
 def _held(builder: Builder, kind: Value, numbers: Sequence[int]) -> Value:
-    """A constant in a register, as the result of an instruction that LLVM does not know: what is constant to
-    LLVM, it loads again in each turn of a loop."""
+    """Return a constant in a register, as the result of an instruction that LLVM does not know: LLVM would
+    load a constant that it knows again in each turn of a loop."""
     return builder.asm(ir.FunctionType(kind, [kind]), "", "=v,0", [ir.Constant(kind, numbers)], False)
 
 
 def _e4m3(code: int) -> float:
-    """The number of a code without a sign; that of 127, which stands for none, is never looked up."""
+    """The number of a code without a sign. Code 127 is NaN and is never looked up."""
     exponent, digits = divmod(code, 8)
     return math.ldexp(digits + 8 * (exponent > 0), max(exponent, 1) - 10)
 

@@ -1,12 +1,12 @@
 """Compiles the CPU's kernels for the processor at hand, and keeps the result for the next start.
 
 Importing a module with kernels imports numba and compiles them, or loads them from the cache. So such a
-module is imported where its kernels are used; this one loads no numba before.
+module is imported only where its kernels are used. Importing this one does not load numba.
 
-The cache holds machine code that numba unpickles, so it lies in a folder that belongs to this user alone: in
+The cache holds machine code that numba unpickles, so it lies in a folder that belongs only to this user: in
 `$XDG_CACHE_HOME/outrider`, or `~/.cache/outrider`. Where no such folder can be made, as on a read-only file
 system, every start compiles. numba itself tells processors and its own versions apart. The folder's name has
-a digest of the sources, because numba notices no change in another file than a kernel's own.
+a digest of the sources, because numba notices changes only in a kernel's own file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Int64: TypeAlias = Any
 UInt64: TypeAlias = Any
 Float32: TypeAlias = Any
 Float64: TypeAlias = Any
-"""What numbers are in kernels; the type checker does not tell them from Python's."""
+"""A number in a kernel, which the type checker does not distinguish from Python's."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _PACKAGE = Path(__file__).parents[3]
@@ -38,7 +38,7 @@ _SOURCES = ("engine/cpu/kernels", "sampling", "sampling/kernels")
 """Folders of the package whose functions and constants end up in compiled code."""
 _OPTIONS = {"fastmath": False, "error_model": "numpy", "no_cfunc_wrapper": True}
 """Each operation is rounded by itself, in the order written. A division by zero gives inf or NaN. There is no
-wrapper for C, because Python alone calls kernels."""
+wrapper for C, because only Python calls kernels."""
 
 log = logging.getLogger(__name__)
 _numba_settings = threading.Lock()
@@ -46,8 +46,8 @@ _numba_settings = threading.Lock()
 
 @cache
 def available() -> bool:
-    """True when this installation has numba, and one that runs with its numpy; what a kernel needs of the
-    processor, it asks itself.
+    """True when this installation has a numba that runs with its numpy. What a kernel needs of the processor
+    is checked elsewhere.
     """
     if importlib.util.find_spec("numba") is None:
         return False
@@ -86,7 +86,7 @@ def inlined(function: _Function) -> _Function:
 
 
 def cache_folder(environment: Mapping[str, str], digest: str) -> Path | None:
-    """The folder for compiled kernels, which is there on return; None where no safe one can be had."""
+    """Create and return the folder for compiled kernels; return None where no safe folder can be made."""
     home = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     folder = Path(home) / "outrider" / f"kernels-{digest}"
     if not folder.is_absolute():
@@ -125,8 +125,8 @@ def _njit(function: _Function, signature: str, folder: Path | None, options: Map
 def _cached_in(folder: Path, function: _Function, options: Mapping[str, Any]) -> Any:
     """A function that numba will keep in this folder once it is compiled.
 
-    numba reads the folder from settings of the process, so one thread at a time changes them. Compiling is no
-    part of that: it may import modules, whose locks another thread can hold that waits for this one.
+    numba reads the folder from settings of the process, so one thread at a time changes them. Compiling does
+    not hold that lock: it may import modules, whose locks may be held by a thread that waits for this one.
     """
     numba = _numba()
     config = numba.config
@@ -145,7 +145,7 @@ def _numba() -> Any:
 
 @cache
 def _digest() -> str:
-    """Of all sources whose content is compiled into kernels."""
+    """Return the digest of all sources whose content is compiled into kernels."""
     digest = hashlib.sha256()
     for name in _SOURCES:
         for path in sorted((_PACKAGE / name).glob("*.py")):

@@ -1,4 +1,4 @@
-"""What a product does with a finished sum: add the bias, open a gate, round and write.
+"""What a product does with a finished sum: add the bias, open a gate (SiLU(gate) up), round and write.
 
 e^x is 2^n e^r with n the integer nearest to x / ln 2 and |r| <= ln 2 / 2; e^r is the polynomial of the Cephes
 library (expf). It was at most 0.88 units in the last place off; infinity, 0, denormal results and NaN come
@@ -26,7 +26,8 @@ from outrider.engine.cpu.kernels.vectors import (
 from outrider.engine.cpu.processor import LANES
 
 PANEL = 2 * LANES
-"""Columns of a panel: of a gated layer the first half are the gate's, the second half those of up."""
+"""Columns of a panel. In a gated layer the first half belong to the gate, the second half to the up
+projection."""
 
 
 @inlined
@@ -64,7 +65,7 @@ def write_sums(kind: str, size: int, sums: int, bias: int, y: int, left: int) ->
 
 @inlined
 def write_gated(kind: str, sums: int, bias: int, y: int, left: int) -> None:
-    """Write SiLU(gate) up of PANEL sums plus bias, rounded where the modules of a model round."""
+    """Write SiLU(gate) up from PANEL sums plus bias, rounded where the modules of a model round."""
     gate, up = load_aligned(sums), load_aligned(sums + 4 * LANES)
     if bias:
         gate = gate + load_aligned(bias)
@@ -75,7 +76,7 @@ def write_gated(kind: str, sums: int, bias: int, y: int, left: int) -> None:
 
 @inlined
 def write_row(kind: str, size: int, gated: bool, sums: int, bias: int, y: int, left: int) -> None:
-    """Write PANEL sums plus bias, or with `gated` what they open, as far as `left` columns go."""
+    """Write PANEL sums plus bias, or SiLU(gate) up if `gated`, as far as `left` columns go."""
     if gated:
         write_gated(kind, sums, bias, y, left)
     else:

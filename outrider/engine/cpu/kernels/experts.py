@@ -1,4 +1,4 @@
-"""What the experts of a token gave, times their shares, added up.
+"""Adds up the results of a token's experts, each times its share.
 
 The sum is of float32 in the order of a token's experts and rounded once: its bits do not depend on the batch.
 """
@@ -20,7 +20,7 @@ def expert_sum(kind: str) -> Callable[..., None]:
 
     @kernel("void(intp, intp, intp, intp, intp, intp)", keeps_lock=True)
     def add_up(x: int, shares: int, y: int, width: int, count: int, rows: int) -> None:
-        """Y [rows, width] of X [rows, count, width] and `shares` [rows, count] float32."""
+        """Compute Y [rows, width] from X [rows, count, width] and `shares` [rows, count] float32."""
         for row in range(rows):
             for column in range(0, width, LANES):
                 there = first_lanes(width - column)

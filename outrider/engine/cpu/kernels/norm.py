@@ -1,7 +1,7 @@
 """RMS norm and layer norm of rows, with the residual add before it.
 
 A row is computed by itself in one order of additions, so its bits do not depend on its batch. The sum of the
-add is rounded where the modules of a model round it; the norm is rounded once, behind the weights.
+add is rounded where the modules of a model round it; the norm is rounded once, after the weights.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from outrider.engine.cpu.processor import LANES
 
 @inlined
 def one_over_root(squares: Value, share: float, eps: float) -> Value:
-    """One over the root of the mean square plus eps, in all lanes; `share` is 1 / the numbers squared."""
+    """One over the root of the mean square plus eps, in all lanes; `share` is 1 / the number of squares."""
     return splat(1.0) / root(splat(added_up(squares)) * splat(share) + splat(eps))
 
 
 @cache
 def norm(kind: str, centred: bool) -> Callable[..., None]:
-    """The kernel for a kind of numbers: layer norm where it centres rows, else RMS norm."""
+    """The kernel for a kind of numbers: layer norm if `centred`, otherwise RMS norm."""
     size = 2 if kind == "bfloat16" else 4
 
     @kernel(f"void({'intp, ' * 8} float64, float64)", keeps_lock=True)

@@ -61,7 +61,7 @@ def columns(table: int, nodes: int) -> tuple[Any, Any, Any, Any]:
 
 @inlined
 def begin_path(size: int, convolution: Convolution, line: int, past: int) -> None:
-    """Write the addresses of the rows `past` [taps, channels], but for the first, to the begin of `line`."""
+    """Write the addresses of all rows of `past` [taps, channels] but the first to the start of `line`."""
     for tap in range(1, convolution.taps):
         integers(line)[tap - 1] = past + size * tap * convolution.channels
 
@@ -102,7 +102,7 @@ def convolved(
 
 @inlined
 def number(kind: str, address: int) -> float:
-    """One number of a kind."""
+    """Read one number of a kind."""
     found: float = added_up(load(kind, address, first_lanes(1)))
     return found
 

@@ -1,16 +1,16 @@
 """`Y = X W^T + b` with AVX-512 or AVX2, for few rows X and many weights W of 4 or 8 bits.
 
-For one row the memory takes the time, for many the multiplications. Codes become numbers in registers, with
-few instructions that serve up to GROUP rows; see `codes`, also for words.
+With one row memory takes the time, with many rows the multiplications. Codes become numbers in registers,
+with few instructions that serve up to GROUP rows; see `codes`, also for words.
 
     group      numbers of a row of W that share a scale, and perhaps a zero
     panel      PANEL columns of W^T
-    strip      STRIP panels; of each word the panels follow each other, so that few rows, which are multiplied
-               with all panels at once, read a strip from front to back
+    strip      STRIP panels, interleaved word by word, so that few rows, which are multiplied with all panels
+               at once, read a strip from front to back
     block      groups of a strip, which stay in the cache while panels and rows take turns
 
-The zero of a group is not taken from each code but, times the sum of a row's numbers in the group, from the
-group's sum.
+The zero of a group is not subtracted from each code. Instead, the zero times the sum of a row's numbers in
+the group is subtracted from the group's sum.
 
 A sum adds up the numbers of a group in order, then the groups, whatever the other rows are and however many:
 a row's bits do not depend on its batch.
@@ -61,32 +61,33 @@ from outrider.engine.cpu.processor import LANES
 STRIDE = 4 * PANEL
 """Bytes of a word of each column of a panel, and of a row's sums."""
 STRIP = 4
-"""Panels."""
+"""Panels of a strip."""
 GROUP = 12 if WIDE else 5
-"""Rows whose sums of one panel are registers: 24 of 32, or 10 of 16; weights take four."""
+"""Rows whose sums for one panel stay in registers: 24 of 32, or 10 of 16; weights take four."""
 AT_ONCE = {STRIP: 1, 2: 2, 1: GROUP}
-"""Panels that are multiplied at once, and the rows up to which they are: sums enough to hide that an addition
-takes four cycles, and no more than there are registers."""
+"""Panels that are multiplied at once, and the most rows for which they are: enough sums to hide that an
+addition takes four cycles, and no more than there are registers."""
 LINE = 64
 """Bytes of a cache line."""
 AHEAD = 8192
-"""Bytes ahead of which weights are fetched; see `row_matmul`."""
+"""How many bytes ahead weights are fetched; see `row_matmul`."""
 BLOCK, SHORT = 512, 64
-"""Numbers of a row; few where few rows make the memory count, so that panels that take turns ask for lines
-nearly in order. With short ones 128 rows of 46,336 numbers take 1.3 times as long: each has its own pages."""
+"""Numbers of a row in a block. SHORT is for few rows, whose time is memory's: panels that take turns then ask
+for lines nearly in order. With short blocks 128 rows of 46,336 numbers take 1.3 times as long: each row has
+its own pages."""
 SHORT_ROWS = 4 * GROUP
 MAX_ROWS = 10 * GROUP
 """Rows of one pass over the weights."""
 SUMS_BYTES = STRIP * MAX_ROWS * STRIDE
 MAX_HEAD = 256
-"""Bytes of scales and zeros that stand before each group's words. A Zen 4 reads words at half the speed with
-512 between them, and takes 1.15 times as long for one row where 256 stand apart."""
+"""Most bytes of scales and zeros that stand before each group's words. A Zen 4 reads words at half the speed
+with 512 bytes between them, and takes 1.15 times as long for one row where 256 bytes stand apart."""
 _BYTES = {"bfloat16": 2, "float32": 4}
 
 
 def stand_apart(head: int) -> bool:
-    """True where a strip's scales and zeros, `head` bytes a group, stand in front of all words, not of each
-    group's."""
+    """True where a strip's scales and zeros, `head` bytes per group, are stored before all words instead of
+    before each group's words."""
     return head > MAX_HEAD
 
 
@@ -98,7 +99,7 @@ def _add_strip(
 ) -> None:  # fmt: skip
     """Add groups of `words` words of a strip's panels to the sums of up to GROUP rows.
 
-    As many panels at once as their sums fit into registers; the last ones alone.
+    It takes as many panels at once as their sums fit into registers, and fewer for the last ones.
     """
     codes = Codes(code, bool(zeros), bool(pairs))
     first: Value = I64(0)
@@ -130,7 +131,7 @@ class _Groups:
         self, builder: Builder, x: Value, x_stride: Value, shares: Value, scales: Value, w: Value,
         first: Value, groups: Value, words: Value, sums: Value,
     ) -> None:  # fmt: skip
-        """All groups of a block."""
+        """Add all groups of a block."""
         totals = {cell: [cgutils.alloca_once(builder, SUM) for _ in self.rows] for cell in self.cells}
         steps = self.codes.steps(builder)
         head = self.heads * (2 if self.codes.zeros else 1)
@@ -173,7 +174,8 @@ class _Groups:
         share: Value,
         x_stride: Value,
     ) -> None:
-        """A group's sums begin with what its zeros take away. As many bytes are fetched, from `ahead` on."""
+        """Set a group's sums to what its zeros subtract. Fetch as many bytes as its scales and zeros, from
+        `ahead` on."""
         for at in range(0, self.half * len(self.cells) * (2 if self.codes.zeros else 1), LINE):
             fetch(builder, self.locality, builder.add(ahead, I64(at)))
         for row in self.rows:
@@ -182,7 +184,7 @@ class _Groups:
                 builder.store(self._taken(builder, scales, place, cell), totals[cell][row])
 
     def _taken(self, builder: Builder, scales: Value, share: Value, cell: tuple[int, int]) -> Value:
-        """The zeros of half a panel, as far as the numbers of codes have them, times a row's share."""
+        """The zeros of half a panel minus the codes' middle, times a row's share."""
         middle, zero = ir.Constant(SUM, [self.codes.middle] * LANES), self.codes.zero
         if not self.codes.zeros and self.codes.middle == zero:
             return ir.Constant(SUM, None)
@@ -196,7 +198,7 @@ class _Groups:
         self, builder: Builder, steps: Steps, totals: dict[tuple[int, int], list[Value]], line: Value,
         ahead: Value, step: Value, x_stride: Value,
     ) -> None:  # fmt: skip
-        """The products of a word of each column. As many bytes are fetched, from `ahead` on."""
+        """Add the products of a word of each column. Fetch as many bytes as these words, from `ahead` on."""
         for at in range(0, STRIDE * self.panels, LINE):
             fetch(builder, self.locality, builder.add(ahead, I64(at)))
         for panel in range(self.panels):
@@ -228,7 +230,7 @@ class _Groups:
                 builder.store(fused(builder, scale, total, before), place, align=VECTOR_BYTES)
 
     def _head(self, builder: Builder, first: Value, cell: tuple[int, int]) -> Value:
-        """The scales, or zeros, of half a panel; those of the first panel are at an address."""
+        """The scales, or zeros, of half a panel; `first` is the address of the first panel's."""
         panel, half = cell
         return numbers_at(builder, self.kind, builder.add(first, I64(self.half * (2 * panel + half))))
 
@@ -243,8 +245,8 @@ def prepare_rows(kind: str, pairs: int) -> Callable[..., None]:
     def prepare(
         x: int, numbers: int, rows: int, group: int, groups: int, factors: int, y: int, y_stride: int
     ) -> None:
-        """Of X [rows, numbers] make Y: groups of `group` numbers times `factors` [LANES], and then for each
-        group the sum of its numbers, negative float32. A group is a multiple of LANES.
+        """Make Y from X [rows, numbers]: groups of `group` numbers times `factors` [LANES], and then for each
+        group the negated float32 sum of its numbers. A group is a multiple of LANES.
         """
         scaled, whole = load_aligned(factors), first_lanes(LANES)
         for row in range(rows):
@@ -265,8 +267,8 @@ def prepare_rows(kind: str, pairs: int) -> Callable[..., None]:
 def quantized_matmul(
     kind: str, code: str, pairs: int, scales: str, zeros: int, locality: int
 ) -> Callable[..., None]:
-    """The kernel for rows of a kind of numbers, and weights of a `code` of `codes` with scales, and perhaps
-    zeros, of another kind.
+    """The kernel for rows of a kind of numbers, and weights of a `code` (see `codes`) with scales, and
+    perhaps zeros, of another kind.
     """
     codes = Codes(code, bool(zeros), bool(pairs))
     size, per_word, row_bytes = _BYTES[kind], 32 // codes.bits, codes.row_bytes
@@ -280,10 +282,10 @@ def quantized_matmul(
     ) -> None:  # fmt: skip
         """Compute Y [rows, columns] of prepared rows X and some strips of W.
 
-        Each strip of W is for each group [STRIP, PANEL] scales, and as many zeros if there are any, and then
-        [words, STRIP, PANEL] words; where scales `stand_apart` those of all groups come first. `bias` is
-        [strips, STRIP, PANEL] float32, or 0. Rows of X and Y are `x_stride` and `y_stride` bytes apart.
-        `sums` is room for SUMS_BYTES. With `gated` Y has half of the columns.
+        Each strip of W holds for each group [STRIP, PANEL] scales, then as many zeros if there are any, and
+        then [words, STRIP, PANEL] words; where scales `stand_apart`, those of all groups come first. `bias`
+        is [strips, STRIP, PANEL] float32, or 0. Rows of X and Y are `x_stride` and `y_stride` bytes apart.
+        `sums` is scratch memory of SUMS_BYTES. With `gated` Y has half of the columns.
         """
         parts = (rows + GROUP - 1) // GROUP
         width = LANES if gated else PANEL

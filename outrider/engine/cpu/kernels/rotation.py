@@ -1,6 +1,6 @@
 """Rotary positions of queries and keys, perhaps after a norm of each head, and storing keys and values.
 
-Columns i and half + i of a head are a pair; those behind 2 half stay as they are. Numbers are rounded where
+Columns i and half + i of a head are a pair; those from 2 half on stay as they are. Numbers are rounded where
 the modules of a model round them.
 """
 
@@ -28,7 +28,7 @@ from outrider.engine.cpu.processor import LANES
 
 @inlined
 def _squares(kind: str, low: int, high: int, size: int, half: int) -> Value:
-    """The sum of squares of a head, in parts."""
+    """The sum of squares of a head, in parts: one per lane."""
     total = splat(0.0)
     for column in range(0, half, LANES):
         there = first_lanes(half - column)
@@ -53,8 +53,8 @@ def rotation(kind: str) -> Callable[..., None]:
 
         `table` [positions, 2, half] float32 holds the cosines and sines of a position, `positions` [rows]
         int64. With `scale` [heads, width] float32, which may be 0, a head of 2 half numbers is normalised
-        before: divided by the root of its mean square plus eps and multiplied with its row; `share` is
-        1 / width. Then of the first `stored` rows `entry_bytes` from byte `own_bytes` on are copied to
+        before: divided by the root of its mean square plus eps and multiplied with its row; `share` is 1 /
+        width. Then, for the first `stored` rows, `entry_bytes` from byte `own_bytes` on are copied to
         `entries` [slots, entry_bytes].
         """
         for row in range(rows):

@@ -44,21 +44,22 @@ from outrider.engine.cpu.kernels.vectors import (
 from outrider.engine.cpu.processor import LANES
 
 STEP_BYTES = 4
-"""Of a row."""
+"""Bytes of a row that one step takes."""
 STRIDE = STEP_BYTES * PANEL
 """Bytes of a step of a panel, and of a row's sums."""
 LINE = 64
 """Bytes of a cache line."""
 GROUP = 14 if WIDE else 4
-"""Their sums take 28 of 32 registers, the weights two, a row's step in all lanes one. AVX2 has 16: eight for
-sums, four for weights whose pairs are taken apart, the rest for a row's; with a fifth row some are memory."""
+"""Rows of a group. With AVX-512 their sums take 28 of 32 registers, the weights two, a row's step in all
+lanes one. AVX2 has 16: eight for sums, four for weights whose pairs are taken apart, the rest for a row's
+step; with a fifth row some sums would be in memory."""
 AHEAD = 8192
-"""Bytes ahead of which weights are fetched. With AVX-512 BF16 on a Zen 5, for 14 rows and 432 MB of weights:
+"""How many bytes ahead weights are fetched. With AVX-512 BF16 on a Zen 5, for 14 rows and 432 MB of weights:
 17.6, 15.0, 13.1 and 14.8 ms with 512, 2048, 8192 and 32768; on a Xeon with AMX 4096 to 16384 are equal."""
 BLOCK = AHEAD // STRIDE
-"""Steps. While the groups take turns with one block, they fetch the next."""
+"""Steps of a block. While the groups take turns with one block, they fetch the next."""
 MAX_ROWS = 10 * GROUP
-"""Rows of one pass over the weights; those of a block of steps stay in the cache."""
+"""Rows of one pass over the weights; their numbers for a block of steps stay in the cache."""
 
 
 @emits(types.void, *[Address] * 8, types.boolean, literals=2)
@@ -119,8 +120,8 @@ def row_matmul(kind: str, locality: int) -> Callable[..., None]:
         """Compute Y [rows, columns] of X [rows, 4 steps bytes] and some panels of W.
 
         W is [panels, steps, STRIDE bytes]; `bias` [panels, PANEL] float32, or 0. Rows of X and Y are
-        `x_stride` and `y_stride` bytes apart. `sums` is room for [rows, PANEL] float32. With `gated` Y has
-        half of the columns.
+        `x_stride` and `y_stride` bytes apart. `sums` is scratch memory [rows, PANEL] float32. With `gated` Y
+        has half of the columns.
         """
         groups = (rows + GROUP - 1) // GROUP
         width = LANES if gated else PANEL

@@ -21,17 +21,18 @@ from outrider.engine.cpu.kernels.vectors import prefetch
 from outrider.engine.cpu.processor import LANES
 
 NUMBERS = 32
-"""Of a row that one tile takes."""
+"""Numbers of a row that one tile takes."""
 STRIDE = 4 * PANEL
 """Bytes from row to row of a panel's weights and of its sums."""
 TILE_STEPS = tiles.ROWS
 TILE_BYTES = TILE_STEPS * STRIDE
-"""Of a panel: two tiles side by side."""
+"""Bytes of a panel's two tiles that lie side by side."""
 TILE_LINES = TILE_BYTES // 64
 BLOCK = 32
-"""64 KB of weights."""
+"""Tiles of a block: 64 KB of weights."""
 CHUNK = 16
-"""Panels whose results are written row by row, so that a row's columns lie beside each other."""
+"""Panels of a chunk. Their results are written row by row, so that a row's columns are written one after the
+other."""
 MAX_ROWS = 256
 """Rows of one pass over the weights; a chunk's sums are 0.5 MB then."""
 
@@ -43,7 +44,7 @@ def _add_block(
 ) -> None:  # fmt: skip
     """Add `count` tiles of a panel to the sums of one group or two; sums begin with the `first` block.
 
-    Of what comes next `lines` cache lines per tile are fetched.
+    For each tile, `lines` cache lines of what comes next are fetched.
     """
     if first:
         tiles.zero(0)
@@ -118,10 +119,10 @@ def tile_matmul(
 ) -> None:  # fmt: skip
     """Compute Y [rows, columns] of X [rows, numbers] and some panels of W.
 
-    W is [panels, tiles, 16, 32, 2], with zeros behind `numbers`; `bias` [32 panels] float32, or 0. Rows of X
-    and Y are `x_stride` and `y_stride` bytes apart. `height` rows, at most 16, are a group, and
-    `configuration` is for so many. Room: `rest` [rows, 32] bfloat16, `sums` [CHUNK, rows + 15, 32] float32.
-    With `gated` Y has half of the columns.
+    W is [panels, tiles, 16, 32, 2], with zeros after `numbers`; `bias` [32 panels] float32, or 0. Rows of X
+    and Y are `x_stride` and `y_stride` bytes apart. A group has `height` rows, at most 16, and
+    `configuration` is for that height. Scratch memory: `rest` [rows, 32] bfloat16, `sums` [CHUNK, rows + 15,
+    32] float32. With `gated` Y has half of the columns.
     """
     tiles.configure(configuration)
     whole, left = numbers // NUMBERS, numbers % NUMBERS

@@ -1,4 +1,4 @@
-"""The processor's matrix tiles (Intel AMX): their instructions, and the system's leave to use them.
+"""The processor's matrix tiles (Intel AMX): their instructions, and the system's permission to use them.
 
 A tile is a register of up to 16 rows of 64 bytes. Its number is part of an instruction, so it has to be
 known when the kernel is compiled. (Intel 64 and IA-32 Architectures Software Developer's Manual, chapter
@@ -50,7 +50,8 @@ def allowed() -> bool:
 
 
 def configurations() -> np.ndarray:
-    """[ROWS + 1, 64] uint8: what `configure` takes so that tiles 0 to 5 have h rows, 6 and 7 all of them."""
+    """[ROWS + 1, 64] uint8: row h is what `configure` takes so that tiles 0 to 5 have h rows, 6 and 7 all
+    ROWS."""
     palette, widths = 1, [ROW_BYTES] * 8 + [0] * 8
     rows = [
         struct.pack("<16B16H16B", palette, *[0] * 15, *widths, *[height] * 6, *[ROWS] * 2, *[0] * 8)
@@ -93,15 +94,15 @@ def store_tile(builder: Builder, tile: int, address: Value, stride: Value) -> No
 def multiply_tiles(builder: Builder, sums: int, rows: int, weights: int) -> None:
     """Add to the float32 tile `sums` [r, 16] the product of bfloat16 `rows` [r, 32] and `weights` [32, 16].
 
-    The instruction TDPBF16PS: of a row and a column the even terms are a chain of fused multiply-adds from
-    0, the odd ones another; their sum is added to `sums`. Denormal numbers count as 0.
+    The instruction TDPBF16PS: for a row and a column the even terms are a chain of fused multiply-adds from
+    0, the odd terms another; the sum of both is added to `sums`. Denormal numbers count as 0.
     """
     call(builder, "llvm.x86.tdpbf16ps", VOID, I8(sums), I8(rows), I8(weights))
 
 
 @emits(types.void, Address, Address, Address)
 def copy_start(builder: Builder, target: Value, source: Value, count: Value) -> None:
-    """Copy `count` of 32 numbers of 16 bits, and write 0 for the others."""
+    """Copy the first `count` of 32 numbers of 16 bits, and write 0 for the others."""
     lanes = ir.VectorType(I16, 32)
     mask = below(builder, count, 32)
     zeros = ir.Constant(lanes, None)

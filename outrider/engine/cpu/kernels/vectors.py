@@ -24,8 +24,8 @@ from numba.extending import intrinsic, lower_builtin
 from outrider.engine.cpu.processor import LANES
 
 WIDE = LANES == 16
-"""The registers are those of AVX-512, else those of AVX2, which has no bfloat16, no masks for numbers of 16
-bits, and no scaling by powers of two."""
+"""True where registers are those of AVX-512; otherwise they are those of AVX2, which has no bfloat16, no
+masks for numbers of 16 bits, and no scaling by powers of two."""
 SUFFIX = f"v{LANES}f32"
 Builder: TypeAlias = Any
 """llvmlite's `IRBuilder`."""
@@ -69,7 +69,7 @@ class _VectorType(types.Type):  # type: ignore[misc]  # numba has no annotations
 
 @register_default(_VectorType)
 class _Model(models.PrimitiveModel):  # type: ignore[misc]
-    """How numba holds one."""
+    """How numba holds a `_VectorType`."""
 
     def __init__(self, manager: Any, kind: _VectorType) -> None:
         super().__init__(manager, kind, kind.llvm)
@@ -83,7 +83,7 @@ Address = types.intp
 def emits(
     result: Any, *arguments: Any, literals: int = 0
 ) -> Callable[[Callable[..., Value]], Callable[..., Any]]:
-    """Make a function that numba can call of one that builds LLVM.
+    """Turn a function that builds LLVM code into one that numba can call.
 
     The builder function takes the IRBuilder, then `literals` arguments whose values must be known when the
     kernel is compiled, then one LLVM value for each of `arguments`; its result is of type `result`.
@@ -130,7 +130,8 @@ def spread(builder: Builder, value: Value, count: int = LANES) -> Value:
 
 @contextmanager
 def rows_known(builder: Builder, rows: Value, most: int) -> Iterator[Iterator[int]]:
-    """Code for each number of rows from 1 to `most`, so that their sums are registers: emit one per item."""
+    """Branch on the number of rows, 1 to `most`, so that sums can be registers. Emit code for one number per
+    item."""
     done = builder.append_basic_block("done")
     choice = builder.switch(rows, done)
 
@@ -147,14 +148,14 @@ def rows_known(builder: Builder, rows: Value, most: int) -> Iterator[Iterator[in
 
 
 def below(builder: Builder, count: Value, lanes: int) -> Value:
-    """A mask of the first `count` of some lanes, none if it is negative."""
+    """A mask of the first `count` of `lanes` lanes; no lane if `count` is negative."""
     order = ir.Constant(ir.VectorType(I64, lanes), list(range(lanes)))
     return builder.icmp_signed("<", order, spread(builder, count, lanes))
 
 
 @emits(Mask, Address)
 def first_lanes(builder: Builder, count: Value) -> Value:
-    """The first `count` lanes; all of them from LANES on, none if it is negative."""
+    """A mask of the first `count` lanes; all lanes from LANES on, none if `count` is negative."""
     return below(builder, count, LANES)
 
 
@@ -226,7 +227,7 @@ def store(builder: Builder, kind: str, address: Value, value: Value, mask: Value
 
 @emits(Vector, Vector, literals=1)
 def rounded(builder: Builder, kind: str, value: Value) -> Value:
-    """What a kind keeps of float32 numbers."""
+    """Float32 numbers rounded to a kind, as float32 again."""
     return _widened(builder, kind, _narrowed(builder, kind, value))
 
 
@@ -247,7 +248,7 @@ def _widened(builder: Builder, kind: str, numbers: Value) -> Value:
 
 
 def _narrowed(builder: Builder, kind: str, value: Value) -> Value:
-    """Float32 numbers rounded to a kind: to the nearest, to even ones in the middle."""
+    """Float32 numbers rounded to a kind: to the nearest, ties to even."""
     if kind == "float32":
         return value
     if WIDE:
@@ -266,7 +267,7 @@ def _words(value: int) -> Value:
 
 
 def _whole(builder: Builder, mask: Value) -> Value:
-    """All lanes count."""
+    """True where all lanes of the mask count."""
     return builder.icmp_unsigned("==", builder.bitcast(mask, ir.IntType(LANES)), ir.IntType(LANES)(-1))
 
 
@@ -289,8 +290,8 @@ def step_numbers(builder: Builder, kind: str, address: Value) -> Value:
 
 
 def add_products(builder: Builder, kind: str, total: Value, weights: Value, numbers: Value) -> Value:
-    """Add to `total` the products of a step; two bfloat16 ones in the order of the instruction VDPBF16PS, or,
-    where there is none, first the lower, then the higher."""
+    """Add to `total` the products of a step; two bfloat16 products in the order of the instruction VDPBF16PS,
+    or, where there is no such instruction, first the lower one, then the higher."""
     if kind == "float32":
         return fused(builder, weights, numbers, total)
     if WIDE:
@@ -320,19 +321,19 @@ def fetch(builder: Builder, locality: int, address: Value) -> None:
 
 @emits(Vector, Vector)
 def nearest(builder: Builder, x: Value) -> Value:
-    """The nearest integers, even ones in the middle."""
+    """The nearest integers; ties to even."""
     return call(builder, f"llvm.roundeven.{SUFFIX}", SUM, x)
 
 
 @emits(Vector, Vector, Vector)
 def minimum(builder: Builder, x: Value, limit: Value) -> Value:
-    """The smaller ones; x where it is not a number."""
+    """The smaller of x and `limit` in each lane; x where x is NaN."""
     return builder.select(builder.fcmp_ordered(">", x, limit), limit, x)
 
 
 @emits(Vector, Vector, Vector)
 def maximum(builder: Builder, x: Value, limit: Value) -> Value:
-    """The larger ones; x where it is not a number."""
+    """The larger of x and `limit` in each lane; x where x is NaN."""
     return builder.select(builder.fcmp_ordered("<", x, limit), limit, x)
 
 
@@ -344,7 +345,7 @@ def times_power_of_two(builder: Builder, x: Value, exponent: Value) -> Value:
         return call(builder, "llvm.x86.avx512.mask.scalef.ps.512", SUM, x, exponent, zero, I16(-1), I32(4))
     whole = builder.fptosi(exponent, WORDS)
     half = builder.ashr(whole, _words(1))
-    for part in (half, builder.sub(whole, half)):  # two factors: one alone may be no float32 number
+    for part in (half, builder.sub(whole, half)):  # two factors: a single one may be outside float32
         factor = builder.shl(builder.add(part, _words(127)), _words(23))
         x = builder.fmul(x, builder.bitcast(factor, SUM))
     return x
@@ -352,7 +353,7 @@ def times_power_of_two(builder: Builder, x: Value, exponent: Value) -> Value:
 
 @emits(types.float32, Vector)
 def added_up(builder: Builder, x: Value) -> Value:
-    """The sum of all lanes, in an order of its own that never changes."""
+    """The sum of all lanes, in a fixed order."""
     zero = ir.Constant(F32, 0.0)
     kind = ir.FunctionType(F32, [F32, SUM])
     add = cgutils.get_or_insert_function(builder.module, kind, f"llvm.vector.reduce.fadd.{SUFFIX}")
@@ -367,7 +368,7 @@ def prefetch(builder: Builder, locality: int, address: Value) -> None:
 
 @emits(Vector, Vector, Mask)
 def kept(builder: Builder, x: Value, mask: Value) -> Value:
-    """x where the mask is on, else 0."""
+    """x where the mask is on, otherwise 0."""
     return builder.select(mask, x, ir.Constant(SUM, None))
 
 
@@ -417,14 +418,15 @@ def copy(builder: Builder, target: Value, source: Value, count: Value) -> None:
 
 @emits(types.void, Address, Address)
 def copy_word(builder: Builder, target: Value, source: Value) -> None:
-    """Copy 4 bytes, by one move: of moves that may be put together, LLVM makes slow scatters."""
+    """Copy 4 bytes by one move. LLVM would turn moves that it may combine into slow scatters."""
     word = builder.load(pointer(builder, source), typ=I32, align=2)
     builder.store_atomic(word, builder.inttoptr(target, I32.as_pointer()), "monotonic", 4)
 
 
 @emits(types.CPointer(types.int64), Address)
 def integers(builder: Builder, address: Value) -> Value:
-    """The int64 numbers at an address; they are indexed like an array, as those of the next functions are."""
+    """The int64 numbers at an address, to be indexed like an array; `floats` and `vectors` work the same
+    way."""
     return builder.inttoptr(address, I64.as_pointer())
 
 
@@ -442,10 +444,10 @@ def vectors(builder: Builder, address: Value) -> Value:
 
 @emits(types.CPointer(Vector), literals=1)
 def zeros(builder: Builder, count: int) -> Value:
-    """So many vectors of 0.
+    """Return `count` vectors of 0.
 
-    They are registers if every loop over them has a fixed number of turns that LLVM unrolls; a few
-    operations in each of LANES turns are few enough.
+    They stay in registers if LLVM unrolls every loop over them. It does so for a fixed number of turns and
+    little work: LANES turns with a few operations each are little enough.
     """
     array = cgutils.alloca_once(builder, ir.ArrayType(SUM, count), zfill=True)
     return builder.bitcast(array, SUM.as_pointer())

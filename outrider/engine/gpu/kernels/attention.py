@@ -3,7 +3,7 @@
 A *tile* is up to BLOCK_M rows: some new tokens of one sequence, each with the query heads of one kv head.
 An *item* is one tile and one range of its sequence's entries; the programs of the launch share items and
 kv heads. A tile with one item writes its result, one with several writes partial sums that
-`combine_kernel` joins. Where things are stands in one int64 buffer, see `outrider.engine.gpu.layout`.
+`combine_kernel` joins. One int64 buffer says where everything is; see `outrider.engine.gpu.layout`.
 
 Softmax runs in base 2 and float32 (Milakov and Gimelshein 2018; Dao et al. 2022, 2023).
 
@@ -18,26 +18,26 @@ from outrider.engine.gpu.kernels.eight_bits import as_read, as_stored
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 TILE_FIELDS = tl.constexpr(8)
-"""First token, tokens, committed length, place of the pages, place of the depths (0: a chain), lowest
-position, first item, items."""
+"""Fields of a tile: first token, number of tokens, committed length, place of the pages, place of the depths
+(0: a chain), lowest position, first item, number of items."""
 ITEM_FIELDS = tl.constexpr(4)
-"""Tile, first entry, end, entries of a split (`ordered_attention` alone)."""
+"""Fields of an item: tile, first entry, end, entries of a split (only for `ordered_attention`)."""
 PARTS = tl.constexpr(16)
-"""Items joined at once."""
+"""Number of items joined at once."""
 
 
 @triton.jit
 def _capped(scores, softcap, SOFTCAP: tl.constexpr):
     """Scores in base 2, bounded by tanh when the model asks for it (Gemma 2)."""
     if SOFTCAP:
-        # tanh(x) = 1 - 2 / (exp(2 x) + 1), which needs no library and saturates rightly
+        # tanh(x) = 1 - 2 / (exp(2 x) + 1), which needs no library and saturates correctly
         scores = (1 - 2 / (tl.exp2(scores * (2 * LOG2_E) / softcap) + 1)) * softcap
     return scores * LOG2_E
 
 
 @triton.jit
 def _fresh(sink, BLOCK_M: tl.constexpr, SHAPE: tl.constexpr):
-    """A running softmax before its first key, which a sink [M] (-inf: none) takes part in (gpt-oss)."""
+    """A running softmax before its first key; a sink [M] (-inf: none) takes part in it (gpt-oss)."""
     BLOCK_V: tl.constexpr = SHAPE[5]
     total = tl.where(sink == float("-inf"), 0.0, 1.0)
     return sink, total, tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
@@ -45,7 +45,7 @@ def _fresh(sink, BLOCK_M: tl.constexpr, SHAPE: tl.constexpr):
 
 @triton.jit
 def _absorb(state, scores, v, PRECISION: tl.constexpr):
-    """One block of keys into the running softmax: scores [M, n] base 2 and -inf where hidden, v [n, V]."""
+    """Add a block of keys to the running softmax: scores [M, n] in base 2, -inf where hidden; v [n, V]."""
     largest, total, mixed = state
     raised = tl.maximum(largest, tl.max(scores, 1))
     base = tl.where(raised == float("-inf"), 0.0, raised)  # a row may have seen nothing yet
@@ -58,7 +58,7 @@ def _absorb(state, scores, v, PRECISION: tl.constexpr):
 
 @triton.jit
 def _tile_rows(fields, head, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Packed token and query head of each row of a tile [M], and which rows there are."""
+    """Return the packed token and the query head of each row of a tile [M], and which rows are real."""
     rows = tl.arange(0, BLOCK_M)
     real = rows < tl.load(fields + 1) * GROUP
     return tl.load(fields) + rows // GROUP, head * GROUP + rows % GROUP, real
@@ -66,7 +66,7 @@ def _tile_rows(fields, head, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
 
 @triton.jit
 def _load_query(places, real, SHAPE: tl.constexpr):
-    """Queries [M, D] from where each begins [M]."""
+    """Load queries [M, D]; `places` [M] are where they begin."""
     columns = tl.arange(0, SHAPE[4])
     return tl.load(
         places[:, None] + columns[None, :], mask=real[:, None] & (columns < SHAPE[2])[None, :], other=0.0
@@ -75,7 +75,7 @@ def _load_query(places, real, SHAPE: tl.constexpr):
 
 @triton.jit
 def _write(out, state, rows, real, SHAPE: tl.constexpr):
-    """The result of a tile that one item covers."""
+    """Write the result of a tile that one item covers."""
     columns = tl.arange(0, SHAPE[5])
     tl.store(
         out + rows[:, None] * SHAPE[3] + columns[None, :],
@@ -86,7 +86,7 @@ def _write(out, state, rows, real, SHAPE: tl.constexpr):
 
 @triton.jit
 def _write_part(partial, statistics, state, rows, totals_at, real, SHAPE: tl.constexpr):
-    """What one of several items found, for `combine_kernel`."""
+    """Write the result of one of several items, for `combine_kernel`."""
     columns = tl.arange(0, SHAPE[5])
     tl.store(statistics + rows, state[0], mask=real)
     tl.store(statistics + totals_at + rows, state[1], mask=real)
@@ -99,9 +99,9 @@ def _write_part(partial, statistics, state, rows, totals_at, real, SHAPE: tl.con
 
 @triton.jit
 def _visible(buffer, rows, sequence, entries, inside, WINDOW: tl.constexpr):
-    """Which entries [n] the rows [M] see where some may be scratch: [M, n].
+    """Return [M, n]: which entries [n] the rows [M] see, where some entries may be scratch.
 
-    A row of a chain (no mask) sees up to itself; one of a tree sees its ancestors' bits.
+    A row of a chain (no mask) sees the entries up to itself; a row of a tree sees those in its ancestor mask.
     """
     position, own, masks_at = rows
     length, _, depths_at = sequence
@@ -121,7 +121,7 @@ def _visible(buffer, rows, sequence, entries, inside, WINDOW: tl.constexpr):
 
 @triton.jit
 def _load_entries(places, inside, keys, values, dtype: tl.constexpr, SHAPE: tl.constexpr):
-    """Keys [D, n] and values [n, V] of one kv head at these places [n]; zeros where not inside."""
+    """Load keys [D, n] and values [n, V] of one kv head at these places [n]; zeros where not inside."""
     columns = tl.arange(0, SHAPE[4])
     value_columns = tl.arange(0, SHAPE[5])
     k = tl.load(
@@ -143,7 +143,7 @@ def _block(
     SHAPE: tl.constexpr, BLOCK_N: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, SCRATCH: tl.constexpr,
 ):  # fmt: skip
-    """One block of a sequence's entries into the running softmax; SCRATCH: some may not be committed."""
+    """Add one block of a sequence's entries to the running softmax; SCRATCH: some may not be committed."""
     entries = start + tl.arange(0, BLOCK_N)
     inside = entries < end
     page = tl.load(buffer + sequence[1] + entries // PAGE, mask=inside, other=0)
@@ -187,7 +187,7 @@ def attend_kernel(
     SINKS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Every item of every kv head, shared among the programs of a one-dimensional grid."""
+    """Compute every item of every kv head, shared among the programs of a one-dimensional grid."""
     for unit in range(tl.program_id(0), tl.load(buffer) * SHAPE[0], tl.num_programs(0)):
         item = unit // SHAPE[0]
         head = unit % SHAPE[0]
@@ -228,10 +228,10 @@ def attend_kernel(
 
 @triton.jit
 def _joined(earlier, later):
-    """Two running softmaxes as one. Additions are fused by name: compilers choose that for themselves else,
-    and two kernels do this."""
+    """Join two running softmaxes. Additions are fused explicitly: a compiler might otherwise fuse them in one
+    of the two kernels that do this, and not in the other."""
     raised = tl.maximum(earlier[0], later[0])
-    base = tl.where(raised == float("-inf"), 0.0, raised)  # neither may have seen anything
+    base = tl.where(raised == float("-inf"), 0.0, raised)  # perhaps neither has seen anything
     first = tl.exp2(earlier[0] - base)
     second = tl.exp2(later[0] - base)
     total = tl.fma(earlier[1], first, later[1] * second)
@@ -241,7 +241,7 @@ def _joined(earlier, later):
 
 @triton.jit
 def _joined_at_once(partial, statistics, first, splits, step, totals_at, SHAPE: tl.constexpr):
-    """The result [V] of one row from its parts; part i stands at row `first + i * step`."""
+    """Return the result [V] of one row from its parts; part i is at row `first + i * step`."""
     BLOCK_V: tl.constexpr = SHAPE[5]
     columns = tl.arange(0, BLOCK_V)
     largest = tl.full([1], float("-inf"), tl.float32)
@@ -269,7 +269,7 @@ def _joined_at_once(partial, statistics, first, splits, step, totals_at, SHAPE: 
 
 @triton.jit
 def _joined_in_order(partial, statistics, first, splits, step, totals_at, SHAPE: tl.constexpr):
-    """The same from the first part to the last, as `ordered_attention` asks."""
+    """The same, joined from the first part to the last, as `ordered_attention` requires."""
     columns = tl.arange(0, SHAPE[5])[None, :]
     place = first + tl.zeros([1], tl.int64)
     found = _fresh(tl.full([1], float("-inf"), tl.float32), 1, SHAPE)
@@ -354,7 +354,8 @@ def move_kernel(
     MOVES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Copy entries between slots (grid [layers, WIDTH / BLOCK]): a program has some columns of all moves."""
+    """Copy entries between slots (grid [layers, WIDTH / BLOCK]): a program copies some columns of all
+    moves."""
     moves = tl.arange(0, MOVES)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = (moves < tl.load(buffer + 1))[:, None] & (columns < WIDTH)[None, :]

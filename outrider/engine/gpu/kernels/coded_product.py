@@ -1,13 +1,13 @@
 """`Y = X W^T + b` for weights W with codes of 8 or 4 bits, by the matrix instructions for 16-bit numbers.
 
-A code less its zero is a whole number of up to 256, or a code is a number of type e4m3; any 16-bit dtype
-holds either, so each product with it is exact. The scale is taken of a sum of such, in float32. Numbers of a
-weight never stand in memory.
+A code minus its zero is an integer of up to 256, or a code is a number of type e4m3. Any 16-bit dtype holds
+either exactly, so each product with it is exact. Sums of products are multiplied by the scale, in float32.
+Decoded numbers of a weight are never written to memory.
 
 A program adds up all of K for one tile of the result, plane after plane (see
-`outrider.engine.quantization.planes`), each of which is a product of its own that is then scaled. So the
-order of a sum depends neither on the tile nor on how many rows there are. Words are read once for all rows of
-a tile.
+`outrider.engine.quantization.planes`). Each plane is a product of its own that is then scaled. So the order
+of a sum depends neither on the tile nor on how many rows there are. Words are read once for all rows of a
+tile.
 
 Shapes: M rows, N columns (the weight's rows), K numbers of a row, B blocks, G groups.
 """
@@ -17,20 +17,23 @@ import triton.language as tl
 
 PLANE = tl.constexpr(32)
 LARGE = tl.constexpr(8388608.0)
-"""2^23: float32 from there on to 2^24 are the whole numbers, so that a code placed in the lowest bits of its
-digits is added to it. That spares the conversion, which takes longer than what is done instead."""
+"""2^23. Float32 numbers from 2^23 to 2^24 are the integers, so a code that is put into the lowest bits of
+this one's digits is added to it. That takes less time than a conversion."""
 LARGE_BITS = tl.constexpr(0x4B000000)
 
 
 E4M3_DIGITS = tl.constexpr(-0x78100000)
-"""Of float32, the sign and what e4m3 numbers fill: the lower 4 digits of the exponent, 3 of the fraction."""
+"""The bits of float32 that e4m3 numbers fill: the sign, the lower 4 bits of the exponent, 3 of the
+fraction."""
 E4M3_FACTOR = tl.constexpr(2.0**120)
-"""Exponents of float32 count from 127, those of e4m3 from 7. What has no leading 1 has none in either."""
+"""Exponents of float32 count from 127, those of e4m3 from 7. Denormal numbers stay correct: both formats
+treat them alike."""
 
 
 @triton.jit
 def _weights(words, place: tl.constexpr, offset, BITS: tl.constexpr, E4M3: tl.constexpr, dtype: tl.constexpr):
-    """Codes of a place of words [PLANE, n] less their zeros, LARGE less than `offset` [n]; or as numbers."""
+    """Return the codes at a place of words [PLANE, n] minus their zeros (`offset` [n] - LARGE); or e4m3
+    numbers."""
     if E4M3:
         digits = ((words << (24 - BITS * place)) >> 4) & E4M3_DIGITS  # shifted with its sign
         numbers = digits.to(tl.float32, bitcast=True) * E4M3_FACTOR
@@ -63,8 +66,8 @@ def coded_product_kernel(
     BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One tile of the result (grid [tiles of rows, tiles of columns]): those of the same columns run together
-    and share what they read.
+    """Compute one tile of the result (grid [tiles of rows, tiles of columns]). Tiles of the same columns run
+    together and share what they read.
     """
     row = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -79,7 +82,7 @@ def coded_product_kernel(
         held = tl.load(places, mask=real[None, :], other=0)
         for place in tl.static_range(PLACES):
             first = (block * PLACES + place) * PLANE
-            # Behind the last number x is 0, and any group will do.
+            # Past the last number x is 0, so any group will do.
             at = tl.minimum(first, numbers - 1) // group * scales_stride + column
             if ZEROS:
                 offset = LARGE + tl.load(zeros + at, mask=real, other=0.0).to(tl.float32)
@@ -90,7 +93,7 @@ def coded_product_kernel(
             )
             weights = _weights(held, place, offset, BITS, E4M3, dtype)
             product = tl.dot(part, weights, input_precision=PRECISION)
-            # Fused by name: a compiler chooses that for itself else, perhaps not alike for all tiles.
+            # Fused explicitly: a compiler might otherwise choose differently for different tiles.
             sums = tl.fma(product, tl.load(scales + at, mask=real, other=0.0).to(tl.float32)[None, :], sums)
     if BIAS:
         sums += tl.load(bias + column, mask=real, other=0.0).to(tl.float32)[None, :]

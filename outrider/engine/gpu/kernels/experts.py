@@ -4,13 +4,13 @@
     arrange_kernel           which pairs of a token and an expert each expert has
     expert_product_kernel    a linear layer of the pairs' experts
     bounded_gate_kernel      the gate of gpt-oss
-    expert_sum_kernel        what the experts of a token give together
+    expert_sum_kernel        the weighted sum of the results of a token's experts
 
 The host knows only how many pairs there are: programs find their expert, and its rows, on the device. So a
 forward with experts waits for nothing and can be captured. Each expert's weight is read once for up to a tile
-of rows, and one that nobody has chosen is not read.
+of rows, and that of an expert that no token has chosen is not read.
 
-Shapes: M tokens, K experts of each, S = M K pairs, pair i being of token i / K, E experts.
+Shapes: M tokens, K experts per token, S = M K pairs, pair i belonging to token i / K, E experts.
 """
 
 import triton
@@ -28,7 +28,8 @@ def choose_kernel(
     BLOCK_K: tl.constexpr,
     NORMALISED: tl.constexpr,
 ):
-    """The CHOSEN highest scores of a token (grid [M]), first to last, and the softmax of them or of all."""
+    """Find the CHOSEN highest scores of a token (grid [M]) in descending order, and the softmax of these or
+    of all."""
     token = tl.program_id(0).to(tl.int64)
     expert, place = tl.arange(0, BLOCK_E), tl.arange(0, BLOCK_K)
     real = expert < EXPERTS
@@ -53,11 +54,11 @@ def choose_kernel(
 def arrange_kernel(
     chosen,  # [S] int64
     order,  # [S] int32: the pairs, by expert
-    ends,  # [E] int32: where those of each expert end
+    ends,  # [E] int32: where each expert's pairs end
     pairs,  # S
     BLOCK: tl.constexpr,
 ):
-    """Write down the pairs of one expert (grid [E])."""
+    """Write the pairs of one expert (grid [E])."""
     expert = tl.program_id(0)
     before = tl.zeros([BLOCK], tl.int32)
     for start in range(0, pairs, BLOCK):
@@ -95,11 +96,11 @@ def expert_product_kernel(
     BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """A row of `out` for each pair, of the row of x that SHARING pairs have in common.
+    """Compute a row of `out` for each pair, from the row of x that SHARING pairs have in common.
 
     Sums are float32, and rounded once. The grid is [tiles, OUT in blocks]. A tile has up to BLOCK_M pairs of
-    one expert; there may be more programs than tiles. Programs beside each other share their part of an
-    expert's weight.
+    one expert; there may be more programs than tiles. Neighbouring programs share their part of an expert's
+    weight.
     """
     tile = tl.program_id(0)
     expert = tl.arange(0, BLOCK_E)
@@ -165,7 +166,7 @@ def expert_sum_kernel(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The results of a token's CHOSEN pairs times their shares, in their order (grid [M, blocks])."""
+    """Add up the results of a token's CHOSEN pairs times their shares, in their order (grid [M, blocks])."""
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < WIDTH

@@ -17,7 +17,8 @@ from outrider.engine.gpu.kernels.eight_bits import as_stored
 
 @triton.jit
 def _weighted(row, factor, dtype: tl.constexpr):
-    """A float32 row times its weight. Rounded before as Llama's; with a float32 weight behind, as Gemma's."""
+    """Return a float32 row times its weight. It is rounded before as in Llama; if the weight is float32,
+    after as in Gemma."""
     weighted = row * factor if factor.dtype == tl.float32 else row.to(dtype) * factor
     return weighted.to(dtype)
 
@@ -62,7 +63,7 @@ def add_norm_kernel(
 
 @triton.jit
 def _rotated(places, cos, sin, weight, eps, HALF: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr):
-    """Both halves of one head, rotated: column i with column i + D / 2."""
+    """Return both halves of one head, rotated: column i with column i + D / 2."""
     columns = tl.arange(0, BLOCK)
     inside = columns < HALF
     left = tl.load(places + columns, mask=inside, other=0.0)
@@ -99,9 +100,10 @@ def rotation_kernel(
     BLOCK_HALF: tl.constexpr,
     NORM: tl.constexpr,
 ):
-    """One head of one token (grid [N, Q + 2 H]): queries stay, keys and values go to their slot.
+    """Rotate one head of one token (grid [N, Q + 2 H]). Queries stay in place, keys and values go to their
+    slot.
 
-    The first 2 HALF of WIDTH columns turn, all where there is a norm.
+    The first 2 HALF of WIDTH columns are rotated, and all columns where there is a norm.
     """
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -132,7 +134,7 @@ def rotation_kernel(
 
 @triton.jit
 def _activated(x, KIND: tl.constexpr):
-    """The activation of float32 numbers; tanh by the exponential, which saturates rightly."""
+    """The activation of float32 numbers; tanh by the exponential, which saturates correctly."""
     if KIND == "silu":
         result = x / (1 + tl.exp(-x))
     elif KIND == "gelu":
@@ -151,7 +153,7 @@ def _activated(x, KIND: tl.constexpr):
 def activation_kernel(
     x, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, GATED: tl.constexpr
 ):
-    """Activated numbers of x [N, F], or of the first half of [N, 2 F] times the second -> out [N, F].
+    """Activate x [N, F], or the first half of x [N, 2 F] times the second half -> out [N, F].
 
     The grid is [N, blocks]; `out` may be x where there is no gate.
     """

@@ -1,13 +1,13 @@
-"""Attention whose sums for a token are the same whatever is computed beside it; see `attention` for the rest.
+"""Attention whose sums for a token do not depend on what else is computed; see `attention` for the rest.
 
-A token's *text* is the committed entries, then its own ancestors by depth: number e of a text stands at place
-e of its sums, whether it is committed or a node of a tree. A text is cut into splits, and these into blocks,
-at places that depend on the token's position alone. `_joined` joins the splits from first to last, in
-registers where an item has several, by `combine_kernel` where each is an item. So neither the plan nor the
-batch changes what is added to what.
+A token's *text* is the committed entries, then its own ancestors by depth: entry e of a text is term e of its
+sums, whether it is committed or a node of a tree. A text is cut into splits, and these into blocks, at places
+that depend only on the token's position. `_joined` joins the splits from first to last: in registers where an
+item has several splits, in `combine_kernel` where each split is an item. So neither the plan nor the batch
+changes what is added to what.
 
-A tile has rows of several tokens, to read committed entries once for all. What a row does not see changes
-none of its bits: it weighs 0 beside a factor of 1.
+A tile has rows of several tokens, to read committed entries once for all of them. What a row does not see
+changes none of its bits: it is added with weight 0, to sums times a factor of 1.
 """
 
 import triton
@@ -34,7 +34,7 @@ def _text_block(
     state,
     q,
     positions,  # [M] of the rows
-    chosen,  # [M] rows whose text this is
+    chosen,  # [M] which rows this text belongs to
     text,
     start,
     end,
@@ -51,7 +51,8 @@ def _text_block(
     SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One block of a text into the running softmax; its scratch is on a path, or (0) where a chain's is."""
+    """Add one block of a text to the running softmax. Its scratch is on a path, or (path 0) follows as in a
+    chain."""
     length, pages_at, path_at = text
     entries = start + tl.arange(0, BLOCK_N)
     inside = entries < end
@@ -106,7 +107,7 @@ def attend_in_order_kernel(
         first = tl.load(fields)
         length = tl.load(fields + 2)
         pages_at = tl.load(fields + 3)
-        # A chain's tokens have one text; in a tree they have the blocks of committed entries in common.
+        # A chain's tokens share one text; a tree's tokens share the blocks of committed entries.
         is_tree = tl.load(fields + 4) > 0
         shared = tl.where(is_tree, length // BLOCK_N * BLOCK_N, end)
         members = tl.where(is_tree, tl.load(fields + 1), 0)

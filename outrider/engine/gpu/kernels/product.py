@@ -1,8 +1,8 @@
 """The product of a linear layer, with sums that do not depend on how many rows there are.
 
-A library takes another kernel for another number of rows. Here every row is one of a tile of BLOCK_M, filled
-up with zeros, and the tile's shape and the order over IN follow from the weight alone: a row goes through the
-same instructions by itself and in any batch.
+A library chooses its kernel by the number of rows. Here every row is in a tile of BLOCK_M rows, padded with
+zeros, and the tile's shape and the order over IN depend only on the weight. So a row goes through the same
+instructions alone and in any batch.
 
 Shapes: M rows, IN and OUT numbers of a row before and after.
 """
@@ -26,9 +26,8 @@ def product_kernel(
     BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """x times the weight's transpose, and the bias, in float32, rounded once (grid [M, OUT] in blocks).
-
-    Programs beside each other share their part of the weight.
+    """Compute x times the weight's transpose plus the bias in float32, rounded once (grid [M, OUT] in
+    blocks). Neighbouring programs share their part of the weight.
     """
     row = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
